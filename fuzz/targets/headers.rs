@@ -9,7 +9,7 @@ use http::Method;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use libfuzzer_sys::fuzz_target;
 use mcp_resume::config::PrincipalSource;
-use mcp_resume::event_log::{Principals, Shown};
+use mcp_resume::event_log::{Principals, PresentedCredentials};
 use mcp_resume::protocol::classify::{self, Route};
 use mcp_resume::protocol::headers::{
     Era, Line, Lines, ProtocolVersion, SessionId, accept, cors_of, end_to_end, expose_ours, is_json, is_sse, names,
@@ -105,7 +105,7 @@ fn reads_names(head: &HeaderMap) {
     let principals = Principals::new(PrincipalSource::Cookie("sid".into()), [7; 32]);
     let mut with_more = head.clone();
     with_more.append(header::COOKIE, HeaderValue::from_static("; =; other=1"));
-    let of = |headers| principals.of(&Shown { headers, query: None, certificate: None });
+    let of = |headers| principals.of(&PresentedCredentials { headers, query: None, certificate: None });
     assert_eq!(of(&with_more), of(head));
 }
 

@@ -27,7 +27,7 @@ pub(super) const PAUSE: Duration = Duration::from_millis(250);
 
 /// Keeps the lease, and ends the streams of replicas that are gone.
 pub(super) struct LeaseKeeper<'a> {
-    shared: &'a dyn Coordination,
+    coordination: &'a dyn Coordination,
     log: &'a Arc<EventLog>,
     lease: Duration,
     /// Another process holds the name of this replica.
@@ -61,21 +61,21 @@ impl Expiry {
 
 impl<'a> LeaseKeeper<'a> {
     pub(super) fn new(
-        shared: &'a dyn Coordination,
+        coordination: &'a dyn Coordination,
         log: &'a Arc<EventLog>,
         lease: Duration,
         is_name_taken: &'a AtomicBool,
     ) -> Self {
-        Self { shared, log, lease, is_name_taken, others: LiveReplicas::default(), expired: HashMap::new() }
+        Self { coordination, log, lease, is_name_taken, others: LiveReplicas::default(), expired: HashMap::new() }
     }
 
     /// Renews the lease three times in its length, until dropped.
     pub(super) async fn run(mut self) {
         let mut reachable_since: Option<Instant> = None;
-        let mut losses = self.shared.possible_losses();
+        let mut losses = self.coordination.possible_losses();
         loop {
             let began = clock::boot();
-            let renewed = self.shared.renew(self.lease).wait().await;
+            let renewed = self.coordination.renew(self.lease).wait().await;
             let now = clock::now();
             let next = match renewed {
                 Ok(renewal) => {
@@ -129,7 +129,7 @@ impl<'a> LeaseKeeper<'a> {
 
     /// Begins a resync if the store came back without some or all of its contents.
     fn note_losses(&self, losses: u64) -> StoreLoss {
-        let loss = self.log.note_generation(self.shared.epoch(), losses, self.lease);
+        let loss = self.log.note_generation(self.coordination.epoch(), losses, self.lease);
         match loss {
             StoreLoss::Nothing => {}
             StoreLoss::Partial => self.log.verify_and_rewrite(),
@@ -146,10 +146,10 @@ impl<'a> LeaseKeeper<'a> {
     async fn note_live_replicas(&mut self) -> Result<(), Error> {
         if self.others.may_be_lost {
             let seen: Vec<_> = self.others.seen.keys().copied().collect();
-            self.shared.grant_grace(&seen, self.lease).wait().await?;
+            self.coordination.grant_grace(&seen, self.lease).wait().await?;
             self.others.may_be_lost = false;
         }
-        let live = self.shared.live_replicas().wait().await?;
+        let live = self.coordination.live_replicas().wait().await?;
         let now = clock::now();
         // Replicas seen before stay for a lease: the store may have lost them a moment ago, and the loss is not known yet.
         self.others.seen.retain(|_, at| now.saturating_duration_since(*at) < self.lease);
@@ -165,12 +165,12 @@ impl<'a> LeaseKeeper<'a> {
 
     /// Does every step that can be done, and returns the first error.
     async fn try_sweep(&mut self) -> Result<(), Error> {
-        let mut expired = self.shared.expired_leases().wait().await?;
+        let mut expired = self.coordination.expired_leases().wait().await?;
         // The contents are a while old: no replica has renewed its lease in them.
         if self.log.is_store_recovering() {
             return Ok(());
         }
-        expired.retain(|owner| *owner != self.shared.owner());
+        expired.retain(|owner| *owner != self.coordination.owner());
         // Before any write: clients wait for the ends of streams, and a full store may refuse a record.
         self.log.set_expired_owners(expired.iter().copied().collect());
         let mut results = vec![self.note_returned(&expired).await];
@@ -192,10 +192,10 @@ impl<'a> LeaseKeeper<'a> {
         if over.is_empty() {
             return Ok(());
         }
-        let live = self.shared.live_replicas().wait().await?;
+        let live = self.coordination.live_replicas().wait().await?;
         for owner in over {
             if live.contains(&owner) {
-                self.shared.remove(&cut_off_key(owner)).wait().await?;
+                self.coordination.remove(&cut_off_key(owner)).wait().await?;
             }
             self.expired.remove(&owner);
         }
@@ -208,7 +208,8 @@ impl<'a> LeaseKeeper<'a> {
         let expiry = match self.expired.entry(owner) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => {
-                let counted = self.shared.get(&key).wait().await?.map_or(Duration::ZERO, |record| decode(&record));
+                let counted =
+                    self.coordination.get(&key).wait().await?.map_or(Duration::ZERO, |record| decode(&record));
                 warn!(
                     owner = owner.0,
                     "a replica was not heard of for its lease: each of its streams ends when a client asks for it elsewhere"
@@ -218,14 +219,14 @@ impl<'a> LeaseKeeper<'a> {
         };
         let age = expiry.age();
         let keep = CUT_OFF.saturating_sub(age) + self.lease * RECORD_LEASES;
-        self.shared.put(&key, &encode(age), keep).wait().await
+        self.coordination.put(&key, &encode(age), keep).wait().await
     }
 
     async fn end_all_of(&self, owner: Owner) -> Result<(), Error> {
-        let open = self.shared.open_streams(owner).wait().await?;
+        let open = self.coordination.open_streams(owner).wait().await?;
         info!(owner = owner.0, streams = open.len(), "ending the streams of a replica that did not come back");
         adopt_all(self.log, open).await?;
-        self.shared.forget(owner).wait().await
+        self.coordination.forget(owner).wait().await
     }
 }
 

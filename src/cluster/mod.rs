@@ -41,7 +41,7 @@ pub enum BeginError {
 
 /// This replica among those that share its store.
 pub struct Replicas {
-    shared: Arc<dyn Coordination>,
+    coordination: Arc<dyn Coordination>,
     log: Arc<EventLog>,
     lease: Duration,
     requests: Requests,
@@ -55,15 +55,15 @@ impl Replicas {
     /// # Errors
     /// If another living process has the name, or the store fails.
     pub async fn begin(
-        shared: Arc<dyn Coordination>,
+        coordination: Arc<dyn Coordination>,
         log: Arc<EventLog>,
         lease: Duration,
     ) -> Result<Arc<Self>, BeginError> {
-        if shared.renew(lease).wait().await? == Renewal::HeldByAnother {
+        if coordination.renew(lease).wait().await? == Renewal::HeldByAnother {
             info!(?lease, "a process of this name was running a moment ago: waiting until it counts as gone");
             // A little longer, because the lease is renewed three times in its length.
             clock::sleep(lease + lease / 10).await;
-            if shared.renew(lease).wait().await? == Renewal::HeldByAnother {
+            if coordination.renew(lease).wait().await? == Renewal::HeldByAnother {
                 return Err(BeginError::Taken(lease));
             }
         }
@@ -71,14 +71,14 @@ impl Replicas {
         if left > 0 {
             info!(streams = left, "ended what was left open when this replica last ran");
         }
-        log.note_generation(shared.epoch(), *shared.possible_losses().borrow(), lease);
-        let requests = Requests::new(shared.clone(), log.clone());
-        Ok(Arc::new(Self { shared, log, lease, requests, is_name_taken: AtomicBool::new(false) }))
+        log.note_generation(coordination.epoch(), *coordination.possible_losses().borrow(), lease);
+        let requests = Requests::new(coordination.clone(), log.clone());
+        Ok(Arc::new(Self { coordination, log, lease, requests, is_name_taken: AtomicBool::new(false) }))
     }
 
     /// Returns the id of this replica.
     pub fn owner(&self) -> Owner {
-        self.shared.owner()
+        self.coordination.owner()
     }
 
     /// Returns true if another process has taken the name of this one, which then serves nothing new.
@@ -97,14 +97,14 @@ impl Replicas {
     where
         F: Future<Output = Option<HttpMessage>> + Send + 'static,
     {
-        let keeper = LeaseKeeper::new(&*self.shared, &self.log, self.lease, &self.is_name_taken);
+        let keeper = LeaseKeeper::new(&*self.coordination, &self.log, self.lease, &self.is_name_taken);
         tokio::join!(keeper.run(), self.receive(take), self.watch_readers());
     }
 
     /// Ends the lease. No stream may be open here any more.
     pub async fn leave(&self) {
         self.log.leave_claims();
-        if let Err(error) = self.shared.release().wait().await {
+        if let Err(error) = self.coordination.release().wait().await {
             warn!(%error, "the lease could not be given up: it lapses");
         }
     }
@@ -114,7 +114,7 @@ impl Replicas {
         F: Future<Output = Option<HttpMessage>> + Send + 'static,
     {
         loop {
-            match self.shared.receive().wait().await {
+            match self.coordination.receive().wait().await {
                 Ok(messages) => {
                     for message in messages {
                         self.dispatch(&message, &take).await;
@@ -136,26 +136,26 @@ impl Replicas {
             Some(Message::Reader(reader)) => self.displace(self.log.note_reader(&reader)).await,
             Some(Message::Displaced { stream, attach }) => self.log.displace(stream, attach),
             Some(Message::Request { from, number, request }) => {
-                let (shared, taken) = (self.shared.clone(), take(request));
+                let (coordination, taken) = (self.coordination.clone(), take(request));
                 // Spawned: the upstream may take its time, and other messages do not wait for it.
                 tokio::spawn(async move {
                     let reply = Message::Reply { number, reply: taken.await };
-                    rpc::reply(&*shared, from, reply).await;
+                    rpc::reply(&*coordination, from, reply).await;
                 });
             }
             Some(Message::Reply { number, reply }) => self.requests.take_reply(number, reply),
             Some(Message::Repeated { from, number, call, run, body }) => {
-                let (shared, log) = (self.shared.clone(), self.log.clone());
+                let (coordination, log) = (self.coordination.clone(), self.log.clone());
                 // Spawned: the reply may wait for a first event of the upstream.
                 tokio::spawn(async move {
                     let known = log.lookup_retry(&call, run, body.as_ref()).await;
-                    rpc::reply(&*shared, from, Message::Known { number, known }).await;
+                    rpc::reply(&*coordination, from, Message::Known { number, known }).await;
                 });
             }
             Some(Message::Known { number, known }) => self.requests.take_known(number, known),
             Some(Message::Where { from, number, stream }) => {
                 let upto = self.log.written_upto(stream);
-                rpc::reply(&*self.shared, from, Message::There { number, upto }).await;
+                rpc::reply(&*self.coordination, from, Message::There { number, upto }).await;
             }
             Some(Message::There { number, upto }) => self.requests.take_position(number, upto),
             None => debug!("another replica says what is not known here"),
@@ -176,7 +176,7 @@ impl Replicas {
     async fn displace(&self, displaced: Vec<Displaced>) {
         for (to, stream, attach) in displaced {
             let message = Message::Displaced { stream, attach }.encode();
-            if let Err(error) = self.shared.send(to, &message, READER_HOLD).wait().await {
+            if let Err(error) = self.coordination.send(to, &message, READER_HOLD).wait().await {
                 debug!(stream.id = %stream, %error, "a reader could not be told that it is displaced");
             }
         }

@@ -31,7 +31,7 @@ pub enum Absence {
 
 /// Requests to other replicas, and those that wait for their replies.
 pub struct Requests {
-    shared: Arc<dyn Coordination>,
+    coordination: Arc<dyn Coordination>,
     log: Arc<EventLog>,
     next_number: AtomicU64,
     forwarded: PendingReplies<Option<HttpMessage>>,
@@ -80,11 +80,11 @@ impl<T> Drop for Guard<'_, T> {
 }
 
 impl Requests {
-    pub(super) fn new(shared: Arc<dyn Coordination>, log: Arc<EventLog>) -> Self {
+    pub(super) fn new(coordination: Arc<dyn Coordination>, log: Arc<EventLog>) -> Self {
         // Random, so that replies to an earlier process of this name match no request of this one.
         let first = u64::from_be_bytes(crate::random::bytes());
         Self {
-            shared,
+            coordination,
             log,
             next_number: AtomicU64::new(first),
             forwarded: PendingReplies::default(),
@@ -98,12 +98,12 @@ impl Requests {
     /// # Errors
     /// If the store fails, or has only just lost its contents.
     pub async fn others(&self, group: &[u8]) -> Result<Vec<Owner>, Error> {
-        let mut members = self.shared.members(group).wait().await?;
-        members.retain(|owner| *owner != self.shared.owner());
+        let mut members = self.coordination.members(group).wait().await?;
+        members.retain(|owner| *owner != self.coordination.owner());
         if members.is_empty() {
             return self.unless_recovering(members);
         }
-        let living = self.shared.live_replicas().wait().await?;
+        let living = self.coordination.live_replicas().wait().await?;
         members.retain(|owner| living.contains(owner));
         Ok(members)
     }
@@ -118,8 +118,8 @@ impl Requests {
         let (_guard, replied) = self.forwarded.register(number);
         let sending = {
             // The request is dropped here, before the wait for the reply.
-            let message = Message::Request { from: self.shared.owner(), number, request };
-            self.shared.send(to, &message.encode(), MESSAGE_TTL)
+            let message = Message::Request { from: self.coordination.owner(), number, request };
+            self.coordination.send(to, &message.encode(), MESSAGE_TTL)
         };
         sending.wait().await?;
         Ok(replied.await.unwrap_or_default())
@@ -130,7 +130,7 @@ impl Requests {
     /// # Errors
     /// If the store fails, or has only just lost its contents.
     pub async fn lives(&self, owner: Owner) -> Result<bool, Error> {
-        if self.shared.live_replicas().wait().await?.contains(&owner) {
+        if self.coordination.live_replicas().wait().await?.contains(&owner) {
             return Ok(true);
         }
         self.unless_recovering(false)
@@ -153,8 +153,8 @@ impl Requests {
         if !self.lives(owner).await? {
             // After an outage of the store longer than a lease, an expired lease proves nothing. And a replica that is cut off from the store
             // may live, with streams that it has begun since.
-            let may_return = self.shared.expired_leases().wait().await?.contains(&owner)
-                || self.shared.get(&cut_off_key(owner)).wait().await?.is_some();
+            let may_return = self.coordination.expired_leases().wait().await?.contains(&owner)
+                || self.coordination.get(&cut_off_key(owner)).wait().await?.is_some();
             if may_return {
                 return Err(Error::Unavailable("its owner may come back".into()));
             }
@@ -162,8 +162,8 @@ impl Requests {
         }
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let (_guard, replied) = self.positions.register(number);
-        let message = Message::Where { from: self.shared.owner(), number, stream };
-        self.shared.send(owner, &message.encode(), MESSAGE_TTL).wait().await?;
+        let message = Message::Where { from: self.coordination.owner(), number, stream };
+        self.coordination.send(owner, &message.encode(), MESSAGE_TTL).wait().await?;
         Ok(replied.await.unwrap_or_default())
     }
 
@@ -185,8 +185,8 @@ impl Requests {
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let (_guard, replied) = self.calls.register(number);
         let (call, body) = (call.to_wire(), body.map(Fingerprint::to_wire));
-        let message = Message::Repeated { from: self.shared.owner(), number, call, run: Some(run.stream), body };
-        self.shared.send(owner, &message.encode(), MESSAGE_TTL).wait().await?;
+        let message = Message::Repeated { from: self.coordination.owner(), number, call, run: Some(run.stream), body };
+        self.coordination.send(owner, &message.encode(), MESSAGE_TTL).wait().await?;
         Ok(replied.await.ok())
     }
 
@@ -195,10 +195,10 @@ impl Requests {
     /// # Errors
     /// If the store fails.
     pub async fn absence(&self, owner: Owner) -> Result<Absence, Error> {
-        if !self.shared.expired_leases().wait().await?.contains(&owner) {
+        if !self.coordination.expired_leases().wait().await?.contains(&owner) {
             return Ok(Absence::Gone);
         }
-        match self.shared.get(&cut_off_key(owner)).wait().await? {
+        match self.coordination.get(&cut_off_key(owner)).wait().await? {
             Some(_) => Ok(Absence::CutOff),
             None => Ok(Absence::Expired),
         }
@@ -218,8 +218,8 @@ impl Requests {
 }
 
 /// Sends a reply.
-pub(super) async fn reply(shared: &dyn Coordination, to: Owner, reply: Message) {
-    if let Err(error) = shared.send(to, &reply.encode(), MESSAGE_TTL).wait().await {
+pub(super) async fn reply(coordination: &dyn Coordination, to: Owner, reply: Message) {
+    if let Err(error) = coordination.send(to, &reply.encode(), MESSAGE_TTL).wait().await {
         debug!(%error, "the answer to another replica's request could not be brought there");
     }
 }

@@ -229,7 +229,7 @@ impl Follow {
     /// that it cannot do without. Returns true if the response is over.
     fn write_gap(&mut self, upto: Seq, out: &mut BytesMut) -> bool {
         let stream = self.attachment.stream();
-        if stream.look(|machine| machine.policy().can_pause) {
+        if stream.with_machine(|machine| machine.policy().can_pause) {
             out.extend_from_slice(&stream_lost_event(self.attachment.handle()));
             self.is_ended = true;
             return true;
@@ -263,7 +263,7 @@ impl Follow {
             return false;
         }
         let Some(interim) = self.plan.interim.take() else { return false };
-        if self.attachment.stream().look(|machine| machine.owed_responses().is_settled()) {
+        if self.attachment.stream().with_machine(|machine| machine.owed_responses().is_settled()) {
             // The awaited result is on its way.
             self.set_alarm();
             return false;
@@ -287,7 +287,7 @@ impl Follow {
     /// Updates the time of the client's turn. Called at the tail.
     fn note_turn(&mut self) {
         if self.plan.has_turns {
-            let turn_at = self.attachment.stream().look(Machine::input_turn_at);
+            let turn_at = self.attachment.stream().with_machine(Machine::input_turn_at);
             if turn_at != self.turn_at {
                 self.turn_at = turn_at;
                 self.set_alarm();
@@ -306,7 +306,7 @@ impl Follow {
                 self.is_ended = true;
                 return Poll::Ready(());
             }
-            if self.plan.has_turns && self.attachment.begin_turn(self.cursor) {
+            if self.plan.has_turns && self.attachment.begin_input_turn(self.cursor) {
                 self.write_graceful_close(out, self.plan.retry);
                 return Poll::Ready(());
             }
@@ -315,7 +315,7 @@ impl Follow {
                 self.last_write = now;
             }
             self.turn_at =
-                if self.plan.has_turns { self.attachment.stream().look(Machine::input_turn_at) } else { None };
+                if self.plan.has_turns { self.attachment.stream().with_machine(Machine::input_turn_at) } else { None };
             self.set_alarm();
             if !out.is_empty() {
                 return Poll::Ready(());
@@ -336,7 +336,7 @@ impl Follow {
     fn report_disconnect(&self) {
         let stream = self.attachment.stream();
         let (is_current, is_primed) =
-            stream.look(|machine| (machine.reader().is(self.attachment.id()), machine.reader().is_primed()));
+            stream.with_machine(|machine| (machine.reader().is(self.attachment.id()), machine.reader().is_primed()));
         if is_current {
             let left = if is_primed { Left::Resumable } else { Left::Unresumable };
             disconnect::report(&self.metrics, stream, left, Some(self.cursor), "client disconnected");

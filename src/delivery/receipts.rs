@@ -179,7 +179,7 @@ impl Receipts {
         for (at, waiting) in waiting {
             match waiting {
                 Waiting::Answer(receipt) => {
-                    receipt.stream.note_parted();
+                    receipt.stream.note_graceful_close();
                     self.lock().waiting.push((at, Waiting::Answer(receipt)));
                 }
                 Waiting::Interim(_) => waiting.confirm(DeliveryCertainty::Likely),
@@ -219,7 +219,7 @@ impl Receipts {
         let task = task::try_id();
         self.lock_reading().iter().find(|reading| reading.task == task).is_some_and(
             |Reading { attach, stream, .. }| {
-                stream.look(|machine| machine.reader().attached().is_some_and(|reader| reader != *attach))
+                stream.with_machine(|machine| machine.reader().attached().is_some_and(|reader| reader != *attach))
             },
         )
     }
@@ -313,7 +313,7 @@ impl Receipt {
 
 impl Drop for Receipt {
     fn drop(&mut self) {
-        if !self.is_confirmed && self.stream.is_answer_unclaimed() {
+        if !self.is_confirmed && self.stream.has_unclaimed_response() {
             self.log.retain(&self.stream);
         }
     }

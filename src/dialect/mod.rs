@@ -36,13 +36,13 @@ pub struct Resumption {
 impl Resumption {
     /// Resumes the stream for a client that confirms `cursor` by this request: earlier events are released.
     fn new(stream: Arc<Stream>, cursor: Option<Seq>, closing: Option<Vec<u8>>) -> Self {
-        let after = stream.note_return_by_token(cursor);
+        let after = stream.note_resume_by_token(cursor);
         Self { closing, ..Self::after(stream, after) }
     }
 
     /// Resumes the stream after the events that its client has confirmed.
     fn after(stream: Arc<Stream>, after: Seq) -> Self {
-        let has_gap = stream.look(|machine| machine.trimmed() > machine.reader().confirmed());
+        let has_gap = stream.with_machine(|machine| machine.trimmed() > machine.reader().confirmed());
         Self { stream, after, has_gap, closing: None, slice: None }
     }
 }
@@ -56,5 +56,5 @@ pub fn announce(stream: &Stream, declared: Declared, waits: Waits) {
     if declared.resumable_streams {
         resumable_streams::announce(&mut frame, stream, waits);
     }
-    stream.frame(frame);
+    stream.set_announcements(frame);
 }

@@ -13,7 +13,7 @@ use crate::protocol::stream::Announcements;
 
 /// Announces the policy of every request of the stream, before anything else. The standalone stream has no requests and gets none.
 pub(super) fn announce(frame: &mut Announcements, stream: &Stream, waits: Waits) {
-    let requests: Vec<RequestId> = stream.look(|machine| machine.owed_responses().ids().cloned().collect());
+    let requests: Vec<RequestId> = stream.with_machine(|machine| machine.owed_responses().ids().cloned().collect());
     let token = stream.resume_token();
     frame.opening.extend(requests.iter().map(|request| dialect::resume_policy(request, &token, waits)));
 }
@@ -36,5 +36,5 @@ pub fn status(stream: &Stream, id: &RequestId, request: &RequestId, cursor: Opti
 }
 
 fn carries(stream: &Stream, request: &RequestId) -> bool {
-    stream.look(|machine| machine.owed_responses().ids().any(|id| id == request))
+    stream.with_machine(|machine| machine.owed_responses().ids().any(|id| id == request))
 }

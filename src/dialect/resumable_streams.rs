@@ -13,7 +13,7 @@ use crate::protocol::stream::Announcements;
 
 /// Announces the stream's name and token first, and its end last. A stream of several requests, or of none, names none.
 pub(super) fn announce(frame: &mut Announcements, stream: &Stream, waits: Waits) {
-    let requests: Vec<RequestId> = stream.look(|machine| machine.owed_responses().ids().cloned().collect());
+    let requests: Vec<RequestId> = stream.with_machine(|machine| machine.owed_responses().ids().cloned().collect());
     let request = match requests.as_slice() {
         [only] => Some(only),
         [] | [_, _, ..] => None,

@@ -14,7 +14,7 @@ use crate::protocol::ids::Seq;
 /// Returns the interim result of a connection that reads `slice`, or `None` for streams that are not sliced.
 pub fn interim(stream: &Stream, slice: &Slice) -> Option<Interim> {
     let form = stream.slicing()?.form;
-    let max_wait = stream.look(|machine| machine.policy().max_wait);
+    let max_wait = stream.with_machine(|machine| machine.policy().max_wait);
     let ttl = Waits::new(std::time::Duration::ZERO, max_wait).max;
     let message = resume_tokens::interim_result(&slice.names().id, form, &stream.resume_token(), ttl);
     Some(Interim { at: slice.ends_at(), message })

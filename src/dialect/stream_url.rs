@@ -30,15 +30,15 @@ pub fn resume(stream: &Arc<Stream>, handle: &str, cursor: Option<Seq>, takes_tur
     if slice.is_none() && stream.slicing().is_some() {
         return UrlResumption::Lost;
     }
-    let (wanted, trimmed, place) = stream.look(|machine| {
+    let (wanted, trimmed, place) = stream.with_machine(|machine| {
         let wanted = cursor.or_else(|| machine.last_input_turn()).unwrap_or_default();
         (wanted, machine.trimmed(), machine.locate(wanted))
     });
     if cursor.is_some() && place == Place::Lost {
         return UrlResumption::Lost;
     }
-    stream.note_return_by_url(cursor);
-    if place == Place::AtEnd || (takes_turns && stream.begin_turn(wanted)) {
+    stream.note_resume_by_url(cursor);
+    if place == Place::AtEnd || (takes_turns && stream.begin_input_turn(wanted)) {
         return UrlResumption::AtEnd;
     }
     let after = wanted.max(trimmed);
@@ -58,7 +58,7 @@ pub struct SortedResponses {
 pub fn note_responses(stream: &Stream, answers: Vec<(Bytes, RequestId)>) -> SortedResponses {
     let mut noted = SortedResponses::default();
     for (message, id) in answers {
-        match stream.answer(&id) {
+        match stream.handle_client_response(&id) {
             ClientResponse::First => noted.to_forward.push((message, Some(id))),
             // Not of this stream: the upstream judges it.
             ClientResponse::Unknown => noted.to_forward.push((message, None)),
@@ -72,7 +72,7 @@ pub fn note_responses(stream: &Stream, answers: Vec<(Bytes, RequestId)>) -> Sort
 pub fn preview_responses(stream: &Stream, answers: Vec<(Bytes, RequestId)>) -> SortedResponses {
     let mut found = SortedResponses::default();
     for (message, id) in answers {
-        let (waits, is_known) = stream.look(|machine| {
+        let (waits, is_known) = stream.with_machine(|machine| {
             (machine.server_requests().outstanding_since(&id).is_some(), machine.server_requests().knows(&id))
         });
         match (waits, is_known) {

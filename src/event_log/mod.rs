@@ -29,7 +29,7 @@ pub use backing::reader_table::{Displaced, READER_HOLD};
 pub use backing::schema::Slicing;
 pub use identity::Identity;
 pub use identity::binding::Binding;
-pub use identity::principal::{Principal, Principals, Shown, Subject};
+pub use identity::principal::{PresentedCredentials, Principal, Principals, Subject};
 pub use log::{EventLog, new_attach};
 pub use metrics::Metrics;
 pub use quota::{Quota, QuotaKey, QuotaLimits, Quotas, Reservation, StreamReservation, TailLimits, UploadReservation};

@@ -62,18 +62,18 @@ pub struct Registration<T> {
     index: Arc<RetryIndex<T>>,
     fingerprint: Fingerprint,
     stream: Weak<T>,
-    hold: Option<ClaimGuard>,
+    claim: Option<ClaimGuard>,
 }
 
 impl<T> Registration<T> {
     /// Adds the claim that tells other replicas of the call.
-    pub fn under(mut self, hold: Option<ClaimGuard>) -> Self {
-        self.hold = hold;
+    pub fn with_claim(mut self, claim: Option<ClaimGuard>) -> Self {
+        self.claim = claim;
         self
     }
 
-    pub(super) fn hold(&self) -> Option<&ClaimGuard> {
-        self.hold.as_ref()
+    pub(super) fn claim(&self) -> Option<&ClaimGuard> {
+        self.claim.as_ref()
     }
 }
 
@@ -110,7 +110,7 @@ impl<T> RetryIndex<T> {
         let weak = Arc::downgrade(&stream);
         drop(entry.insert(weak.clone()));
         drop(stale);
-        Ok(Match::New(stream, Registration { index: self.clone(), fingerprint, stream: weak, hold: None }))
+        Ok(Match::New(stream, Registration { index: self.clone(), fingerprint, stream: weak, claim: None }))
     }
 
     /// Waits until no other task is about to register this call, and locks its registration.
@@ -140,7 +140,7 @@ impl<T> RetryIndex<T> {
 impl<T> Drop for Registration<T> {
     fn drop(&mut self) {
         // The claim goes before the entry: a retry that misses the entry must miss the claim too.
-        drop(self.hold.take());
+        drop(self.claim.take());
         // A newer call may have taken the place.
         self.index.calls.remove_if(&self.fingerprint, |_, stream| stream.ptr_eq(&self.stream));
     }

@@ -9,7 +9,7 @@ use super::components::Components;
 use super::connection::Connection;
 use super::context::{RequestContext, Sender, SessionKind};
 use super::misdirected::{self, OwnerCheck};
-use crate::event_log::{Binding, EventLog, Opened, Principals, QuotaKey, Shown};
+use crate::event_log::{Binding, EventLog, Opened, PresentedCredentials, Principals, QuotaKey};
 use crate::protocol::headers::{SessionId, names};
 use crate::protocol::ids::IssuedSession;
 use crate::store;
@@ -38,7 +38,11 @@ impl Callers {
 
     /// Returns the context of a request that came by `connection`.
     pub(super) fn identify(&self, mut parts: Parts, connection: Arc<Connection>) -> Box<RequestContext> {
-        let shown = Shown { headers: &parts.headers, query: parts.uri.query(), certificate: connection.certificate() };
+        let shown = PresentedCredentials {
+            headers: &parts.headers,
+            query: parts.uri.query(),
+            certificate: connection.certificate(),
+        };
         let principal = self.principals.of(&shown);
         let subject = self.principals.subject_of(&principal, &shown);
         // A credential is hashed once if it also identifies its caller.

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::request::Parts;
 
 use super::connection::Connection;
-use crate::event_log::{Binding, Quota, Reservation, Session, Shown};
+use crate::event_log::{Binding, PresentedCredentials, Quota, Reservation, Session};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{ProtocolVersion, names};
 use crate::protocol::ids::EventId;
@@ -75,9 +75,9 @@ pub(super) enum SessionKind {
 
 impl RequestContext {
     /// Parts of the request that may identify its sender.
-    pub(super) fn shown(&self) -> Shown<'_> {
+    pub(super) fn shown(&self) -> PresentedCredentials<'_> {
         let Parts { headers, uri, .. } = &self.parts;
-        Shown { headers, query: uri.query(), certificate: self.connection.certificate() }
+        PresentedCredentials { headers, query: uri.query(), certificate: self.connection.certificate() }
     }
 
     /// Reserves bytes for the head and the body for as long as the request waits, unless they are reserved.

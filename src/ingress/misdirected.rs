@@ -79,7 +79,7 @@ impl OwnerCheck {
 
     /// True if streams of other replicas can be served here.
     fn can_serve_others(&self) -> bool {
-        self.log.shared().is_some() && self.log.store_health() != StoreHealth::Unreachable
+        self.log.coordination().is_some() && self.log.store_health() != StoreHealth::Unreachable
     }
 
     fn is_other_replica(&self, owner: Owner) -> bool {

@@ -55,7 +55,7 @@ impl Resumes {
             Err(unproven) => return unproven.into_response(&self.refusals),
         };
         let placed = found.and_then(|(stream, cursor)| {
-            let place = stream.look(|machine| machine.locate(cursor));
+            let place = stream.with_machine(|machine| machine.locate(cursor));
             let slice = stream.find_slice(id.handle_text());
             let is_known = slice.is_some() || stream.slicing().is_none();
             if is_known { Some((stream, cursor, slice, place)) } else { None }
@@ -69,7 +69,7 @@ impl Resumes {
             }
             Some((_, _, _, Place::AtEnd)) if is_standalone => self.standalone.attach(context).await,
             Some((stream, cursor, _, Place::AtEnd)) => {
-                stream.note_return(Some(cursor));
+                stream.note_resume(Some(cursor));
                 self.responder.at_end(ResumeMeans::LastEventId)
             }
             Some((_, _, _, Place::Lost)) | None if is_standalone => {
@@ -88,16 +88,16 @@ impl Resumes {
     ) -> Response<BoxBody> {
         self.metrics.observe_resume(ResumeMeans::LastEventId, Resumed::Served);
         let cursor = if simulation::has(Bug::TrustsWhatWasWritten) {
-            stream.look(|machine| machine.reader().written().max(cursor))
+            stream.with_machine(|machine| machine.reader().written().max(cursor))
         } else {
             cursor
         };
-        stream.note_return(Some(cursor));
+        stream.note_resume(Some(cursor));
         log_return(stream, ResumeMeans::LastEventId.label(), cursor);
         if let Some(session) = &context.session {
-            session.note_return();
+            session.note_resume();
         }
-        let attachment = stream.attach(event_log::new_attach(), cursor).under(slice);
+        let attachment = stream.attach(event_log::new_attach(), cursor).with_slice(slice);
         let body = self.responder.follow_again(context, attachment, Start::After(cursor), None, None);
         self.responder.respond_with(None, context.parts.uri.query(), body)
     }

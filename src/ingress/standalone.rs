@@ -90,7 +90,7 @@ impl StandaloneStreams {
 
     /// Returns the cursor after the last event written to any connection, and the preface if events were dropped before they were written.
     fn after_written(&self, context: &RequestContext, stream: &Stream) -> (Seq, Option<Vec<u8>>) {
-        let (written, trimmed) = stream.look(|machine| (machine.reader().written(), machine.trimmed()));
+        let (written, trimmed) = stream.with_machine(|machine| (machine.reader().written(), machine.trimmed()));
         let preface = if written < trimmed { Some(self.gap_preface(context)) } else { None };
         (written.max(trimmed), preface)
     }
@@ -116,7 +116,7 @@ impl StandaloneStreams {
         };
         match stream {
             Some(stream) => {
-                let oldest = stream.look(|machine| machine.trimmed());
+                let oldest = stream.with_machine(|machine| machine.trimmed());
                 self.join_standalone(&context, &stream, oldest, preface).await
             }
             None => self.open_standalone(&context, id, preface).await,
@@ -162,7 +162,7 @@ impl StandaloneStreams {
         let stream = self.log.create(spec, reservation);
         if let Some(other) = self.log.sessions().set_standalone(id, &context.binding.principal, &stream) {
             let (cursor, preface) = match preface {
-                Some(preface) => (other.look(|machine| machine.trimmed()), Some(preface)),
+                Some(preface) => (other.with_machine(|machine| machine.trimmed()), Some(preface)),
                 None => self.after_written(context, &other),
             };
             return self.join_standalone(context, &other, cursor, preface).await;
@@ -194,7 +194,7 @@ impl StandaloneStreams {
         cursor: Seq,
         preface: Option<Vec<u8>>,
     ) -> Response<BoxBody> {
-        stream.note_return(None);
+        stream.note_resume(None);
         let attachment = stream.attach(event_log::new_attach(), cursor);
         let head = poll_fn(|cx| attachment.poll_head(cx)).await;
         self.reply_standalone(context, head, attachment, Start::After(cursor), preface)
@@ -210,7 +210,7 @@ impl StandaloneStreams {
     ) -> Response<BoxBody> {
         match head {
             Head::Plain(plain) => {
-                let body = plain.kept_body().cloned().map(whole).or_else(|| plain.take_passing());
+                let body = plain.kept_body().cloned().map(whole).or_else(|| plain.take_passthrough());
                 // Another GET has the body. This client may ask again.
                 let Some(body) = body else {
                     return respond::failure(Failure::after_send(ErrorCode::UpstreamBroke), &[], false);

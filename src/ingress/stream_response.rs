@@ -48,9 +48,9 @@ impl StreamResponder {
             self.metrics.event_log.observe_gap();
         }
         if let Some(session) = &context.session {
-            session.note_return();
+            session.note_resume();
         }
-        let attachment = stream.attach(event_log::new_attach(), after).under(slice);
+        let attachment = stream.attach(event_log::new_attach(), after).with_slice(slice);
         let preface = has_gap.then(Vec::new);
         let takes_turns = matches!(by, ResumeMeans::StreamUrl) && self.config.dialects.stream_url_turns != Turns::Off;
         let body = self.follow_again(context, attachment, Start::After(after), preface, closing);
@@ -92,8 +92,8 @@ impl StreamResponder {
         let is_new_enough = version.is_some_and(|version| version.is_at_least(POLLING_REVISION));
         let returns = || {
             returning
-                || session.is_some_and(|session| session.has_returned() || session.declared().is_any())
-                || stream.look(|machine| machine.reader().has_reconnected())
+                || session.is_some_and(|session| session.has_resumed() || session.declared().is_any())
+                || stream.with_machine(|machine| machine.reader().has_reconnected())
         };
         let should_prime = delivery.prime == Prime::All || is_new_enough || returns();
         let polls_by_revision = version.is_some_and(|version| version.as_str() == POLLING_REVISION);
@@ -139,7 +139,8 @@ impl StreamResponder {
             Turns::Off => false,
             Turns::All => true,
             Turns::Seen => {
-                session.is_some_and(Session::has_used_url) || stream.look(|machine| machine.reader().has_used_url())
+                session.is_some_and(Session::has_used_url)
+                    || stream.with_machine(|machine| machine.reader().has_used_url())
             }
         }
     }

@@ -61,7 +61,7 @@ impl StreamStarter {
             .intersection(among)
             .intersection(self.config.dialects.declared);
         if declared.is_any() {
-            let max_wait = stream.look(|machine| machine.policy().max_wait);
+            let max_wait = stream.with_machine(|machine| machine.policy().max_wait);
             dialect::announce(stream, declared, Waits::new(self.config.dialects.min_wait, max_wait));
         }
     }
@@ -86,7 +86,7 @@ impl StreamStarter {
         let writer = self.log.writer(stream);
         let pump = Pump::begin(self.upstream.clone(), self.log.clone(), self.metrics.clone(), writer, call);
         let run = pump.run().in_current_span();
-        match stream.look(|machine| machine.policy().kind) {
+        match stream.with_machine(|machine| machine.policy().kind) {
             StreamKind::Request => {
                 let of_session = context.session.as_ref().map(Session::begin_call);
                 let run = async move {

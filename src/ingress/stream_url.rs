@@ -95,7 +95,7 @@ impl StreamUrls {
             None => UrlResumption::Lost,
         };
         if let (Some(_), Some(session)) = (&found, &context.session) {
-            session.note_return_by_url();
+            session.note_resume_by_url();
         }
         // A standalone stream fails no request: its client gets the retained events, or the next stream.
         let is_standalone = target.id.unverified_kind() == Some(StreamKind::Standalone) && responses.is_none();
@@ -110,7 +110,8 @@ impl StreamUrls {
                 self.responder.deliver_resumption(&context, ResumeMeans::StreamUrl, resumption)
             }
             UrlResumption::AtEnd
-                if is_standalone && found.is_some_and(|(stream, _)| stream.look(|machine| machine.is_sealed())) =>
+                if is_standalone
+                    && found.is_some_and(|(stream, _)| stream.with_machine(|machine| machine.is_sealed())) =>
             {
                 self.standalone.attach(context).await
             }

@@ -64,7 +64,7 @@ impl TokenRefresh {
     ) -> Result<Option<(Arc<Stream>, Seq)>, Unproven> {
         match self.log.find_claimed(verified, &context.binding) {
             Some((stream, cursor)) => {
-                let era = stream.look(|machine| machine.policy().era);
+                let era = stream.with_machine(|machine| machine.policy().era);
                 if self.proves_subject(context, era).await? { Ok(Some((stream, cursor))) } else { Ok(None) }
             }
             None => Ok(None),
@@ -80,7 +80,7 @@ impl TokenRefresh {
     ) -> Result<Option<Arc<Stream>>, Unproven> {
         match self.log.find_claimed_by_token(token, handle, &context.binding) {
             Some(stream) => {
-                let era = stream.look(|machine| machine.policy().era);
+                let era = stream.with_machine(|machine| machine.policy().era);
                 if self.proves_subject(context, era).await? { Ok(Some(stream)) } else { Ok(None) }
             }
             None => Ok(None),
@@ -202,10 +202,11 @@ pub(super) fn is_concerned(streams: &[Arc<Stream>], messages: &[Message], cancel
         Message::Request { .. } | Message::Notification { .. } => None,
     });
     let those = |is_one: fn(&Machine) -> bool| -> Vec<Arc<Stream>> {
-        streams.iter().filter(|stream| stream.look(is_one)).cloned().collect()
+        streams.iter().filter(|stream| stream.with_machine(is_one)).cloned().collect()
     };
     let asking = those(|machine| !machine.server_requests().is_empty());
     let running = those(|machine| !machine.is_sealed());
-    let knows = |id: &RequestId| asking.iter().any(|stream| stream.look(|machine| machine.server_requests().knows(id)));
+    let knows =
+        |id: &RequestId| asking.iter().any(|stream| stream.with_machine(|machine| machine.server_requests().knows(id)));
     answers.into_iter().any(knows) || cancelled.iter().any(|id| stream_owing(&running, id).is_some())
 }

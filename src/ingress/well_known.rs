@@ -73,7 +73,7 @@ impl StatusDocument {
         };
         let store = json!({
             "kind": kind,
-            "shared": self.log.shared().is_some(),
+            "shared": self.log.coordination().is_some(),
             "epoch": format!("{:08x}", self.log.epoch().0),
         });
         json!({

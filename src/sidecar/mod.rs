@@ -272,7 +272,7 @@ fn compose(config: Config, setup: StoreSetup, metrics: &Metrics, upstream: Upstr
         Mode::Stream => config.delivery.retry,
         Mode::Poll => config.delivery.poll_retry,
     };
-    let reconnect_elsewhere = log.shared().map(|_| config.delivery.drain_retry);
+    let reconnect_elsewhere = log.coordination().map(|_| config.delivery.drain_retry);
     let times = Times {
         delay: config.drain_delay(),
         timeout: config.replica.drain_timeout,
@@ -298,10 +298,10 @@ fn compose(config: Config, setup: StoreSetup, metrics: &Metrics, upstream: Upstr
 fn recover(mut components: Components) -> Pin<Box<dyn Future<Output = Result<Components, Error>> + Send>> {
     Box::pin(async move {
         let log = components.log.clone();
-        match log.shared() {
-            Some(shared) => {
+        match log.coordination() {
+            Some(coordination) => {
                 let lease = components.config.replica.lease;
-                components.replicas = Some(Replicas::begin(shared, log, lease).await?);
+                components.replicas = Some(Replicas::begin(coordination, log, lease).await?);
             }
             None => {
                 let left = log.recover().await?;

@@ -77,7 +77,7 @@ impl StoreSetup {
         }
         let backing = Backing {
             store,
-            shared: None,
+            coordination: None,
             on_unreachable: OnUnreachable::Degrade,
             lease_health: Arc::default(),
             generation: Arc::default(),
@@ -97,7 +97,7 @@ impl StoreSetup {
         info!("Redis store open");
         let backing = Backing {
             store: store.clone(),
-            shared: Some(store),
+            coordination: Some(store),
             on_unreachable: redis.on_unreachable,
             lease_health: Arc::default(),
             generation: Arc::default(),

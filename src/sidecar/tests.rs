@@ -169,7 +169,7 @@ impl Replica {
         let metrics = Metrics::new().unwrap();
         let backing = Backing {
             store: store.clone(),
-            shared: Some(store),
+            coordination: Some(store),
             on_unreachable,
             lease_health: Arc::default(),
             generation: Arc::default(),

@@ -116,7 +116,7 @@ impl Refusals {
                 }
                 Err(_) => true,
             };
-            if self.stream.look(|machine| machine.is_sealed()) {
+            if self.stream.with_machine(|machine| machine.is_sealed()) {
                 return false;
             }
             if may_have_arrived {

@@ -40,7 +40,7 @@ pub struct Backing {
     /// The store.
     pub store: Arc<dyn Store>,
     /// Coordination of the replicas that share the store, or `None` if it is not shared.
-    pub shared: Option<Arc<dyn Coordination>>,
+    pub coordination: Option<Arc<dyn Coordination>>,
     /// Policy for an unreachable store.
     pub on_unreachable: OnUnreachable,
     /// Lease health of this replica.
@@ -56,7 +56,7 @@ pub struct Backing {
 impl Backing {
     /// Returns the epoch of the store's contents, or `None` if they cannot be lost while this process runs.
     pub(in crate::event_log) fn epoch(&self) -> Option<StoreEpoch> {
-        self.shared.as_ref().map(|shared| shared.epoch())
+        self.coordination.as_ref().map(|coordination| coordination.epoch())
     }
 
     /// Returns whether an operation that failed with `error` waits for the store.
@@ -93,7 +93,9 @@ impl Backing {
 
     /// True for one lease after a data loss: a missing record may still be rewritten by its owner.
     pub(in crate::event_log) fn is_recovering(&self) -> bool {
-        self.shared.as_ref().is_some_and(|shared| self.generation.is_recovering(*shared.possible_losses().borrow()))
+        self.coordination
+            .as_ref()
+            .is_some_and(|coordination| self.generation.is_recovering(*coordination.possible_losses().borrow()))
     }
 }
 

@@ -50,7 +50,7 @@ impl Principal {
 
 /// Credentials that a request presents.
 #[derive(Clone, Copy, Debug)]
-pub struct Shown<'a> {
+pub struct PresentedCredentials<'a> {
     /// Headers of the request.
     pub headers: &'a HeaderMap,
     /// Query of the URL without the parameter that names a stream, or `None` if there is none.
@@ -59,17 +59,17 @@ pub struct Shown<'a> {
     pub certificate: Option<CertificateNames>,
 }
 
-impl Shown<'_> {
+impl PresentedCredentials<'_> {
     /// Returns the credentials with their places. An empty header is no credential; of a repeated header all values
     /// count.
     fn credentials(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
         let certificate = self.certificate.as_ref().map(|names| ("certificate", names.as_bytes()));
-        let authorization = said(self.headers, AUTHORIZATION).map(|value| ("authorization", value));
+        let authorization = header_values(self.headers, AUTHORIZATION).map(|value| ("authorization", value));
         authorization.chain(self.api_keys()).chain(certificate)
     }
 
     fn api_keys(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
-        said(self.headers, X_API_KEY).map(|value| ("x-api-key", value))
+        header_values(self.headers, X_API_KEY).map(|value| ("x-api-key", value))
     }
 
     fn query(&self) -> Option<(&'static str, &[u8])> {
@@ -78,13 +78,13 @@ impl Shown<'_> {
 
     /// True if the request presents more than `Authorization`, cookies included.
     pub fn has_other_credentials(&self) -> bool {
-        let has_header = |name: HeaderName| said(self.headers, name).next().is_some();
+        let has_header = |name: HeaderName| header_values(self.headers, name).next().is_some();
         self.certificate.is_some() || self.query().is_some() || has_header(X_API_KEY) || has_header(COOKIE)
     }
 }
 
 /// Returns the values of a header that are not empty.
-fn said(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &[u8]> {
+fn header_values(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &[u8]> {
     headers.get_all(name).into_iter().map(|value| value.as_bytes().trim_ascii()).filter(|value| !value.is_empty())
 }
 
@@ -131,36 +131,38 @@ impl Principals {
     }
 
     /// Returns the principal of a request.
-    pub fn of(&self, shown: &Shown<'_>) -> Principal {
+    pub fn of(&self, presented: &PresentedCredentials<'_>) -> Principal {
         match &self.source {
-            PrincipalSource::Auto => match (shown.credentials().next(), shown.query()) {
-                (Some(_), query) => Principal::Known(self.hash(shown.credentials().chain(query))),
+            PrincipalSource::Auto => match (presented.credentials().next(), presented.query()) {
+                (Some(_), query) => Principal::Known(self.hash(presented.credentials().chain(query))),
                 (None, Some(query)) => Principal::AnonymousAt(self.hash([query])),
                 (None, None) => Principal::Anonymous,
             },
             PrincipalSource::Header(name) => {
-                self.known(said(shown.headers, name.clone()).map(|value| (name.as_str(), value)))
+                self.known(header_values(presented.headers, name.clone()).map(|value| (name.as_str(), value)))
             }
-            PrincipalSource::Cookie(name) => self.known(cookies(shown.headers, name).map(|value| ("cookie", value))),
+            PrincipalSource::Cookie(name) => {
+                self.known(cookies(presented.headers, name).map(|value| ("cookie", value)))
+            }
             PrincipalSource::None => Principal::Anonymous,
         }
     }
 
     /// Returns the subject that a request of `principal` claims, if its only `Authorization` is a JWT. All other
     /// credentials are part of the subject: only the token may change.
-    pub fn subject_of(&self, principal: &Principal, shown: &Shown<'_>) -> Option<Subject> {
+    pub fn subject_of(&self, principal: &Principal, presented: &PresentedCredentials<'_>) -> Option<Subject> {
         if !self.is_auto() {
             return None;
         }
-        let mut said = shown.headers.get_all(AUTHORIZATION).iter();
-        let (authorization, second) = (said.next()?, said.next());
+        let mut values = presented.headers.get_all(AUTHORIZATION).iter();
+        let (authorization, second) = (values.next()?, values.next());
         if second.is_some() {
             return None;
         }
         if let Some(known) = self.subjects.get(principal) {
             return Some(*known);
         }
-        let subject = self.claimed(authorization, shown)?;
+        let subject = self.claimed(authorization, presented)?;
         if self.subjects.len() >= SUBJECTS_MAX {
             self.subjects.clear();
         }
@@ -168,12 +170,12 @@ impl Principals {
         Some(subject)
     }
 
-    fn claimed(&self, authorization: &HeaderValue, shown: &Shown<'_>) -> Option<Subject> {
+    fn claimed(&self, authorization: &HeaderValue, presented: &PresentedCredentials<'_>) -> Option<Subject> {
         let Claims { iss, sub } = Claims::of(authorization)?;
         // No header has such a name.
         let claims = [("\0issuer", iss.as_bytes()), ("\0subject", sub.as_bytes())];
-        let certificate = shown.certificate.as_ref().map(|names| ("certificate", names.as_bytes()));
-        let others = shown.api_keys().chain(certificate).chain(shown.query());
+        let certificate = presented.certificate.as_ref().map(|names| ("certificate", names.as_bytes()));
+        let others = presented.api_keys().chain(certificate).chain(presented.query());
         Some(Subject(self.hash(claims.into_iter().chain(others))))
     }
 
@@ -202,7 +204,8 @@ impl Principals {
 
 /// Returns the values of all cookies with this name: the server decides which of several counts.
 fn cookies<'a>(headers: &'a HeaderMap, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
-    let pairs = said(headers, COOKIE).flat_map(|line| line.split(|byte| *byte == b';')).map(<[u8]>::trim_ascii);
+    let pairs =
+        header_values(headers, COOKIE).flat_map(|line| line.split(|byte| *byte == b';')).map(<[u8]>::trim_ascii);
     pairs
         .filter_map(move |pair| pair.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
         .filter(|value| !value.is_empty())
@@ -217,8 +220,8 @@ mod tests {
     }
 
     /// Headers alone.
-    fn shown(headers: &HeaderMap) -> Shown<'_> {
-        Shown { headers, query: None, certificate: None }
+    fn shown(headers: &HeaderMap) -> PresentedCredentials<'_> {
+        PresentedCredentials { headers, query: None, certificate: None }
     }
 
     #[test]
@@ -241,7 +244,7 @@ mod tests {
             let headers = headers(pairs);
             for query in [None, Some("a"), Some("key=a"), Some("key=b")] {
                 for certificate in names {
-                    let principal = principals.of(&Shown { headers: &headers, query, certificate });
+                    let principal = principals.of(&PresentedCredentials { headers: &headers, query, certificate });
                     assert_eq!(principal.is_anonymous(), pairs.is_empty() && certificate.is_none());
                     assert_eq!(principal == Principal::Anonymous, principal.is_anonymous() && query.is_none());
                     assert!(!seen.contains(&principal), "{pairs:?} {query:?} {certificate:?}");
@@ -255,7 +258,7 @@ mod tests {
     fn what_is_empty_shows_nothing_and_bytes_beyond_ascii_count() {
         let principals = Principals::new(PrincipalSource::Auto, [7; 32]);
         let empty = headers(&[("authorization", ""), ("x-api-key", " "), ("cookie", "sid=1")]);
-        assert_eq!(principals.of(&Shown { query: Some(""), ..shown(&empty) }), Principal::Anonymous);
+        assert_eq!(principals.of(&PresentedCredentials { query: Some(""), ..shown(&empty) }), Principal::Anonymous);
         let odd = |byte: u8| HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_bytes(&[b'a', byte]).unwrap())]);
         assert_ne!(principals.of(&shown(&odd(0xE9))), principals.of(&shown(&odd(0xEA))));
         assert!(!principals.of(&shown(&odd(0xE9))).is_anonymous());
@@ -270,7 +273,7 @@ mod tests {
             let token = HeaderValue::from_str(&format!("Bearer e30.{payload}.{signature}")).unwrap();
             let mut headers = HeaderMap::from_iter([(AUTHORIZATION, token)]);
             headers.extend(key.map(|key| (X_API_KEY, HeaderValue::from_static(key))));
-            let shown = Shown { headers: &headers, query, certificate };
+            let shown = PresentedCredentials { headers: &headers, query, certificate };
             principals.subject_of(&principals.of(&shown), &shown).unwrap()
         };
         let names = Some(CertificateNames::of(b"a"));

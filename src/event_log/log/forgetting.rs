@@ -22,7 +22,7 @@ impl EventLog {
     pub fn retain(&self, stream: &Arc<Stream>) {
         self.publish_once(stream);
         let until = stream.kept_until();
-        let at = until.unwrap_or_else(|| clock::now() + stream.look(|machine| machine.policy().retention));
+        let at = until.unwrap_or_else(|| clock::now() + stream.with_machine(|machine| machine.policy().retention));
         self.sweeper.schedule(at, stream.id());
         // The delivery may have been proven before the end of the stream.
         self.reduce_to_stub(stream);
@@ -39,10 +39,10 @@ impl EventLog {
     /// stub. A response that passed through is forgotten, unless a retry may still match it.
     pub fn note_delivered(&self, stream: &Arc<Stream>, delivery: DeliveryCertainty) {
         stream.note_delivered(delivery);
-        if stream.look(|machine| machine.phase() != Phase::Passed) {
+        if stream.with_machine(|machine| machine.phase() != Phase::Passed) {
             return self.reduce_to_stub(stream);
         }
-        if stream.look(|machine| machine.policy().has_idempotency_key) {
+        if stream.with_machine(|machine| machine.policy().has_idempotency_key) {
             return;
         }
         match stream.has_retries() && !stream.has_arrived() {

@@ -226,7 +226,7 @@ impl EventLog {
         let dummy = Secret::from_bytes(self.dummy_secret);
         let secret = found.as_ref().and_then(|stream| stream.secret()).unwrap_or(&dummy);
         let opens = token.is_opened_by(secret);
-        found.filter(|stream| opens && !stream.look(|machine| machine.is_revoked()))
+        found.filter(|stream| opens && !stream.with_machine(|machine| machine.is_revoked()))
     }
 
     fn find_where(&self, verified: Option<&Verified>, admits: impl Fn(&Binding) -> bool) -> Option<(Arc<Stream>, Seq)> {
@@ -282,7 +282,8 @@ impl EventLog {
     /// Returns the number of finished streams with a response that a client may still fetch; see [`Self::fetched`].
     pub fn unfetched(&self, patience: Duration) -> usize {
         let now = clock::now();
-        let expects = |stream: &Stream| stream.look(|machine| machine.reader_expected_until(patience, now)).is_some();
+        let expects =
+            |stream: &Stream| stream.with_machine(|machine| machine.reader_expected_until(patience, now)).is_some();
         self.streams.entries.iter().filter(|entry| entry.value().stream().is_some_and(|stream| expects(stream))).count()
     }
 
@@ -326,8 +327,8 @@ impl EventLog {
     }
 
     /// Returns the coordination of a shared store, or `None` if the store is not shared.
-    pub fn shared(&self) -> Option<Arc<dyn Coordination>> {
-        self.backing.as_ref()?.shared.clone()
+    pub fn coordination(&self) -> Option<Arc<dyn Coordination>> {
+        self.backing.as_ref()?.coordination.clone()
     }
 
     /// Leaves the claims of all calls in the store: this process ends, and others, or the next one, serve its streams.

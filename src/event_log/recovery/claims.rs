@@ -148,7 +148,7 @@ impl EventLog {
             return if is_released { RepeatedCall::Another } else { RepeatedCall::Nothing };
         };
         stream.wait_for_detach().await;
-        if !stream.may_return(body.is_some()) {
+        if !stream.may_match_retry(body.is_some()) {
             return RepeatedCall::Another;
         }
         if stream.body() != body.and_then(Fingerprint::from_wire) {

@@ -47,8 +47,8 @@ impl EventLog {
     /// Returns whether the lease of `owner` is still expired: it may have been renewed since that was noted.
     pub(in crate::event_log) async fn has_expired_lease(&self, backing: &Backing, owner: Owner) -> Result<bool, Error> {
         let was_noted = sync::lock(&self.expired_owners).contains(&owner);
-        match &backing.shared {
-            Some(shared) if was_noted => Ok(shared.expired_leases().wait().await?.contains(&owner)),
+        match &backing.coordination {
+            Some(coordination) if was_noted => Ok(coordination.expired_leases().wait().await?.contains(&owner)),
             Some(_) | None => Ok(false),
         }
     }

@@ -58,7 +58,7 @@ impl Follower {
         loop {
             self.report().await;
             let now = clock::now();
-            let is_attached = self.stream.look(|machine| machine.reader().is_attached());
+            let is_attached = self.stream.with_machine(|machine| machine.reader().is_attached());
             unread_since = if is_attached { None } else { unread_since.or(Some(now)) };
             let wake_at = unread_since.map_or(now + REPORT, |since| since + IDLE);
             tokio::select! {
@@ -85,7 +85,7 @@ impl Follower {
                     }
                     // The last report comes last: while there is a reader, a repeated call counts as a retry of
                     // another's.
-                    while self.stream.look(|machine| machine.reader().is_attached()) {
+                    while self.stream.with_machine(|machine| machine.reader().is_attached()) {
                         self.stream.pump.notified().await;
                     }
                     self.report().await;
@@ -102,7 +102,9 @@ impl Follower {
 
     /// Reports the local reader to the writer, if it has changed or the last report is old.
     async fn report(&mut self) {
-        let Some(shared) = self.backing.shared.as_ref().filter(|_| self.writer != self.here) else { return };
+        let Some(coordination) = self.backing.coordination.as_ref().filter(|_| self.writer != self.here) else {
+            return;
+        };
         let now = clock::now();
         let reader = self.stream.local_reader(self.here, self.touches);
         let is_news = match &self.reported {
@@ -116,7 +118,7 @@ impl Follower {
             return;
         }
         let message = Message::Reader(reader.clone()).encode();
-        match shared.send(self.writer, &message, READER_HOLD).wait().await {
+        match coordination.send(self.writer, &message, READER_HOLD).wait().await {
             Ok(()) => self.reported = Some((reader, now)),
             Err(error) => {
                 debug!(stream.id = %self.stream.id(), %error, "the writer of a stream could not be told of a reader")

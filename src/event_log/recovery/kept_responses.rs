@@ -129,7 +129,7 @@ fn record_of(stream: &Stream, head: &Head) -> Option<(Bytes, Duration)> {
         | RepeatedCall::Stream(_) => return None,
     };
     let record = serde_json::to_vec(&known).expect("a record has no maps with keys that are no text");
-    Some((record.into(), stream.look(|machine| machine.policy().retention)))
+    Some((record.into(), stream.with_machine(|machine| machine.policy().retention)))
 }
 
 fn key(run: StreamId) -> Vec<u8> {

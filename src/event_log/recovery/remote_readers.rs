@@ -36,7 +36,7 @@ impl EventLog {
         }
         if let Some(attach) = said.attach {
             match known.iter_mut().find(|known| known.attach == attach) {
-                Some(known) if known.is_reading && stream.look(|machine| machine.reader().is(attach)) => {
+                Some(known) if known.is_reading && stream.with_machine(|machine| machine.reader().is(attach)) => {
                     known.last_seen = now
                 }
                 Some(known) => {
@@ -63,10 +63,10 @@ impl EventLog {
             None => said.touches > 0,
         };
         drop(readers);
-        if said.returned && !stream.look(|machine| machine.reader().has_reconnected()) {
-            stream.note_return(None);
+        if said.returned && !stream.with_machine(|machine| machine.reader().has_reconnected()) {
+            stream.note_resume(None);
         }
-        if is_asked_again || stream.look(|machine| machine.reader().confirmed() < said.confirmed) {
+        if is_asked_again || stream.with_machine(|machine| machine.reader().confirmed() < said.confirmed) {
             stream.note_retry(Some(said.confirmed));
         }
         displaced
@@ -81,8 +81,9 @@ impl EventLog {
         self.readers.lock().retain(|id, known| {
             let stream = self.streams.get(*id);
             for known in known.iter_mut().filter(|known| known.is_reading) {
-                let is_reader =
-                    stream.as_ref().is_some_and(|stream| stream.look(|machine| machine.reader().is(known.attach)));
+                let is_reader = stream
+                    .as_ref()
+                    .is_some_and(|stream| stream.with_machine(|machine| machine.reader().is(known.attach)));
                 if !is_reader {
                     displaced.push((known.from, *id, known.attach));
                     known.is_reading = false;

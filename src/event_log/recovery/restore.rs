@@ -135,7 +135,8 @@ impl EventLog {
         // The guard of the map is dropped before the wait for the stream's lock.
         let here = self.streams.get(verified.stream);
         let is_missing = here.is_none_or(|here| {
-            !here.is_written_here() && here.look(|machine| !machine.is_sealed() && machine.tail() < verified.seq)
+            !here.is_written_here()
+                && here.with_machine(|machine| !machine.is_sealed() && machine.tail() < verified.seq)
         });
         is_missing.then_some((verified.owner, verified.stream, verified.seq))
     }
@@ -154,8 +155,8 @@ impl EventLog {
 
     async fn load_from_store(self: &Arc<Self>, backing: &Arc<Backing>, id: StreamId) -> Result<(), Error> {
         // Subscribed before the first look, so that no change is missed.
-        let following = match &backing.shared {
-            Some(shared) => Some(shared.follow(id).wait().await?),
+        let following = match &backing.coordination {
+            Some(coordination) => Some(coordination.follow(id).wait().await?),
             None => None,
         };
         let Some(mut stored) = backing.store.load(id).wait().await? else { return Ok(()) };
@@ -201,7 +202,7 @@ impl EventLog {
         stream: &Arc<Stream>,
     ) -> Result<(), Error> {
         self.retain(stream);
-        let retention = stream.look(|machine| machine.policy().retention);
+        let retention = stream.with_machine(|machine| machine.policy().retention);
         backing.store.keep(stream.id(), retention).wait().await.inspect_err(|error| backing.note_failure(error))
     }
 
@@ -293,7 +294,7 @@ impl EventLog {
     async fn read_responses(&self, backing: &Backing, stream: &Stream, stored: &Stored) -> Result<(), Error> {
         let state = State::decode(&stored.state).unwrap_or_default();
         let mut after = state.map_or(Seq(0), |state| state.machine.upto()).max(stored.trimmed);
-        while after < stored.tail && !stream.look(|machine| machine.owed_responses().is_settled()) {
+        while after < stored.tail && !stream.with_machine(|machine| machine.owed_responses().is_settled()) {
             match backing.store.read(stream.id(), after, PIECE).wait().await? {
                 Read::Events(events) => {
                     let Some((last, _)) = events.last() else { return Ok(()) };
@@ -375,10 +376,10 @@ impl EventLog {
     /// Returns whether another replica may have adopted the stream without notice: the lease has expired, or a client
     /// has an event that was never written here, or the end that another replica wrote.
     fn may_be_taken_over(&self, backing: &Backing, stream: &Stream, last: LastEvent) -> bool {
-        let is_strange = || stream.look(|machine| machine.tail() < last.seq);
+        let is_strange = || stream.with_machine(|machine| machine.tail() < last.seq);
         let is_ended_elsewhere = last.is_adopted && stream.adopted_after().is_none();
         let is_open = || stream.is_written_here() && (backing.lease_health.is_expired() || is_strange());
-        backing.shared.is_some() && (is_ended_elsewhere || is_open())
+        backing.coordination.is_some() && (is_ended_elsewhere || is_open())
     }
 
     async fn is_taken_over(&self, backing: &Backing, stream: &Arc<Stream>) -> Result<bool, Error> {

@@ -43,9 +43,9 @@ impl EventLog {
     /// [`EventLog::save_session`].
     pub async fn join_session(&self, id: &SessionId) {
         let Some(backing) = &self.backing else { return };
-        if let Some(shared) = &backing.shared {
+        if let Some(coordination) = &backing.coordination {
             let group = session_group(id);
-            backing.retry_until_available(|| shared.join(&group, KEEP), "be told where a session lives").await;
+            backing.retry_until_available(|| coordination.join(&group, KEEP), "be told where a session lives").await;
         }
     }
 
@@ -101,8 +101,8 @@ impl EventLog {
 
     /// Stops leading other replicas here by a session that has ended.
     pub async fn leave_session(&self, id: &SessionId, session: &Session) {
-        let Some(shared) = self.shared().filter(|_| session.is_found_by()) else { return };
-        if let Err(error) = shared.join(&session_group(id), KEEP_ENDED).wait().await {
+        let Some(coordination) = self.coordination().filter(|_| session.is_found_by()) else { return };
+        if let Err(error) = coordination.join(&session_group(id), KEEP_ENDED).wait().await {
             debug!(%error, "the store could not be told that a session has ended here");
         }
     }

@@ -195,12 +195,12 @@ impl Session {
     }
 
     /// Returns whether the client has ever resumed a stream, and so can.
-    pub fn has_returned(&self) -> bool {
+    pub fn has_resumed(&self) -> bool {
         self.lock().has_resumed
     }
 
     /// Notes that the client has resumed a stream.
-    pub fn note_return(&self) {
+    pub fn note_resume(&self) {
         self.lock().has_resumed = true;
     }
 
@@ -210,7 +210,7 @@ impl Session {
     }
 
     /// Notes that the client has resumed a stream by its URL.
-    pub fn note_return_by_url(&self) {
+    pub fn note_resume_by_url(&self) {
         let mut state = self.lock();
         state.has_resumed = true;
         state.has_resumed_by_url = true;
@@ -235,7 +235,7 @@ impl Session {
     /// Returns the open request streams: those that may owe a response.
     pub fn running(&self) -> Vec<Arc<Stream>> {
         let mut running = self.streams();
-        running.retain(|stream| stream.look(|machine| !machine.is_sealed()));
+        running.retain(|stream| stream.with_machine(|machine| !machine.is_sealed()));
         running
     }
 
@@ -484,30 +484,33 @@ impl Sessions {
     }
 
     /// Returns the streams of a session on which the server has sent requests.
-    pub fn asking(&self, id: &SessionId, session: &Session) -> Vec<Arc<Stream>> {
+    pub fn streams_with_server_requests(&self, id: &SessionId, session: &Session) -> Vec<Arc<Stream>> {
         let mut asking = self.streams(id, session);
-        asking.retain(|stream| stream.look(|machine| !machine.server_requests().is_empty()));
+        asking.retain(|stream| stream.with_machine(|machine| !machine.server_requests().is_empty()));
         asking
     }
 
     /// Matches a client response with the oldest outstanding request of this id on `streams`, and returns the stream.
     /// A finished stream comes last, because nothing there waits for it.
-    pub fn answer(streams: &[Arc<Stream>], request: &RequestId) -> (ClientResponse, Option<Arc<Stream>>) {
-        let since = |stream: &Arc<Stream>| stream.look(|machine| machine.awaits_response_since(request));
+    pub fn match_client_response(
+        streams: &[Arc<Stream>],
+        request: &RequestId,
+    ) -> (ClientResponse, Option<Arc<Stream>>) {
+        let since = |stream: &Arc<Stream>| stream.with_machine(|machine| machine.awaits_response_since(request));
         let mut waiting: Vec<_> = streams.iter().filter_map(|stream| Some((since(stream)?, stream))).collect();
         waiting.sort_by_key(|(since, _)| *since);
         // Another client response may be faster: then the next request is tried.
         for (_, stream) in waiting {
-            if stream.answer(request) == ClientResponse::First {
+            if stream.handle_client_response(request) == ClientResponse::First {
                 return (ClientResponse::First, Some(stream.clone()));
             }
         }
         if let Some(stream) =
-            streams.iter().find(|stream| stream.look(|machine| machine.server_requests().has_answered(request)))
+            streams.iter().find(|stream| stream.with_machine(|machine| machine.server_requests().has_answered(request)))
         {
             return (ClientResponse::Duplicate, Some(stream.clone()));
         }
-        let answers = streams.iter().map(|stream| (stream.answer(request), Some(stream.clone())));
+        let answers = streams.iter().map(|stream| (stream.handle_client_response(request), Some(stream.clone())));
         let answered = { answers }.find(|(answer, _)| *answer != ClientResponse::Unknown);
         answered.unwrap_or((ClientResponse::Unknown, None))
     }
@@ -559,5 +562,5 @@ fn unopened_max(most: usize) -> usize {
 }
 
 fn is_living(stream: &Arc<Stream>) -> bool {
-    stream.look(|machine| matches!(machine.phase(), Phase::Waiting | Phase::Open))
+    stream.with_machine(|machine| matches!(machine.phase(), Phase::Waiting | Phase::Open))
 }

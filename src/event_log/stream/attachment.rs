@@ -125,7 +125,7 @@ impl Attachment {
     }
 
     /// Reads the stream as `slice`.
-    pub fn under(mut self, slice: Option<Arc<Slice>>) -> Self {
+    pub fn with_slice(mut self, slice: Option<Arc<Slice>>) -> Self {
         self.slice = slice;
         self
     }
@@ -164,7 +164,7 @@ impl Attachment {
     }
 
     /// Stops wake-ups of this reader until it waits again: its task is about to look.
-    pub fn look_away(&self) {
+    pub fn clear_waker(&self) {
         let mut inner = self.stream.lock();
         if inner.machine.reader().is(self.attach) {
             inner.reader = None;
@@ -172,7 +172,7 @@ impl Attachment {
     }
 
     /// Waits for the head even after a takeover, for a client that takes no stream.
-    pub fn poll_head_anyway(&self, cx: &mut Context<'_>) -> Poll<Head> {
+    pub fn poll_head_even_displaced(&self, cx: &mut Context<'_>) -> Poll<Head> {
         let mut inner = self.stream.lock();
         match &inner.head {
             Head::Waiting => {
@@ -184,7 +184,7 @@ impl Attachment {
     }
 
     /// Waits until the stream is sealed or owes no more responses, even after a takeover.
-    pub fn poll_answered(&self, cx: &mut Context<'_>) -> Poll<()> {
+    pub fn poll_all_responses(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut inner = self.stream.lock();
         if inner.machine.is_sealed() || inner.machine.is_answered() {
             return Poll::Ready(());
@@ -297,7 +297,7 @@ impl Attachment {
     /// [`Machine::handle_input_turn`].
     ///
     /// [`Machine::handle_input_turn`]: crate::protocol::stream::Machine::handle_input_turn
-    pub fn begin_turn(&self, cursor: Seq) -> bool {
+    pub fn begin_input_turn(&self, cursor: Seq) -> bool {
         let mut inner = self.stream.lock();
         inner.machine.reader().is(self.attach) && inner.machine.handle_input_turn(cursor, clock::now())
     }

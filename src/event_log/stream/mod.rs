@@ -167,14 +167,14 @@ impl Stream {
     /// Not to be called under the stream's lock.
     pub fn handle(&self) -> &Handle {
         self.handle.get_or_init(|| {
-            let ids: Vec<RequestId> = self.look(|machine| machine.owed_responses().ids().cloned().collect());
+            let ids: Vec<RequestId> = self.with_machine(|machine| machine.owed_responses().ids().cloned().collect());
             self.mint(&ids)
         })
     }
 
     fn mint(&self, ids: &[RequestId]) -> Handle {
         let (owner, epoch) = self.origin;
-        let kind = self.look(|machine| machine.policy().kind);
+        let kind = self.with_machine(|machine| machine.policy().kind);
         Handle::mint(&self.identity.keys, kind, owner, epoch, self.id, ids, self.batch)
     }
 
@@ -193,8 +193,8 @@ impl Stream {
     }
 
     /// Sets the announcements around the stream's messages. To be called before the pump begins.
-    pub fn frame(&self, frame: Announcements) {
-        self.lock().machine.handle_announcements(frame);
+    pub fn set_announcements(&self, announcements: Announcements) {
+        self.lock().machine.handle_announcements(announcements);
     }
 
     /// Returns the status for a client that does not read; the stream's timers restart.
@@ -210,7 +210,7 @@ impl Stream {
 
     /// Notes that a client resumed by POST with all events up to `cursor`, if it named one; those are trimmed. Returns
     /// the position from which it reads on.
-    pub fn note_return_by_token(&self, cursor: Option<Seq>) -> Seq {
+    pub fn note_resume_by_token(&self, cursor: Option<Seq>) -> Seq {
         let mut inner = self.lock();
         self.note_requested(&mut inner);
         inner.machine.handle_reconnect(cursor, clock::now());
@@ -296,17 +296,17 @@ impl Stream {
 
     /// Returns whether the response passed through and a retry may still fetch it: no client was there to take it, or
     /// it has a key.
-    pub fn is_answer_unclaimed(&self) -> bool {
+    pub fn has_unclaimed_response(&self) -> bool {
         self.has_retries()
-            && self.look(|machine| {
+            && self.with_machine(|machine| {
                 let unclaimed = !machine.reader().is_attached() && !machine.is_delivered();
                 machine.phase() == Phase::Passed && (unclaimed || machine.policy().has_idempotency_key)
             })
     }
 
     /// Reads the state machine.
-    pub fn look<R>(&self, look: impl FnOnce(&Machine) -> R) -> R {
-        look(&self.lock().machine)
+    pub fn with_machine<R>(&self, read: impl FnOnce(&Machine) -> R) -> R {
+        read(&self.lock().machine)
     }
 
     /// Notes that the reader was given the events up to `last`, which may free capacity.
@@ -321,18 +321,18 @@ impl Stream {
     }
 
     /// Notes that a client resumed by GET with all events up to `cursor`.
-    pub fn note_return(&self, cursor: Option<Seq>) {
+    pub fn note_resume(&self, cursor: Option<Seq>) {
         self.take_return(|machine, now| machine.handle_reconnect(cursor, now));
     }
 
     /// Notes that a client resumed by the stream's URL with all events up to `cursor`.
-    pub fn note_return_by_url(&self, cursor: Option<Seq>) {
+    pub fn note_resume_by_url(&self, cursor: Option<Seq>) {
         self.take_return(|machine, now| machine.handle_reconnect_by_url(cursor, now));
     }
 
     /// Returns whether it is now the turn of a client with all events up to `cursor`; see
     /// [`Machine::handle_input_turn`].
-    pub fn begin_turn(&self, cursor: Seq) -> bool {
+    pub fn begin_input_turn(&self, cursor: Seq) -> bool {
         self.lock().machine.handle_input_turn(cursor, clock::now())
     }
 
@@ -389,7 +389,7 @@ impl Stream {
     }
 
     /// Handles a client response; see [`Machine::handle_client_response`].
-    pub fn answer(&self, id: &RequestId) -> ClientResponse {
+    pub fn handle_client_response(&self, id: &RequestId) -> ClientResponse {
         self.lock().machine.handle_client_response(id, clock::now())
     }
 
@@ -403,7 +403,7 @@ impl Stream {
     }
 
     /// Notes that a client response never reached the upstream.
-    pub fn answer_lost(&self, id: &RequestId) {
+    pub fn note_client_response_lost(&self, id: &RequestId) {
         let mut inner = self.lock();
         inner.machine.handle_client_response_lost(id);
         // The reader may have to be told that it is its turn again.

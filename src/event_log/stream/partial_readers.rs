@@ -42,8 +42,9 @@ impl Stream {
     /// Returns the upstream's id of the unsettled request that the client calls `id`: the same, or the first id if a
     /// later slice has this one. `None` if there is no such request.
     pub fn upstream_id(&self, id: &RequestId) -> Option<RequestId> {
-        let due =
-            |wanted: &RequestId| self.look(|machine| !machine.is_sealed() && machine.owed_responses().is_due(wanted));
+        let due = |wanted: &RequestId| {
+            self.with_machine(|machine| !machine.is_sealed() && machine.owed_responses().is_due(wanted))
+        };
         if due(id) {
             return Some(id.clone());
         }

@@ -82,7 +82,7 @@ impl Stream {
             stream.begin_first_slice();
             slices.into_iter().for_each(|names| drop(stream.begin_slice(names)));
         }
-        let marks = stream.look(|machine| stream.marks_of(machine));
+        let marks = stream.with_machine(|machine| stream.marks_of(machine));
         stream.with_store_progress(|store_progress| store_progress.marks = marks);
         stream
     }
@@ -104,7 +104,7 @@ impl Stream {
     /// Returns whether the stream ended because its process did, so that later messages of its server are lost.
     pub fn has_ended_with_its_process(&self) -> bool {
         let died = |code| matches!(code, ErrorCode::OwnerDied | ErrorCode::Draining);
-        self.look(|machine| machine.is_sealed() && machine.failure().is_some_and(|failure| died(failure.code)))
+        self.with_machine(|machine| machine.is_sealed() && machine.failure().is_some_and(|failure| died(failure.code)))
     }
 
     /// Notes that the writer died with `after` as its last event in the store; later events are another one's. The

@@ -40,7 +40,7 @@ pub struct Plain {
 #[derive(Debug)]
 enum PlainBody {
     Kept(Bytes),
-    Passing(Mutex<Option<BoxBody>>),
+    Passthrough(Mutex<Option<BoxBody>>),
 }
 
 impl Plain {
@@ -50,23 +50,23 @@ impl Plain {
     }
 
     /// Creates a response that is still arriving; its body can be taken once.
-    pub fn passing(status: StatusCode, headers: HeaderMap, body: BoxBody) -> Self {
-        Self { status, headers, body: PlainBody::Passing(Mutex::new(Some(body))) }
+    pub fn passthrough(status: StatusCode, headers: HeaderMap, body: BoxBody) -> Self {
+        Self { status, headers, body: PlainBody::Passthrough(Mutex::new(Some(body))) }
     }
 
     /// Returns the complete body, or `None` if it was not kept.
     pub fn kept_body(&self) -> Option<&Bytes> {
         match &self.body {
             PlainBody::Kept(bytes) => Some(bytes),
-            PlainBody::Passing(_) => None,
+            PlainBody::Passthrough(_) => None,
         }
     }
 
     /// Takes the arriving body. Returns `None` the second time, and for a complete one.
-    pub fn take_passing(&self) -> Option<BoxBody> {
+    pub fn take_passthrough(&self) -> Option<BoxBody> {
         match &self.body {
             PlainBody::Kept(_) => None,
-            PlainBody::Passing(body) => sync::lock(body).take(),
+            PlainBody::Passthrough(body) => sync::lock(body).take(),
         }
     }
 }

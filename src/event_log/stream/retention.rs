@@ -48,7 +48,7 @@ impl Stream {
 
     /// Notes that the connection with the last message was closed gracefully. Its client may or may not have that
     /// message: the stream is kept, and evicted before a call is refused, unless a client resumes it.
-    pub fn note_parted(&self) {
+    pub fn note_graceful_close(&self) {
         let mut inner = self.lock();
         inner.machine.handle_graceful_close();
         let is_over =

@@ -17,18 +17,18 @@ impl Stream {
     /// the stream. With the same request id and body it is one until the response was delivered, even while the first
     /// client is attached: a half-open connection counts as attached, and a session uses a request id once. A call
     /// that ended before it was sent upstream cannot be retried.
-    pub fn may_return(&self, keyed: bool) -> bool {
+    pub fn may_match_retry(&self, has_key: bool) -> bool {
         let has_arrived = self.has_arrived();
-        self.look(|machine| {
+        self.with_machine(|machine| {
             let never_ran = machine.is_sealed() && !self.is_sent();
-            !machine.is_cancelled() && !never_ran && (keyed || !has_arrived)
+            !machine.is_cancelled() && !never_ran && (has_key || !has_arrived)
         })
     }
 
     /// Waits a moment for the first call's client to leave. A retry is often faster than the end of the connection it
     /// replaces, and a takeover before the response head makes the proxy commit.
     pub async fn wait_for_detach(&self) {
-        if !self.look(|machine| machine.is_delivered()) {
+        if !self.with_machine(|machine| machine.is_delivered()) {
             // A half-open connection stays, and is taken over.
             let _ = tokio::time::timeout(DETACH_WAIT, self.detached()).await;
         }
@@ -54,36 +54,36 @@ impl Stream {
     }
 
     /// Drops a response that is still arriving and has no connection, so that the upstream need not wait.
-    pub fn drop_unread_answer(&self) {
+    pub fn drop_unread_response(&self) {
         let inner = self.lock();
         if let Head::Plain(plain) = &inner.head
             && !inner.machine.reader().is_attached()
         {
-            drop(plain.take_passing());
+            drop(plain.take_passthrough());
         }
     }
 
     /// Returns whether the store has a claim by which a retry at another replica finds the stream.
     pub(in crate::event_log) fn has_claim(&self) -> bool {
         let entries = sync::lock(&self.registrations);
-        entries.iter().any(|entry| entry.hold().is_some())
+        entries.iter().any(|entry| entry.claim().is_some())
     }
 
     /// Extends the claims, so that other replicas go on finding the stream.
     pub(in crate::event_log) fn extend_claims(&self, now: Instant) {
         let entries = sync::lock(&self.registrations);
-        entries.iter().filter_map(Registration::hold).for_each(|hold| hold.extend_if_due(now));
+        entries.iter().filter_map(Registration::claim).for_each(|claim| claim.extend_if_due(now));
     }
 
     /// Rewrites the claims after a loss in the store.
     pub(in crate::event_log) fn rewrite_claims(&self) {
         let entries = sync::lock(&self.registrations);
-        entries.iter().filter_map(Registration::hold).for_each(ClaimGuard::rewrite);
+        entries.iter().filter_map(Registration::claim).for_each(ClaimGuard::rewrite);
     }
 
     /// Leaves the claims in the store when the stream goes here.
     pub(in crate::event_log) fn leave_claims(&self) {
         let entries = sync::lock(&self.registrations);
-        entries.iter().filter_map(Registration::hold).for_each(ClaimGuard::leave);
+        entries.iter().filter_map(Registration::claim).for_each(ClaimGuard::leave);
     }
 }

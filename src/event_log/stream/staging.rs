@@ -12,7 +12,7 @@ impl Stream {
     /// Returns the description for the stream's record.
     pub(in crate::event_log) fn about(&self) -> About {
         let (policy, ids) =
-            self.look(|machine| (machine.policy().clone(), machine.owed_responses().ids().cloned().collect()));
+            self.with_machine(|machine| (machine.policy().clone(), machine.owed_responses().ids().cloned().collect()));
         let (owner, epoch) = self.origin;
         About {
             owner,

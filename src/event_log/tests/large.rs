@@ -52,9 +52,9 @@ fn an_event_counts_as_written_once_all_of_it_was() {
     ready(writer.update(says(&large())));
     let mut client = Client::attach(&stream, Seq(0));
     begin_event(&mut client);
-    assert_eq!((client.cursor, stream.look(|machine| machine.reader().written())), (Seq(0), Seq(0)));
+    assert_eq!((client.cursor, stream.with_machine(|machine| machine.reader().written())), (Seq(0), Seq(0)));
     assert!(read_pieces(&mut client).is_pending());
-    assert_eq!((client.cursor, stream.look(|machine| machine.reader().written())), (Seq(1), Seq(1)));
+    assert_eq!((client.cursor, stream.with_machine(|machine| machine.reader().written())), (Seq(1), Seq(1)));
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn a_reader_that_is_taken_over_finishes_the_event_it_has_begun() {
     begin_event(&mut newer);
     assert!(matches!(read_pieces(&mut older), Poll::Ready(ReadOutcome::TakenOver(_))));
     assert!(older.text() == wire(&stream, 1, &large()));
-    assert_eq!(stream.look(|machine| machine.reader().written()), Seq(0), "the newer one's place is its own");
+    assert_eq!(stream.with_machine(|machine| machine.reader().written()), Seq(0), "the newer one's place is its own");
     assert!(read_pieces(&mut newer).is_pending());
     assert!(newer.text() == wire(&stream, 1, &large()) + &wire(&stream, 2, &note(2)));
 }
@@ -82,7 +82,7 @@ fn an_event_that_goes_while_an_older_reader_is_given_it_cuts_that_reader_off() {
     let mut older = Client::attach(&stream, Seq(0));
     begin_event(&mut older);
     let _newer = Client::attach(&stream, Seq(1));
-    stream.note_return_by_token(Some(Seq(1)));
+    stream.note_resume_by_token(Some(Seq(1)));
     assert_eq!(read_pieces(&mut older), Poll::Ready(ReadOutcome::Cut));
 }
 
@@ -121,12 +121,12 @@ async fn a_full_stream_whose_reader_takes_a_large_event_slowly_does_not_fail() {
         tokio::time::advance(Duration::from_secs(20)).await;
         assert!(client.read(PIECE).is_ready());
         ready(writer.update(|machine, now| machine.handle_timeout(now)));
-        assert!(!stream.look(Machine::is_sealed));
+        assert!(!stream.with_machine(Machine::is_sealed));
     }
     tokio::time::advance(Duration::from_secs(31)).await;
     ready(writer.update(|machine, now| machine.handle_timeout(now)));
     ready(writer.update(|machine, now| machine.handle_upstream_end(Ending::Clean, now)));
-    assert!(stream.look(Machine::is_sealed));
+    assert!(stream.with_machine(Machine::is_sealed));
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn a_large_event_under_another_name_goes_out_in_pieces_and_is_not_copied() {
     response("1").iter().for_each(|message| ready(writer.update(says(message))));
 
     let slice = stream.begin_slice(names("22222"));
-    let attachment = stream.attach(new_attach(), Seq(0)).under(slice);
+    let attachment = stream.attach(new_attach(), Seq(0)).with_slice(slice);
     let mut client = Client { attachment, cursor: Seq(0), text: BytesMut::new(), bell: Arc::default() };
     let before = quota(&log, 0).bytes();
     begin_event(&mut client);

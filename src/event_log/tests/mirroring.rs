@@ -24,8 +24,8 @@ impl Replica {
     async fn of(store: &Memory, owner: u32) -> Self {
         let store = Arc::new(store.as_of(Owner(owner)));
         let log = Arc::new(log_of(Owner(owner), store.clone()));
-        let shared = log.shared().unwrap();
-        let replicas = Replicas::begin(shared, log.clone(), LEASE).await.unwrap();
+        let coordination = log.coordination().unwrap();
+        let replicas = Replicas::begin(coordination, log.clone(), LEASE).await.unwrap();
         let running = tokio::spawn(async move { replicas.run(|_| async { None }).await });
         Self { log, store, running }
     }
@@ -39,7 +39,7 @@ impl Replica {
     async fn resume(&self, id: &EventId) -> Client {
         self.log.restore(&self.log.verify(id).expect("an id of ours")).await.unwrap();
         let (stream, cursor) = self.log.find(self.log.verify(id).as_ref(), &binding()).expect("it is in the store");
-        stream.note_return(Some(cursor));
+        stream.note_resume(Some(cursor));
         Client::attach(&stream, cursor)
     }
 }
@@ -52,7 +52,7 @@ async fn settle() {
 }
 
 fn is_read(stream: &Stream) -> bool {
-    stream.look(|machine| machine.reader().is_attached())
+    stream.with_machine(|machine| machine.reader().is_attached())
 }
 
 #[tokio::test(start_paused = true)]
@@ -132,7 +132,7 @@ async fn a_reader_elsewhere_keeps_the_call_and_its_absence_does_not() {
     let (stream, writer) = open(&one.log);
     one.log.publish_once(&stream);
     writer.update(says(&note(0))).await;
-    let abandoned_at = || stream.look(Machine::poll_timeout);
+    let abandoned_at = || stream.with_machine(Machine::poll_timeout);
     assert!(abandoned_at().is_some(), "it has no reader");
     let client = two.resume(&event_id(&stream, 0)).await;
     settle().await;
@@ -310,7 +310,7 @@ async fn the_end_reaches_a_client_that_read_more_than_the_store_had_when_the_wri
                     .log
                     .find(replica.log.verify(&EventId::parse(id.as_bytes()).unwrap()).as_ref(), &binding())
                     .unwrap();
-                assert_eq!(stream.look(|machine| machine.locate(cursor)), Place::AtEnd, "{id}");
+                assert_eq!(stream.with_machine(|machine| machine.locate(cursor)), Place::AtEnd, "{id}");
                 // So are the positions named by a connection's first, empty event.
                 let attachment = stream.attach(new_attach(), cursor);
                 for (place, found) in [(cursor, cursor), (Seq(cursor.0 - 1), Seq(cursor.0 - 1))] {
@@ -345,7 +345,7 @@ async fn a_client_that_was_told_of_an_end_finds_it_also_where_the_stream_went_on
         replica.log.restore(&replica.log.verify(&id).expect("an id of ours")).await.unwrap();
         let (stream, cursor) =
             replica.log.find(replica.log.verify(&id).as_ref(), &binding()).expect("it is in the store");
-        assert_eq!(stream.look(|machine| machine.locate(cursor)), Place::AtEnd);
+        assert_eq!(stream.with_machine(|machine| machine.locate(cursor)), Place::AtEnd);
     }
 }
 
@@ -504,8 +504,8 @@ async fn an_outage_of_the_store_declares_no_replica_dead() {
     tokio::time::sleep(LEASE * 4).await;
     settle().await;
     writer.update(says(RESPONSE)).await;
-    assert_eq!(stream.look(Machine::failure).map(|failure| failure.code), None::<ErrorCode>);
-    assert_eq!(stream.look(Machine::tail), Seq(3));
+    assert_eq!(stream.with_machine(Machine::failure).map(|failure| failure.code), None::<ErrorCode>);
+    assert_eq!(stream.with_machine(Machine::tail), Seq(3));
 }
 
 #[tokio::test(start_paused = true)]
@@ -523,8 +523,8 @@ async fn a_name_is_taken_once_the_one_before_counts_as_gone() {
     // A live owner keeps it.
     let twin = Arc::new(store.as_of(Owner(1)));
     let log = Arc::new(log_of(Owner(1), twin.clone()));
-    let shared = log.shared().unwrap();
-    assert!(Replicas::begin(shared, log, LEASE).await.is_err());
+    let coordination = log.coordination().unwrap();
+    assert!(Replicas::begin(coordination, log, LEASE).await.is_err());
     assert_eq!(twin.renew(LEASE).wait().await.unwrap(), Renewal::HeldByAnother);
 }
 

@@ -43,7 +43,7 @@ fn log_with(store: Option<Arc<dyn Store>>) -> EventLog {
     let metrics = Arc::new(Metrics::new(&Registrar::default()).unwrap());
     let backing = store.map(|store| Backing {
         store,
-        shared: None,
+        coordination: None,
         on_unreachable: OnUnreachable::Degrade,
         lease_health: Arc::default(),
         generation: Arc::default(),
@@ -59,7 +59,7 @@ fn log_of(owner: Owner, store: Arc<Memory>) -> EventLog {
     let metrics = Arc::new(Metrics::new(&Registrar::default()).unwrap());
     let backing = Backing {
         store: store.clone(),
-        shared: Some(store),
+        coordination: Some(store),
         on_unreachable: OnUnreachable::Degrade,
         lease_health: Arc::default(),
         generation: Arc::default(),

@@ -105,7 +105,7 @@ fn a_takeover_wakes_and_ends_the_older_reader_which_gets_nothing_more() {
     assert_eq!((older.text(), newer.text()), (notes(&stream, 1..=1).as_str(), notes(&stream, 2..=2).as_str()));
 
     drop(older);
-    assert!(stream.look(|machine| machine.reader().is_attached()), "the end of the older one is no disconnect");
+    assert!(stream.with_machine(|machine| machine.reader().is_attached()), "the end of the older one is no disconnect");
     say_notes(&writer, 3..=3);
     assert_eq!(newer.bell.rings(), 1);
 }
@@ -116,10 +116,10 @@ fn a_reader_that_leaves_starts_a_timer_and_changes_nothing_else() {
     let (stream, writer) = open(&log);
     let client = Client::attach(&stream, Seq(0));
     say_notes(&writer, 1..=2);
-    assert_eq!(writer.agenda().0, None);
+    assert_eq!(writer.schedule().0, None);
     drop(client);
-    assert!(writer.agenda().0.is_some());
-    assert_eq!(stream.look(|machine| (machine.phase(), machine.tail())), (Phase::Open, Seq(2)));
+    assert!(writer.schedule().0.is_some());
+    assert_eq!(stream.with_machine(|machine| (machine.phase(), machine.tail())), (Phase::Open, Seq(2)));
     assert!(writer.poll_effect().is_none());
     say_notes(&writer, 3..=3);
     let mut back = Client::attach(&stream, Seq(0));
@@ -137,14 +137,14 @@ fn an_answered_request_is_not_replayed_and_its_number_is_a_cursor_all_the_same()
     let mut first = Client::attach(&stream, Seq(0));
     assert!(first.read_all().is_pending());
     assert_eq!(first.text(), wire(&stream, 1, ask) + &notes(&stream, 2..=2));
-    assert_eq!(stream.answer(&id()), ClientResponse::First);
-    assert_eq!(stream.answer(&id()), ClientResponse::Duplicate);
+    assert_eq!(stream.handle_client_response(&id()), ClientResponse::First);
+    assert_eq!(stream.handle_client_response(&id()), ClientResponse::Duplicate);
     for cursor in [0, 1] {
         let mut client = Client::attach(&stream, Seq(cursor));
         assert!(client.read_all().is_pending());
         assert_eq!(client.text(), notes(&stream, 2..=2), "after {cursor}");
     }
-    stream.answer_lost(&id());
+    stream.note_client_response_lost(&id());
     let mut again = Client::attach(&stream, Seq(0));
     assert!(again.read_all().is_pending());
     assert_eq!(again.text(), first.text(), "it is outstanding again");

@@ -52,7 +52,7 @@ async fn a_sealed_stream_is_read_after_a_restart_as_before() {
     let rest = whole.strip_prefix(&texts.concat()).unwrap().to_owned();
     assert_eq!(read_again(&after, &ids[3]).await, (rest, Poll::Ready(ReadOutcome::Ended)));
     let (stream, cursor) = after.find(after.verify(&ids[4]).as_ref(), &binding()).unwrap();
-    assert_eq!(stream.look(|machine| machine.locate(cursor)), Place::AtEnd);
+    assert_eq!(stream.with_machine(|machine| machine.locate(cursor)), Place::AtEnd);
     let stranger = Binding { principal: Principal::Known([1; 16]), ..binding() };
     assert!(after.find(after.verify(&ids[0]).as_ref(), &stranger).is_none());
 }
@@ -76,7 +76,7 @@ async fn an_open_stream_of_a_process_that_died_ends_with_an_error() {
         "{error}"
     );
     let (restored, _) = after.find(after.verify(&id).as_ref(), &binding()).unwrap();
-    let failure = restored.look(Machine::failure).map(|failure| failure.code);
+    let failure = restored.with_machine(Machine::failure).map(|failure| failure.code);
     assert_eq!(failure, Some(ErrorCode::OwnerDied));
     assert_eq!(after.recover().await.unwrap(), 0, "once");
 
@@ -102,7 +102,7 @@ async fn a_stream_that_owed_nothing_any_more_is_completed() {
     after.recover().await.unwrap();
     assert_eq!(read_again(&after, &id).await, (whole, Poll::Ready(ReadOutcome::Ended)));
     let (restored, _) = after.find(after.verify(&id).as_ref(), &binding()).unwrap();
-    let phase = restored.look(Machine::phase);
+    let phase = restored.with_machine(Machine::phase);
     assert!(matches!(phase, Phase::Sealed { outcome: crate::protocol::stream::Outcome::Completed, .. }), "{phase:?}");
 }
 
@@ -113,7 +113,7 @@ async fn a_question_that_was_answered_is_not_asked_again_after_a_restart() {
     let before = process(&store);
     let (stream, writer) = open(&before);
     writer.update(says(ASK)).await;
-    stream.answer(&RequestId::String("q".into()));
+    stream.handle_client_response(&RequestId::String("q".into()));
     writer.update(|_, _| ()).await;
     let id = event_id(&stream, 0);
 

@@ -73,7 +73,7 @@ pub(super) fn is_kept(log: &EventLog, stream: &Stream) -> bool {
 }
 
 fn is_paused(writer: &Writer) -> bool {
-    !writer.agenda().1
+    !writer.schedule().1
 }
 
 #[tokio::test(start_paused = true)]
@@ -136,7 +136,7 @@ async fn streams_that_have_just_arrived_give_up_all_but_their_end() {
     write(&writer, 1_500_000 - before + 100_000);
     assert!(is_kept(&log, &old));
     assert!(!is_paused(&writer));
-    let (trimmed, tail) = old.look(|machine| (machine.trimmed(), machine.tail()));
+    let (trimmed, tail) = old.with_machine(|machine| (machine.trimmed(), machine.tail()));
     assert!((300..500).contains(&trimmed.0), "{trimmed:?}");
     let mut back = Client::attach(&old, trimmed);
     assert_eq!(back.read_all(), Poll::Ready(ReadOutcome::Ended));
@@ -227,7 +227,7 @@ async fn a_pause_ends_when_another_stream_of_the_share_makes_room() {
     let (_, writer) = open_of(&log, 1);
     write(&writer, 25_000);
     assert!(is_paused(&writer));
-    let (deadline, _) = writer.agenda();
+    let (deadline, _) = writer.schedule();
     assert!(deadline.unwrap() - clock::now() < Duration::from_secs(1), "it looks again soon");
     drop(other_writer);
     log.forget(&other);
@@ -250,7 +250,7 @@ async fn a_stream_that_never_pauses_loses_its_oldest_and_keeps_what_its_reader_i
     drop(client);
     write(&writer, 100_000);
     assert!(!is_paused(&writer));
-    let trimmed = stream.look(|machine| machine.trimmed());
+    let trimmed = stream.with_machine(|machine| machine.trimmed());
     assert!((50 + 20..50 + 60).contains(&trimmed.0), "{trimmed:?}");
 }
 
@@ -405,7 +405,7 @@ async fn a_full_process_evicts_from_the_largest_holder() {
     let (stream, small) = open_of(&log, 3);
     write(&small, 3000);
     assert!(!is_paused(&small));
-    assert!(!stream.look(|machine| machine.is_paused()));
+    assert!(!stream.with_machine(|machine| machine.is_paused()));
     write(&small, 30_000);
     assert!(is_paused(&small), "that is not little any more");
 }
@@ -552,7 +552,7 @@ fn tight_before(store: &Arc<Slow>) -> EventLog {
     let metrics = Arc::new(Metrics::new(&Registrar::default()).unwrap());
     let backing = Backing {
         store: store.clone(),
-        shared: None,
+        coordination: None,
         on_unreachable: OnUnreachable::Refuse,
         lease_health: Arc::default(),
         generation: Arc::default(),
@@ -640,7 +640,7 @@ fn leave_gracefully(log: &EventLog, stream: &Arc<Stream>, writer: &Writer, bytes
     write(writer, bytes);
     finish(log, stream, writer);
     assert_eq!(Client::attach(stream, Seq(0)).read_all(), Poll::Ready(ReadOutcome::Ended));
-    stream.note_parted();
+    stream.note_graceful_close();
 }
 
 #[tokio::test(start_paused = true)]
@@ -648,7 +648,7 @@ async fn a_stream_whose_client_left_in_peace_stays_for_one_that_comes_back_for_i
     let log = tight(|_| ());
     let (left, left_writer) = open_of(&log, 1);
     leave_gracefully(&log, &left, &left_writer, 10_000);
-    left.note_return(Some(Seq(3)));
+    left.note_resume(Some(Seq(3)));
     let mut back = Client::attach(&left, Seq(3));
     assert!(matches!(back.read(2000), Poll::Ready(ReadOutcome::Events { .. })));
     let cursor = back.cursor;
@@ -662,7 +662,7 @@ async fn a_stream_whose_client_left_in_peace_stays_for_one_that_comes_back_for_i
     assert!(again.text().contains(RESPONSE));
     drop(again);
     // Until it leaves gracefully once more.
-    left.note_parted();
+    left.note_graceful_close();
     ready(writer.update(|_, _| ()));
     assert!(!is_kept(&log, &left));
     assert!(!is_paused(&writer));
@@ -682,7 +682,7 @@ async fn streams_whose_clients_left_in_peace_go_whole_and_after_those_that_have_
         write(&writer, 1000);
     }
     assert!(is_kept(&log, &left), "it is the older one");
-    assert_eq!(left.look(|machine| machine.trimmed()), Seq(0));
+    assert_eq!(left.with_machine(|machine| machine.trimmed()), Seq(0));
     while is_kept(&log, &left) {
         assert!(!is_paused(&writer), "nothing waits while it is there");
         write(&writer, 1000);

@@ -57,7 +57,7 @@ fn what_comes_while_the_store_works_is_the_next_batch_and_the_seal_waits_for_it(
     assert!(update.poll().is_pending(), "the error is with the store");
     assert!(client.read_all().is_pending());
     assert_eq!(client.text(), wire(&stream, 1, &message));
-    assert!(!stream.look(Machine::is_sealed));
+    assert!(!stream.with_machine(Machine::is_sealed));
 
     store.let_one_through();
     assert!(update.poll().is_ready());
@@ -72,7 +72,7 @@ fn an_answer_counts_once_the_store_has_it() {
     let store = Slow::new();
     let (stream, writer) = open_with(&store);
     let client = Client::attach(&stream, Seq(0));
-    let mut answered = ByHand::new(std::future::poll_fn(|cx| client.attachment.poll_answered(cx)));
+    let mut answered = ByHand::new(std::future::poll_fn(|cx| client.attachment.poll_all_responses(cx)));
     let mut update = ByHand::new(writer.update(says(RESPONSE)));
     assert!(update.poll().is_pending() && answered.poll().is_pending());
     assert!(stream.collect().is_none());
@@ -102,7 +102,7 @@ fn a_fenced_writer_sends_its_reader_away_and_shows_nothing_of_what_was_refused()
     assert_eq!(client.bell.rings(), 1);
     assert_eq!(client.read_all(), Poll::Ready(ReadOutcome::Moved(Duration::from_secs(1))));
     assert_eq!(client.text(), wire(&stream, 1, &message));
-    assert_eq!(stream.look(Machine::tail), Seq(1));
+    assert_eq!(stream.with_machine(Machine::tail), Seq(1));
     assert_eq!(stored(&store, &stream), 1);
 }
 
@@ -116,7 +116,7 @@ fn a_writer_that_is_fenced_while_the_stream_ends_still_ends_it() {
     ready(store.behind.take_over(stream.id()).wait()).unwrap();
     store.let_one_through();
     assert!(update.poll().is_ready());
-    assert!(stream.look(Machine::is_sealed));
+    assert!(stream.with_machine(Machine::is_sealed));
     let moved = ReadOutcome::Moved(Duration::from_secs(1));
     assert_eq!(Client::attach(&stream, Seq(0)).read_all(), Poll::Ready(moved));
 }

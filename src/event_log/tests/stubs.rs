@@ -28,7 +28,8 @@ fn proven(log: &EventLog, caller: u8, notes: usize) -> Vec<EventId> {
 }
 
 fn place(log: &EventLog, id: &EventId) -> Option<Place> {
-    log.find(log.verify(id).as_ref(), &binding()).map(|(stream, cursor)| stream.look(|machine| machine.locate(cursor)))
+    log.find(log.verify(id).as_ref(), &binding())
+        .map(|(stream, cursor)| stream.with_machine(|machine| machine.locate(cursor)))
 }
 
 fn stubs(log: &EventLog) -> usize {
@@ -195,7 +196,7 @@ async fn stubs_go_before_streams_that_have_arrived_and_the_oldest_of_them_first(
     }
     assert_eq!(stubs(&log), 0);
     // Then it is its turn, without a wait for its time.
-    assert!(writer.agenda().1, "that was room enough");
+    assert!(writer.schedule().1, "that was room enough");
 }
 
 #[tokio::test(start_paused = true)]
@@ -240,7 +241,7 @@ async fn a_large_response_moves_into_its_stub() {
     log.retain(&stream);
     let before = cursor_of(&stream, Seq(1));
     log.note_delivered(&stream, DeliveryCertainty::Proven);
-    assert!(stream.look(|machine| machine.trimmed()) == Seq(2), "it is in one place");
+    assert!(stream.with_machine(|machine| machine.trimmed()) == Seq(2), "it is in one place");
     drop((stream, writer));
     let (stream, cursor) = log.find(log.verify(&before).as_ref(), &binding()).unwrap();
     let mut back = Client::attach(&stream, cursor);

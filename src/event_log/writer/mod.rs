@@ -103,7 +103,7 @@ impl Writer {
     }
 
     /// Returns the machine's next deadline, and whether the upstream may be read.
-    pub fn agenda(&self) -> (Option<Instant>, bool) {
+    pub fn schedule(&self) -> (Option<Instant>, bool) {
         let inner = self.stream.lock();
         let deadline = inner.machine.poll_timeout();
         let is_behind = inner

@@ -66,7 +66,7 @@ pub(in crate::event_log) async fn seal(
         Some(PersistOutcome::Fenced) => return,
         None => {}
     }
-    let until = clock::now() + stream.look(|machine| machine.policy().retention);
+    let until = clock::now() + stream.with_machine(|machine| machine.policy().retention);
     let (stream, backing) = (stream.clone(), backing.clone());
     tokio::spawn(async move {
         let recorder = Recorder { stream: &stream, backing: &backing };

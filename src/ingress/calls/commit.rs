@@ -51,14 +51,14 @@ pub(super) fn poll_begin(log: &EventLog, attachment: &Attachment, cx: &mut Conte
         log.publish_once(attachment.stream());
         return Poll::Ready(head);
     }
-    attachment.poll_head_anyway(cx)
+    attachment.poll_head_even_displaced(cx)
 }
 
 /// Polls for the head of a response that begins when all results are there, for a client that takes no stream.
 pub(super) fn poll_complete(attachment: &Attachment, cx: &mut Context<'_>) -> Poll<Head> {
-    let head = ready!(attachment.poll_head_anyway(cx));
+    let head = ready!(attachment.poll_head_even_displaced(cx));
     if matches!(head, Head::Stream(..) | Head::Committed) {
-        ready!(attachment.poll_answered(cx));
+        ready!(attachment.poll_all_responses(cx));
     }
     Poll::Ready(head)
 }

@@ -80,7 +80,7 @@ impl Continuations {
         if let Some(session) = &context.session {
             session.join_stream(&stream);
         }
-        let attachment = stream.attach(event_log::new_attach(), after).under(slice);
+        let attachment = stream.attach(event_log::new_attach(), after).with_slice(slice);
         let beginning = Beginning { start: Start::After(after), has_gap };
         context.reservation = None;
         let RequestContext { parts, session, connection, .. } = *context;

@@ -164,7 +164,7 @@ impl Calls {
         }
         let observer = ResponseObserver::new(initialize, self.partial.edited_list(&call));
         let mut request = CallRequest { context, call, accept, body, partial, retry, observer };
-        let is_found = previous_call.as_ref().is_some_and(|stream| stream.may_return(retry.body.is_some()));
+        let is_found = previous_call.as_ref().is_some_and(|stream| stream.may_match_retry(retry.body.is_some()));
         let remote_call = if !is_found && self.remote_retries.may_be_recorded(retry) {
             Box::pin(self.remote_retries.find(&request)).await
         } else {

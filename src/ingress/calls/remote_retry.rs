@@ -133,7 +133,7 @@ impl RemoteRetries {
         loop {
             let lock = self.log.retry_index().registering(call).await;
             let here = self.log.retry_index().find(&call);
-            if here.as_ref().is_some_and(|stream| stream.may_return(body.is_some())) {
+            if here.as_ref().is_some_and(|stream| stream.may_match_retry(body.is_some())) {
                 return EarlierCall::None(None);
             }
             let (run, record) = match search.claim().await {
@@ -171,7 +171,7 @@ impl RemoteRetries {
         let Retry { fingerprint: Some(own), body, .. } = request.retry else {
             return ControlFlow::Break(EarlierCall::None(claim));
         };
-        if self.log.retry_index().find(&own).is_some_and(|stream| stream.may_return(true)) {
+        if self.log.retry_index().find(&own).is_some_and(|stream| stream.may_match_retry(true)) {
             return ControlFlow::Break(EarlierCall::None(claim));
         }
         let found = match &mut claim {
@@ -222,7 +222,7 @@ impl RemoteRetries {
             drop(self.log.retry_index().registering(call).await);
             let here = self.log.retry_index().find(&call);
             if let Some(stream) =
-                here.as_ref().filter(|stream| stream.id() == previous.run.stream && stream.may_return(true))
+                here.as_ref().filter(|stream| stream.id() == previous.run.stream && stream.may_match_retry(true))
             {
                 stream.wait_for_detach().await;
                 return ControlFlow::Break(match search.may_have(stream) && stream.body() == body {
@@ -388,7 +388,7 @@ impl Search<'_> {
             return self.find_without_stream(run).await;
         };
         stream.wait_for_detach().await;
-        if !stream.may_return(self.body.is_some()) {
+        if !stream.may_match_retry(self.body.is_some()) {
             return Next::Replace;
         }
         Next::Done(match stream.body() == self.body {

@@ -50,7 +50,7 @@ impl Replies {
         let mut head = pin!(poll_fn(|cx| {
             let Some(attachment) = guard.attachment() else { return Poll::Ready(Head::TakenOver) };
             if !pump.is_over() {
-                attachment.look_away();
+                attachment.clear_waker();
                 pump.poll(cx);
             }
             if reply.accept.sse { poll_begin(&self.log, attachment, cx) } else { poll_complete(attachment, cx) }
@@ -96,10 +96,10 @@ impl Replies {
         };
         clock::sleep_until(slice.ends_at()).await;
         let stream = attachment.stream();
-        if !reply.may_begin && stream.look(|machine| machine.phase() == Phase::Waiting) {
-            poll_fn(|cx| attachment.poll_head_anyway(cx)).await;
+        if !reply.may_begin && stream.with_machine(|machine| machine.phase() == Phase::Waiting) {
+            poll_fn(|cx| attachment.poll_head_even_displaced(cx)).await;
         }
-        let is_due = stream.look(|machine| !machine.owed_responses().is_settled());
+        let is_due = stream.with_machine(|machine| !machine.owed_responses().is_settled());
         if !is_due || !stream.commit() {
             return None;
         }
@@ -149,7 +149,7 @@ impl Replies {
                 let receipts = reply.connection.receipts().clone();
                 Kept::new(bytes.clone(), attachment, receipt, receipts).boxed_unsync()
             }
-            None => match plain.take_passing() {
+            None => match plain.take_passthrough() {
                 Some(body) => Passthrough::new(body, attachment.stream(), self.metrics.delivery.clone()).boxed_unsync(),
                 None => return self.fail(Failure::after_send(ErrorCode::StreamLost), reply, None),
             },
@@ -165,7 +165,7 @@ impl Replies {
         let stream = attachment.stream();
         let collected = stream.collect();
         let responses = collected.as_ref().map_or(0, |collected| collected.responses);
-        let others = stream.look(|machine| machine.tail().0).saturating_sub(responses as u64);
+        let others = stream.with_machine(|machine| machine.tail().0).saturating_sub(responses as u64);
         self.metrics.observe_withheld(others);
         let Some(Collected { body, .. }) = collected else {
             // The call was cancelled: no response is owed, and none came.

@@ -76,7 +76,7 @@ impl CallStarter {
         claim: Option<PendingClaim>,
     ) -> Result<StartedCall, ErrorCode> {
         let Retry { fingerprint, body, .. } = request.retry;
-        if let Some(stream) = previous_call.filter(|stream| stream.may_return(body.is_some())) {
+        if let Some(stream) = previous_call.filter(|stream| stream.may_match_retry(body.is_some())) {
             let is_same = stream.body() == body;
             return if is_same { Ok(self.return_to(&request.context, &stream)) } else { Err(ErrorCode::KeyReused) };
         }
@@ -96,10 +96,10 @@ impl CallStarter {
         let Some(fingerprint) = fingerprint else {
             return Ok(self.start(request, &create()?));
         };
-        let matches = |stream: &Arc<Stream>| stream.may_return(body.is_some());
+        let matches = |stream: &Arc<Stream>| stream.may_match_retry(body.is_some());
         match self.log.retry_index().find_or_register(fingerprint, matches, create)? {
             Match::New(stream, registration) => {
-                stream.keep_registration(registration.under(guard));
+                stream.keep_registration(registration.with_claim(guard));
                 Ok(self.start(request, &stream))
             }
             Match::Same(stream) if stream.body() == body => Ok(self.return_to(&request.context, &stream)),
@@ -111,7 +111,7 @@ impl CallStarter {
     fn rejoin(&self, request: &CallRequest) -> Result<StartedCall, ErrorCode> {
         let Retry { fingerprint, body, .. } = request.retry;
         let found = fingerprint.and_then(|fingerprint| self.log.retry_index().find(&fingerprint));
-        match found.filter(|stream| stream.may_return(body.is_some())) {
+        match found.filter(|stream| stream.may_match_retry(body.is_some())) {
             Some(stream) if stream.body() == body => Ok(self.return_to(&request.context, &stream)),
             Some(_) => Err(ErrorCode::KeyReused),
             None => Err(ErrorCode::Draining),
@@ -154,7 +154,8 @@ impl CallStarter {
     }
 
     fn start(&self, request: &CallRequest, stream: &Arc<Stream>) -> StartedCall {
-        let attachment = stream.attach_before_pump(event_log::new_attach(), Seq(0)).under(stream.begin_first_slice());
+        let attachment =
+            stream.attach_before_pump(event_log::new_attach(), Seq(0)).with_slice(stream.begin_first_slice());
         let RequestContext { parts, session, connection, .. } = &*request.context;
         if let Some(session) = session {
             session.add_stream(stream);
@@ -173,7 +174,7 @@ impl CallStarter {
         self.metrics.observe_retry();
         let cursor = self.finder.cursor_in(context, stream);
         stream.note_retry(cursor);
-        let first_kept = stream.look(|machine| machine.trimmed());
+        let first_kept = stream.with_machine(|machine| machine.trimmed());
         let wanted = cursor.unwrap_or(Seq(0));
         let has_gap = wanted < first_kept;
         if has_gap {
@@ -181,7 +182,7 @@ impl CallStarter {
         }
         let cursor = wanted.max(first_kept);
         log_return(stream, "retry", cursor);
-        let attachment = stream.attach(event_log::new_attach(), cursor).under(stream.begin_first_slice());
+        let attachment = stream.attach(event_log::new_attach(), cursor).with_slice(stream.begin_first_slice());
         let beginning = Beginning { start: Start::After(cursor), has_gap };
         StartedCall { attachment, beginning, pump: InlineTask::default() }
     }

@@ -184,13 +184,13 @@ impl UpstreamPost {
     /// Called when the POST did not arrive: the requests that it answers are open again.
     pub(super) fn lose(&self) {
         for (stream, id) in &self.answered {
-            stream.answer_lost(id);
+            stream.note_client_response_lost(id);
         }
     }
 
     /// True while a call upstream waits for the POST: a call whose request it answers, or, if it answers none, any call of the session.
     fn is_wanted(&self, until: Instant) -> bool {
-        let runs = |stream: &Arc<Stream>| !stream.look(|machine| machine.is_sealed());
+        let runs = |stream: &Arc<Stream>| !stream.with_machine(|machine| machine.is_sealed());
         let waits = match self.answered.as_slice() {
             [] => self.records().any(|session| session.streams().iter().any(runs)),
             answered => answered.iter().any(|(stream, _)| runs(stream)),

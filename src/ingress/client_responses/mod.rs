@@ -209,10 +209,10 @@ fn note_responses<'a>(
     if !messages.iter().any(|message| matches!(message, Message::Response { id: Some(_), .. })) {
         return (answered, repeated);
     }
-    let asking: Vec<_> = records.map(|session| sessions.asking(session_id, session)).collect();
+    let asking: Vec<_> = records.map(|session| sessions.streams_with_server_requests(session_id, session)).collect();
     for (index, message) in messages.iter().enumerate() {
         let Message::Response { id: Some(id), .. } = message else { continue };
-        let outcomes = asking.iter().map(|streams| Sessions::answer(streams, id));
+        let outcomes = asking.iter().map(|streams| Sessions::match_client_response(streams, id));
         match { outcomes }.find(|(outcome, _)| *outcome != ClientResponse::Unknown) {
             Some((ClientResponse::First, Some(stream))) => answered.push((stream, id.clone())),
             Some((ClientResponse::Duplicate, _)) if !simulation::has(Bug::ForwardsEveryAnswer) => repeated.push(index),
@@ -236,12 +236,15 @@ fn repeated_responses<'a>(
     if !messages.iter().any(|message| matches!(message, Message::Response { id: Some(_), .. })) {
         return Vec::new();
     }
-    let asking: Vec<_> = records.flat_map(|session| sessions.asking(session_id, session)).collect();
+    let asking: Vec<_> =
+        records.flat_map(|session| sessions.streams_with_server_requests(session_id, session)).collect();
     let is_repeated = |message: &Message| {
         let Message::Response { id: Some(id), .. } = message else { return false };
-        let waits =
-            |stream: &Arc<Stream>| stream.look(|machine| machine.server_requests().outstanding_since(id).is_some());
-        let has_answered = |stream: &Arc<Stream>| stream.look(|machine| machine.server_requests().has_answered(id));
+        let waits = |stream: &Arc<Stream>| {
+            stream.with_machine(|machine| machine.server_requests().outstanding_since(id).is_some())
+        };
+        let has_answered =
+            |stream: &Arc<Stream>| stream.with_machine(|machine| machine.server_requests().has_answered(id));
         asking.iter().any(has_answered) && !asking.iter().any(waits)
     };
     (0..messages.len()).filter(|index| is_repeated(&messages[*index])).collect()

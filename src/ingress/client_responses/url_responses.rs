@@ -109,7 +109,7 @@ impl UrlResponses {
             Some(response) if response.status().is_success() => {
                 // The writer says so as well, but later: the server has just got the response.
                 for (_, id) in &responses.responses {
-                    let _ = stream.answer(id);
+                    let _ = stream.handle_client_response(id);
                 }
                 Ok(())
             }
@@ -144,7 +144,7 @@ impl UrlResponses {
             let (stream, id) = (stream.clone(), id.clone());
             Some(Box::new(move |_: &EventLog| {
                 if let Some(id) = &id {
-                    let _ = stream.answer(id);
+                    let _ = stream.handle_client_response(id);
                 }
             }))
         };
@@ -228,7 +228,9 @@ impl UrlResponses {
                 warn!(status = response.status().as_u16(), "the upstream refused an answer to a stream");
                 Ok(())
             }
-            Ok(Outcome::Failed(failure)) if failure.may_have_run || stream.look(|machine| machine.is_sealed()) => {
+            Ok(Outcome::Failed(failure))
+                if failure.may_have_run || stream.with_machine(|machine| machine.is_sealed()) =>
+            {
                 warn!(error = failure.code.label(), "an answer to a stream may not have arrived");
                 Ok(())
             }

@@ -102,7 +102,7 @@ impl Pump {
             if self.is_over() {
                 break;
             }
-            let (deadline, may_read) = self.writer.agenda();
+            let (deadline, may_read) = self.writer.schedule();
             self.alarm.set(deadline);
             tokio::select! {
                 // A random order would make simulated runs differ. The upstream is last, because it alone can be ready without end.
@@ -119,7 +119,7 @@ impl Pump {
     async fn take_timeout(&mut self) {
         // One reading of the clock: the stream must be published before its first id is sent.
         let now = clock::now();
-        if self.writer.stream().look(|machine| machine.is_commit_due(now)) {
+        if self.writer.stream().with_machine(|machine| machine.is_commit_due(now)) {
             self.publish();
         }
         self.writer.update(|machine, _| machine.handle_timeout(now)).await;
@@ -133,7 +133,7 @@ impl Pump {
     }
 
     fn is_over(&self) -> bool {
-        self.writer.stream().look(|machine| match machine.phase() {
+        self.writer.stream().with_machine(|machine| match machine.phase() {
             Phase::Sealed { .. } => true,
             Phase::Passed => matches!(self.input, InputSource::Idle),
             Phase::Waiting | Phase::Open => false,
@@ -144,13 +144,13 @@ impl Pump {
         // Another task may have ended the stream since the last update, and its reader was not notified.
         self.writer.update(|_, _| ()).await;
         let stream = self.writer.stream();
-        let outcome = stream.look(|machine| match machine.phase() {
+        let outcome = stream.with_machine(|machine| match machine.phase() {
             Phase::Sealed { outcome, .. } => Some((outcome, machine.failure(), machine.reader().is_attached())),
             Phase::Waiting | Phase::Passed | Phase::Open => None,
         });
         if let Some((outcome, failure, attached)) = outcome {
             self.writer.seal().await;
-            match stream.look(|machine| machine.policy().kind) {
+            match stream.with_machine(|machine| machine.policy().kind) {
                 StreamKind::Request => self.note_seal(outcome, failure, attached),
                 // A standalone stream is no call, so it cannot fail or be abandoned.
                 StreamKind::Standalone => debug!(stream.id = %stream.id(), ?failure, "standalone stream ended"),
@@ -164,8 +164,8 @@ impl Pump {
                 // A call that ended before its response head is no stream in the store.
                 Box::pin(self.log.store_response(stream, &stream.head_now())).await;
             }
-        } else if stream.is_answer_unclaimed() {
-            stream.drop_unread_answer();
+        } else if stream.has_unclaimed_response() {
+            stream.drop_unread_response();
             self.log.retain(stream);
         }
     }
@@ -356,7 +356,7 @@ impl Pump {
     /// Reports a failure, unless it ended the stream: that one is reported when the stream is sealed.
     fn note_failure(&self, code: ErrorCode, is_reopening: bool) {
         let stream = self.writer.stream();
-        if stream.look(|machine| machine.failure().is_none()) {
+        if stream.with_machine(|machine| machine.failure().is_none()) {
             self.metrics.errors.observe_upstream_failure(code);
             info!(stream.id = %stream.id(), error = code.label(), again = is_reopening, "upstream call failed");
         }
@@ -383,7 +383,8 @@ impl Pump {
             self.writer.update(|machine, _| machine.handle_stream_head()).await;
             return;
         }
-        let is_standalone = self.writer.stream().look(|machine| machine.policy().kind == StreamKind::Standalone);
+        let is_standalone =
+            self.writer.stream().with_machine(|machine| machine.policy().kind == StreamKind::Standalone);
         let ending = match status {
             // The server still has the old stream, is unavailable, or is busy.
             StatusCode::CONFLICT

@@ -85,7 +85,7 @@ impl Pump {
     /// one for an unknown session, is the response to the only request there is.
     fn as_owed_response(&self, body: Bytes) -> Option<Bytes> {
         let messages = jsonrpc::peek(&body).ok()?;
-        self.writer.stream().look(|machine| {
+        self.writer.stream().with_machine(|machine| {
             // A cancelled request may still get a response.
             let answers = |message: &Message| match message {
                 Message::Response { id: Some(id), .. } => machine.owed_responses().is_unanswered(id),
@@ -139,9 +139,9 @@ impl Pump {
                 if !self.is_keyed() {
                     self.writer.stream().forget_retries();
                 }
-                let timeout = self.writer.stream().look(|machine| machine.policy().call_timeout);
+                let timeout = self.writer.stream().with_machine(|machine| machine.policy().call_timeout);
                 let body = passing_body(self.writer.counted(buffer), body, timeout.map(|timeout| self.began + timeout));
-                Plain::passing(parts.status, parts.headers, body)
+                Plain::passthrough(parts.status, parts.headers, body)
             }
             Ok(Err(_)) => {
                 let failure = Failure::after_send(ErrorCode::UpstreamBroke);

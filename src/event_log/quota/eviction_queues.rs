@@ -1,0 +1,98 @@
+//! Eviction queues of a quota: its finished streams and stubs, in the order in which an eviction takes them.
+//!
+//! Absent: the eviction itself (`writer/eviction.rs`).
+
+use std::collections::BTreeSet;
+use std::ops::Bound;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Instant;
+
+use crate::protocol::ids::StreamId;
+use crate::sync;
+
+/// Reason for which a finished stream may be evicted. Streams of the first queue go first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::event_log) enum EvictionQueue {
+    /// The last message was delivered.
+    Delivered,
+    /// The connection with the last message was closed gracefully, but the client may lack the end. The stream is
+    /// evicted last, and whole.
+    Unconfirmed,
+}
+
+/// Finished streams of a quota that may be evicted, by the time at which they were queued.
+#[derive(Default)]
+struct Queues {
+    delivered: BTreeSet<(Instant, StreamId)>,
+    /// Last stream whose front was trimmed.
+    trimmed: Option<(Instant, StreamId)>,
+    unconfirmed: BTreeSet<(Instant, StreamId)>,
+}
+
+impl Queues {
+    fn of(&mut self, queue: EvictionQueue) -> &mut BTreeSet<(Instant, StreamId)> {
+        match queue {
+            EvictionQueue::Delivered => &mut self.delivered,
+            EvictionQueue::Unconfirmed => &mut self.unconfirmed,
+        }
+    }
+}
+
+/// Streams and stubs of a quota that may be evicted.
+#[derive(Default)]
+pub(in crate::event_log) struct EvictionQueues {
+    queues: Mutex<Queues>,
+    /// Stubs by the time of their creation: they are evicted first.
+    stubs: Mutex<BTreeSet<(Instant, StreamId)>>,
+}
+
+impl EvictionQueues {
+    pub(in crate::event_log) fn enqueue(&self, (queue, at): (EvictionQueue, Instant), stream: StreamId) {
+        self.queues().of(queue).insert((at, stream));
+    }
+
+    pub(in crate::event_log) fn dequeue(&self, (queue, at): (EvictionQueue, Instant), stream: StreamId) {
+        self.queues().of(queue).remove(&(at, stream));
+    }
+
+    /// Returns the length of a queue.
+    pub(in crate::event_log) fn queue_len(&self, queue: EvictionQueue) -> usize {
+        self.queues().of(queue).len()
+    }
+
+    /// Takes the first stream out of a queue, with the time at which it was queued.
+    pub(in crate::event_log) fn pop_first_of(&self, queue: EvictionQueue) -> Option<(Instant, StreamId)> {
+        self.queues().of(queue).pop_first()
+    }
+
+    pub(in crate::event_log) fn add_stub(&self, at: Instant, stream: StreamId) {
+        self.stubs().insert((at, stream));
+    }
+
+    pub(in crate::event_log) fn remove_stub(&self, at: Instant, stream: StreamId) {
+        self.stubs().remove(&(at, stream));
+    }
+
+    /// Takes the oldest stub.
+    pub(in crate::event_log) fn pop_stub(&self) -> Option<StreamId> {
+        self.stubs().pop_first().map(|(_, stream)| stream)
+    }
+
+    /// Returns the stream that was delivered first among those not yet returned by this method. The stream stays in
+    /// the queue.
+    pub(in crate::event_log) fn next_to_trim(&self) -> Option<StreamId> {
+        let mut queues = self.queues();
+        let from = queues.trimmed.map_or(Bound::Unbounded, Bound::Excluded);
+        let next = *queues.delivered.range((from, Bound::Unbounded)).next()?;
+        queues.trimmed = Some(next);
+        Some(next.1)
+    }
+
+    fn stubs(&self) -> MutexGuard<'_, BTreeSet<(Instant, StreamId)>> {
+        sync::lock(&self.stubs)
+    }
+
+    fn queues(&self) -> MutexGuard<'_, Queues> {
+        sync::lock(&self.queues)
+    }
+}

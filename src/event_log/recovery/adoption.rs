@@ -1,0 +1,198 @@
+//! Adoption: streams whose writer is gone are ended here, with an error for each response that they still owe.
+//!
+//! Owned here: the fencing of the writer, the end that is written in its place, and the streams that other replicas have
+//! adopted from this one. Invariant: of several replicas that adopt one stream, the one with the last epoch ends it.
+//! Absent: the expiry of leases, which decides that a writer is gone (`cluster`).
+
+use std::sync::Arc;
+
+use tokio::task::JoinSet;
+use tracing::{debug, info, warn};
+
+use crate::clock;
+use crate::event_log::backing::schema::State;
+use crate::event_log::backing::{Backing, STORE_RETRY_PAUSE};
+use crate::event_log::log::EventLog;
+use crate::event_log::recovery::follower::PIECE;
+use crate::event_log::stream::Stream;
+use crate::event_log::writer::Writer;
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::ids::{Seq, StreamId};
+use crate::store::{Error, Read, Stored, WriterEpoch};
+
+/// Last event that a client has of a stream.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LastEvent {
+    pub(super) seq: Seq,
+    /// True if the event was logged by a replica that adopted the stream.
+    pub(super) is_adopted: bool,
+}
+
+impl EventLog {
+    /// Takes the stream over from a dead writer, and ends it with an error for each owed response. Does nothing if it
+    /// has ended.
+    ///
+    /// # Errors
+    /// If the store cannot do it now. The call may be repeated; a stream that was taken over is ended as soon as the
+    /// store permits.
+    pub async fn adopt(self: &Arc<Self>, id: StreamId) -> Result<(), Error> {
+        let Some(backing) = &self.backing else { return Ok(()) };
+        let epoch = match backing.store.take_over(id).wait().await {
+            Ok(epoch) => epoch,
+            Err(Error::Gone) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let ended = self.end_adopted(backing, id, epoch).await;
+        if ended.is_err() {
+            // This replica now owns the stream: no other one will end it.
+            let (log, backing) = (self.clone(), backing.clone());
+            tokio::spawn(async move {
+                loop {
+                    clock::sleep(STORE_RETRY_PAUSE).await;
+                    if log.end_adopted(&backing, id, epoch).await.is_ok() {
+                        return;
+                    }
+                }
+            });
+        }
+        ended
+    }
+
+    async fn end_adopted(&self, backing: &Arc<Backing>, id: StreamId, epoch: WriterEpoch) -> Result<(), Error> {
+        let Some(stored) = backing.store.load(id).wait().await? else { return Ok(()) };
+        // A later writer ends the stream itself: two must not write under one epoch.
+        if stored.sealed || stored.epoch != epoch {
+            return Ok(());
+        }
+        // The events stay in the store.
+        let Some(stream) = self.rebuild(backing, id, &stored, stored.tail) else {
+            return backing.store.expire(id).wait().await;
+        };
+        stream.note_adopted(stored.tail);
+        self.read_responses(backing, &stream, &stored).await?;
+        let writer = Writer::new(Arc::new(stream), self.streams.clone());
+        writer.update(|machine, now| machine.handle_failure(Failure::after_send(ErrorCode::OwnerDied), now)).await;
+        let metrics = backing.metrics.clone();
+        // Other replicas may be ending it as well: the store accepts one seal.
+        let ended = move || {
+            info!(stream.id = %id, "a stream of a dead writer was ended");
+            metrics.observe_adopted();
+        };
+        writer.seal_and(ended).await;
+        Ok(())
+    }
+
+    /// Feeds the responses behind the last state to a stream that was rebuilt without its events. Events that were
+    /// rewritten after an outage precede their state.
+    async fn read_responses(&self, backing: &Backing, stream: &Stream, stored: &Stored) -> Result<(), Error> {
+        let state = State::decode(&stored.state).unwrap_or_default();
+        let mut after = state.map_or(Seq(0), |state| state.machine.upto()).max(stored.trimmed);
+        while after < stored.tail && !stream.with_machine(|machine| machine.owed_responses().is_settled()) {
+            match backing.store.read(stream.id(), after, PIECE).wait().await? {
+                Read::Events(events) => {
+                    let Some((last, _)) = events.last() else { return Ok(()) };
+                    after = *last;
+                    for (seq, event) in &events {
+                        stream.note_logged(*seq, event);
+                    }
+                }
+                Read::Trimmed { upto } => after = upto,
+                Read::Gone => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends every stream that this replica left open before its restart. To be called before the first request.
+    /// Returns how many were ended; those that a full store refuses are ended later, and clients are told to retry
+    /// until then.
+    ///
+    /// # Errors
+    /// If the store cannot do it.
+    pub async fn recover(self: &Arc<Self>) -> Result<usize, Error> {
+        let Some(backing) = &self.backing else { return Ok(0) };
+        let left = backing.store.open_streams(self.identity.owner).wait().await?;
+        let mut waiting = self.adopt_all(&left).await?;
+        let ended = left.len() - waiting.len();
+        if !waiting.is_empty() {
+            warn!(streams = waiting.len(), "the store has no room for the ends of streams that were left open before");
+            let log = self.clone();
+            tokio::spawn(async move {
+                while !waiting.is_empty() {
+                    clock::sleep(STORE_RETRY_PAUSE).await;
+                    // An open stream that is no longer listed is written by this process.
+                    match log.adopt_all(&waiting).await {
+                        Ok(still) => waiting = still,
+                        Err(error) => debug!(%error, "streams that were left open before cannot be ended yet"),
+                    }
+                }
+                info!("everything that was left open before has ended");
+            });
+        }
+        Ok(ended)
+    }
+
+    /// Ends these streams of dead writers. Returns those whose ends a full store refused.
+    async fn adopt_all(self: &Arc<Self>, left: &[StreamId]) -> Result<Vec<StreamId>, Error> {
+        // Each waits for the disk; together they wait once.
+        const AT_ONCE: usize = 64;
+        let mut full = Vec::new();
+        for some in left.chunks(AT_ONCE) {
+            let mut adopting = JoinSet::new();
+            for id in some.iter().copied() {
+                let log = self.clone();
+                adopting.spawn(async move { (id, log.adopt(id).await) });
+            }
+            for (id, adopted) in adopting.join_all().await {
+                match adopted {
+                    Err(Error::Full(_)) => full.push(id),
+                    adopted => adopted?,
+                }
+            }
+        }
+        Ok(full)
+    }
+
+    /// Drops every stream that another replica has adopted. To be called once this replica's lease had expired.
+    ///
+    /// # Errors
+    /// If the store cannot be asked. An unchecked stream may then be another's; the store accepts no more of it from
+    /// here.
+    pub async fn drop_taken_over(&self) -> Result<(), Error> {
+        let Some(backing) = &self.backing else { return Ok(()) };
+        for (_, stream) in self.open_local_streams() {
+            if self.is_taken_over(backing, &stream).await? {
+                self.streams.leave(&stream);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether another replica may have adopted the stream without notice: the lease has expired, or a client
+    /// has an event that was never written here, or the end that another replica wrote.
+    pub(super) fn may_be_taken_over(&self, backing: &Backing, stream: &Stream, last: LastEvent) -> bool {
+        let is_strange = || stream.with_machine(|machine| machine.tail() < last.seq);
+        let is_ended_elsewhere = last.is_adopted && stream.adopted_after().is_none();
+        let is_open = || stream.is_written_here() && (backing.lease_health.is_expired() || is_strange());
+        backing.coordination.is_some() && (is_ended_elsewhere || is_open())
+    }
+
+    pub(in crate::event_log) async fn is_taken_over(
+        &self,
+        backing: &Backing,
+        stream: &Arc<Stream>,
+    ) -> Result<bool, Error> {
+        if !stream.with_store_progress(|store_progress| store_progress.is_created) {
+            return Ok(false);
+        }
+        let epoch = stream.lock().epoch;
+        let stored = backing.store.load(stream.id()).wait().await?;
+        Ok(stored.is_some_and(|stored| stored.epoch > epoch))
+    }
+
+    /// Returns the open streams that are written here.
+    pub(in crate::event_log) fn open_local_streams(&self) -> Vec<(StreamId, Arc<Stream>)> {
+        let open = self.streams.all().into_iter().filter(|stream| stream.is_written_here());
+        open.map(|stream| (stream.id(), stream)).collect()
+    }
+}
