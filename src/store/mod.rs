@@ -6,12 +6,12 @@
 //! Absent: numbering, timers and policy, which belong to the stream state machine, and knowledge of JSON-RPC. The
 //! description of a stream ([`Stored::about`]) and its state ([`Stored::state`]) are bytes here.
 
+mod change_subscriptions;
 mod completion;
 #[cfg(test)]
 pub(crate) mod contract;
 mod coordination;
 pub mod disk;
-mod followers;
 mod metrics;
 pub mod redis;
 pub mod tail;
@@ -23,8 +23,8 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::Bytes;
+pub use change_subscriptions::ChangeSubscription;
 pub use coordination::{Coordination, Renewal};
-pub use followers::ChangeSubscription;
 pub use metrics::Metrics;
 
 use crate::protocol::ids::{Owner, Seq, StoreEpoch, StreamId};

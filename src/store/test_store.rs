@@ -13,7 +13,7 @@ use bytes::Bytes;
 use dashmap::DashMap;
 use tokio::sync::{Notify, watch};
 
-use super::followers::Followers;
+use super::change_subscriptions::Followers;
 use super::tail::Tail;
 use crate::clock;
 use crate::protocol::ids::{Owner, Seq, StoreEpoch, StreamId};

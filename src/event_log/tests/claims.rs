@@ -1,6 +1,6 @@
 //! Claims of calls that a retry may match at another replica.
 
-use super::sharing::finish;
+use super::quotas::finish;
 use super::*;
 use crate::event_log::stream::response_head::Head;
 use crate::event_log::{ClaimOutcome, ClaimRequest, Match};

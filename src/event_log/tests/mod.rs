@@ -3,13 +3,13 @@
 mod claims;
 mod framing;
 mod large;
-mod mirroring;
 mod property;
+mod quotas;
 mod reading;
+mod replicas;
 mod restoring;
 mod retention;
 mod sessions;
-mod sharing;
 mod slow;
 mod storing;
 mod stubs;

@@ -1,8 +1,8 @@
 //! Calls that are over and proven to be delivered: the size of their stubs, their retention, and that they refuse no
 //! caller.
 
+use super::quotas::{finish, is_kept, open_of, tight, write};
 use super::retention::{cursor_of, settle, sweeping};
-use super::sharing::{finish, is_kept, open_of, tight, write};
 use super::*;
 use crate::event_log::stream::stub::Stub;
 use crate::event_log::writer::stream_table::StreamEntry;

@@ -21,7 +21,6 @@
 mod access;
 mod database;
 mod directory;
-mod expiry;
 mod failure;
 mod index;
 mod inspect;
@@ -49,8 +48,8 @@ use self::failure::Failure;
 use self::index::Index;
 use self::reply::{Answer, Reply};
 use self::writer::{Call, Command, Writer};
+use super::change_subscriptions::Followers;
 use super::completion::Completions;
-use super::followers::Followers;
 use super::{Appended, ChangeSubscription, Error, Keys, Pending, Read, Store, StoreHealth, Stored, WriterEpoch};
 use crate::clock;
 pub use crate::config::Fsync;

@@ -13,8 +13,8 @@ use super::generation::{self, hex};
 use super::keys::{Names, Order, order};
 use crate::protocol::ids::{Owner, StoreEpoch};
 use crate::random;
+use crate::store::change_subscriptions::Followers;
 use crate::store::completion::Completions;
-use crate::store::followers::Followers;
 use crate::store::{Error, Keys, Pending, StoreHealth};
 
 /// Calls that wait to be sent. One that finds no place fails: Redis is far behind.

@@ -10,10 +10,10 @@ use crate::protocol::ids::{Seq, StreamId};
 use crate::store::completion::{self, Queue};
 use crate::store::disk::Fsync;
 use crate::store::disk::database::{self, Changes};
-use crate::store::disk::expiry::Item;
 use crate::store::disk::failure::Failure;
 use crate::store::disk::layout::{self, OVERHEAD, Place};
 use crate::store::disk::reply::{Answer, Reply};
+use crate::store::disk::writer::expiry::Item;
 use crate::store::{Appended, Error, WriterEpoch};
 
 /// A reply and its queue.

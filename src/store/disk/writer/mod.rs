@@ -4,6 +4,7 @@
 //! state in memory as changed by the earlier calls of the group. Readers see none of that before the commit.
 
 mod compaction;
+mod expiry;
 mod group_commit;
 
 use std::collections::HashSet;
@@ -17,11 +18,11 @@ use bytes::Bytes;
 use tracing::{info, warn};
 
 use self::compaction::Compactor;
+use self::expiry::{ExpiryQueue, Item};
 use self::group_commit::Group;
 use super::access::State;
 use super::database::{Database, Record};
 use super::directory::Directory;
-use super::expiry::{ExpiryQueue, Item};
 use super::failure::{Failure, damaged};
 use super::reply::Reply;
 use super::{Fsync, Options, Shared, Sizes, now};
