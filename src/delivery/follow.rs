@@ -23,20 +23,16 @@ use crate::simulation::{self, Bug};
 /// Delivery plan of one connection. Fixed when its response begins.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// True if the response begins with an empty event that has an id. Otherwise it begins with a comment.
-    pub should_prime: bool,
+    /// First bytes of the response.
+    pub opening: Opening,
     /// `retry` for the client.
     pub retry: Duration,
     /// Silence after which a comment is written.
     pub heartbeat: Duration,
-    /// Time limit of the response, for a client that resumes.
-    pub max_connection: Option<Duration>,
-    /// True if the response ends as soon as the stored events are written.
-    pub should_poll: bool,
-    /// True if the response ends when the log asks for it, for a client that resumes.
-    pub can_close_when_asked: bool,
+    /// Reasons to end the response before its stream.
+    pub early_close: EarlyClose,
     /// True if the response ends when it is the client's turn.
-    pub has_turns: bool,
+    pub should_end_at_turn: bool,
     /// Report of lost events: a comment, and this message without a number unless it is empty. `None` if none were lost.
     pub preface: Option<Vec<u8>>,
     /// Message without a number behind the stream's last one. It belongs to this connection.
@@ -44,6 +40,42 @@ pub struct Plan {
     /// Interim result, with which the response ends if there is no result by its time. Boxed, because nearly all connections have
     /// none.
     pub interim: Option<Box<Interim>>,
+}
+
+/// First bytes of a response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opening {
+    /// An empty event that has an id: the client can resume from the beginning.
+    PrimingEvent,
+    /// A comment.
+    Comment,
+}
+
+/// Reasons to end a response before its stream.
+#[derive(Clone, Copy, Debug)]
+pub enum EarlyClose {
+    /// None: the client is not known to resume.
+    Never,
+    /// The log asks for it, or the time limit of the response is over.
+    WhenAsked {
+        /// Time limit of the response.
+        max_connection: Option<Duration>,
+    },
+    /// The stored events are written, and each reason of [`Self::WhenAsked`].
+    AfterReplay {
+        /// Time limit of the response.
+        max_connection: Option<Duration>,
+    },
+}
+
+impl EarlyClose {
+    /// Returns the time limit of the response, if it has one.
+    fn max_connection(self) -> Option<Duration> {
+        match self {
+            Self::Never => None,
+            Self::WhenAsked { max_connection } | Self::AfterReplay { max_connection } => max_connection,
+        }
+    }
 }
 
 /// Interim result in place of one that takes too long: a message without a number, which belongs to this connection.
@@ -77,9 +109,7 @@ pub struct Follow {
     piece: usize,
     /// Events of the piece in preparation.
     written: u64,
-    is_ended: bool,
-    /// True if the rest of a partly written event is lost.
-    is_cut: bool,
+    state: State,
     /// True if an id was written on this connection: the client can resume after a close.
     has_id: bool,
     closes_at: Option<Instant>,
@@ -87,6 +117,15 @@ pub struct Follow {
     turn_at: Option<Instant>,
     last_write: Instant,
     alarm: Alarm,
+}
+
+/// State of a response.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Open,
+    /// A part of an event is written, and its rest is lost.
+    Cut,
+    Ended,
 }
 
 impl Follow {
@@ -116,10 +155,9 @@ impl Follow {
             cursor,
             piece,
             written: 0,
-            is_ended: false,
-            is_cut: false,
-            has_id: plan.should_prime,
-            closes_at: plan.max_connection.map(|after| now + after),
+            state: State::Open,
+            has_id: plan.opening == Opening::PrimingEvent,
+            closes_at: plan.early_close.max_connection().map(|after| now + after),
             turn_at: None,
             last_write: now,
             alarm: Alarm::new(),
@@ -129,9 +167,9 @@ impl Follow {
         follow
     }
 
-    /// Ends the response at the client's turn, if it `takes_turns`.
-    pub fn with_turns(mut self, takes_turns: bool) -> Self {
-        self.plan.has_turns = takes_turns;
+    /// Ends the response at the client's turn.
+    pub fn until_turn(mut self) -> Self {
+        self.plan.should_end_at_turn = true;
         self
     }
 
@@ -143,7 +181,7 @@ impl Follow {
     /// Writes the beginning of a response, in the same write as its head: without an id no client can resume.
     fn write_start(&mut self, out: &mut BytesMut) {
         let Some(start) = self.start.take() else { return };
-        if self.plan.should_prime && !simulation::has(Bug::LeavesThePrimeOut) {
+        if self.plan.opening == Opening::PrimingEvent && !simulation::has(Bug::LeavesThePrimeOut) {
             let attach = match start {
                 Start::First => None,
                 Start::After(_) => Some(self.attachment.id()),
@@ -190,7 +228,7 @@ impl Follow {
                     return Poll::Ready(());
                 }
                 Poll::Ready(ReadOutcome::Cut) => {
-                    self.is_cut = true;
+                    self.state = State::Cut;
                     return Poll::Ready(());
                 }
                 Poll::Ready(ReadOutcome::Ended) => {
@@ -212,12 +250,12 @@ impl Follow {
                         return Poll::Ready(());
                     }
                 }
-                Poll::Pending if let Some(retry) = self.closing() => {
+                Poll::Pending if let Some(retry) = self.close_retry() => {
                     self.write_graceful_close(out, retry);
                     return Poll::Ready(());
                 }
-                Poll::Pending if self.plan.should_poll && self.has_id && !self.is_interim_due() => {
-                    self.is_ended = true;
+                Poll::Pending if self.should_close_after_replay() => {
+                    self.state = State::Ended;
                     return Poll::Ready(());
                 }
                 Poll::Pending => return Poll::Pending,
@@ -231,7 +269,7 @@ impl Follow {
         let stream = self.attachment.stream();
         if stream.with_machine(|machine| machine.policy().can_pause) {
             out.extend_from_slice(&stream_lost_event(self.attachment.handle()));
-            self.is_ended = true;
+            self.state = State::Ended;
             return true;
         }
         self.cursor = upto;
@@ -240,7 +278,7 @@ impl Follow {
     }
 
     fn end(&mut self, out: &mut BytesMut) {
-        self.is_ended = true;
+        self.state = State::Ended;
         if let Some(message) = self.plan.closing.take() {
             sse::encode_event(out, b"message", &message);
         }
@@ -249,8 +287,17 @@ impl Follow {
         }
     }
 
-    fn closing(&self) -> Option<Duration> {
-        if self.plan.can_close_when_asked && self.has_id { self.attachment.closing() } else { None }
+    /// Returns the `retry` with which the log asks for the end of the response, if it may end early.
+    fn close_retry(&self) -> Option<Duration> {
+        match self.plan.early_close {
+            EarlyClose::Never => None,
+            EarlyClose::WhenAsked { .. } | EarlyClose::AfterReplay { .. } if self.has_id => self.attachment.closing(),
+            EarlyClose::WhenAsked { .. } | EarlyClose::AfterReplay { .. } => None,
+        }
+    }
+
+    fn should_close_after_replay(&self) -> bool {
+        matches!(self.plan.early_close, EarlyClose::AfterReplay { .. }) && self.has_id && !self.is_interim_due()
     }
 
     fn is_interim_due(&self) -> bool {
@@ -259,7 +306,7 @@ impl Follow {
 
     /// Ends the response with the interim result if it is due. Returns true if it ended.
     fn end_with_interim(&mut self, out: &mut BytesMut) -> bool {
-        if self.is_ended || self.attachment.is_within_event() || !self.is_interim_due() {
+        if self.state == State::Ended || self.attachment.is_within_event() || !self.is_interim_due() {
             return false;
         }
         let Some(interim) = self.plan.interim.take() else { return false };
@@ -270,14 +317,14 @@ impl Follow {
         }
         sse::encode_event(out, b"message", &interim.message);
         self.receipts.wait_for_interim(&self.attachment, self.cursor);
-        self.is_ended = true;
+        self.state = State::Ended;
         true
     }
 
     /// Ends the response gracefully, without a result.
     fn write_graceful_close(&mut self, out: &mut BytesMut, retry: Duration) {
-        self.is_ended = true;
-        if self.plan.should_prime {
+        self.state = State::Ended;
+        if self.plan.opening == Opening::PrimingEvent {
             sse::encode_empty(out, None, Some(retry));
         } else {
             sse::encode_retry(out, retry);
@@ -286,7 +333,7 @@ impl Follow {
 
     /// Updates the time of the client's turn. Called at the tail.
     fn note_turn(&mut self) {
-        if self.plan.has_turns {
+        if self.plan.should_end_at_turn {
             let turn_at = self.attachment.stream().with_machine(Machine::input_turn_at);
             if turn_at != self.turn_at {
                 self.turn_at = turn_at;
@@ -303,10 +350,10 @@ impl Follow {
                 return Poll::Ready(());
             }
             if self.has_id && self.closes_at.is_some_and(|at| at <= now) {
-                self.is_ended = true;
+                self.state = State::Ended;
                 return Poll::Ready(());
             }
-            if self.plan.has_turns && self.attachment.begin_input_turn(self.cursor) {
+            if self.plan.should_end_at_turn && self.attachment.begin_input_turn(self.cursor) {
                 self.write_graceful_close(out, self.plan.retry);
                 return Poll::Ready(());
             }
@@ -314,8 +361,11 @@ impl Follow {
                 sse::encode_comment(out, "");
                 self.last_write = now;
             }
-            self.turn_at =
-                if self.plan.has_turns { self.attachment.stream().with_machine(Machine::input_turn_at) } else { None };
+            self.turn_at = if self.plan.should_end_at_turn {
+                self.attachment.stream().with_machine(Machine::input_turn_at)
+            } else {
+                None
+            };
             self.set_alarm();
             if !out.is_empty() {
                 return Poll::Ready(());
@@ -352,16 +402,18 @@ impl Body for Follow {
         let this = &mut *self;
         // A stream that is never silent is closed as well, once the client has an id to resume with.
         let is_due = this.has_id && this.closes_at.is_some_and(|at| at <= this.last_write);
-        this.is_ended |= is_due && !this.attachment.is_within_event();
-        if this.is_ended {
+        if is_due && !this.attachment.is_within_event() {
+            this.state = State::Ended;
+        }
+        if this.state == State::Ended {
             return Poll::Ready(None);
         }
         let mut out = BytesMut::new();
         this.write_start(&mut out);
         let ready = this.poll_events(cx, &mut out).is_ready() || !out.is_empty();
-        if this.is_cut {
+        if this.state == State::Cut {
             // A partly written event must not look like a complete one: the response breaks off.
-            this.is_ended = true;
+            this.state = State::Ended;
             return Poll::Ready(Some(Err("an event was dropped while it was sent".into())));
         }
         let ready = this.end_with_interim(&mut out) || ready;
@@ -372,7 +424,7 @@ impl Body for Follow {
             }
         }
         if out.is_empty() {
-            return if this.is_ended { Poll::Ready(None) } else { Poll::Pending };
+            return if this.state == State::Ended { Poll::Ready(None) } else { Poll::Pending };
         }
         this.last_write = clock::now();
         this.metrics.observe_delivery(std::mem::take(&mut this.written), out.len());
@@ -384,7 +436,7 @@ impl Drop for Follow {
     fn drop(&mut self) {
         self.metrics.observe_detach();
         self.receipts.end_reading(self.attachment.id());
-        if !self.is_ended {
+        if self.state != State::Ended {
             self.report_disconnect();
         }
     }

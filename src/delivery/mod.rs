@@ -13,7 +13,7 @@ mod receipts;
 mod stream_lost;
 
 pub use disconnect_guard::DisconnectGuard;
-pub use follow::{Follow, Interim, Plan, Start};
+pub use follow::{EarlyClose, Follow, Interim, Opening, Plan, Start};
 pub use metrics::Metrics;
 pub use passthrough::Passthrough;
 pub use receipts::{Kept, Receipt, Receipts};

@@ -11,7 +11,7 @@ use super::metrics::{Metrics, ResumeMeans, Resumed};
 use super::request_log::log_return;
 use crate::body::{BoxBody, whole};
 use crate::config::{Config, Prime, Turns};
-use crate::delivery::{Follow, Plan, Receipt, Start, lost_event};
+use crate::delivery::{EarlyClose, Follow, Opening, Plan, Receipt, Start, lost_event};
 use crate::dialect::{self, Resumption};
 use crate::event_log::{self, Attachment, EventLog, Session, Stream};
 use crate::protocol::headers::ProtocolVersion;
@@ -35,6 +35,7 @@ impl StreamResponder {
         Self { config: config.clone(), log: log.clone(), metrics: metrics.clone() }
     }
 
+    /// Returns the response that resumes a stream.
     pub(super) fn deliver_resumption(
         &self,
         context: &RequestContext,
@@ -51,12 +52,15 @@ impl StreamResponder {
             session.note_resume();
         }
         let attachment = stream.attach(event_log::new_attach(), after).with_slice(slice);
-        let preface = has_gap.then(Vec::new);
-        let takes_turns = matches!(by, ResumeMeans::StreamUrl) && self.config.dialects.stream_url_turns != Turns::Off;
-        let body = self.follow_again(context, attachment, Start::After(after), preface, closing);
-        self.respond_with(None, context.parts.uri.query(), body.with_turns(takes_turns))
+        let preface = if has_gap { Some(Vec::new()) } else { None };
+        let mut body = self.follow_again(context, attachment, Start::After(after), preface, closing);
+        if matches!(by, ResumeMeans::StreamUrl) && self.config.dialects.stream_url_turns != Turns::Off {
+            body = body.until_turn();
+        }
+        self.respond_with(None, context.parts.uri.query(), body)
     }
 
+    /// Returns the body that follows the stream of `attachment` for a GET or a resume.
     pub(super) fn follow_again(
         &self,
         context: &RequestContext,
@@ -66,48 +70,60 @@ impl StreamResponder {
         closing: Option<Vec<u8>>,
     ) -> Follow {
         let stream = attachment.stream().clone();
-        let returning = matches!(start, Start::After(_));
+        let is_resume = matches!(start, Start::After(_));
         let version = context.version();
         let plan = Plan {
             preface,
             closing,
-            ..self.plan(&attachment, version.as_ref(), context.session.as_deref(), returning)
+            ..self.plan(&attachment, version.as_ref(), context.session.as_deref(), is_resume)
         };
         let receipt = Receipt::new(self.log.clone(), stream);
         let receipts = context.connection.receipts().clone();
         Follow::new(attachment, receipt, receipts, self.metrics.delivery.clone(), plan, start)
     }
 
-    /// Returns how the connection of `attachment` is served, for a client that speaks `version`. `returning`: true if it has come back to
-    /// the stream.
+    /// Returns the plan of delivery for the connection of `attachment`, whose client speaks `version`. `is_resume`: true if this request
+    /// resumes the stream.
     pub(super) fn plan(
         &self,
         attachment: &Attachment,
         version: Option<&ProtocolVersion>,
         session: Option<&Session>,
-        returning: bool,
+        is_resume: bool,
     ) -> Plan {
         let stream = attachment.stream();
         let delivery = &self.config.delivery;
-        let is_new_enough = version.is_some_and(|version| version.is_at_least(POLLING_REVISION));
-        let returns = || {
-            returning
+        let has_resumed = || {
+            is_resume
                 || session.is_some_and(|session| session.has_resumed() || session.declared().is_any())
                 || stream.with_machine(|machine| machine.reader().has_reconnected())
         };
-        let should_prime = delivery.prime == Prime::All || is_new_enough || returns();
-        let polls_by_revision = version.is_some_and(|version| version.as_str() == POLLING_REVISION);
+        let can_resume = version.is_some_and(|version| version.is_at_least(POLLING_REVISION));
+        let opening = if delivery.prime == Prime::All || can_resume || has_resumed() {
+            Opening::PrimingEvent
+        } else {
+            Opening::Comment
+        };
         // A connection is closed early only if its client reconnects. All such clients are primed, and so have got a `retry`.
-        let comes_back = polls_by_revision || returns();
-        let should_poll = stream.polls() && comes_back;
+        let is_polling_revision = version.is_some_and(|version| version.as_str() == POLLING_REVISION);
+        let max_connection = delivery.max_connection;
+        let early_close = if !is_polling_revision && !has_resumed() {
+            EarlyClose::Never
+        } else if stream.polls() {
+            EarlyClose::AfterReplay { max_connection }
+        } else {
+            EarlyClose::WhenAsked { max_connection }
+        };
+        let retry = match early_close {
+            EarlyClose::AfterReplay { .. } => delivery.poll_retry,
+            EarlyClose::Never | EarlyClose::WhenAsked { .. } => delivery.retry,
+        };
         Plan {
-            should_prime,
-            retry: if should_poll { delivery.poll_retry } else { delivery.retry },
+            opening,
+            retry,
             heartbeat: delivery.heartbeat,
-            max_connection: delivery.max_connection.filter(|_| comes_back),
-            should_poll,
-            can_close_when_asked: comes_back,
-            has_turns: false,
+            early_close,
+            should_end_at_turn: false,
             preface: None,
             closing: None,
             interim: attachment.slice().and_then(|slice| dialect::resume_tokens::interim(stream, slice)).map(Box::new),
@@ -122,7 +138,7 @@ impl StreamResponder {
         query: Option<&str>,
         body: Follow,
     ) -> Response<BoxBody> {
-        let handle = self.config.dialects.stream_url.then(|| body.handle().clone());
+        let handle = if self.config.dialects.stream_url { Some(body.handle().clone()) } else { None };
         let mut response = match head {
             Some((status, head)) => respond::stream_with(status, head, body),
             None => respond::stream(body),
@@ -134,7 +150,7 @@ impl StreamResponder {
     }
 
     /// True if the connection of a client whose call begins `stream` is closed when its input is required.
-    pub(super) fn takes_turns(&self, stream: &Stream, session: Option<&Session>) -> bool {
+    pub(super) fn should_end_at_turn(&self, stream: &Stream, session: Option<&Session>) -> bool {
         match self.config.dialects.stream_url_turns {
             Turns::Off => false,
             Turns::All => true,
@@ -145,6 +161,7 @@ impl StreamResponder {
         }
     }
 
+    /// Returns the response to a client that has all events of its stream.
     pub(super) fn at_end(&self, by: ResumeMeans) -> Response<BoxBody> {
         self.metrics.observe_resume(by, Resumed::AtEnd);
         respond::status(StatusCode::NO_CONTENT)

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use http_body::Body as _;
-use mcp_resume::delivery::{self, Follow, Plan, Receipt, Receipts, Start};
+use mcp_resume::delivery::{self, EarlyClose, Follow, Opening, Plan, Receipt, Receipts, Start};
 use mcp_resume::event_log::{
     Attachment, Binding, EventLog, Identity, Principal, QuotaKey, QuotaLimits, Spec, Stream, TailLimits, Writer,
     new_attach,
@@ -165,14 +165,12 @@ fn spec() -> Spec {
 
 fn plan() -> Plan {
     Plan {
-        should_prime: true,
+        opening: Opening::PrimingEvent,
         retry: Duration::from_secs(1),
         // No timer expires here, even if valgrind stretches a second.
         heartbeat: Duration::from_secs(3600),
-        max_connection: None,
-        should_poll: false,
-        can_close_when_asked: false,
-        has_turns: false,
+        early_close: EarlyClose::Never,
+        should_end_at_turn: false,
         preface: None,
         closing: None,
         interim: None,

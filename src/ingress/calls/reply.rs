@@ -132,8 +132,9 @@ impl Replies {
         let version = Some(&reply.call.version);
         // A retry does not show that its client would come back by GET.
         let plan = self.responder.plan(&attachment, version, reply.session.as_deref(), false);
-        let has_turns = self.responder.takes_turns(attachment.stream(), reply.session.as_deref());
-        let plan = Plan { has_turns, preface: reply.beginning.has_gap.then(Vec::new), ..plan };
+        let should_end_at_turn = self.responder.should_end_at_turn(attachment.stream(), reply.session.as_deref());
+        let preface = if reply.beginning.has_gap { Some(Vec::new()) } else { None };
+        let plan = Plan { should_end_at_turn, preface, ..plan };
         let receipts = reply.connection.receipts().clone();
         let body =
             Follow::new(attachment, receipt, receipts, self.metrics.delivery.clone(), plan, reply.beginning.start);
