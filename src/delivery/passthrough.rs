@@ -33,11 +33,11 @@ impl Passthrough {
     }
 
     fn note_failure(&self, error: &BoxError) {
-        let timed_out = error.downcast_ref::<io::Error>().is_some_and(|io| io.kind() == io::ErrorKind::TimedOut);
-        let code = if timed_out { ErrorCode::CallTimedOut } else { ErrorCode::UpstreamBroke };
+        let is_timeout = error.downcast_ref::<io::Error>().is_some_and(|io| io.kind() == io::ErrorKind::TimedOut);
+        let code = if is_timeout { ErrorCode::CallTimedOut } else { ErrorCode::UpstreamBroke };
         self.metrics.errors.observe_upstream_failure(code);
         let session = self.binding.session_hash();
-        info!(stream.id = %self.stream, session, error = code.label(), "an answer that passes broke off");
+        info!(stream.id = %self.stream, session, error = code.label(), "a passthrough response broke off");
     }
 }
 

@@ -144,10 +144,9 @@ impl Receipts {
     /// that resumes may not have.
     pub fn prove(&self, log: &EventLog) {
         let settled = std::mem::take(&mut self.lock().settled);
-        settled
-            .iter()
-            .filter_map(Weak::upgrade)
-            .for_each(|stream| log.note_delivered(&stream, DeliveryCertainty::Proven));
+        for stream in settled.iter().filter_map(Weak::upgrade) {
+            log.note_delivered(&stream, DeliveryCertainty::Proven);
+        }
     }
 
     /// Notes the session that the response to the connection's first request opened, if any: later requests in it are the same
@@ -178,9 +177,9 @@ impl Receipts {
         let waiting = std::mem::take(&mut self.lock().waiting);
         for (at, waiting) in waiting {
             match waiting {
-                Waiting::Answer(receipt) => {
+                Waiting::Response(receipt) => {
                     receipt.stream.note_graceful_close();
-                    self.lock().waiting.push((at, Waiting::Answer(receipt)));
+                    self.lock().waiting.push((at, Waiting::Response(receipt)));
                 }
                 Waiting::Interim(_) => waiting.confirm(DeliveryCertainty::Likely),
             }
@@ -244,21 +243,21 @@ impl Receipts {
 
 /// End of a response.
 enum Waiting {
-    Answer(Receipt),
+    Response(Receipt),
     Interim(InterimReceipt),
 }
 
 impl Waiting {
     fn confirm(self, delivery: DeliveryCertainty) {
         match self {
-            Self::Answer(receipt) => receipt.confirm(delivery),
+            Self::Response(receipt) => receipt.confirm(delivery),
             Self::Interim(mut receipt) => receipt.has_arrived = true,
         }
     }
 
     /// Returns true if the response was for `caller`, in the same session.
     fn is_of(&self, caller: &Binding) -> bool {
-        let (Self::Answer(Receipt { stream, .. }) | Self::Interim(InterimReceipt { stream, .. })) = self;
+        let (Self::Response(Receipt { stream, .. }) | Self::Interim(InterimReceipt { stream, .. })) = self;
         let binding = stream.binding();
         binding.principal == caller.principal && binding.session == caller.session
     }
@@ -266,7 +265,7 @@ impl Waiting {
     /// Returns the stream whose last message the response carried.
     fn stream(&self) -> Option<&Arc<Stream>> {
         match self {
-            Self::Answer(receipt) => Some(&receipt.stream),
+            Self::Response(receipt) => Some(&receipt.stream),
             Self::Interim(_) => None,
         }
     }
@@ -307,7 +306,7 @@ impl Receipt {
 
     /// Notes that the response ended on this connection: from here on the connection decides.
     pub(super) fn ended(self, receipts: &Receipts) {
-        receipts.wait_for(Waiting::Answer(self));
+        receipts.wait_for(Waiting::Response(self));
     }
 }
 

@@ -21,7 +21,7 @@ pub(super) fn announce(frame: &mut Announcements, stream: &Stream, waits: Waits)
 /// Serves `requests/resume` under `id`, which must be that of the request: the messages after `cursor`, or after the last confirmed
 /// one, up to the original response.
 pub fn resume(stream: Arc<Stream>, id: &RequestId, cursor: Option<Seq>) -> Option<Resumption> {
-    if !carries(&stream, id) {
+    if !has_request(&stream, id) {
         return None;
     }
     Some(Resumption::new(stream, cursor, None))
@@ -29,12 +29,12 @@ pub fn resume(stream: Arc<Stream>, id: &RequestId, cursor: Option<Seq>) -> Optio
 
 /// Serves `requests/getStatus` under `id` for a client that has everything up to `cursor`. Fetches and confirms nothing.
 pub fn status(stream: &Stream, id: &RequestId, request: &RequestId, cursor: Option<Seq>) -> Option<Vec<u8>> {
-    if !carries(stream, request) {
+    if !has_request(stream, request) {
         return None;
     }
     Some(dialect::request_status(id, request, stream.status(cursor)))
 }
 
-fn carries(stream: &Stream, request: &RequestId) -> bool {
+fn has_request(stream: &Stream, request: &RequestId) -> bool {
     stream.with_machine(|machine| machine.owed_responses().ids().any(|id| id == request))
 }

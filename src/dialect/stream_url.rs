@@ -24,8 +24,8 @@ pub enum UrlResumption {
 }
 
 /// Resumes a stream by the URL with this handle, for a client that has everything up to `cursor`. Without a cursor the client has
-/// everything up to the beginning of its last turn, or nothing. A client that `takes_turns` is notified of its turn.
-pub fn resume(stream: &Arc<Stream>, handle: &str, cursor: Option<Seq>, takes_turns: bool) -> UrlResumption {
+/// everything up to the beginning of its last turn, or nothing. With `should_notify_turn` the client is notified of its turn.
+pub fn resume(stream: &Arc<Stream>, handle: &str, cursor: Option<Seq>, should_notify_turn: bool) -> UrlResumption {
     let slice = stream.find_slice(handle);
     if slice.is_none() && stream.slicing().is_some() {
         return UrlResumption::Lost;
@@ -38,7 +38,7 @@ pub fn resume(stream: &Arc<Stream>, handle: &str, cursor: Option<Seq>, takes_tur
         return UrlResumption::Lost;
     }
     stream.note_resume_by_url(cursor);
-    if place == Place::AtEnd || (takes_turns && stream.begin_input_turn(wanted)) {
+    if place == Place::AtEnd || (should_notify_turn && stream.begin_input_turn(wanted)) {
         return UrlResumption::AtEnd;
     }
     let after = wanted.max(trimmed);
@@ -48,16 +48,16 @@ pub fn resume(stream: &Arc<Stream>, handle: &str, cursor: Option<Seq>, takes_tur
 /// Client responses for a stream, sorted by their next step.
 #[derive(Debug, Default)]
 pub struct SortedResponses {
-    /// Responses to forward to the upstream, in order. Each has the request of this stream that it answers for the first time, or `None`.
+    /// Responses to forward to the upstream, in order. Each has the request of this stream that it responses for the first time, or `None`.
     pub to_forward: Vec<(Bytes, Option<RequestId>)>,
     /// Number of responses that were sent before.
     pub repeated: usize,
 }
 
 /// Notes the client responses to requests of this stream, even if other streams have requests with the same ids.
-pub fn note_responses(stream: &Stream, answers: Vec<(Bytes, RequestId)>) -> SortedResponses {
+pub fn note_responses(stream: &Stream, responses: Vec<(Bytes, RequestId)>) -> SortedResponses {
     let mut noted = SortedResponses::default();
-    for (message, id) in answers {
+    for (message, id) in responses {
         match stream.handle_client_response(&id) {
             ClientResponse::First => noted.to_forward.push((message, Some(id))),
             // Not of this stream: the upstream judges it.
@@ -69,13 +69,13 @@ pub fn note_responses(stream: &Stream, answers: Vec<(Bytes, RequestId)>) -> Sort
 }
 
 /// Returns the result of [`note_responses`] without a change.
-pub fn preview_responses(stream: &Stream, answers: Vec<(Bytes, RequestId)>) -> SortedResponses {
+pub fn preview_responses(stream: &Stream, responses: Vec<(Bytes, RequestId)>) -> SortedResponses {
     let mut found = SortedResponses::default();
-    for (message, id) in answers {
-        let (waits, is_known) = stream.with_machine(|machine| {
+    for (message, id) in responses {
+        let (is_outstanding, is_known) = stream.with_machine(|machine| {
             (machine.server_requests().outstanding_since(&id).is_some(), machine.server_requests().knows(&id))
         });
-        match (waits, is_known) {
+        match (is_outstanding, is_known) {
             (true, _) => found.to_forward.push((message, Some(id))),
             (false, false) => found.to_forward.push((message, None)),
             (false, true) => found.repeated += 1,

@@ -38,16 +38,16 @@ impl Callers {
 
     /// Returns the context of a request that came by `connection`.
     pub(super) fn identify(&self, mut parts: Parts, connection: Arc<Connection>) -> Box<RequestContext> {
-        let shown = PresentedCredentials {
+        let presented = PresentedCredentials {
             headers: &parts.headers,
             query: parts.uri.query(),
             certificate: connection.certificate(),
         };
-        let principal = self.principals.of(&shown);
-        let subject = self.principals.subject_of(&principal, &shown);
+        let principal = self.principals.of(&presented);
+        let subject = self.principals.subject_of(&principal, &presented);
         // A credential is hashed once if it also identifies its caller.
-        let shown = if self.principals.is_auto() { principal } else { self.credentials.of(&shown) };
-        let credentials = Credentials { shown, principal };
+        let presented = if self.principals.is_auto() { principal } else { self.credentials.of(&presented) };
+        let credentials = Credentials { presented, principal };
         let is_proven = self.principals.are_named() || self.upstream.observed().has_proven(&credentials);
         let (id, issued) = self.session_of(&mut parts);
         let is_marked = misdirected::is_marked(&parts.headers);
@@ -66,7 +66,8 @@ impl Callers {
             (None, _) => None,
         };
         let address = connection.client(&parts.headers);
-        let open_session = id.as_ref().filter(|_| session.as_ref().is_some_and(|session| session.version().is_some()));
+        let is_open = session.as_ref().is_some_and(|session| session.version().is_some());
+        let open_session = if is_open { id.as_ref() } else { None };
         let key = QuotaKey::of(&principal, is_proven, open_session, address);
         let quota = self.log.quota(key);
         Box::new(RequestContext {

@@ -75,7 +75,7 @@ pub(super) enum SessionKind {
 
 impl RequestContext {
     /// Parts of the request that may identify its sender.
-    pub(super) fn shown(&self) -> PresentedCredentials<'_> {
+    pub(super) fn presented_credentials(&self) -> PresentedCredentials<'_> {
         let Parts { headers, uri, .. } = &self.parts;
         PresentedCredentials { headers, query: uri.query(), certificate: self.connection.certificate() }
     }

@@ -70,7 +70,8 @@ impl OwnerForwarder {
     }
 
     /// Forwards a request to its owner if that is another replica. Returns the owner's response, or a refusal if the client must retry.
-    /// `None` if this replica handles the request. A request that `names_request` goes first to the replica that has that request.
+    /// `None` if this replica handles the request. With `has_request_id` the request goes first to the replica that has the
+    /// request that it names.
     ///
     /// # Errors
     /// If the owner is unknown, and the session may be one of the server here.
@@ -78,14 +79,14 @@ impl OwnerForwarder {
         &self,
         context: &RequestContext,
         body: &Bytes,
-        names_request: bool,
+        has_request_id: bool,
     ) -> Result<Option<Response<BoxBody>>, OwnerUnknown> {
         let Some(replicas) = self.replicas_for(context) else { return Ok(None) };
         let Some(id) = context.binding.session.as_ref() else { return Ok(None) };
         let is_home = context.has_home_session();
         let recipients = [Recipient::Concerned, Recipient::Any];
-        let recipients = &recipients[usize::from(!names_request)..if is_home { 1 } else { 2 }];
-        let asking = async {
+        let recipients = &recipients[usize::from(!has_request_id)..if is_home { 1 } else { 2 }];
+        let forwarding = async {
             let others = replicas.requests().others(&session_group(id)).await?;
             for to in recipients {
                 for other in &others {
@@ -93,7 +94,7 @@ impl OwnerForwarder {
                     match self.forward_to(replicas, *other, context, request).await {
                         Ok(Some(response)) => return Ok(Some(response)),
                         Ok(None) => {}
-                        Err(error) if names_request => {
+                        Err(error) if has_request_id => {
                             // The request may have arrived all the same, and must reach one server only.
                             debug!(%error, "a request may or may not have reached another replica");
                             return Ok(Some(self.refusals.fail_forward(Failure::after_send(ErrorCode::StoreFailed))));
@@ -104,8 +105,8 @@ impl OwnerForwarder {
             }
             Ok(None)
         };
-        asking.await.or_else(|error: store::Error| {
-            debug!(%error, "a request could not be handed to another replica");
+        forwarding.await.or_else(|error: store::Error| {
+            debug!(%error, "a request could not be forwarded to another replica");
             // The server here knows the session, even if another replica runs the call.
             if is_home { Ok(None) } else { self.owner_unknown(context).map(Some) }
         })
@@ -122,40 +123,40 @@ impl OwnerForwarder {
     ) -> Result<Option<Response<BoxBody>>, OwnerUnknown> {
         let Some(replicas) = self.replicas_for(context) else { return Ok(None) };
         let Some(id) = context.binding.session.as_ref() else { return Ok(None) };
-        let asking = async {
+        let forwarding = async {
             let others = replicas.requests().others(&session_group(id)).await?;
             for to in [Recipient::Home, Recipient::Any] {
                 for other in &others {
                     let request = HttpMessage { to, ..message(context, target_of(context), &Bytes::new()) };
-                    let asking = tokio::time::timeout(REPLY_TIMEOUT, replicas.requests().ask(*other, request));
-                    let silent = |_| store::Error::Unavailable("a replica does not answer".into());
-                    if let Some(reply) = asking.await.map_err(silent)?? {
+                    let reply = tokio::time::timeout(REPLY_TIMEOUT, replicas.requests().ask(*other, request));
+                    let timeout = |_| store::Error::Unavailable("a replica does not respond".into());
+                    if let Some(reply) = reply.await.map_err(timeout)?? {
                         return Ok(Some(response_of(reply)));
                     }
                 }
             }
             Ok(None)
         };
-        asking.await.or_else(|error: store::Error| {
-            warn!(%error, "another replica could not be told of the end of a session");
+        forwarding.await.or_else(|error: store::Error| {
+            warn!(%error, "another replica could not be notified of the end of a session");
             self.owner_unknown(context).map(Some)
         })
     }
 
-    /// Tells all other replicas that run calls in a session that it has ended.
+    /// Notifies all other replicas that run calls in a session of its end.
     pub(super) async fn announce_session_end(&self, context: &RequestContext) {
         let (Some(replicas), Some(id)) = (self.replicas.as_ref(), context.binding.session.as_ref()) else { return };
         let others = match replicas.requests().others(&session_group(id)).await {
             Ok(others) => others,
-            Err(error) => return warn!(%error, "other replicas could not be told of the end of a session"),
+            Err(error) => return warn!(%error, "other replicas could not be notified of the end of a session"),
         };
         for other in others {
             let request =
                 HttpMessage { to: Recipient::SessionOver, ..message(context, target_of(context), &Bytes::new()) };
             match tokio::time::timeout(REPLY_TIMEOUT, replicas.requests().ask(other, request)).await {
                 Ok(Ok(_)) => {}
-                Ok(Err(error)) => warn!(%error, "another replica could not be told of the end of a session"),
-                Err(_) => warn!("another replica did not say that it ended the calls of a session"),
+                Ok(Err(error)) => warn!(%error, "another replica could not be notified of the end of a session"),
+                Err(_) => warn!("another replica did not confirm that it ended the calls of a session"),
             }
         }
     }
@@ -182,15 +183,15 @@ impl OwnerForwarder {
     ) -> Option<Response<BoxBody>> {
         let replicas = self.replicas_for(context)?;
         let writer = id.unverified_owner().filter(|owner| *owner != replicas.owner())?;
-        let asking = async {
+        let forwarding = async {
             if !replicas.requests().lives(writer).await? {
                 return Ok(None);
             }
             let request = message(context, stream_url::with(&context.parts.uri, id.handle_text()), body);
             self.forward_to(replicas, writer, context, request).await
         };
-        asking.await.unwrap_or_else(|error: store::Error| {
-            debug!(%error, "an answer to a stream could not be handed to its writer");
+        forwarding.await.unwrap_or_else(|error: store::Error| {
+            debug!(%error, "a client response could not be forwarded to the writer of its stream");
             Some(self.refusals.refuse(owner_unreachable_error(context, id, self.log.owner())))
         })
     }
@@ -211,7 +212,7 @@ impl OwnerForwarder {
         let others = match replicas.requests().others(&session_group(id)).await {
             Ok(others) => others,
             Err(error) => {
-                warn!(%error, "other replicas could not be told of the end of a session");
+                warn!(%error, "other replicas could not be notified of the end of a session");
                 return self.owner_unknown(context).map(Some);
             }
         };
@@ -221,11 +222,11 @@ impl OwnerForwarder {
                 Ok(Ok(Some(reply))) => response = Some(response_of(reply)),
                 Ok(Ok(None)) => {}
                 Ok(Err(error)) => {
-                    warn!(%error, "another replica could not be told of the end of a session");
+                    warn!(%error, "another replica could not be notified of the end of a session");
                     are_all_notified = false;
                 }
                 Err(_) => {
-                    warn!("another replica did not say that it ended a session");
+                    warn!("another replica did not confirm that it ended a session");
                     are_all_notified = false;
                 }
             }
@@ -251,17 +252,17 @@ impl OwnerForwarder {
         }
     }
 
-    /// True if a response, a cancel or a notification in the session of `context` may concern another replica. `names_request`: true if it
+    /// True if a response, a cancel or a notification in the session of `context` may concern another replica. `has_request_id`: true if it
     /// names a request.
-    pub(super) fn may_concern_others(&self, context: &RequestContext, names_request: bool) -> bool {
+    pub(super) fn may_concern_others(&self, context: &RequestContext, has_request_id: bool) -> bool {
         // An issued session has calls at any replica, and nothing else. A session opened here may have calls at any replica, too.
         let is_served_here = context.has_issued_session() || context.has_home_session();
-        self.replicas.is_some() && (names_request || !is_served_here)
+        self.replicas.is_some() && (has_request_id || !is_served_here)
     }
 }
 
 /// True if a POST without requests names a request of the client or of the server.
-pub(super) fn names_request(messages: &[Message], cancels: bool) -> bool {
+pub(super) fn has_request_id(messages: &[Message], cancels: bool) -> bool {
     cancels || messages.iter().any(|message| matches!(message, Message::Response { .. }))
 }
 

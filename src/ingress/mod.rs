@@ -243,7 +243,7 @@ impl Ingress {
         if let Err(code) = self.admit(&parts) {
             return self.refusals.refuse_access(code, &parts);
         }
-        if wants_tunnel(&parts) {
+        if is_tunnel_request(&parts) {
             return self.refusals.refuse(ErrorCode::UpgradeRefused);
         }
         if !self.config.upstream.url.is_endpoint(parts.uri.path()) {
@@ -380,7 +380,7 @@ impl Ingress {
 }
 
 /// True for a WebSocket or a CONNECT. Other upgrades are offers that a server may ignore.
-fn wants_tunnel(parts: &Parts) -> bool {
+fn is_tunnel_request(parts: &Parts) -> bool {
     let protocols = parts.headers.get_all(UPGRADE).into_iter().filter_map(|value| value.to_str().ok());
     let is_websocket = |protocol: &str| protocol.trim().eq_ignore_ascii_case("websocket");
     parts.method == Method::CONNECT || protocols.flat_map(|value| value.split(',')).any(is_websocket)

@@ -47,11 +47,12 @@ pub(super) struct AccessLine {
 impl AccessLine {
     /// Begins the line of a request to the server at `upstream`. `None`, at no cost, if DEBUG lines are off.
     pub(super) fn begin<B>(request: &Request<B>, upstream: &UpstreamUrl) -> Option<Box<Self>> {
-        enabled!(Level::DEBUG).then(|| {
-            let path = request.uri().path();
-            let path = upstream.is_endpoint(path).then(|| path.to_owned());
-            Box::new(Self { method: request.method().clone(), path, began: clock::now() })
-        })
+        if !enabled!(Level::DEBUG) {
+            return None;
+        }
+        let path = request.uri().path();
+        let path = if upstream.is_endpoint(path) { Some(path.to_owned()) } else { None };
+        Some(Box::new(Self { method: request.method().clone(), path, began: clock::now() }))
     }
 
     /// Writes the line once the response has a head.

@@ -98,8 +98,8 @@ impl StandaloneStreams {
     /// Counts a gap of a standalone stream, and returns the preface for its client.
     fn gap_preface(&self, context: &RequestContext) -> Vec<u8> {
         self.metrics.event_log.observe_gap();
-        let logs = context.session.as_ref().is_some_and(|session| session.logs());
-        if logs { gap_warning() } else { Vec::new() }
+        let has_logging = context.session.as_ref().is_some_and(|session| session.logs());
+        if has_logging { gap_warning() } else { Vec::new() }
     }
 
     /// Handles a resume whose event is gone while its session lives: continues with the oldest retained event, and tells the client of the

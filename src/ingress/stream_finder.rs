@@ -79,8 +79,8 @@ impl StreamFinder {
     async fn is_ahead_at_owner(&self, verified: &Verified) -> bool {
         let Some(replicas) = &self.replicas else { return false };
         let Some((owner, stream, seq)) = self.log.may_be_ahead(verified) else { return false };
-        let asking = replicas.requests().position_at(owner, stream);
-        match tokio::time::timeout(OWNER_TIMEOUT, asking).await {
+        let position = replicas.requests().position_at(owner, stream);
+        match tokio::time::timeout(OWNER_TIMEOUT, position).await {
             Ok(Ok(upto)) => upto.is_some_and(|upto| seq <= upto),
             Ok(Err(_)) | Err(_) => true,
         }

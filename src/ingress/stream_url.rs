@@ -86,11 +86,11 @@ impl StreamUrls {
             Ok(found) => found,
             Err(unproven) => return unproven.into_response(&self.refusals),
         };
-        let takes_turns = responses.is_none() && self.config.dialects.stream_url_turns != Turns::Off;
+        let should_notify_turn = responses.is_none() && self.config.dialects.stream_url_turns != Turns::Off;
         let resumption = match &found {
             Some((stream, cursor)) => {
                 let cursor = if target.has_cursor { Some(*cursor) } else { None };
-                stream_url::resume(stream, target.id.handle_text(), cursor, takes_turns)
+                stream_url::resume(stream, target.id.handle_text(), cursor, should_notify_turn)
             }
             None => UrlResumption::Lost,
         };

@@ -173,7 +173,7 @@ impl TokenRefresh {
             Probed::Foreign => false,
             Probed::Inconclusive => return Ok(false),
             // The probe went without the other credentials, which may be the reason for the refusal.
-            Probed::Refused(_) if context.shown().has_other_credentials() => return Ok(false),
+            Probed::Refused(_) if context.presented_credentials().has_other_credentials() => return Ok(false),
             Probed::Refused(refusal) => {
                 let (request, response) = *refusal;
                 return Err(Unproven::Refused(Box::new(self.forwarder.pass_response(&request, response))));
@@ -197,16 +197,17 @@ fn era(context: &RequestContext) -> Era {
 
 /// True if one of `streams` has an open request that one of `messages` answers, or a call that one of `cancelled` names.
 pub(super) fn is_concerned(streams: &[Arc<Stream>], messages: &[Message], cancelled: &[RequestId]) -> bool {
-    let answers = messages.iter().filter_map(|message| match message {
+    let response_ids = messages.iter().filter_map(|message| match message {
         Message::Response { id, .. } => id.as_ref(),
         Message::Request { .. } | Message::Notification { .. } => None,
     });
-    let those = |is_one: fn(&Machine) -> bool| -> Vec<Arc<Stream>> {
-        streams.iter().filter(|stream| stream.with_machine(is_one)).cloned().collect()
+    let select = |is_selected: fn(&Machine) -> bool| -> Vec<Arc<Stream>> {
+        streams.iter().filter(|stream| stream.with_machine(is_selected)).cloned().collect()
     };
-    let asking = those(|machine| !machine.server_requests().is_empty());
-    let running = those(|machine| !machine.is_sealed());
-    let knows =
-        |id: &RequestId| asking.iter().any(|stream| stream.with_machine(|machine| machine.server_requests().knows(id)));
-    answers.into_iter().any(knows) || cancelled.iter().any(|id| stream_owing(&running, id).is_some())
+    let with_requests = select(|machine| !machine.server_requests().is_empty());
+    let running = select(|machine| !machine.is_sealed());
+    let is_known = |id: &RequestId| {
+        with_requests.iter().any(|stream| stream.with_machine(|machine| machine.server_requests().knows(id)))
+    };
+    response_ids.into_iter().any(is_known) || cancelled.iter().any(|id| stream_owing(&running, id).is_some())
 }

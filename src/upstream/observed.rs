@@ -26,7 +26,7 @@ const MAX_ORIGIN_BYTES: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Credentials {
     /// Hash of all headers that usually are credentials.
-    pub shown: Principal,
+    pub presented: Principal,
     /// Principal by the operator's rule for telling callers apart.
     pub principal: Principal,
 }
@@ -146,8 +146,8 @@ mod tests {
     use crate::clock;
 
     fn known(number: usize) -> Credentials {
-        let shown = Principal::Known((number as u128).to_be_bytes());
-        Credentials { shown, principal: shown }
+        let presented = Principal::Known((number as u128).to_be_bytes());
+        Credentials { presented, principal: presented }
     }
 
     const SECOND: Duration = Duration::from_secs(1);

@@ -23,7 +23,7 @@ impl Admission {
 
     /// True if the POST may begin a call. During a drain only requests other than tool calls may, while a call of their session runs or
     /// has just ended: some clients list the tools before they use a result, and lose it if the list is refused.
-    pub(super) fn admits(&self, request: &CallRequest) -> bool {
+    pub(super) fn can_admit(&self, request: &CallRequest) -> bool {
         let CallRequest { context, call, .. } = request;
         let is_busy = || context.session.as_ref().is_some_and(|session| session.is_busy(clock::now()));
         !self.drain.is_refusing_calls() || (!call.has_tool_call && !call.is_opening && is_busy())

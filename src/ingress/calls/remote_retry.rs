@@ -7,7 +7,7 @@
 //!
 //! Owned here: the outcome if the running replica is dead or silent. Invariants: a call that may have run is not run again. A caller that
 //! proves nothing gets nothing of another token's call, changes nothing of it, and may still make a call of its own. Absent: retries of
-//! calls of this process, which need no question, and calls without a key that an older token began elsewhere.
+//! calls of this process, which need no inquiry, and calls without a key that an older token began elsewhere.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -60,20 +60,20 @@ pub(super) struct PendingClaim {
     pub(super) lock: RegistrationLock,
 }
 
-/// Reaction to the reply to a question.
-enum Next {
+/// Result of one inquiry about a recorded call.
+enum Finding {
     Done(EarlierCall),
-    /// The record is of a call that no client can come back to: the new call replaces it.
+    /// The record is of a call that no client can resume: the new call replaces it.
     Replace,
     /// The replica that runs the call has not responded yet.
     Silent,
-    /// That replica does not know the call, whose record may be about to go.
+    /// That replica does not know the call, whose record may be removed in a moment.
     Unknown,
-    /// Asks again, at once or after this pause.
+    /// The inquiry is to be repeated, at once or after this pause.
     Again(Option<Duration>),
 }
 
-/// Next step after a question, given the questions before it.
+/// Next step of a search after an inquiry, given the inquiries before it.
 enum Step {
     Done(EarlierCall),
     Replace,
@@ -221,13 +221,15 @@ impl RemoteRetries {
             // A call that was claimed a moment ago may not be registered yet.
             drop(self.log.retry_index().registering(call).await);
             let here = self.log.retry_index().find(&call);
-            if let Some(stream) =
-                here.as_ref().filter(|stream| stream.id() == previous.run.stream && stream.may_match_retry(true))
+            if let Some(stream) = &here
+                && stream.id() == previous.run.stream
+                && stream.may_match_retry(true)
             {
                 stream.wait_for_detach().await;
-                return ControlFlow::Break(match search.may_have(stream) && stream.body() == body {
-                    true => EarlierCall::Stream(stream.clone()),
-                    false => EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused)),
+                return ControlFlow::Break(if search.may_have(stream) && stream.body() == body {
+                    EarlierCall::Stream(stream.clone())
+                } else {
+                    EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused))
                 });
             }
             match inquiry.step(&search, here, previous.run, record).await {
@@ -261,7 +263,7 @@ impl RemoteRetries {
     }
 }
 
-/// State of the questions about one call.
+/// Inquiries about one call.
 #[derive(Default)]
 struct Inquiry {
     silent_since: Option<Instant>,
@@ -270,43 +272,41 @@ struct Inquiry {
 }
 
 impl Inquiry {
-    /// Asks once about the call `run` of `record`. `here` is the call with the same fingerprint in this process, which a client cannot
+    /// Inquires once about the call `run` of `record`. `here` is the call with the same fingerprint in this process, which a client cannot
     /// come back to.
     async fn step(&mut self, search: &Search<'_>, here: Option<Arc<Stream>>, run: ClaimRecord, record: &Bytes) -> Step {
         let log = &search.retries.log;
         let asked_at = clock::now();
-        let next = if here.is_some_and(|stream| stream.id() == run.stream) || log.has_released_claim(run.stream) {
-            Next::Replace
+        let finding = if here.is_some_and(|stream| stream.id() == run.stream) || log.has_released_claim(run.stream) {
+            Finding::Replace
         } else if run.owner == log.owner() {
             // The call is no longer here: an earlier process of this name ran it, or another replica has its stream.
             search.find_without_owner(run).await
         } else {
-            search.ask(run).await
+            search.ask_owner(run).await
         };
-        // Asked twice: the replica forgets the call a moment before its record is removed.
-        let next = match next {
-            Next::Unknown if self.unknown.as_ref() == Some(record) => search.find_without_owner(run).await,
-            next => next,
+        // Repeated: the replica forgets the call a moment before its record is removed.
+        let finding = match finding {
+            Finding::Unknown if self.unknown.as_ref() == Some(record) => search.find_without_owner(run).await,
+            finding => finding,
         };
-        let has_answered = !matches!(next, Next::Silent);
-        self.silent_since = if has_answered { None } else { self.silent_since.or(Some(asked_at)) };
-        match next {
-            Next::Done(outcome) => return Step::Done(outcome),
-            Next::Replace => return Step::Replace,
-            Next::Silent => {
-                if self
-                    .silent_since
-                    .is_some_and(|since| clock::now().saturating_duration_since(since) >= SILENCE_TIMEOUT)
-                {
-                    warn!(owner = run.owner.0, "a replica does not say what it knows of a call");
+        let has_responded = !matches!(finding, Finding::Silent);
+        self.silent_since = if has_responded { None } else { self.silent_since.or(Some(asked_at)) };
+        match finding {
+            Finding::Done(outcome) => return Step::Done(outcome),
+            Finding::Replace => return Step::Replace,
+            Finding::Silent => {
+                let is_timeout = |since| clock::now().saturating_duration_since(since) >= SILENCE_TIMEOUT;
+                if self.silent_since.is_some_and(is_timeout) {
+                    warn!(owner = run.owner.0, "a replica does not respond about a call");
                     return Step::Done(lost(ErrorCode::StoreFailed));
                 }
             }
-            Next::Unknown => {
+            Finding::Unknown => {
                 self.unknown = Some(record.clone());
                 clock::sleep(PAUSE).await;
             }
-            Next::Again(pause) => clock::sleep(pause.unwrap_or_default()).await,
+            Finding::Again(pause) => clock::sleep(pause.unwrap_or_default()).await,
         }
         Step::Again
     }
@@ -336,7 +336,7 @@ impl Search<'_> {
         let claim =
             ClaimRequest { retention: self.retries.admission.settings(self.request).retention, body: self.body };
         let claimed = match log.store_health() {
-            StoreHealth::Ready => log.claim(&self.call, claim, !self.retries.admission.admits(self.request)).await,
+            StoreHealth::Ready => log.claim(&self.call, claim, !self.retries.admission.can_admit(self.request)).await,
             StoreHealth::Full => match log.claim(&self.call, claim, true).await {
                 Ok(ClaimOutcome::Unclaimed) | Err(_) => {
                     return Err(EarlierCall::Refused(Failure::before_run(ErrorCode::StoreFailed)));
@@ -348,83 +348,84 @@ impl Search<'_> {
         claimed.map_err(|error| self.retries.without_store(&error, None))
     }
 
-    async fn ask(&self, run: ClaimRecord) -> Next {
+    async fn ask_owner(&self, run: ClaimRecord) -> Finding {
         let Some(replicas) = self.replicas else { return self.find_without_owner(run).await };
-        let asking = replicas.requests().known_at(run, &self.call, self.body.as_ref());
-        let known = match tokio::time::timeout(REPLY_TIMEOUT, asking).await {
+        let inquiry = replicas.requests().known_at(run, &self.call, self.body.as_ref());
+        let known = match tokio::time::timeout(REPLY_TIMEOUT, inquiry).await {
             Ok(Ok(Some(known))) => known,
             Ok(Ok(None)) => return self.find_without_owner(run).await,
             Ok(Err(error)) => {
                 debug!(%error, "a replica could not be asked about a call");
-                return Next::Done(lost(ErrorCode::StoreFailed));
+                return Finding::Done(lost(ErrorCode::StoreFailed));
             }
-            Err(_) => return Next::Silent,
+            Err(_) => return Finding::Silent,
         };
         match known {
-            RepeatedCall::Nothing => Next::Unknown,
-            RepeatedCall::Another => Next::Replace,
-            RepeatedCall::OtherBody => Next::Done(EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused))),
-            RepeatedCall::Waiting => Next::Again(None),
-            RepeatedCall::Answer(answer) => Next::Done(EarlierCall::Response(answer)),
-            RepeatedCall::Failed(failure) => Next::Done(EarlierCall::Refused(failure)),
+            RepeatedCall::Nothing => Finding::Unknown,
+            RepeatedCall::Another => Finding::Replace,
+            RepeatedCall::OtherBody => Finding::Done(EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused))),
+            RepeatedCall::Waiting => Finding::Again(None),
+            RepeatedCall::Answer(response) => Finding::Done(EarlierCall::Response(response)),
+            RepeatedCall::Failed(failure) => Finding::Done(EarlierCall::Refused(failure)),
             RepeatedCall::Stream(id) => match self.retries.log.restore_by_id(id).await {
-                Ok(Some(stream)) if self.may_have(&stream) => Next::Done(self.restore_for_client(stream).await),
+                Ok(Some(stream)) if self.may_have(&stream) => Finding::Done(self.restore_for_client(stream).await),
                 // The stream exists, and is not yet in the store, which was away.
-                Ok(_) | Err(_) => Next::Done(lost(ErrorCode::StoreFailed)),
+                Ok(_) | Err(_) => Finding::Done(lost(ErrorCode::StoreFailed)),
             },
         }
     }
 
     /// Returns the call of a process that is gone, from its stream or its response in the store.
-    async fn find_without_owner(&self, run: ClaimRecord) -> Next {
+    async fn find_without_owner(&self, run: ClaimRecord) -> Finding {
         if run.body.is_some() && run.body != self.body {
-            return Next::Done(EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused)));
+            return Finding::Done(EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused)));
         }
         let stream = match self.retries.log.restore_by_id(run.stream).await {
             Ok(stream) => stream.filter(|stream| self.may_have(stream)),
-            Err(_) => return Next::Done(lost(ErrorCode::StoreFailed)),
+            Err(_) => return Finding::Done(lost(ErrorCode::StoreFailed)),
         };
         let Some(stream) = stream else {
             return self.find_without_stream(run).await;
         };
         stream.wait_for_detach().await;
         if !stream.may_match_retry(self.body.is_some()) {
-            return Next::Replace;
+            return Finding::Replace;
         }
-        Next::Done(match stream.body() == self.body {
-            true => self.restore_for_client(stream).await,
-            false => EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused)),
+        Finding::Done(if stream.body() == self.body {
+            self.restore_for_client(stream).await
+        } else {
+            EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused))
         })
     }
 
     /// Returns the call of a process that is gone if the store has no stream of it.
-    async fn find_without_stream(&self, run: ClaimRecord) -> Next {
+    async fn find_without_stream(&self, run: ClaimRecord) -> Finding {
         match self.retries.log.stored_response(run.stream).await {
-            Ok(Some(RepeatedCall::Answer(answer))) => return Next::Done(EarlierCall::Response(answer)),
-            Ok(Some(RepeatedCall::Failed(failure))) => return Next::Done(EarlierCall::Refused(failure)),
+            Ok(Some(RepeatedCall::Answer(response))) => return Finding::Done(EarlierCall::Response(response)),
+            Ok(Some(RepeatedCall::Failed(failure))) => return Finding::Done(EarlierCall::Refused(failure)),
             Ok(_) => {}
-            Err(_) => return Next::Done(lost(ErrorCode::StoreFailed)),
+            Err(_) => return Finding::Done(lost(ErrorCode::StoreFailed)),
         }
         let absence = match self.replicas {
             Some(replicas) => replicas.requests().absence(run.owner).await,
             None => Ok(Absence::Gone),
         };
         match absence {
-            Ok(Absence::Expired) => Next::Again(Some(PAUSE * 4)),
-            Ok(Absence::Gone) => Next::Done(lost(ErrorCode::OwnerDied)),
+            Ok(Absence::Expired) => Finding::Again(Some(PAUSE * 4)),
+            Ok(Absence::Gone) => Finding::Done(lost(ErrorCode::OwnerDied)),
             Ok(Absence::CutOff) => self.keep_record(run).await,
-            Err(_) => Next::Done(lost(ErrorCode::StoreFailed)),
+            Err(_) => Finding::Done(lost(ErrorCode::StoreFailed)),
         }
     }
 
     /// Keeps the record of a call that may still run at a replica cut off from the store. The response may come once the store is back. A
     /// client that retries must not run the call a second time then, so the record stays while it retries.
-    async fn keep_record(&self, run: ClaimRecord) -> Next {
+    async fn keep_record(&self, run: ClaimRecord) -> Finding {
         let retention = self.retries.admission.settings(self.request).retention;
         if let Err(error) = self.retries.log.extend_claim(&self.call, &run, retention).await {
             debug!(%error, "the record of a call could not be kept");
         }
-        Next::Done(lost(ErrorCode::StoreFailed))
+        Finding::Done(lost(ErrorCode::StoreFailed))
     }
 
     /// Returns the stream once the events that the client has are here.

@@ -80,7 +80,7 @@ impl CallStarter {
             let is_same = stream.body() == body;
             return if is_same { Ok(self.return_to(&request.context, &stream)) } else { Err(ErrorCode::KeyReused) };
         }
-        if !self.admission.admits(request) {
+        if !self.admission.can_admit(request) {
             return self.rejoin(request);
         }
         let request_bytes = head_bytes(&request.context.parts) + request.body.len();

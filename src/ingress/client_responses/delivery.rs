@@ -71,7 +71,7 @@ pub(in crate::ingress) struct PostDelivery {
     upstream: Arc<Upstream>,
     metrics: Arc<Metrics>,
     forwarder: Arc<Forwarder>,
-    /// Time for the upstream to respond before the proxy answers 202, or `None` if it never does.
+    /// Time for the upstream to respond before the proxy responds with 202, or `None` if it never does.
     commit_after: Option<Duration>,
     connect_timeout: Duration,
     /// Largest number of held POSTs of a session.
@@ -103,8 +103,7 @@ impl PostDelivery {
     ) -> Result<Option<PostSlot>, ErrorCode> {
         self.log.evict_for_upload(reservation)?;
         let Some(session) = session else { return Ok(None) };
-        let most = self.max_held;
-        session.take_slot(most, self.connect_timeout).await.map(Some)
+        session.take_slot(self.max_held, self.connect_timeout).await.map(Some)
     }
 
     /// Waits until the request that a cancel names has been sent, so that the cancel goes upstream after it. Once it counts, the stream
@@ -188,14 +187,14 @@ impl UpstreamPost {
         }
     }
 
-    /// True while a call upstream waits for the POST: a call whose request it answers, or, if it answers none, any call of the session.
+    /// True while a call upstream waits for the POST: a call whose request it answers, or any call of the session if it answers none.
     fn is_wanted(&self, until: Instant) -> bool {
-        let runs = |stream: &Arc<Stream>| !stream.with_machine(|machine| machine.is_sealed());
-        let waits = match self.answered.as_slice() {
-            [] => self.records().any(|session| session.streams().iter().any(runs)),
-            answered => answered.iter().any(|(stream, _)| runs(stream)),
+        let is_open = |stream: &Arc<Stream>| !stream.with_machine(|machine| machine.is_sealed());
+        let has_open_call = match self.answered.as_slice() {
+            [] => self.records().any(|session| session.streams().iter().any(is_open)),
+            answered => answered.iter().any(|(stream, _)| is_open(stream)),
         };
-        clock::now() < until && waits
+        clock::now() < until && has_open_call
     }
 }
 
@@ -217,8 +216,8 @@ struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    /// Sends the POST. After the time to answer it is acknowledged with 202. After [`LATE_TIMEOUT`] no other POST waits behind it, but it
-    /// is not given up before [`HOLD_TIMEOUT`]. With credentials that may be refused the proxy never answers 202.
+    /// Sends the POST. Without a response in time it is acknowledged with 202. After [`LATE_TIMEOUT`] no other POST waits behind it, but it
+    /// is not given up before [`HOLD_TIMEOUT`]. With credentials that may be refused the proxy never responds with 202.
     async fn send(&mut self) -> UpstreamResult {
         let (delivery, post) = (self.delivery, self.post);
         let late_at = clock::now() + LATE_TIMEOUT;
@@ -240,7 +239,7 @@ impl Attempt<'_> {
                 }
             }
         }
-        // Several POSTs that the upstream does not answer do not add up their delays.
+        // Several POSTs without a response of the upstream do not add up their delays.
         let left = late_at.saturating_duration_since(clock::now());
         if let Ok(response) = tokio::time::timeout(left, &mut sending).await {
             return response;
@@ -272,7 +271,7 @@ impl Attempt<'_> {
             && let Some(reply) = self.reply.take()
         {
             self.delivery.metrics.observe_held_response();
-            info!("an answer of the client is held until the upstream takes it");
+            info!("a client response is held until the upstream takes it");
             let _ = reply.send(Outcome::Held);
         }
     }
@@ -292,7 +291,7 @@ impl Attempt<'_> {
                 let _ = reply.send(Outcome::Passed(response));
             }
             None if status.is_success() => {}
-            None => warn!(status = status.as_u16(), "the upstream refused an answer that was held"),
+            None => warn!(status = status.as_u16(), "the upstream refused a held client response"),
         }
     }
 
@@ -305,7 +304,7 @@ impl Attempt<'_> {
                 // The client may have disconnected.
                 let _ = reply.send(Outcome::Failed(failure));
             }
-            None => warn!(error = failure.code.label(), "an answer that was held could not be delivered"),
+            None => warn!(error = failure.code.label(), "a held client response could not be delivered"),
         }
     }
 }

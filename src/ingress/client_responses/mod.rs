@@ -166,14 +166,14 @@ impl ClientResponses {
         post: &SessionPost<'_>,
         body: &Bytes,
     ) -> Result<Option<Response<BoxBody>>, OwnerUnknown> {
-        let names_request = forward_to_owner::names_request(post.messages, !post.cancelled.is_empty());
-        if !self.owners.may_concern_others(context, names_request) {
+        let has_request_id = forward_to_owner::has_request_id(post.messages, !post.cancelled.is_empty());
+        if !self.owners.may_concern_others(context, has_request_id) {
             return Ok(None);
         }
         if !context.has_remote_session() && self.is_concerned(post, post.id, post.session) {
             return Ok(None);
         }
-        Box::pin(self.owners.forward_to_owner(context, body, names_request)).await
+        Box::pin(self.owners.forward_to_owner(context, body, has_request_id)).await
     }
 
     /// Returns the records of the session under older tokens, if one of them is concerned. Streams of the caller's current token need no
@@ -209,10 +209,11 @@ fn note_responses<'a>(
     if !messages.iter().any(|message| matches!(message, Message::Response { id: Some(_), .. })) {
         return (answered, repeated);
     }
-    let asking: Vec<_> = records.map(|session| sessions.streams_with_server_requests(session_id, session)).collect();
+    let open_streams: Vec<_> =
+        records.map(|session| sessions.streams_with_server_requests(session_id, session)).collect();
     for (index, message) in messages.iter().enumerate() {
         let Message::Response { id: Some(id), .. } = message else { continue };
-        let outcomes = asking.iter().map(|streams| Sessions::match_client_response(streams, id));
+        let outcomes = open_streams.iter().map(|streams| Sessions::match_client_response(streams, id));
         match { outcomes }.find(|(outcome, _)| *outcome != ClientResponse::Unknown) {
             Some((ClientResponse::First, Some(stream))) => answered.push((stream, id.clone())),
             Some((ClientResponse::Duplicate, _)) if !simulation::has(Bug::ForwardsEveryAnswer) => repeated.push(index),
@@ -236,7 +237,7 @@ fn repeated_responses<'a>(
     if !messages.iter().any(|message| matches!(message, Message::Response { id: Some(_), .. })) {
         return Vec::new();
     }
-    let asking: Vec<_> =
+    let open_streams: Vec<_> =
         records.flat_map(|session| sessions.streams_with_server_requests(session_id, session)).collect();
     let is_repeated = |message: &Message| {
         let Message::Response { id: Some(id), .. } = message else { return false };
@@ -245,7 +246,7 @@ fn repeated_responses<'a>(
         };
         let has_answered =
             |stream: &Arc<Stream>| stream.with_machine(|machine| machine.server_requests().has_answered(id));
-        asking.iter().any(has_answered) && !asking.iter().any(waits)
+        open_streams.iter().any(has_answered) && !open_streams.iter().any(waits)
     };
     (0..messages.len()).filter(|index| is_repeated(&messages[*index])).collect()
 }

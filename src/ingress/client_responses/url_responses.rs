@@ -97,7 +97,7 @@ impl UrlResponses {
         parse(context, body, self.max_batch)
     }
 
-    /// Delivers the responses to the writer of the stream, whose server has asked. If that replica is gone they are delivered here.
+    /// Delivers the responses to the writer of the stream, whose server has the request. If that replica is gone they are delivered here.
     async fn deliver_to_writer(
         self: &Arc<Self>,
         context: &RequestContext,
@@ -225,13 +225,13 @@ impl UrlResponses {
         match replied.await {
             Ok(Outcome::Passed(response)) if is_for_the_client(response.status()) => Err(Box::new(response)),
             Ok(Outcome::Passed(response)) if !response.status().is_success() => {
-                warn!(status = response.status().as_u16(), "the upstream refused an answer to a stream");
+                warn!(status = response.status().as_u16(), "the upstream refused a client response on a stream URL");
                 Ok(())
             }
             Ok(Outcome::Failed(failure))
                 if failure.may_have_run || stream.with_machine(|machine| machine.is_sealed()) =>
             {
-                warn!(error = failure.code.label(), "an answer to a stream may not have arrived");
+                warn!(error = failure.code.label(), "a client response on a stream URL may not have arrived");
                 Ok(())
             }
             Ok(Outcome::Failed(failure)) => Err(Box::new(self.refusals.fail_forward(failure))),
