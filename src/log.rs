@@ -69,7 +69,7 @@ impl Lines {
     }
 
     /// Queues `line` and an end of line.
-    pub fn say(&self, line: impl Display) {
+    pub fn print(&self, line: impl Display) {
         self.queue(format!("{line}\n").into_bytes());
     }
 
@@ -155,9 +155,9 @@ impl<'a> MakeWriter<'a> for Lines {
 }
 
 /// Writes `line` to `output`, and waits until it is written, for a second at most.
-pub fn say_in_time(output: impl Write + Send + 'static, line: fmt::Arguments<'_>) {
+pub fn print_in_time(output: impl Write + Send + 'static, line: fmt::Arguments<'_>) {
     if let Ok(lines) = Lines::to(output) {
-        lines.say(line);
+        lines.print(line);
         lines.finish();
     }
 }
@@ -201,7 +201,7 @@ mod tests {
         let line = "x".repeat(1000 - LINE_COST - 1);
         let many = 2 * MAX_QUEUED / 1000;
         for _ in 0..many {
-            lines.say(&line);
+            lines.print(&line);
         }
         let dropped = lines.state.dropped.load(Ordering::Relaxed);
         assert_eq!(dropped as usize, many - MAX_QUEUED / 1000);
@@ -211,7 +211,7 @@ mod tests {
         let text = String::from_utf8(written.lock().expect("no panic").clone()).expect("text");
         assert_eq!(text.lines().filter(|written| **written == line).count(), MAX_QUEUED / 1000);
         // The queue has room again.
-        lines.say("the last");
+        lines.print("the last");
         lines.finish();
         assert!(written.lock().expect("no panic").ends_with(b"the last\n"));
     }
@@ -219,7 +219,7 @@ mod tests {
     #[test]
     fn finishing_does_not_wait_for_a_blocked_output() {
         let (_open, written, lines) = gated();
-        lines.say("a line");
+        lines.print("a line");
         lines.finish();
         assert!(written.lock().expect("no panic").is_empty());
     }

@@ -317,7 +317,7 @@ impl Output {
 
     /// Prints an address on stdout.
     fn announce(&self, line: Arguments<'_>) {
-        self.stdout.say(line);
+        self.stdout.print(line);
     }
 }
 
@@ -334,7 +334,7 @@ fn announce(line: impl Display) {
 }
 
 fn fail(code: u8, error: impl Display) -> ExitCode {
-    log::say_in_time(io::stderr(), format_args!("mcp-resume: {error}"));
+    log::print_in_time(io::stderr(), format_args!("mcp-resume: {error}"));
     ExitCode::from(code)
 }
 

@@ -43,7 +43,8 @@ impl InFlight {
     /// Has this task's request cut if the backend goes down. The request has no response yet and uses `connection`. The caller must call
     /// [`response_started`] or [`unwatch`] before Pingora may close that connection.
     pub(super) fn watch(&self, connection: Option<BackendConnection>) {
-        let _ = WATCHED.try_with(|watched| watched.replace(Some(Watched { down: self.down.clone(), connection })));
+        let _ =
+            WATCHED.try_with(|watched| watched.replace(Some(WatchedBackend { down: self.down.clone(), connection })));
     }
 }
 
@@ -55,11 +56,11 @@ impl Drop for InFlight {
 
 tokio::task_local! {
     /// The backend of the request that this task serves, or `None` if the request is at none.
-    static WATCHED: RefCell<Option<Watched>>;
+    static WATCHED: RefCell<Option<WatchedBackend>>;
 }
 
 /// The backend that a request depends on.
-struct Watched {
+struct WatchedBackend {
     /// Cancelled when the backend goes down.
     down: CancellationToken,
     /// The connection to it, or `None` once the response has begun.
@@ -107,8 +108,10 @@ pub(super) async fn unless_cut<T>(request: impl Future<Output = T>, metrics: &Me
         // Only the poll above can have changed the backend.
         WATCHED.with(|watched| match &*watched.borrow() {
             None => waiting = None,
-            Some(Watched { down, .. }) if waiting.as_ref().is_some_and(|(known, _)| known == down) => {}
-            Some(Watched { down, .. }) => waiting = Some((down.clone(), Box::pin(down.clone().cancelled_owned()))),
+            Some(WatchedBackend { down, .. }) if waiting.as_ref().is_some_and(|(known, _)| known == down) => {}
+            Some(WatchedBackend { down, .. }) => {
+                waiting = Some((down.clone(), Box::pin(down.clone().cancelled_owned())))
+            }
         });
         let Some((_, cancelled)) = &mut waiting else { return Poll::Pending };
         ready!(cancelled.as_mut().poll(context));

@@ -44,7 +44,7 @@ use tracing::{info, warn};
 use crate::clock;
 use crate::config::Balancing;
 use crate::server::listener::{self, BindError, stopped};
-use crate::server::{Accepted, ConnectionLimit, distribute, start_worker};
+use crate::server::{AcceptedConnection, ConnectionLimit, distribute, start_worker};
 use crate::tls::reload::{self, Reloader};
 use crate::tls::{self, Certificates};
 use discovery::{Discovery, Sources};
@@ -257,7 +257,7 @@ impl Balancer {
 }
 
 /// Starts a thread with a runtime for each worker: a connection stays on its thread.
-fn start_workers(workers: Vec<Worker>) -> Result<Vec<mpsc::Sender<Accepted>>, Error> {
+fn start_workers(workers: Vec<Worker>) -> Result<Vec<mpsc::Sender<AcceptedConnection>>, Error> {
     let start = |(index, worker): (usize, Worker)| {
         start_worker(index, WORKER_QUEUE, move |connections| worker.serve(connections)).map_err(Error::Thread)
     };

@@ -216,17 +216,17 @@ pub struct Tools {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Resumption {
     /// Of a response that the server had sent whole.
-    pub finished: Option<Resumed>,
+    pub finished: Option<ResumeOutcome>,
     /// Of a call that was still running.
-    pub running: Option<Resumed>,
+    pub running: Option<ResumeOutcome>,
     /// Of a call that was cut while it ran, resumed after the time that it takes: shows whether it ran on.
-    pub later: Option<Resumed>,
+    pub later: Option<ResumeOutcome>,
 }
 
 /// One resume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
-pub enum Resumed {
+pub enum ResumeOutcome {
     /// Every message came once, and the response last.
     Held,
     /// Messages, the response or both did not come.

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::exchange::{Client, Cut, ExchangeError, Observation, ReadUntil, Request};
 use super::facts::{
-    Contact, Document, Facts, Form, Guard, Identity, Legacy, Modern, Resumed, Standalone, ToolOutcome, ToolRun, Tools,
-    printable,
+    Contact, Document, Facts, Form, Guard, Identity, Legacy, Modern, ResumeOutcome, Standalone, ToolOutcome, ToolRun,
+    Tools, printable,
 };
 use super::requests::{self, LEGACY, MODERN, Requester};
 use super::{Limits, Options, Tool, reach};
@@ -65,7 +65,7 @@ struct Probe<'a> {
 }
 
 /// A session, or the modern revision without one, and the response that opened it.
-struct Opened {
+struct Session {
     requester: Requester,
     response: Observation,
 }
@@ -97,7 +97,7 @@ impl Probe<'_> {
         }
         facts.contact = contact(&legacy);
 
-        let session = legacy.ok().and_then(opened);
+        let session = legacy.ok().and_then(session_from);
         let modern = self.modern(modern, session.is_none()).await;
         if session.is_none() && modern.is_none() {
             if let Contact::NotMcp { status: 404 | 405, .. } | Contact::Declined { status: 404 | 405, .. } =
@@ -109,7 +109,7 @@ impl Probe<'_> {
         }
         facts.contact = Contact::Speaks;
         self.options.report_progress("asking for tools and what is refused");
-        let first = session.as_ref().or(modern.as_ref()).map(|opened| &opened.response);
+        let first = session.as_ref().or(modern.as_ref()).map(|session| &session.response);
         facts.server = first.and_then(identity);
         if let Some(modern) = &modern {
             self.examine_modern(modern, facts).await;
@@ -117,7 +117,7 @@ impl Probe<'_> {
         if let Some(session) = &session {
             self.examine_legacy(session, facts).await;
         }
-        let Some(requester) = session.or(modern).map(|opened| opened.requester) else { return };
+        let Some(requester) = session.or(modern).map(|session| session.requester) else { return };
         facts.resumption.finished = self.resume_finished(&requester).await;
         self.guards(&requester, facts).await;
         if let Some(tool) = tool {
@@ -141,8 +141,8 @@ impl Probe<'_> {
         self.options.report_progress("looking for the endpoint at other paths");
         for path in USUAL_PATHS.into_iter().filter(|path| *path != configured) {
             let request = Request { path: Some(path.to_owned()), ..requests::initialize(1, LEGACY[0]) };
-            let Some(opened) = self.request(request, 1).await.ok().and_then(opened) else { continue };
-            if let Some(request) = opened.requester.delete() {
+            let Some(session) = self.request(request, 1).await.ok().and_then(session_from) else { continue };
+            if let Some(request) = session.requester.delete() {
                 let _ = self.request_head(Request { path: Some(path.to_owned()), ..request }).await;
             }
             return Some(path.to_owned());
@@ -152,35 +152,35 @@ impl Probe<'_> {
 
     /// Opens a session of the modern revision by the response to `server/discover`. A server without that method may
     /// still serve modern requests, unless older revisions explain the response.
-    async fn modern(&self, discovered: Result<Observation, ExchangeError>, is_alone: bool) -> Option<Opened> {
+    async fn modern(&self, discovered: Result<Observation, ExchangeError>, is_alone: bool) -> Option<Session> {
         let response = discovered.ok()?;
         let requester = Requester::Modern;
         if response.result().is_some_and(|result| result["supportedVersions"].is_array()) {
-            return Some(Opened { requester, response });
+            return Some(Session { requester, response });
         }
         if response.response.is_none() || !is_alone {
             return None;
         }
         let response = self.request(requester.post(Some(2), "tools/list", json!({})), 2).await.ok()?;
         response.result().filter(|result| result["tools"].is_array())?;
-        Some(Opened { requester, response })
+        Some(Session { requester, response })
     }
 
-    async fn examine_modern(&self, opened: &Opened, facts: &mut Facts) {
-        let (first, tools) = self.tools(&opened.requester).await;
-        let response = first.as_ref().unwrap_or(&opened.response);
-        let listed = opened.response.result().and_then(|result| result["supportedVersions"].as_array());
+    async fn examine_modern(&self, session: &Session, facts: &mut Facts) {
+        let (first, tools) = self.tools(&session.requester).await;
+        let response = first.as_ref().unwrap_or(&session.response);
+        let listed = session.response.result().and_then(|result| result["supportedVersions"].as_array());
         let revisions: Vec<String> = listed.into_iter().flatten().filter_map(Value::as_str).map(printable).collect();
         facts.modern = Some(Modern {
             revisions: if revisions.is_empty() { vec![MODERN.to_owned()] } else { revisions },
             answers: response.form,
-            numbered: !response.ids.is_empty() || !opened.response.ids.is_empty(),
+            numbered: !response.ids.is_empty() || !session.response.ids.is_empty(),
         });
         facts.tools = tools;
     }
 
-    async fn examine_legacy(&self, opened: &Opened, facts: &mut Facts) {
-        let Opened { requester, response: opening } = opened;
+    async fn examine_legacy(&self, session: &Session, facts: &mut Facts) {
+        let Session { requester, response: opening } = session;
         let Requester::Legacy { revision, session } = requester else { return };
         // Its failure is no reason to stop: the next requests show more.
         let _ = self.request_head(requester.post(None, "notifications/initialized", Value::Null)).await;
@@ -205,11 +205,11 @@ impl Probe<'_> {
 
     /// Returns true if the server accepts this revision from a client.
     async fn can_negotiate(&self, revision: &str) -> bool {
-        let Some(opened) = self.request(requests::initialize(1, revision), 1).await.ok().and_then(opened) else {
+        let Some(session) = self.request(requests::initialize(1, revision), 1).await.ok().and_then(session_from) else {
             return false;
         };
-        let is_same = matches!(&opened.requester, Requester::Legacy { revision: got, .. } if got == revision);
-        self.close(opened.requester).await;
+        let is_same = matches!(&session.requester, Requester::Legacy { revision: got, .. } if got == revision);
+        self.close(session.requester).await;
         is_same
     }
 
@@ -251,7 +251,7 @@ impl Probe<'_> {
     }
 
     /// Cuts `tools/list` after its empty first event, and resumes it.
-    async fn resume_finished(&self, requester: &Requester) -> Option<Resumed> {
+    async fn resume_finished(&self, requester: &Requester) -> Option<ResumeOutcome> {
         let (id, timeout) = (40, self.limits.response);
         let until = ReadUntil { id: Some(id), timeout, cut: Cut::AfterPrime };
         let cut = self.request_until(requester.post(Some(id), "tools/list", json!({})), until).await.ok()?;
@@ -262,16 +262,23 @@ impl Probe<'_> {
     }
 
     /// Resumes after the last event of `cut`. An undisturbed run has `of` messages.
-    async fn resume(&self, requester: &Requester, id: u64, cut: &Observation, of: usize, timeout: Duration) -> Resumed {
+    async fn resume(
+        &self,
+        requester: &Requester,
+        id: u64,
+        cut: &Observation,
+        of: usize,
+        timeout: Duration,
+    ) -> ResumeOutcome {
         let until = ReadUntil { id: Some(id), timeout, cut: Cut::Never };
         let last = cut.ids.last().map(|id| &id[..]);
         match self.client.exchange(requester.get(last), until).await {
-            Err(ExchangeError::TimedOut | ExchangeError::Broken) => Resumed::Unanswered,
-            Ok(rest) if !rest.status.is_success() => Resumed::Refused { status: rest.status.as_u16() },
-            Ok(rest) if rest.has_repeats(cut) => Resumed::Repeated,
+            Err(ExchangeError::TimedOut | ExchangeError::Broken) => ResumeOutcome::Unanswered,
+            Ok(rest) if !rest.status.is_success() => ResumeOutcome::Refused { status: rest.status.as_u16() },
+            Ok(rest) if rest.has_repeats(cut) => ResumeOutcome::Repeated,
             Ok(rest) => match cut.messages + rest.messages {
-                got if rest.response.is_some() && got >= of => Resumed::Held,
-                got => Resumed::Lost { got, of },
+                got if rest.response.is_some() && got >= of => ResumeOutcome::Held,
+                got => ResumeOutcome::Lost { got, of },
             },
         }
     }
@@ -437,9 +444,9 @@ fn millis(time: Duration) -> u64 {
 }
 
 /// Returns the session that a response to `initialize` opened, or `None` if it failed.
-fn opened(response: Observation) -> Option<Opened> {
+fn session_from(response: Observation) -> Option<Session> {
     let revision = response.result()?.get("protocolVersion")?.as_str()?.to_owned();
-    Some(Opened { requester: Requester::Legacy { revision, session: response.session.clone() }, response })
+    Some(Session { requester: Requester::Legacy { revision, session: response.session.clone() }, response })
 }
 
 /// Classifies a response to `initialize` that is no MCP.

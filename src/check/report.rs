@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::advice;
-use super::facts::{Contact, Facts, Form, Guard, Resumed, Standalone, ToolOutcome};
+use super::facts::{Contact, Facts, Form, Guard, ResumeOutcome, Standalone, ToolOutcome};
 use super::verdict::Verdict;
 use crate::config::Config;
 
@@ -108,9 +108,9 @@ fn rows(facts: &Facts) -> Vec<(&'static str, String)> {
 
 fn resumption(facts: &Facts) -> impl Iterator<Item = (&'static str, String)> {
     let later = match facts.resumption.later {
-        Some(Resumed::Held) => "; the tool ran on",
-        Some(Resumed::Lost { .. }) => "; the tool was cancelled, or its result was lost",
-        Some(Resumed::Repeated | Resumed::Refused { .. } | Resumed::Unanswered) | None => "",
+        Some(ResumeOutcome::Held) => "; the tool ran on",
+        Some(ResumeOutcome::Lost { .. }) => "; the tool was cancelled, or its result was lost",
+        Some(ResumeOutcome::Repeated | ResumeOutcome::Refused { .. } | ResumeOutcome::Unanswered) | None => "",
     };
     let resumes = [
         ("an ended answer", facts.resumption.finished, ""),
@@ -185,13 +185,13 @@ fn contact(contact: &Contact, url: &str) -> String {
     }
 }
 
-fn resumed(resumed: Resumed) -> String {
+fn resumed(resumed: ResumeOutcome) -> String {
     match resumed {
-        Resumed::Held => "everything came, once".to_owned(),
-        Resumed::Lost { got, of } => format!("{got} of {of} messages came"),
-        Resumed::Repeated => "a message came again".to_owned(),
-        Resumed::Refused { status } => format!("refused ({status})"),
-        Resumed::Unanswered => "not answered".to_owned(),
+        ResumeOutcome::Held => "everything came, once".to_owned(),
+        ResumeOutcome::Lost { got, of } => format!("{got} of {of} messages came"),
+        ResumeOutcome::Repeated => "a message came again".to_owned(),
+        ResumeOutcome::Refused { status } => format!("refused ({status})"),
+        ResumeOutcome::Unanswered => "not answered".to_owned(),
     }
 }
 
@@ -260,8 +260,8 @@ mod tests {
         legacy(&mut facts).numbered = true;
         facts.tool = Some(run());
         facts.resumption = Resumption {
-            running: Some(Resumed::Lost { got: 1, of: 4 }),
-            later: Some(Resumed::Held),
+            running: Some(ResumeOutcome::Lost { got: 1, of: 4 }),
+            later: Some(ResumeOutcome::Held),
             ..Resumption::default()
         };
         facts.foreign_host = refused();

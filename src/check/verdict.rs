@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::facts::{Contact, Facts, Resumed};
+use super::facts::{Contact, Facts, ResumeOutcome};
 
 /// Suitability of an upstream for this proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -60,11 +60,11 @@ impl Verdict {
 
     fn of_resumption(facts: &Facts) -> Self {
         let resumption = &facts.resumption;
-        let tried: Vec<Resumed> =
+        let tried: Vec<ResumeOutcome> =
             [resumption.finished, resumption.running, resumption.later].into_iter().flatten().collect();
         if tried.is_empty() {
             Verdict::Untried
-        } else if tried.iter().all(|resumed| *resumed == Resumed::Held) {
+        } else if tried.iter().all(|resumed| *resumed == ResumeOutcome::Held) {
             Verdict::Resumes
         } else {
             Verdict::ResumesUnreliably
@@ -109,7 +109,12 @@ mod tests {
 
     type Case = (&'static str, fn(&mut Facts), Verdict, bool);
 
-    fn numbered(facts: &mut Facts, finished: Option<Resumed>, running: Option<Resumed>, later: Option<Resumed>) {
+    fn numbered(
+        facts: &mut Facts,
+        finished: Option<ResumeOutcome>,
+        running: Option<ResumeOutcome>,
+        later: Option<ResumeOutcome>,
+    ) {
         legacy(facts).numbered = true;
         facts.resumption = Resumption { finished, running, later };
     }
@@ -120,8 +125,8 @@ mod tests {
 
     #[test]
     fn the_facts_decide_the_verdict() {
-        use Resumed::{Held, Lost, Refused, Repeated, Unanswered};
-        const LOST: Resumed = Lost { got: 1, of: 2 };
+        use ResumeOutcome::{Held, Lost, Refused, Repeated, Unanswered};
+        const LOST: ResumeOutcome = Lost { got: 1, of: 2 };
         let rows: [Case; 23] = [
             ("no ids", |_| {}, Verdict::CannotResume, true),
             ("JSON", |facts| legacy(facts).answers = Form::Json, Verdict::Unseen, true),

@@ -22,7 +22,7 @@ const SUBSECTIONS: [&str; 2] = ["tls", "resume_tokens"];
 #[derive(Default)]
 pub(super) struct RawConfig {
     /// Values by section and key, from the weakest layer to the strongest.
-    pub(super) given: BTreeMap<(String, String), Vec<Given>>,
+    pub(super) values: BTreeMap<(String, String), Vec<RawValue>>,
     /// Sections of the file, including empty ones but not those of tools.
     pub(super) sections: Vec<(String, Origin)>,
     /// Values above the first section of the file.
@@ -34,7 +34,8 @@ pub(super) struct RawConfig {
     pub(super) problems: Vec<Problem>,
 }
 
-pub(super) struct Given {
+/// A value of one layer, with its origin.
+pub(super) struct RawValue {
     pub(super) origin: Origin,
     pub(super) value: Value,
 }
@@ -95,7 +96,7 @@ impl RawConfig {
                         key = rest.to_owned();
                     }
                     let origin = Origin::Environment(name);
-                    self.give(&section, &key, origin, Value::Untyped(value));
+                    self.insert(&section, &key, origin, Value::Untyped(value));
                     continue;
                 }
                 _ => "unknown variable; keys are written MCP_RESUME_SECTION__KEY, in capitals",
@@ -122,7 +123,7 @@ impl RawConfig {
             ("--store", "store", "url", url),
         ] {
             if let Some(value) = value {
-                self.give(section, key, Origin::Flag(flag), Value::Untyped(value));
+                self.insert(section, key, Origin::Flag(flag), Value::Untyped(value));
             }
         }
     }
@@ -130,13 +131,13 @@ impl RawConfig {
     /// Adds the replicas of the command line.
     pub(super) fn add_replicas(&mut self, replicas: &[String]) {
         if !replicas.is_empty() {
-            self.give("balance", "replicas", Origin::Flag("--replica"), Value::List(replicas.to_vec()));
+            self.insert("balance", "replicas", Origin::Flag("--replica"), Value::List(replicas.to_vec()));
         }
     }
 
     /// Removes and returns the values of a key.
-    pub(super) fn take(&mut self, section: &str, key: &str) -> Vec<Given> {
-        self.given.remove(&(section.to_owned(), key.to_owned())).unwrap_or_default()
+    pub(super) fn take(&mut self, section: &str, key: &str) -> Vec<RawValue> {
+        self.values.remove(&(section.to_owned(), key.to_owned())).unwrap_or_default()
     }
 
     fn add_tools(&mut self, file: &File<'_>, tools: &DeTable<'_>) {
@@ -165,7 +166,7 @@ impl RawConfig {
                     self.sections.push((section.clone(), origin));
                     self.add_table(file, &section, inner);
                 }
-                value => self.give(section, key.get_ref().as_ref(), origin, Value::from(value)),
+                value => self.insert(section, key.get_ref().as_ref(), origin, Value::from(value)),
             }
         }
     }
@@ -173,13 +174,13 @@ impl RawConfig {
     fn add_table(&mut self, file: &File<'_>, section: &str, table: &DeTable<'_>) {
         for (key, value) in table {
             let origin = file.origin(Some(key.span()));
-            self.give(section, key.get_ref().as_ref(), origin, Value::from(value.get_ref()));
+            self.insert(section, key.get_ref().as_ref(), origin, Value::from(value.get_ref()));
         }
     }
 
-    fn give(&mut self, section: &str, key: &str, origin: Origin, value: Value) {
+    fn insert(&mut self, section: &str, key: &str, origin: Origin, value: Value) {
         let place = (section.to_owned(), key.to_owned());
-        self.given.entry(place).or_default().push(Given { origin, value });
+        self.values.entry(place).or_default().push(RawValue { origin, value });
     }
 
     fn refuse(&mut self, file: &File<'_>, key: &str, value: &Spanned<DeValue<'_>>, text: &str) {

@@ -9,10 +9,10 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::problem::{Origin, Problem};
-use super::raw::{Given, RawConfig, TOOLS, Value};
+use super::raw::{RawConfig, RawValue, TOOLS, Value};
 
 /// A value, or the problem with it.
-type Checked<T> = Result<T, String>;
+type CheckResult<T> = Result<T, String>;
 
 pub(super) struct Reader {
     raw: RawConfig,
@@ -98,18 +98,18 @@ impl Reader {
                 self.problems.push(Problem { origin, key: section, text });
             }
         }
-        for ((section, key), given) in std::mem::take(&mut self.raw.given) {
+        for ((section, key), values) in std::mem::take(&mut self.raw.values) {
             let text = match self.known.get(&section) {
                 Some(keys) => format!("unknown key; [{section}] has {}", keys.join(", ")),
                 None => format!("unknown section; there are {sections}"),
             };
             let is_known_section = self.known.contains_key(&section);
             let key = format!("{section}.{key}");
-            let problems = given
+            let problems = values
                 .into_iter()
                 // An unknown section of the file was reported as a whole.
-                .filter(|given| is_known_section || !matches!(given.origin, Origin::File { .. }))
-                .map(|Given { origin, .. }| Problem { origin, key: key.clone(), text: text.clone() });
+                .filter(|value| is_known_section || !matches!(value.origin, Origin::File { .. }))
+                .map(|RawValue { origin, .. }| Problem { origin, key: key.clone(), text: text.clone() });
             self.problems.extend(problems);
         }
         self.problems
@@ -173,7 +173,7 @@ impl Section<'_> {
     }
 
     /// Reads a text and converts it with `check`.
-    pub(super) fn text<T>(&mut self, key: &'static str, check: impl Fn(&str) -> Checked<T>) -> Option<T> {
+    pub(super) fn text<T>(&mut self, key: &'static str, check: impl Fn(&str) -> CheckResult<T>) -> Option<T> {
         self.take(key, |value| match value {
             Value::Text(text) | Value::Untyped(text) => check(text),
             Value::Integer(_) | Value::Boolean(_) | Value::List(_) | Value::Other(_) => {
@@ -236,11 +236,11 @@ impl Section<'_> {
     }
 
     /// Checks the values of `key` in all layers, and returns that of the strongest layer.
-    fn take<T>(&mut self, key: &'static str, check: impl Fn(&Value) -> Checked<T>) -> Option<T> {
+    fn take<T>(&mut self, key: &'static str, check: impl Fn(&Value) -> CheckResult<T>) -> Option<T> {
         let Section { reader, name } = self;
         reader.known.entry(name.clone()).or_default().push(key);
         let mut last = None;
-        for Given { origin, value } in reader.raw.take(name, key) {
+        for RawValue { origin, value } in reader.raw.take(name, key) {
             match check(&value) {
                 Ok(value) => {
                     reader.effective.insert((name.clone(), key), origin);

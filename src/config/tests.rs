@@ -47,7 +47,7 @@ fn the_example_has_the_defaults() {
 fn the_example_has_every_key_and_is_read() {
     let mut raw = raw::RawConfig::default();
     raw.add_file("example", &example_in_full());
-    let given: Vec<_> = raw.given.keys().cloned().collect();
+    let given: Vec<_> = raw.values.keys().cloned().collect();
     let mut reader = read::Reader::new(raw);
     let config = build::config(&mut reader).unwrap();
     assert_eq!(config.tools["long-report"].mode, Some(Mode::Poll));

@@ -21,8 +21,8 @@ const DEFAULT_RETRY: Duration = Duration::from_secs(1);
 /// Calls `count` through `relay`, which cuts the connection once each progress in `cuts`
 /// (ascending) has arrived. After a cut the client resumes if it knows an event ID. Without one the call
 /// is lost, and the events that arrived are returned.
-pub(super) async fn count(client: &mut Client<'_>, relay: &Relay, cuts: &[u64]) -> Result<Received, Error> {
-    let mut received = Received::default();
+pub(super) async fn count(client: &mut Client<'_>, relay: &Relay, cuts: &[u64]) -> Result<ReceivedEvents, Error> {
+    let mut received = ReceivedEvents::default();
     let mut cuts = cuts.iter().peekable();
     let mut stream = client.call("count", json!({"to": COUNT_TO, "interval_ms": INTERVAL_MS})).await?;
     loop {
@@ -62,7 +62,7 @@ fn describe(error: &hyper::Error) -> String {
 
 /// Events of a call so far.
 #[derive(Debug, Default)]
-pub(super) struct Received {
+pub(super) struct ReceivedEvents {
     /// Every progress value, in the order of arrival.
     pub(super) progress: Vec<u64>,
     /// Number of breaks of the response before the result.
@@ -80,7 +80,7 @@ pub(super) struct Received {
     pub(super) third: Option<String>,
 }
 
-impl Received {
+impl ReceivedEvents {
     fn take(&mut self, event: Event) {
         self.retry = event.retry.or(self.retry);
         self.cursor = event.id.clone().or(self.cursor.take());
@@ -139,8 +139,8 @@ mod tests {
         Event { id: Some(format!("h.{}", COUNT_TO + 1)), retry: None, data: data.to_string() }
     }
 
-    fn received(events: impl IntoIterator<Item = Event>) -> Received {
-        let mut received = Received::default();
+    fn received(events: impl IntoIterator<Item = Event>) -> ReceivedEvents {
+        let mut received = ReceivedEvents::default();
         for event in events {
             received.take(event);
         }

@@ -9,6 +9,7 @@
 //! runs. The cuts are TCP resets made by the relay; the proxy has no switch for them. Deliberately
 //! absent: anything the proxy would do for this client and not for another.
 
+mod accept;
 mod call;
 mod client;
 mod event;
@@ -22,7 +23,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use self::call::{COUNT_TO, Received, count};
+use self::call::{COUNT_TO, ReceivedEvents, count};
 use self::client::Client;
 use self::relay::Relay;
 use self::server::Server;
@@ -34,8 +35,6 @@ use crate::sidecar;
 const SHOW_LIMIT: Duration = Duration::from_secs(15);
 /// Longest time of the proxy's shutdown once the demo is over.
 const END_LIMIT: Duration = Duration::from_secs(1);
-/// Pause after a connection could not be accepted.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Cuts of the call that goes directly to the server: one is enough.
 const DIRECT_CUTS: [u64; 1] = [3];
 /// Cuts of the call through the proxy: one while the tool runs, and one so late that the result comes
@@ -170,7 +169,7 @@ async fn show_resumption(server: &Server, proxy: SocketAddr, transcript: &mut Tr
     Ok(Example { session, event_id: received.third.unwrap_or_default() })
 }
 
-fn verify(received: &Received, calls: u64) -> Result<(), String> {
+fn verify(received: &ReceivedEvents, calls: u64) -> Result<(), String> {
     received.verify()?;
     if received.breaks as usize != PROXY_CUTS.len() {
         return Err(format!("{} cuts were made, {} were seen", PROXY_CUTS.len(), received.breaks));
@@ -181,7 +180,7 @@ fn verify(received: &Received, calls: u64) -> Result<(), String> {
     Ok(())
 }
 
-fn summary(received: &Received) -> String {
+fn summary(received: &ReceivedEvents) -> String {
     let resets = received.breaks;
     format!(
         "every event arrived exactly once and in order: {COUNT_TO} numbers and the result, \

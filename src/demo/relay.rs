@@ -8,9 +8,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinHandle;
 
-use super::ACCEPT_PAUSE;
+use super::accept::serve_each;
 
 /// A running relay. Dropping it closes its listener and its connections.
 pub(super) struct Relay {
@@ -25,7 +25,10 @@ impl Relay {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
         let cuts = watch::Sender::new(0);
-        let accepting = tokio::spawn(accept(listener, target, cuts.clone()));
+        let accepting = tokio::spawn(serve_each(listener, {
+            let cuts = cuts.clone();
+            move |client| relay(client, target, cuts.subscribe())
+        }));
         Ok(Self { address, cuts, accepting })
     }
 
@@ -46,22 +49,13 @@ impl Drop for Relay {
     }
 }
 
-async fn accept(listener: TcpListener, target: SocketAddr, cuts: watch::Sender<u64>) {
-    let mut connections = JoinSet::new();
-    loop {
-        let Ok((client, _)) = listener.accept().await else {
-            // Usually the file descriptors are used up: the next attempt fails as well unless a
-            // connection ends first.
-            tokio::time::sleep(ACCEPT_PAUSE).await;
-            continue;
-        };
-        while connections.try_join_next().is_some() {}
-        connections.spawn(relay(client, target, cuts.subscribe()));
-    }
+async fn relay(client: TcpStream, target: SocketAddr, cut: watch::Receiver<u64>) {
+    // An error ends the connection, which both ends notice.
+    let _ = copy(client, target, cut).await;
 }
 
 /// Copies in both directions until either side ends or the connection is cut.
-async fn relay(mut client: TcpStream, target: SocketAddr, mut cut: watch::Receiver<u64>) -> io::Result<()> {
+async fn copy(mut client: TcpStream, target: SocketAddr, mut cut: watch::Receiver<u64>) -> io::Result<()> {
     let mut server = TcpStream::connect(target).await?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;

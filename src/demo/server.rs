@@ -19,11 +19,11 @@ use hyper::header::{ALLOW, CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinHandle;
 
-use super::ACCEPT_PAUSE;
+use super::accept::serve_each;
 use crate::sync;
 
 /// The header that names a session.
@@ -56,7 +56,10 @@ impl Server {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
         let tools = Arc::new(Tools::default());
-        let accepting = tokio::spawn(accept(listener, Arc::clone(&tools)));
+        let accepting = tokio::spawn(serve_each(listener, {
+            let tools = Arc::clone(&tools);
+            move |socket| serve(socket, Arc::clone(&tools))
+        }));
         Ok(Self { address, tools, accepting })
     }
 
@@ -86,26 +89,13 @@ impl Drop for Server {
 
 type Reply = Response<Either<Full<Bytes>, Events>>;
 
-async fn accept(listener: TcpListener, tools: Arc<Tools>) {
-    let mut connections = JoinSet::new();
-    loop {
-        let Ok((socket, _)) = listener.accept().await else {
-            // Usually the file descriptors are used up: the next attempt fails as well unless a
-            // connection ends first.
-            tokio::time::sleep(ACCEPT_PAUSE).await;
-            continue;
-        };
-        while connections.try_join_next().is_some() {}
+async fn serve(socket: TcpStream, tools: Arc<Tools>) {
+    let service = hyper::service::service_fn(move |request| {
         let tools = Arc::clone(&tools);
-        connections.spawn(async move {
-            let service = hyper::service::service_fn(move |request| {
-                let tools = Arc::clone(&tools);
-                async move { Ok::<_, Infallible>(tools.respond(request).await) }
-            });
-            // The server ignores an early end of a connection: that is its flaw.
-            let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(socket), service).await;
-        });
-    }
+        async move { Ok::<_, Infallible>(tools.respond(request).await) }
+    });
+    // The server ignores an early end of a connection: that is its flaw.
+    let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(socket), service).await;
 }
 
 /// State shared by all connections.

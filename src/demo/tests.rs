@@ -145,7 +145,7 @@ fn last(numbers: impl IntoIterator<Item = u64>) -> String {
     format!("{}{:x}\r\n{result}\r\n0\r\n\r\n", events(numbers, true), result.len())
 }
 
-async fn count_before(script: Vec<(&'static str, String)>, cuts: &[u64]) -> Received {
+async fn count_before(script: Vec<(&'static str, String)>, cuts: &[u64]) -> ReceivedEvents {
     let relay = Relay::start(scripted(script).await).await.unwrap();
     let mut transcript = Transcript::discarded();
     let mut client = Client::new(relay.address(), &mut transcript);

@@ -22,7 +22,7 @@ use crate::protocol::headers::{Era, ProtocolVersion, SessionId};
 use crate::protocol::ids::{ResumeToken, Seq, Verified};
 use crate::protocol::jsonrpc::{Message, RequestId};
 use crate::protocol::stream::Machine;
-use crate::upstream::{self, Probed, Upstream};
+use crate::upstream::{self, ProbeOutcome, Upstream};
 
 /// Error for a caller that claims a subject and cannot prove it now, instead of "not found".
 pub(super) enum Unproven {
@@ -169,16 +169,16 @@ impl TokenRefresh {
         let probed = self.upstream.probe(&context.parts, context.connection.forwarded(), era).await;
         self.metrics.observe_probe(&probed);
         let is_genuine = match probed {
-            Probed::Genuine => true,
-            Probed::Foreign => false,
-            Probed::Inconclusive => return Ok(false),
+            ProbeOutcome::Genuine => true,
+            ProbeOutcome::Foreign => false,
+            ProbeOutcome::Inconclusive => return Ok(false),
             // The probe went without the other credentials, which may be the reason for the refusal.
-            Probed::Refused(_) if context.presented_credentials().has_other_credentials() => return Ok(false),
-            Probed::Refused(refusal) => {
+            ProbeOutcome::Refused(_) if context.presented_credentials().has_other_credentials() => return Ok(false),
+            ProbeOutcome::Refused(refusal) => {
                 let (request, response) = *refusal;
                 return Err(Unproven::Refused(Box::new(self.forwarder.pass_response(&request, response))));
             }
-            Probed::Unknown => {
+            ProbeOutcome::Unknown => {
                 if let Some(guard) = guard {
                     guard.end_inconclusive();
                 }

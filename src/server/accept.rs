@@ -15,7 +15,7 @@ use tracing::warn;
 
 use super::connection::{serve_plain, serve_tls};
 use super::connection_limit::{ConnectionLimit, refuse};
-use super::handler::{Ending, Handler, NewConnection, Peer};
+use super::handler::{Handler, NewConnection, Peer, StopSignal};
 use super::http1;
 use super::metrics::Metrics;
 use super::prefixed_io::PrefixedIo;
@@ -118,7 +118,7 @@ pub async fn serve<A: Accept, H: Handler>(
     shutdown: impl Future<Output = ()>,
 ) {
     // Every connection holds a receiver: when the last is gone, all have ended.
-    let (end, mut ending) = watch::channel(Ending::None);
+    let (end, mut ending) = watch::channel(StopSignal::None);
     let (mut leaving, mut shutdown) = (pin!(leaving), pin!(shutdown));
     let mut has_left = false;
     loop {
@@ -128,7 +128,7 @@ pub async fn serve<A: Accept, H: Handler>(
             () = &mut shutdown => break,
             () = &mut leaving, if !has_left => {
                 has_left = true;
-                let _ = end.send(Ending::Leaving);
+                let _ = end.send(StopSignal::Leaving);
                 // The signal does not concern later connections.
                 ending.borrow_and_update();
                 continue;
@@ -142,13 +142,18 @@ pub async fn serve<A: Accept, H: Handler>(
     }
     drop(listener);
     drop(ending);
-    let _ = end.send(Ending::Stopping);
+    let _ = end.send(StopSignal::Stopping);
     end.closed().await;
 }
 
 /// Serves one accepted connection in a task of its own, or refuses it.
-fn accept<Io, H>(io: Io, address: SocketAddr, config: &ListenerConfig, handler: &H, ending: &watch::Receiver<Ending>)
-where
+fn accept<Io, H>(
+    io: Io,
+    address: SocketAddr,
+    config: &ListenerConfig,
+    handler: &H,
+    ending: &watch::Receiver<StopSignal>,
+) where
     Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     H: Handler,
 {
@@ -255,7 +260,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_leaves_ends_idle_connections_and_serves_those_that_come_then() {
+    async fn leaving_ends_idle_connections_and_serves_later_ones() {
         let (send, connections) = mpsc::channel(1);
         let (leave, leaving) = tokio::sync::oneshot::channel::<()>();
         let handler = |_: Request<Incoming>| async { Response::new(whole(Bytes::new())) };

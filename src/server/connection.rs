@@ -70,13 +70,13 @@ mod tests {
     use super::*;
     use crate::body::{Incoming, whole};
     use crate::clock;
-    use crate::server::handler::{Ending, Peer};
+    use crate::server::handler::{Peer, StopSignal};
 
     #[tokio::test(start_paused = true)]
     async fn an_incomplete_preface_is_given_up_after_the_head_timeout() {
         for begun in [&b""[..], b"P", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r"] {
             let (mut near, far) = duplex(1024);
-            let (_stop, ending) = watch::channel(Ending::None);
+            let (_stop, ending) = watch::channel(StopSignal::None);
             let handler = |_: Request<Incoming>| async { Response::new(whole(Bytes::new())) };
             let address = SocketAddr::from(([127, 0, 0, 1], 1));
             let peer = Peer { address, scheme: "http", certificate: None };

@@ -92,7 +92,7 @@ impl ConnectionState for () {
 
 /// Signal to the connections of a listener.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ending {
+pub(super) enum StopSignal {
     /// No signal yet.
     None,
     /// Ends a connection after its running requests, unless it has had none: the client's first request is then under way.
@@ -106,7 +106,7 @@ pub(super) struct NewConnection<H> {
     pub(super) peer: Peer,
     pub(super) header_bytes: usize,
     pub(super) handler: H,
-    pub(super) ending: watch::Receiver<Ending>,
+    pub(super) ending: watch::Receiver<StopSignal>,
 }
 
 impl<H: Handler> NewConnection<H> {
@@ -120,7 +120,7 @@ impl<H: Handler> NewConnection<H> {
         let stop = async move {
             while ending.changed().await.is_ok() {
                 let signal = *ending.borrow_and_update();
-                if signal == Ending::Stopping || !is_new.load(Ordering::Relaxed) {
+                if signal == StopSignal::Stopping || !is_new.load(Ordering::Relaxed) {
                     break;
                 }
             }
@@ -131,7 +131,7 @@ impl<H: Handler> NewConnection<H> {
     /// Resolves when a connection without a request must end.
     pub(super) async fn stopped(&mut self) {
         // A sender that is gone has stopped as well.
-        let _ = self.ending.wait_for(|ending| *ending == Ending::Stopping).await;
+        let _ = self.ending.wait_for(|ending| *ending == StopSignal::Stopping).await;
     }
 }
 

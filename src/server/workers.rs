@@ -20,7 +20,7 @@ use super::accept::{Accept, pause_after};
 const BEHIND: usize = 4;
 
 /// A connection accepted on another thread.
-pub type Accepted = (std::net::TcpStream, SocketAddr);
+pub type AcceptedConnection = (std::net::TcpStream, SocketAddr);
 
 /// Starts a worker thread with a runtime of its own, on which `serve` takes its connections. Returns the queue of these, which holds at
 /// most `queue`.
@@ -30,8 +30,8 @@ pub type Accepted = (std::net::TcpStream, SocketAddr);
 pub fn start_worker<F: Future<Output = ()>>(
     index: usize,
     queue: usize,
-    serve: impl FnOnce(mpsc::Receiver<Accepted>) -> F + Send + 'static,
-) -> io::Result<mpsc::Sender<Accepted>> {
+    serve: impl FnOnce(mpsc::Receiver<AcceptedConnection>) -> F + Send + 'static,
+) -> io::Result<mpsc::Sender<AcceptedConnection>> {
     let (sender, connections) = mpsc::channel(queue);
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     thread::Builder::new().name(format!("worker-{index}")).spawn(move || runtime.block_on(serve(connections)))?;
@@ -41,7 +41,7 @@ pub fn start_worker<F: Future<Output = ()>>(
 /// Accepts connections and distributes them to the queues of `workers` until `shutdown`.
 pub async fn distribute(
     mut listener: TcpListener,
-    workers: Vec<mpsc::Sender<Accepted>>,
+    workers: Vec<mpsc::Sender<AcceptedConnection>>,
     shutdown: impl Future<Output = ()>,
 ) {
     let mut shutdown = pin!(shutdown);
@@ -64,7 +64,7 @@ pub async fn distribute(
 }
 
 /// Sends one connection to a worker. Waits only if all queues are full.
-async fn send(accepted: Accepted, workers: &[mpsc::Sender<Accepted>], turn: usize) {
+async fn send(accepted: AcceptedConnection, workers: &[mpsc::Sender<AcceptedConnection>], turn: usize) {
     match choose(workers, turn) {
         Some(worker) => {
             // A worker is gone only if the process ends.
@@ -79,8 +79,8 @@ async fn send(accepted: Accepted, workers: &[mpsc::Sender<Accepted>], turn: usiz
 }
 
 /// Returns the worker whose turn it is, or the one with the shortest queue if that one is behind. `None` if all queues are full.
-fn choose(workers: &[mpsc::Sender<Accepted>], turn: usize) -> Option<&mpsc::Sender<Accepted>> {
-    let waiting = |worker: &mpsc::Sender<Accepted>| worker.max_capacity() - worker.capacity();
+fn choose(workers: &[mpsc::Sender<AcceptedConnection>], turn: usize) -> Option<&mpsc::Sender<AcceptedConnection>> {
+    let waiting = |worker: &mpsc::Sender<AcceptedConnection>| worker.max_capacity() - worker.capacity();
     let in_turn = || workers.iter().cycle().skip(turn).take(workers.len());
     let with_room = in_turn().filter(|worker| worker.capacity() > 0);
     let chosen = in_turn().next().filter(|worker| waiting(worker) < BEHIND && worker.capacity() > 0);
@@ -88,7 +88,7 @@ fn choose(workers: &[mpsc::Sender<Accepted>], turn: usize) -> Option<&mpsc::Send
 }
 
 /// Waits for a place in any queue. `None` if the workers are gone.
-async fn first_permit(workers: &[mpsc::Sender<Accepted>]) -> Option<mpsc::Permit<'_, Accepted>> {
+async fn first_permit(workers: &[mpsc::Sender<AcceptedConnection>]) -> Option<mpsc::Permit<'_, AcceptedConnection>> {
     let mut reservations: Vec<_> = workers.iter().map(|worker| Box::pin(worker.reserve())).collect();
     poll_fn(|cx| {
         for reservation in &mut reservations {
@@ -101,7 +101,7 @@ async fn first_permit(workers: &[mpsc::Sender<Accepted>]) -> Option<mpsc::Permit
     .await
 }
 
-impl Accept for mpsc::Receiver<Accepted> {
+impl Accept for mpsc::Receiver<AcceptedConnection> {
     type Io = TcpStream;
 
     async fn accept(&mut self) -> io::Result<(TcpStream, SocketAddr)> {
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     /// Starts an acceptor for workers with queues of these lengths.
-    async fn acceptor(queues: &[usize]) -> (SocketAddr, Vec<mpsc::Receiver<Accepted>>) {
+    async fn acceptor(queues: &[usize]) -> (SocketAddr, Vec<mpsc::Receiver<AcceptedConnection>>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let addr = listener.local_addr().expect("an address");
         let (senders, workers) = queues.iter().map(|queue| mpsc::channel(*queue)).unzip();

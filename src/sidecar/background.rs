@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
-use super::listeners::Bound;
+use super::listeners::BoundListener;
 use super::metrics::Metrics;
 use crate::admin::Admin;
 use crate::body::Incoming;
@@ -45,9 +45,9 @@ pub fn connections_beside(config: &Config) -> usize {
 /// Listeners and certificates for the background tasks.
 #[derive(Default)]
 pub(super) struct Auxiliary {
-    pub(super) admin: Option<Bound>,
+    pub(super) admin: Option<BoundListener>,
     /// Listener for metrics alone.
-    pub(super) metrics: Option<Bound>,
+    pub(super) metrics: Option<BoundListener>,
     /// Certificates of the data listener.
     pub(super) certificates: Option<Arc<Certificates>>,
 }

@@ -22,14 +22,14 @@ pub struct Addresses {
 }
 
 /// A listener and its local address.
-pub(super) type Bound = (TcpListener, SocketAddr);
+pub(super) type BoundListener = (TcpListener, SocketAddr);
 
 /// Bound listeners, before anything serves on them.
 pub(super) struct Listeners {
-    pub(super) data: Bound,
-    pub(super) admin: Option<Bound>,
+    pub(super) data: BoundListener,
+    pub(super) admin: Option<BoundListener>,
     /// Listener for metrics alone.
-    pub(super) metrics: Option<Bound>,
+    pub(super) metrics: Option<BoundListener>,
     /// Certificates of the data listener, or `None` if it speaks plain HTTP.
     pub(super) certificates: Option<Arc<Certificates>>,
 }
@@ -49,7 +49,7 @@ impl Listeners {
     }
 
     pub(super) fn addresses(&self) -> Addresses {
-        let address = |bound: &Option<Bound>| bound.as_ref().map(|(_, address)| *address);
+        let address = |bound: &Option<BoundListener>| bound.as_ref().map(|(_, address)| *address);
         Addresses { data: self.data.1, admin: address(&self.admin), metrics: address(&self.metrics) }
     }
 }

@@ -17,7 +17,7 @@ use tracing::{info, warn};
 
 use super::background::admin_connections;
 use super::error::Error;
-use super::listeners::{Bound, Listeners};
+use super::listeners::{BoundListener, Listeners};
 use super::metrics::Metrics;
 use super::store_setup::StoreSetup;
 use crate::admin;
@@ -79,7 +79,7 @@ struct RefusingListeners {
     data: Return,
     admin: Option<Return>,
     /// Listener for metrics alone. It serves nothing yet.
-    metrics: Option<Bound>,
+    metrics: Option<BoundListener>,
     certificates: Option<Arc<Certificates>>,
 }
 

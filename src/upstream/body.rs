@@ -55,13 +55,13 @@ pub(super) async fn collect(body: ResponseBody, limit: usize) -> Result<Bytes, E
 }
 
 /// Body whose beginning was read already. It fails at its deadline.
-struct Begun {
+struct PrefixedBody {
     first: Option<Bytes>,
     rest: ResponseBody,
     until: Alarm,
 }
 
-impl hyper::body::Body for Begun {
+impl hyper::body::Body for PrefixedBody {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -84,5 +84,5 @@ impl hyper::body::Body for Begun {
 pub(super) fn passing_body(first: Bytes, rest: ResponseBody, until: Option<Instant>) -> BoxBody {
     let mut alarm = Alarm::new();
     alarm.set(until);
-    Begun { first: Some(first).filter(|first| !first.is_empty()), rest, until: alarm }.boxed_unsync()
+    PrefixedBody { first: Some(first).filter(|first| !first.is_empty()), rest, until: alarm }.boxed_unsync()
 }

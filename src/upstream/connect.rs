@@ -138,19 +138,19 @@ fn tcp(timeout: Duration) -> HttpConnector {
 
 impl TransportConnector {
     /// Opens a connection without TLS.
-    async fn open(mut self, target: Uri) -> Result<Opened, BoxError> {
+    async fn open(mut self, target: Uri) -> Result<RawConnection, BoxError> {
         match &mut self {
             TransportConnector::Tcp(tcp) | TransportConnector::Tls(tcp, _) => {
-                Ok(Opened::Tcp(tcp.call(target).await?.into_inner()))
+                Ok(RawConnection::Tcp(tcp.call(target).await?.into_inner()))
             }
-            TransportConnector::Dialed(dialer) => Ok(Opened::Dialed(dialer.dial(&target).await?)),
+            TransportConnector::Dialed(dialer) => Ok(RawConnection::Dialed(dialer.dial(&target).await?)),
         }
     }
 
     /// Performs the TLS handshake on an open connection, if the transport is TLS.
-    async fn shake(&self, opened: Opened) -> Result<SocketStream, BoxError> {
-        match (self, opened) {
-            (TransportConnector::Tls(_, tls), Opened::Tcp(tcp)) => {
+    async fn shake(&self, connection: RawConnection) -> Result<SocketStream, BoxError> {
+        match (self, connection) {
+            (TransportConnector::Tls(_, tls), RawConnection::Tcp(tcp)) => {
                 let shaken = TlsConnector::from(tls.files.current()).connect(tls.name.clone(), tcp).await;
                 let stream = shaken.inspect_err(|error| {
                     warn!(error = tls::explain(error), "the TLS handshake with the upstream failed")
@@ -159,14 +159,14 @@ impl TransportConnector {
                 tls.is_http2.store(stream.is_http2(), Ordering::Relaxed);
                 Ok(stream)
             }
-            (_, Opened::Tcp(tcp)) => Ok(SocketStream::Tcp(tcp)),
-            (_, Opened::Dialed(wire)) => Ok(SocketStream::Dialed(wire)),
+            (_, RawConnection::Tcp(tcp)) => Ok(SocketStream::Tcp(tcp)),
+            (_, RawConnection::Dialed(wire)) => Ok(SocketStream::Dialed(wire)),
         }
     }
 }
 
 /// Open connection before any TLS handshake.
-pub(super) enum Opened {
+pub(super) enum RawConnection {
     Tcp(TcpStream),
     Dialed(Box<dyn Wire>),
 }
@@ -193,9 +193,9 @@ impl Connector {
         let permit = tokio::time::timeout(self.timeout, self.permits.clone().acquire_owned()).await;
         let permit = permit.map_err(|_| TooMany)??;
         let began = clock::now();
-        let opened = self.open().await?;
+        let connection = self.open().await?;
         let left = self.timeout.saturating_sub(clock::now().saturating_duration_since(began));
-        let stream = within(left, self.transport.shake(opened)).await?;
+        let stream = within(left, self.transport.shake(connection)).await?;
         self.reach.note_usable();
         Ok(Socket { stream, _permit: permit })
     }
@@ -214,14 +214,14 @@ impl Connector {
     }
 
     /// Opens a connection without TLS, and notes the outcome for readiness.
-    pub(super) async fn open(&self) -> Result<Opened, BoxError> {
+    pub(super) async fn open(&self) -> Result<RawConnection, BoxError> {
         let began = clock::now();
-        let opened = within(self.timeout, self.transport.clone().open(self.origin.clone())).await;
-        match &opened {
+        let connection = within(self.timeout, self.transport.clone().open(self.origin.clone())).await;
+        match &connection {
             Ok(_) => self.reach.note_accepted(),
             Err(error) => self.reach.note_failed(began, &**error),
         }
-        opened
+        connection
     }
 }
 

@@ -14,10 +14,10 @@ use crate::protocol::http1::MAX_INTERIM_HEADS;
 pub(super) struct Endless;
 
 /// Counter of the interim responses to one request. hyper reports them on HTTP/1.1 alone.
-pub(super) struct Interim(Arc<Counted>);
+pub(super) struct Interim(Arc<InterimCounter>);
 
 #[derive(Default)]
-struct Counted {
+struct InterimCounter {
     seen: AtomicUsize,
     over: Notify,
 }
@@ -25,7 +25,7 @@ struct Counted {
 impl Interim {
     /// Counts the interim responses to `request`.
     pub(super) fn of<B>(request: &mut Request<B>) -> Self {
-        let counted = Arc::new(Counted::default());
+        let counted = Arc::new(InterimCounter::default());
         let counting = counted.clone();
         hyper::ext::on_informational(request, move |_| {
             if counting.seen.fetch_add(1, Ordering::Relaxed) >= MAX_INTERIM_HEADS {

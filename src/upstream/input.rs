@@ -21,7 +21,7 @@ pub(super) enum InputSource {
     },
     Reading(Box<EventReader>),
     /// The body of a JSON response that becomes an event.
-    Collecting(Box<Collecting>),
+    Collecting(Box<ResponseCollector>),
     /// No input until the machine asks for it.
     Idle,
 }
@@ -35,17 +35,17 @@ pub(super) enum UpstreamInput {
     End(Ending),
     /// Size of the response that is being collected, after growth.
     Grown(usize),
-    Body(Collected),
+    Body(CollectedResponse),
 }
 
 /// A JSON response that becomes an event, or its error.
-pub(super) struct Collected {
+pub(super) struct CollectedResponse {
     pub(super) status: StatusCode,
     pub(super) body: Result<Bytes, ErrorCode>,
 }
 
 /// A response that is being collected.
-pub(super) struct Collecting {
+pub(super) struct ResponseCollector {
     status: StatusCode,
     /// Body, or `None` if it cannot be an event.
     body: Option<ResponseBody>,
@@ -53,12 +53,12 @@ pub(super) struct Collecting {
     limit: usize,
 }
 
-impl Collecting {
+impl ResponseCollector {
     /// Reads the next piece. Dropping the future loses nothing.
     async fn next(&mut self) -> UpstreamInput {
         let status = self.status;
         let Some(body) = &mut self.body else {
-            return UpstreamInput::Body(Collected { status, body: Err(refused_by(status)) });
+            return UpstreamInput::Body(CollectedResponse { status, body: Err(refused_by(status)) });
         };
         let failed = match body.frame().await {
             Some(Ok(frame)) => {
@@ -71,17 +71,20 @@ impl Collecting {
             }
             Some(Err(_)) => ErrorCode::UpstreamBroke,
             None => {
-                return UpstreamInput::Body(Collected { status, body: Ok(std::mem::take(&mut self.buffer).freeze()) });
+                return UpstreamInput::Body(CollectedResponse {
+                    status,
+                    body: Ok(std::mem::take(&mut self.buffer).freeze()),
+                });
             }
         };
-        UpstreamInput::Body(Collected { status, body: Err(failed) })
+        UpstreamInput::Body(CollectedResponse { status, body: Err(failed) })
     }
 }
 
 impl InputSource {
     /// Collects a body that becomes an event; `None` for one that cannot.
     pub(super) fn collecting(status: StatusCode, json: Option<ResponseBody>, limit: usize) -> Self {
-        InputSource::Collecting(Box::new(Collecting { status, body: json, buffer: BytesMut::new(), limit }))
+        InputSource::Collecting(Box::new(ResponseCollector { status, body: json, buffer: BytesMut::new(), limit }))
     }
 
     /// Waits for the next input. Dropping the future loses nothing.

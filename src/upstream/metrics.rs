@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
 
-use super::Probed;
+use super::ProbeOutcome;
 use crate::event_log;
 use crate::metrics::{Error, Errors, Registrar};
 use crate::protocol::stream::Outcome;
@@ -104,13 +104,13 @@ impl Metrics {
     }
 
     /// Counts a probe of a token by its outcome.
-    pub fn observe_probe(&self, outcome: &Probed) {
+    pub fn observe_probe(&self, outcome: &ProbeOutcome) {
         let outcome = match outcome {
-            Probed::Genuine => "genuine",
-            Probed::Foreign => "foreign",
-            Probed::Inconclusive => "inconclusive",
-            Probed::Refused(_) => "refused",
-            Probed::Unknown => "unknown",
+            ProbeOutcome::Genuine => "genuine",
+            ProbeOutcome::Foreign => "foreign",
+            ProbeOutcome::Inconclusive => "inconclusive",
+            ProbeOutcome::Refused(_) => "refused",
+            ProbeOutcome::Unknown => "unknown",
         };
         self.token_probes.with_label_values(&[outcome]).inc();
     }

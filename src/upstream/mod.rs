@@ -55,7 +55,7 @@ pub use response_observer::ResponseObserver;
 use sent_flag::SentFlag;
 use session_names::SessionNames;
 pub use synthetic::gap_warning;
-pub use token_probe::Probed;
+pub use token_probe::ProbeOutcome;
 pub use token_subjects::{ProbeGuard, ProbeWaiter, TokenSubjects, TokenUse};
 
 use crate::config::{self, HostHeader, UpstreamUrl};

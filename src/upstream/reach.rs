@@ -163,7 +163,7 @@ mod tests {
             (server.clone(), Connector::new(Transport::Dialed(server), &config).unwrap())
         }
 
-        fn becomes(&self, behaviour: Behaviour) {
+        fn set_behaviour(&self, behaviour: Behaviour) {
             *self.behaviour.lock().unwrap() = behaviour;
         }
 
@@ -193,13 +193,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_server_is_lost_once_connections_have_failed_for_long_and_back_with_the_first_accepted() {
         let (server, connector) = Server::start();
-        server.becomes(Behaviour::Refuses);
+        server.set_behaviour(Behaviour::Refuses);
         assert_eq!(connector.reachability().await, Reachability::Unknown);
         for _ in 0..2 {
-            server.becomes(Behaviour::Accepts);
+            server.set_behaviour(Behaviour::Accepts);
             pass(CHECK_INTERVAL).await;
             assert_eq!(connector.reachability().await, Reachability::Accepting);
-            server.becomes(Behaviour::Refuses);
+            server.set_behaviour(Behaviour::Refuses);
             for _ in 0..5 {
                 pass(CHECK_INTERVAL).await;
                 assert_eq!(connector.reachability().await, Reachability::Accepting);
@@ -213,7 +213,7 @@ mod tests {
     async fn a_failure_between_two_connections_changes_nothing() {
         let (server, connector) = Server::start();
         for second in 0..60 {
-            server.becomes(if second % 4 == 0 { Behaviour::Accepts } else { Behaviour::Refuses });
+            server.set_behaviour(if second % 4 == 0 { Behaviour::Accepts } else { Behaviour::Refuses });
             assert_eq!(connector.reachability().await, Reachability::Accepting);
             pass(CHECK_INTERVAL).await;
         }
@@ -242,7 +242,7 @@ mod tests {
         let (server, connector) = Server::start();
         assert_eq!(connector.reachability().await, Reachability::Accepting);
         pass(CHECK_INTERVAL).await;
-        server.becomes(Behaviour::Silent);
+        server.set_behaviour(Behaviour::Silent);
         let began = clock::now();
         assert_eq!(connector.reachability().await, Reachability::Accepting);
         assert_eq!(clock::now() - began, ANSWER_WITHIN);
@@ -256,12 +256,12 @@ mod tests {
         let (server, connector) = Server::start();
         assert!(connector.connect().await.is_ok());
         assert_eq!(connector.reach.reachability(), Reachability::Accepting);
-        server.becomes(Behaviour::Refuses);
+        server.set_behaviour(Behaviour::Refuses);
         assert!(connector.connect().await.is_err());
         pass(Duration::from_secs(5)).await;
         assert!(connector.connect().await.is_err());
         assert_eq!(connector.reach.reachability(), Reachability::Lost);
-        server.becomes(Behaviour::Accepts);
+        server.set_behaviour(Behaviour::Accepts);
         assert!(connector.connect().await.is_ok());
         assert_eq!(connector.reach.reachability(), Reachability::Accepting);
     }

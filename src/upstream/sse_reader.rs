@@ -52,12 +52,12 @@ impl EventReader {
 
     /// Decodes `first` and all further pieces that are ready. In a burst it yields to the connection's task and tries again until
     /// that brings nothing.
-    pub(super) async fn gather(&mut self, first: Bytes) -> Gathered {
+    pub(super) async fn gather(&mut self, first: Bytes) -> GatherResult {
         let mut taken = first.len();
         let now = clock::now();
         let in_burst = self.last_piece.replace(now).is_some_and(|last| now - last < BURST);
         let mut gives_way = in_burst && !self.body.is_gathered();
-        let mut gathered = Gathered::default();
+        let mut gathered = GatherResult::default();
         gathered.decode(&mut self.decoder, first);
         while taken < GATHER_MAX && gathered.error.is_none() {
             match futures_now(self.next()).await {
@@ -83,7 +83,7 @@ impl EventReader {
 
 /// Result of one gather.
 #[derive(Debug, Default)]
-pub(super) struct Gathered {
+pub(super) struct GatherResult {
     pub(super) events: Vec<sse::Event>,
     /// Error of an event over the limit.
     pub(super) error: Option<sse::Error>,
@@ -91,7 +91,7 @@ pub(super) struct Gathered {
     pub(super) ending: Option<Ending>,
 }
 
-impl Gathered {
+impl GatherResult {
     fn decode(&mut self, decoder: &mut Decoder, piece: Bytes) {
         decoder.feed(piece);
         loop {

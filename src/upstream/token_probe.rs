@@ -24,12 +24,12 @@ const WAIT: Duration = Duration::from_secs(5);
 const MODERN: &str = "2026-07-28";
 
 /// Result of a probe.
-pub enum Probed {
+pub enum ProbeOutcome {
     /// The token is genuine, and the upstream refuses others.
     Genuine,
     /// Not proven: the upstream accepts any token.
     Foreign,
-    /// Not proven: the upstream does not answer the probe, or not in this session.
+    /// Not proven: the upstream does not respond to the probe, or not in this session.
     Inconclusive,
     /// The upstream refuses the token. Holds the probe and the response.
     Refused(Box<(Template, Response<ResponseBody>)>),
@@ -39,32 +39,32 @@ pub enum Probed {
 
 impl Upstream {
     /// Probes the token of the request `parts`, which is a JWT.
-    pub async fn probe(&self, parts: &Parts, client: &Forwarded, era: Era) -> Probed {
-        let genuine = self.question(parts, client, era);
+    pub async fn probe(&self, parts: &Parts, client: &Forwarded, era: Era) -> ProbeOutcome {
+        let genuine = self.probe_request(parts, client, era);
         let Some(corrupted) = parts.headers.get(AUTHORIZATION).and_then(jwt::corrupted) else {
-            return Probed::Inconclusive;
+            return ProbeOutcome::Inconclusive;
         };
         let corrupted = genuine.clone().with(AUTHORIZATION, corrupted);
-        for (question, is_genuine) in [(&genuine, true), (&corrupted, false), (&genuine, true)] {
-            let Ok(Ok(answer)) = tokio::time::timeout(WAIT, self.send(question, None)).await else {
-                return Probed::Unknown;
+        for (request, is_genuine) in [(&genuine, true), (&corrupted, false), (&genuine, true)] {
+            let Ok(Ok(response)) = tokio::time::timeout(WAIT, self.send(request, None)).await else {
+                return ProbeOutcome::Unknown;
             };
-            match (is_genuine, answer.status()) {
+            match (is_genuine, response.status()) {
                 (true, status) if status.is_success() => {}
                 (true, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
-                    return Probed::Refused(Box::new((question.clone(), answer)));
+                    return ProbeOutcome::Refused(Box::new((request.clone(), response)));
                 }
                 (false, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {}
-                (_, StatusCode::TOO_MANY_REQUESTS) => return Probed::Unknown,
-                (_, status) if status.is_server_error() => return Probed::Unknown,
-                (false, status) if status.is_success() => return Probed::Foreign,
-                _ => return Probed::Inconclusive,
+                (_, StatusCode::TOO_MANY_REQUESTS) => return ProbeOutcome::Unknown,
+                (_, status) if status.is_server_error() => return ProbeOutcome::Unknown,
+                (false, status) if status.is_success() => return ProbeOutcome::Foreign,
+                _ => return ProbeOutcome::Inconclusive,
             }
         }
-        Probed::Genuine
+        ProbeOutcome::Genuine
     }
 
-    fn question(&self, parts: &Parts, client: &Forwarded, era: Era) -> Template {
+    fn probe_request(&self, parts: &Parts, client: &Forwarded, era: Era) -> Template {
         let call = self.call(parts, client, bytes::Bytes::new()).with_token_alone();
         // An id is used once in a session, and the client chooses its own.
         let id = format!("mcp-resume-{:016x}", u64::from_be_bytes(random::bytes()));
@@ -74,8 +74,9 @@ impl Upstream {
                 synthetic::post(&call, ping.to_string().into_bytes())
             }
             Era::Modern => {
-                let said = ProtocolVersion::from_headers(&parts.headers).filter(|version| version.era() == Era::Modern);
-                let version = said.as_ref().map_or(MODERN, ProtocolVersion::as_str);
+                let requested =
+                    ProtocolVersion::from_headers(&parts.headers).filter(|version| version.era() == Era::Modern);
+                let version = requested.as_ref().map_or(MODERN, ProtocolVersion::as_str);
                 let meta = serde_json::json!({
                     "io.modelcontextprotocol/protocolVersion": version,
                     "io.modelcontextprotocol/clientInfo": { "name": "mcp-resume", "version": env!("CARGO_PKG_VERSION") },

@@ -1,7 +1,9 @@
 //! `check` before servers of several kinds: the verdict, and what it rests on.
 
 use crate::support::{self, http_versions, *};
-use mcp_resume::check::{self, Contact, Facts, Form, Guard, Limits, Options, Report, Resumed, Standalone, Verdict};
+use mcp_resume::check::{
+    self, Contact, Facts, Form, Guard, Limits, Options, Report, ResumeOutcome, Standalone, Verdict,
+};
 use mcp_resume::config::{Config, HostHeader};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -227,7 +229,7 @@ async fn a_server_that_resumes_is_tried_after_its_answer_within_a_call_and_later
     let (report, memory) = probed(with_tool(), faithful).await;
     assert_eq!(report.verdict, Verdict::Resumes);
     let resumption = &report.facts.resumption;
-    let held = Some(Resumed::Held);
+    let held = Some(ResumeOutcome::Held);
     assert_eq!((resumption.finished, resumption.running, resumption.later), (held, held, held));
     assert_eq!((memory.count("resume"), memory.count("tools/call")), (3, 3));
     assert!(report.facts.legacy.as_ref().expect("it initialized").primed);
@@ -238,9 +240,9 @@ async fn a_server_that_resumes_is_tried_after_its_answer_within_a_call_and_later
 #[tokio::test]
 async fn a_server_that_loses_or_repeats_resumes_unreliably() {
     for (replay, outcome) in [
-        (Replay::WithoutTheResponse, Resumed::Lost { got: 1, of: 2 }),
-        (Replay::FromTheStart, Resumed::Repeated),
-        (Replay::Refused, Resumed::Refused { status: 409 }),
+        (Replay::WithoutTheResponse, ResumeOutcome::Lost { got: 1, of: 2 }),
+        (Replay::FromTheStart, ResumeOutcome::Repeated),
+        (Replay::Refused, ResumeOutcome::Refused { status: 409 }),
     ] {
         let unfaithful = async |memory: &mut Memory, call: Call| numbering(memory, call, replay).await;
         let (report, _) = probed(with_tool(), unfaithful).await;
@@ -257,7 +259,7 @@ async fn a_resume_that_is_never_answered_ends() {
         None => numbering(memory, call, Replay::Whole).await,
     };
     let (report, _) = probed(waiting(LATER), mute).await;
-    assert_eq!(report.facts.resumption.finished, Some(Resumed::Unanswered));
+    assert_eq!(report.facts.resumption.finished, Some(ResumeOutcome::Unanswered));
     assert_eq!(report.verdict, Verdict::ResumesUnreliably);
 }
 

@@ -21,12 +21,12 @@ const WAITED: Duration = Duration::from_millis(10);
 
 tokio::task_local! {
     /// Blocked response that the task writes.
-    pub(super) static BLOCKED: Cell<Option<Blocked>>;
+    pub(super) static BLOCKED: Cell<Option<BlockedResponse>>;
 }
 
 /// A blocked response.
 #[derive(Clone, Copy)]
-pub(super) struct Blocked {
+pub(super) struct BlockedResponse {
     pub(super) since: Instant,
     /// True if a reset may end the response. To some clients (those on hyper) the reset, `CANCEL`, is an end like any other. But no client
     /// takes an event or a JSON text that was cut short for whole.
@@ -147,7 +147,7 @@ impl OpenRequest {
     fn note_blocked(&mut self) {
         let since = clock::now();
         self.blocked_since = Some(since);
-        let blocked = Blocked { since, can_be_cut: self.can_be_cut };
+        let blocked = BlockedResponse { since, can_be_cut: self.can_be_cut };
         let _ = BLOCKED.try_with(|cell| cell.set(Some(blocked)));
         let mut state = self.requests.lock();
         state.blocked += 1;

@@ -10,7 +10,7 @@ use std::time::Instant;
 use hyper::rt::Executor;
 use tracing::debug;
 
-use super::open_requests::{BLOCKED, Blocked, OpenRequests};
+use super::open_requests::{BLOCKED, BlockedResponse, OpenRequests};
 use crate::clock::{self, Alarm};
 use crate::server::TAKEN_OVER_TIMEOUT;
 use crate::server::handler::ConnectionState;
@@ -58,7 +58,7 @@ impl<C: ConnectionState, F: Future<Output = ()>> Future for ResponseTask<C, F> {
 
 impl<C: ConnectionState, F> ResponseTask<C, F> {
     /// Ready if the response must end.
-    fn poll_blocked(&mut self, cx: &mut Context<'_>, blocked: Blocked) -> Poll<()> {
+    fn poll_blocked(&mut self, cx: &mut Context<'_>, blocked: BlockedResponse) -> Poll<()> {
         loop {
             let now = clock::now();
             let is_overdue = self.tasks.requests.blocked_until(blocked.since) <= now;

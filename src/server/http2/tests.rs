@@ -18,22 +18,22 @@ use super::*;
 use crate::body::{BoxError, Incoming, whole};
 use crate::clock;
 use crate::server::SEND_TIMEOUT;
-use crate::server::handler::{Ending, Peer};
+use crate::server::handler::{Peer, StopSignal};
 
 /// A SETTINGS frame without settings.
 const SETTINGS: &[u8] = b"\0\0\0\x04\0\0\0\0\0";
 
 /// Serves the other end of a pipe. Every request is answered after `takes`.
-fn served(takes: Duration) -> (DuplexStream, watch::Sender<Ending>) {
+fn served(takes: Duration) -> (DuplexStream, watch::Sender<StopSignal>) {
     served_by(move |_: Request<Incoming>| async move {
         clock::sleep(takes).await;
         Response::new(whole(Bytes::from_static(b"done")))
     })
 }
 
-fn served_by(handler: impl Handler) -> (DuplexStream, watch::Sender<Ending>) {
+fn served_by(handler: impl Handler) -> (DuplexStream, watch::Sender<StopSignal>) {
     let (near, far) = duplex(64 * 1024);
-    let (stop, ending) = watch::channel(Ending::None);
+    let (stop, ending) = watch::channel(StopSignal::None);
     let address = SocketAddr::from(([127, 0, 0, 1], 1));
     let peer = Peer { address, scheme: "http", certificate: None };
     tokio::spawn(serve(PrefixedIo::new(far), NewConnection { peer, header_bytes: 65_536, handler, ending }));
@@ -120,7 +120,7 @@ impl Body for Endless {
 }
 
 /// Serves responses whose bodies never end.
-fn served_endless_bodies() -> (DuplexStream, watch::Sender<Ending>) {
+fn served_endless_bodies() -> (DuplexStream, watch::Sender<StopSignal>) {
     served_by(|_: Request<Incoming>| async { Response::new(Endless.boxed_unsync()) })
 }
 
@@ -181,7 +181,7 @@ impl Body for Events {
     }
 }
 
-fn served_events(dropped: &Arc<AtomicUsize>) -> (DuplexStream, watch::Sender<Ending>) {
+fn served_events(dropped: &Arc<AtomicUsize>) -> (DuplexStream, watch::Sender<StopSignal>) {
     let dropped = dropped.clone();
     served_by(move |request: Request<Incoming>| {
         let (is_endless, _dropped) = (request.uri().path() != "/", Dropped(dropped.clone()));

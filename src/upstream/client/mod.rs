@@ -109,7 +109,7 @@ struct HyperClient {
 impl HyperClient {
     /// Resolves once the connection had no call in flight for `patience` and took none of those that wait. The call of `sent_flag`
     /// is withdrawn then.
-    async fn stuck(&self, sent_flag: &SentFlag, patience: Duration) {
+    async fn when_stuck(&self, sent_flag: &SentFlag, patience: Duration) {
         let mut before = self.calls.sent_if_idle();
         while !sent_flag.is_sent() {
             clock::sleep(patience).await;
@@ -197,7 +197,7 @@ impl Clients {
             biased;
             endless = interim.over() => return Err(endless.into()),
             answered = client.client.request(request) => answered?,
-            () = client.stuck(sent_flag, self.connector.patience()) => return Err(Error::Stuck),
+            () = client.when_stuck(sent_flag, self.connector.patience()) => return Err(Error::Stuck),
         };
         // A request with a response has arrived, although the rest of its body may still be asked for.
         sent_flag.mark_sent();

@@ -97,6 +97,6 @@ async fn a_request_of_a_stuck_connection_is_withdrawn() {
     let sent_flag = SentFlag::default();
     let _slot = upstream.clients.client_with_capacity(&sent_flag);
     let client = upstream.clients.first.clone();
-    client.stuck(&sent_flag, PATIENCE).await;
+    client.when_stuck(&sent_flag, PATIENCE).await;
     assert!(!sent_flag.mark_sent(), "the client is told that it has not run");
 }

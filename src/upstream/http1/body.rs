@@ -30,13 +30,13 @@ impl std::fmt::Debug for Body {
 }
 
 /// Beginning of a body, received in one read with its head.
-pub(super) struct Begun {
+pub(super) struct BodyStart {
     content: Content,
     /// True if the connection may carry another request.
     is_reusable: bool,
 }
 
-impl Begun {
+impl BodyStart {
     /// Creates the body of a response with this head. The bytes `behind` arrived with it.
     pub(super) fn new(head: &Head, behind: &[u8]) -> Result<Self, Error> {
         let mut content = Content { decoder: Decoder::new(head.framing), ready: BytesMut::new() };
@@ -62,8 +62,8 @@ impl Content {
 
 impl Body {
     /// Creates a body whose rest arrives on `wire`.
-    pub(super) fn new(wire: Wire<Socket>, begun: Begun, pool: Arc<Pool<Socket>>) -> Self {
-        let Begun { content, is_reusable } = begun;
+    pub(super) fn new(wire: Wire<Socket>, start: BodyStart, pool: Arc<Pool<Socket>>) -> Self {
+        let BodyStart { content, is_reusable } = start;
         let mut body = Self { content, wire: Some(wire), is_reusable, pool };
         body.release_if_complete();
         body

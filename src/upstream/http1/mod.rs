@@ -19,8 +19,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Method, Response};
 
-use body::Begun;
 pub(super) use body::Body;
+use body::BodyStart;
 use pool::Pool;
 use wire::{Outgoing, Wire};
 
@@ -108,9 +108,9 @@ impl Client {
 
 async fn receive(mut wire: Wire<Socket>, method: &Method, pool: Arc<Pool<Socket>>) -> Result<Response<Body>, Error> {
     let mut reader = HeadReader::new(method);
-    let begin = |head: Head, behind: &[u8]| Begun::new(&head, behind).map(|begun| (head, begun));
-    let (head, begun) = poll_fn(|cx| wire.poll_head(&mut reader, cx, begin)).await?;
-    let body = Body::new(wire, begun, pool);
+    let begin = |head: Head, behind: &[u8]| BodyStart::new(&head, behind).map(|start| (head, start));
+    let (head, start) = poll_fn(|cx| wire.poll_head(&mut reader, cx, begin)).await?;
+    let body = Body::new(wire, start, pool);
     let mut response = Response::new(body);
     *response.status_mut() = head.status;
     *response.headers_mut() = head.headers;

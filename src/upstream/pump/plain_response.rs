@@ -8,7 +8,7 @@ use http::{HeaderValue, Response, StatusCode};
 
 use super::super::ResponseBody;
 use super::super::body::{passing_body, read_into};
-use super::super::input::{Collected, InputSource, refused_by};
+use super::super::input::{CollectedResponse, InputSource, refused_by};
 use super::{Call, Pump, is_compressed};
 use crate::event_log::{Head, Plain};
 use crate::protocol::error::{ErrorCode, Failure};
@@ -61,7 +61,7 @@ impl Pump {
     }
 
     /// Logs a collected response. A JSON-RPC body of any status is the message for its request; anything else is the proxy's error.
-    pub(super) async fn log_collected(&mut self, Collected { status, body }: Collected) {
+    pub(super) async fn log_collected(&mut self, CollectedResponse { status, body }: CollectedResponse) {
         self.input = InputSource::Idle;
         let refused = refused_by(status);
         let body = body.and_then(|body| self.as_owed_response(body).ok_or(refused)).map(|body| self.observe(body));
