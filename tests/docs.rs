@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use mcp_resume::check::{
-    Contact, Facts, Form, Guard, Identity, Legacy, Report, Resumed, Resumption, Standalone, ToolOutcome, ToolRun, Tools,
+    Contact, Facts, Form, Guard, Identity, Legacy, Report, ResumeOutcome, Resumption, Standalone, ToolOutcome, ToolRun,
+    Tools,
 };
 use mcp_resume::config::Config;
 use mcp_resume::protocol::error::ErrorCode;
@@ -76,9 +77,9 @@ fn the_report_in_the_readme_is_what_check_says_of_that_server() {
         }),
         tools: Some(Tools { count: 13, complete: true, names: Vec::new(), with_output_schema: vec!["one".to_owned()] }),
         resumption: Resumption {
-            finished: Some(Resumed::Held),
-            running: Some(Resumed::Lost { got: 1, of: 5 }),
-            later: Some(Resumed::Held),
+            finished: Some(ResumeOutcome::Held),
+            running: Some(ResumeOutcome::Lost { got: 1, of: 5 }),
+            later: Some(ResumeOutcome::Held),
         },
         tool: Some(ToolRun {
             name: "trigger-long-running-operation".to_owned(),

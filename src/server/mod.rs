@@ -21,7 +21,7 @@ pub use accept::{Accept, ListenerConfig, Protocols, serve};
 pub use connection_limit::{ConnectionLimit, ConnectionPermit};
 pub use handler::{ConnectionState, Handler, Peer};
 pub use metrics::Metrics;
-pub use workers::{Accepted, distribute, start_worker};
+pub use workers::{AcceptedConnection, distribute, start_worker};
 
 /// Time for a client to send its next head. After it, the connection is closed.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);

@@ -18,7 +18,7 @@ use super::input::{InputSource, UpstreamInput};
 use super::metrics::Metrics;
 use super::response_observer::ResponseObserver;
 use super::server_request_refusals::Refusals;
-use super::sse_reader::{EventReader, Gathered};
+use super::sse_reader::{EventReader, GatherResult};
 use super::synthetic;
 use super::{Credentials, ResponseBody, Template, Upstream};
 use crate::clock::{self, Alarm};
@@ -294,7 +294,7 @@ impl Pump {
 
     async fn take_piece(&mut self, piece: Bytes) {
         let InputSource::Reading(reader) = &mut self.input else { return };
-        let Gathered { mut events, error, ending } = reader.gather(piece).await;
+        let GatherResult { mut events, error, ending } = reader.gather(piece).await;
         let held = if error.is_some() || ending.is_some() { 0 } else { reader.held() };
         if self.call.observer.is_active() {
             for event in &mut events {
