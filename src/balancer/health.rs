@@ -212,7 +212,7 @@ impl IdentityCheck {
         session.read_response_header().await?;
         let status = session.response_header().map(|head| head.status);
         if status != Some(StatusCode::OK) {
-            return Error::e_explain(ErrorType::InvalidHTTPHeader, format!("{PATH} is answered {status:?}"));
+            return Error::e_explain(ErrorType::InvalidHTTPHeader, format!("{PATH} has the status {status:?}"));
         }
         let mut body = Vec::new();
         while let Some(piece) = session.read_response_body().await? {

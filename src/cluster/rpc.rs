@@ -220,6 +220,6 @@ impl Requests {
 /// Sends a reply.
 pub(super) async fn reply(coordination: &dyn Coordination, to: Owner, reply: Message) {
     if let Err(error) = coordination.send(to, &reply.encode(), MESSAGE_TTL).wait().await {
-        debug!(%error, "the answer to another replica's request could not be brought there");
+        debug!(%error, "the reply to another replica's request could not be delivered");
     }
 }

@@ -34,7 +34,7 @@ impl EventLog {
         if let Some((record, keep)) = record_of(stream, head) {
             let key = key(stream.id());
             if backing
-                .retry_until_available(|| backing.store.put(&key, &record, keep), "take the answer of a call")
+                .retry_until_available(|| backing.store.put(&key, &record, keep), "take the response to a call")
                 .await
             {
                 return;

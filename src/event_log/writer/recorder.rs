@@ -146,7 +146,7 @@ impl Recorder<'_> {
             if self.backing.store.health() == StoreHealth::Unreachable {
                 return match self.stream.with_store_progress(|store_progress| store_progress.is_memory_only) {
                     true => Ok(()),
-                    false => Err(Error::Unavailable("it did not answer before".into()).into()),
+                    false => Err(Error::Unavailable("it did not reply before".into()).into()),
                 };
             }
             let after = Seq(staged.batch.first().0.max(1) - 1);

@@ -57,7 +57,7 @@ impl Connector {
             let client = self.cluster().map_err(|error| Failure::of(&error))?;
             let limit = self.options.connect_timeout + self.options.response_timeout;
             let connected = tokio::time::timeout(limit, client.get_async_connection()).await;
-            let connected = connected.map_err(|_| Failure::lost("the Cluster did not answer in time"))?;
+            let connected = connected.map_err(|_| Failure::lost("the Cluster did not reply in time"))?;
             return connected.map(Link::Cluster).map_err(|error| Failure::of(&error));
         }
         let (connection, pushed) = self.line().await?;

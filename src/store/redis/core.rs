@@ -178,7 +178,7 @@ impl Core {
             return Pending::Ready(Err(Error::Unavailable("too many calls are waiting".to_owned())));
         }
         Pending::Later(Box::pin(async move {
-            let lost = || Failure::lost("the connection was lost before the answer came");
+            let lost = || Failure::lost("the connection was lost before the reply came");
             let answers = answer.await.unwrap_or_else(|_| Err(lost()))?;
             read(answers)
         }))
@@ -187,5 +187,5 @@ impl Core {
 
 /// Returns the error for a reply in an unknown form: the key holds data of another program.
 pub(super) fn odd() -> Error {
-    Error::Unavailable("Redis answered what cannot be".to_owned())
+    Error::Unavailable("Redis sent an invalid reply".to_owned())
 }

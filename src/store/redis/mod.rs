@@ -191,7 +191,7 @@ impl Redis {
         let connector = Arc::new(Connector::new(options.url.parse()?, options));
         let patience = connector.patience() * 2 + key_wait;
         let opening = tokio::time::timeout(patience, Self::open(connector, names, owner, key_wait));
-        opening.await.unwrap_or_else(|_| Err(OpenError::Unreachable("it did not answer in time".to_owned())))
+        opening.await.unwrap_or_else(|_| Err(OpenError::Unreachable("it did not reply in time".to_owned())))
     }
 
     async fn open(connector: Arc<Connector>, names: Names, owner: Owner, wait: Duration) -> Result<Opened, OpenError> {

@@ -55,7 +55,7 @@ pub(super) async fn listen(core: Arc<Core>, connector: Arc<Connector>, mut subsc
         receive(&core, &mut subscription).await;
         subscription = loop {
             let opened = tokio::time::timeout(connector.patience(), Subscription::open(&core, &connector)).await;
-            match opened.unwrap_or_else(|_| Err(Failure::lost("Redis did not answer in time"))) {
+            match opened.unwrap_or_else(|_| Err(Failure::lost("Redis did not reply in time"))) {
                 Ok(subscription) => break subscription,
                 Err(why) => debug!(%why, "Redis cannot be listened to"),
             }

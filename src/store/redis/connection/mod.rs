@@ -53,7 +53,7 @@ async fn reconnect(core: &Core, connector: &Connector, calls: &mut mpsc::Receive
         loop {
             clock::sleep(backoff.next_pause_with_jitter(u16::from_be_bytes(random::bytes()))).await;
             let opened = tokio::time::timeout(connector.patience(), open(core, connector)).await;
-            match opened.unwrap_or_else(|_| Err(Failure::lost("Redis did not answer in time"))) {
+            match opened.unwrap_or_else(|_| Err(Failure::lost("Redis did not reply in time"))) {
                 Ok(link) => return link,
                 Err(why) if why.to_string() == said => {}
                 Err(why) => {
