@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 use crate::clock;
 use crate::lifecycle::drain::X_DRAIN;
 
-/// Timeout of a probe. Probes are repeated soon, and a process that does not answer in this time is not healthy.
+/// Timeout of a probe. Probes are repeated soon, and a process that does not respond in time is not healthy.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause before a probe is repeated.
 const PROBE_INTERVAL: Duration = Duration::from_millis(200);
@@ -85,9 +85,9 @@ pub async fn drain(address: SocketAddr) -> Result<(), AskError> {
 /// Probes the process with the admin listener at `address`, for five seconds at most.
 ///
 /// # Errors
-/// If the process cannot be reached, does not answer in time, or is not an admin listener.
+/// If the process cannot be reached, does not respond in time, or is not an admin listener.
 pub async fn health(address: SocketAddr, probe: Probe) -> Result<Health, AskError> {
-    let answer = async {
+    let response = async {
         let response = send(address, request(probe.uri())).await?;
         let is_good = match response.status() {
             StatusCode::OK => true,
@@ -98,7 +98,7 @@ pub async fn health(address: SocketAddr, probe: Probe) -> Result<Health, AskErro
         let body = body.map_err(|_| AskError::Silent(address))?.to_bytes();
         Ok(Health { is_good, text: String::from_utf8_lossy(&body).trim_end().to_owned() })
     };
-    tokio::time::timeout(PROBE_TIMEOUT, answer).await.unwrap_or(Err(AskError::Silent(address)))
+    tokio::time::timeout(PROBE_TIMEOUT, response).await.unwrap_or(Err(AskError::Silent(address)))
 }
 
 /// Repeats a probe until it succeeds, for `limit` at most, and returns the last result.
@@ -108,10 +108,10 @@ pub async fn health(address: SocketAddr, probe: Probe) -> Result<Health, AskErro
 pub async fn wait_for(address: SocketAddr, probe: Probe, limit: Duration) -> Result<Health, AskError> {
     let until = clock::now() + limit;
     loop {
-        let answer = health(address, probe).await;
+        let response = health(address, probe).await;
         let next = clock::now() + PROBE_INTERVAL;
-        if answer.as_ref().is_ok_and(|health| health.is_good) || next > until {
-            return answer;
+        if response.as_ref().is_ok_and(|health| health.is_good) || next > until {
+            return response;
         }
         clock::sleep_until(next).await;
     }

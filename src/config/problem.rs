@@ -77,7 +77,10 @@ impl fmt::Display for Problems {
             1 => write!(f, "the configuration has a problem:")?,
             count => write!(f, "the configuration has {count} problems:")?,
         }
-        self.iter().try_for_each(|problem| write!(f, "\n  {problem}"))
+        for problem in self.iter() {
+            write!(f, "\n  {problem}")?;
+        }
+        Ok(())
     }
 }
 

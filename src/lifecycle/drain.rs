@@ -49,7 +49,7 @@ pub struct Times {
     /// Time from the beginning after which running calls are ended.
     pub timeout: Duration,
     /// Time that a client gets to resume for a response.
-    pub patience: Duration,
+    pub resume_wait: Duration,
 }
 
 impl Drain {
@@ -134,10 +134,10 @@ impl Drain {
             self.calls.wait().await;
             // Responses in a shared store can be fetched from another replica.
             if self.reconnect_elsewhere.is_none() {
-                let responses = self.log.unfetched(self.times.patience);
+                let responses = self.log.unfetched(self.times.resume_wait);
                 if responses > 0 {
                     info!(responses, "draining: waits for clients to fetch responses");
-                    self.log.fetched(self.times.patience).await;
+                    self.log.fetched(self.times.resume_wait).await;
                 }
             }
             // A session may have begun a call meanwhile.
@@ -163,7 +163,7 @@ mod tests {
     use crate::protocol::ids::{Keyring, Owner, StoreEpoch};
 
     const TIMES: Times =
-        Times { delay: Duration::from_secs(5), timeout: Duration::from_secs(30), patience: Duration::from_secs(3) };
+        Times { delay: Duration::from_secs(5), timeout: Duration::from_secs(30), resume_wait: Duration::from_secs(3) };
 
     fn drain() -> Arc<Drain> {
         let identity = Identity { owner: Owner(1), epoch: StoreEpoch(1), keys: Keyring::new([7; 32], Vec::new()) };

@@ -230,9 +230,9 @@ mod tests {
         tokio::spawn(serve(Once(Some(server)), config, handler, pending(), pending()));
         client.write_all(b"GET /mcp HTTP/1.1\r\nHost: a\r\n").await.unwrap();
         let began = clock::now();
-        let mut answer = Vec::new();
-        client.read_to_end(&mut answer).await.unwrap();
-        assert_eq!((answer, clock::now() - began), (Vec::new(), HEAD_TIMEOUT));
+        let mut response = Vec::new();
+        client.read_to_end(&mut response).await.unwrap();
+        assert_eq!((response, clock::now() - began), (Vec::new(), HEAD_TIMEOUT));
     }
 
     /// Source of the connections that a test sends.
@@ -254,7 +254,7 @@ mod tests {
         client.write_all(b"GET /mcp HTTP/1.1\r\nHost: a\r\n\r\n").await.expect("room");
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
-            head.push(client.read_u8().await.expect("an answer"));
+            head.push(client.read_u8().await.expect("a response"));
         }
         String::from_utf8(head).expect("ASCII")
     }
@@ -299,7 +299,7 @@ mod tests {
         let mut some = [0; ROOM];
         for _ in 0..10 {
             clock::sleep(Duration::from_secs(59)).await;
-            client.read_exact(&mut some).await.expect("the answer goes on");
+            client.read_exact(&mut some).await.expect("the response goes on");
         }
         clock::sleep(Duration::from_secs(61)).await;
         let mut rest = Vec::new();
@@ -317,11 +317,11 @@ mod tests {
         assert!(socket.keepalive().expect("an option"));
         #[cfg(target_os = "linux")]
         {
-            let patience = KEEPALIVE + KEEPALIVE_INTERVAL * KEEPALIVE_RETRIES;
+            let detection_time = KEEPALIVE + KEEPALIVE_INTERVAL * KEEPALIVE_RETRIES;
             assert_eq!(socket.tcp_keepalive_time().expect("an option"), KEEPALIVE);
             assert_eq!(socket.tcp_keepalive_interval().expect("an option"), KEEPALIVE_INTERVAL);
             assert_eq!(socket.tcp_keepalive_retries().expect("an option"), KEEPALIVE_RETRIES);
-            assert_eq!(socket.tcp_user_timeout().expect("an option"), Some(patience));
+            assert_eq!(socket.tcp_user_timeout().expect("an option"), Some(detection_time));
         }
     }
 }

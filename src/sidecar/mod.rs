@@ -277,7 +277,7 @@ fn compose(config: Config, setup: StoreSetup, metrics: &Metrics, upstream: Upstr
         delay: config.drain_delay(),
         timeout: config.replica.drain_timeout,
         // A client whose connection broke tries twice.
-        patience: retry * 2 + Duration::from_secs(1),
+        resume_wait: retry * 2 + Duration::from_secs(1),
     };
     Components {
         drain: Arc::new(Drain::new(log.clone(), times, reconnect_elsewhere)),
@@ -306,7 +306,7 @@ fn recover(mut components: Components) -> Pin<Box<dyn Future<Output = Result<Com
             None => {
                 let left = log.recover().await?;
                 if left > 0 {
-                    info!(streams = left, "ended what was left open before");
+                    info!(streams = left, "ended the streams that an earlier process left open");
                 }
             }
         }

@@ -108,12 +108,12 @@ impl RefusingListeners {
         spawn(data, listener_config(protocols, config.limits.connections), refuse, stopped());
 
         let admin = admin.map(|(listener, address)| {
-            let (lent, returned) = ReturnedListener::new(listener);
+            let (listener, returned) = ReturnedListener::new(listener);
             let (hosts, metrics_page) = (config.admin.allowed_hosts.clone(), metrics.admin.clone());
-            let answer = move |request: Request<Incoming>| {
+            let probe = move |request: Request<Incoming>| {
                 std::future::ready(admin::waiting::respond(&request, &hosts, &metrics_page))
             };
-            spawn(lent, listener_config(Protocols::Http1, admin_connections(config)), answer, stopped());
+            spawn(listener, listener_config(Protocols::Http1, admin_connections(config)), probe, stopped());
             (returned, address)
         });
         Self { stop, data: (returned, local_addr), admin, metrics: monitored, certificates }

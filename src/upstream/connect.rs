@@ -148,7 +148,7 @@ impl TransportConnector {
     }
 
     /// Performs the TLS handshake on an open connection, if the transport is TLS.
-    async fn shake(&self, connection: RawConnection) -> Result<SocketStream, BoxError> {
+    async fn handshake(&self, connection: RawConnection) -> Result<SocketStream, BoxError> {
         match (self, connection) {
             (TransportConnector::Tls(_, tls), RawConnection::Tcp(tcp)) => {
                 let shaken = TlsConnector::from(tls.files.current()).connect(tls.name.clone(), tcp).await;
@@ -181,7 +181,7 @@ impl Connector {
     }
 
     /// Returns the longest time until a connection is ready: the wait for a permit, and the connection attempt.
-    pub(super) fn patience(&self) -> Duration {
+    pub(super) fn ready_timeout(&self) -> Duration {
         self.timeout * 2
     }
 
@@ -195,7 +195,7 @@ impl Connector {
         let began = clock::now();
         let connection = self.open().await?;
         let left = self.timeout.saturating_sub(clock::now().saturating_duration_since(began));
-        let stream = within(left, self.transport.shake(connection)).await?;
+        let stream = within(left, self.transport.handshake(connection)).await?;
         self.reach.note_usable();
         Ok(Socket { stream, _permit: permit })
     }
@@ -205,10 +205,10 @@ impl Connector {
         let connector = self.clone();
         let check = |known| async move {
             // The first connection tests TLS as well. After that, a handshake a second would be a burden.
-            let _ = match known {
-                Reachability::Unknown => connector.connect().await.map(drop),
-                Reachability::Accepting | Reachability::Lost => connector.open().await.map(drop),
-            };
+            match known {
+                Reachability::Unknown => _ = connector.connect().await,
+                Reachability::Accepting | Reachability::Lost => _ = connector.open().await,
+            }
         };
         self.reach.ask(check).await
     }

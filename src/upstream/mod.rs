@@ -228,7 +228,7 @@ impl Upstream {
             let sent_flag = if template.is_empty() { SentFlag::always_sent() } else { SentFlag::default() };
             let mut response = {
                 let sending = pin!(self.clients.send(template, &target, &sent_flag, sent));
-                self.answer(sending, &sent_flag).await?
+                self.await_head(sending, &sent_flag).await?
             };
             match self.redirect_target(&response) {
                 Some(next) => target = Cow::Owned(self.uri(&next)?),
@@ -257,7 +257,7 @@ impl Upstream {
         *request.uri_mut() = self.uri(&path)?;
         *request.version_mut() = Version::HTTP_11;
         let sending = pin!(self.clients.forward(request));
-        let mut response = self.answer(sending, &SentFlag::always_sent()).await?;
+        let mut response = self.await_head(sending, &SentFlag::always_sent()).await?;
         headers::remove_hop_by_hop(response.headers_mut());
         if let Some(sessions) = sessions {
             sessions.wrap(response.headers_mut());
@@ -266,7 +266,7 @@ impl Upstream {
         Ok(response)
     }
 
-    async fn answer(
+    async fn await_head(
         &self,
         sending: Pin<&mut impl Future<Output = Result<Response<ResponseBody>, client::Error>>>,
         sent_flag: &SentFlag,

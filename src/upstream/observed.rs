@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn a_flood_of_origins_evicts_no_returning_page_and_takes_no_memory() {
         let (observed, start) = (Observed::default(), clock::now());
-        let answer = |size: usize| {
+        let cors = |size: usize| {
             let value = HeaderValue::from_bytes(&vec![b'a'; size]).unwrap();
             HeaderMap::from_iter([(ACCESS_CONTROL_ALLOW_ORIGIN, value)])
         };
@@ -222,22 +222,18 @@ mod tests {
         for number in 0..3 * MAX_ORIGINS {
             let now = start + Duration::from_micros(number as u64);
             if number % 1000 == 0 {
-                observed.note_cors(&good, &answer(10), now);
+                observed.note_cors(&good, &cors(10), now);
             }
-            observed.note_cors(&HeaderValue::from(number as u64), &answer(10), now);
+            observed.note_cors(&HeaderValue::from(number as u64), &cors(10), now);
             assert!(observed.cors.len() <= MAX_ORIGINS);
             assert!(observed.cors(Some(&good)).is_some(), "after {number}");
         }
         let last = HeaderValue::from(3 * MAX_ORIGINS as u64 - 1);
         assert!(observed.cors(Some(&last)).is_some());
         let long = HeaderValue::from_bytes(&[b'o'; MAX_ORIGIN_BYTES]).unwrap();
-        observed.note_cors(&long, &answer(10), start + SECOND);
+        observed.note_cors(&long, &cors(10), start + SECOND);
         assert!(observed.cors(Some(&long)).is_none());
-        observed.note_cors(
-            &HeaderValue::from_static("https://other.example"),
-            &answer(MAX_ORIGIN_BYTES),
-            start + SECOND,
-        );
+        observed.note_cors(&HeaderValue::from_static("https://other.example"), &cors(MAX_ORIGIN_BYTES), start + SECOND);
         assert!(observed.cors(Some(&HeaderValue::from_static("https://other.example"))).is_none());
     }
 }

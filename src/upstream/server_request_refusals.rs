@@ -20,7 +20,7 @@ use crate::sync;
 /// Pauses between two attempts to refuse a request of the server.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 /// Time limit for the response to a refusal. After it the next refusal is sent.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Limit of the bytes of one stream's pending refusals: more than a thousand with short ids. A request beyond it gets no refusal.
 const WAITING_BYTES: usize = 64 * 1024;
 /// Approximate memory of a pending refusal beside its id.
@@ -107,7 +107,7 @@ impl Refusals {
         let template = synthetic::post(&self.call, synthetic::refusal(id));
         let mut backoff = BACKOFF;
         loop {
-            let sending = tokio::time::timeout(PATIENCE, self.upstream.send(&template, None));
+            let sending = tokio::time::timeout(TIMEOUT, self.upstream.send(&template, None));
             let may_have_arrived = match sending.await {
                 Ok(Ok(_)) => return true,
                 Ok(Err(failure)) => {

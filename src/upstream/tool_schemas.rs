@@ -48,14 +48,14 @@ impl Upstream {
         // An id is used once in a session, and the client chooses its own.
         let id = format!("mcp-resume-{:016x}", u64::from_be_bytes(random::bytes()));
         let params = cursor.map(|cursor| format!(r#""cursor":{cursor}"#)).unwrap_or_default();
-        let question = format!(r#"{{"jsonrpc":"2.0","id":"{id}","method":"tools/list","params":{{{params}}}}}"#);
+        let request = format!(r#"{{"jsonrpc":"2.0","id":"{id}","method":"tools/list","params":{{{params}}}}}"#);
         let call = self.call(parts, client, bytes::Bytes::new());
-        let answer = self.send(&synthetic::post(&call, question.into_bytes()), None).await.ok()?;
-        if !answer.status().is_success() {
+        let response = self.send(&synthetic::post(&call, request.into_bytes()), None).await.ok()?;
+        if !response.status().is_success() {
             return None;
         }
-        let is_sse = headers::is_sse(answer.headers());
-        let body = collect(answer.into_body(), PAGE_MAX).await.ok()?;
+        let is_sse = headers::is_sse(response.headers());
+        let body = collect(response.into_body(), PAGE_MAX).await.ok()?;
         let messages = if is_sse { events(&body) } else { vec![body] };
         messages.iter().find_map(|message| {
             let ToolList { tools, .. } = ToolList::of(message, |name| tokens.tools.contains(name));

@@ -47,7 +47,7 @@ struct State {
     /// Time at which the last response was blocked.
     blocked_at: Instant,
     /// Time at which a blocked response last went on.
-    went_on_at: Instant,
+    progressed_at: Instant,
     /// True if the client is told to send no more requests on this connection.
     is_leaving: bool,
     /// True if the connection ends for the sake of one response.
@@ -65,7 +65,7 @@ impl Default for OpenRequests {
             blocked: 0,
             blocked_whole: 0,
             blocked_at: now,
-            went_on_at: now,
+            progressed_at: now,
             is_leaving: false,
             is_given_up: false,
             waker: None,
@@ -102,7 +102,7 @@ impl OpenRequests {
     /// Returns the time until which a response that is blocked `since` then may stay so. Over a slow network all that a client reads is
     /// blocked most of the time.
     pub(super) fn blocked_until(&self, since: Instant) -> Instant {
-        (self.lock().went_on_at.max(since) + SEND_TIMEOUT).min(since + SLOW_TIMEOUT)
+        (self.lock().progressed_at.max(since) + SEND_TIMEOUT).min(since + SLOW_TIMEOUT)
     }
 
     /// Notes that a response that cannot be cut has been blocked for too long, `since` then. The others go on for a while.
@@ -159,7 +159,7 @@ impl OpenRequest {
     fn note_going_on(&mut self) {
         let now = clock::now();
         if self.note_unblocked().is_some_and(|since| since + WAITED <= now) {
-            self.requests.lock().went_on_at = now;
+            self.requests.lock().progressed_at = now;
         }
     }
 

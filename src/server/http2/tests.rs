@@ -101,7 +101,7 @@ async fn a_connection_with_a_request_stays_as_long_as_that_takes() {
     let request = Request::new(Full::default());
     let (mut head, body) = request.into_parts();
     head.uri = Uri::from_static("http://h/");
-    let response = sender.send_request(Request::from_parts(head, body)).await.expect("an answer");
+    let response = sender.send_request(Request::from_parts(head, body)).await.expect("a response");
     assert_eq!(response.into_body().collect().await.expect("a body").to_bytes(), "done");
     assert!(clock::now() - begin >= takes);
     let took = ended.await.expect("it ends well") - begin;
@@ -132,7 +132,7 @@ async fn a_client_that_takes_nothing_of_its_responses_is_gone() {
     let mut responses = Vec::new();
     for _ in 0..2 {
         let request = Request::get("http://h/").body(Full::default()).expect("a request");
-        responses.push(sender.send_request(request).await.expect("an answer"));
+        responses.push(sender.send_request(request).await.expect("a response"));
     }
     let ended = tokio::time::timeout(SEND_TIMEOUT * 2, ended).await.expect("it ends in time");
     let took = ended.expect("it ends well") - begin;
@@ -144,8 +144,8 @@ async fn a_response_that_is_not_read_does_not_end_another_that_is() {
     let (pipe, _stop) = served_endless_bodies();
     let (mut sender, ended) = speaking(pipe).await;
     let request = || Request::get("http://h/").body(Full::<Bytes>::default()).expect("a request");
-    let _unread = sender.send_request(request()).await.expect("an answer");
-    let mut read = sender.send_request(request()).await.expect("an answer").into_body();
+    let _unread = sender.send_request(request()).await.expect("a response");
+    let mut read = sender.send_request(request()).await.expect("a response").into_body();
     for _ in 0..SEND_TIMEOUT.as_secs() * 3 {
         tokio::time::advance(Duration::from_secs(1)).await;
         read.frame().await.expect("it goes on").expect("it goes on");
@@ -201,11 +201,11 @@ async fn a_response_of_which_nothing_is_taken_ends_alone() {
     let dropped = Arc::new(AtomicUsize::new(0));
     let (pipe, _stop) = served_events(&dropped);
     let (mut sender, ended) = speaking(pipe).await;
-    let silent = sender.send_request(request_for("http://h/")).await.expect("an answer");
+    let silent = sender.send_request(request_for("http://h/")).await.expect("a response");
     let begin = clock::now();
     let mut unread = Vec::new();
     for _ in 0..2 {
-        unread.push(sender.send_request(request_for("http://h/endless")).await.expect("an answer"));
+        unread.push(sender.send_request(request_for("http://h/endless")).await.expect("a response"));
     }
     while dropped.load(Ordering::Relaxed) < 2 {
         clock::sleep(Duration::from_millis(100)).await;
@@ -225,8 +225,8 @@ async fn responses_that_share_a_slow_connection_wait_for_each_other() {
     let dropped = Arc::new(AtomicUsize::new(0));
     let (pipe, _stop) = served_events(&dropped);
     let (mut sender, _ended) = speaking(pipe).await;
-    let _unread = sender.send_request(request_for("http://h/endless")).await.expect("an answer");
-    let mut read = sender.send_request(request_for("http://h/endless")).await.expect("an answer").into_body();
+    let _unread = sender.send_request(request_for("http://h/endless")).await.expect("a response");
+    let mut read = sender.send_request(request_for("http://h/endless")).await.expect("a response").into_body();
     let begin = clock::now();
     while dropped.load(Ordering::Relaxed) == 0 {
         clock::sleep(Duration::from_secs(1)).await;
@@ -248,7 +248,7 @@ async fn a_response_that_must_not_be_cut_ends_its_connection_in_the_end() {
     let (mut sender, _ended) = speaking(pipe).await;
     let begin = clock::now();
     let waiting = tokio::spawn(sender.send_request(request_for("http://h/")));
-    let _unread = sender.send_request(request_for("http://h/endless")).await.expect("an answer");
+    let _unread = sender.send_request(request_for("http://h/endless")).await.expect("a response");
     clock::sleep_until(begin + SEND_TIMEOUT + Duration::from_secs(3)).await;
     let refused = sender.send_request(request_for("http://h/endless")).await;
     assert!(refused.is_err(), "the client is told to ask elsewhere");

@@ -107,12 +107,12 @@ struct HyperClient {
 }
 
 impl HyperClient {
-    /// Resolves once the connection had no call in flight for `patience` and took none of those that wait. The call of `sent_flag`
+    /// Resolves once the connection had no call in flight for `timeout` and took none of those that wait. The call of `sent_flag`
     /// is withdrawn then.
-    async fn when_stuck(&self, sent_flag: &SentFlag, patience: Duration) {
+    async fn when_stuck(&self, sent_flag: &SentFlag, timeout: Duration) {
         let mut before = self.calls.sent_if_idle();
         while !sent_flag.is_sent() {
-            clock::sleep(patience).await;
+            clock::sleep(timeout).await;
             let now = self.calls.sent_if_idle();
             if now.is_some() && now == before && sent_flag.withdraw() {
                 return;
@@ -160,10 +160,10 @@ impl Clients {
             }
         }
         // Boxed: every call would otherwise carry the size of this future.
-        let mut answer =
+        let mut response =
             Box::pin(self.send_by_hyper(template.to_request(target.clone(), sent_flag, sent), sent_flag)).await?;
-        *answer.headers_mut() = headers::unpinned(answer.headers());
-        Ok(answer)
+        *response.headers_mut() = headers::unpinned(response.headers());
+        Ok(response)
     }
 
     /// Returns true if the next connection is HTTP/1.1, as far as is known.
@@ -197,7 +197,7 @@ impl Clients {
             biased;
             endless = interim.over() => return Err(endless.into()),
             answered = client.client.request(request) => answered?,
-            () = client.when_stuck(sent_flag, self.connector.patience()) => return Err(Error::Stuck),
+            () = client.when_stuck(sent_flag, self.connector.ready_timeout()) => return Err(Error::Stuck),
         };
         // A request with a response has arrived, although the rest of its body may still be asked for.
         sent_flag.mark_sent();

@@ -12,7 +12,7 @@ use crate::upstream::Upstream;
 use crate::upstream::connect::{Dial, DialFuture};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
-const PATIENCE: Duration = Duration::from_secs(8);
+const TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Dialer with one pipe.
 struct Pipe(Mutex<Option<DuplexStream>>);
@@ -60,12 +60,12 @@ async fn withdrawn_calls_prolong_no_other_call() {
             let failure = upstream.send(&template(), None).await.unwrap_err();
             (failure, clock::now().saturating_duration_since(begun))
         }));
-        tokio::time::sleep(PATIENCE / 8).await;
+        tokio::time::sleep(TIMEOUT / 8).await;
     }
     for (number, call) in calls.into_iter().enumerate() {
         let (failure, took) = call.await.unwrap();
         assert_eq!(failure, Failure::before_run(ErrorCode::UpstreamTimeout), "call {number}");
-        assert!(took <= PATIENCE * 2, "call {number} waited for {took:?}");
+        assert!(took <= TIMEOUT * 2, "call {number} waited for {took:?}");
     }
 }
 
@@ -73,7 +73,7 @@ async fn withdrawn_calls_prolong_no_other_call() {
 #[tokio::test(start_paused = true)]
 async fn a_request_that_timed_out_before_it_was_sent_is_withdrawn() {
     for is_taken_first in [false, true] {
-        let (upstream, _pipe) = upstream(|config| config.header_timeout = Some(PATIENCE));
+        let (upstream, _pipe) = upstream(|config| config.header_timeout = Some(TIMEOUT));
         let sent_flag = SentFlag::default();
         let mut body =
             Box::pin(template().to_request(Uri::from_static("http://there/mcp"), &sent_flag, None).into_body());
@@ -82,7 +82,7 @@ async fn a_request_that_timed_out_before_it_was_sent_is_withdrawn() {
             poll().await.unwrap();
         }
         let sending = std::pin::pin!(std::future::pending());
-        let failure = upstream.answer(sending, &sent_flag).await.unwrap_err();
+        let failure = upstream.await_head(sending, &sent_flag).await.unwrap_err();
         assert_eq!(failure.code, ErrorCode::UpstreamTimeout);
         assert_eq!(failure.may_have_run, is_taken_first);
         if !is_taken_first {
@@ -97,6 +97,6 @@ async fn a_request_of_a_stuck_connection_is_withdrawn() {
     let sent_flag = SentFlag::default();
     let _slot = upstream.clients.client_with_capacity(&sent_flag);
     let client = upstream.clients.first.clone();
-    client.when_stuck(&sent_flag, PATIENCE).await;
+    client.when_stuck(&sent_flag, TIMEOUT).await;
     assert!(!sent_flag.mark_sent(), "the client is told that it has not run");
 }

@@ -87,11 +87,11 @@ impl Pump {
         let messages = jsonrpc::peek(&body).ok()?;
         self.writer.stream().with_machine(|machine| {
             // A cancelled request may still get a response.
-            let answers = |message: &Message| match message {
+            let is_response = |message: &Message| match message {
                 Message::Response { id: Some(id), .. } => machine.owed_responses().is_unanswered(id),
                 Message::Response { id: None, .. } | Message::Request { .. } | Message::Notification { .. } => false,
             };
-            if messages.messages().iter().any(answers) {
+            if messages.messages().iter().any(is_response) {
                 return Some(body.clone());
             }
             let mut unanswered = machine.owed_responses().unanswered();
