@@ -108,6 +108,7 @@ impl<T> RetryIndex<T> {
         }
         let stream = create()?;
         let weak = Arc::downgrade(&stream);
+        // The guard of the map goes first.
         drop(entry.insert(weak.clone()));
         drop(stale);
         Ok(Match::New(stream, Registration { index: self.clone(), fingerprint, stream: weak, claim: None }))

@@ -13,7 +13,7 @@ use crate::clock;
 use crate::config::OnUnreachable;
 use crate::event_log::{Backing, Identity};
 use crate::protocol::ids::{Keyring, Owner, StoreEpoch};
-use crate::store::test_store::Memory;
+use crate::store::test_store::TestStore;
 use crate::upstream::{DialFuture, Wire};
 
 const LEASE: Duration = Duration::from_secs(15);
@@ -153,12 +153,12 @@ struct Replica {
 }
 
 impl Replica {
-    async fn of(store: &Memory, owner: u32, farm: &Farm) -> Self {
+    async fn of(store: &TestStore, owner: u32, farm: &Farm) -> Self {
         Self::with(store, owner, Some(farm.dial.clone()), OnUnreachable::Degrade).await
     }
 
     async fn with(
-        store: &Memory,
+        store: &TestStore,
         owner: u32,
         farm: Option<mpsc::UnboundedSender<DuplexStream>>,
         on_unreachable: OnUnreachable,
@@ -218,8 +218,8 @@ impl Replica {
 }
 
 /// Starts two replicas, and the server behind them.
-async fn pair() -> (Memory, Farm, Replica, Replica) {
-    let (store, farm) = (Memory::default(), Farm::new());
+async fn pair() -> (TestStore, Farm, Replica, Replica) {
+    let (store, farm) = (TestStore::default(), Farm::new());
     let (one, two) = (Replica::of(&store, 1, &farm).await, Replica::of(&store, 2, &farm).await);
     (store, farm, one, two)
 }
@@ -539,7 +539,7 @@ async fn an_outage_longer_than_the_lease_delays_no_call() {
 
 #[tokio::test(start_paused = true)]
 async fn a_session_is_never_served_as_unknown_if_the_store_is_waited_for() {
-    let (store, mut farm) = (Memory::default(), Farm::new());
+    let (store, mut farm) = (TestStore::default(), Farm::new());
     let one = Replica::with(&store, 1, Some(farm.dial.clone()), OnUnreachable::Refuse).await;
     let two = Replica::with(&store, 2, Some(farm.dial.clone()), OnUnreachable::Refuse).await;
     let opening = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{"resumableRequests":{}},"clientInfo":{"name":"c","version":"1"}}}"#;

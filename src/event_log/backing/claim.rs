@@ -106,7 +106,7 @@ pub struct ClaimGuard {
 
 impl fmt::Debug for ClaimGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hold").field("stream", &self.stream).finish_non_exhaustive()
+        f.debug_struct("ClaimGuard").field("stream", &self.stream).finish_non_exhaustive()
     }
 }
 
@@ -160,8 +160,10 @@ impl ClaimGuard {
         let mut kept_at = sync::lock(&self.kept_at);
         if now.saturating_duration_since(*kept_at) >= self.renewal() {
             *kept_at = now;
-            // A failure needs no handling: the next round extends the record.
-            self.records().for_each(|of| drop(self.store.expire_if_equal(&of.key, &of.value, Some(self.keep()))));
+            for record in self.records() {
+                // A failure needs no handling: the next round extends the record.
+                let _ = self.store.expire_if_equal(&record.key, &record.value, Some(self.keep()));
+            }
         }
     }
 
@@ -172,7 +174,10 @@ impl ClaimGuard {
     }
 
     pub(in crate::event_log) fn rewrite(&self) {
-        self.records().for_each(|of| drop(self.store.claim(&of.key, &of.value, self.keep())));
+        for record in self.records() {
+            // Not awaited: an extension or the next resync follows a failure.
+            let _ = self.store.claim(&record.key, &record.value, self.keep());
+        }
     }
 
     /// Removes the records. Retries until the store confirms it or the record has expired there: a record that stays
@@ -180,11 +185,16 @@ impl ClaimGuard {
     fn release(&self) {
         let records: Vec<_> = self.records().cloned().collect();
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
-            return records.iter().for_each(|of| drop(self.store.expire_if_equal(&of.key, &of.value, None)));
+            for record in &records {
+                // No task can wait for the result: a record that stays expires.
+                let _ = self.store.expire_if_equal(&record.key, &record.value, None);
+            }
+            return;
         };
         let stream = self.stream;
         self.released.lock().insert(stream);
-        let removing: Vec<_> = records.iter().map(|of| self.store.expire_if_equal(&of.key, &of.value, None)).collect();
+        let removing: Vec<_> =
+            records.iter().map(|record| self.store.expire_if_equal(&record.key, &record.value, None)).collect();
         let (store, released, until) = (self.store.clone(), self.released.clone(), clock::now() + self.keep());
         runtime.spawn(async move {
             for (record, removing) in records.iter().zip(removing) {

@@ -22,7 +22,7 @@ use crate::clock;
 use crate::config::OnUnreachable;
 use crate::event_log::backing::generation::Generation;
 use crate::event_log::backing::lease_health::LeaseHealth;
-use crate::event_log::backing::schema::StateMarks;
+use crate::event_log::backing::schema::StateDigest;
 use crate::event_log::metrics::Metrics;
 use crate::protocol::ids::{Seq, StoreEpoch};
 use crate::protocol::stream::Batch;
@@ -33,6 +33,8 @@ use crate::store::{Coordination, Error, Pending, Store, Stored, WriterEpoch};
 pub(in crate::event_log) const KEEP_UNSEALED: Duration = Duration::from_secs(6 * 3600);
 /// Pause between two attempts at an unreachable store.
 pub(in crate::event_log) const STORE_RETRY_PAUSE: Duration = Duration::from_millis(250);
+/// Events that are trimmed here but not yet in the store: each trim is a call.
+const TRIM_STEP: u64 = 256;
 
 /// The store behind a log, and the policy for its use.
 #[derive(Clone)]
@@ -111,7 +113,7 @@ pub(in crate::event_log) struct StoreProgress {
     /// Last event that was trimmed there.
     pub(in crate::event_log) trimmed: Seq,
     /// Digest of the last state written.
-    pub(in crate::event_log) marks: StateMarks,
+    pub(in crate::event_log) digest: StateDigest,
     /// True if the store lacks events that it could not take when they arrived.
     pub(in crate::event_log) is_behind: bool,
     /// True if some of those are trimmed here as well: the rest of the stream stays in memory.
@@ -137,8 +139,24 @@ impl StoreProgress {
     /// Returns the part that the store is known to have, under this writer's epoch, or `None` if that is nothing or
     /// the stream stays in memory.
     pub(in crate::event_log) fn position(&self, epoch: WriterEpoch) -> Option<StorePosition> {
-        let is_there = self.is_created && !self.is_memory_only;
-        is_there.then_some(StorePosition { upto: self.upto, is_sealed: self.is_sealed, epoch })
+        if !self.is_created || self.is_memory_only {
+            return None;
+        }
+        Some(StorePosition { upto: self.upto, is_sealed: self.is_sealed, epoch })
+    }
+
+    /// Notes that the store has the events up to `upto`, and the state with this digest if one was written. Returns
+    /// whether it may trim the events up to `trimmed`, if that is worth a call.
+    pub(in crate::event_log) fn note_appended(&mut self, upto: Seq, digest: Option<StateDigest>, trimmed: Seq) -> bool {
+        self.upto = self.upto.max(upto);
+        if let Some(digest) = digest {
+            self.digest = digest;
+        }
+        let is_due = trimmed.0 >= self.trimmed.0 + TRIM_STEP;
+        if is_due {
+            self.trimmed = trimmed;
+        }
+        is_due
     }
 
     /// Returns whether the store has everything up to `after`, so that the next event can follow.
@@ -147,18 +165,27 @@ impl StoreProgress {
     }
 }
 
-/// A batch in flight to the store, with the state after it if that is worth writing.
+/// A batch on its way to the store, with the state after it if that is worth writing. No reader has it.
 #[derive(Debug, Default)]
 pub(in crate::event_log) struct Staged {
     pub(in crate::event_log) batch: Batch,
-    pub(in crate::event_log) state: Option<(StateMarks, Bytes)>,
+    pub(in crate::event_log) state: Option<StagedState>,
 }
 
-/// Outcome of writing a batch or a seal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::event_log) enum PersistOutcome {
-    /// Persisted by the store, or kept by memory in its place.
-    Persisted,
-    /// Fenced: another writer has the stream, and nothing of this one will be in it again.
-    Fenced,
+/// State of a stream as it is written to the store.
+#[derive(Debug)]
+pub(in crate::event_log) struct StagedState {
+    pub(in crate::event_log) digest: StateDigest,
+    pub(in crate::event_log) encoded: Bytes,
 }
+
+/// A batch that readers may have: the store has it, or memory holds it in place of the store. The recorder alone makes
+/// one.
+#[derive(Debug)]
+pub(in crate::event_log) struct Persisted {
+    pub(in crate::event_log) batch: Batch,
+}
+
+/// Another writer has the stream, and nothing of this one will be in it again.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::event_log) struct Fenced;

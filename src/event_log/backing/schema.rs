@@ -65,7 +65,7 @@ pub(in crate::event_log) struct State {
 
 /// Digest of a state, to tell whether a new one is worth writing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::event_log) struct StateMarks {
+pub(in crate::event_log) struct StateDigest {
     pub(in crate::event_log) machine: SnapshotDigest,
     pub(in crate::event_log) slices: u64,
     pub(in crate::event_log) has_secret: bool,

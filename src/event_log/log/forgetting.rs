@@ -45,9 +45,10 @@ impl EventLog {
         if stream.with_machine(|machine| machine.policy().has_idempotency_key) {
             return;
         }
-        match stream.has_retries() && !stream.has_arrived() {
-            true => self.retain(stream),
-            false => self.forget(stream),
+        if stream.has_retries() && !stream.has_arrived() {
+            self.retain(stream);
+        } else {
+            self.forget(stream);
         }
     }
 
@@ -76,16 +77,17 @@ impl EventLog {
             StreamEntry::Stub(stub) => stub,
         };
         stub.left_at = now;
-        let answer = stub.answer.take();
-        let has_answer = answer.is_some();
+        let response = stub.response.take();
+        let has_response = response.is_some();
         let stream =
-            Arc::new(Stream::from_stub(stub, answer, self.identity.clone(), self.bounds, self.backing.clone()));
+            Arc::new(Stream::from_stub(stub, response, self.identity.clone(), self.bounds, self.backing.clone()));
         stream.publish_first();
-        if has_answer {
+        if has_response {
             let stub = std::mem::replace(known.value_mut(), StreamEntry::Stream(stream.clone()));
+            // The stub locks its quota when it is dropped, which must not happen under the lock of the map.
             drop(known);
             drop(stub);
-            stream.note_delivered(crate::event_log::stream::delivery::DeliveryCertainty::Proven);
+            stream.note_delivered(DeliveryCertainty::Proven);
             self.sweeper.schedule(now + self.streams.quotas.global().allowance.delivered_retention, id);
         }
         Some(stream)
@@ -97,12 +99,14 @@ impl EventLog {
         let StreamEntry::Stub(stub) = known.value_mut() else { return None };
         let until = stub.readable_until();
         if until <= now || simulation::has(Bug::ForgetsTheLastReader) {
+            // The guard of the map is dropped before the entry is removed.
             drop(known);
-            drop(self.streams.entries.remove_if(&id, |_, known| known.stream().is_none()));
+            self.streams.entries.remove_if(&id, |_, known| known.stream().is_none());
             return Some(Verdict::Gone);
         }
         // The end of retention is scheduled since the stream was sealed.
-        let is_early = stub.drop_answer(now);
+        let is_early = stub.drop_response(now);
+        // No other lock is taken under the lock of the map.
         drop(known);
         if !is_early {
             self.keep_for(id, Some(until), now);
@@ -141,7 +145,10 @@ impl EventLog {
     fn keep_for(&self, id: StreamId, until: Option<Instant>, now: Instant) {
         if let Some(backing) = self.backing.clone() {
             let keep = until.unwrap_or(now + backing::KEEP_UNSEALED).saturating_duration_since(now);
-            tokio::spawn(async move { drop(backing.store.keep(id, keep).wait().await) });
+            tokio::spawn(async move {
+                // The stream stays here in any case.
+                let _ = backing.store.keep(id, keep).wait().await;
+            });
         }
     }
 

@@ -298,12 +298,16 @@ impl EventLog {
     /// Asks every connection that reads now to end, so that its client finds the stream at another replica; see
     /// [`Stream::close_reader`].
     pub fn close_readers(&self, retry: Duration) {
-        self.streams.all().iter().for_each(|stream| stream.close_reader(retry));
+        for stream in self.streams.all() {
+            stream.close_reader(retry);
+        }
     }
 
     /// Ends every open stream with the error `code` for each owed response.
     pub fn end_all(&self, code: ErrorCode) {
-        self.streams.all().iter().for_each(|stream| stream.expire(code));
+        for stream in self.streams.all() {
+            stream.expire(code);
+        }
     }
 
     /// Returns the number of streams in the log.
@@ -333,7 +337,9 @@ impl EventLog {
 
     /// Leaves the claims of all calls in the store: this process ends, and others, or the next one, serve its streams.
     pub fn leave_claims(&self) {
-        self.retry_index().streams().iter().for_each(|stream| stream.leave_claims());
+        for stream in self.retry_index().streams() {
+            stream.leave_claims();
+        }
     }
 }
 

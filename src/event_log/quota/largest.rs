@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use crate::event_log::quota::Quota;
+use crate::event_log::quota::account::Quota;
 
 /// Quotas to evict from in a full process. The lock is held for a look, never during an eviction, so that other
 /// threads evict from the same quota meanwhile.

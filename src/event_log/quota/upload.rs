@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::event_log::quota::{Quota, Reservation};
+use crate::event_log::quota::account::Quota;
+use crate::event_log::quota::reservation::Reservation;
 
 /// Approximate cost of one upload beside its bytes: its task, and its part of an upstream connection.
 const COST: usize = 4096;
@@ -34,12 +35,12 @@ impl UploadReservation {
 
     /// Returns whether the upload must wait for capacity in its quota.
     pub fn needs_capacity(&self) -> bool {
-        self.reservation.bytes > SLIGHT || self.reservation.quota.uploads.load(Ordering::Relaxed) > FEW
+        self.reservation.bytes() > SLIGHT || self.reservation.quota().uploads.load(Ordering::Relaxed) > FEW
     }
 }
 
 impl Drop for UploadReservation {
     fn drop(&mut self) {
-        self.reservation.quota.uploads.fetch_sub(1, Ordering::Relaxed);
+        self.reservation.quota().uploads.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -169,7 +169,9 @@ impl EventLog {
         loop {
             clock::sleep(LOOK).await;
             let now = clock::now();
-            self.retry_index().streams().iter().for_each(|stream| stream.extend_claims(now));
+            for stream in self.retry_index().streams() {
+                stream.extend_claims(now);
+            }
         }
     }
 }

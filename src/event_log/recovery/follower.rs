@@ -53,7 +53,7 @@ impl Follower {
     }
 
     /// Follows the store until the stream is sealed or has had no reader for a while.
-    pub(in crate::event_log) async fn run(mut self, log: Arc<EventLog>, following: ChangeSubscription) {
+    pub(in crate::event_log) async fn run(mut self, log: Arc<EventLog>, subscription: ChangeSubscription) {
         let mut unread_since: Option<Instant> = None;
         loop {
             self.report().await;
@@ -63,7 +63,7 @@ impl Follower {
             let wake_at = unread_since.map_or(now + REPORT, |since| since + IDLE);
             tokio::select! {
                 biased;
-                () = following.changed() => {}
+                () = subscription.changed() => {}
                 // The reader has changed, or a client asked for the stream.
                 () = self.stream.pump.notified() => {
                     self.touches += 1;
@@ -74,7 +74,7 @@ impl Follower {
                     None => continue,
                 },
             }
-            match self.look().await {
+            match self.read_store().await {
                 Ok(FollowerState::Open) => {}
                 // The readers resume, and the owner tells them the outcome.
                 Ok(FollowerState::Lost) => break,
@@ -102,9 +102,10 @@ impl Follower {
 
     /// Reports the local reader to the writer, if it has changed or the last report is old.
     async fn report(&mut self) {
-        let Some(coordination) = self.backing.coordination.as_ref().filter(|_| self.writer != self.here) else {
+        if self.writer == self.here {
             return;
-        };
+        }
+        let Some(coordination) = &self.backing.coordination else { return };
         let now = clock::now();
         let reader = self.stream.local_reader(self.here, self.touches);
         let is_news = match &self.reported {
@@ -126,7 +127,7 @@ impl Follower {
         }
     }
 
-    async fn look(&mut self) -> Result<FollowerState, Error> {
+    async fn read_store(&mut self) -> Result<FollowerState, Error> {
         Ok(match self.backing.store.load(self.stream.id()).wait().await? {
             Some(stored) => self.catch_up(&stored).await?,
             None => FollowerState::Lost,

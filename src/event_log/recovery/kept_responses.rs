@@ -23,14 +23,15 @@ use crate::protocol::ids::StreamId;
 use crate::store::{Error, StoreHealth};
 
 /// Size above which a response is not stored. Responses kept for a retry are smaller, except lists of tools.
-const ANSWER_MAX: usize = 1024 * 1024;
+const RESPONSE_MAX: usize = 1024 * 1024;
 impl EventLog {
     /// Stores the response of a call with a key and a claim, if `head` would be lost with this process. Waits for a
     /// store that is to be waited for; otherwise the record follows once the store accepts it.
     pub async fn store_response(&self, stream: &Stream, head: &Head) {
-        let Some(backing) = self.backing.as_ref().filter(|_| stream.body().is_some() && stream.has_claim()) else {
+        let Some(backing) = &self.backing else { return };
+        if !outlives_process(stream) {
             return;
-        };
+        }
         if let Some((record, keep)) = record_of(stream, head) {
             let key = key(stream.id());
             if backing
@@ -44,6 +45,7 @@ impl EventLog {
             let (backing, turns) = (backing.clone(), self.late_responses.clone());
             tokio::spawn(async move {
                 late.write(&backing, &turns).await;
+                // Counted until the record is written.
                 drop(held);
             });
         }
@@ -51,10 +53,12 @@ impl EventLog {
 
     /// Writes the record again after a loss in the store.
     pub(in crate::event_log) fn rewrite_response(&self, stream: &Stream) {
-        if let Some(backing) = self.backing.as_ref().filter(|_| stream.body().is_some() && stream.has_claim())
+        if let Some(backing) = &self.backing
+            && outlives_process(stream)
             && let Some((record, keep)) = record_of(stream, &stream.head_now())
         {
-            drop(backing.store.put(&key(stream.id()), &record, keep));
+            // Not awaited: a resync does not stop for one record.
+            let _ = backing.store.put(&key(stream.id()), &record, keep);
         }
     }
 
@@ -73,6 +77,11 @@ impl EventLog {
             }
         }))
     }
+}
+
+/// Returns whether the response of the call is kept for its key beyond this process.
+fn outlives_process(stream: &Stream) -> bool {
+    stream.body().is_some() && stream.has_claim()
 }
 
 /// Record of a response that the store refused at first.
@@ -111,7 +120,7 @@ pub(in crate::event_log) fn reply_for_retry(stream: StreamId, head: &Head) -> Re
         Head::Waiting => RepeatedCall::Waiting,
         Head::Stream(..) | Head::Committed | Head::TakenOver => RepeatedCall::Stream(stream),
         Head::Failed(failure) => RepeatedCall::Failed(*failure),
-        Head::Plain(plain) => match plain.kept_body().filter(|body| body.len() <= ANSWER_MAX) {
+        Head::Plain(plain) => match plain.kept_body().filter(|body| body.len() <= RESPONSE_MAX) {
             Some(body) => RepeatedCall::Answer(HttpMessage::answer(plain.status, &plain.headers, body.to_vec())),
             // As for a second retry here: the first one has the response.
             None => RepeatedCall::Failed(Failure::after_send(ErrorCode::StreamLost)),

@@ -27,10 +27,12 @@
 //! `kept_responses` bring calls back, `sessions` brings sessions back. Absent: the renewal of leases and the messages
 //! between replicas (`cluster`).
 
+pub(in crate::event_log) mod adoption;
 pub(in crate::event_log) mod claims;
 pub(in crate::event_log) mod expired_owners;
 pub(in crate::event_log) mod follower;
 pub(in crate::event_log) mod kept_responses;
+mod rebuild;
 pub(in crate::event_log) mod remote_readers;
 pub(in crate::event_log) mod restore;
 pub(in crate::event_log) mod resync;

@@ -3,6 +3,7 @@
 //! A stream has one reader in the whole cluster: the newest one that the writer has heard of. Invariant: a displaced
 //! reader never becomes the reader again, however late its reports arrive. Absent: the messages (`cluster`).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock;
@@ -18,23 +19,23 @@ const REMEMBERED: Duration = Duration::from_secs(60);
 impl EventLog {
     /// Handles a report about a reader at another replica. Returns the readers that it displaces, or the reader itself
     /// if it was displaced before.
-    pub fn note_reader(&self, said: &Reader) -> Vec<Displaced> {
-        let Some(stream) = self.streams.get(said.stream) else {
+    pub fn note_reader(&self, report: &Reader) -> Vec<Displaced> {
+        let Some(stream) = self.streams.get(report.stream) else {
             return Vec::new();
         };
         let now = clock::now();
         let mut readers = self.readers.lock();
-        let known = readers.entry(said.stream).or_default();
+        let known = readers.entry(report.stream).or_default();
         let mut displaced = Vec::new();
         // The previous reader there has left or was replaced.
-        for before in known.iter_mut().filter(|known| known.from == said.from && known.is_reading) {
-            if Some(before.attach) != said.attach {
+        for before in known.iter_mut().filter(|known| known.from == report.from && known.is_reading) {
+            if Some(before.attach) != report.attach {
                 before.is_reading = false;
                 before.last_seen = now;
                 stream.detach_remote(before.attach);
             }
         }
-        if let Some(attach) = said.attach {
+        if let Some(attach) = report.attach {
             match known.iter_mut().find(|known| known.attach == attach) {
                 Some(known) if known.is_reading && stream.with_machine(|machine| machine.reader().is(attach)) => {
                     known.last_seen = now
@@ -42,32 +43,39 @@ impl EventLog {
                 Some(known) => {
                     known.is_reading = false;
                     known.last_seen = now;
-                    displaced.push((said.from, said.stream, attach));
+                    displaced.push((report.from, report.stream, attach));
                 }
                 None => {
                     for other in known.iter_mut().filter(|known| known.is_reading) {
                         other.is_reading = false;
                         other.last_seen = now;
-                        displaced.push((other.from, said.stream, other.attach));
+                        displaced.push((other.from, report.stream, other.attach));
                     }
-                    known.push(RemoteReader { from: said.from, attach, is_reading: true, last_seen: now, touches: 0 });
-                    stream.attach_remote(attach, said.written);
+                    known.push(RemoteReader {
+                        from: report.from,
+                        attach,
+                        is_reading: true,
+                        last_seen: now,
+                        touches: 0,
+                    });
+                    stream.attach_remote(attach, report.written);
                 }
             }
             if displaced.iter().all(|(_, _, gone)| *gone != attach) {
-                stream.note_remote_written(said.written);
+                stream.note_remote_written(report.written);
             }
         }
-        let is_asked_again = match known.iter_mut().rev().find(|known| known.from == said.from) {
-            Some(known) => std::mem::replace(&mut known.touches, said.touches) < said.touches,
-            None => said.touches > 0,
+        let is_asked_again = match known.iter_mut().rev().find(|known| known.from == report.from) {
+            Some(known) => std::mem::replace(&mut known.touches, report.touches) < report.touches,
+            None => report.touches > 0,
         };
+        // The stream is locked below.
         drop(readers);
-        if said.returned && !stream.with_machine(|machine| machine.reader().has_reconnected()) {
+        if report.returned && !stream.with_machine(|machine| machine.reader().has_reconnected()) {
             stream.note_resume(None);
         }
-        if is_asked_again || stream.with_machine(|machine| machine.reader().confirmed() < said.confirmed) {
-            stream.note_retry(Some(said.confirmed));
+        if is_asked_again || stream.with_machine(|machine| machine.reader().confirmed() < report.confirmed) {
+            stream.note_retry(Some(report.confirmed));
         }
         displaced
     }
@@ -77,7 +85,7 @@ impl EventLog {
     pub fn displaced_readers(&self) -> Vec<Displaced> {
         let now = clock::now();
         let mut displaced = Vec::new();
-        let mut gone = Vec::new();
+        let mut gone: Vec<(Arc<Stream>, AttachId)> = Vec::new();
         self.readers.lock().retain(|id, known| {
             let stream = self.streams.get(*id);
             for known in known.iter_mut().filter(|known| known.is_reading) {
@@ -96,7 +104,9 @@ impl EventLog {
             known.retain(|known| known.is_reading || now.saturating_duration_since(known.last_seen) < REMEMBERED);
             !known.is_empty()
         });
-        gone.into_iter().for_each(|(stream, attach): (_, AttachId)| Stream::detach_remote(&stream, attach));
+        for (stream, attach) in gone {
+            stream.detach_remote(attach);
+        }
         displaced
     }
 

@@ -68,7 +68,9 @@ impl EventLog {
             // The owner of the session may be about to rewrite the record.
             Ok(None) if backing.is_recovering() => Ok(None),
             Ok(None) => {
-                self.sessions.find(id, principal).iter().for_each(|session| session.note_looked_up());
+                if let Some(session) = self.sessions.find(id, principal) {
+                    session.note_looked_up();
+                }
                 Ok(None)
             }
             Err(error) => {
@@ -81,7 +83,7 @@ impl EventLog {
     /// Forgets the session of `binding`, which has ended at another replica.
     pub async fn forget_session_of(&self, binding: &Binding) {
         if let Some(id) = &binding.session {
-            drop(self.forget_session(id, &binding.principal).await);
+            self.forget_session(id, &binding.principal).await;
         }
     }
 
@@ -101,7 +103,10 @@ impl EventLog {
 
     /// Stops leading other replicas here by a session that has ended.
     pub async fn leave_session(&self, id: &SessionId, session: &Session) {
-        let Some(coordination) = self.coordination().filter(|_| session.is_found_by()) else { return };
+        if !session.is_found_by() {
+            return;
+        }
+        let Some(coordination) = self.coordination() else { return };
         if let Err(error) = coordination.join(&session_group(id), KEEP_ENDED).wait().await {
             debug!(%error, "the store could not be told that a session has ended here");
         }

@@ -56,8 +56,9 @@ pub struct Session {
     serial: u64,
     state: Mutex<State>,
     turns: Arc<tokio::sync::Mutex<()>>,
-    held: Arc<AtomicUsize>,
-    places: Arc<PostSlots>,
+    /// Number of POSTs that are held, or wait behind one.
+    held_posts: Arc<AtomicUsize>,
+    post_slots: Arc<PostSlots>,
     /// Number of running calls.
     calls: AtomicUsize,
 }
@@ -84,14 +85,24 @@ pub struct Opened {
     pub declared: Declared,
 }
 
+/// Ability of a client to resume, as it has shown so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Resumption {
+    NotSeen,
+    Seen,
+    /// The client has also named a stream by its URL.
+    SeenByUrl,
+}
+
 #[derive(Debug)]
 struct State {
     streams: Vec<Weak<Stream>>,
     /// Number of streams at which dead ones are pruned.
     prune_at: usize,
-    has_resumed: bool,
-    has_resumed_by_url: bool,
+    resumption: Resumption,
+    /// True if the store was asked and has no record.
     is_looked_up: bool,
+    /// True if other replicas find this one by the session.
     is_joined: bool,
     used: Instant,
     call_ended: Option<Instant>,
@@ -111,8 +122,7 @@ impl Session {
         let state = State {
             streams: Vec::new(),
             prune_at: STREAMS_MIN,
-            has_resumed: false,
-            has_resumed_by_url: false,
+            resumption: Resumption::NotSeen,
             is_looked_up: false,
             is_joined: false,
             used: clock::now(),
@@ -126,8 +136,8 @@ impl Session {
             record_count,
             state: Mutex::new(state),
             turns: Arc::default(),
-            held: Arc::default(),
-            places: Arc::default(),
+            held_posts: Arc::default(),
+            post_slots: Arc::default(),
             calls: AtomicUsize::new(0),
         })
     }
@@ -196,24 +206,23 @@ impl Session {
 
     /// Returns whether the client has ever resumed a stream, and so can.
     pub fn has_resumed(&self) -> bool {
-        self.lock().has_resumed
+        self.lock().resumption >= Resumption::Seen
     }
 
     /// Notes that the client has resumed a stream.
     pub fn note_resume(&self) {
-        self.lock().has_resumed = true;
+        let mut state = self.lock();
+        state.resumption = state.resumption.max(Resumption::Seen);
     }
 
     /// Returns whether the client has ever named a stream by its URL.
     pub fn has_used_url(&self) -> bool {
-        self.lock().has_resumed_by_url
+        self.lock().resumption == Resumption::SeenByUrl
     }
 
     /// Notes that the client has resumed a stream by its URL.
     pub fn note_resume_by_url(&self) {
-        let mut state = self.lock();
-        state.has_resumed = true;
-        state.has_resumed_by_url = true;
+        self.lock().resumption = Resumption::SeenByUrl;
     }
 
     /// Adds a request stream.
@@ -309,9 +318,9 @@ pub struct Sessions {
     standalone: DashMap<Key, Arc<Stream>>,
     record_count: Arc<RecordCount>,
     /// Sessions that were opened here, by their last use. Not to be locked under an entry of the map.
-    row: Mutex<LruQueue>,
+    lru_queue: Mutex<LruQueue>,
     /// Limit of the sessions opened here.
-    most: usize,
+    max_opened: usize,
     /// Number of records of sessions opened elsewhere at which some are forgotten.
     evict_at: AtomicUsize,
 }
@@ -326,8 +335,8 @@ impl Sessions {
             sessions: DashMap::new(),
             standalone: DashMap::new(),
             record_count: Arc::new(RecordCount { unopened: AtomicUsize::new(0), serials: AtomicU64::new(0), metrics }),
-            row: Mutex::default(),
-            most,
+            lru_queue: Mutex::default(),
+            max_opened: most,
             evict_at: AtomicUsize::new(unopened_max(most)),
         }
     }
@@ -338,7 +347,7 @@ impl Sessions {
         let (key, serial) = ((id, principal), session.serial);
         let before = self.sessions.insert(key.clone(), session);
         if before.is_some_and(|before| before.opened.is_some()) {
-            self.row().leave(1);
+            self.lru_queue().leave(1);
         }
         self.enter(key, serial);
     }
@@ -346,25 +355,25 @@ impl Sessions {
     /// Queues a record of a session opened here that is now in the map. Beyond the limit the least recently used goes;
     /// one in use goes only if those before it are in use as well.
     fn enter(&self, key: Key, serial: u64) {
-        let mut row = self.row();
+        let mut queue = self.lru_queue();
         let find = |key: &Key, serial: u64| {
             let Some(entry) = self.sessions.get(key).filter(|entry| entry.serial == serial) else { return Found::Gone };
             let used = entry.lock().used;
             Found::Used(used, self.is_in_use(key, entry.value()))
         };
-        while row.len() >= self.most {
-            let Some((key, serial)) = row.pop(find) else { break };
+        while queue.len() >= self.max_opened {
+            let Some((key, serial)) = queue.pop(find) else { break };
             if self.sessions.remove_if(&key, |_, session| session.serial == serial).is_some() {
                 self.record_count.metrics.observe_session_eviction();
             }
         }
         // After all that were skipped: the newest is the last to go.
-        row.enter(key, serial, clock::now());
-        row.tidy(self.most, |key, serial| matches!(find(key, serial), Found::Used(..)));
+        queue.enter(key, serial, clock::now());
+        queue.tidy(self.max_opened, |key, serial| matches!(find(key, serial), Found::Used(..)));
     }
 
-    fn row(&self) -> MutexGuard<'_, LruQueue> {
-        sync::lock(&self.row)
+    fn lru_queue(&self) -> MutexGuard<'_, LruQueue> {
+        sync::lock(&self.lru_queue)
     }
 
     /// Returns the record of a session that the proxy issued, whose id holds all that is to be known.
@@ -379,10 +388,13 @@ impl Sessions {
         let mut entry = self.sessions.entry(key.clone()).or_insert_with(|| fresh.clone());
         if entry.opened.is_none() {
             // Streams that were begun before the lookup stay with the session.
-            entry.streams().iter().for_each(|stream| fresh.add_stream(stream));
+            for stream in entry.streams() {
+                fresh.add_stream(&stream);
+            }
             *entry.value_mut() = fresh.clone();
         }
         let session = entry.value().clone();
+        // The queue is not locked under an entry of the map.
         drop(entry);
         if Arc::ptr_eq(&session, &fresh) {
             self.enter(key, session.serial);
@@ -427,7 +439,7 @@ impl Sessions {
         let unused = self.sessions.iter().filter(|entry| self.may_evict(entry.key(), entry.value()));
         let mut unused: Vec<_> = unused.map(|entry| (entry.lock().used, entry.key().clone())).collect();
         unused.sort_unstable_by(|(a, (a_id, _)), (b, (b_id, _))| (a, a_id).cmp(&(b, b_id)));
-        let half = unopened_max(self.most) / 2;
+        let half = unopened_max(self.max_opened) / 2;
         unused.truncate(unused.len().saturating_sub(half));
         for (_, key) in &unused {
             if self.sessions.remove_if(key, |key, session| self.may_evict(key, session)).is_some() {
@@ -452,7 +464,7 @@ impl Sessions {
     pub fn remove(&self, id: &SessionId, principal: &Principal) -> Option<Arc<Session>> {
         let (_, session) = self.sessions.remove(&(id.clone(), *principal))?;
         if session.opened.is_some() {
-            self.row().leave(1);
+            self.lru_queue().leave(1);
         }
         Some(session)
     }
@@ -478,6 +490,7 @@ impl Sessions {
             return Some(entry.clone());
         }
         let ended = std::mem::replace(entry.value_mut(), stream.clone());
+        // The stream may have its last user here: it is not dropped under the lock of the map.
         drop(entry);
         drop(ended);
         None
@@ -510,9 +523,13 @@ impl Sessions {
         {
             return (ClientResponse::Duplicate, Some(stream.clone()));
         }
-        let answers = streams.iter().map(|stream| (stream.handle_client_response(request), Some(stream.clone())));
-        let answered = { answers }.find(|(answer, _)| *answer != ClientResponse::Unknown);
-        answered.unwrap_or((ClientResponse::Unknown, None))
+        for stream in streams {
+            let response = stream.handle_client_response(request);
+            if response != ClientResponse::Unknown {
+                return (response, Some(stream.clone()));
+            }
+        }
+        (ClientResponse::Unknown, None)
     }
 
     /// Returns every live stream of a session, the standalone one included.
@@ -532,10 +549,10 @@ impl Sessions {
             gone += usize::from(!stays && session.opened.is_some());
             stays
         });
-        self.row().leave(gone);
+        self.lru_queue().leave(gone);
         // The extra limit for records in use shrinks with them.
         let left = self.record_count.unopened.load(Ordering::Relaxed);
-        let most = unopened_max(self.most);
+        let most = unopened_max(self.max_opened);
         self.evict_at.fetch_min(most.max(left + most / 2), Ordering::Relaxed);
     }
 
@@ -547,7 +564,7 @@ impl Sessions {
     /// Returns the length of the queue of sessions opened here.
     #[cfg(test)]
     pub(super) fn places(&self) -> usize {
-        self.row().places()
+        self.lru_queue().places()
     }
 
     /// Returns whether there are none.

@@ -20,7 +20,7 @@ use crate::protocol::error::ErrorCode;
 #[derive(Debug)]
 pub struct Turn {
     _turn: tokio::sync::OwnedMutexGuard<()>,
-    _held: Held,
+    _held: HeldPost,
 }
 
 /// A turn that comes after those before it.
@@ -28,16 +28,16 @@ pub type QueuedTurn = Pin<Box<dyn Future<Output = Turn> + Send>>;
 
 /// A POST that is held, or waits behind one, counted for the life of this value.
 #[derive(Debug)]
-struct Held(Arc<AtomicUsize>);
+struct HeldPost(Arc<AtomicUsize>);
 
-impl Held {
+impl HeldPost {
     fn new(held: &Arc<AtomicUsize>) -> Self {
         held.fetch_add(1, Ordering::Release);
         Self(held.clone())
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldPost {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Release);
     }
@@ -64,7 +64,7 @@ pub(super) struct PostSlots {
 impl PostSlots {
     /// Takes one of `most` slots if one is free.
     fn take(self: &Arc<Self>, most: usize) -> Option<PostSlot> {
-        let one_more = |taken: usize| (taken < most).then_some(taken + 1);
+        let one_more = |taken: usize| if taken < most { Some(taken + 1) } else { None };
         self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok().map(|_| PostSlot(self.clone()))
     }
 
@@ -74,8 +74,8 @@ impl PostSlots {
             let mut freed = pin!(self.freed.notified());
             // Enabled before the look, so that a slot freed in between is noticed.
             freed.as_mut().enable();
-            if let Some(place) = self.take(most) {
-                return place;
+            if let Some(slot) = self.take(most) {
+                return slot;
             }
             freed.await;
         }
@@ -85,7 +85,7 @@ impl PostSlots {
 impl Session {
     /// Returns whether any POST of this session is held, or waits behind one. Costs one load.
     pub fn has_held(&self) -> bool {
-        self.held.load(Ordering::Acquire) > 0
+        self.held_posts.load(Ordering::Acquire) > 0
     }
 
     /// Waits until no POST of this session is held, in the order of arrival.
@@ -101,8 +101,8 @@ impl Session {
     /// `TooManyHeld`.
     pub async fn wait_turn(&self, most: usize) -> Result<(), ErrorCode> {
         if self.has_held() {
-            let _place = self.places.take(most).ok_or(ErrorCode::TooManyHeld)?;
-            let _held = Held::new(&self.held);
+            let _slot = self.post_slots.take(most).ok_or(ErrorCode::TooManyHeld)?;
+            let _held = HeldPost::new(&self.held_posts);
             drop(self.turns.lock().await);
         }
         Ok(())
@@ -114,11 +114,11 @@ impl Session {
     /// # Errors
     /// `TooManyHeld`.
     pub async fn take_slot(&self, most: usize, patience: Duration) -> Result<PostSlot, ErrorCode> {
-        match self.places.take(most) {
-            Some(place) => Ok(place),
+        match self.post_slots.take(most) {
+            Some(slot) => Ok(slot),
             None if self.has_held() => Err(ErrorCode::TooManyHeld),
             None => {
-                let waiting = tokio::time::timeout(patience, self.places.wait(most));
+                let waiting = tokio::time::timeout(patience, self.post_slots.wait(most));
                 waiting.await.map_err(|_| ErrorCode::TooManyHeld)
             }
         }
@@ -126,7 +126,7 @@ impl Session {
 
     /// Takes a turn, behind which later POSTs wait.
     pub async fn take_turn(self: Arc<Self>) -> Turn {
-        let held = Held::new(&self.held);
+        let held = HeldPost::new(&self.held_posts);
         self.turn(held).await
     }
 
@@ -135,7 +135,7 @@ impl Session {
         if !self.has_held() {
             return None;
         }
-        let held = Held::new(&self.held);
+        let held = HeldPost::new(&self.held_posts);
         let mut turn: QueuedTurn = Box::pin(self.clone().turn(held));
         // The first poll enters the queue; the owner of the future polls again.
         match turn.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -144,7 +144,7 @@ impl Session {
         }
     }
 
-    async fn turn(self: Arc<Self>, held: Held) -> Turn {
+    async fn turn(self: Arc<Self>, held: HeldPost) -> Turn {
         Turn { _turn: self.turns.clone().lock_owned().await, _held: held }
     }
 }

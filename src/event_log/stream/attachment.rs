@@ -104,10 +104,11 @@ impl Stream {
         self.note_requested(&mut inner);
         inner.machine.handle_attach(attach, cursor, clock::now());
         inner.note_presence();
-        inner.fit_paused(self.bounds);
+        inner.enforce_limits_if_paused(self.bounds);
         let before = inner.reader.take();
         inner.stored_at = None;
         let displaces_remote = std::mem::take(&mut inner.has_remote_reader);
+        // The woken task takes the lock.
         drop(inner);
         if let Some(before) = before {
             before.wake();
@@ -247,6 +248,7 @@ impl Attachment {
         let Some(Large { seq, mut edits }) = large else {
             return Poll::Ready(ReadOutcome::Events { last, written, is_full, waited });
         };
+        // The first part is written under a lock of its own.
         drop(guard);
         edits.reverse();
         self.begun = Some(Box::new(Begun { seq, at: 0, edits }));
@@ -280,9 +282,10 @@ impl Attachment {
     pub fn id_of_place(&self, cursor: Seq, attach: Option<AttachId>) -> String {
         let mut id = String::new();
         let is_adopted = self.stream.adopted_after().is_some_and(|after| cursor > after);
-        let written = match is_adopted {
-            false => ids::write_event_id(&mut id, self.handle(), cursor, attach),
-            true => ids::write_adopted_id(&mut id, self.handle(), cursor, attach),
+        let written = if is_adopted {
+            ids::write_adopted_id(&mut id, self.handle(), cursor, attach)
+        } else {
+            ids::write_event_id(&mut id, self.handle(), cursor, attach)
         };
         written.expect("a String grows as it is written to");
         id
@@ -316,9 +319,8 @@ impl Drop for Attachment {
             inner.machine.handle_expire(ErrorCode::Abandoned, clock::now());
         }
         inner.note_presence();
-        inner.fit_paused(self.stream.bounds);
+        inner.enforce_limits_if_paused(self.stream.bounds);
         inner.wake();
-        drop(inner);
-        self.stream.pump.notify_one();
+        self.stream.notify_pump(inner);
     }
 }

@@ -47,11 +47,13 @@ impl Stream {
     fn copy_responses(&self, inner: &Inner) -> Option<Copied> {
         let mut read = HashSet::new();
         let mut texts: Vec<Cow<'_, [u8]>> = Vec::new();
-        for (id, debt) in inner.machine.owed_responses().iter() {
-            let OwedResponse::Answered(seq) = debt else { continue };
+        for (id, owed) in inner.machine.owed_responses().iter() {
+            let OwedResponse::Answered(seq) = owed else { continue };
             if seq <= inner.machine.trimmed() {
                 texts.push(Cow::Owned(Failure::after_send(ErrorCode::BoundReached).to_message(Some(id))));
-            } else if let Some(event) = inner.tail.event(seq).filter(|_| read.insert(seq)) {
+            } else if let Some(event) = inner.tail.event(seq)
+                && read.insert(seq)
+            {
                 push_responses(&mut texts, sse::encoded_data(event));
             }
         }

@@ -31,7 +31,7 @@ impl Delivered {
 
     /// Returns the time until which a retry may match despite the delivery, or `None` if the delivery is not in doubt.
     pub(in crate::event_log) fn doubted_until(&self) -> Option<Instant> {
-        self.doubted_until.filter(|_| self.best == Some(DeliveryCertainty::Doubtful))
+        if self.best == Some(DeliveryCertainty::Doubtful) { self.doubted_until } else { None }
     }
 
     /// Returns whether a retry may match now despite the delivery.

@@ -5,6 +5,7 @@
 //! decisions (the machine makes them) and the wait for the upstream (the pump).
 
 pub(in crate::event_log) mod attachment;
+mod backpressure;
 mod collected_response;
 pub(in crate::event_log) mod delivery;
 pub(in crate::event_log) mod in_flight;
@@ -203,8 +204,7 @@ impl Stream {
         self.note_requested(&mut inner);
         inner.machine.handle_touch(clock::now());
         let status = inner.machine.status(after);
-        drop(inner);
-        self.pump.notify_one();
+        self.notify_pump(inner);
         status
     }
 
@@ -217,10 +217,9 @@ impl Stream {
         if let Some(cursor) = cursor.filter(|cursor| *cursor <= inner.machine.tail()) {
             inner.release_upto(cursor);
         }
-        inner.fit_paused(self.bounds);
+        inner.enforce_limits_if_paused(self.bounds);
         let after = inner.machine.default_cursor();
-        drop(inner);
-        self.pump.notify_one();
+        self.notify_pump(inner);
         after
     }
 
@@ -244,8 +243,7 @@ impl Stream {
         let mut inner = self.lock();
         self.note_requested(&mut inner);
         inner.machine.handle_touch(clock::now());
-        drop(inner);
-        self.pump.notify_one();
+        self.notify_pump(inner);
     }
 
     /// Waits for the response head without being the reader.
@@ -315,7 +313,7 @@ impl Stream {
         inner.machine.handle_written(last, clock::now());
         inner.settle_overrun();
         if was_full {
-            inner.fit(self.bounds);
+            inner.enforce_limits(self.bounds);
             self.pump.notify_one();
         }
     }
@@ -346,9 +344,8 @@ impl Stream {
         let mut inner = self.lock();
         self.note_requested(&mut inner);
         tell(&mut inner.machine, clock::now());
-        inner.fit_paused(self.bounds);
-        drop(inner);
-        self.pump.notify_one();
+        inner.enforce_limits_if_paused(self.bounds);
+        self.notify_pump(inner);
     }
 
     /// Waits until the stream has no reader.
@@ -369,12 +366,6 @@ impl Stream {
         &self.quota
     }
 
-    /// Checks again for capacity after an eviction.
-    pub(super) fn fit(&self) {
-        let mut inner = self.lock();
-        inner.fit(self.bounds);
-    }
-
     /// Cancels `id` for the client; see [`Machine::handle_cancel`].
     pub fn cancel(&self, id: &RequestId) -> bool {
         let mut inner = self.lock();
@@ -382,8 +373,7 @@ impl Stream {
         if cancelled {
             // A task that waits for the response may have nothing left to wait for.
             inner.wake();
-            drop(inner);
-            self.pump.notify_one();
+            self.notify_pump(inner);
         }
         cancelled
     }
@@ -477,6 +467,12 @@ impl Stream {
         }
     }
 
+    /// Notifies the pump after a change. Unlocks first, because the pump takes the lock.
+    pub(super) fn notify_pump(&self, inner: MutexGuard<'_, Inner>) {
+        drop(inner);
+        self.pump.notify_one();
+    }
+
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
         // A panic under the lock leaves the log consistent: every step is complete before anything that can fail.
         sync::lock(&self.inner)
@@ -487,7 +483,7 @@ impl Drop for Stream {
     fn drop(&mut self) {
         let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(place) = inner.queued {
-            self.quota.dequeue(place, self.id);
+            self.quota.evictable().dequeue(place, self.id);
         }
     }
 }

@@ -68,7 +68,7 @@ impl Stream {
         }
         machine.handle_confirmed(Some(has), clock::now());
         inner.release_upto(has);
-        inner.fit_paused(self.bounds);
+        inner.enforce_limits_if_paused(self.bounds);
         self.pump.notify_one();
         Some(inner.machine.default_cursor())
     }

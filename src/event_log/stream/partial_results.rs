@@ -34,11 +34,11 @@ pub struct Slice {
     first: Option<Names>,
 }
 
-/// An event as the client of a slice gets it.
-pub(in crate::event_log) enum Told {
-    AsItIs,
+/// An event as the client of a slice gets it, in that client's names.
+pub(in crate::event_log) enum RenamedEvent {
+    Unchanged,
     Changed(Edits),
-    Unwanted,
+    Omitted,
 }
 
 impl Slice {
@@ -63,18 +63,18 @@ impl Slice {
     }
 
     /// Renames an encoded event without its id.
-    pub(in crate::event_log) fn tell(&self, event: &[u8]) -> Told {
+    pub(in crate::event_log) fn rename_event(&self, event: &[u8]) -> RenamedEvent {
         if self.first.is_none() {
-            return Told::AsItIs;
+            return RenamedEvent::Unchanged;
         }
         match self.rename(&sse::encoded_data(event)) {
-            Renaming::Same => Told::AsItIs,
-            Renaming::Unwanted => Told::Unwanted,
+            Renaming::Same => RenamedEvent::Unchanged,
+            Renaming::Unwanted => RenamedEvent::Omitted,
             Renaming::Changed(splices) => {
                 // An id or a token is always within one line.
                 let place = |at| sse::encoded_place(event, at);
                 let edits = splices.into_iter().map(|(span, text)| (place(span.start)..place(span.end), text));
-                Told::Changed(edits.collect())
+                RenamedEvent::Changed(edits.collect())
             }
         }
     }
@@ -95,7 +95,7 @@ impl Slices {
 
     /// Begins a slice under `handle`. It is found before older ones with the same handle.
     pub(in crate::event_log) fn begin(&self, names: Names, handle: Handle, now: Instant) -> Arc<Slice> {
-        let first = Some(&self.slicing.first).filter(|first| **first != names).cloned();
+        let first = if names == self.slicing.first { None } else { Some(self.slicing.first.clone()) };
         let slice = Arc::new(Slice { names, handle, ends_at: now + self.slicing.length, first });
         self.begun.fetch_add(1, Ordering::Relaxed);
         let mut known = self.lock();
@@ -162,7 +162,9 @@ mod tests {
         let slices = Slices::new(slicing);
         let now = clock::now();
         let begin = |id: u64, now| slices.begin(names(id), handle(id), now);
-        (0..20).for_each(|id| drop(begin(id, now)));
+        for id in 0..20 {
+            begin(id, now);
+        }
         let known = |id: u64| slices.find(handle(id).as_str()).is_some() && slices.has(&names(id).id);
         assert_eq!((0..20).filter(|id| known(*id)).count(), KEPT);
         assert!(known(0) && known(19) && !known(1));

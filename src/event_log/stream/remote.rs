@@ -57,7 +57,9 @@ impl Stream {
         stream.origin = (about.owner, about.epoch);
         let (machine, slices, secret) = match state {
             Some(State { machine, slices, secret, adopted_after }) => {
-                adopted_after.into_iter().for_each(|after| stream.note_adopted(after));
+                if let Some(after) = adopted_after {
+                    stream.note_adopted(after);
+                }
                 (Some(machine), slices, secret)
             }
             None => (None, Vec::new(), None),
@@ -80,10 +82,12 @@ impl Stream {
         stream.note_sent();
         if stream.slices.is_some() {
             stream.begin_first_slice();
-            slices.into_iter().for_each(|names| drop(stream.begin_slice(names)));
+            for names in slices {
+                stream.begin_slice(names);
+            }
         }
-        let marks = stream.with_machine(|machine| stream.marks_of(machine));
-        stream.with_store_progress(|store_progress| store_progress.marks = marks);
+        let digest = stream.with_machine(|machine| stream.digest_of(machine));
+        stream.with_store_progress(|store_progress| store_progress.digest = digest);
         stream
     }
 
@@ -117,8 +121,10 @@ impl Stream {
     /// logged that event. Events that the dead writer delivered but the store never had are no part of the stream:
     /// such a client lacks the end, even if it names a high number.
     pub(in crate::event_log) fn resume_cursor(&self, seq: Seq, is_adopted: bool) -> Seq {
-        let known = self.adopted_after().filter(|_| !is_adopted);
-        known.map_or(seq, |after| seq.min(after))
+        match self.adopted_after() {
+            Some(after) if !is_adopted => seq.min(after),
+            Some(_) | None => seq,
+        }
     }
 
     /// Returns the last event of the dead writer, if another replica ended the stream.
@@ -150,8 +156,8 @@ impl Stream {
         poll_fn(|cx| {
             let mut inner = self.lock();
             let machine = &inner.machine;
-            let is_under_way = machine.tail() < seq && seq <= machine.last_numbered() && !machine.is_sealed();
-            if !is_under_way {
+            let is_in_flight = machine.tail() < seq && seq <= machine.last_numbered() && !machine.is_sealed();
+            if !is_in_flight {
                 return Poll::Ready(());
             }
             inner.watch(cx);
@@ -213,16 +219,19 @@ impl Stream {
         let tail = inner.tail.last();
         let (machine, slices) = state.map(|state| (state.machine, state.slices)).unzip();
         inner.machine.handle_remote_progress(machine, tail, Seq(0));
-        let asks = inner.machine.server_requests().byte_len();
-        inner.reservation.set_server_requests(asks);
+        let requests = inner.machine.server_requests().byte_len();
+        inner.reservation.set_server_requests(requests);
         if stored.sealed {
             inner.machine.handle_remote_seal(clock::now());
         }
         // A server request may be answered now, or the last response have arrived.
         self.publish(inner, true);
         let known = self.slices.as_ref().map(|known| known.later()).unwrap_or_default();
-        let new = slices.into_iter().flatten().filter(|names| !known.contains(names));
-        new.for_each(|names| drop(self.begin_slice(names)));
+        for names in slices.unwrap_or_default() {
+            if !known.contains(&names) {
+                self.begin_slice(names);
+            }
+        }
     }
 
     /// Makes a connection of another replica the reader. The previous reader ends.
@@ -233,8 +242,7 @@ impl Stream {
         inner.has_remote_reader = true;
         inner.note_presence();
         inner.wake();
-        drop(inner);
-        self.pump.notify_one();
+        self.notify_pump(inner);
     }
 
     /// Notes that the remote reader was given the events up to `written`.
@@ -243,9 +251,8 @@ impl Stream {
         let written = written.min(inner.machine.tail());
         inner.machine.handle_written(written, clock::now());
         inner.settle_overrun();
-        inner.fit_paused(self.bounds);
-        drop(inner);
-        self.pump.notify_one();
+        inner.enforce_limits_if_paused(self.bounds);
+        self.notify_pump(inner);
     }
 
     /// Detaches the remote reader. Does nothing if it was not the reader.
@@ -253,10 +260,9 @@ impl Stream {
         let mut inner = self.lock();
         inner.machine.handle_detach(attach, clock::now());
         inner.note_presence();
-        inner.fit_paused(self.bounds);
+        inner.enforce_limits_if_paused(self.bounds);
         inner.wake();
-        drop(inner);
-        self.pump.notify_one();
+        self.notify_pump(inner);
     }
 
     /// Returns the part that the store is known to have.

@@ -21,7 +21,7 @@ impl Stream {
             Phase::Passed => inner.machine.policy().has_idempotency_key || inner.delivered.is_doubted(now),
             Phase::Waiting | Phase::Open => false,
         };
-        if stays && inner.queued.is_none_or(|(row, _)| row == EvictionQueue::Unconfirmed) {
+        if stays && inner.queued.is_none_or(|(queue, _)| queue == EvictionQueue::Unconfirmed) {
             self.enqueue(&mut inner, EvictionQueue::Delivered, now);
         }
     }
@@ -42,8 +42,11 @@ impl Stream {
         let inner = self.lock();
         let until = inner.machine.readable_until()?;
         // A response that passed through is kept for retries alone.
-        let passed = inner.machine.phase() == Phase::Passed && !inner.machine.policy().has_idempotency_key;
-        Some(inner.delivered.doubted_until().filter(|_| passed).map_or(until, |doubted| doubted.min(until)))
+        let has_passed = inner.machine.phase() == Phase::Passed && !inner.machine.policy().has_idempotency_key;
+        match inner.delivered.doubted_until() {
+            Some(doubted_until) if has_passed => Some(doubted_until.min(until)),
+            Some(_) | None => Some(until),
+        }
     }
 
     /// Notes that the connection with the last message was closed gracefully. Its client may or may not have that
@@ -59,29 +62,29 @@ impl Stream {
     }
 
     /// Moves the stream to the end of an eviction queue, and out of any other.
-    pub(in crate::event_log) fn enqueue(&self, inner: &mut Inner, row: EvictionQueue, at: Instant) {
-        if let Some(before) = inner.queued.replace((row, at)) {
-            self.quota.dequeue(before, self.id);
+    pub(in crate::event_log) fn enqueue(&self, inner: &mut Inner, queue: EvictionQueue, at: Instant) {
+        if let Some(before) = inner.queued.replace((queue, at)) {
+            self.quota.evictable().dequeue(before, self.id);
         }
-        self.quota.enqueue((row, at), self.id);
+        self.quota.evictable().enqueue((queue, at), self.id);
     }
 
     /// Notes a request for the stream: a client that left gracefully lacks the end after all.
     pub(in crate::event_log) fn note_requested(&self, inner: &mut Inner) {
-        if let Some(place) = inner.queued.take_if(|(row, _)| *row == EvictionQueue::Unconfirmed) {
-            self.quota.dequeue(place, self.id);
+        if let Some(place) = inner.queued.take_if(|(queue, _)| *queue == EvictionQueue::Unconfirmed) {
+            self.quota.evictable().dequeue(place, self.id);
         }
     }
 
     /// Drops all events to free memory. Returns false if the stream has left its queue meanwhile, or if it has a
     /// reader; then it moves to the end of the queue.
-    pub(in crate::event_log) fn evict(&self, row: EvictionQueue, since: Instant, now: Instant) -> bool {
+    pub(in crate::event_log) fn evict(&self, queue: EvictionQueue, since: Instant, now: Instant) -> bool {
         let mut inner = self.lock();
-        if inner.queued != Some((row, since)) {
+        if inner.queued != Some((queue, since)) {
             return false;
         }
         if inner.machine.reader().is_attached() {
-            self.enqueue(&mut inner, row, now);
+            self.enqueue(&mut inner, queue, now);
             return false;
         }
         inner.queued = None;

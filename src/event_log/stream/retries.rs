@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use crate::event_log::backing::claim::ClaimGuard;
 use crate::event_log::retry_index::Registration;
 use crate::event_log::stream::Stream;
 use crate::event_log::stream::response_head::Head;
@@ -45,6 +44,7 @@ impl Stream {
     /// Removes the stream from the retry index.
     pub fn forget_retries(&self) {
         let entries = std::mem::take(&mut *sync::lock(&self.registrations));
+        // Each removes itself from the index, without the lock.
         drop(entries);
     }
 
@@ -59,6 +59,7 @@ impl Stream {
         if let Head::Plain(plain) = &inner.head
             && !inner.machine.reader().is_attached()
         {
+            // To drop the body ends the upstream response.
             drop(plain.take_passthrough());
         }
     }
@@ -72,18 +73,24 @@ impl Stream {
     /// Extends the claims, so that other replicas go on finding the stream.
     pub(in crate::event_log) fn extend_claims(&self, now: Instant) {
         let entries = sync::lock(&self.registrations);
-        entries.iter().filter_map(Registration::claim).for_each(|claim| claim.extend_if_due(now));
+        for claim in entries.iter().filter_map(Registration::claim) {
+            claim.extend_if_due(now);
+        }
     }
 
     /// Rewrites the claims after a loss in the store.
     pub(in crate::event_log) fn rewrite_claims(&self) {
         let entries = sync::lock(&self.registrations);
-        entries.iter().filter_map(Registration::claim).for_each(ClaimGuard::rewrite);
+        for claim in entries.iter().filter_map(Registration::claim) {
+            claim.rewrite();
+        }
     }
 
     /// Leaves the claims in the store when the stream goes here.
     pub(in crate::event_log) fn leave_claims(&self) {
         let entries = sync::lock(&self.registrations);
-        entries.iter().filter_map(Registration::claim).for_each(ClaimGuard::leave);
+        for claim in entries.iter().filter_map(Registration::claim) {
+            claim.leave();
+        }
     }
 }

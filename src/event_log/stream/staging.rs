@@ -1,8 +1,11 @@
-//! Staging: the events and records of a stream that go to the store, and the result of writing them.
+//! Staging: the events and records of a stream that go to the store, and the batches that come back from it.
+//!
+//! An event passes here twice: [`Stream::stage`] takes it out of the machine, and [`Stream::accept`] puts it into the
+//! tail once the recorder has persisted it. Absent: the write in between (`writer/recorder.rs`).
 
 use crate::clock;
-use crate::event_log::backing::schema::{About, State, StateMarks};
-use crate::event_log::backing::{Staged, StoreProgress};
+use crate::event_log::backing::schema::{About, State, StateDigest};
+use crate::event_log::backing::{Persisted, Staged, StagedState, StoreProgress};
 use crate::event_log::stream::state::Inner;
 use crate::event_log::stream::{Advanced, Stream};
 use crate::protocol::ids::Seq;
@@ -39,9 +42,9 @@ impl Stream {
         State { machine: machine.snapshot(), slices, secret: self.secret().cloned(), adopted_after }
     }
 
-    pub(in crate::event_log) fn marks_of(&self, machine: &Machine) -> StateMarks {
+    pub(in crate::event_log) fn digest_of(&self, machine: &Machine) -> StateDigest {
         let slices = self.slices.as_ref().map_or(0, |slices| slices.begun());
-        StateMarks { machine: machine.snapshot_digest(), slices, has_secret: self.secret().is_some() }
+        StateDigest { machine: machine.snapshot_digest(), slices, has_secret: self.secret().is_some() }
     }
 
     /// Reads or changes the progress in the store. For streams with a store.
@@ -61,10 +64,14 @@ impl Stream {
             // A new stream gets a record even before its first event.
             let begins =
                 inner.machine.phase() == Phase::Open && !store_progress.is_created && !store_progress.is_behind;
-            return begins.then(Staged::default);
+            return if begins { Some(Staged::default()) } else { None };
         }
-        let marks = self.marks_of(&inner.machine);
-        let state = (marks != store_progress.marks).then(|| (marks, self.state_of(&inner.machine).encode()));
+        let digest = self.digest_of(&inner.machine);
+        let state = if digest == store_progress.digest {
+            None
+        } else {
+            Some(StagedState { digest, encoded: self.state_of(&inner.machine).encode() })
+        };
         let is_sealed = inner.machine.is_sealed();
         match (batch, state) {
             (None, None) => None,
@@ -77,15 +84,16 @@ impl Stream {
         }
     }
 
-    /// Accepts a batch that the store has, so that it may be read. Returns the next one.
-    pub(in crate::event_log) fn accept(&self, batch: &Batch) -> Advanced<()> {
+    /// Accepts a persisted batch: its events may be read. Returns the next batch to persist.
+    pub(in crate::event_log) fn accept(&self, persisted: &Persisted) -> Advanced<()> {
+        let has_events = !persisted.batch.is_empty();
         let mut inner = self.lock();
-        if !batch.is_empty() {
-            inner.accept(batch, self.bounds, clock::now());
+        if has_events {
+            inner.accept(&persisted.batch, self.bounds, clock::now());
         }
         let staged = self.stage(&mut inner);
         let needs_eviction = inner.needs_eviction();
-        self.publish(inner, !batch.is_empty());
+        self.publish(inner, has_events);
         Advanced { result: (), staged, needs_eviction }
     }
 

@@ -12,15 +12,12 @@ use crate::event_log::backing::StoreProgress;
 use crate::event_log::quota::{EvictionQueue, StreamReservation, TailLimits};
 use crate::event_log::stream::delivery::Delivered;
 use crate::event_log::stream::in_flight::Copied;
-use crate::event_log::stream::partial_results::{Edits, Slice, Told};
+use crate::event_log::stream::partial_results::{Edits, RenamedEvent, Slice};
 use crate::event_log::stream::response_head::Head;
 use crate::protocol::ids::{self, AttachId, Handle, Seq, StreamKind};
 use crate::protocol::stream::{Batch, Machine, Phase};
 use crate::store::tail::{ID_LINE, Tail};
 use crate::store::{Appended, WriterEpoch};
-
-/// Bytes that a full quota leaves unread in a stream that never pauses: about the next piece for its reader.
-const KEPT_UNREAD: usize = 64 * 1024;
 
 /// Result of one read.
 pub(in crate::event_log) struct Written {
@@ -109,7 +106,12 @@ impl Inner {
 
     /// Wakers only schedule their tasks, so they may be called under the lock.
     pub(in crate::event_log) fn wake(&mut self) {
-        self.reader.take().into_iter().chain(self.watchers.drain(..)).for_each(Waker::wake);
+        if let Some(reader) = self.reader.take() {
+            reader.wake();
+        }
+        for watcher in self.watchers.drain(..) {
+            watcher.wake();
+        }
     }
 
     /// Writes the events after `cursor` to `out`, up to about `budget` bytes. Answered server→client requests are
@@ -131,11 +133,11 @@ impl Inner {
                 break;
             }
             if !self.machine.server_requests().is_answered(seq) {
-                let told = slice.map_or(Told::AsItIs, |slice| slice.tell(event));
-                let edits = match told {
-                    Told::AsItIs => Some(Edits::new()),
-                    Told::Changed(edits) => Some(edits),
-                    Told::Unwanted => None,
+                let renamed = slice.map_or(RenamedEvent::Unchanged, |slice| slice.rename_event(event));
+                let edits = match renamed {
+                    RenamedEvent::Unchanged => Some(Edits::new()),
+                    RenamedEvent::Changed(edits) => Some(edits),
+                    RenamedEvent::Omitted => None,
                 };
                 if let Some(edits) = edits {
                     let is_large = out.is_empty() && ID_LINE + event.len() > budget;
@@ -153,82 +155,6 @@ impl Inner {
         done
     }
 
-    /// Trims the stream to its limits, and decides whether the upstream must wait. A full quota trims the front of the
-    /// stream; the upstream waits only while there are unread events, so a stream with a reader flows on.
-    pub(in crate::event_log) fn fit(&mut self, bounds: TailLimits) {
-        let before = self.tail.trimmed();
-        let fits = self.tail.trim_to_fit(bounds.max_bytes, bounds.max_events, self.machine.releasable());
-        self.reservation.set_events(self.tail.byte_len());
-        self.trim_front_for_quota();
-        self.machine.handle_trimmed(self.tail.trimmed());
-        let has_unread = self.machine.tail() > self.machine.releasable();
-        let was_paused = self.machine.is_paused();
-        let waits_for_reader = !fits || (has_unread && self.reservation.quota().is_exceeded());
-        let now = clock::now();
-        self.is_held_up = match waits_for_reader && self.machine.policy().can_pause {
-            true => false,
-            false => self.reservation.must_wait(self.may_overrun(), now),
-        };
-        self.settle_overrun();
-        self.machine.handle_full(waits_for_reader || self.is_held_up, now);
-        if self.is_held_up && self.may_overrun() {
-            // The client has all stored events: the call waits for others, and does not fail for that.
-            self.machine.handle_partial_write(now);
-        }
-        let trimmed = self.tail.trimmed().0 - before.0;
-        self.reservation.quota().observe_trim(trimmed, self.machine.is_paused() && !was_paused);
-    }
-
-    /// Returns whether a large event may be read beyond a full quota: its client waits for it and has all earlier
-    /// events, or unread events of the stream are dropped.
-    fn may_overrun(&self) -> bool {
-        let reader = self.machine.reader();
-        let has_all = !self.machine.policy().can_pause || self.machine.tail() <= reader.releasable();
-        self.drops_unread() || (reader.is_attached() && has_all)
-    }
-
-    /// Releases the overrun once the client has read the event, or no longer reads.
-    pub(in crate::event_log) fn settle_overrun(&mut self) {
-        if !self.reservation.has_overrun() {
-            return;
-        }
-        let reader = self.machine.reader();
-        let is_taken =
-            !self.reservation.is_arriving() && (self.drops_unread() || self.machine.tail() <= reader.releasable());
-        if is_taken || !(reader.is_attached() || self.drops_unread()) {
-            self.reservation.release_overrun();
-        }
-    }
-
-    /// Returns whether unread events may be dropped: the stream never pauses. Responses to a client that takes no
-    /// stream are kept.
-    fn drops_unread(&self) -> bool {
-        !self.machine.policy().can_pause && !self.machine.policy().should_refuse_requests
-    }
-
-    /// Trims the front of this stream for a full quota.
-    fn trim_front_for_quota(&mut self) {
-        let excess = self.reservation.quota().excess();
-        if excess == 0 {
-            return;
-        }
-        self.tail.trim_to_free(excess, self.machine.reader().releasable());
-        self.reservation.set_events(self.tail.byte_len());
-        if !self.machine.policy().can_pause {
-            let spare = self.tail.byte_len().saturating_sub(KEPT_UNREAD);
-            self.tail.trim_to_free(self.reservation.quota().excess().min(spare), self.unwanted());
-            self.reservation.set_events(self.tail.byte_len());
-        }
-    }
-
-    /// Returns the position up to which a stream that never pauses drops unread events. For a client that takes no
-    /// stream, it precedes the first response.
-    fn unwanted(&self) -> Seq {
-        let response =
-            self.machine.owed_responses().first_response().filter(|_| self.machine.policy().should_refuse_requests);
-        response.map_or(self.machine.tail(), |response| Seq(response.0.saturating_sub(1)))
-    }
-
     /// Trims the events up to `upto`, which the client has confirmed.
     pub(in crate::event_log) fn release_upto(&mut self, upto: Seq) {
         // Events that the store lacks are rewritten from here.
@@ -238,13 +164,6 @@ impl Inner {
         self.tail.trim(upto);
         self.machine.handle_trimmed(upto);
         self.reservation.set_events(self.tail.byte_len());
-    }
-
-    /// Fits the stream again after a change of readers, which may free capacity.
-    pub(in crate::event_log) fn fit_paused(&mut self, bounds: TailLimits) {
-        if self.machine.is_paused() {
-            self.fit(bounds);
-        }
     }
 
     /// Appends a batch that the store has accepted. If the quota is full, an eviction comes first; see
@@ -260,7 +179,7 @@ impl Inner {
         }
         self.reservation.set_stored(self.tail.byte_len());
         if !self.reservation.quota().is_exceeded() {
-            self.fit(bounds);
+            self.enforce_limits(bounds);
         }
     }
 
@@ -280,13 +199,8 @@ impl Inner {
         }
         self.reservation.set_events(self.tail.byte_len());
         if !self.reservation.quota().is_exceeded() {
-            self.fit(bounds);
+            self.enforce_limits(bounds);
         }
-    }
-
-    /// Returns whether the stream needs capacity, which an eviction may free.
-    pub(in crate::event_log) fn needs_eviction(&self) -> bool {
-        self.machine.is_paused() || self.is_held_up || self.reservation.quota().is_exceeded()
     }
 
     /// Counts the running calls here, and those without a reader. A standalone stream is no call, and a call of
@@ -330,9 +244,10 @@ fn write_edited(out: &mut BytesMut, event: &[u8], edits: &Edits) {
 
 fn write_id_line(out: &mut BytesMut, handle: &Handle, seq: Seq, is_adopted: bool) {
     out.extend_from_slice(b"id: ");
-    let written = match is_adopted {
-        false => ids::write_event_id(out, handle, seq, None),
-        true => ids::write_adopted_id(out, handle, seq, None),
+    let written = if is_adopted {
+        ids::write_adopted_id(out, handle, seq, None)
+    } else {
+        ids::write_event_id(out, handle, seq, None)
     };
     written.expect("a BytesMut grows as it is written to");
     out.extend_from_slice(b"\n");

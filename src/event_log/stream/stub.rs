@@ -51,12 +51,12 @@ pub(in crate::event_log) struct Stub {
     pub(in crate::event_log) left_at: Instant,
     pub(in crate::event_log) retention: Duration,
     /// Response, or `None` once its time is over. Boxed, because it is dropped long before the stub.
-    pub(in crate::event_log) answer: Option<Box<Kept>>,
+    pub(in crate::event_log) response: Option<Box<KeptResponse>>,
 }
 
 /// Temporary part of a stub.
 #[derive(Debug)]
-pub(in crate::event_log) struct Kept {
+pub(in crate::event_log) struct KeptResponse {
     pub(in crate::event_log) name: Option<Arc<CallName>>,
     pub(in crate::event_log) snapshot: Snapshot,
     pub(in crate::event_log) secret: Option<Secret>,
@@ -64,7 +64,7 @@ pub(in crate::event_log) struct Kept {
     pub(in crate::event_log) tail: Tail,
 }
 
-impl Kept {
+impl KeptResponse {
     fn byte_len(&self) -> usize {
         let name = self.name.as_ref().map_or(0, |name| size_of::<CallName>() + name.byte_len());
         size_of::<Self>() + name + self.tail.byte_len()
@@ -85,12 +85,12 @@ impl Stub {
     }
 
     fn count(&mut self) {
-        self.reservation.set(STUB_COST + self.answer.as_ref().map_or(0, |kept| kept.byte_len()));
+        self.reservation.set(STUB_COST + self.response.as_ref().map_or(0, |kept| kept.byte_len()));
     }
 
     /// Returns whether the stub has every event after `cursor`.
     pub(in crate::event_log) fn has_after(&self, cursor: Seq) -> bool {
-        let from = self.answer.as_ref().map_or(self.tail, |kept| kept.tail.trimmed());
+        let from = self.response.as_ref().map_or(self.tail, |kept| kept.tail.trimmed());
         from <= cursor && cursor <= self.tail
     }
 
@@ -99,9 +99,9 @@ impl Stub {
     }
 
     /// Drops the response if its time is over. Returns whether it did.
-    pub(in crate::event_log) fn drop_answer(&mut self, now: Instant) -> bool {
+    pub(in crate::event_log) fn drop_response(&mut self, now: Instant) -> bool {
         let is_due = now >= self.proven_at + self.quota().global().allowance.delivered_retention;
-        let drops = is_due && self.answer.take().is_some();
+        let drops = is_due && self.response.take().is_some();
         self.count();
         drops
     }
@@ -112,7 +112,7 @@ impl Stub {
             id: self.id,
             kind: StreamKind::Request,
             era: self.era,
-            name: self.answer.as_ref().and_then(|kept| kept.name.clone()),
+            name: self.response.as_ref().and_then(|kept| kept.name.clone()),
             connections: self.connections,
             failure: None,
             phase: Phase::Sealed { outcome: self.outcome, at: self.sealed_at },
@@ -122,15 +122,15 @@ impl Stub {
             age: now.saturating_duration_since(self.created),
             reader_for: now.saturating_duration_since(self.left_at),
             events: self.tail.0,
-            kept_events: self.answer.as_ref().map_or(0, |kept| kept.tail.len()),
-            kept_bytes: self.answer.as_ref().map_or(0, |kept| kept.tail.byte_len()),
+            kept_events: self.response.as_ref().map_or(0, |kept| kept.tail.len()),
+            kept_bytes: self.response.as_ref().map_or(0, |kept| kept.tail.byte_len()),
         }
     }
 }
 
 impl Drop for Stub {
     fn drop(&mut self) {
-        self.quota().remove_stub(self.proven_at, self.id);
+        self.quota().evictable().remove_stub(self.proven_at, self.id);
         self.quota().global().metrics.observe_stream_end();
     }
 }
@@ -146,13 +146,14 @@ impl Stream {
             return None;
         }
         let snapshot = inner.machine.snapshot();
-        let response = inner.machine.owed_responses().last_response();
+        let last_response = inner.machine.owed_responses().last_response();
         let tail = inner.machine.tail();
-        let kept = inner.tail.cut_after(response.map_or(tail, |response| Seq(response.0.saturating_sub(1))));
+        let kept = inner.tail.cut_after(last_response.map_or(tail, |last| Seq(last.0.saturating_sub(1))));
         inner.machine.handle_trimmed(inner.tail.trimmed());
         let policy = inner.machine.policy();
         let (name, secret) = (self.name.get().cloned(), self.secret().cloned());
-        let answer = (!kept.is_empty()).then(|| Box::new(Kept { name, snapshot, secret, tail: kept }));
+        let response =
+            if kept.is_empty() { None } else { Some(Box::new(KeptResponse { name, snapshot, secret, tail: kept })) };
         Some(Stub {
             id: self.id,
             reservation: self.quota.reserve(0),
@@ -169,14 +170,14 @@ impl Stream {
             sealed_at: at,
             left_at: inner.machine.reader().since(),
             retention: policy.retention,
-            answer,
+            response,
         })
     }
 
-    /// Rebuilds the stream of a stub, with `answer` if that is still there.
+    /// Rebuilds the stream of a stub, with its `response` if that is still there.
     pub(in crate::event_log) fn from_stub(
         stub: &Stub,
-        answer: Option<Box<Kept>>,
+        response: Option<Box<KeptResponse>>,
         identity: Arc<Identity>,
         bounds: TailLimits,
         backing: Option<Arc<Backing>>,
@@ -195,12 +196,14 @@ impl Stream {
         let reservation = stub.quota().reserve_stream(0);
         let mut stream = Self::new(stub.id, identity, bounds, backing, spec, reservation, stub.created);
         stream.origin = stub.origin;
-        let (snapshot, tail) = match answer.map(|answer| *answer) {
-            Some(Kept { name, snapshot, secret, tail }) => {
+        let (snapshot, tail) = match response.map(|response| *response) {
+            Some(KeptResponse { name, snapshot, secret, tail }) => {
                 if let Some(name) = name {
                     let _ = stream.name.set(name);
                 }
-                secret.into_iter().for_each(|secret| drop(stream.secret.set(secret)));
+                if let Some(secret) = secret {
+                    let _ = stream.secret.set(secret);
+                }
                 (Some(snapshot), tail)
             }
             None => (None, Tail::starting_at(stub.tail)),

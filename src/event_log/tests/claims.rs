@@ -11,7 +11,7 @@ const CLAIM: ClaimRequest = ClaimRequest { retention: RETENTION, body: None };
 
 #[tokio::test(start_paused = true)]
 async fn a_claim_whose_answer_was_lost_leaves_no_record_behind() {
-    let store = Memory::default();
+    let store = TestStore::default();
     let [one, two] = [1, 2].map(|owner| log_of(Owner(owner), Arc::new(store.as_of(Owner(owner)))));
     let call = Fingerprint::of_call(&binding(), "", b"{}");
     store.set_deaf(true);
@@ -39,7 +39,7 @@ async fn a_claim_whose_answer_was_lost_leaves_no_record_behind() {
 
 #[tokio::test(start_paused = true)]
 async fn a_record_that_is_left_stays_and_one_that_is_dropped_goes() {
-    let store = Memory::default();
+    let store = TestStore::default();
     let log = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
     let call = Fingerprint::of_call(&binding(), "", b"{}");
     for is_left in [false, true] {
@@ -75,7 +75,7 @@ async fn keyed(log: &EventLog) -> (Fingerprint, ClaimRequest, Arc<Stream>) {
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_the_store_did_not_take_is_there_once_it_can() {
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(TestStore::default());
     let log = log_of(Owner(1), store.clone());
     let (_, _, stream) = keyed(&log).await;
     store.set_away(true);
@@ -93,7 +93,7 @@ async fn an_answer_that_the_store_did_not_take_is_there_once_it_can() {
 #[tokio::test(start_paused = true)]
 async fn a_record_outlives_the_process_and_goes_with_the_call() {
     for ends in [false, true] {
-        let store = Memory::default();
+        let store = TestStore::default();
         let log = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
         let (call, claim, stream) = keyed(&log).await;
         if ends {
@@ -112,7 +112,7 @@ async fn a_record_outlives_the_process_and_goes_with_the_call() {
 
 #[tokio::test(start_paused = true)]
 async fn a_record_is_kept_for_as_long_as_its_call_is_known() {
-    let store = Memory::default();
+    let store = TestStore::default();
     let log = Arc::new(log_of(Owner(1), Arc::new(store.as_of(Owner(1)))));
     let (call, claim, stream) = keyed(&log).await;
     let keeping = tokio::spawn({
@@ -130,7 +130,7 @@ async fn a_record_is_kept_for_as_long_as_its_call_is_known() {
 
 #[tokio::test(start_paused = true)]
 async fn a_removal_that_the_store_did_not_take_is_made_later() {
-    let store = Memory::default();
+    let store = TestStore::default();
     let log = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
     let call = Fingerprint::of_call(&binding(), "", b"{}");
     let ClaimOutcome::Claimed(hold) = log.claim(&call, CLAIM, false).await.unwrap() else {
@@ -149,7 +149,7 @@ async fn a_removal_that_the_store_did_not_take_is_made_later() {
 
 #[tokio::test(start_paused = true)]
 async fn a_claim_that_takes_effect_after_its_removal_is_removed_as_well() {
-    let store = Memory::default();
+    let store = TestStore::default();
     let log = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
     let call = Fingerprint::of_call(&binding(), "", b"{}");
     let ClaimOutcome::Claimed(hold) = log.claim(&call, CLAIM, false).await.unwrap() else {
@@ -184,7 +184,7 @@ async fn arrive(log: &EventLog, stream: &Arc<Stream>) {
 #[tokio::test(start_paused = true)]
 async fn what_is_evicted_is_found_in_the_store_by_its_key_and_is_new_without_one() {
     for key in [Some(Fingerprint::of_body("", b"{}")), None] {
-        let store = Memory::default();
+        let store = TestStore::default();
         let log = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
         let (call, claim, stream) = run(&log, key).await;
         arrive(&log, &stream).await;
@@ -203,7 +203,7 @@ async fn what_is_evicted_is_found_in_the_store_by_its_key_and_is_new_without_one
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_counts_as_held_for_as_long_as_it_waits_for_the_store() {
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(TestStore::default());
     let log = log_of(Owner(1), store.clone());
     let (_, _, stream) = keyed(&log).await;
     let failed = Head::Failed(Failure::after_send(ErrorCode::CallTimedOut));

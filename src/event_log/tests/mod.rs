@@ -33,7 +33,7 @@ use crate::protocol::ids::{self, Keyring, Owner, ResumeToken, Seq, StoreEpoch, S
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::{Machine, Policy};
 use crate::store::Store;
-use crate::store::test_store::Memory;
+use crate::store::test_store::TestStore;
 
 const RETENTION: Duration = Duration::from_secs(60);
 
@@ -54,7 +54,7 @@ fn log_with(store: Option<Arc<dyn Store>>) -> EventLog {
 }
 
 /// Returns the log of a replica that shares its store.
-fn log_of(owner: Owner, store: Arc<Memory>) -> EventLog {
+fn log_of(owner: Owner, store: Arc<TestStore>) -> EventLog {
     let keys = Keyring::new([7; 32], Vec::new());
     let metrics = Arc::new(Metrics::new(&Registrar::default()).unwrap());
     let backing = Backing {

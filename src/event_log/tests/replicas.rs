@@ -8,7 +8,7 @@ use crate::protocol::cluster::Reader;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::EventId;
 use crate::protocol::stream::{Batch, Place};
-use crate::store::test_store::Memory;
+use crate::store::test_store::TestStore;
 use crate::store::{Appended, Coordination, Read, Renewal};
 
 const LEASE: Duration = Duration::from_secs(15);
@@ -16,12 +16,12 @@ const LEASE: Duration = Duration::from_secs(15);
 /// A replica with its messages.
 struct Replica {
     log: Arc<EventLog>,
-    store: Arc<Memory>,
+    store: Arc<TestStore>,
     running: tokio::task::JoinHandle<()>,
 }
 
 impl Replica {
-    async fn of(store: &Memory, owner: u32) -> Self {
+    async fn of(store: &TestStore, owner: u32) -> Self {
         let store = Arc::new(store.as_of(Owner(owner)));
         let log = Arc::new(log_of(Owner(owner), store.clone()));
         let coordination = log.coordination().unwrap();
@@ -57,7 +57,7 @@ fn is_read(stream: &Stream) -> bool {
 
 #[tokio::test(start_paused = true)]
 async fn a_client_reads_at_one_replica_what_another_one_writes() {
-    let store = Memory::default();
+    let store = TestStore::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
     let (stream, writer) = open(&one.log);
     one.log.publish_once(&stream);
@@ -82,7 +82,7 @@ async fn a_client_reads_at_one_replica_what_another_one_writes() {
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_is_back_before_the_stream_it_read_elsewhere_waits_for_that() {
-    let store = Memory::default();
+    let store = TestStore::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
     let (stream, writer) = open(&one.log);
     one.log.publish_once(&stream);
@@ -110,7 +110,7 @@ async fn a_client_that_is_back_before_the_stream_it_read_elsewhere_waits_for_tha
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_was_adopted_before_a_lookup_is_found_at_its_new_owner() {
-    let store = Memory::default();
+    let store = TestStore::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
     let (stream, writer) = open(&one.log);
     writer.update(says(&note(0))).await;
@@ -127,7 +127,7 @@ async fn a_stream_that_was_adopted_before_a_lookup_is_found_at_its_new_owner() {
 
 #[tokio::test(start_paused = true)]
 async fn a_reader_elsewhere_keeps_the_call_and_its_absence_does_not() {
-    let store = Memory::default();
+    let store = TestStore::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
     let (stream, writer) = open(&one.log);
     one.log.publish_once(&stream);
@@ -158,7 +158,7 @@ async fn a_reader_elsewhere_keeps_the_call_and_its_absence_does_not() {
 
 #[tokio::test(start_paused = true)]
 async fn the_newest_reader_displaces_the_others_at_every_replica() {
-    let store = Memory::default();
+    let store = TestStore::default();
     let (one, two, three) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await, Replica::of(&store, 3).await);
     let (stream, writer) = open(&one.log);
     one.log.publish_once(&stream);
@@ -193,7 +193,7 @@ async fn the_newest_reader_displaces_the_others_at_every_replica() {
 
 #[tokio::test(start_paused = true)]
 async fn a_replica_that_is_gone_is_swept_within_its_lease() {
-    let store = Memory::default();
+    let store = TestStore::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
     // Long enough for two to have seen the store for a lease.
     tokio::time::sleep(LEASE * 2).await;
@@ -218,13 +218,13 @@ async fn a_replica_that_is_gone_is_swept_within_its_lease() {
 }
 
 /// Returns whether the store has the end of `stream`.
-async fn is_sealed(store: &Memory, stream: &Stream) -> bool {
+async fn is_sealed(store: &TestStore, stream: &Stream) -> bool {
     store.load(stream.id()).wait().await.unwrap().expect("the stream is there").sealed
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_replica_that_was_cut_off_keeps_what_no_client_asked_for_elsewhere() {
-    let store = Memory::default();
+    let store = TestStore::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
     tokio::time::sleep(LEASE * 2).await;
     let (kept, writer) = open(&one.log);
@@ -274,7 +274,7 @@ async fn a_replica_that_was_cut_off_keeps_what_no_client_asked_for_elsewhere() {
 #[tokio::test(start_paused = true)]
 async fn the_end_reaches_a_client_that_read_more_than_the_store_had_when_the_writer_died() {
     for brought_back in 0..=3 {
-        let store = Memory::default();
+        let store = TestStore::default();
         let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
         let (stream, writer) = open(&one.log);
         one.log.publish_once(&stream);
@@ -325,7 +325,7 @@ async fn the_end_reaches_a_client_that_read_more_than_the_store_had_when_the_wri
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_was_told_of_an_end_finds_it_also_where_the_stream_went_on() {
-    let store = Memory::default();
+    let store = TestStore::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
     let (stream, writer) = open(&one.log);
     one.log.publish_once(&stream);
@@ -351,7 +351,7 @@ async fn a_client_that_was_told_of_an_end_finds_it_also_where_the_stream_went_on
 
 #[tokio::test(start_paused = true)]
 async fn a_replica_that_dies_before_an_emptied_store_knows_of_it_is_swept_all_the_same() {
-    let store = Memory::default();
+    let store = TestStore::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
     tokio::time::sleep(LEASE).await;
     one.kill();
@@ -371,7 +371,7 @@ async fn a_replica_that_dies_before_an_emptied_store_knows_of_it_is_swept_all_th
 
 #[tokio::test(start_paused = true)]
 async fn a_replica_that_wakes_leaves_what_others_have_taken() {
-    let store = Memory::default();
+    let store = TestStore::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
     let (stream, writer) = open(&one.log);
     one.log.publish_once(&stream);
@@ -391,7 +391,7 @@ async fn a_replica_that_wakes_leaves_what_others_have_taken() {
 
 #[test]
 fn no_replica_is_notified_of_a_reader_that_displaces_none_there() {
-    let log = Arc::new(log_of(Owner(1), Arc::new(Memory::default().as_of(Owner(1)))));
+    let log = Arc::new(log_of(Owner(1), Arc::new(TestStore::default().as_of(Owner(1)))));
     let (stream, _writer) = open(&log);
     log.publish_once(&stream);
     let mut told = ByHand::new(log.has_displaced_readers());
@@ -423,7 +423,7 @@ fn adopted(log: &EventLog) -> u64 {
 #[test]
 fn a_stream_that_two_set_about_at_once_is_counted_by_the_one_that_ends_it() {
     for has_appended in [false, true] {
-        let store = Memory::default();
+        let store = TestStore::default();
         let (stream, writer) = open(&log_of(Owner(1), Arc::new(store.as_of(Owner(1)))));
         ready(writer.update(says(&note(0))));
         let slow = Slow::before(store.as_of(Owner(2)));
@@ -449,7 +449,7 @@ fn a_stream_that_two_set_about_at_once_is_counted_by_the_one_that_ends_it() {
 
 #[test]
 fn of_two_that_take_a_stream_before_either_looks_at_it_the_last_one_ends_it() {
-    let store = Memory::default();
+    let store = TestStore::default();
     let (stream, writer) = open(&log_of(Owner(1), Arc::new(store.as_of(Owner(1)))));
     ready(writer.update(says(&note(0))));
     let slow = [2, 3].map(|owner| Slow::before(store.as_of(Owner(owner))));
@@ -472,7 +472,7 @@ fn of_two_that_take_a_stream_before_either_looks_at_it_the_last_one_ends_it() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_was_taken_is_ended_when_the_store_answers_again() {
-    let store = Memory::default();
+    let store = TestStore::default();
     let (stream, writer) = open(&log_of(Owner(1), Arc::new(store.as_of(Owner(1)))));
     writer.update(says(&note(0))).await;
     let slow = Slow::before(store.as_of(Owner(2)));
@@ -491,7 +491,7 @@ async fn a_stream_that_was_taken_is_ended_when_the_store_answers_again() {
 
 #[tokio::test(start_paused = true)]
 async fn an_outage_of_the_store_declares_no_replica_dead() {
-    let store = Memory::default();
+    let store = TestStore::default();
     let (one, _two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
     tokio::time::sleep(LEASE * 2).await;
     let (stream, writer) = open(&one.log);
@@ -510,7 +510,7 @@ async fn an_outage_of_the_store_declares_no_replica_dead() {
 
 #[tokio::test(start_paused = true)]
 async fn a_name_is_taken_once_the_one_before_counts_as_gone() {
-    let store = Memory::default();
+    let store = TestStore::default();
     let before = Replica::of(&store, 1).await;
     let (stream, writer) = open(&before.log);
     writer.update(says(&note(0))).await;
@@ -530,7 +530,7 @@ async fn a_name_is_taken_once_the_one_before_counts_as_gone() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_whose_result_is_stored_ends_with_that_however_old_its_state_is() {
-    let store = Memory::default();
+    let store = TestStore::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
     let (stream, writer) = open(&one.log);
     one.log.publish_once(&stream);
@@ -553,7 +553,7 @@ async fn a_stream_whose_result_is_stored_ends_with_that_however_old_its_state_is
 
 #[tokio::test(start_paused = true)]
 async fn one_that_was_taken_for_gone_may_have_what_the_store_has_not() {
-    let store = Memory::default();
+    let store = TestStore::default();
     let one = Replica::of(&store, 1).await;
     let own = Arc::new(store.as_of(Owner(2)));
     let log = Arc::new(log_of(Owner(2), own.clone()));
@@ -580,7 +580,7 @@ async fn one_that_was_taken_for_gone_may_have_what_the_store_has_not() {
 
 #[tokio::test(start_paused = true)]
 async fn a_store_without_room_for_a_record_keeps_no_client_waiting_for_a_replica_that_is_gone() {
-    let store = Memory::default();
+    let store = TestStore::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
     let (stream, writer) = open(&one.log);
     one.log.publish_once(&stream);
@@ -596,7 +596,7 @@ async fn a_store_without_room_for_a_record_keeps_no_client_waiting_for_a_replica
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_cannot_be_taken_keeps_no_other_one_open() {
     const MANY: usize = 20;
-    let store = Memory::default();
+    let store = TestStore::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
     let mut clients = Vec::new();
     for _ in 0..MANY {
@@ -615,7 +615,7 @@ async fn a_stream_that_cannot_be_taken_keeps_no_other_one_open() {
 }
 
 /// Leaves an open stream of a replica whose lease expires.
-async fn left_open(store: &Memory) -> (Replica, Arc<Stream>) {
+async fn left_open(store: &TestStore) -> (Replica, Arc<Stream>) {
     let one = Replica::of(store, 1).await;
     let (stream, writer) = open(&one.log);
     one.log.publish_once(&stream);
@@ -625,13 +625,13 @@ async fn left_open(store: &Memory) -> (Replica, Arc<Stream>) {
 }
 
 /// Returns whether `stream` is sealed, or was forgotten after its end.
-async fn is_over(store: &Memory, stream: &Stream) -> bool {
+async fn is_over(store: &TestStore, stream: &Stream) -> bool {
     store.load(stream.id()).wait().await.unwrap().is_none_or(|stored| stored.sealed)
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_ten_minutes_go_on_though_every_other_replica_begins_anew() {
-    let store = Memory::default();
+    let store = TestStore::default();
     let mut two = Replica::of(&store, 2).await;
     let (_one, stream) = left_open(&store).await;
     for minutes in [0, 5, 10, 15] {
@@ -644,7 +644,7 @@ async fn the_ten_minutes_go_on_though_every_other_replica_begins_anew() {
 
 #[tokio::test(start_paused = true)]
 async fn the_ten_minutes_count_anew_for_a_replica_that_was_heard_of_again() {
-    let store = Memory::default();
+    let store = TestStore::default();
     let mut two = Replica::of(&store, 2).await;
     let (one, stream) = left_open(&store).await;
     tokio::time::sleep(Duration::from_secs(9 * 60)).await;

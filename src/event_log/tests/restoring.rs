@@ -4,10 +4,10 @@ use super::*;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::EventId;
 use crate::protocol::stream::{Phase, Place};
-use crate::store::test_store::Memory;
+use crate::store::test_store::TestStore;
 
 /// Returns a log with this store, as a process of this name has it.
-fn process(store: &Arc<Memory>) -> Arc<EventLog> {
+fn process(store: &Arc<TestStore>) -> Arc<EventLog> {
     Arc::new(log_with(Some(store.clone())))
 }
 
@@ -33,7 +33,7 @@ pub(super) async fn read_again(log: &Arc<EventLog>, id: &EventId) -> (String, Po
 
 #[tokio::test(start_paused = true)]
 async fn a_sealed_stream_is_read_after_a_restart_as_before() {
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(TestStore::default());
     let before = process(&store);
     let (stream, writer) = open(&before);
     for n in 0..3 {
@@ -59,7 +59,7 @@ async fn a_sealed_stream_is_read_after_a_restart_as_before() {
 
 #[tokio::test(start_paused = true)]
 async fn an_open_stream_of_a_process_that_died_ends_with_an_error() {
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(TestStore::default());
     let before = process(&store);
     let (stream, writer) = open(&before);
     writer.update(says(&note(0))).await;
@@ -91,7 +91,7 @@ async fn an_open_stream_of_a_process_that_died_ends_with_an_error() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_owed_nothing_any_more_is_completed() {
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(TestStore::default());
     let before = process(&store);
     let (stream, writer) = open(&before);
     writer.update(says(RESPONSE)).await;
@@ -109,7 +109,7 @@ async fn a_stream_that_owed_nothing_any_more_is_completed() {
 #[tokio::test(start_paused = true)]
 async fn a_question_that_was_answered_is_not_asked_again_after_a_restart() {
     const ASK: &str = r#"{"jsonrpc":"2.0","id":"q","method":"sampling/createMessage"}"#;
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(TestStore::default());
     let before = process(&store);
     let (stream, writer) = open(&before);
     writer.update(says(ASK)).await;

@@ -9,13 +9,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::protocol::ids::{Owner, Seq, StreamId};
 use crate::protocol::stream::Batch;
-use crate::store::test_store::Memory;
+use crate::store::test_store::TestStore;
 use crate::store::{Appended, ChangeSubscription, Error, Pending, Read, Store, StoreHealth, Stored, WriterEpoch};
 
-/// [`Memory`] behind a gate that lets one append through per permit. Further gates let seals and loads through unless
+/// [`TestStore`] behind a gate that lets one append through per permit. Further gates let seals and loads through unless
 /// they are closed.
 pub(super) struct Slow {
-    pub(super) behind: Arc<Memory>,
+    pub(super) behind: Arc<TestStore>,
     gate: Arc<Semaphore>,
     seals: Arc<Semaphore>,
     loads: Arc<Semaphore>,
@@ -24,11 +24,11 @@ pub(super) struct Slow {
 
 impl Slow {
     pub(super) fn new() -> Arc<Self> {
-        Self::before(Memory::default())
+        Self::before(TestStore::default())
     }
 
     /// Creates a gate before contents that other stores share.
-    pub(super) fn before(behind: Memory) -> Arc<Self> {
+    pub(super) fn before(behind: TestStore) -> Arc<Self> {
         let [gate, seals, loads] = [0, 1, 1].map(|permits| Arc::new(Semaphore::new(permits)));
         Arc::new(Self { behind: Arc::new(behind), gate, seals, loads, broken: AtomicBool::new(false) })
     }
@@ -127,8 +127,8 @@ impl Store for Slow {
         self.behind.read(stream, after, max_bytes)
     }
 
-    fn follow(&self, stream: StreamId) -> Pending<Result<ChangeSubscription, Error>> {
-        self.behind.follow(stream)
+    fn subscribe(&self, stream: StreamId) -> Pending<Result<ChangeSubscription, Error>> {
+        self.behind.subscribe(stream)
     }
 
     fn trim(&self, stream: StreamId, epoch: WriterEpoch, upto: Seq) -> Pending<Result<(), Error>> {

@@ -2,7 +2,7 @@
 //!
 //! Delivered data goes first: stubs, then the front of delivered streams, then those streams, the oldest first in each
 //! case. They belong to the principal over its quota, or, in a full process, to the largest quotas. A full quota also
-//! trims the front of the stream that is being written (`stream/state.rs`). Undelivered data is never evicted, with
+//! trims the front of the stream that is being written (`stream/backpressure.rs`). Undelivered data is never evicted, with
 //! one exception, which goes last: a stream of which everything was written to a connection that closed gracefully may
 //! not have arrived. It is evicted whole, and only while no client has resumed it.
 
@@ -104,6 +104,7 @@ impl StreamTable {
                 }
                 looks += 1;
             }
+            // Not locked during the eviction.
             drop(largest);
             if largest_quota.is_none_or(|largest_quota| !self.evict_from(&largest_quota, now)) {
                 self.lock_largest().pass(turn);
@@ -118,6 +119,7 @@ impl StreamTable {
     fn largest_quotas(&self, now: Instant) -> MutexGuard<'_, LargestQuotas> {
         let mut largest = self.lock_largest();
         if largest.is_old(now) {
+            // Not locked during the search.
             drop(largest);
             let quotas = self.quotas.largest_first();
             let quotas = quotas.iter().filter(|quota| quota.exceeds_fair_share()).map(Arc::downgrade).collect();
@@ -158,7 +160,7 @@ impl StreamTable {
 
     /// Trims a delivered stream of `quota` to what a client may still lack; returns false once all are trimmed.
     fn trim_one(&self, quota: &Quota) -> bool {
-        let Some(id) = quota.next_to_trim() else { return false };
+        let Some(id) = quota.evictable().next_to_trim() else { return false };
         if let Some(stream) = self.get(id) {
             stream.trim_to(KEPT_DELIVERED);
         }
@@ -167,7 +169,7 @@ impl StreamTable {
 
     /// Forgets the oldest stub of `quota`; returns false if there is none.
     fn evict_stub(&self, quota: &Quota) -> bool {
-        while let Some(id) = quota.pop_stub() {
+        while let Some(id) = quota.evictable().pop_stub() {
             if self.entries.remove_if(&id, |_, known| known.stream().is_none()).is_some() {
                 quota.global().metrics.observe_eviction();
                 return true;
@@ -183,12 +185,12 @@ impl StreamTable {
             || self.evict_first(quota, EvictionQueue::Unconfirmed, now)
     }
 
-    fn evict_first(&self, quota: &Quota, row: EvictionQueue, now: Instant) -> bool {
+    fn evict_first(&self, quota: &Quota, queue: EvictionQueue, now: Instant) -> bool {
         // A stream with a reader moves to the end of the queue: each is checked once.
-        for _ in 0..quota.queue_len(row) {
-            let Some((since, id)) = quota.pop_first_of(row) else { return false };
+        for _ in 0..quota.evictable().queue_len(queue) {
+            let Some((since, id)) = quota.evictable().pop_first_of(queue) else { return false };
             let Some(stream) = self.get(id) else { continue };
-            if stream.evict(row, since, now) {
+            if stream.evict(queue, since, now) {
                 self.forget(&stream);
                 if stream.body().is_some() {
                     // A key still finds the stream in the store.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 
 use crate::clock;
-use crate::event_log::backing::{Backing, PersistOutcome, Staged};
+use crate::event_log::backing::{Fenced, Staged};
 use crate::event_log::stream::response_head::Head;
 use crate::event_log::stream::{Advanced, Stream, in_flight};
 use crate::event_log::writer::recorder::{Recorder, seal};
@@ -42,34 +42,33 @@ impl Writer {
     /// the end.
     pub async fn update<R>(&self, tell: impl FnOnce(&mut Machine, Instant) -> R) -> R {
         let Advanced { result, staged, mut needs_eviction } = self.stream.advance(tell);
-        if let Some(backing) = &self.stream.backing
-            && (staged.is_some() || self.recorder(backing).can_catch_up())
-        {
-            // Boxed, so that the future stays small without a store.
-            needs_eviction |= Box::pin(self.record(backing, staged.unwrap_or_default())).await;
+        if let Some(backing) = &self.stream.backing {
+            let recorder = Recorder { stream: &self.stream, backing };
+            if staged.is_some() || recorder.can_catch_up() {
+                // Boxed, so that the future stays small without a store.
+                needs_eviction |= Box::pin(self.persist_all(recorder, staged.unwrap_or_default())).await;
+            }
         }
         if needs_eviction {
             self.streams.evict(self.stream.quota());
-            self.stream.fit();
+            self.stream.enforce_limits();
         }
         result
     }
 
-    fn recorder<'a>(&'a self, backing: &'a Backing) -> Recorder<'a> {
-        Recorder { stream: &self.stream, backing }
-    }
-
-    /// Stores before delivery, until nothing is staged. Returns whether the stream needs an eviction.
-    async fn record(&self, backing: &Backing, mut staged: Staged) -> bool {
+    /// Persists before delivery, until nothing is staged. Returns whether the stream needs an eviction.
+    async fn persist_all(&self, recorder: Recorder<'_>, mut staged: Staged) -> bool {
         loop {
-            if self.recorder(backing).keep(&staged).await == PersistOutcome::Fenced {
-                self.streams.leave(&self.stream);
-                return false;
-            }
-            let advanced = self.stream.accept(&staged.batch);
-            match advanced.staged {
+            let accepted = match recorder.persist(staged).await {
+                Ok(persisted) => self.stream.accept(&persisted),
+                Err(Fenced) => {
+                    self.streams.leave(&self.stream);
+                    return false;
+                }
+            };
+            match accepted.staged {
                 Some(next) => staged = next,
-                None => return advanced.needs_eviction,
+                None => return accepted.needs_eviction,
             }
         }
     }
@@ -151,7 +150,7 @@ impl Writer {
 
     fn has_capacity(&self) -> bool {
         let mut inner = self.stream.lock();
-        inner.fit(self.stream.bounds);
+        inner.enforce_limits(self.stream.bounds);
         !inner.is_held_up
     }
 

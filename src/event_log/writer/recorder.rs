@@ -1,16 +1,16 @@
-//! Recorder: writes each batch to the store before any reader sees it, or knows why it cannot.
+//! Recorder: persists each batch before any reader sees it, in the store or, if that cannot be, in memory.
 //!
-//! Owned here: the handling of a batch that the store refuses, and the catch-up of a stream once the store is back.
+//! A batch goes in as [`Staged`] and comes out as [`Persisted`]. Owned here: the handling of a batch that the store refuses, and the catch-up of a stream once the store is back.
 //! Absent: the events themselves (the tail has them) and their production (the machine).
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use tracing::{debug, info, warn};
 
 use crate::clock;
-use crate::event_log::backing::schema::StateMarks;
-use crate::event_log::backing::{Backing, KEEP_UNSEALED, PersistOutcome, STORE_RETRY_PAUSE, Staged, StoreProgress};
+use crate::event_log::backing::{
+    Backing, Fenced, KEEP_UNSEALED, Persisted, STORE_RETRY_PAUSE, Staged, StagedState, StoreProgress,
+};
 use crate::event_log::stream::Stream;
 use crate::protocol::ids::Seq;
 use crate::protocol::stream::Batch;
@@ -18,12 +18,19 @@ use crate::store::{Appended, Error, StoreHealth, WriterEpoch};
 
 /// Bytes of one append during a catch-up.
 const CATCH_UP: usize = 256 * 1024;
-/// Events that are trimmed here but not yet in the store: each trim is a call.
-const TRIM_STEP: u64 = 256;
 
+/// Failure of one attempt to write to the store.
 enum PersistError {
     Fenced,
     Store(Error),
+}
+
+/// Outcome of one attempt to seal a stream in its store.
+enum SealOutcome {
+    Sealed,
+    Fenced,
+    /// The store cannot take the seal now.
+    Failed,
 }
 
 impl From<Error> for PersistError {
@@ -62,9 +69,9 @@ pub(in crate::event_log) async fn seal(
     done: impl FnOnce() + Send + 'static,
 ) {
     match (Recorder { stream, backing }).seal().await {
-        Some(PersistOutcome::Persisted) => return done(),
-        Some(PersistOutcome::Fenced) => return,
-        None => {}
+        SealOutcome::Sealed => return done(),
+        SealOutcome::Fenced => return,
+        SealOutcome::Failed => {}
     }
     let until = clock::now() + stream.with_machine(|machine| machine.policy().retention);
     let (stream, backing) = (stream.clone(), backing.clone());
@@ -72,9 +79,9 @@ pub(in crate::event_log) async fn seal(
         let recorder = Recorder { stream: &stream, backing: &backing };
         loop {
             match recorder.seal().await {
-                Some(PersistOutcome::Persisted) => return done(),
-                Some(PersistOutcome::Fenced) => return,
-                None => {}
+                SealOutcome::Sealed => return done(),
+                SealOutcome::Fenced => return,
+                SealOutcome::Failed => {}
             }
             if clock::now() >= until {
                 // An unsealed stream has a long retention in the store, and may be what fills it.
@@ -95,18 +102,22 @@ pub(in crate::event_log) struct Recorder<'a> {
 }
 
 impl Recorder<'_> {
-    /// Writes `staged` to the store, after all missing events. Waits for a store that is to be waited for.
-    pub(in crate::event_log) async fn keep(&self, staged: &Staged) -> PersistOutcome {
+    /// Writes `staged` to the store, after all missing events. Waits for a store that is to be waited for; otherwise
+    /// memory holds the batch until the store is back.
+    ///
+    /// # Errors
+    /// If another writer has the stream.
+    pub(in crate::event_log) async fn persist(&self, staged: Staged) -> Result<Persisted, Fenced> {
         let mut has_warned = false;
-        let mut patience = RetryBudget::default();
+        let mut retry_budget = RetryBudget::default();
         loop {
             let began = clock::now();
-            let error = match self.try_keep(staged).await {
+            let error = match self.try_persist(&staged).await {
                 Ok(()) => {
                     self.backing.metrics.store.observe_append(clock::now().saturating_duration_since(began));
-                    return PersistOutcome::Persisted;
+                    return Ok(Persisted { batch: staged.batch });
                 }
-                Err(PersistError::Fenced) => return PersistOutcome::Fenced,
+                Err(PersistError::Fenced) => return Err(Fenced),
                 Err(PersistError::Store(error)) => error,
             };
             let waits = self.backing.should_wait(&error);
@@ -117,10 +128,10 @@ impl Recorder<'_> {
             }
             // After an expired lease other replicas may have ended the stream. Only an unreachable store leaves it to
             // this one.
-            let waits = waits || (matches!(error, Error::Unavailable(_)) && patience.take_attempt(self.backing));
+            let waits = waits || (matches!(error, Error::Unavailable(_)) && retry_budget.take_attempt(self.backing));
             if !waits {
                 self.stream.with_store_progress(|store_progress| store_progress.is_behind = true);
-                return PersistOutcome::Persisted;
+                return Ok(Persisted { batch: staged.batch });
             }
             self.stream.keep_overrun();
             clock::sleep(STORE_RETRY_PAUSE).await;
@@ -140,14 +151,14 @@ impl Recorder<'_> {
         }
     }
 
-    async fn try_keep(&self, staged: &Staged) -> Result<(), PersistError> {
+    async fn try_persist(&self, staged: &Staged) -> Result<(), PersistError> {
         // Twice, because the first attempt may correct the assumed state of the store.
         for _ in 0..2 {
             if self.backing.store.health() == StoreHealth::Unreachable {
-                return match self.stream.with_store_progress(|store_progress| store_progress.is_memory_only) {
-                    true => Ok(()),
-                    false => Err(Error::Unavailable("it did not reply before".into()).into()),
-                };
+                if self.stream.with_store_progress(|store_progress| store_progress.is_memory_only) {
+                    return Ok(());
+                }
+                return Err(Error::Unavailable("it did not reply before".into()).into());
             }
             let after = Seq(staged.batch.first().0.max(1) - 1);
             let (mut epoch, is_level_with) = {
@@ -217,7 +228,8 @@ impl Recorder<'_> {
             let (epoch, upto, missing) = {
                 let inner = self.stream.lock();
                 let upto = inner.store_progress.as_ref().map_or(Seq(0), |store_progress| store_progress.upto);
-                let missing = (inner.tail.trimmed() <= upto).then(|| inner.tail.batch_after(upto, CATCH_UP));
+                let is_there = inner.tail.trimmed() <= upto;
+                let missing = if is_there { Some(inner.tail.batch_after(upto, CATCH_UP)) } else { None };
                 (inner.epoch, upto, missing)
             };
             let Some(missing) = missing else {
@@ -248,10 +260,10 @@ impl Recorder<'_> {
         epoch: WriterEpoch,
         after: Seq,
         batch: &Batch,
-        state: Option<&(StateMarks, Bytes)>,
+        state: Option<&StagedState>,
     ) -> Result<Appended, Error> {
         let (store, id) = (&self.backing.store, self.stream.id);
-        let appended = store.append(id, epoch, after, batch, state.map(|(_, state)| &state[..])).wait().await;
+        let appended = store.append(id, epoch, after, batch, state.map(|state| &state.encoded[..])).wait().await;
         match appended {
             Ok(Appended::Ok) => {
                 if let Some(trimmed) = self.note_appended(Seq(after.0 + batch.len() as u64), state) {
@@ -270,19 +282,12 @@ impl Recorder<'_> {
 
     /// Notes that the store has the events up to `upto`, and `state`. Returns the position up to which the store may
     /// trim, if that is worth a call.
-    fn note_appended(&self, upto: Seq, state: Option<&(StateMarks, Bytes)>) -> Option<Seq> {
+    fn note_appended(&self, upto: Seq, state: Option<&StagedState>) -> Option<Seq> {
         let mut inner = self.stream.lock();
         let trimmed = inner.machine.trimmed();
         let store_progress = inner.store_progress.as_deref_mut()?;
-        store_progress.upto = store_progress.upto.max(upto);
-        if let Some((marks, _)) = state {
-            store_progress.marks = *marks;
-        }
-        let is_due = trimmed.0 >= store_progress.trimmed.0 + TRIM_STEP;
-        if is_due {
-            store_progress.trimmed = trimmed;
-        }
-        is_due.then_some(trimmed)
+        let is_trim_due = store_progress.note_appended(upto, state.map(|state| state.digest), trimmed);
+        if is_trim_due { Some(trimmed) } else { None }
     }
 
     /// Trims the events in the store that are trimmed here.
@@ -292,16 +297,16 @@ impl Recorder<'_> {
         }
     }
 
-    /// Seals the stream in the store, or returns `None` if that is not possible now.
-    async fn seal(&self) -> Option<PersistOutcome> {
+    /// Seals the stream in the store, after all missing events.
+    async fn seal(&self) -> SealOutcome {
         if self.stream.with_store_progress(|store_progress| !store_progress.is_created && !store_progress.is_behind) {
             // The stream never began: a response that passed through, or an early failure.
-            return Some(PersistOutcome::Persisted);
+            return SealOutcome::Sealed;
         }
-        match self.try_keep(&Staged::default()).await {
+        match self.try_persist(&Staged::default()).await {
             Ok(()) => {}
-            Err(PersistError::Fenced) => return Some(PersistOutcome::Fenced),
-            Err(PersistError::Store(_)) => return None,
+            Err(PersistError::Fenced) => return SealOutcome::Fenced,
+            Err(PersistError::Store(_)) => return SealOutcome::Failed,
         }
         let (epoch, retention, state) = {
             let state = self.stream.state();
@@ -311,14 +316,14 @@ impl Recorder<'_> {
         match self.backing.store.seal(self.stream.id, epoch, &state, retention).wait().await {
             Ok(Appended::Ok) => {
                 self.stream.with_store_progress(|store_progress| store_progress.is_sealed = true);
-                Some(PersistOutcome::Persisted)
+                SealOutcome::Sealed
             }
-            Ok(Appended::Fenced | Appended::Sealed | Appended::Conflict { .. }) => Some(PersistOutcome::Fenced),
+            Ok(Appended::Fenced | Appended::Sealed | Appended::Conflict { .. }) => SealOutcome::Fenced,
             Err(error) => {
                 self.backing.note_failure(&error);
                 self.warn_once(&error, "the stream is sealed in memory");
                 self.stream.with_store_progress(|store_progress| store_progress.is_behind = true);
-                None
+                SealOutcome::Failed
             }
         }
     }

@@ -77,7 +77,7 @@ impl StreamTable {
 
     /// Inserts `stream`.
     pub(in crate::event_log) fn insert(&self, stream: &Arc<Stream>) {
-        drop(self.entries.insert(stream.id(), StreamEntry::Stream(stream.clone())));
+        self.entries.insert(stream.id(), StreamEntry::Stream(stream.clone()));
     }
 
     /// Inserts `stream` unless a whole one with its id is there; replaces a stub. Returns whether `stream` is in the
@@ -88,6 +88,7 @@ impl StreamTable {
             return known.is(stream);
         }
         let stub = std::mem::replace(known.value_mut(), StreamEntry::Stream(stream.clone()));
+        // The stub locks its quota when it is dropped, which must not happen under the lock of the map.
         drop(known);
         drop(stub);
         true
@@ -99,7 +100,8 @@ impl StreamTable {
         // In the table before the queue: an id in the queue that is not in the table counts as gone.
         let (at, quota) = (stub.proven_at, stub.quota().clone());
         let before = std::mem::replace(known.value_mut(), StreamEntry::Stub(stub));
-        quota.add_stub(at, stream.id());
+        quota.evictable().add_stub(at, stream.id());
+        // The stream may have its last user here: it is not dropped under the lock of the map.
         drop(known);
         drop(before);
         true
@@ -107,7 +109,7 @@ impl StreamTable {
 
     /// Removes `stream` if it is in the table.
     pub(in crate::event_log) fn forget(&self, stream: &Arc<Stream>) {
-        drop(self.entries.remove_if(&stream.id(), |_, known| known.is(stream)));
+        self.entries.remove_if(&stream.id(), |_, known| known.is(stream));
     }
 
     /// Removes `stream` because another replica owns it: its readers end, and its pump is notified.
