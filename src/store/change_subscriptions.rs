@@ -1,7 +1,7 @@
-//! Followers of streams: the tasks of this process that wait for changes to a stream.
+//! Change subscriptions: the tasks of this process that wait for changes to a stream.
 //!
 //! Owned here: one [`Notify`] for each subscription, by stream. Absent: the source of the changes. The store reports each
-//! change with [`Followers::notify`].
+//! change with [`ChangeSubscriptions::notify`].
 
 use std::sync::Arc;
 
@@ -12,38 +12,44 @@ use crate::protocol::ids::StreamId;
 
 /// The registry of one store. Clones share it.
 #[derive(Clone, Default)]
-pub(super) struct Followers(Arc<DashMap<StreamId, Vec<Arc<Notify>>>>);
+pub(super) struct ChangeSubscriptions(Arc<DashMap<StreamId, Vec<Arc<Notify>>>>);
 
 /// A subscription to the changes of one stream, until dropped.
 pub struct ChangeSubscription {
-    followers: Followers,
+    registry: ChangeSubscriptions,
     stream: StreamId,
     changed: Arc<Notify>,
 }
 
-impl Followers {
-    /// Adds a follower of the stream. Every change from now on reaches the subscription.
-    pub(super) fn follow(&self, stream: StreamId) -> ChangeSubscription {
+impl ChangeSubscriptions {
+    /// Subscribes to the stream. Every change from now on reaches the subscription.
+    pub(super) fn subscribe(&self, stream: StreamId) -> ChangeSubscription {
         let changed = Arc::new(Notify::new());
         self.0.entry(stream).or_default().push(changed.clone());
-        ChangeSubscription { followers: self.clone(), stream, changed }
+        ChangeSubscription { registry: self.clone(), stream, changed }
     }
 
-    /// Wakes the followers of the stream.
+    /// Wakes the subscribers of the stream.
     pub(super) fn notify(&self, stream: StreamId) {
-        if let Some(followers) = self.0.get(&stream) {
-            followers.iter().for_each(|changed| changed.notify_one());
+        if let Some(subscribers) = self.0.get(&stream) {
+            for changed in subscribers.iter() {
+                changed.notify_one();
+            }
         }
     }
 
-    /// Wakes every follower, after an event that may have changed any stream.
+    /// Wakes every subscriber, after an event that may have changed any stream.
     pub(super) fn notify_all(&self) {
-        self.0.iter().for_each(|followers| followers.iter().for_each(|changed| changed.notify_one()));
+        for subscribers in self.0.iter() {
+            for changed in subscribers.iter() {
+                changed.notify_one();
+            }
+        }
     }
 
-    /// Returns the streams that have followers.
+    /// Returns the streams that have subscribers.
     pub(super) fn streams(&self) -> Vec<StreamId> {
-        self.0.iter().map(|followers| *followers.key()).collect()
+        self.0.iter().map(|subscribers| *subscribers.key()).collect()
     }
 }
 
@@ -57,11 +63,11 @@ impl ChangeSubscription {
 
 impl Drop for ChangeSubscription {
     fn drop(&mut self) {
-        let Followers(followers) = &self.followers;
-        if let Some(mut others) = followers.get_mut(&self.stream) {
+        let ChangeSubscriptions(streams) = &self.registry;
+        if let Some(mut others) = streams.get_mut(&self.stream) {
             others.retain(|other| !Arc::ptr_eq(other, &self.changed));
         }
-        followers.remove_if(&self.stream, |_, others| others.is_empty());
+        streams.remove_if(&self.stream, |_, others| others.is_empty());
     }
 }
 
@@ -70,18 +76,18 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_follower_is_notified_until_it_is_dropped() {
-        let followers = Followers::default();
+    async fn a_subscriber_is_notified_until_it_is_dropped() {
+        let subscriptions = ChangeSubscriptions::default();
         let stream = StreamId::from_bytes([1; 12]);
-        let (one, other) = (followers.follow(stream), followers.follow(stream));
-        followers.notify(stream);
+        let (one, other) = (subscriptions.subscribe(stream), subscriptions.subscribe(stream));
+        subscriptions.notify(stream);
         one.changed().await;
-        followers.notify_all();
+        subscriptions.notify_all();
         one.changed().await;
         other.changed().await;
         drop(one);
-        assert_eq!(followers.streams(), [stream]);
+        assert_eq!(subscriptions.streams(), [stream]);
         drop(other);
-        assert_eq!(followers.streams(), []);
+        assert_eq!(subscriptions.streams(), []);
     }
 }

@@ -26,13 +26,13 @@ pub(super) struct Completions<C>(DashMap<Id, Arc<Queue<C>>>);
 /// Results for the callers of one runtime.
 pub(super) struct Queue<C> {
     state: Mutex<State<C>>,
-    told: Notify,
+    has_results: Notify,
 }
 
 struct State<C> {
     waiting: Vec<C>,
     /// True while the task of the queue runs.
-    open: bool,
+    is_open: bool,
 }
 
 impl<C> Default for Completions<C> {
@@ -51,7 +51,7 @@ impl<C: Complete> Completions<C> {
         }
         let entry = self.0.entry(runtime.id()).or_insert_with(|| {
             let queue = Arc::new(Queue::new(true));
-            runtime.spawn(tell(Closing(queue.clone())));
+            runtime.spawn(run(Closing(queue.clone())));
             queue
         });
         entry.clone()
@@ -60,16 +60,16 @@ impl<C: Complete> Completions<C> {
 
 impl<C> Drop for Completions<C> {
     fn drop(&mut self) {
-        self.0.iter().for_each(|queue| {
-            queue.lock().open = false;
-            queue.told.notify_one();
-        });
+        for queue in self.0.iter() {
+            queue.lock().is_open = false;
+            queue.has_results.notify_one();
+        }
     }
 }
 
 impl<C> Queue<C> {
-    fn new(open: bool) -> Self {
-        Self { state: Mutex::new(State { waiting: Vec::new(), open }), told: Notify::new() }
+    fn new(is_open: bool) -> Self {
+        Self { state: Mutex::new(State { waiting: Vec::new(), is_open }), has_results: Notify::new() }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State<C>> {
@@ -81,15 +81,17 @@ impl<C: Complete> Queue<C> {
     /// Hands results over to the runtime of the callers.
     fn push(&self, mut results: Vec<C>) {
         let mut state = self.lock();
-        if !state.open {
+        if !state.is_open {
+            // Not locked while callers are woken.
             drop(state);
-            return results.into_iter().for_each(C::complete);
+            return complete_all(results);
         }
         let is_first = state.waiting.is_empty();
         state.waiting.append(&mut results);
+        // The woken task takes the lock.
         drop(state);
         if is_first {
-            self.told.notify_one();
+            self.has_results.notify_one();
         }
     }
 }
@@ -104,7 +106,9 @@ pub(super) fn deliver<C: Complete>(results: impl IntoIterator<Item = (Arc<Queue<
             None => sorted.push((queue, vec![result])),
         }
     }
-    sorted.into_iter().for_each(|(queue, results)| queue.push(results));
+    for (queue, results) in sorted {
+        queue.push(results);
+    }
 }
 
 /// A queue together with its task. Once the task is gone, results are completed by the delivering thread.
@@ -113,21 +117,30 @@ struct Closing<C: Complete>(Arc<Queue<C>>);
 impl<C: Complete> Drop for Closing<C> {
     fn drop(&mut self) {
         let mut state = self.0.lock();
-        state.open = false;
+        state.is_open = false;
         let waiting = std::mem::take(&mut state.waiting);
+        // Not locked while callers are woken.
         drop(state);
-        waiting.into_iter().for_each(C::complete);
+        complete_all(waiting);
     }
 }
 
-async fn tell<C: Complete>(queue: Closing<C>) {
+fn complete_all<C: Complete>(results: Vec<C>) {
+    for result in results {
+        result.complete();
+    }
+}
+
+/// Completes the results of a queue until it is closed.
+async fn run<C: Complete>(queue: Closing<C>) {
     loop {
-        queue.0.told.notified().await;
+        queue.0.has_results.notified().await;
         let mut state = queue.0.lock();
         let waiting = std::mem::take(&mut state.waiting);
-        let is_open = state.open;
+        let is_open = state.is_open;
+        // Not locked while callers are woken.
         drop(state);
-        waiting.into_iter().for_each(C::complete);
+        complete_all(waiting);
         if !is_open {
             return;
         }
@@ -140,9 +153,9 @@ mod tests {
 
     use super::*;
 
-    struct Said(mpsc::Sender<u32>, u32);
+    struct Numbered(mpsc::Sender<u32>, u32);
 
-    impl Complete for Said {
+    impl Complete for Numbered {
         fn complete(self) {
             self.0.send(self.1).unwrap();
         }
@@ -153,14 +166,18 @@ mod tests {
     }
 
     #[test]
-    fn every_runtime_is_told_what_is_its_own_and_in_order() {
+    fn every_runtime_completes_its_own_results_in_order() {
         let completions = Completions::default();
         let (here, there) = (runtime(), runtime());
         let ((tell_a, a), (tell_b, b)) = (mpsc::channel(), mpsc::channel());
         let queue_a = here.block_on(async { completions.here() });
         let queue_b = there.block_on(async { completions.here() });
         assert!(Arc::ptr_eq(&queue_a, &here.block_on(async { completions.here() })));
-        deliver([(queue_a.clone(), Said(tell_a.clone(), 1)), (queue_b, Said(tell_b, 2)), (queue_a, Said(tell_a, 3))]);
+        deliver([
+            (queue_a.clone(), Numbered(tell_a.clone(), 1)),
+            (queue_b, Numbered(tell_b, 2)),
+            (queue_a, Numbered(tell_a, 3)),
+        ]);
         assert!(a.try_recv().is_err() && b.try_recv().is_err(), "their runtimes do not run");
         here.block_on(tokio::task::yield_now());
         assert_eq!(a.try_iter().collect::<Vec<_>>(), [1, 3]);
@@ -169,21 +186,21 @@ mod tests {
     }
 
     #[test]
-    fn a_result_is_handed_out_without_its_runtime_and_without_the_store() {
-        let (tell, told) = mpsc::channel();
+    fn a_result_is_completed_without_its_runtime_and_without_the_store() {
+        let (sender, completed) = mpsc::channel();
         let completions = Completions::default();
         let gone = runtime();
         let queue = gone.block_on(async { completions.here() });
-        deliver([(queue.clone(), Said(tell.clone(), 1))]);
+        deliver([(queue.clone(), Numbered(sender.clone(), 1))]);
         drop(gone);
-        deliver([(queue, Said(tell.clone(), 2))]);
-        deliver([(completions.here(), Said(tell.clone(), 3))]);
+        deliver([(queue, Numbered(sender.clone(), 2))]);
+        deliver([(completions.here(), Numbered(sender.clone(), 3))]);
         let closing = runtime();
         let queue = closing.block_on(async { completions.here() });
-        deliver([(queue.clone(), Said(tell.clone(), 4))]);
+        deliver([(queue.clone(), Numbered(sender.clone(), 4))]);
         drop(completions);
         closing.block_on(tokio::task::yield_now());
-        deliver([(queue, Said(tell, 5))]);
-        assert_eq!(told.iter().collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
+        deliver([(queue, Numbered(sender, 5))]);
+        assert_eq!(completed.iter().collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
     }
 }

@@ -310,7 +310,7 @@ pub(crate) async fn a_fenced_writer_trims_nothing(store: Arc<dyn Store>) {
 
 pub(crate) async fn a_follower_hears_of_every_change(store: Arc<dyn Store>) {
     let book = Book::new(&store).await;
-    let following = store.follow(book.stream).wait().await.unwrap();
+    let following = store.subscribe(book.stream).wait().await.unwrap();
     let other = Book::new(&store).await;
     let follower = tokio::spawn({
         let book = book.clone();

@@ -190,7 +190,7 @@ pub trait Store: Send + Sync + 'static {
 
     /// Subscribes to changes of the stream, from the moment of the `Ok`. To be called before the stream is read. A
     /// stream that does not exist is no error.
-    fn follow(&self, stream: StreamId) -> Pending<Result<ChangeSubscription, Error>>;
+    fn subscribe(&self, stream: StreamId) -> Pending<Result<ChangeSubscription, Error>>;
 
     /// Drops the events up to `upto`. Some of them may stay readable for a while. A place beyond the tail changes
     /// nothing, and neither does a fenced writer.

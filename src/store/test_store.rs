@@ -13,7 +13,7 @@ use bytes::Bytes;
 use dashmap::DashMap;
 use tokio::sync::{Notify, watch};
 
-use super::change_subscriptions::Followers;
+use super::change_subscriptions::ChangeSubscriptions;
 use super::tail::Tail;
 use crate::clock;
 use crate::protocol::ids::{Owner, Seq, StoreEpoch, StreamId};
@@ -29,7 +29,7 @@ const SLOW: Duration = Duration::from_secs(2);
 
 /// Handle of one replica to the shared contents. Streams are found by id; each has its own lock, and one lock is one
 /// atomic step.
-pub(crate) struct Memory {
+pub(crate) struct TestStore {
     owner: Owner,
     /// Tells processes with the same replica name apart.
     incarnation: u64,
@@ -39,9 +39,9 @@ pub(crate) struct Memory {
 /// Contents shared by all replicas.
 #[derive(Default)]
 pub(crate) struct Contents {
-    streams: DashMap<StreamId, Arc<Mutex<Shelf>>>,
+    streams: DashMap<StreamId, Arc<Mutex<StoredStream>>>,
     records: DashMap<Vec<u8>, (Bytes, Instant)>,
-    followers: Followers,
+    subscriptions: ChangeSubscriptions,
     leases: DashMap<Owner, (Option<u64>, Instant)>,
     messages: DashMap<Owner, VecDeque<Bytes>>,
     sent: Notify,
@@ -60,13 +60,13 @@ pub(crate) struct Contents {
     refused: DashMap<StreamId, ()>,
 }
 
-impl Default for Memory {
+impl Default for TestStore {
     fn default() -> Self {
         Self::of(Owner(1))
     }
 }
 
-impl Deref for Memory {
+impl Deref for TestStore {
     type Target = Contents;
 
     fn deref(&self) -> &Contents {
@@ -74,7 +74,7 @@ impl Deref for Memory {
     }
 }
 
-struct Shelf {
+struct StoredStream {
     owner: Owner,
     tail: Tail,
     about: Bytes,
@@ -85,7 +85,7 @@ struct Shelf {
     until: Instant,
 }
 
-impl Memory {
+impl TestStore {
     /// Returns a store for that replica, with contents of its own.
     pub(crate) fn of(owner: Owner) -> Self {
         Self { owner, incarnation: u64::from_be_bytes(random::bytes()), contents: Arc::default() }
@@ -138,30 +138,28 @@ impl Memory {
     }
 
     fn reach(&self) -> Result<(), Error> {
-        match self.away.load(Ordering::Relaxed) || self.deaf.load(Ordering::Relaxed) {
-            true => Err(Error::Unavailable("away".into())),
-            false => Ok(()),
-        }
+        let is_away = self.away.load(Ordering::Relaxed) || self.deaf.load(Ordering::Relaxed);
+        if is_away { Err(Error::Unavailable("away".into())) } else { Ok(()) }
     }
 
-    fn find(&self, stream: StreamId) -> Option<Arc<Mutex<Shelf>>> {
+    fn find(&self, stream: StreamId) -> Option<Arc<Mutex<StoredStream>>> {
         // The guard of the map is dropped before the lock of the stream is awaited.
-        let shelf = self.streams.get(&stream).map(|entry| entry.value().clone())?;
-        let lives = lock(&shelf).until > clock::now();
-        lives.then_some(shelf)
+        let stored = self.streams.get(&stream).map(|entry| entry.value().clone())?;
+        let lives = lock(&stored).until > clock::now();
+        if lives { Some(stored) } else { None }
     }
 
-    fn with<T>(&self, stream: StreamId, act: impl FnOnce(&mut Shelf) -> T) -> Pending<Result<T, Error>> {
+    fn with<T>(&self, stream: StreamId, act: impl FnOnce(&mut StoredStream) -> T) -> Pending<Result<T, Error>> {
         Pending::Ready(self.reach().and_then(|()| match self.find(stream) {
-            Some(shelf) => Ok(act(&mut lock(&shelf))),
+            Some(stored) => Ok(act(&mut lock(&stored))),
             None => Err(Error::Gone),
         }))
     }
 
-    /// Runs `act` on the stream as [`Self::with`] does, and notifies the followers afterwards.
-    fn change<T>(&self, stream: StreamId, act: impl FnOnce(&mut Shelf) -> T) -> Pending<Result<T, Error>> {
+    /// Runs `act` on the stream as [`Self::with`] does, and notifies the subscribers afterwards.
+    fn change<T>(&self, stream: StreamId, act: impl FnOnce(&mut StoredStream) -> T) -> Pending<Result<T, Error>> {
         let result = self.with(stream, act);
-        self.followers.notify(stream);
+        self.subscriptions.notify(stream);
         result
     }
 
@@ -170,22 +168,22 @@ impl Memory {
     }
 }
 
-fn lock(shelf: &Mutex<Shelf>) -> MutexGuard<'_, Shelf> {
-    sync::lock(shelf)
+fn lock(stored: &Mutex<StoredStream>) -> MutexGuard<'_, StoredStream> {
+    sync::lock(stored)
 }
 
-impl Shelf {
+impl StoredStream {
     fn keep(&mut self, keep: Duration) {
         self.until = clock::now() + keep;
     }
 }
 
-impl Store for Memory {
+impl Store for TestStore {
     fn create(&self, stream: StreamId, about: &[u8], tail: Seq, keep: Duration) -> Pending<Result<WriterEpoch, Error>> {
         if let Err(error) = self.reach() {
             return Pending::Ready(Err(error));
         }
-        let shelf = Shelf {
+        let stored = StoredStream {
             owner: self.owner,
             tail: Tail::starting_at(tail),
             about: Bytes::copy_from_slice(about),
@@ -195,8 +193,8 @@ impl Store for Memory {
             keep,
             until: clock::now() + keep,
         };
-        self.streams.insert(stream, Arc::new(Mutex::new(shelf)));
-        self.followers.notify(stream);
+        self.streams.insert(stream, Arc::new(Mutex::new(stored)));
+        self.subscriptions.notify(stream);
         Pending::Ready(Ok(WriterEpoch::default()))
     }
 
@@ -208,16 +206,18 @@ impl Store for Memory {
         batch: &Batch,
         state: Option<&[u8]>,
     ) -> Pending<Result<Appended, Error>> {
-        self.change(stream, |shelf| {
-            let before = shelf.tail.last();
-            let appended = shelf.tail.append(epoch, after, batch);
+        self.change(stream, |stored| {
+            let before = stored.tail.last();
+            let appended = stored.tail.append(epoch, after, batch);
             if appended == Appended::Ok {
-                let is_new = shelf.tail.last() > before || (batch.is_empty() && after == before && !shelf.sealed);
-                if let Some(state) = state.filter(|_| is_new) {
-                    shelf.state = Bytes::copy_from_slice(state);
+                let is_new = stored.tail.last() > before || (batch.is_empty() && after == before && !stored.sealed);
+                if let Some(state) = state
+                    && is_new
+                {
+                    stored.state = Bytes::copy_from_slice(state);
                 }
-                if !shelf.sealed {
-                    shelf.keep(shelf.keep);
+                if !stored.sealed {
+                    stored.keep(stored.keep);
                 }
             }
             appended
@@ -231,12 +231,12 @@ impl Store for Memory {
         state: &[u8],
         keep: Duration,
     ) -> Pending<Result<Appended, Error>> {
-        self.change(stream, |shelf| {
-            let appended = shelf.tail.seal(epoch);
-            if appended == Appended::Ok && !shelf.sealed {
-                shelf.sealed = true;
-                shelf.state = Bytes::copy_from_slice(state);
-                shelf.keep(keep);
+        self.change(stream, |stored| {
+            let appended = stored.tail.seal(epoch);
+            if appended == Appended::Ok && !stored.sealed {
+                stored.sealed = true;
+                stored.state = Bytes::copy_from_slice(state);
+                stored.keep(keep);
             }
             appended
         })
@@ -246,22 +246,22 @@ impl Store for Memory {
         if self.refused.contains_key(&stream) {
             return Pending::Ready(Err(Error::Unavailable("refused".into())));
         }
-        self.change(stream, |shelf| {
-            shelf.owner = self.owner;
-            shelf.epoch = shelf.tail.take_over();
-            shelf.epoch
+        self.change(stream, |stored| {
+            stored.owner = self.owner;
+            stored.epoch = stored.tail.take_over();
+            stored.epoch
         })
     }
 
     fn load(&self, stream: StreamId) -> Pending<Result<Option<Stored>, Error>> {
-        let found = self.with(stream, |shelf| Stored {
-            about: shelf.about.clone(),
-            state: shelf.state.clone(),
-            owner: shelf.owner,
-            epoch: shelf.epoch,
-            trimmed: shelf.tail.trimmed(),
-            tail: shelf.tail.last(),
-            sealed: shelf.sealed,
+        let found = self.with(stream, |stored| Stored {
+            about: stored.about.clone(),
+            state: stored.state.clone(),
+            owner: stored.owner,
+            epoch: stored.epoch,
+            trimmed: stored.tail.trimmed(),
+            tail: stored.tail.last(),
+            sealed: stored.sealed,
         });
         Pending::Ready(match found {
             Pending::Ready(Ok(found)) => Ok(Some(found)),
@@ -272,12 +272,12 @@ impl Store for Memory {
     }
 
     fn read(&self, stream: StreamId, after: Seq, max_bytes: usize) -> Pending<Result<Read, Error>> {
-        let found = self.with(stream, |shelf| {
-            if after < shelf.tail.trimmed() {
-                return Read::Trimmed { upto: shelf.tail.trimmed() };
+        let found = self.with(stream, |stored| {
+            if after < stored.tail.trimmed() {
+                return Read::Trimmed { upto: stored.tail.trimmed() };
             }
             let mut left = max_bytes;
-            let within = shelf.tail.events_after(after).enumerate().take_while(|(index, (_, event))| {
+            let within = stored.tail.events_after(after).enumerate().take_while(|(index, (_, event))| {
                 let fits = event.len() <= left;
                 left = left.saturating_sub(event.len());
                 fits || *index == 0
@@ -290,34 +290,34 @@ impl Store for Memory {
         }
     }
 
-    fn follow(&self, stream: StreamId) -> Pending<Result<ChangeSubscription, Error>> {
-        Pending::Ready(Ok(self.followers.follow(stream)))
+    fn subscribe(&self, stream: StreamId) -> Pending<Result<ChangeSubscription, Error>> {
+        Pending::Ready(Ok(self.subscriptions.subscribe(stream)))
     }
 
     fn trim(&self, stream: StreamId, epoch: WriterEpoch, upto: Seq) -> Pending<Result<(), Error>> {
-        self.change(stream, |shelf| {
-            if epoch >= shelf.epoch {
-                shelf.tail.trim(upto);
+        self.change(stream, |stored| {
+            if epoch >= stored.epoch {
+                stored.tail.trim(upto);
             }
         })
     }
 
     fn keep(&self, stream: StreamId, keep: Duration) -> Pending<Result<(), Error>> {
-        if let Some(shelf) = self.find(stream) {
-            let mut shelf = lock(&shelf);
-            shelf.until = shelf.until.max(clock::now() + keep);
+        if let Some(stored) = self.find(stream) {
+            let mut stored = lock(&stored);
+            stored.until = stored.until.max(clock::now() + keep);
         }
         Pending::Ready(Ok(()))
     }
 
     fn expire(&self, stream: StreamId) -> Pending<Result<(), Error>> {
         self.streams.remove(&stream);
-        self.followers.notify(stream);
+        self.subscriptions.notify(stream);
         Pending::Ready(Ok(()))
     }
 
     fn open_streams(&self, owner: Owner) -> Pending<Result<Vec<StreamId>, Error>> {
-        let is_open = |shelf: MutexGuard<'_, Shelf>| shelf.owner == owner && !shelf.sealed;
+        let is_open = |stored: MutexGuard<'_, StoredStream>| stored.owner == owner && !stored.sealed;
         let open = self.streams.iter().filter(|entry| is_open(lock(entry.value())));
         Pending::Ready(Ok(open.map(|entry| *entry.key()).collect()))
     }
@@ -342,9 +342,12 @@ impl Store for Memory {
         let mut there = None;
         self.records
             .entry(key.to_vec())
-            .and_modify(|record| match record.1 > now {
-                true => there = Some(record.0.clone()),
-                false => *record = (value.clone(), now + keep),
+            .and_modify(|record| {
+                if record.1 > now {
+                    there = Some(record.0.clone());
+                } else {
+                    *record = (value.clone(), now + keep);
+                }
             })
             .or_insert_with(|| (value.clone(), now + keep));
         if self.slow.load(Ordering::Relaxed) {
@@ -374,7 +377,9 @@ impl Store for Memory {
     }
 
     fn remove(&self, key: &[u8]) -> Pending<Result<(), Error>> {
-        Pending::Ready(self.reach().map(|()| drop(self.records.remove(key))))
+        Pending::Ready(self.reach().map(|()| {
+            self.records.remove(key);
+        }))
     }
 
     fn health(&self) -> StoreHealth {
@@ -382,7 +387,7 @@ impl Store for Memory {
     }
 }
 
-impl Coordination for Memory {
+impl Coordination for TestStore {
     fn owner(&self) -> Owner {
         self.owner
     }
@@ -420,20 +425,22 @@ impl Coordination for Memory {
     fn grant_grace(&self, owners: &[Owner], lease: Duration) -> Pending<Result<(), Error>> {
         let until = clock::now() + lease;
         Pending::Ready(self.reach().map(|()| {
-            owners.iter().for_each(|owner| drop(self.leases.entry(*owner).or_insert((None, until))));
+            for owner in owners {
+                self.leases.entry(*owner).or_insert((None, until));
+            }
         }))
     }
 
     fn live_replicas(&self) -> Pending<Result<Vec<Owner>, Error>> {
         let now = clock::now();
-        let living = || self.leases.iter().filter(|entry| entry.1 > now).map(|entry| *entry.key()).collect();
-        Pending::Ready(self.reach().map(|()| living()))
+        let live = || self.leases.iter().filter(|entry| entry.1 > now).map(|entry| *entry.key()).collect();
+        Pending::Ready(self.reach().map(|()| live()))
     }
 
     fn expired_leases(&self) -> Pending<Result<Vec<Owner>, Error>> {
         let now = clock::now();
-        let lapsed = || self.leases.iter().filter(|entry| entry.1 <= now).map(|entry| *entry.key()).collect();
-        Pending::Ready(self.reach().map(|()| lapsed()))
+        let expired = || self.leases.iter().filter(|entry| entry.1 <= now).map(|entry| *entry.key()).collect();
+        Pending::Ready(self.reach().map(|()| expired()))
     }
 
     fn forget(&self, owner: Owner) -> Pending<Result<(), Error>> {

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 
-use crate::clock;
 use crate::event_log::backing::StoreProgress;
 use crate::event_log::quota::{EvictionQueue, StreamReservation, TailLimits};
 use crate::event_log::stream::delivery::Delivered;

@@ -77,11 +77,14 @@ impl Database {
     fn build(path: &Path, sizes: Sizes) -> Result<Self, Failure> {
         let live_events = Arc::new(LiveEvents::default());
         let filter: Arc<dyn Factory> = Arc::new(ObsoleteFilterFactory(AssertUnwindSafe(live_events.clone())));
-        let database = fjall::Database::builder(path)
-            .worker_threads(WORKERS)
-            .max_journaling_size(JOURNALS)
-            .with_compaction_filter_factories(Arc::new(move |keyspace| (keyspace == EVENTS).then(|| filter.clone())))
-            .open()?;
+        let database =
+            fjall::Database::builder(path)
+                .worker_threads(WORKERS)
+                .max_journaling_size(JOURNALS)
+                .with_compaction_filter_factories(Arc::new(move |keyspace| {
+                    if keyspace == EVENTS { Some(filter.clone()) } else { None }
+                }))
+                .open()?;
         let keyspace =
             |name, memtable| database.keyspace(name, || KeyspaceCreateOptions::default().max_memtable_size(memtable));
         let (streams, events, records) =
@@ -96,7 +99,9 @@ impl Database {
             Fsync::Always => PersistMode::SyncData,
             Fsync::Interval => PersistMode::Buffer,
         }));
-        changes.events.into_iter().for_each(|(key, value)| batch.insert(&self.events, key, value));
+        for (key, value) in changes.events {
+            batch.insert(&self.events, key, value);
+        }
         for (keyspace, rows) in [(&self.streams, changes.streams), (&self.records, changes.records)] {
             for (key, value) in rows {
                 match value {
@@ -239,7 +244,7 @@ impl Database {
                 found.push((seq, event));
             }
         }
-        Ok((cursor >= tail).then_some(found))
+        Ok(if cursor >= tail { Some(found) } else { None })
     }
 
     pub(super) fn record(&self, key: &[u8]) -> Result<Option<(u64, Bytes)>, Failure> {
@@ -265,6 +270,7 @@ impl Database {
             Ok((number(keys.min())?, number(keys.max())?))
         });
         let spans = spans.collect::<Result<Vec<(u64, u64)>, Failure>>()?;
+        // A version in use keeps its tables, also those that are dropped below.
         drop(version);
         let mut has_dropped = false;
         for (first, last) in self.live_events.gaps() {

@@ -130,6 +130,7 @@ impl Directory {
         self.remove_unwritten()?;
         let mut file = new_private(&path)?;
         let written = file.write_all(&vec![1; bytes]).and_then(|()| file.sync_all());
+        // Closed before it is removed, as some systems require.
         drop(file);
         self.remove_unwritten().and(written)
     }
@@ -159,6 +160,7 @@ impl Directory {
             let mut file = new_private(&unwritten)?;
             file.write_all(bytes)?;
             file.sync_all()?;
+            // Closed before it is renamed, as some systems require.
             drop(file);
             fs::rename(&unwritten, &path)?;
             sync_directory(&self.path)
@@ -184,7 +186,7 @@ impl KeysFile {
         let key = |text: &str| STANDARD.decode(text).ok()?.try_into().ok();
         let keys =
             Keys { epoch: StoreEpoch(self.epoch), signing: key(&self.signing)?, principal: key(&self.principal)? };
-        (self.checksum() == self.sha256).then_some(keys)
+        if self.checksum() == self.sha256 { Some(keys) } else { None }
     }
 
     fn checksum(&self) -> String {
@@ -250,8 +252,5 @@ fn new_private(path: &Path) -> io::Result<File> {
 
 /// Makes a rename durable. Systems other than Unix need no such call, and cannot open a directory.
 fn sync_directory(path: &Path) -> io::Result<()> {
-    match cfg!(unix) {
-        true => File::open(path)?.sync_all(),
-        false => Ok(()),
-    }
+    if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
 }

@@ -31,10 +31,7 @@ impl Index {
 
     /// Returns an error if the stream cannot be read.
     pub(super) fn check(&self, stream: StreamId) -> Result<(), Failure> {
-        match self.damaged.contains(&stream) {
-            true => Err(damaged("events of the stream are damaged")),
-            false => Ok(()),
-        }
+        if self.damaged.contains(&stream) { Err(damaged("events of the stream are damaged")) } else { Ok(()) }
     }
 
     pub(super) fn health(&self) -> StoreHealth {

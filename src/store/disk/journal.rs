@@ -133,9 +133,10 @@ fn numbered(path: &Path) -> Result<BTreeMap<u64, PathBuf>, Failure> {
             continue;
         }
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let number = name.strip_suffix(".jnl").and_then(|number| number.parse().ok());
-        let number = number.filter(|_| path.is_file()).ok_or_else(|| damaged(format!("`{name}` is no journal")))?;
-        journals.insert(number, path);
+        match name.strip_suffix(".jnl").and_then(|number| number.parse().ok()) {
+            Some(number) if path.is_file() => journals.insert(number, path),
+            Some(_) | None => return Err(damaged(format!("`{name}` is no journal"))),
+        };
     }
     let Some((&first, _)) = journals.first_key_value() else {
         // The database would create a new one.
@@ -192,7 +193,10 @@ fn batch(bytes: &[u8]) -> Option<Batch<'_>> {
     let end = bytes.get(at..at + END_BYTES)?;
     let checksum = u64::from_le_bytes(end[1..9].try_into().ok()?);
     let is_intact = end[0] == END && end[9..] == *TRAILER && checksum == xxh3_64(&bytes[START_BYTES..at]);
-    is_intact.then_some(Batch { size: at + END_BYTES, number: u64::from_le_bytes(number), rows })
+    if !is_intact {
+        return None;
+    }
+    Some(Batch { size: at + END_BYTES, number: u64::from_le_bytes(number), rows })
 }
 
 fn row(bytes: &[u8]) -> Option<Row<'_>> {

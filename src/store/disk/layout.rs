@@ -108,7 +108,9 @@ impl Place {
             self.state,
         ];
         let mut row = Vec::with_capacity(PLACE_BYTES);
-        numbers.iter().for_each(|number| row.extend_from_slice(&number.to_be_bytes()));
+        for number in numbers {
+            row.extend_from_slice(&number.to_be_bytes());
+        }
         row.push(u8::from(self.sealed));
         row
     }
@@ -175,7 +177,9 @@ pub(super) fn encode_batch(batch: &Batch) -> Vec<u8> {
         end += event.len() as u32;
         bytes.extend_from_slice(&end.to_be_bytes());
     }
-    batch.events().for_each(|event| bytes.extend_from_slice(event));
+    for event in batch.events() {
+        bytes.extend_from_slice(event);
+    }
     bytes
 }
 
@@ -190,7 +194,10 @@ pub(super) fn decode_batch(bytes: &Bytes, last: Seq) -> Option<Vec<(Seq, Bytes)>
     let ends = ends.as_chunks().0.iter().map(|&end| u32::from_be_bytes(end) as usize);
     ends.zip(before + 1..)
         .map(|(end, seq)| {
-            let event = (start <= end && end <= events.len()).then(|| events.slice(start..end))?;
+            if start > end || end > events.len() {
+                return None;
+            }
+            let event = events.slice(start..end);
             start = end;
             Some((Seq(seq), event))
         })

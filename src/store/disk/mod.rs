@@ -48,7 +48,7 @@ use self::failure::Failure;
 use self::index::Index;
 use self::reply::{Answer, Reply};
 use self::writer::{Call, Command, Writer};
-use super::change_subscriptions::Followers;
+use super::change_subscriptions::ChangeSubscriptions;
 use super::completion::Completions;
 use super::{Appended, ChangeSubscription, Error, Keys, Pending, Read, Store, StoreHealth, Stored, WriterEpoch};
 use crate::clock;
@@ -163,17 +163,20 @@ impl Default for Sizes {
 }
 
 /// Inspects a directory without changing it.
-fn look(directory: &Directory, fsync: Fsync) -> Result<(), OpenError> {
+fn check_directory(directory: &Directory, fsync: Fsync) -> Result<(), OpenError> {
     let Some((_, keys)) = directory.keys()? else { return Ok(()) };
     let path = directory.database();
-    inspect::inspect(&path, keys.epoch, fsync).map(drop).map_err(|failure| OpenError::database(&path, failure))
+    match inspect::inspect(&path, keys.epoch, fsync) {
+        Ok(_) => Ok(()),
+        Err(failure) => Err(OpenError::database(&path, failure)),
+    }
 }
 
 /// State shared by the writer and the readers.
 struct Shared {
     owner: Owner,
     index: Index,
-    followers: Followers,
+    subscriptions: ChangeSubscriptions,
     access: Access,
     queued_bytes: AtomicUsize,
     /// Number of groups written.
@@ -213,7 +216,7 @@ impl Disk {
     }
 
     fn open_with(options: Options, default_name: &str, sizes: Sizes) -> Result<Opened, OpenError> {
-        let directory = Directory::open(&options.path, |directory| look(directory, options.fsync))?;
+        let directory = Directory::open(&options.path, |directory| check_directory(directory, options.fsync))?;
         let path = directory.database();
         let (name, keys) = match directory.keys()? {
             Some(kept) => kept,
@@ -224,7 +227,7 @@ impl Disk {
         let shared = Arc::new(Shared {
             owner: Owner::from_name(&name),
             index: Index::default(),
-            followers: Followers::default(),
+            subscriptions: ChangeSubscriptions::default(),
             access: Access::default(),
             queued_bytes: AtomicUsize::new(0),
             #[cfg(test)]
@@ -275,19 +278,19 @@ impl Disk {
     }
 
     /// Reads from the database on a thread that may wait for the disk.
-    fn look<T: Send + 'static>(
+    fn read_database<T: Send + 'static>(
         &self,
-        look: impl FnOnce(&Shared, &Database) -> Result<T, Failure> + Send + 'static,
+        read: impl FnOnce(&Shared, &Database) -> Result<T, Failure> + Send + 'static,
     ) -> Pending<Result<T, Error>> {
         let shared = self.shared.clone();
         Pending::Later(Box::pin(async move {
-            let looked = spawn_blocking(move || {
+            let reading = spawn_blocking(move || {
                 let Some(database) = shared.access.database() else {
                     return Err(Error::Unavailable("the database cannot be opened".into()));
                 };
-                Ok(look(&shared, &database)?)
+                Ok(read(&shared, &database)?)
             });
-            looked.await.unwrap_or_else(|error| Err(Error::Unavailable(error.to_string())))
+            reading.await.unwrap_or_else(|error| Err(Error::Unavailable(error.to_string())))
         }))
     }
 }
@@ -315,10 +318,7 @@ impl Shared {
 
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
-        match failure.is_full {
-            true => Self::Full(failure.problem),
-            false => Self::Unavailable(failure.problem),
-        }
+        if failure.is_full { Self::Full(failure.problem) } else { Self::Unavailable(failure.problem) }
     }
 }
 
@@ -366,7 +366,7 @@ impl Store for Disk {
     }
 
     fn load(&self, stream: StreamId) -> Pending<Result<Option<Stored>, Error>> {
-        self.look(move |shared, database| {
+        self.read_database(move |shared, database| {
             shared.index.check(stream)?;
             if shared.index.find(stream, now()).is_none() {
                 return Ok(None);
@@ -385,11 +385,11 @@ impl Store for Disk {
     }
 
     fn read(&self, stream: StreamId, after: Seq, max_bytes: usize) -> Pending<Result<Read, Error>> {
-        self.look(move |shared, database| shared.read(database, stream, after, max_bytes))
+        self.read_database(move |shared, database| shared.read(database, stream, after, max_bytes))
     }
 
-    fn follow(&self, stream: StreamId) -> Pending<Result<ChangeSubscription, Error>> {
-        Pending::Ready(Ok(self.shared.followers.follow(stream)))
+    fn subscribe(&self, stream: StreamId) -> Pending<Result<ChangeSubscription, Error>> {
+        Pending::Ready(Ok(self.shared.subscriptions.subscribe(stream)))
     }
 
     fn trim(&self, stream: StreamId, epoch: WriterEpoch, upto: Seq) -> Pending<Result<(), Error>> {
@@ -435,7 +435,7 @@ impl Store for Disk {
             return Pending::Ready(Ok(None));
         }
         let key = key.to_vec();
-        self.look(move |_, database| {
+        self.read_database(move |_, database| {
             Ok(database.record(&key)?.filter(|(until, _)| *until > now).map(|(_, value)| value))
         })
     }
@@ -456,8 +456,8 @@ impl Store for Disk {
 }
 
 fn check_key(key: &[u8]) -> Result<(), Error> {
-    match key.len() <= MAX_RECORD_KEY {
-        true => Ok(()),
-        false => Err(Error::Unavailable(format!("the key of a record has {} bytes", key.len()))),
+    if key.len() > MAX_RECORD_KEY {
+        return Err(Error::Unavailable(format!("the key of a record has {} bytes", key.len())));
     }
+    Ok(())
 }

@@ -103,7 +103,7 @@ impl FromStr for Address {
 
 fn read_login(login: &str) -> Result<(Option<String>, Option<String>), UrlError> {
     let (user, password) = login.split_once(':').unwrap_or((login, ""));
-    let some = |text: &str| (!text.is_empty()).then(|| unescape(text)).transpose();
+    let some = |text: &str| if text.is_empty() { Ok(None) } else { unescape(text).map(Some) };
     Ok((some(user)?, some(password)?))
 }
 

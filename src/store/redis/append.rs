@@ -16,21 +16,21 @@ use std::time::{Duration, Instant};
 
 use ::redis::{Cmd, Value};
 
-use super::failure::{Answer, Failure, settle};
+use super::failure::{Failure, Replies, check_replies};
 use super::keys::{Names, Order};
-use super::{entry, number, said_last, scripts};
+use super::{entry, last_words, number, scripts};
 use crate::protocol::ids::{Seq, StreamId};
 use crate::protocol::stream::Batch;
 use crate::store::WriterEpoch;
 
 /// Idle time after which the permit of a stream is dropped.
-const HELD: Duration = Duration::from_secs(30);
+const PERMIT_IDLE: Duration = Duration::from_secs(30);
 /// Limit of permits, besides those of streams with an append in flight.
-const HELD_AT_ONCE: usize = 64 * 1024;
+const PERMITS_MAX: usize = 64 * 1024;
 /// Names and numbers of a plain addition.
 const PLAIN_BYTES: usize = 128;
 
-/// An append that is to be made.
+/// An append to be made.
 pub(super) struct Append {
     stream: StreamId,
     epoch: WriterEpoch,
@@ -54,7 +54,8 @@ impl Append {
         self.after.0.saturating_add(self.count as u64)
     }
 
-    /// With every check. `holder` would add the next events by itself; an empty one would not.
+    /// Returns the call of the script, which makes every check. It permits `holder` to add the next events by plain
+    /// additions, unless that is empty.
     pub(super) fn script(&self, names: &Names, holder: &str) -> Cmd {
         let mut cmd = names.change(&scripts::APPEND, self.stream);
         cmd.arg(self.epoch.0)
@@ -69,7 +70,7 @@ impl Append {
         cmd
     }
 
-    /// Behind the last event of the key, if there is such a key.
+    /// Returns the plain addition behind the last event of the key. No effect without such a key.
     fn plain(&self, key: &[u8]) -> Cmd {
         let mut cmd = Cmd::with_capacity(8, PLAIN_BYTES + self.events.len());
         cmd.arg("XADD").arg(key).arg("NOMKSTREAM").arg(self.last());
@@ -79,22 +80,22 @@ impl Append {
 }
 
 /// Permits for plain additions that one connection holds.
-pub(super) struct Held {
+pub(super) struct PlainAppends {
     holder: String,
-    streams: HashMap<StreamId, Lane>,
+    streams: HashMap<StreamId, StreamAppends>,
 }
 
 /// A stream whose appends come over the connection.
-struct Lane {
-    under_way: usize,
-    /// The one that is under way is plain.
+struct StreamAppends {
+    in_flight: usize,
+    /// True if the append in flight is a plain addition.
     is_plain: bool,
     /// Time at which the first addition in flight was sent; without one, the time of the last addition.
     used: Instant,
     permit: Option<Permit>,
 }
 
-/// Events may be added by themselves.
+/// Permission to add the next events of a stream by plain additions.
 struct Permit {
     key: Vec<u8>,
     epoch: WriterEpoch,
@@ -112,73 +113,76 @@ impl Permit {
     }
 }
 
-impl Held {
-    /// `holder` is another one for each connection.
+impl PlainAppends {
+    /// Creates the permits of one connection. `holder` names the connection, and is never used again.
     pub(super) fn new(holder: String) -> Self {
         Self { holder, streams: HashMap::new() }
     }
 
     /// Returns true if a plain addition is in flight that may have to be repeated: later calls of its order wait.
-    pub(super) fn is_waited_for(&self, order: Order) -> bool {
+    pub(super) fn must_wait(&self, order: Order) -> bool {
         let Order::Stream(stream) = order else { return false };
-        self.streams.get(&stream).is_some_and(|lane| lane.is_plain)
+        self.streams.get(&stream).is_some_and(|appends| appends.is_plain)
     }
 
-    /// The command for it. Its answer is to be told to [`Self::land`].
-    pub(super) fn send(&mut self, append: &Append, names: &Names, now: Instant) -> Cmd {
-        if self.streams.len() >= HELD_AT_ONCE {
-            self.streams.retain(|_, lane| lane.under_way > 0);
+    /// Returns the command for an append. Its reply is to be passed to [`Self::handle_reply`].
+    pub(super) fn command(&mut self, append: &Append, names: &Names, now: Instant) -> Cmd {
+        if self.streams.len() >= PERMITS_MAX {
+            self.streams.retain(|_, appends| appends.in_flight > 0);
         }
-        let lane = self.streams.entry(append.stream).or_insert(Lane {
-            under_way: 0,
+        let appends = self.streams.entry(append.stream).or_insert(StreamAppends {
+            in_flight: 0,
             is_plain: false,
             used: now,
             permit: None,
         });
-        if lane.under_way == 0 {
-            lane.used = now;
+        if appends.in_flight == 0 {
+            appends.used = now;
         }
-        lane.under_way += 1;
-        let permit = lane.permit.as_ref().filter(|permit| lane.under_way == 1 && permit.allows(append, now));
+        appends.in_flight += 1;
+        let permit = appends.permit.as_ref().filter(|permit| appends.in_flight == 1 && permit.allows(append, now));
         match permit {
             Some(permit) => {
-                lane.is_plain = true;
+                appends.is_plain = true;
                 append.plain(&permit.key)
             }
             None => append.script(names, &self.holder),
         }
     }
 
-    /// Takes notice of an answer, which must come in the order of [`Self::send`]. What a plain addition says is told as the script
-    /// would; `None`: the script must be asked.
-    pub(super) fn land(&mut self, append: &Append, names: &Names, answer: Value) -> Option<Answer> {
-        let Some(lane) = self.streams.get_mut(&append.stream) else { return Some(settle(vec![answer])) };
-        lane.under_way = lane.under_way.saturating_sub(1);
-        let is_plain = std::mem::take(&mut lane.is_plain);
+    /// Handles the reply to a command; replies must come in the order of [`Self::command`]. Returns the replies for the
+    /// caller, as the script would give them, or `None` if the append must be made by the script.
+    pub(super) fn handle_reply(&mut self, append: &Append, names: &Names, answer: Value) -> Option<Replies> {
+        let Some(appends) = self.streams.get_mut(&append.stream) else { return Some(check_replies(vec![answer])) };
+        appends.in_flight = appends.in_flight.saturating_sub(1);
+        let is_plain = std::mem::take(&mut appends.is_plain);
         if is_plain && let Value::BulkString(_) = answer {
-            lane.permit.iter_mut().for_each(|permit| permit.tail = Seq(append.last()));
+            if let Some(permit) = &mut appends.permit {
+                permit.tail = Seq(append.last());
+            }
             return Some(Ok(Vec::new()));
         }
-        let answer = settle(vec![answer]);
+        let answer = check_replies(vec![answer]);
         if is_plain {
-            lane.permit = None;
+            appends.permit = None;
             return answer.err().filter(|failure| !matches!(failure, Failure::Refused(_))).map(Err);
         }
-        lane.permit = match said_last(&answer).as_slice() {
+        appends.permit = match last_words(&answer).as_slice() {
             ["ok", generation, keep] => number(keep).ok().map(|keep| Permit {
                 key: names.events(append.stream, generation),
                 epoch: append.epoch,
                 tail: Seq(append.last()),
-                until: lane.used + Duration::from_millis(keep) / 16,
+                until: appends.used + Duration::from_millis(keep) / 16,
             }),
             _ => None,
         };
         Some(answer)
     }
 
-    /// Lets go of what is not written to any more.
+    /// Drops the permits of streams without recent appends.
     pub(super) fn sweep(&mut self, now: Instant) {
-        self.streams.retain(|_, lane| lane.under_way > 0 || now.saturating_duration_since(lane.used) < HELD);
+        self.streams
+            .retain(|_, appends| appends.in_flight > 0 || now.saturating_duration_since(appends.used) < PERMIT_IDLE);
     }
 }
 
@@ -221,10 +225,10 @@ mod tests {
 
     /// Returns the permits of a connection that holds the stream of these tests, with one event, and the time of its
     /// permit.
-    fn held() -> (Held, Instant) {
-        let (mut held, now) = (Held::new("me".to_owned()), clock::now());
-        assert!(!is_plain(&held.send(&event(0), &names(), now)));
-        let answer = held.land(&event(0), &names(), words(&["ok", "3", &KEEP.as_millis().to_string()]));
+    fn held() -> (PlainAppends, Instant) {
+        let (mut held, now) = (PlainAppends::new("me".to_owned()), clock::now());
+        assert!(!is_plain(&held.command(&event(0), &names(), now)));
+        let answer = held.handle_reply(&event(0), &names(), words(&["ok", "3", &KEEP.as_millis().to_string()]));
         assert!(answer.is_some());
         (held, now)
     }
@@ -233,13 +237,13 @@ mod tests {
     fn the_next_event_is_added_under_the_name_that_was_told() {
         let (mut held, now) = held();
         for after in 1..5 {
-            let cmd = held.send(&event(after), &names(), now);
+            let cmd = held.command(&event(after), &names(), now);
             assert!(is_plain(&cmd));
             let key = ::redis::Arg::Simple(&b"mr:{BwcHBwcHBwcHBwcH}:e3"[..]);
             assert_eq!(cmd.args_iter().nth(1), Some(key));
-            assert!(held.is_waited_for(Order::Stream(event(0).stream())));
-            assert!(matches!(held.land(&event(after), &names(), added()), Some(Ok(none)) if none.is_empty()));
-            assert!(!held.is_waited_for(Order::Stream(event(0).stream())));
+            assert!(held.must_wait(Order::Stream(event(0).stream())));
+            assert!(matches!(held.handle_reply(&event(after), &names(), added()), Some(Ok(none)) if none.is_empty()));
+            assert!(!held.must_wait(Order::Stream(event(0).stream())));
         }
     }
 
@@ -253,11 +257,11 @@ mod tests {
             ("a state", append(0, 1, &["event"], Some(b"state"))),
         ] {
             let (mut held, now) = held();
-            assert!(!is_plain(&held.send(&other, &names(), now)), "{what}");
-            assert!(!is_plain(&held.send(&event(1), &names(), now)), "while that is under way");
-            held.land(&other, &names(), words(&["conflict", "1"]));
-            held.land(&event(1), &names(), words(&["ok"]));
-            assert!(!is_plain(&held.send(&event(2), &names(), now)), "the script did not say that it may be");
+            assert!(!is_plain(&held.command(&other, &names(), now)), "{what}");
+            assert!(!is_plain(&held.command(&event(1), &names(), now)), "while that is under way");
+            held.handle_reply(&other, &names(), words(&["conflict", "1"]));
+            held.handle_reply(&event(1), &names(), words(&["ok"]));
+            assert!(!is_plain(&held.command(&event(2), &names(), now)), "the script did not say that it may be");
         }
     }
 
@@ -265,39 +269,39 @@ mod tests {
     fn the_script_is_asked_again_before_a_sixteenth_of_the_time_is_over() {
         let (mut held, began) = held();
         let due = began + KEEP / 16;
-        assert!(is_plain(&held.send(&event(1), &names(), due.checked_sub(Duration::from_millis(1)).unwrap())));
-        held.land(&event(1), &names(), added());
-        assert!(!is_plain(&held.send(&event(2), &names(), due)));
-        held.land(&event(2), &names(), words(&["ok", "3", &KEEP.as_millis().to_string()]));
-        assert!(is_plain(&held.send(&event(3), &names(), due)));
+        assert!(is_plain(&held.command(&event(1), &names(), due.checked_sub(Duration::from_millis(1)).unwrap())));
+        held.handle_reply(&event(1), &names(), added());
+        assert!(!is_plain(&held.command(&event(2), &names(), due)));
+        held.handle_reply(&event(2), &names(), words(&["ok", "3", &KEEP.as_millis().to_string()]));
+        assert!(is_plain(&held.command(&event(3), &names(), due)));
     }
 
     #[test]
     fn an_addition_that_is_refused_is_for_the_script_and_other_trouble_is_told() {
         for answer in [Value::Nil, error("ERR The ID specified in XADD is equal or smaller")] {
             let (mut held, now) = held();
-            held.send(&event(1), &names(), now);
-            assert!(held.land(&event(1), &names(), answer).is_none());
-            assert!(!is_plain(&held.send(&event(1), &names(), now)));
+            held.command(&event(1), &names(), now);
+            assert!(held.handle_reply(&event(1), &names(), answer).is_none());
+            assert!(!is_plain(&held.command(&event(1), &names(), now)));
         }
         for failure in [error("OOM command not allowed"), error("READONLY You can't write")] {
             let (mut held, now) = held();
-            held.send(&event(1), &names(), now);
-            assert!(matches!(held.land(&event(1), &names(), failure), Some(Err(_))));
-            assert!(!is_plain(&held.send(&event(1), &names(), now)));
+            held.command(&event(1), &names(), now);
+            assert!(matches!(held.handle_reply(&event(1), &names(), failure), Some(Err(_))));
+            assert!(!is_plain(&held.command(&event(1), &names(), now)));
         }
     }
 
     #[test]
     fn what_is_not_written_to_is_let_go_of() {
         let (mut held, now) = held();
-        held.sweep(now + HELD / 2);
+        held.sweep(now + PERMIT_IDLE / 2);
         assert_eq!(held.streams.len(), 1);
-        held.send(&event(1), &names(), now);
-        held.sweep(now + HELD);
+        held.command(&event(1), &names(), now);
+        held.sweep(now + PERMIT_IDLE);
         assert_eq!(held.streams.len(), 1, "it is under way");
-        held.land(&event(1), &names(), added());
-        held.sweep(now + HELD);
+        held.handle_reply(&event(1), &names(), added());
+        held.sweep(now + PERMIT_IDLE);
         assert!(held.streams.is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! A call of Redis, and what can become of it.
+//! Calls of Redis and the delivery of their replies.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use ::redis::{Cmd, Value};
 use tokio::sync::oneshot;
 
 use super::append::Append;
-use super::failure::{Answer, Failure, settle};
+use super::failure::{Failure, Replies, check_replies};
 use super::keys::Order;
 use super::scripts;
 use crate::store::completion::{Complete, Queue, deliver};
@@ -18,9 +18,9 @@ pub(super) struct Call {
     pub(super) count: usize,
     /// Calls of the same order take effect as they were made.
     pub(super) order: Order,
-    tell: oneshot::Sender<Answer>,
+    sender: oneshot::Sender<Replies>,
     /// Completions of the caller's runtime.
-    queue: Arc<Queue<Told>>,
+    queue: Arc<Queue<Completion>>,
     /// Called first with the reply, even if the caller has gone.
     note: Option<Note>,
 }
@@ -29,73 +29,73 @@ pub(super) struct Call {
 pub(super) enum Work {
     /// Commands, in this order.
     Steps(Vec<Cmd>),
-    /// An append, by script or plain. A silent one has no replies.
+    /// An append, by script or plain.
     Append(Append),
 }
 
-/// A reply on its way to the caller.
-pub(super) struct Told {
-    tell: oneshot::Sender<Answer>,
-    answer: Answer,
+/// Replies on their way to the caller.
+pub(super) struct Completion {
+    sender: oneshot::Sender<Replies>,
+    replies: Replies,
 }
 
-impl Complete for Told {
+impl Complete for Completion {
     fn complete(self) {
-        // Who does not wait any more does not need to know.
-        let _ = self.tell.send(self.answer);
+        // A caller that no longer waits does not need the replies.
+        let _ = self.sender.send(self.replies);
     }
 }
 
 /// Callback for a reply, run before the caller is woken.
-pub(super) type Note = Box<dyn FnOnce(&Answer) + Send>;
+pub(super) type Note = Box<dyn FnOnce(&Replies) + Send>;
 
 impl Call {
-    /// To be answered by way of `queue`.
+    /// Creates a call whose replies are delivered through `queue`.
     pub(super) fn new(
         work: Work,
         order: Order,
         note: Option<Note>,
-        queue: Arc<Queue<Told>>,
-    ) -> (Self, oneshot::Receiver<Answer>) {
-        let (tell, answer) = oneshot::channel();
+        queue: Arc<Queue<Completion>>,
+    ) -> (Self, oneshot::Receiver<Replies>) {
+        let (sender, receiver) = oneshot::channel();
         let count = match &work {
             Work::Steps(steps) => steps.len(),
             Work::Append(_) => 1,
         };
-        (Self { work, count, order, tell, queue, note }, answer)
+        (Self { work, count, order, sender, queue, note }, receiver)
     }
 
-    /// The answer and where it goes, to be delivered together with others.
-    pub(super) fn answered(self, answer: Answer) -> (Arc<Queue<Told>>, Told) {
+    /// Returns the completion of the call with its queue, to be delivered together with others.
+    pub(super) fn into_completion(self, replies: Replies) -> (Arc<Queue<Completion>>, Completion) {
         if let Some(note) = self.note {
-            note(&answer);
+            note(&replies);
         }
-        (self.queue, Told { tell: self.tell, answer })
+        (self.queue, Completion { sender: self.sender, replies })
     }
 
-    /// Hands out the answer.
-    pub(super) fn answer(self, answer: Answer) {
-        deliver([self.answered(answer)]);
+    /// Delivers the replies to the caller.
+    pub(super) fn complete_with(self, replies: Replies) {
+        deliver([self.into_completion(replies)]);
     }
 }
 
-/// Sends one command and waits; with the text of its script where Redis does not know that.
+/// Sends one command and waits for its reply. Sends the text of the script if Redis does not know its hash.
 pub(super) async fn ask(connection: &mut impl ::redis::aio::ConnectionLike, cmd: &Cmd) -> Result<Value, Failure> {
     let send = async |connection: &mut _, cmd: &Cmd| {
         let value = ::redis::aio::ConnectionLike::req_packed_command(connection, cmd).await;
         let value = value.map_err(|error| Failure::of(&error))?;
-        settle(vec![value]).map(|mut values| values.pop().unwrap_or_default())
+        check_replies(vec![value]).map(|mut values| values.pop().unwrap_or_default())
     };
     match send(connection, cmd).await {
-        Err(Failure::Unknown) => match scripts::in_full(cmd) {
+        Err(Failure::UnknownScript) => match scripts::in_full(cmd) {
             Some(full) => send(connection, &full).await,
-            None => Err(Failure::Unknown),
+            None => Err(Failure::UnknownScript),
         },
         result => result,
     }
 }
 
-/// A command with these arguments.
+/// Returns a command with these arguments.
 pub(super) fn cmd(args: &[&[u8]]) -> Cmd {
     let mut cmd = Cmd::new();
     for arg in args {

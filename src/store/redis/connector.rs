@@ -1,4 +1,4 @@
-//! Connections: to the server, to the master that the sentinels name, to a Cluster.
+//! Connector: opens connections to the server, to the master that the sentinels name, or to a Cluster.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,21 +18,21 @@ use super::address::{Address, Kind};
 use super::command::{ask, cmd};
 use super::failure::Failure;
 
-/// Tries of one command in a Cluster: its slot may have moved, or be about to.
+/// Attempts of one command in a Cluster, whose slot may be moving.
 const CLUSTER_TRIES: u32 = 4;
-/// More commands than are ever on their way to the connection's task, so that handing one over never waits.
-const HANDED_OVER: usize = 256;
+/// Length of the queue to the connection's task. There are never as many commands in it, so that sending never waits.
+const CONNECTION_QUEUE: usize = 256;
 
-/// Knows how to connect, again and again.
+/// Address and options with which each connection is opened.
 pub(super) struct Connector {
     address: Address,
     options: Options,
 }
 
-/// A connection that calls are made over. Dropping it ends what is under way.
+/// A connection for calls. Dropping it ends the calls in flight.
 pub(super) enum Link {
-    /// With what is said when it breaks.
-    Line(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>),
+    /// One server, with the notices of its end.
+    Server(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>),
     Cluster(ClusterConnection),
 }
 
@@ -47,11 +47,15 @@ impl Connector {
 
     /// Checks that connections can be made as configured: the TLS files can be read and used.
     pub(super) fn check(&self) -> Result<(), Failure> {
-        let Some(host) = self.address.hosts.first().filter(|_| self.address.tls) else { return Ok(()) };
-        self.client(host, self.login()).map(drop).map_err(|error| Failure::of(&error))
+        if self.address.tls
+            && let Some(host) = self.address.hosts.first()
+        {
+            self.client(host, self.login()).map_err(|error| Failure::of(&error))?;
+        }
+        Ok(())
     }
 
-    /// Connects.
+    /// Opens a connection for calls.
     pub(super) async fn open(&self) -> Result<Link, Failure> {
         if self.address.kind == Kind::Cluster {
             let client = self.cluster().map_err(|error| Failure::of(&error))?;
@@ -61,10 +65,10 @@ impl Connector {
             return connected.map(Link::Cluster).map_err(|error| Failure::of(&error));
         }
         let (connection, pushed) = self.line().await?;
-        Ok(Link::Line(connection, pushed))
+        Ok(Link::Server(connection, pushed))
     }
 
-    /// Connects for what is published. In a Cluster every node hears everything.
+    /// Opens a connection for published messages. In a Cluster every node receives all of them.
     pub(super) async fn listen(&self) -> Result<(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>), Failure> {
         self.line().await
     }
@@ -84,7 +88,7 @@ impl Connector {
         Err(last)
     }
 
-    /// Asks a sentinel where the master is, and the master whether it is one: <https://redis.io/docs/latest/develop/reference/sentinel-clients/>.
+    /// Asks a sentinel for the address of the master, and the server there for its role: <https://redis.io/docs/latest/develop/reference/sentinel-clients/>.
     async fn by_sentinel(
         &self,
         sentinel: &(String, u16),
@@ -118,7 +122,7 @@ impl Connector {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.options.connect_timeout))
             .set_response_timeout(Some(self.options.response_timeout))
-            .set_pipeline_buffer_size(HANDED_OVER)
+            .set_pipeline_buffer_size(CONNECTION_QUEUE)
             .set_push_sender(push);
         let connected = async { self.client(host, login)?.get_multiplexed_async_connection_with_config(&config).await };
         let connection = connected.await.map_err(|error| Failure::of(&error))?;
@@ -147,11 +151,12 @@ impl Connector {
 
     fn info(&self, (host, port): &(String, u16)) -> Result<ConnectionInfo, RedisError> {
         let (host, port) = (host.clone(), *port);
-        match self.address.tls {
-            true => ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None },
-            false => ConnectionAddr::Tcp(host, port),
-        }
-        .into_connection_info()
+        let address = if self.address.tls {
+            ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
+        } else {
+            ConnectionAddr::Tcp(host, port)
+        };
+        address.into_connection_info()
     }
 
     fn login(&self) -> RedisConnectionInfo {
@@ -168,7 +173,7 @@ impl Connector {
         login
     }
 
-    /// Read anew for each connection, so that a renewed certificate is taken up by the next.
+    /// Reads the certificates anew for each connection, so that the next one uses a renewed certificate.
     fn certificates(&self) -> Result<TlsCertificates, RedisError> {
         let client_tls = match &self.options.identity {
             Some(pair) => Some(ClientTlsConfig { client_cert: read(&pair.cert)?, client_key: read(&pair.key)? }),

@@ -8,7 +8,7 @@ use ::redis::{Cmd, Value};
 use bytes::Bytes;
 use tokio::sync::watch;
 
-use super::core::{Core, odd};
+use super::core::{Core, unexpected_reply};
 use super::keys::{self, Order, order};
 use super::pubsub::MAIL;
 use super::scripts::{self, Script};
@@ -17,11 +17,11 @@ use crate::protocol::ids::{Owner, StoreEpoch};
 use crate::store::{Coordination, Error, Pending, Renewal, StoreHealth};
 use crate::sync;
 
-/// As many messages are taken at once at most.
-const TAKEN: usize = 256;
+/// Maximum messages that are taken at once.
+const MESSAGES_MAX: usize = 256;
 
 impl Redis {
-    /// A script on the first `keys` of what belongs to leases.
+    /// Returns a call of a script with the first `keys` keys of the leases.
     fn lease(&self, script: &Script, keys: usize) -> Cmd {
         let mut cmd = script.call();
         for key in self.core.names.leases().into_iter().take(keys) {
@@ -38,7 +38,7 @@ impl Redis {
         self.core.call(order("leases"), vec![cmd], move |answers| read(last(answers)))
     }
 
-    /// The leases that run, or those that have lapsed.
+    /// Returns the query for the running leases, or for the expired ones.
     fn leases(&self, running: bool) -> Cmd {
         let mut cmd = self.lease(&scripts::LEASES, 1);
         cmd.arg(u8::from(running));
@@ -56,7 +56,7 @@ impl Coordination for Redis {
     }
 
     fn possible_losses(&self) -> watch::Receiver<u64> {
-        self.core.regained.subscribe()
+        self.core.possible_losses.subscribe()
     }
 
     fn renew(&self, lease: Duration) -> Pending<Result<Renewal, Error>> {
@@ -66,7 +66,7 @@ impl Coordination for Redis {
             Value::BulkString(word) if word == b"held" => Ok(Renewal::Extended),
             Value::BulkString(word) if word == b"anew" => Ok(Renewal::Acquired),
             Value::BulkString(word) if word == b"taken" => Ok(Renewal::HeldByAnother),
-            _ => Err(odd()),
+            _ => Err(unexpected_reply()),
         })
     }
 
@@ -87,9 +87,9 @@ impl Coordination for Redis {
 
     fn live_replicas(&self) -> Pending<Result<Vec<Owner>, Error>> {
         let own = self.core.owner;
-        // Without our own, others may be missing as well.
-        let is_nothing = move |living: &Vec<Owner>| !living.contains(&own);
-        self.core.look(order("leases"), self.leases(true), |answers| owners(last(answers)), is_nothing)
+        // If the own lease is missing, others may be missing as well.
+        let is_nothing = move |live: &Vec<Owner>| !live.contains(&own);
+        self.core.query(order("leases"), self.leases(true), |answers| owners(last(answers)), is_nothing)
     }
 
     fn expired_leases(&self) -> Pending<Result<Vec<Owner>, Error>> {
@@ -108,7 +108,7 @@ impl Coordination for Redis {
         for key in names.mail(to) {
             cmd.arg(key);
         }
-        // The number keeps a message that is sent twice on the way from being there twice.
+        // By its number, a message that is sent twice is stored once.
         let number = self.core.sent.fetch_add(1, Ordering::Relaxed);
         cmd.arg(names.channel(to)).arg(MAIL).arg(&self.core.incarnation).arg(number).arg(millis(keep)).arg(message);
         self.core.call(order(("mail", to.0)), vec![cmd], |_| Ok(()))
@@ -118,15 +118,15 @@ impl Coordination for Redis {
         let core = self.core.clone();
         Pending::Later(Box::pin(async move {
             loop {
-                let heard = core.mail.notified();
-                match take(&core).wait().await {
+                let notified = core.mail.notified();
+                match take_messages(&core).wait().await {
                     Ok(messages) if !messages.is_empty() => return Ok(messages),
                     Ok(_) => {}
-                    // Once it is reached again, there may be messages.
+                    // The next connection notifies, because there may be messages then.
                     Err(Error::Unavailable(_)) if core.health() == StoreHealth::Unreachable => {}
                     Err(error) => return Err(error),
                 }
-                heard.await;
+                notified.await;
             }
         }))
     }
@@ -146,7 +146,7 @@ impl Coordination for Redis {
         let (core, group) = (self.core.clone(), self.core.names.group(group));
         let mut cmd = scripts::MEMBERS.call();
         cmd.arg(&group);
-        let asked = core.look(order(&group), cmd, |answers| texts(last(answers)), |found| found.is_empty());
+        let asked = core.query(order(&group), cmd, |answers| texts(last(answers)), |found| found.is_empty());
         Pending::Later(Box::pin(async move {
             let noted = asked.wait().await?;
             let noted: Vec<_> =
@@ -162,27 +162,28 @@ impl Coordination for Redis {
     }
 }
 
-/// Takes what there is. The messages stay in Redis until it has been told that they came, so that none is lost with an answer.
-fn take(core: &Arc<Core>) -> Pending<Result<Vec<Bytes>, Error>> {
-    let mut cmd = told(core, &scripts::RECEIVE);
-    cmd.arg(TAKEN);
+/// Takes the waiting messages. They stay in Redis until they are acknowledged, so that none is lost with a reply.
+fn take_messages(core: &Arc<Core>) -> Pending<Result<Vec<Bytes>, Error>> {
+    let mut cmd = acknowledging(core, &scripts::RECEIVE);
+    cmd.arg(MESSAGES_MAX);
     let of = core.clone();
     core.call(mail_order(core), vec![cmd], move |answers| {
-        let Value::Array(parts) = last(answers) else { return Err(odd()) };
+        let Value::Array(parts) = last(answers) else { return Err(unexpected_reply()) };
         let Ok([Value::BulkString(first), Value::BulkString(count), messages]) = <[Value; 3]>::try_from(parts) else {
-            return Err(odd());
+            return Err(unexpected_reply());
         };
         let messages: Vec<_> = texts(messages)?.into_iter().map(Bytes::from).collect();
         if !messages.is_empty() {
             *sync::lock(&of.taken) = (first, count);
-            drop(of.call(mail_order(&of), vec![told(&of, &scripts::TAKEN)], |_| Ok(())));
+            // Not awaited: the next call acknowledges them too.
+            let _ = of.call(mail_order(&of), vec![acknowledging(&of, &scripts::TAKEN)], |_| Ok(()));
         }
         Ok(messages)
     })
 }
 
-/// A script on this replica's messages, with those that came last.
-fn told(core: &Core, script: &Script) -> Cmd {
+/// Returns a call of a script on this replica's messages that acknowledges those taken last.
+fn acknowledging(core: &Core, script: &Script) -> Cmd {
     let [mail, _] = core.names.mail(core.owner);
     let (first, count) = sync::lock(&core.taken).clone();
     let mut cmd = script.call();
@@ -208,8 +209,8 @@ fn owners(answer: Value) -> Result<Vec<Owner>, Error> {
     Ok(texts(answer)?.iter().filter_map(|text| keys::owner(text)).collect())
 }
 
-/// A list of texts; what is not there is empty.
+/// Decodes a list of texts; a missing one is empty.
 fn texts(answer: Value) -> Result<Vec<Vec<u8>>, Error> {
-    let Value::Array(values) = answer else { return Err(odd()) };
+    let Value::Array(values) = answer else { return Err(unexpected_reply()) };
     Ok(values.into_iter().map(|value| if let Value::BulkString(text) = value { text } else { Vec::new() }).collect())
 }

@@ -7,63 +7,63 @@ use ::redis::{Cmd, Value};
 use tokio::sync::{Notify, mpsc, watch};
 
 use super::append::Append;
-use super::command::{Call, Note, Told, Work, cmd};
+use super::command::{Call, Completion, Note, Work, cmd};
 use super::failure::Failure;
 use super::generation::{self, hex};
 use super::keys::{Names, Order, order};
 use crate::protocol::ids::{Owner, StoreEpoch};
 use crate::random;
-use crate::store::change_subscriptions::Followers;
+use crate::store::change_subscriptions::ChangeSubscriptions;
 use crate::store::completion::Completions;
 use crate::store::{Error, Keys, Pending, StoreHealth};
 
-/// Calls that wait to be sent. One that finds no place fails: Redis is far behind.
+/// Maximum calls that wait to be sent. Further calls fail: Redis is far behind.
 const WAITING: usize = 16 * 1024;
 
 /// State shared by the store and its tasks.
 pub(super) struct Core {
     pub(super) owner: Owner,
     pub(super) names: Names,
-    /// Tells this process from another one with the same owner.
+    /// Distinguishes this process from another one with the same owner.
     pub(super) incarnation: String,
-    pub(super) followers: Followers,
-    /// There may be messages.
+    pub(super) subscriptions: ChangeSubscriptions,
+    /// Notified when there may be messages.
     pub(super) mail: Notify,
-    /// The connection or the contents are new: followers must be registered again and woken.
-    pub(super) rejoin: Notify,
+    /// Notified when the connection or the contents are new: subscribers must be registered again and woken.
+    pub(super) resubscribe: Notify,
     /// Notified when a call finds signs of a new generation: the next probe is due at once.
-    pub(super) doubt: Notify,
-    /// Count of such events, for the event log: recent writes may be lost.
-    pub(super) regained: watch::Sender<u64>,
-    /// The first of the messages that came last, and how many they were, as Redis says it.
+    pub(super) probe_now: Notify,
+    /// Count of new connections and new contents, for the event log: recent writes may be lost.
+    pub(super) possible_losses: watch::Sender<u64>,
+    /// Number of the first message of the last delivery, and the number of messages in it, as Redis encodes them.
     pub(super) taken: Mutex<(Vec<u8>, Vec<u8>)>,
-    /// Numbers the messages that are sent.
+    /// Number of the next message to be sent.
     pub(super) sent: AtomicU64,
     keys: Keys,
     epoch: AtomicU32,
-    standing: AtomicU8,
+    health: AtomicU8,
     queue: mpsc::Sender<Call>,
-    completions: Completions<Told>,
+    completions: Completions<Completion>,
 }
 
 impl Core {
-    /// With the other end of the queue.
+    /// Creates the state, with the receiver of the calls.
     pub(super) fn new(owner: Owner, names: Names, keys: Keys) -> (Self, mpsc::Receiver<Call>) {
         let (queue, calls) = mpsc::channel(WAITING);
         let core = Self {
             owner,
             names,
             incarnation: hex(&random::bytes::<8>()),
-            followers: Followers::default(),
+            subscriptions: ChangeSubscriptions::default(),
             mail: Notify::new(),
-            rejoin: Notify::new(),
-            doubt: Notify::new(),
-            regained: watch::Sender::new(0),
+            resubscribe: Notify::new(),
+            probe_now: Notify::new(),
+            possible_losses: watch::Sender::new(0),
             taken: Mutex::default(),
             sent: AtomicU64::new(0),
             epoch: AtomicU32::new(keys.epoch.0),
             keys,
-            standing: AtomicU8::new(StoreHealth::Ready as u8),
+            health: AtomicU8::new(StoreHealth::Ready as u8),
             queue,
             completions: Completions::default(),
         };
@@ -71,45 +71,45 @@ impl Core {
     }
 
     pub(super) fn health(&self) -> StoreHealth {
-        match self.standing.load(Ordering::Relaxed) {
+        match self.health.load(Ordering::Relaxed) {
             at if at == StoreHealth::Ready as u8 => StoreHealth::Ready,
             at if at == StoreHealth::Full as u8 => StoreHealth::Full,
             _ => StoreHealth::Unreachable,
         }
     }
 
-    pub(super) fn stand(&self, standing: StoreHealth) {
-        self.standing.store(standing as u8, Ordering::Relaxed);
+    pub(super) fn set_health(&self, health: StoreHealth) {
+        self.health.store(health as u8, Ordering::Relaxed);
     }
 
     pub(super) fn epoch(&self) -> StoreEpoch {
         StoreEpoch(self.epoch.load(Ordering::Relaxed))
     }
 
-    /// The connection is a new one, or the contents are.
-    pub(super) fn regain(&self) {
-        self.regained.send_modify(|times| *times += 1);
-        self.rejoin.notify_one();
+    /// Notes that the connection or the contents are new.
+    pub(super) fn note_possible_loss(&self) {
+        self.possible_losses.send_modify(|times| *times += 1);
+        self.resubscribe.notify_one();
     }
 
-    /// The contents are others than before.
+    /// Notes that other contents are there, with this epoch.
     pub(super) fn set_epoch(&self, epoch: StoreEpoch) {
         self.epoch.store(epoch.0, Ordering::Relaxed);
     }
 
-    /// The keys, which stay what they were when the contents are lost, and the epoch of now.
+    /// Returns the keys, which survive a loss of the contents, with the present epoch.
     pub(super) fn keys(&self) -> Keys {
         Keys { epoch: self.epoch(), ..self.keys.clone() }
     }
 
-    /// Makes a call; it is on its way when this returns. `read` makes a result of the answers.
+    /// Makes a call; it is queued when this returns. `read` decodes the replies.
     pub(super) fn call<T: Send + 'static>(
         &self,
         order: impl Into<Order>,
         steps: Vec<Cmd>,
         read: impl FnOnce(Vec<Value>) -> Result<T, Error> + Send + 'static,
     ) -> Pending<Result<T, Error>> {
-        self.make(Work::Steps(steps), order.into(), None, read)
+        self.submit(Work::Steps(steps), order.into(), None, read)
     }
 
     /// Makes a call whose reply goes to `note` too, even if the caller has gone.
@@ -120,12 +120,12 @@ impl Core {
         note: Note,
         read: impl FnOnce(Vec<Value>) -> Result<T, Error> + Send + 'static,
     ) -> Pending<Result<T, Error>> {
-        self.make(Work::Steps(steps), order.into(), Some(note), read)
+        self.submit(Work::Steps(steps), order.into(), Some(note), read)
     }
 
     /// Makes a call that may find nothing. Returns an error if it finds nothing because the contents are lost, before a
     /// probe has noticed.
-    pub(super) fn look<T: Send + 'static>(
+    pub(super) fn query<T: Send + 'static>(
         self: &Arc<Self>,
         order: impl Into<Order>,
         step: Cmd,
@@ -133,9 +133,9 @@ impl Core {
         is_nothing: impl FnOnce(&T) -> bool + Send + 'static,
     ) -> Pending<Result<T, Error>> {
         let (core, epoch) = (self.clone(), self.epoch());
-        let looking = self.call(order, vec![step], read);
+        let querying = self.call(order, vec![step], read);
         Pending::Later(Box::pin(async move {
-            let found = looking.wait().await?;
+            let found = querying.wait().await?;
             if is_nothing(&found) {
                 core.confirm(epoch).await?;
             }
@@ -152,40 +152,39 @@ impl Core {
         if asked.wait().await? {
             return Ok(());
         }
-        self.doubt.notify_one();
+        self.probe_now.notify_one();
         Err(Error::Unavailable("it has lost what it held".to_owned()))
     }
 
-    /// Makes an append, in the way that is cheapest.
+    /// Makes an append, plain if that is permitted.
     pub(super) fn append<T: Send + 'static>(
         &self,
         append: Append,
         read: impl FnOnce(Vec<Value>) -> Result<T, Error> + Send + 'static,
     ) -> Pending<Result<T, Error>> {
         let order = append.stream().into();
-        self.make(Work::Append(append), order, None, read)
+        self.submit(Work::Append(append), order, None, read)
     }
 
-    fn make<T: Send + 'static>(
+    fn submit<T: Send + 'static>(
         &self,
         work: Work,
         order: Order,
         note: Option<Note>,
         read: impl FnOnce(Vec<Value>) -> Result<T, Error> + Send + 'static,
     ) -> Pending<Result<T, Error>> {
-        let (call, answer) = Call::new(work, order, note, self.completions.here());
+        let (call, replies) = Call::new(work, order, note, self.completions.here());
         if self.queue.try_send(call).is_err() {
             return Pending::Ready(Err(Error::Unavailable("too many calls are waiting".to_owned())));
         }
         Pending::Later(Box::pin(async move {
             let lost = || Failure::lost("the connection was lost before the reply came");
-            let answers = answer.await.unwrap_or_else(|_| Err(lost()))?;
-            read(answers)
+            read(replies.await.unwrap_or_else(|_| Err(lost()))?)
         }))
     }
 }
 
 /// Returns the error for a reply in an unknown form: the key holds data of another program.
-pub(super) fn odd() -> Error {
+pub(super) fn unexpected_reply() -> Error {
     Error::Unavailable("Redis sent an invalid reply".to_owned())
 }

@@ -1,16 +1,16 @@
 //! Encoding of a batch in Redis: the number of its first event, then each event behind its length.
 //!
-//! The scripts know this layout where they compare a batch with what is there.
+//! The script of an append knows this layout: it compares a repeated batch with the stored one.
 
 use bytes::{Buf, Bytes};
 
 use crate::protocol::ids::Seq;
 use crate::protocol::stream::Batch;
 
-/// The length before each event, big-endian.
+/// Bytes of the length before each event, big-endian.
 const LENGTH_BYTES: usize = size_of::<u32>();
 
-/// The events of a batch, as they are kept.
+/// Encodes the events of a batch.
 pub(super) fn encode(batch: &Batch) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(batch.byte_len() + batch.len() * LENGTH_BYTES);
     for event in batch.events() {
@@ -21,8 +21,8 @@ pub(super) fn encode(batch: &Batch) -> Vec<u8> {
     bytes
 }
 
-/// Events after a cursor, cut out of the batches they were written in.
-pub(super) struct Cut {
+/// Reader of the events after a cursor, from the batches in which they were written.
+pub(super) struct BatchReader {
     next: Seq,
     left: usize,
     pub(super) events: Vec<(Seq, Bytes)>,
@@ -30,39 +30,39 @@ pub(super) struct Cut {
 
 /// Result of decoding a batch.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Taken {
-    /// There is room for more.
+pub(super) enum BatchRead {
+    /// The limit is not reached.
     More,
     /// The limit is reached.
-    Enough,
-    /// Events before it are missing.
-    Hole,
-    /// The encoding is not valid.
-    Broken,
+    Full,
+    /// Events before the batch are missing.
+    Gap,
+    /// The encoding is invalid.
+    Malformed,
 }
 
-impl Cut {
-    /// Events after `after`, of `max_bytes` together, but one at least.
+impl BatchReader {
+    /// Creates a reader of the events after `after`, at most `max_bytes` together but at least one.
     pub(super) fn new(after: Seq, max_bytes: usize) -> Self {
         Self { next: Seq(after.0.saturating_add(1)), left: max_bytes, events: Vec::new() }
     }
 
-    /// Takes what fits of a batch that begins with `first`.
-    pub(super) fn take(&mut self, first: Seq, mut bytes: Bytes) -> Taken {
+    /// Reads the events that fit from a batch that begins with `first`.
+    pub(super) fn read(&mut self, first: Seq, mut bytes: Bytes) -> BatchRead {
         if first > self.next {
-            return Taken::Hole;
+            return BatchRead::Gap;
         }
         let mut seq = first;
         while !bytes.is_empty() {
             let Some(length) =
                 bytes.try_get_u32().ok().map(|length| length as usize).filter(|length| *length <= bytes.len())
             else {
-                return Taken::Broken;
+                return BatchRead::Malformed;
             };
             let event = bytes.split_to(length);
             if seq == self.next {
                 if length > self.left && !self.events.is_empty() {
-                    return Taken::Enough;
+                    return BatchRead::Full;
                 }
                 self.left = self.left.saturating_sub(length);
                 self.events.push((seq, event));
@@ -70,7 +70,7 @@ impl Cut {
             }
             seq.0 += 1;
         }
-        Taken::More
+        BatchRead::More
     }
 }
 
@@ -90,19 +90,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_cut_out_is_what_was_put_in(
+        fn events_after_the_cursor_are_read_up_to_the_limit(
             batches in prop::collection::vec(prop::collection::vec(1..40usize, 1..6), 1..6),
             after in 0..20u64,
             limit in 0..400usize,
         ) {
-            let mut cut = Cut::new(Seq(after), limit);
+            let mut reader = BatchReader::new(Seq(after), limit);
             let (mut all, mut first, mut full) = (Vec::new(), 1, false);
             for sizes in &batches {
                 let batch = batch(first, sizes);
                 all.extend((first..).map(Seq).zip(batch.events().map(Bytes::copy_from_slice)));
                 let behind = first + sizes.len() as u64 > after + 1;
                 if behind && !full {
-                    full = cut.take(Seq(first), encode(&batch).into()) == Taken::Enough;
+                    full = reader.read(Seq(first), encode(&batch).into()) == BatchRead::Full;
                 }
                 first += sizes.len() as u64;
             }
@@ -112,20 +112,20 @@ mod tests {
                 left = left.saturating_sub(event.len());
                 fits || *index == 0
             });
-            prop_assert_eq!(cut.events, later.map(|(_, found)| found).collect::<Vec<_>>());
+            prop_assert_eq!(reader.events, later.map(|(_, found)| found).collect::<Vec<_>>());
         }
 
         #[test]
-        fn arbitrary_bytes_are_broken_and_no_more(bytes in prop::collection::vec(any::<u8>(), 0..60), first in 0..3u64) {
-            Cut::new(Seq(0), usize::MAX).take(Seq(first), bytes.into());
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..60), first in 0..3u64) {
+            BatchReader::new(Seq(0), usize::MAX).read(Seq(first), bytes.into());
         }
     }
 
     #[test]
-    fn a_batch_behind_a_hole_is_not_taken() {
-        let mut cut = Cut::new(Seq(1), 999);
-        assert_eq!(cut.take(Seq(3), encode(&batch(3, &[4])).into()), Taken::Hole);
-        assert_eq!(cut.take(Seq(2), Bytes::from_static(&[0, 0, 0, 9, 1])), Taken::Broken);
-        assert!(cut.events.is_empty());
+    fn a_batch_behind_a_gap_is_not_read() {
+        let mut reader = BatchReader::new(Seq(1), 999);
+        assert_eq!(reader.read(Seq(3), encode(&batch(3, &[4])).into()), BatchRead::Gap);
+        assert_eq!(reader.read(Seq(2), Bytes::from_static(&[0, 0, 0, 9, 1])), BatchRead::Malformed);
+        assert!(reader.events.is_empty());
     }
 }

@@ -6,24 +6,24 @@ use ::redis::{ErrorKind, RedisError, ServerError, Value};
 
 use crate::store::Error;
 
-/// The replies to the steps of a call.
-pub(super) type Answer = Result<Vec<Value>, Failure>;
+/// Replies to the steps of a call, or their first failure.
+pub(super) type Replies = Result<Vec<Value>, Failure>;
 
 /// Failure of a call.
 #[derive(Clone, Debug)]
 pub(super) enum Failure {
-    /// No answer came, or one that says that this server cannot be written now: another connection may help.
+    /// No reply came, or an error that says that this server takes no writes now. Another connection may help.
     Lost(Arc<str>),
-    /// Redis has no memory for it.
+    /// Redis has no memory for the data.
     Full(Arc<str>),
     /// Redis does not know the script.
-    Unknown,
-    /// Redis refused it, and will again.
+    UnknownScript,
+    /// Redis refused the call, and will refuse it again.
     Refused(Arc<str>),
 }
 
-/// The server that says so is not, or not yet, the one to write to.
-const UNREADY: [&str; 13] = [
+/// Error codes of a server that is not, or not yet, the one to write to.
+const NOT_WRITABLE: [&str; 13] = [
     "READONLY",
     "LOADING",
     "MASTERDOWN",
@@ -40,14 +40,16 @@ const UNREADY: [&str; 13] = [
 ];
 
 impl Failure {
-    /// Without an answer.
+    /// Returns the failure of a call without a reply.
     pub(super) fn lost(why: &str) -> Self {
         Self::Lost(why.into())
     }
 
     pub(super) fn of(error: &RedisError) -> Self {
         match error.kind() {
-            ErrorKind::Server(_) | ErrorKind::Extension => Self::told(error.code().unwrap_or_default(), error.detail()),
+            ErrorKind::Server(_) | ErrorKind::Extension => {
+                Self::of_reply(error.code().unwrap_or_default(), error.detail())
+            }
             ErrorKind::UnexpectedReturnType | ErrorKind::InvalidClientConfig | ErrorKind::Client => {
                 Self::Refused(error.to_string().into())
             }
@@ -56,12 +58,12 @@ impl Failure {
     }
 
     fn of_server(error: &ServerError) -> Self {
-        Self::told(error.code(), error.details())
+        Self::of_reply(error.code(), error.details())
     }
 
     /// Returns the failure for an error reply. Before Redis 7, the code of a command refused within a script appears only in the text of a
     /// general `ERR`.
-    fn told(code: &str, detail: Option<&str>) -> Self {
+    fn of_reply(code: &str, detail: Option<&str>) -> Self {
         let detail = detail.unwrap_or_default();
         let says = |name: &str| {
             code == name || (code == "ERR" && detail.split_once(name).is_some_and(|(before, _)| before.ends_with('-')))
@@ -70,16 +72,16 @@ impl Failure {
         if says("OOM") {
             Self::Full(text())
         } else if code == "NOSCRIPT" {
-            Self::Unknown
-        } else if UNREADY.iter().any(|name| says(name)) {
+            Self::UnknownScript
+        } else if NOT_WRITABLE.iter().any(|name| says(name)) {
             Self::Lost(text())
         } else {
             Self::Refused(text())
         }
     }
 
-    /// Returns true if the connection can be used no more.
-    pub(super) fn breaks(&self) -> bool {
+    /// Returns true if the connection can no longer be used.
+    pub(super) fn breaks_connection(&self) -> bool {
         matches!(self, Self::Lost(_))
     }
 }
@@ -88,7 +90,7 @@ impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Lost(why) | Self::Full(why) | Self::Refused(why) => f.write_str(why),
-            Self::Unknown => f.write_str("a script is not known"),
+            Self::UnknownScript => f.write_str("a script is not known"),
         }
     }
 }
@@ -103,7 +105,7 @@ impl From<Failure> for Error {
 }
 
 /// Returns the replies, or the first failure among them.
-pub(super) fn settle(values: Vec<Value>) -> Answer {
+pub(super) fn check_replies(values: Vec<Value>) -> Replies {
     let failed = values.iter().find_map(|value| if let Value::ServerError(error) = value { Some(error) } else { None });
     match failed {
         Some(error) => Err(Failure::of_server(error)),
@@ -116,16 +118,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_redis_says_is_understood_in_every_version() {
-        let told = |code: &str, detail: &str| Failure::told(code, Some(detail));
-        assert!(matches!(told("OOM", "command not allowed when used memory > 'maxmemory'."), Failure::Full(_)));
+    fn error_replies_are_recognised_in_every_version() {
+        let of = |code: &str, detail: &str| Failure::of_reply(code, Some(detail));
+        assert!(matches!(of("OOM", "command not allowed when used memory > 'maxmemory'."), Failure::Full(_)));
         let old = "Error running script (call to f_12): @user_script:5: @user_script: 5: -OOM command not allowed when";
-        assert!(matches!(told("ERR", old), Failure::Full(_)));
-        assert!(matches!(told("READONLY", "You can't write against a read only replica."), Failure::Lost(_)));
+        assert!(matches!(of("ERR", old), Failure::Full(_)));
+        assert!(matches!(of("READONLY", "You can't write against a read only replica."), Failure::Lost(_)));
         let old = "Error running script (call to f_12): @user_script:5: @user_script: 5: -READONLY You can't write";
-        assert!(matches!(told("ERR", old), Failure::Lost(_)));
-        assert!(matches!(told("NOSCRIPT", "No matching script."), Failure::Unknown));
-        assert!(matches!(told("WRONGTYPE", "Operation against a key"), Failure::Refused(_)));
-        assert!(matches!(told("ERR", "the OOM is not at fault"), Failure::Refused(_)));
+        assert!(matches!(of("ERR", old), Failure::Lost(_)));
+        assert!(matches!(of("NOSCRIPT", "No matching script."), Failure::UnknownScript));
+        assert!(matches!(of("WRONGTYPE", "Operation against a key"), Failure::Refused(_)));
+        assert!(matches!(of("ERR", "the OOM is not at fault"), Failure::Refused(_)));
     }
 }

@@ -1,4 +1,4 @@
-//! Identity of the contents of a Redis: one record, which is lost together with everything else.
+//! Generation of the contents of a Redis: one record, which is lost together with everything else.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use crate::protocol::ids::StoreEpoch;
 use crate::random;
 use crate::store::Keys;
 
-/// The layout of everything that is kept now. A later one is not touched.
+/// Version of the layout of all stored data. Data of a later version is left alone.
 pub(super) const VERSION: u32 = 1;
 
-/// Interval of the looks for an awaited record.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Interval at which an awaited record is read.
+const READ_EVERY: Duration = Duration::from_millis(50);
 
-/// The record cannot be used.
+/// Reason for which the record cannot be used.
 #[derive(Debug)]
 pub(super) enum Unusable {
     /// A later version wrote it.
@@ -35,12 +35,12 @@ impl From<Failure> for Unusable {
     }
 }
 
-/// Keys for new contents.
+/// Returns keys for new contents.
 fn fresh() -> Keys {
     Keys { epoch: fresh_epoch(), signing: random::bytes(), principal: random::bytes() }
 }
 
-/// Another epoch for the same keys.
+/// Returns the same keys with another epoch.
 pub(super) fn renewed(keys: &Keys) -> Keys {
     Keys { epoch: fresh_epoch(), ..keys.clone() }
 }
@@ -49,15 +49,15 @@ fn fresh_epoch() -> StoreEpoch {
     StoreEpoch(u32::from_be_bytes(random::bytes()))
 }
 
-/// [`agree`] for a process that has no keys yet: where there is no record, replicas that have lost it may be about to write it again, and are
-/// given `wait` to do so.
+/// Calls [`agree`] for a process that has no keys yet. If there is no record, replicas that know the keys have `wait` to
+/// write it again first.
 pub(super) async fn join(connection: &mut impl ConnectionLike, name: &[u8], wait: Duration) -> Result<Keys, Unusable> {
     let until = clock::now() + wait;
     while clock::now() < until {
-        if let Some(keys) = look(connection, name).await? {
+        if let Some(keys) = read_record(connection, name).await? {
             return Ok(keys);
         }
-        clock::sleep_until(until.min(clock::now() + LOOK_EVERY)).await;
+        clock::sleep_until(until.min(clock::now() + READ_EVERY)).await;
     }
     agree(connection, name, fresh).await
 }
@@ -72,23 +72,23 @@ pub(super) fn is_of(record: &Value, epoch: StoreEpoch) -> bool {
     }
 }
 
-/// Reads the record; where there is none, writes `mine`. Of many that write at once one wins, and all are told the same.
+/// Reads the record, or writes `mine` if there is none. Of several concurrent writers one wins, and all get its keys.
 pub(super) async fn agree(
     connection: &mut impl ConnectionLike,
     name: &[u8],
     mine: impl FnOnce() -> Keys,
 ) -> Result<Keys, Unusable> {
-    if let Some(keys) = look(connection, name).await? {
+    if let Some(keys) = read_record(connection, name).await? {
         return Ok(keys);
     }
     ask(connection, &cmd(&[b"SET", name, write(&mine()).as_bytes(), b"NX"])).await?;
-    match look(connection, name).await? {
+    match read_record(connection, name).await? {
         Some(keys) => Ok(keys),
         None => Err(Failure::lost("what was written is gone").into()),
     }
 }
 
-async fn look(connection: &mut impl ConnectionLike, name: &[u8]) -> Result<Option<Keys>, Unusable> {
+async fn read_record(connection: &mut impl ConnectionLike, name: &[u8]) -> Result<Option<Keys>, Unusable> {
     match ask(connection, &cmd(&[b"GET", name])).await? {
         Value::Nil => Ok(None),
         Value::BulkString(text) => read(&text).map(Some),
@@ -116,7 +116,7 @@ fn read(text: &[u8]) -> Result<Keys, Unusable> {
     Ok(Keys { epoch: StoreEpoch(u32::from_be_bytes(epoch)), signing, principal })
 }
 
-/// Two digits for each byte.
+/// Returns two hexadecimal digits for each byte.
 pub(super) fn hex(bytes: &[u8]) -> String {
     bytes
         .iter()
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_read_as_it_was_written_and_nothing_else_is() {
+    fn a_record_is_read_as_it_was_written_and_no_other_text_is() {
         let keys = fresh();
         let text = write(&keys);
         let again = read(text.as_bytes()).unwrap();

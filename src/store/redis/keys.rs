@@ -1,4 +1,4 @@
-//! Names of all keys and channels in Redis. All keys of a stream have its ID as hash tag, so that they lie on one slot.
+//! Names of all keys and channels in Redis. All keys of a stream have its ID as hash tag, and so lie on one slot.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -7,29 +7,32 @@ use ::redis::Cmd;
 use super::scripts::Script;
 use crate::protocol::ids::{Owner, StreamId};
 
-/// Names below one prefix.
+/// Names of keys and channels with one prefix.
 #[derive(Clone)]
 pub(super) struct Names {
     prefix: String,
 }
 
 impl Names {
-    /// A prefix without braces: they would be the hash tag.
+    /// Returns the names with `prefix`, or `None` if it has braces, which would be the hash tag.
     pub(super) fn new(prefix: &str) -> Option<Self> {
-        (!prefix.contains(['{', '}'])).then(|| Self { prefix: prefix.to_owned() })
+        if prefix.contains(['{', '}']) {
+            return None;
+        }
+        Some(Self { prefix: prefix.to_owned() })
     }
 
-    /// The record of [`super::generation`].
+    /// Returns the name of the record of [`super::generation`].
     pub(super) fn contents(&self) -> String {
         format!("{}keys", self.prefix)
     }
 
-    /// Written again and again, to see that writing works.
+    /// Returns the key that each probe writes.
     pub(super) fn probe(&self, owner: Owner) -> String {
         format!("{}probe:{}", self.prefix, of(owner))
     }
 
-    /// The streams of an owner that may be open.
+    /// Returns the key of the index of an owner's streams that may be open.
     pub(super) fn index(&self, owner: Owner) -> String {
         format!("{}own:{}", self.prefix, of(owner))
     }
@@ -39,43 +42,43 @@ impl Names {
         format!("{}wake:", self.prefix)
     }
 
-    /// The channel of an owner.
+    /// Returns the channel of an owner.
     pub(super) fn channel(&self, owner: Owner) -> String {
         format!("{}wake:{}", self.prefix, of(owner))
     }
 
-    /// A record of [`crate::store::Store::put`].
+    /// Returns the key of a record of [`crate::store::Store::put`].
     pub(super) fn record(&self, key: &[u8]) -> Vec<u8> {
         [self.prefix.as_bytes(), b"rec:", key].concat()
     }
 
-    /// A group of [`crate::store::Coordination::join`].
+    /// Returns the key of a group of [`crate::store::Coordination::join`].
     pub(super) fn group(&self, group: &[u8]) -> Vec<u8> {
         [self.prefix.as_bytes(), b"group:", group].concat()
     }
 
-    /// Messages for an owner, and their senders' numbers.
+    /// Returns the keys of the messages for an owner, and of their senders' last numbers.
     pub(super) fn mail(&self, owner: Owner) -> [String; 2] {
         ["q", "n"].map(|part| format!("{}{{mail:{}}}:{part}", self.prefix, of(owner)))
     }
 
-    /// Leases, whose they are, and how often each owner was dismissed.
+    /// Returns the keys of the leases, of their holders, and of the number of dismissals of each owner.
     pub(super) fn leases(&self) -> [String; 3] {
         ["z", "i", "d"].map(|part| format!("{}{{leases}}:{part}", self.prefix))
     }
 
-    /// Meta and events of a stream, and who follows it.
+    /// Returns the keys of a stream: description and position, events, followers.
     pub(super) fn stream(&self, stream: StreamId) -> [String; 3] {
         ["m", "e", "f"].map(|part| format!("{}{{{stream}}}:{part}", self.prefix))
     }
 
-    /// The events of a stream, under the name that a generation gives them; 0 is the first.
+    /// Returns the key of a stream's events in this generation; 0 is the first.
     pub(super) fn events(&self, stream: StreamId, generation: &str) -> Vec<u8> {
         let generation = if generation == "0" { "" } else { generation };
         format!("{}{{{stream}}}:e{generation}", self.prefix).into_bytes()
     }
 
-    /// A script on a stream, with what all of these begin with.
+    /// Returns a call of a script on a stream, with its keys.
     pub(super) fn on(&self, script: &Script, stream: StreamId) -> Cmd {
         let mut cmd = script.call();
         for key in self.stream(stream) {
@@ -84,7 +87,7 @@ impl Names {
         cmd
     }
 
-    /// A script that changes a stream, so far.
+    /// Returns a call of a script that changes a stream, with its keys and first arguments.
     pub(super) fn change(&self, script: &Script, stream: StreamId) -> Cmd {
         let mut cmd = self.on(script, stream);
         cmd.arg(self.channels()).arg(&stream.as_bytes()[..]);
@@ -105,12 +108,12 @@ impl From<StreamId> for Order {
     }
 }
 
-/// Eight digits.
+/// Returns the owner as eight hexadecimal digits.
 pub(super) fn of(owner: Owner) -> String {
     format!("{:08x}", owner.0)
 }
 
-/// The owner of these digits.
+/// Returns the owner with these digits, or `None` if they are malformed.
 pub(super) fn owner(text: &[u8]) -> Option<Owner> {
     u32::from_str_radix(std::str::from_utf8(text).ok()?, 16).ok().map(Owner)
 }

@@ -56,9 +56,9 @@ pub use self::address::UrlError;
 use self::append::Append;
 use self::command::{Note, ask, cmd};
 use self::connector::{Connector, Link};
-use self::core::{Core, odd};
-use self::entry::{Cut, Taken};
-use self::failure::Answer;
+use self::core::{Core, unexpected_reply};
+use self::entry::{BatchRead, BatchReader};
+use self::failure::Replies;
 use self::generation::Unusable;
 use self::keys::{Names, order};
 #[cfg(doc)]
@@ -68,14 +68,14 @@ use crate::config::KeyPair;
 use crate::protocol::ids::{Owner, Seq, StreamId};
 use crate::protocol::stream::Batch;
 
-/// One read hands out no more than this and the batch that exceeds it.
+/// Maximum bytes of one read, plus the batch that exceeds them.
 const READ_MAX: usize = 8 * 1024 * 1024;
-/// Longer is for ever, and beyond it Redis refuses times.
+/// Maximum time to live. Redis refuses times far beyond it.
 const KEEP_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// A stream may be in its owner's index for this long before it is made.
+/// Time for which a stream may be in its owner's index before it is created.
 const INDEXED_BEFORE_MS: u64 = 60_000;
 
-/// A replica that has lost its connection tries again after half a second at the latest.
+/// Default of [`Options::key_wait`]. A replica that has lost its connection tries again after half a second at the latest.
 const KEY_WAIT: Duration = Duration::from_secs(2);
 
 /// Address of Redis, and the way to connect.
@@ -93,16 +93,16 @@ pub struct Options {
     /// Time to wait, at a Redis without signing keys, for replicas that lost their connection and hold the keys. Then
     /// new keys are made. Without the wait, replicas with different keys would refuse each other's event IDs.
     pub key_wait: Duration,
-    /// The authorities whose certificates are believed, in PEM form; the system's without.
+    /// File of the trusted certificate authorities, in PEM form; `None` for those of the system.
     pub ca: Option<PathBuf>,
     /// Client certificate presented to Redis.
     pub identity: Option<KeyPair>,
-    /// User and password for the sentinels, where they want any.
+    /// User and password for the sentinels, or `None` if they need none.
     pub sentinel_login: Option<(String, String)>,
 }
 
 impl Options {
-    /// The defaults for this URL.
+    /// Returns the defaults for this URL.
     pub fn new(url: &str) -> Self {
         Self {
             url: url.to_owned(),
@@ -121,17 +121,17 @@ impl Options {
 pub struct Opened {
     /// The store.
     pub store: Arc<Redis>,
-    /// Keys and epoch of its contents now; later epochs by [`Coordination::epoch`].
+    /// Keys and present epoch of its contents; later epochs come from [`Coordination::epoch`].
     pub keys: Keys,
 }
 
-/// Why the store cannot be opened. Quotes no password.
+/// Error from opening the store. Quotes no password.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The URL is none.
+    /// The URL is malformed.
     #[error("the URL of Redis {0}")]
     Url(#[from] UrlError),
-    /// The prefix would decide on which slot a key lies.
+    /// The prefix would determine the slot of a key.
     #[error("the prefix of keys in Redis must not hold {{ or }}")]
     Prefix,
     /// Redis does not reply, or not yet as it should. A later attempt may succeed.
@@ -140,14 +140,14 @@ pub enum OpenError {
     /// Redis refuses a command that the store needs, or its configuration rules the store out.
     #[error("Redis cannot be used: {0}")]
     Refused(String),
-    /// A later version of this program writes there.
+    /// A later version of this program has written there.
     #[error(
         "Redis holds what a later version has written (layout {found}, and this one knows {known}): start that version, or choose another prefix"
     )]
     Newer {
-        /// The layout that is there.
+        /// Version of the layout there.
         found: u32,
-        /// The latest one that is known here.
+        /// Latest version that is known here.
         known: u32,
     },
     /// A key of this name belongs to another program.
@@ -166,25 +166,27 @@ pub struct Redis {
 
 impl Drop for Redis {
     fn drop(&mut self) {
-        self.tasks.iter().for_each(JoinHandle::abort);
+        for task in &self.tasks {
+            task.abort();
+        }
     }
 }
 
 impl Redis {
-    /// Looks whether these options can lead to a store at all: the URL, the prefix, and the files of TLS. Connects to nothing.
+    /// Checks the URL, the prefix and the TLS files, without a connection.
     ///
     /// # Errors
-    /// When they never can.
+    /// If a store can never be opened with these options.
     pub fn check(options: Options) -> Result<(), OpenError> {
         Names::new(&options.prefix).ok_or(OpenError::Prefix)?;
         let connector = Connector::new(options.url.parse()?, options);
         connector.check().map_err(|failure| OpenError::Refused(failure.to_string()))
     }
 
-    /// Connects, and agrees with the other replicas on the keys. The calling runtime drives the connections from then on.
+    /// Connects, and agrees with the other replicas on the keys. The calling runtime drives the connections.
     ///
     /// # Errors
-    /// When Redis cannot be reached or may not be used; nothing goes on then.
+    /// If Redis cannot be reached or used. No task is left behind then.
     pub async fn connect(options: Options, owner: Owner) -> Result<Opened, OpenError> {
         let names = Names::new(&options.prefix).ok_or(OpenError::Prefix)?;
         let key_wait = options.key_wait;
@@ -195,14 +197,14 @@ impl Redis {
     }
 
     async fn open(connector: Arc<Connector>, names: Names, owner: Owner, wait: Duration) -> Result<Opened, OpenError> {
-        let unreachable = |failure: failure::Failure| match failure.breaks() {
-            true => OpenError::Unreachable(failure.to_string()),
-            false => OpenError::Refused(failure.to_string()),
+        let unreachable = |failure: failure::Failure| {
+            let problem = failure.to_string();
+            if failure.breaks_connection() { OpenError::Unreachable(problem) } else { OpenError::Refused(problem) }
         };
         let mut link = connector.open().await.map_err(unreachable)?;
         let key = names.contents();
         let agreed = match &mut link {
-            Link::Line(connection, _) => generation::join(connection, key.as_bytes(), wait).await,
+            Link::Server(connection, _) => generation::join(connection, key.as_bytes(), wait).await,
             Link::Cluster(connection) => generation::join(connection, key.as_bytes(), wait).await,
         };
         let keys = agreed.map_err(|unusable| match unusable {
@@ -214,9 +216,9 @@ impl Redis {
         let (core, calls) = Core::new(owner, names, keys.clone());
         let core = Arc::new(core);
         let subscription = pubsub::Subscription::open(&core, &connector).await.map_err(unreachable)?;
-        connection::ready(&core, &mut link).await.map_err(unreachable)?;
+        connection::prepare(&core, &mut link).await.map_err(unreachable)?;
         let tasks = [
-            tokio::spawn(connection::keep(core.clone(), connector.clone(), link, calls)),
+            tokio::spawn(connection::run(core.clone(), connector.clone(), link, calls)),
             tokio::spawn(pubsub::listen(core.clone(), connector, subscription)),
             tokio::spawn(pubsub::renew(core.clone())),
         ];
@@ -241,14 +243,14 @@ impl Redis {
 
 /// Logs a warning if Redis may evict streams to free memory: the loss would be silent.
 async fn warn_of_eviction(link: &mut Link) {
-    let asked = cmd(&[b"CONFIG", b"GET", b"maxmemory-policy"]);
+    let query = cmd(&[b"CONFIG", b"GET", b"maxmemory-policy"]);
     let answer = match link {
-        Link::Line(connection, _) => ask(connection, &asked).await,
-        Link::Cluster(connection) => ask(connection, &asked).await,
+        Link::Server(connection, _) => ask(connection, &query).await,
+        Link::Cluster(connection) => ask(connection, &query).await,
     };
     match answer {
         Ok(answer) => {
-            if let Some(policy) = evicting(&answer) {
+            if let Some(policy) = eviction_policy(&answer) {
                 warn!(policy, "Redis may drop streams to make room: set maxmemory-policy to noeviction");
             }
         }
@@ -257,13 +259,13 @@ async fn warn_of_eviction(link: &mut Link) {
 }
 
 /// Returns the eviction policy in a reply, unless it evicts nothing.
-fn evicting(answer: &Value) -> Option<String> {
+fn eviction_policy(answer: &Value) -> Option<String> {
     match answer {
         Value::BulkString(text) if text.starts_with(b"allkeys-") || text.starts_with(b"volatile-") => {
             Some(String::from_utf8_lossy(text).into_owned())
         }
-        Value::Array(values) => values.iter().find_map(evicting),
-        Value::Map(pairs) => pairs.iter().find_map(|(_, value)| evicting(value)),
+        Value::Array(values) => values.iter().find_map(eviction_policy),
+        Value::Map(pairs) => pairs.iter().find_map(|(_, value)| eviction_policy(value)),
         _ => None,
     }
 }
@@ -272,9 +274,9 @@ impl Store for Redis {
     fn create(&self, stream: StreamId, about: &[u8], tail: Seq, keep: Duration) -> Pending<Result<WriterEpoch, Error>> {
         let mut create = self.core.names.change(&scripts::CREATE, stream);
         create.arg(about).arg(keys::of(self.core.owner)).arg(millis(keep)).arg(tail.0);
-        self.core.call(stream, vec![self.index(stream), create], |answers| match said(&last(answers)).as_slice() {
+        self.core.call(stream, vec![self.index(stream), create], |answers| match words(&last(answers)).as_slice() {
             ["ok", epoch] => Ok(WriterEpoch(number(epoch)?)),
-            _ => Err(odd()),
+            _ => Err(unexpected_reply()),
         })
     }
 
@@ -289,9 +291,9 @@ impl Store for Redis {
         let append = Append::new(stream, epoch, after, batch, state);
         let core = self.core.clone();
         self.core.append(append, move |answers| {
-            let appended = answers.first().map_or(Ok(Appended::Ok), appended);
+            let appended = answers.first().map_or(Ok(Appended::Ok), parse_appended);
             if matches!(appended, Err(Error::Gone)) {
-                core.doubt.notify_one();
+                core.probe_now.notify_one();
             }
             appended
         })
@@ -308,11 +310,11 @@ impl Store for Redis {
         seal.arg(epoch.0).arg(state).arg(millis(keep));
         let (core, owner) = (self.core.clone(), self.core.owner);
         let note: Note = Box::new(move |answer| {
-            if let ["ok", now] = said_last(answer).as_slice() {
-                unindex(&core, owner, now, &[stream]);
+            if let ["ok", now] = last_words(answer).as_slice() {
+                remove_from_index(&core, owner, now, &[stream]);
             }
         });
-        self.core.call_and_note(stream, vec![seal], note, |answers| appended(&last(answers)))
+        self.core.call_and_note(stream, vec![seal], note, |answers| parse_appended(&last(answers)))
     }
 
     fn take_over(&self, stream: StreamId) -> Pending<Result<WriterEpoch, Error>> {
@@ -320,34 +322,34 @@ impl Store for Redis {
         take.arg(keys::of(self.core.owner));
         let core = self.core.clone();
         let note: Note = Box::new(move |answer| {
-            if let ["ok", _, before, now] = said_last(answer).as_slice()
+            if let ["ok", _, before, now] = last_words(answer).as_slice()
                 && let Some(before) = keys::owner(before.as_bytes()).filter(|before| *before != core.owner)
             {
-                unindex(&core, before, now, &[stream]);
+                remove_from_index(&core, before, now, &[stream]);
             }
         });
         let steps = vec![self.index(stream), take];
-        self.core.call_and_note(stream, steps, note, |answers| match said(&last(answers)).as_slice() {
+        self.core.call_and_note(stream, steps, note, |answers| match words(&last(answers)).as_slice() {
             ["ok", epoch, ..] => Ok(WriterEpoch(number(epoch)?)),
             ["gone"] => Err(Error::Gone),
-            _ => Err(odd()),
+            _ => Err(unexpected_reply()),
         })
     }
 
     fn load(&self, stream: StreamId) -> Pending<Result<Option<Stored>, Error>> {
         let load = self.core.names.on(&scripts::LOAD, stream);
-        self.core.look(stream, load, |answers| stored(last(answers)), Option::is_none)
+        self.core.query(stream, load, |answers| parse_stored(last(answers)), Option::is_none)
     }
 
     fn read(&self, stream: StreamId, after: Seq, max_bytes: usize) -> Pending<Result<Read, Error>> {
         let mut read = self.core.names.on(&scripts::READ, stream);
         read.arg(after.0).arg(after.0.saturating_add(1)).arg(max_bytes.min(READ_MAX));
         let is_nothing = |read: &Read| matches!(read, Read::Gone);
-        self.core.look(stream, read, move |answers| events(last(answers), after, max_bytes), is_nothing)
+        self.core.query(stream, read, move |answers| parse_events(last(answers), after, max_bytes), is_nothing)
     }
 
-    fn follow(&self, stream: StreamId) -> Pending<Result<ChangeSubscription, Error>> {
-        let subscription = self.core.followers.follow(stream);
+    fn subscribe(&self, stream: StreamId) -> Pending<Result<ChangeSubscription, Error>> {
+        let subscription = self.core.subscriptions.subscribe(stream);
         let registering = pubsub::register(&self.core, stream);
         Pending::Later(Box::pin(async move {
             registering.wait().await?;
@@ -358,19 +360,20 @@ impl Store for Redis {
     fn trim(&self, stream: StreamId, epoch: WriterEpoch, upto: Seq) -> Pending<Result<(), Error>> {
         let mut trim = self.core.names.change(&scripts::TRIM, stream);
         trim.arg(epoch.0).arg(upto.0).arg(upto.0.saturating_add(1));
-        self.call(stream, trim, |answer| done(&answer))
+        self.call(stream, trim, |answer| parse_ok(&answer))
     }
 
     fn keep(&self, stream: StreamId, keep: Duration) -> Pending<Result<(), Error>> {
         let mut cmd = self.core.names.change(&scripts::KEEP, stream);
         cmd.arg(millis(keep));
-        self.call(stream, cmd, |answer| done(&answer))
+        self.call(stream, cmd, |answer| parse_ok(&answer))
     }
 
     fn expire(&self, stream: StreamId) -> Pending<Result<(), Error>> {
         let expire = self.core.names.change(&scripts::EXPIRE, stream);
         let forget = cmd(&[b"ZREM", self.core.names.index(self.core.owner).as_bytes(), stream.as_bytes()]);
-        self.core.call(stream, vec![expire, forget], |answers| answers.first().map_or(Err(odd()), done))
+        self.core
+            .call(stream, vec![expire, forget], |answers| answers.first().map_or(Err(unexpected_reply()), parse_ok))
     }
 
     fn open_streams(&self, owner: Owner) -> Pending<Result<Vec<StreamId>, Error>> {
@@ -378,16 +381,17 @@ impl Store for Redis {
         let index = core.names.index(owner);
         let mut indexed = scripts::INDEXED.call();
         indexed.arg(&index);
-        let listing = core.call(order(&index), vec![indexed], |answers| listed(&last(answers)));
+        let listing = core.call(order(&index), vec![indexed], |answers| parse_index(&last(answers)));
         Pending::Later(Box::pin(async move {
             let (now, streams) = listing.wait().await?;
-            let looking: Vec<_> = streams.into_iter().map(|stream| (stream, look(&core, stream, owner))).collect();
+            let checking: Vec<_> =
+                streams.into_iter().map(|stream| (stream, is_open_of(&core, stream, owner))).collect();
             let (mut open, mut stale) = (Vec::new(), Vec::new());
-            for (stream, is_open) in looking {
+            for (stream, is_open) in checking {
                 if is_open.wait().await? { &mut open } else { &mut stale }.push(stream);
             }
-            // One that was noted just now may be about to be made.
-            unindex(&core, owner, &now.saturating_sub(INDEXED_BEFORE_MS).to_string(), &stale);
+            // A stream that was noted a moment ago may not be created yet.
+            remove_from_index(&core, owner, &now.saturating_sub(INDEXED_BEFORE_MS).to_string(), &stale);
             Ok(open)
         }))
     }
@@ -402,13 +406,13 @@ impl Store for Redis {
         let name = self.core.names.record(key);
         let mut claim = scripts::CLAIM.call();
         claim.arg(&name).arg(value).arg(millis(keep));
-        self.core.call(order(name), vec![claim], |answers| optional(last(answers)))
+        self.core.call(order(name), vec![claim], |answers| parse_optional(last(answers)))
     }
 
     fn get(&self, key: &[u8]) -> Pending<Result<Option<Bytes>, Error>> {
         let name = self.core.names.record(key);
         let get = cmd(&[b"GET", &name]);
-        self.core.look(order(name), get, |answers| optional(last(answers)), Option::is_none)
+        self.core.query(order(name), get, |answers| parse_optional(last(answers)), Option::is_none)
     }
 
     fn expire_if_equal(&self, key: &[u8], value: &[u8], keep: Option<Duration>) -> Pending<Result<(), Error>> {
@@ -429,9 +433,8 @@ impl Store for Redis {
     }
 }
 
-/// Removes streams from the index of open ones, except those noted again after `upto`. The result is not awaited: a
-/// stream that stays is examined once more by the next query for open streams.
-fn unindex(core: &Core, owner: Owner, upto: &str, streams: &[StreamId]) {
+/// Removes streams from the index of open ones, except those noted again after `upto`.
+fn remove_from_index(core: &Core, owner: Owner, upto: &str, streams: &[StreamId]) {
     if streams.is_empty() {
         return;
     }
@@ -441,45 +444,50 @@ fn unindex(core: &Core, owner: Owner, upto: &str, streams: &[StreamId]) {
     for stream in streams {
         cmd.arg(&stream.as_bytes()[..]);
     }
-    drop(core.call(order(&index), vec![cmd], |_| Ok(())));
+    // A stream that stays in the index is examined again by the next query.
+    let _ = core.call(order(&index), vec![cmd], |_| Ok(()));
 }
 
 /// Returns true if the stream exists, is not sealed, and belongs to `owner`.
-fn look(core: &Core, stream: StreamId, owner: Owner) -> Pending<Result<bool, Error>> {
+fn is_open_of(core: &Core, stream: StreamId, owner: Owner) -> Pending<Result<bool, Error>> {
     let [meta, ..] = core.names.stream(stream);
     let look = cmd(&[b"HMGET", meta.as_bytes(), b"o", b"z"]);
-    core.call(stream, vec![look], move |answers| Ok(said(&last(answers)).as_slice() == [keys::of(owner).as_str(), "0"]))
+    core.call(
+        stream,
+        vec![look],
+        move |answers| Ok(words(&last(answers)).as_slice() == [keys::of(owner).as_str(), "0"]),
+    )
 }
 
-/// The time and the streams of an index.
-fn listed(answer: &Value) -> Result<(u64, Vec<StreamId>), Error> {
-    let Value::Array(parts) = answer else { return Err(odd()) };
-    let [Value::BulkString(now), Value::Array(streams)] = parts.as_slice() else { return Err(odd()) };
+/// Decodes the time and the streams of an index.
+fn parse_index(answer: &Value) -> Result<(u64, Vec<StreamId>), Error> {
+    let Value::Array(parts) = answer else { return Err(unexpected_reply()) };
+    let [Value::BulkString(now), Value::Array(streams)] = parts.as_slice() else { return Err(unexpected_reply()) };
     let streams = streams.iter().filter_map(|stream| match stream {
         Value::BulkString(bytes) => bytes.as_slice().try_into().ok().map(StreamId::from_bytes),
         _ => None,
     });
-    Ok((number(std::str::from_utf8(now).map_err(|_| odd())?)?, streams.collect()))
+    Ok((number(std::str::from_utf8(now).map_err(|_| unexpected_reply())?)?, streams.collect()))
 }
 
-fn stored(answer: Value) -> Result<Option<Stored>, Error> {
-    let Value::Array(fields) = answer else { return Err(odd()) };
+fn parse_stored(answer: Value) -> Result<Option<Stored>, Error> {
+    let Value::Array(fields) = answer else { return Err(unexpected_reply()) };
     if fields.is_empty() {
         return Ok(None);
     }
     let mut fields = fields.into_iter().map(|field| if let Value::BulkString(bytes) = field { bytes } else { vec![] });
     let mut field = || fields.next().unwrap_or_default();
-    let (about, state, owner) = (field().into(), field().into(), keys::owner(&field()).ok_or_else(odd)?);
-    let mut numeric = || number(std::str::from_utf8(&field()).map_err(|_| odd())?);
+    let (about, state, owner) = (field().into(), field().into(), keys::owner(&field()).ok_or_else(unexpected_reply)?);
+    let mut numeric = || number(std::str::from_utf8(&field()).map_err(|_| unexpected_reply())?);
     let (epoch, trimmed, tail) = (WriterEpoch(numeric()?), Seq(numeric()?), Seq(numeric()?));
     Ok(Some(Stored { about, state, owner, epoch, trimmed, tail, sealed: numeric()? == 1 }))
 }
 
 /// Decodes the events of entries. A missing event was trimmed by another replica.
-fn events(answer: Value, after: Seq, max_bytes: usize) -> Result<Read, Error> {
-    let Value::Array(parts) = answer else { return Err(odd()) };
+fn parse_events(answer: Value, after: Seq, max_bytes: usize) -> Result<Read, Error> {
+    let Value::Array(parts) = answer else { return Err(unexpected_reply()) };
     let entries =
-        match (said(&Value::Array(parts.iter().take(2).cloned().collect())).as_slice(), parts.into_iter().nth(2)) {
+        match (words(&Value::Array(parts.iter().take(2).cloned().collect())).as_slice(), parts.into_iter().nth(2)) {
             (["gone"], _) => return Ok(Read::Gone),
             (["trimmed", upto], _) => return Ok(Read::Trimmed { upto: Seq(number(upto)?) }),
             (["events", tail], Some(Value::Array(entries))) => {
@@ -488,51 +496,51 @@ fn events(answer: Value, after: Seq, max_bytes: usize) -> Result<Read, Error> {
                 }
                 entries
             }
-            _ => return Err(odd()),
+            _ => return Err(unexpected_reply()),
         };
-    let mut cut = Cut::new(after, max_bytes);
+    let mut reader = BatchReader::new(after, max_bytes);
     let mut entries = entries.into_iter();
     while let (Some(Value::BulkString(first)), Some(Value::BulkString(bytes))) = (entries.next(), entries.next()) {
-        let first = Seq(number(std::str::from_utf8(&first).map_err(|_| odd())?)?);
-        match cut.take(first, bytes.into()) {
-            Taken::More => {}
-            Taken::Hole if cut.events.is_empty() => return Ok(Read::Trimmed { upto: Seq(first.0 - 1) }),
-            Taken::Enough | Taken::Hole => break,
-            Taken::Broken => return Err(odd()),
+        let first = Seq(number(std::str::from_utf8(&first).map_err(|_| unexpected_reply())?)?);
+        match reader.read(first, bytes.into()) {
+            BatchRead::More => {}
+            BatchRead::Gap if reader.events.is_empty() => return Ok(Read::Trimmed { upto: Seq(first.0 - 1) }),
+            BatchRead::Full | BatchRead::Gap => break,
+            BatchRead::Malformed => return Err(unexpected_reply()),
         }
     }
-    Ok(Read::Events(cut.events))
+    Ok(Read::Events(reader.events))
 }
 
-fn appended(answer: &Value) -> Result<Appended, Error> {
-    match said(answer).as_slice() {
+fn parse_appended(answer: &Value) -> Result<Appended, Error> {
+    match words(answer).as_slice() {
         ["ok", ..] => Ok(Appended::Ok),
         ["fenced"] => Ok(Appended::Fenced),
         ["sealed"] => Ok(Appended::Sealed),
         ["conflict", tail] => Ok(Appended::Conflict { tail: Seq(number(tail)?) }),
         ["gone"] => Err(Error::Gone),
-        _ => Err(odd()),
+        _ => Err(unexpected_reply()),
     }
 }
 
-fn done(answer: &Value) -> Result<(), Error> {
-    match said(answer).as_slice() {
+fn parse_ok(answer: &Value) -> Result<(), Error> {
+    match words(answer).as_slice() {
         ["ok"] => Ok(()),
         ["gone"] => Err(Error::Gone),
-        _ => Err(odd()),
+        _ => Err(unexpected_reply()),
     }
 }
 
-fn optional(answer: Value) -> Result<Option<Bytes>, Error> {
+fn parse_optional(answer: Value) -> Result<Option<Bytes>, Error> {
     match answer {
         Value::Nil => Ok(None),
         Value::BulkString(bytes) => Ok(Some(bytes.into())),
-        _ => Err(odd()),
+        _ => Err(unexpected_reply()),
     }
 }
 
-/// The words of an answer; what is no text is an empty one.
-fn said(answer: &Value) -> Vec<&str> {
+/// Returns the words of a reply; a word that is no text is empty.
+fn words(answer: &Value) -> Vec<&str> {
     let Value::Array(words) = answer else { return Vec::new() };
     words.iter().map(text).collect()
 }
@@ -541,8 +549,8 @@ fn text(word: &Value) -> &str {
     if let Value::BulkString(text) = word { std::str::from_utf8(text).unwrap_or_default() } else { "" }
 }
 
-fn said_last(answer: &Answer) -> Vec<&str> {
-    answer.as_ref().ok().and_then(|answers| answers.last()).map(said).unwrap_or_default()
+fn last_words(answer: &Replies) -> Vec<&str> {
+    answer.as_ref().ok().and_then(|answers| answers.last()).map(words).unwrap_or_default()
 }
 
 fn last(mut answers: Vec<Value>) -> Value {
@@ -550,10 +558,10 @@ fn last(mut answers: Vec<Value>) -> Value {
 }
 
 fn number(text: &str) -> Result<u64, Error> {
-    text.parse().map_err(|_| odd())
+    text.parse().map_err(|_| unexpected_reply())
 }
 
-/// At least one, since none would be at once.
+/// Returns a time to live in milliseconds, at least one.
 fn millis(keep: Duration) -> u64 {
     (keep.min(KEEP_MAX).as_millis() as u64).max(1)
 }

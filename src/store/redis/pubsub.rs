@@ -1,7 +1,7 @@
-//! Notification of followers, through what Redis publishes on the one channel of this replica.
+//! Notification of subscribers, by the messages that Redis publishes on the one channel of this replica.
 //!
-//! No change is missed. After each new connection, when messages may be lost, every follower is woken and reads. Each
-//! follower is woken too when its registration is renewed, since a published message may be lost on its way.
+//! No change is missed. After each new connection, when messages may be lost, every subscriber is woken and reads. Each
+//! subscriber is also woken when its registration is renewed, because a published message may be lost on its way.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +30,7 @@ const SILENCE: Duration = Duration::from_secs(5);
 /// Expiry of a registration in Redis, and the interval of its renewal.
 const REGISTERED: Duration = Duration::from_secs(30);
 const RENEW_EVERY: Duration = Duration::from_secs(10);
-/// The wait before another connection is tried.
+/// Pause before the next attempt to connect.
 const RETRY: Duration = Duration::from_millis(250);
 
 /// Connection that receives the messages on this replica's channel.
@@ -49,7 +49,7 @@ impl Subscription {
     }
 }
 
-/// Tells who must be told, over one connection after the other.
+/// Wakes the subscribers of changed streams, over one connection after the other.
 pub(super) async fn listen(core: Arc<Core>, connector: Arc<Connector>, mut subscription: Subscription) {
     loop {
         receive(&core, &mut subscription).await;
@@ -61,7 +61,7 @@ pub(super) async fn listen(core: Arc<Core>, connector: Arc<Connector>, mut subsc
             }
             clock::sleep(RETRY).await;
         };
-        core.followers.notify_all();
+        core.subscriptions.notify_all();
         core.mail.notify_one();
     }
 }
@@ -71,12 +71,12 @@ async fn receive(core: &Core, subscription: &mut Subscription) {
     while let Ok(Some(push)) = tokio::time::timeout(SILENCE, subscription.received.recv()).await {
         match (push.kind, push.data.get(1)) {
             (PushKind::Disconnection, _) => break,
-            (PushKind::Message, Some(Value::BulkString(said))) => match said.as_slice() {
+            (PushKind::Message, Some(Value::BulkString(message))) => match message.as_slice() {
                 HEARTBEAT => {}
                 MAIL => core.mail.notify_one(),
                 stream => {
                     if let Ok(bytes) = stream.try_into() {
-                        core.followers.notify(StreamId::from_bytes(bytes));
+                        core.subscriptions.notify(StreamId::from_bytes(bytes));
                     }
                 }
             },
@@ -85,29 +85,29 @@ async fn receive(core: &Core, subscription: &mut Subscription) {
     }
 }
 
-/// Has Redis publish changes of the stream to this replica for a while.
+/// Registers this replica for [`REGISTERED`]: Redis publishes changes of the stream to it.
 pub(super) fn register(core: &Core, stream: StreamId) -> Pending<Result<(), Error>> {
     let mut cmd = core.names.on(&scripts::FOLLOW, stream);
     cmd.arg(keys::of(core.owner)).arg(REGISTERED.as_millis() as u64);
     core.call(stream, vec![cmd], |_| Ok(()))
 }
 
-/// Renews the registrations. After a loss it makes all of them anew, then wakes every follower.
+/// Renews the registrations, and wakes every subscriber. After a loss all of them are made anew at once.
 pub(super) async fn renew(core: Arc<Core>) {
     loop {
         tokio::select! {
             () = clock::sleep(RENEW_EVERY) => {}
-            () = core.rejoin.notified() => {}
+            () = core.resubscribe.notified() => {}
         }
         let registering: Vec<_> =
-            core.followers.streams().into_iter().map(|stream| (stream, register(&core, stream))).collect();
+            core.subscriptions.streams().into_iter().map(|stream| (stream, register(&core, stream))).collect();
         for (stream, registered) in registering {
             if let Err(error) = registered.wait().await {
                 warn!(stream.id = %stream, %error, "a stream cannot be followed");
             }
-            // Also where nothing was lost that we know of: a stream that expires says nothing, and what is published in a
-            // Cluster is lost with a link between two nodes.
-            core.followers.notify(stream);
+            // Also without a known loss: the expiry of a stream is not published, and a message in a Cluster is lost with
+            // the link between two nodes.
+            core.subscriptions.notify(stream);
         }
         core.mail.notify_one();
     }

@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 
 use ::redis::{Arg, Cmd};
 
-/// A script, known to Redis by the hash of its text.
+/// A script, which Redis knows by the hash of its text.
 pub(super) struct Script {
     source: String,
     script: ::redis::Script,
@@ -33,14 +33,14 @@ impl Script {
         Self { script: ::redis::Script::new(&source), source, keys }
     }
 
-    /// A call of it; the keys come next, and then the arguments.
+    /// Returns a call of the script; the keys come next, and then the arguments.
     pub(super) fn call(&self) -> Cmd {
         let mut cmd = Cmd::new();
         cmd.arg("EVALSHA").arg(self.script.get_hash()).arg(self.keys);
         cmd
     }
 
-    /// Makes Redis know it.
+    /// Returns the command that loads the script into Redis.
     pub(super) fn load(&self) -> Cmd {
         let mut cmd = Cmd::new();
         cmd.arg("SCRIPT").arg("LOAD").arg(&self.source);

@@ -239,7 +239,9 @@ impl Tail {
         if live > 0 {
             let mut segment = Segment::new(Seq(after.0 + 1), live);
             segment.ends.reserve_exact((self.tail.0 - after.0) as usize);
-            self.events_after(after).for_each(|(_, event)| segment.push(event));
+            for (_, event) in self.events_after(after) {
+                segment.push(event);
+            }
             copy.bytes = segment.size();
             copy.segments = VecDeque::with_capacity(1);
             copy.segments.push_back(segment);

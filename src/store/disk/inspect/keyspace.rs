@@ -92,10 +92,10 @@ impl Listed {
         let table =
             Table::recover(path.clone(), checksum, self.added, keyspace, cache.clone(), None, filter_too, index_too);
         let table = table.map_err(|error| damaged(format!("{} is damaged: {error}", path.display())))?;
-        match table.id() == self.id {
-            true => Ok(table),
-            false => Err(damaged(format!("{} is another table", path.display()))),
+        if table.id() != self.id {
+            return Err(damaged(format!("{} is another table", path.display())));
         }
+        Ok(table)
     }
 }
 
@@ -105,8 +105,9 @@ fn manifest(path: &Path) -> Result<Vec<Listed>, Failure> {
     let text = fs::read(&current).map_err(|error| at(&current, &error))?;
     let mut rest = &text[..];
     let named = (|| Some((number(&mut rest)?, u128::from_le_bytes(take(&mut rest)?), take(&mut rest)?)))();
-    let Some((manifest, checksum, [XXH3])) = named.filter(|_| rest.is_empty()) else {
-        return Err(damaged(format!("{} is damaged", current.display())));
+    let (manifest, checksum) = match named {
+        Some((manifest, checksum, [XXH3])) if rest.is_empty() => (manifest, checksum),
+        Some(_) | None => return Err(damaged(format!("{} is damaged", current.display()))),
     };
     if path.join("version").exists() {
         return Err(damaged(format!("{} is of another version", path.display())));

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 
 use super::*;
-use crate::store::test_store::Memory;
+use crate::store::test_store::TestStore;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -118,7 +118,7 @@ async fn look(store: &dyn Store) -> Vec<String> {
 
 async fn compare(steps: Vec<Step>) -> TestCaseResult {
     let directory = TemporaryDirectory::new();
-    let model = Memory::of(Owner::from_name("replica"));
+    let model = TestStore::of(Owner::from_name("replica"));
     let mut store = directory.open();
     for (index, step) in steps.iter().enumerate() {
         match step {

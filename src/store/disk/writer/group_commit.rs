@@ -62,7 +62,9 @@ impl Pending {
     /// Answers the calls of a group that was not written.
     pub(super) fn fail(mut self, failure: Failure) {
         let failure = Arc::new(failure);
-        self.answers.iter_mut().for_each(|(_, answer)| answer.fail(&failure));
+        for (_, answer) in &mut self.answers {
+            answer.fail(&failure);
+        }
         self.answer();
     }
 }
@@ -87,7 +89,7 @@ impl Group {
         let records = self.records.into_iter().map(|(key, record)| (key.clone(), sized(&key, record))).collect();
         let places = self.places.into_iter().map(|(stream, change)| (stream, change.place)).collect();
         let pending = Pending { places, records, bytes: self.bytes, answers: self.answers };
-        (pending, (!is_empty).then_some(changes))
+        (pending, if is_empty { None } else { Some(changes) })
     }
 
     fn answer<T: Send + 'static>(&mut self, reply: Reply<T>, result: Result<T, Error>) {
@@ -118,9 +120,6 @@ impl Group {
     }
 }
 
-/// Maximum items of the expiry queue that are removed in one group.
-const MAX_SWEPT_ITEMS: usize = 1024;
-
 /// The expiry of a stream is exact to this part of its time to live.
 const KEPT_TO_WITHIN: u64 = 16;
 
@@ -144,7 +143,9 @@ impl Append {
                 place.until = until;
             }
         }
-        if let Some(state) = self.state.as_ref().filter(|_| is_new) {
+        if let Some(state) = &self.state
+            && is_new
+        {
             place.state = state.len() as u64 + OVERHEAD;
         }
         if is_new && self.events > 0 {
@@ -232,7 +233,10 @@ impl Writer {
                 self.group.answer(reply, Ok(()));
             }
             #[cfg(test)]
-            Command::Hold(go_on) => drop(go_on.recv()),
+            Command::Hold(go_on) => {
+                // An error means that the test has dropped the sender.
+                let _ = go_on.recv();
+            }
             #[cfg(test)]
             Command::Clean { reply } => {
                 self.compact_all(at);
@@ -248,7 +252,7 @@ impl Writer {
     }
 
     /// Returns the place of a stream after the group, expired or not.
-    fn place(&self, stream: StreamId) -> Option<Place> {
+    pub(super) fn place(&self, stream: StreamId) -> Option<Place> {
         match self.group.places.get(&stream) {
             Some(change) => change.place,
             None => self.shared.index.streams.get(&stream).map(|place| *place),
@@ -323,7 +327,9 @@ impl Writer {
         if place.size() > before.size() && self.ensure_space(place.size() - before.size(), at)? {
             return self.append(stream, append, at);
         }
-        if let Some(state) = append.state.filter(|_| is_new) {
+        if let Some(state) = append.state
+            && is_new
+        {
             self.group.set_row(layout::state_key(stream), Some(state));
         }
         if place.tail > before.tail {
@@ -373,7 +379,7 @@ impl Writer {
         Ok(Appended::Ok)
     }
 
-    fn forget(&mut self, stream: StreamId) {
+    pub(super) fn forget(&mut self, stream: StreamId) {
         if let Some(place) = self.place(stream) {
             self.group.set_row(layout::about_key(stream), None);
             self.group.set_row(layout::state_key(stream), None);
@@ -382,7 +388,7 @@ impl Writer {
     }
 
     /// Returns expiry and size of a record after the group.
-    fn sized(&self, key: &Arc<[u8]>) -> Option<(u64, u64)> {
+    pub(super) fn sized(&self, key: &Arc<[u8]>) -> Option<(u64, u64)> {
         match self.group.records.get(key) {
             Some(record) => record.as_ref().map(|(value, until)| (*until, database::record_size(key, value))),
             None => self.shared.index.records.get(key).map(|record| *record),
@@ -427,7 +433,7 @@ impl Writer {
         there.map(Some).ok_or_else(|| Error::Unavailable("a record is missing in the database".into()))
     }
 
-    fn forget_record(&mut self, key: Arc<[u8]>) {
+    pub(super) fn forget_record(&mut self, key: Arc<[u8]>) {
         if let Some((_, size)) = self.sized(&key) {
             self.group.set_record(key, size, None);
         }
@@ -455,45 +461,11 @@ impl Writer {
         Err(Error::Full(format!("{} bytes live, and {} may", self.space.live(), self.space.max)))
     }
 
-    /// Removes expired streams and records.
-    pub(super) fn sweep(&mut self, now: u64) {
-        self.swept = now;
-        loop {
-            let mut is_done = false;
-            for _ in 0..MAX_SWEPT_ITEMS {
-                let Some(item) = self.expiry.due(now) else {
-                    is_done = true;
-                    break;
-                };
-                self.sweep_item(item, now);
-            }
-            self.commit();
-            if is_done || self.database.is_none() {
-                return;
-            }
-        }
-    }
-
-    fn sweep_item(&mut self, item: Item, now: u64) {
-        match &item {
-            Item::Stream(stream) => match self.place(*stream) {
-                Some(place) if place.lives(now) => self.expiry.set(item, place.until),
-                Some(_) => self.forget(*stream),
-                None => {}
-            },
-            Item::Record(key) => match self.sized(key) {
-                Some((until, _)) if until > now => self.expiry.set(item.clone(), until),
-                Some(_) => self.forget_record(key.clone()),
-                None => {}
-            },
-        }
-    }
-
     /// Applies a written group to the state in memory, and answers its calls.
     pub(super) fn apply(&mut self, mut pending: Pending) {
         let (places, records) = (std::mem::take(&mut pending.places), std::mem::take(&mut pending.records));
         self.compactor.note(pending.bytes as u64);
-        let told: Vec<StreamId> = places.keys().copied().collect();
+        let changed: Vec<StreamId> = places.keys().copied().collect();
         for (stream, place) in places {
             self.apply_place(stream, place);
         }
@@ -508,7 +480,9 @@ impl Writer {
         }
         self.publish_health();
         pending.answer();
-        told.into_iter().for_each(|stream| self.shared.followers.notify(stream));
+        for stream in changed {
+            self.shared.subscriptions.notify(stream);
+        }
     }
 
     fn apply_place(&mut self, stream: StreamId, place: Option<Place>) {

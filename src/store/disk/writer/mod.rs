@@ -332,7 +332,7 @@ impl Writer {
             }
         }
         info!("the store can write again");
-        self.shared.followers.notify_all();
+        self.shared.subscriptions.notify_all();
     }
 
     /// Checks for room, and makes the database do the due flushes and compactions, which a full disk would fail. A
@@ -353,11 +353,11 @@ impl Writer {
         let has_dropped = self.forget_expired(&database)?;
         if let Err(failure) = self.probe() {
             // The files of dropped tables are deleted when the database is opened again.
-            *unused = (!has_dropped).then_some(database);
+            *unused = if has_dropped { None } else { Some(database) };
             return Err(failure);
         }
         let is_called = self.catch_up(&database, failure)?;
-        Ok(is_called.then_some(database))
+        Ok(if is_called { Some(database) } else { None })
     }
 
     /// Drops tables with expired streams alone: the store may need their space to go on. Returns false if there are
@@ -365,10 +365,10 @@ impl Writer {
     /// the next sweep.
     fn forget_expired(&self, database: &Database) -> Result<bool, Failure> {
         let now = now();
-        self.shared.index.streams.iter_mut().filter(|place| !place.lives(now)).for_each(|mut place| {
+        for mut place in self.shared.index.streams.iter_mut().filter(|place| !place.lives(now)) {
             place.until = 0;
             database.live_events.forget(place.number);
-        });
+        }
         database.drop_obsolete()
     }
 
@@ -381,6 +381,7 @@ impl Writer {
                 return Ok(None);
             }
         }
+        // Closes the database, whose directory is locked until then.
         drop(before);
         let opened = self.open_database();
         self.shared.access.set(opened.as_ref().map_or(State::Closed, |database| State::Open(database.clone())));
@@ -495,7 +496,7 @@ impl Writer {
         let next = self.expiry.next().map(|due| due.max(self.swept + SWEEP_EVERY).saturating_sub(now));
         let rest = next.map_or(MAX_WAIT, |next| Duration::from_millis(next).clamp(MIN_WAIT, MAX_WAIT));
         let sync = self.unsynced.map(|since| (since + INTERVAL).saturating_duration_since(clock::now()));
-        let compactor = self.compactor.is_busy().then_some(COMPACTION_CHECK_EVERY);
-        sync.into_iter().chain(compactor).fold(rest, Duration::min)
+        let wait = sync.map_or(rest, |sync| sync.min(rest));
+        if self.compactor.is_busy() { wait.min(COMPACTION_CHECK_EVERY) } else { wait }
     }
 }

@@ -1,4 +1,4 @@
-//! Keeps the connection: serves calls over it, sees that it works, and makes another one when it does not.
+//! The connection for calls: serves calls over it, probes it, and replaces it when it fails.
 
 mod cluster;
 mod pipeline;
@@ -28,37 +28,37 @@ const PROBE_KEPT_MS: &[u8] = b"10000";
 /// Pauses before another connection is tried.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_millis(500));
 
-/// Serves calls until the store is gone, over one connection after the other.
-pub(super) async fn keep(core: Arc<Core>, connector: Arc<Connector>, mut link: Link, mut calls: mpsc::Receiver<Call>) {
+/// Serves calls until the store is dropped, over one connection after the other.
+pub(super) async fn run(core: Arc<Core>, connector: Arc<Connector>, mut link: Link, mut calls: mpsc::Receiver<Call>) {
     loop {
         let why = match link {
-            Link::Line(connection, pushed) => pipeline::serve(&core, connection, pushed, &mut calls).await,
+            Link::Server(connection, pushed) => pipeline::serve(&core, connection, pushed, &mut calls).await,
             Link::Cluster(connection) => cluster::serve(&core, connection, &mut calls).await,
         };
         let Some(why) = why else { return };
-        core.stand(StoreHealth::Unreachable);
+        core.set_health(StoreHealth::Unreachable);
         warn!(%why, "the connection to Redis is lost");
         let Some(again) = reconnect(&core, &connector, &mut calls).await else { return };
         link = again;
         info!("Redis is reached again");
-        core.regain();
+        core.note_possible_loss();
     }
 }
 
-/// Tries until it succeeds; calls fail meanwhile. `None` when the store is gone.
+/// Tries to connect until it succeeds; calls fail meanwhile. Returns `None` if the store is dropped.
 async fn reconnect(core: &Core, connector: &Connector, calls: &mut mpsc::Receiver<Call>) -> Option<Link> {
     let trying = async {
         let mut backoff = BACKOFF;
-        let mut said = String::new();
+        let mut last_failure = String::new();
         loop {
             clock::sleep(backoff.next_pause_with_jitter(u16::from_be_bytes(random::bytes()))).await;
             let opened = tokio::time::timeout(connector.patience(), open(core, connector)).await;
             match opened.unwrap_or_else(|_| Err(Failure::lost("Redis did not reply in time"))) {
                 Ok(link) => return link,
-                Err(why) if why.to_string() == said => {}
+                Err(why) if why.to_string() == last_failure => {}
                 Err(why) => {
                     warn!(%why, "Redis cannot be reached");
-                    said = why.to_string();
+                    last_failure = why.to_string();
                 }
             }
         }
@@ -67,33 +67,33 @@ async fn reconnect(core: &Core, connector: &Connector, calls: &mut mpsc::Receive
     loop {
         tokio::select! {
             link = &mut trying => return Some(link),
-            call = calls.recv() => call?.answer(Err(Failure::lost("Redis cannot be reached"))),
+            call = calls.recv() => call?.complete_with(Err(Failure::lost("Redis cannot be reached"))),
         }
     }
 }
 
-/// A connection that has been seen to work.
+/// Opens a connection and probes it.
 async fn open(core: &Core, connector: &Connector) -> Result<Link, Failure> {
     let mut link = connector.open().await?;
-    ready(core, &mut link).await?;
+    prepare(core, &mut link).await?;
     Ok(link)
 }
 
-/// Makes a connection fit for calls, and sees that it works.
-pub(super) async fn ready(core: &Core, link: &mut Link) -> Result<(), Failure> {
+/// Prepares a connection for calls, and probes it.
+pub(super) async fn prepare(core: &Core, link: &mut Link) -> Result<(), Failure> {
     let probed = match link {
-        Link::Line(connection, _) => {
+        Link::Server(connection, _) => {
             pipeline::load_scripts(connection).await?;
             probe(core, connection).await
         }
         Link::Cluster(connection) => probe(core, connection).await,
     };
-    judge(core, probed)
+    apply_probe(core, probed)
 }
 
 /// Checks that Redis has the known contents and accepts writes, and publishes a heartbeat to this replica's own subscription.
 async fn probe(core: &Core, connection: &mut impl ConnectionLike) -> Result<(), Failure> {
-    look_at_contents(core, connection).await?;
+    check_generation(core, connection).await?;
     let name = core.names.probe(core.owner);
     ask(connection, &cmd(&[b"SET", name.as_bytes(), b"", b"PX", PROBE_KEPT_MS])).await?;
     ask(connection, &cmd(&[b"PUBLISH", core.names.channel(core.owner).as_bytes(), HEARTBEAT])).await?;
@@ -102,7 +102,7 @@ async fn probe(core: &Core, connection: &mut impl ConnectionLike) -> Result<(), 
 
 /// Compares the generation in Redis with the known one. If the contents were lost, the replica that first writes the
 /// signing keys again begins a new store epoch.
-async fn look_at_contents(core: &Core, connection: &mut impl ConnectionLike) -> Result<(), Failure> {
+async fn check_generation(core: &Core, connection: &mut impl ConnectionLike) -> Result<(), Failure> {
     let known = core.keys();
     let name = core.names.contents();
     let found = match generation::agree(connection, name.as_bytes(), || generation::renewed(&known)).await {
@@ -120,7 +120,7 @@ async fn look_at_contents(core: &Core, connection: &mut impl ConnectionLike) -> 
     if found.epoch != known.epoch {
         warn!("Redis has lost its contents: a new store epoch begins");
         core.set_epoch(found.epoch);
-        core.regain();
+        core.note_possible_loss();
     }
     if (found.signing, found.principal) != (known.signing, known.principal) {
         error!("the keys in Redis are not those of this replica: it keeps its own until it is started again");
@@ -129,11 +129,11 @@ async fn look_at_contents(core: &Core, connection: &mut impl ConnectionLike) -> 
 }
 
 /// Sets the store's health by a probe's result. Returns a failure that ends the connection.
-fn judge(core: &Core, probed: Result<(), Failure>) -> Result<(), Failure> {
+fn apply_probe(core: &Core, probed: Result<(), Failure>) -> Result<(), Failure> {
     match probed {
-        Ok(()) => core.stand(StoreHealth::Ready),
-        Err(Failure::Full(_)) => core.stand(StoreHealth::Full),
-        Err(failure) if failure.breaks() => return Err(failure),
+        Ok(()) => core.set_health(StoreHealth::Ready),
+        Err(Failure::Full(_)) => core.set_health(StoreHealth::Full),
+        Err(failure) if failure.breaks_connection() => return Err(failure),
         Err(failure) => warn!(why = %failure, "Redis refuses what the store cannot do without"),
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! One connection to one server: what waits goes out together, and the answers come in that order.
+//! One connection to one server: waiting calls are sent together, and their replies come in that order.
 
 use std::collections::{HashSet, VecDeque};
 use std::future::Future;
@@ -11,124 +11,124 @@ use ::redis::{Pipeline, PushInfo, PushKind, RedisError, Value};
 use tokio::sync::mpsc;
 use tokio::task::unconstrained;
 
-use super::{Failure, PROBE_EVERY, judge, probe};
+use super::{Failure, PROBE_EVERY, apply_probe, probe};
 use crate::clock;
 use crate::random;
 use crate::store::StoreHealth;
 use crate::store::completion::deliver;
-use crate::store::redis::append::Held;
+use crate::store::redis::append::PlainAppends;
 use crate::store::redis::command::{Call, Work, ask};
 use crate::store::redis::core::Core;
-use crate::store::redis::failure::settle;
+use crate::store::redis::failure::check_replies;
 use crate::store::redis::generation::hex;
 use crate::store::redis::keys::Order;
 use crate::store::redis::scripts;
 
-/// As many calls go out together at most.
-const TOGETHER: usize = 256;
-/// Most flights before the first of them has its replies; further calls gather meanwhile.
-const UNDER_WAY: usize = 4;
+/// Maximum calls that are sent together.
+const FLIGHT_CALLS_MAX: usize = 256;
+/// Maximum flights without replies; further calls wait meanwhile.
+const FLIGHTS_MAX: usize = 4;
 
 /// A future that completes without further input.
-type Coming<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Calls that were sent together.
 struct Flight {
     calls: Vec<Call>,
-    /// Their commands, to be sent again if need be.
+    /// Commands of the calls, to be sent again if need be.
     sent: Pipeline,
     answers: Result<Vec<Value>, RedisError>,
 }
 
-/// Calls that are to be made again, in their order: Redis has forgotten the scripts.
+/// Calls to be made again, in their order: Redis has forgotten the scripts.
 #[derive(Default)]
-struct Again {
+struct Resend {
     calls: Vec<Call>,
     orders: HashSet<Order>,
 }
 
 /// State of one connection.
-struct Line<'a> {
+struct ServerConnection<'a> {
     core: &'a Arc<Core>,
     connection: MultiplexedConnection,
-    held: Held,
-    /// In the order in which they are answered.
-    flying: Flying<Flight>,
-    again: Again,
+    plain_appends: PlainAppends,
+    /// Flights without replies, in the order of the replies.
+    in_flight: InOrder<Flight>,
+    resend: Resend,
     /// Calls that come next.
     waiting: Vec<Call>,
-    probing: Flying<Result<(), Failure>>,
+    probing: InOrder<Result<(), Failure>>,
 }
 
-/// Serves until the connection breaks, and says why; `None` when the store is gone.
+/// Serves calls until the connection breaks, and returns its failure; `None` if the store is dropped.
 pub(super) async fn serve(
     core: &Arc<Core>,
     connection: MultiplexedConnection,
     pushed: mpsc::UnboundedReceiver<PushInfo>,
     calls: &mut mpsc::Receiver<Call>,
 ) -> Option<Failure> {
-    let mut line = Line {
+    let mut state = ServerConnection {
         core,
         connection,
-        held: Held::new(hex(&random::bytes::<8>())),
-        flying: Flying::default(),
-        again: Again::default(),
+        plain_appends: PlainAppends::new(hex(&random::bytes::<8>())),
+        in_flight: InOrder::default(),
+        resend: Resend::default(),
         waiting: Vec::new(),
-        probing: Flying::default(),
+        probing: InOrder::default(),
     };
-    let why = line.run(pushed, calls).await;
+    let why = state.run(pushed, calls).await;
     if let Some(failure) = &why {
-        fail(line.again.calls, failure);
-        fail(line.waiting, failure);
+        fail(state.resend.calls, failure);
+        fail(state.waiting, failure);
     }
     why
 }
 
-impl Line<'_> {
+impl ServerConnection<'_> {
     async fn run(
         &mut self,
         mut pushed: mpsc::UnboundedReceiver<PushInfo>,
         calls: &mut mpsc::Receiver<Call>,
     ) -> Option<Failure> {
         let mut next_probe = clock::now() + PROBE_EVERY;
-        let mut open = true;
+        let mut is_open = true;
         loop {
-            if !open && self.flying.is_empty() {
+            if !is_open && self.in_flight.is_empty() {
                 return Some(Failure::lost("Redis closed the connection"));
             }
-            if self.flying.is_empty() && !self.again.calls.is_empty() {
+            if self.in_flight.is_empty() && !self.resend.calls.is_empty() {
                 if let Err(failure) = load_scripts(&mut self.connection.clone()).await {
                     return Some(failure);
                 }
-                let again = std::mem::take(&mut self.again);
-                self.waiting.splice(..0, again.calls);
+                let resend = std::mem::take(&mut self.resend);
+                self.waiting.splice(..0, resend.calls);
             }
-            if self.may_send(open) && !self.waiting.is_empty() {
+            if self.may_send(is_open) && !self.waiting.is_empty() {
                 self.send();
             }
-            let may_take = self.may_send(open) && self.waiting.is_empty();
+            let may_take = self.may_send(is_open) && self.waiting.is_empty();
             tokio::select! {
                 biased;
-                flight = self.flying.next() => {
-                    if let Some(failure) = self.land(flight) {
+                flight = self.in_flight.next() => {
+                    if let Some(failure) = self.handle_replies(flight) {
                         return Some(failure);
                     }
                 }
-                // Answers that came before it are handed out yet.
-                push = pushed.recv(), if open => open = push.is_some_and(|push| push.kind != PushKind::Disconnection),
-                count = calls.recv_many(&mut self.waiting, TOGETHER), if may_take => {
+                // Replies that came before the end are still delivered.
+                push = pushed.recv(), if is_open => is_open = push.is_some_and(|push| push.kind != PushKind::Disconnection),
+                count = calls.recv_many(&mut self.waiting, FLIGHT_CALLS_MAX), if may_take => {
                     if count == 0 {
                         return None;
                     }
                 }
                 probed = self.probing.next() => {
                     next_probe = clock::now() + PROBE_EVERY;
-                    self.held.sweep(clock::now());
-                    if let Err(failure) = judge(self.core, probed) {
+                    self.plain_appends.sweep(clock::now());
+                    if let Err(failure) = apply_probe(self.core, probed) {
                         return Some(failure);
                     }
                 }
-                () = self.core.doubt.notified(), if self.probing.is_empty() => next_probe = clock::now(),
+                () = self.core.probe_now.notified(), if self.probing.is_empty() => next_probe = clock::now(),
                 () = clock::sleep_until(next_probe), if self.probing.is_empty() => {
                     let (core, mut connection) = (self.core.clone(), self.connection.clone());
                     self.probing.push(Box::pin(async move { probe(&core, &mut connection).await }));
@@ -137,37 +137,42 @@ impl Line<'_> {
         }
     }
 
-    fn may_send(&self, open: bool) -> bool {
-        open && self.flying.len() < UNDER_WAY && self.again.calls.is_empty()
+    fn may_send(&self, is_open: bool) -> bool {
+        is_open && self.in_flight.len() < FLIGHTS_MAX && self.resend.calls.is_empty()
     }
 
-    /// Hands what waits to the connection, behind all that was handed over before; from a call on that must wait for an answer it
-    /// stays.
+    /// Sends the waiting calls, up to the first one that must wait for an earlier reply.
     fn send(&mut self) {
         let now = clock::now();
         let mut calls = std::mem::take(&mut self.waiting);
         let mut sent = Pipeline::with_capacity(calls.len());
         let mut count = 0;
-        while let Some(call) = calls.get_mut(count).filter(|call| !self.held.is_waited_for(call.order)) {
+        while let Some(call) = calls.get_mut(count).filter(|call| !self.plain_appends.must_wait(call.order)) {
             match &mut call.work {
-                Work::Steps(steps) => steps.drain(..).for_each(|step| _ = sent.add_command(step)),
-                Work::Append(append) => _ = sent.add_command(self.held.send(append, &self.core.names, now)),
+                Work::Steps(steps) => {
+                    for step in steps.drain(..) {
+                        sent.add_command(step);
+                    }
+                }
+                Work::Append(append) => {
+                    sent.add_command(self.plain_appends.command(append, &self.core.names, now));
+                }
             }
             count += 1;
         }
         self.waiting = calls.split_off(count);
         if !calls.is_empty() {
-            self.flying.push(fly(&self.connection, calls, sent));
+            self.in_flight.push(send_calls(&self.connection, calls, sent));
         }
     }
 
-    /// Hands out the answers, and keeps the calls that must be made again. A failure ends the connection.
-    fn land(&mut self, flight: Flight) -> Option<Failure> {
+    /// Delivers the replies, and keeps the calls that must be made again. A failure ends the connection.
+    fn handle_replies(&mut self, flight: Flight) -> Option<Failure> {
         let answers = match flight.answers {
             Ok(answers) => answers,
             Err(error) => {
                 let failure = match Failure::of(&error) {
-                    failure if failure.breaks() => failure,
+                    failure if failure.breaks_connection() => failure,
                     failure => Failure::Lost(failure.to_string().into()),
                 };
                 fail(flight.calls, &failure);
@@ -181,43 +186,45 @@ impl Line<'_> {
         let mut broken = None;
         for mut call in flight.calls {
             let answer = match &call.work {
-                Work::Steps(_) => Some(settle(answers.by_ref().take(call.count).collect())),
-                Work::Append(append) => self.held.land(append, &self.core.names, answers.next().unwrap_or_default()),
+                Work::Steps(_) => Some(check_replies(answers.by_ref().take(call.count).collect())),
+                Work::Append(append) => {
+                    self.plain_appends.handle_reply(append, &self.core.names, answers.next().unwrap_or_default())
+                }
             };
             let commands = sent.by_ref().take(call.count);
-            // What was made after a call that must be made again may have failed for that alone. To make one twice is safe.
-            if matches!(answer, Some(Err(Failure::Unknown))) || self.again.orders.contains(&call.order) {
+            // Calls after one that must be made again may have failed for that alone. To make a call twice is safe.
+            if matches!(answer, Some(Err(Failure::UnknownScript))) || self.resend.orders.contains(&call.order) {
                 match &mut call.work {
                     Work::Steps(steps) => steps.extend(commands.cloned()),
-                    Work::Append(_) => commands.for_each(drop),
+                    Work::Append(_) => skip(commands),
                 }
-                self.again.orders.insert(call.order);
-                self.again.calls.push(call);
+                self.resend.orders.insert(call.order);
+                self.resend.calls.push(call);
                 continue;
             }
-            commands.for_each(drop);
+            skip(commands);
             let Some(answer) = answer else {
                 refused.push(call);
                 continue;
             };
             match &answer {
-                Err(Failure::Full(_)) => self.core.stand(StoreHealth::Full),
-                Err(failure) if failure.breaks() => {
-                    self.core.stand(StoreHealth::Unreachable);
+                Err(Failure::Full(_)) => self.core.set_health(StoreHealth::Full),
+                Err(failure) if failure.breaks_connection() => {
+                    self.core.set_health(StoreHealth::Unreachable);
                     broken = Some(failure.clone());
                 }
                 _ => {}
             }
-            answered.push(call.answered(answer));
+            answered.push(call.into_completion(answer));
         }
         deliver(answered);
-        // Calls of their order have waited.
+        // Later calls of their orders have waited.
         self.waiting.splice(..0, refused);
         broken
     }
 }
 
-/// Makes Redis know all scripts.
+/// Loads all scripts into Redis.
 pub(super) async fn load_scripts(connection: &mut MultiplexedConnection) -> Result<(), Failure> {
     for script in scripts::all() {
         ask(connection, &script.load()).await?;
@@ -225,16 +232,21 @@ pub(super) async fn load_scripts(connection: &mut MultiplexedConnection) -> Resu
     Ok(())
 }
 
-/// Futures that are awaited in order.
-struct Flying<T>(VecDeque<Coming<T>>);
+/// Advances the commands past those of a call.
+fn skip<T>(commands: impl Iterator<Item = T>) {
+    for _ in commands {}
+}
 
-impl<T> Default for Flying<T> {
+/// Futures that are awaited in order.
+struct InOrder<T>(VecDeque<BoxFuture<T>>);
+
+impl<T> Default for InOrder<T> {
     fn default() -> Self {
         Self(VecDeque::new())
     }
 }
 
-impl<T> Flying<T> {
+impl<T> InOrder<T> {
     fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -243,11 +255,11 @@ impl<T> Flying<T> {
         self.0.len()
     }
 
-    fn push(&mut self, coming: Coming<T>) {
+    fn push(&mut self, coming: BoxFuture<T>) {
         self.0.push_back(coming);
     }
 
-    /// The first one; never where there is none. Cancel-safe.
+    /// Waits for the first future; for ever if there is none. Cancel-safe.
     async fn next(&mut self) -> T {
         let Some(first) = self.0.front_mut() else { return std::future::pending().await };
         let result = first.await;
@@ -256,11 +268,11 @@ impl<T> Flying<T> {
     }
 }
 
-/// Sends the calls, which are these commands.
-fn fly(connection: &MultiplexedConnection, calls: Vec<Call>, sent: Pipeline) -> Coming<Flight> {
+/// Sends the calls, whose commands are `sent`.
+fn send_calls(connection: &MultiplexedConnection, calls: Vec<Call>, sent: Pipeline) -> BoxFuture<Flight> {
     let mut connection = connection.clone();
-    // The connection's queue has room for all that fly, and without a budget nothing else makes the first look wait: the
-    // commands are in that queue then.
+    // The connection's queue has room for all calls in flight, and without a budget nothing else delays the first poll:
+    // the commands are in that queue afterwards.
     let mut flight = Box::pin(unconstrained(async move {
         let count = sent.len();
         let answers = connection.send_packed_commands(&sent, 0, count).await;
@@ -273,5 +285,5 @@ fn fly(connection: &MultiplexedConnection, calls: Vec<Call>, sent: Pipeline) -> 
 }
 
 fn fail(calls: Vec<Call>, failure: &Failure) {
-    deliver(calls.into_iter().map(|call| call.answered(Err(failure.clone()))));
+    deliver(calls.into_iter().map(|call| call.into_completion(Err(failure.clone()))));
 }

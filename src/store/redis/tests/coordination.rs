@@ -237,7 +237,7 @@ mod clause {
     pub(super) async fn a_follower_elsewhere_hears_of_every_change(two: Two) {
         const LAST: u64 = 50;
         let (stream, epoch) = create(&two.one).await;
-        let following = two.two.follow(stream).wait().await.unwrap();
+        let following = two.two.subscribe(stream).wait().await.unwrap();
         let follower = tokio::spawn({
             let two = two.two.clone();
             async move {
@@ -258,7 +258,7 @@ mod clause {
 
     pub(super) async fn a_stream_is_followed_before_it_is_there(two: Two) {
         let stream = name();
-        let following = two.two.follow(stream).wait().await.unwrap();
+        let following = two.two.subscribe(stream).wait().await.unwrap();
         assert_eq!(two.two.load(stream).wait().await.unwrap(), None);
         two.one.create(stream, b"", Seq(0), KEEP).wait().await.unwrap();
         tokio::time::timeout(PATIENCE, following.changed()).await.expect("it is told");

@@ -132,7 +132,7 @@ async fn a_follower_registered_between_two_additions_is_notified_of_the_second()
     let connector = Connector::new(place.options.url.parse().unwrap(), place.options.clone());
     let (mut ear, mut heard) = connector.listen().await.unwrap();
     ear.subscribe(place.other.core.names.channel(Owner(2))).await.unwrap();
-    let following = place.other.follow(stream).wait().await.unwrap();
+    let following = place.other.subscribe(stream).wait().await.unwrap();
     // A registration that is renewed is one more.
     assert!(place.scripts_of(stream, epoch, 2..3).await >= 1, "the addition was refused");
     let told = async {
@@ -153,7 +153,7 @@ async fn a_follower_registered_between_two_additions_is_notified_of_the_second()
 async fn what_comes_behind_an_addition_that_is_refused_waits_for_it() {
     let place = Place::new().await;
     let (stream, epoch) = place.held().await;
-    let _following = place.other.follow(stream).wait().await.unwrap();
+    let _following = place.other.subscribe(stream).wait().await.unwrap();
     let (next, later) = (batch(2, "event"), batch(3, "event"));
     let adding = place.store.append(stream, epoch, Seq(2), &next, None);
     let again = place.store.append(stream, epoch, Seq(3), &later, None);

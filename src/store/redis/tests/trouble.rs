@@ -12,7 +12,7 @@ async fn a_server_that_comes_back_with_its_data_goes_on() {
     let (stream, epoch) = create(&store).await;
     assert_eq!(append(&store, stream, epoch, 0).await.unwrap(), Appended::Ok);
     let contents = store.epoch();
-    let following = store.follow(stream).wait().await.unwrap();
+    let following = store.subscribe(stream).wait().await.unwrap();
     server.kill();
     unreachable(&store).await;
     assert!(matches!(append(&store, stream, epoch, 1).await, Err(Error::Unavailable(_))));
@@ -50,7 +50,7 @@ async fn contents_that_are_dropped_are_missed_without_a_word() {
     let server = Server::start();
     let store = connect(&options(&server.url()), 1).await;
     let (before, stream) = (store.epoch(), name());
-    let following = store.follow(stream).wait().await.unwrap();
+    let following = store.subscribe(stream).wait().await.unwrap();
     server.admin().await.say("FLUSHALL").await;
     until("there is another epoch", async || store.epoch() != before).await;
     tokio::time::timeout(PATIENCE, following.changed()).await.expect("a follower is told");
@@ -125,7 +125,7 @@ async fn connections_that_are_cut_are_made_again() {
         async move { store.receive().wait().await.unwrap() }
     });
     for (round, kind) in ["normal", "pubsub", "normal", "pubsub"].into_iter().enumerate() {
-        let following = store.follow(stream).wait().await.unwrap();
+        let following = store.subscribe(stream).wait().await.unwrap();
         let clients = server.admin().await.text("CLIENT LIST").await.lines().count();
         assert!(clients >= 3, "{clients}");
         admin.say(&format!("CLIENT KILL TYPE {kind} SKIPME yes")).await;
@@ -208,7 +208,7 @@ async fn a_cluster_without_one_of_its_masters_is_unreachable_until_it_is_back() 
     cluster.meet().await;
     let store = connect(&options(&cluster.url()), 1).await;
     let (stream, epoch) = create(&store).await;
-    let following = store.follow(stream).wait().await.unwrap();
+    let following = store.subscribe(stream).wait().await.unwrap();
     cluster.node(2).kill();
     unreachable(&store).await;
     cluster.node(2).begin();

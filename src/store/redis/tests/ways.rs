@@ -10,7 +10,7 @@ use crate::store::{Coordination, Renewal};
 /// Uses each kind of call once.
 async fn works(store: &Redis) {
     let (stream, epoch) = create(store).await;
-    let following = store.follow(stream).wait().await.unwrap();
+    let following = store.subscribe(stream).wait().await.unwrap();
     assert_eq!(append(store, stream, epoch, 0).await.unwrap(), Appended::Ok);
     assert_eq!(append(store, stream, epoch, 0).await.unwrap(), Appended::Ok);
     tokio::time::timeout(PATIENCE, following.changed()).await.expect("it is told");
@@ -114,7 +114,7 @@ async fn after_a_failover_the_sentinels_name_the_new_master() {
     works(&store).await;
     let (stream, epoch) = create(&store).await;
     assert_eq!(append(&store, stream, epoch, 0).await.unwrap(), Appended::Ok);
-    let following = store.follow(stream).wait().await.unwrap();
+    let following = store.subscribe(stream).wait().await.unwrap();
     until("the replica has followed", async || {
         watch.text("SENTINEL REPLICAS the-master").await.contains(&format!("127.0.0.1:{}", replica.port))
             && replica.admin().await.text("INFO replication").await.contains("master_link_status:up")
