@@ -30,7 +30,7 @@ pub(super) struct LeaseKeeper<'a> {
     coordination: &'a dyn Coordination,
     log: &'a Arc<EventLog>,
     lease: Duration,
-    /// Another process holds the name of this replica.
+    /// True if another process holds the name of this replica.
     is_name_taken: &'a AtomicBool,
     others: LiveReplicas,
     expired: HashMap<Owner, Expiry>,
@@ -40,7 +40,7 @@ pub(super) struct LeaseKeeper<'a> {
 #[derive(Default)]
 struct LiveReplicas {
     seen: HashMap<Owner, Instant>,
-    /// The store may have lost their leases.
+    /// True if the store may have lost their leases.
     may_be_lost: bool,
 }
 

@@ -21,7 +21,7 @@ macro_rules! suite {
     ($store:expr) => {
         $crate::store::contract::suite! { $store =>
             a_new_stream_is_empty
-            batches_come_back_in_order
+            batches_are_read_in_order
             an_identical_batch_is_written_once
             another_batch_at_an_old_place_conflicts
             an_append_is_seen_whole_or_not_at_all
@@ -29,14 +29,14 @@ macro_rules! suite {
             a_fenced_writer_stays_fenced
             a_sealed_stream_takes_nothing_more
             sealing_again_is_ok
-            a_stream_is_known_by_what_it_was_made_of_and_the_last_state
+            a_stream_is_loaded_with_its_description_and_its_last_state
             a_state_is_written_with_its_batch_or_alone_or_not_at_all
             open_streams_are_those_without_a_seal
             a_fenced_writer_trims_nothing
             a_follower_hears_of_every_change
             a_stream_that_is_not_kept_expires
             a_record_is_claimed_by_one
-            a_record_is_held_and_forgotten_by_whose_it_is
+            a_record_is_extended_and_removed_only_while_it_is_equal
             a_record_that_is_not_kept_expires
             a_store_at_rest_is_ready
             a_read_keeps_to_its_limit
@@ -150,7 +150,7 @@ pub(crate) async fn a_new_stream_is_empty(store: Arc<dyn Store>) {
     assert_eq!(book.all().await, Read::Events(vec![]));
 }
 
-pub(crate) async fn batches_come_back_in_order(store: Arc<dyn Store>) {
+pub(crate) async fn batches_are_read_in_order(store: Arc<dyn Store>) {
     let book = Book::new(&store).await;
     assert_eq!(book.append(0, &["a", "b"]).await, Appended::Ok);
     assert_eq!(book.append(2, &["c"]).await, Appended::Ok);
@@ -252,7 +252,7 @@ pub(crate) async fn sealing_again_is_ok(store: Arc<dyn Store>) {
     assert_eq!(book.seal().await, Appended::Fenced);
 }
 
-pub(crate) async fn a_stream_is_known_by_what_it_was_made_of_and_the_last_state(store: Arc<dyn Store>) {
+pub(crate) async fn a_stream_is_loaded_with_its_description_and_its_last_state(store: Arc<dyn Store>) {
     assert_eq!(store.load(name()).wait().await.unwrap(), None);
     let book = Book::new(&store).await;
     let fresh = book.load().await;
@@ -382,7 +382,7 @@ pub(crate) async fn a_record_is_claimed_by_one(store: Arc<dyn Store>) {
     assert_eq!(store.claim(b"key", b"again", KEEP).wait().await.unwrap(), None);
 }
 
-pub(crate) async fn a_record_is_held_and_forgotten_by_whose_it_is(store: Arc<dyn Store>) {
+pub(crate) async fn a_record_is_extended_and_removed_only_while_it_is_equal(store: Arc<dyn Store>) {
     let claim = async |value: &[u8]| store.claim(b"key", value, KEEP).wait().await.unwrap();
     let hold = async |value: &[u8], keep| store.expire_if_equal(b"key", value, keep).wait().await.unwrap();
     assert_eq!(claim(b"one").await, None);

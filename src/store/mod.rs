@@ -89,7 +89,7 @@ pub struct Stored {
 pub enum StoreHealth {
     /// New data is accepted.
     Ready,
-    /// No room is left.
+    /// No space is left.
     Full,
     /// The store cannot be reached, or fails.
     Unreachable,

@@ -23,7 +23,7 @@
 //! ```
 //!
 //! An owned stream is written here; a followed one is copied from the store while it is read here (`remote_readers`
-//! tells its owner). Adoption fences the old owner: the store takes no more of its writes. `claims` and
+//! tells its owner). Adoption (`adoption`) fences the old owner: the store takes no more of its writes. `claims` and
 //! `kept_responses` bring calls back, `sessions` brings sessions back. Absent: the renewal of leases and the messages
 //! between replicas (`cluster`).
 

@@ -10,7 +10,7 @@ use crate::protocol::error::{ErrorCode, Failure};
 const CLAIM: ClaimRequest = ClaimRequest { retention: RETENTION, body: None };
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_whose_answer_was_lost_leaves_no_record_behind() {
+async fn a_claim_whose_reply_was_lost_leaves_no_record_behind() {
     let store = TestStore::default();
     let [one, two] = [1, 2].map(|owner| log_of(Owner(owner), Arc::new(store.as_of(Owner(owner)))));
     let call = Fingerprint::of_call(&binding(), "", b"{}");
@@ -38,7 +38,7 @@ async fn a_claim_whose_answer_was_lost_leaves_no_record_behind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_that_is_left_stays_and_one_that_is_dropped_goes() {
+async fn a_claim_that_is_left_stays_and_a_dropped_one_is_removed() {
     let store = TestStore::default();
     let log = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
     let call = Fingerprint::of_call(&binding(), "", b"{}");
@@ -74,7 +74,7 @@ async fn keyed(log: &EventLog) -> (Fingerprint, ClaimRequest, Arc<Stream>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_the_store_did_not_take_is_there_once_it_can() {
+async fn a_response_that_the_store_refused_is_written_later() {
     let store = Arc::new(TestStore::default());
     let log = log_of(Owner(1), store.clone());
     let (_, _, stream) = keyed(&log).await;
@@ -91,7 +91,7 @@ async fn an_answer_that_the_store_did_not_take_is_there_once_it_can() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_outlives_the_process_and_goes_with_the_call() {
+async fn a_claim_outlives_the_process_and_ends_with_the_call() {
     for ends in [false, true] {
         let store = TestStore::default();
         let log = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
@@ -129,7 +129,7 @@ async fn a_record_is_kept_for_as_long_as_its_call_is_known() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_removal_that_the_store_did_not_take_is_made_later() {
+async fn a_removal_that_the_store_refused_is_made_later() {
     let store = TestStore::default();
     let log = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
     let call = Fingerprint::of_call(&binding(), "", b"{}");
@@ -182,7 +182,7 @@ async fn arrive(log: &EventLog, stream: &Arc<Stream>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_evicted_is_found_in_the_store_by_its_key_and_is_new_without_one() {
+async fn an_evicted_call_is_found_in_the_store_by_its_key_and_is_new_without_one() {
     for key in [Some(Fingerprint::of_body("", b"{}")), None] {
         let store = TestStore::default();
         let log = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
@@ -202,7 +202,7 @@ async fn what_is_evicted_is_found_in_the_store_by_its_key_and_is_new_without_one
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_counts_as_held_for_as_long_as_it_waits_for_the_store() {
+async fn a_response_counts_in_the_quota_while_it_waits_for_the_store() {
     let store = Arc::new(TestStore::default());
     let log = log_of(Owner(1), store.clone());
     let (_, _, stream) = keyed(&log).await;

@@ -77,7 +77,7 @@ fn is_paused(writer: &Writer) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_held_is_counted_and_given_back() {
+async fn held_bytes_are_counted_and_released() {
     let log = tight(|_| ());
     let mine = quota(&log, 1);
     {
@@ -100,7 +100,7 @@ async fn what_is_held_is_counted_and_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn streams_that_have_arrived_go_first_and_the_oldest_of_them_first() {
+async fn delivered_streams_are_evicted_first_the_oldest_before_the_others() {
     let log = tight(|allowance| allowance.max_bytes = 44_000);
     let kept: Vec<_> = (0..3).map(|_| open_of(&log, 1)).collect();
     for (stream, writer) in &kept {
@@ -126,7 +126,7 @@ async fn streams_that_have_arrived_go_first_and_the_oldest_of_them_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn streams_that_have_just_arrived_give_up_all_but_their_end() {
+async fn delivered_streams_are_trimmed_to_their_end() {
     let log = tight(|allowance| allowance.max_bytes = 1_500_000);
     let (old, old_writer) = open_of(&log, 1);
     write(&old_writer, 900_000);
@@ -148,7 +148,7 @@ async fn streams_that_have_just_arrived_give_up_all_but_their_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_has_arrived_and_is_read_again_stays() {
+async fn a_delivered_stream_that_is_read_again_is_not_evicted() {
     let log = tight(|_| ());
     let (old, old_writer) = open_of(&log, 1);
     write(&old_writer, 20_000);
@@ -192,7 +192,7 @@ async fn a_full_quota_keeps_unread_events_and_its_upstream_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_is_read_flows_on_for_ever_in_a_full_share() {
+async fn a_stream_with_a_reader_flows_on_in_a_full_quota() {
     let log = tight(|_| ());
     let (unread, unread_writer) = open_of(&log, 1);
     write(&unread_writer, 45_000);
@@ -220,7 +220,7 @@ async fn a_stream_that_is_read_flows_on_for_ever_in_a_full_share() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pause_ends_when_another_stream_of_the_share_makes_room() {
+async fn a_pause_ends_when_another_stream_of_the_quota_frees_memory() {
     let log = tight(|_| ());
     let (other, other_writer) = open_of(&log, 1);
     write(&other_writer, 20_000);
@@ -237,7 +237,7 @@ async fn a_pause_ends_when_another_stream_of_the_share_makes_room() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_never_pauses_loses_its_oldest_and_keeps_what_its_reader_is_about_to_get() {
+async fn a_stream_that_never_pauses_drops_its_oldest_events_and_keeps_the_next_piece() {
     let log = tight(|_| ());
     let (unread, unread_writer) = open_of(&log, 1);
     write(&unread_writer, 30_000);
@@ -255,13 +255,13 @@ async fn a_stream_that_never_pauses_loses_its_oldest_and_keeps_what_its_reader_i
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_responses_of_a_client_that_takes_no_stream_do_not_go() {
+async fn the_responses_for_a_client_that_takes_no_stream_are_not_evicted() {
     let log = tight(|_| ());
     let spec = spec();
     let policy = Policy { can_pause: false, should_refuse_requests: true, ..spec.policy };
     let ids = vec![RequestId::Number("1".into()), RequestId::Number("2".into())];
     let reservation = log.admit(&quota(&log, 1), 0).unwrap();
-    let stream = log.create(Spec { policy, ids, batch: true, ..spec }, reservation);
+    let stream = log.create(Spec { policy, ids, is_batch: true, ..spec }, reservation);
     let writer = log.writer(&stream);
     ready(writer.update(|machine, _| machine.handle_stream_head()));
     write(&writer, 200_000);
@@ -294,7 +294,7 @@ fn large() -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_share_is_exceeded_by_one_large_event_until_its_client_has_it() {
+async fn a_full_quota_is_exceeded_by_one_large_event_until_its_client_has_it() {
     let log = tight(|allowance| allowance.max_bytes_total = 1 << 24);
     let read: Vec<_> = (0..3).map(|_| open_of(&log, 1)).collect();
     let mut clients: Vec<_> = read.iter().map(|(stream, _)| Client::attach(stream, Seq(0))).collect();
@@ -324,7 +324,7 @@ async fn a_full_share_is_exceeded_by_one_large_event_until_its_client_has_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_whose_client_has_all_of_it_waits_for_its_turn_and_does_not_fail() {
+async fn a_call_whose_client_has_all_events_waits_for_the_overrun_and_does_not_fail() {
     let log = tight(|allowance| allowance.max_bytes_total = 1 << 24);
     let [(first, first_writer), (second, second_writer)] = [open_of(&log, 1), open_of(&log, 1)];
     let [_first, mut client] = [&first, &second].map(|stream| Client::attach(stream, Seq(0)));
@@ -350,7 +350,7 @@ async fn a_call_whose_client_has_all_of_it_waits_for_its_turn_and_does_not_fail(
 }
 
 #[test]
-fn stubs_make_room_for_calls_of_one_caller_that_come_at_once() {
+fn stubs_are_evicted_for_concurrent_calls_of_one_caller() {
     let log = tight(|allowance| {
         allowance.max_streams = 64;
         allowance.max_bytes = 100_000;
@@ -370,7 +370,7 @@ fn stubs_make_room_for_calls_of_one_caller_that_come_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_callers_excess_is_no_other_callers() {
+async fn the_excess_of_one_caller_does_not_affect_another() {
     let log = tight(|_| ());
     let (_, hog) = open_of(&log, 1);
     write(&hog, 45_000);
@@ -411,7 +411,7 @@ async fn a_full_process_evicts_from_the_largest_holder() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_beyond_the_bound_are_refused_until_one_is_over() {
+async fn calls_beyond_the_limit_are_refused_until_one_ends() {
     let log = tight(|allowance| allowance.max_streams = 2);
     let (first, first_writer) = open_of(&log, 1);
     let (_second, _writer) = open_of(&log, 1);
@@ -458,7 +458,7 @@ async fn a_standalone_stream_is_no_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn detached_calls_keep_new_ones_out_until_a_client_resumes() {
+async fn detached_calls_refuse_new_ones_until_a_client_resumes() {
     let log = tight(|allowance| allowance.max_detached = 2);
     let (stream, _writer) = open_of(&log, 1);
     let (_other, _other_writer) = open_of(&log, 1);
@@ -469,7 +469,7 @@ async fn detached_calls_keep_new_ones_out_until_a_client_resumes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn resumes_beyond_the_rate_wait_in_a_row() {
+async fn resumes_beyond_the_rate_wait_in_a_queue() {
     let log = tight(|_| ());
     let mine = quota(&log, 1);
     // Ten seconds' worth at once.
@@ -490,7 +490,7 @@ async fn resumes_beyond_the_rate_wait_in_a_row() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn resumes_whose_clients_leave_cost_the_others_no_time() {
+async fn resumes_whose_clients_leave_do_not_delay_the_others() {
     let log = tight(|_| ());
     let mine = quota(&log, 1);
     while mine.try_resume() {}
@@ -526,7 +526,7 @@ async fn unused_quotas_are_forgotten() {
 }
 
 #[test]
-fn a_sharer_without_a_credential_is_its_session_else_its_network() {
+fn a_caller_without_a_credential_counts_by_its_session_else_by_its_network() {
     let session = crate::protocol::headers::SessionId::parse("s").unwrap();
     let peer = |text: &str| text.parse().unwrap();
     let anonymous = |opened, address| QuotaKey::of(&Principal::Anonymous, true, opened, peer(address));
@@ -566,7 +566,7 @@ fn tight_before(store: &Arc<Slow>) -> EventLog {
 }
 
 #[tokio::test(start_paused = true)]
-async fn large_events_that_wait_for_the_store_are_counted_and_come_one_by_one() {
+async fn large_events_that_wait_for_the_store_are_counted_and_read_one_by_one() {
     let store = Slow::new();
     let log = tight_before(&store);
     let calls: Vec<_> = (0..12).map(|_| open_of(&log, 1)).collect();
@@ -593,7 +593,7 @@ async fn large_events_that_wait_for_the_store_are_counted_and_come_one_by_one() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_large_event_keeps_its_turn_for_as_long_as_the_store_cannot_be_reached() {
+async fn a_large_event_keeps_the_overrun_while_the_store_is_unreachable() {
     let store = Slow::new();
     let log = tight_before(&store);
     let [(stream, writer), (other, other_writer)] = [open_of(&log, 1), open_of(&log, 1)];
@@ -616,7 +616,7 @@ async fn a_large_event_keeps_its_turn_for_as_long_as_the_store_cannot_be_reached
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_passes_is_read_on_with_when_there_is_room_or_its_turn() {
+async fn a_response_that_passes_through_is_read_on_with_capacity_or_with_the_overrun() {
     let log = tight(|allowance| allowance.max_bytes_total = 1 << 24);
     let begin = || {
         let stream = create(&log, 1);
@@ -644,7 +644,7 @@ fn leave_gracefully(log: &EventLog, stream: &Arc<Stream>, writer: &Writer, bytes
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_whose_client_left_in_peace_stays_for_one_that_comes_back_for_it() {
+async fn a_stream_after_a_graceful_close_stays_for_a_client_that_resumes_it() {
     let log = tight(|_| ());
     let (left, left_writer) = open_of(&log, 1);
     leave_gracefully(&log, &left, &left_writer, 10_000);
@@ -669,7 +669,7 @@ async fn a_stream_whose_client_left_in_peace_stays_for_one_that_comes_back_for_i
 }
 
 #[tokio::test(start_paused = true)]
-async fn streams_whose_clients_left_in_peace_go_whole_and_after_those_that_have_arrived() {
+async fn streams_after_a_graceful_close_are_evicted_whole_and_after_the_delivered_ones() {
     let log = tight(|allowance| allowance.max_bytes = 1_500_000);
     let (left, left_writer) = open_of(&log, 1);
     leave_gracefully(&log, &left, &left_writer, 700_000);
@@ -715,7 +715,7 @@ fn end_proven(log: &EventLog, stream: &Arc<Stream>) {
 }
 
 #[test]
-fn a_full_process_makes_room_for_a_few_calls_at_a_time() {
+fn a_full_process_evicts_for_a_few_calls_at_a_time() {
     let log = tight(|allowance| {
         allowance.max_bytes = 1 << 23;
         allowance.max_bytes_total = 1 << 22;
@@ -733,7 +733,7 @@ fn a_full_process_makes_room_for_a_few_calls_at_a_time() {
 /// All evictable streams can be in the hands of threads that are about to end their calls, so that a call is refused
 /// now and then.
 #[test]
-fn a_full_process_takes_nearly_all_calls_that_come_at_once() {
+fn a_full_process_admits_nearly_all_concurrent_calls() {
     const CALLS: usize = 500;
     for callers in [1, 8] {
         let log = tight(|allowance| {

@@ -56,7 +56,7 @@ fn is_read(stream: &Stream) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_reads_at_one_replica_what_another_one_writes() {
+async fn a_client_reads_at_one_replica_a_stream_that_another_writes() {
     let store = TestStore::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
     let (stream, writer) = open(&one.log);
@@ -81,7 +81,7 @@ async fn a_client_reads_at_one_replica_what_another_one_writes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_is_back_before_the_stream_it_read_elsewhere_waits_for_that() {
+async fn a_client_that_resumes_before_the_follower_has_its_event_waits_for_it() {
     let store = TestStore::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
     let (stream, writer) = open(&one.log);
@@ -126,7 +126,7 @@ async fn a_stream_that_was_adopted_before_a_lookup_is_found_at_its_new_owner() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reader_elsewhere_keeps_the_call_and_its_absence_does_not() {
+async fn a_reader_at_another_replica_keeps_the_call_and_its_absence_does_not() {
     let store = TestStore::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
     let (stream, writer) = open(&one.log);
@@ -192,7 +192,7 @@ async fn the_newest_reader_displaces_the_others_at_every_replica() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replica_that_is_gone_is_swept_within_its_lease() {
+async fn the_streams_of_a_dead_replica_end_once_its_lease_has_expired() {
     let store = TestStore::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
     // Long enough for two to have seen the store for a lease.
@@ -223,7 +223,7 @@ async fn is_sealed(store: &TestStore, stream: &Stream) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replica_that_was_cut_off_keeps_what_no_client_asked_for_elsewhere() {
+async fn a_replica_that_was_cut_off_keeps_the_streams_that_no_client_requested_elsewhere() {
     let store = TestStore::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
     tokio::time::sleep(LEASE * 2).await;
@@ -324,7 +324,7 @@ async fn the_end_reaches_a_client_that_read_more_than_the_store_had_when_the_wri
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_was_told_of_an_end_finds_it_also_where_the_stream_went_on() {
+async fn a_client_that_read_an_adopted_end_finds_it_also_at_the_old_writer() {
     let store = TestStore::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
     let (stream, writer) = open(&one.log);
@@ -350,7 +350,7 @@ async fn a_client_that_was_told_of_an_end_finds_it_also_where_the_stream_went_on
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replica_that_dies_before_an_emptied_store_knows_of_it_is_swept_all_the_same() {
+async fn a_replica_that_dies_after_a_data_loss_expires_by_its_grace_period() {
     let store = TestStore::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
     tokio::time::sleep(LEASE).await;
@@ -370,7 +370,7 @@ async fn a_replica_that_dies_before_an_emptied_store_knows_of_it_is_swept_all_th
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replica_that_wakes_leaves_what_others_have_taken() {
+async fn a_replica_that_wakes_leaves_the_streams_that_others_have_adopted() {
     let store = TestStore::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
     let (stream, writer) = open(&one.log);
@@ -421,7 +421,7 @@ fn adopted(log: &EventLog) -> u64 {
 }
 
 #[test]
-fn a_stream_that_two_set_about_at_once_is_counted_by_the_one_that_ends_it() {
+fn a_stream_that_two_replicas_adopt_is_counted_by_the_one_that_ends_it() {
     for has_appended in [false, true] {
         let store = TestStore::default();
         let (stream, writer) = open(&log_of(Owner(1), Arc::new(store.as_of(Owner(1)))));
@@ -448,7 +448,7 @@ fn a_stream_that_two_set_about_at_once_is_counted_by_the_one_that_ends_it() {
 }
 
 #[test]
-fn of_two_that_take_a_stream_before_either_looks_at_it_the_last_one_ends_it() {
+fn of_two_concurrent_adoptions_the_last_one_ends_the_stream() {
     let store = TestStore::default();
     let (stream, writer) = open(&log_of(Owner(1), Arc::new(store.as_of(Owner(1)))));
     ready(writer.update(says(&note(0))));
@@ -471,7 +471,7 @@ fn of_two_that_take_a_stream_before_either_looks_at_it_the_last_one_ends_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_was_taken_is_ended_when_the_store_answers_again() {
+async fn an_adopted_stream_is_ended_when_the_store_is_reachable_again() {
     let store = TestStore::default();
     let (stream, writer) = open(&log_of(Owner(1), Arc::new(store.as_of(Owner(1)))));
     writer.update(says(&note(0))).await;
@@ -509,7 +509,7 @@ async fn an_outage_of_the_store_declares_no_replica_dead() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_name_is_taken_once_the_one_before_counts_as_gone() {
+async fn a_name_is_free_once_the_earlier_lease_has_expired() {
     let store = TestStore::default();
     let before = Replica::of(&store, 1).await;
     let (stream, writer) = open(&before.log);
@@ -529,7 +529,7 @@ async fn a_name_is_taken_once_the_one_before_counts_as_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_whose_result_is_stored_ends_with_that_however_old_its_state_is() {
+async fn an_adopted_stream_with_a_stored_result_ends_with_it_however_old_its_state_is() {
     let store = TestStore::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
     let (stream, writer) = open(&one.log);
@@ -552,7 +552,7 @@ async fn a_stream_whose_result_is_stored_ends_with_that_however_old_its_state_is
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_was_taken_for_gone_may_have_what_the_store_has_not() {
+async fn an_expired_replica_that_lives_may_have_events_that_the_store_lacks() {
     let store = TestStore::default();
     let one = Replica::of(&store, 1).await;
     let own = Arc::new(store.as_of(Owner(2)));
@@ -579,7 +579,7 @@ async fn one_that_was_taken_for_gone_may_have_what_the_store_has_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_without_room_for_a_record_keeps_no_client_waiting_for_a_replica_that_is_gone() {
+async fn a_full_store_does_not_delay_the_end_of_a_dead_replicas_streams() {
     let store = TestStore::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
     let (stream, writer) = open(&one.log);
@@ -594,7 +594,7 @@ async fn a_store_without_room_for_a_record_keeps_no_client_waiting_for_a_replica
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_cannot_be_taken_keeps_no_other_one_open() {
+async fn a_stream_that_cannot_be_adopted_keeps_no_other_one_open() {
     const MANY: usize = 20;
     let store = TestStore::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
@@ -630,7 +630,7 @@ async fn is_over(store: &TestStore, stream: &Stream) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_ten_minutes_go_on_though_every_other_replica_begins_anew() {
+async fn the_ten_minutes_continue_when_every_other_replica_restarts() {
     let store = TestStore::default();
     let mut two = Replica::of(&store, 2).await;
     let (_one, stream) = left_open(&store).await;
@@ -643,7 +643,7 @@ async fn the_ten_minutes_go_on_though_every_other_replica_begins_anew() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_ten_minutes_count_anew_for_a_replica_that_was_heard_of_again() {
+async fn the_ten_minutes_start_again_for_a_replica_that_has_renewed_its_lease() {
     let store = TestStore::default();
     let mut two = Replica::of(&store, 2).await;
     let (one, stream) = left_open(&store).await;

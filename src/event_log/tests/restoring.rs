@@ -124,7 +124,7 @@ async fn a_question_that_was_answered_is_not_asked_again_after_a_restart() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_was_away_has_the_whole_stream_in_the_end() {
+async fn a_store_that_was_unreachable_has_the_whole_stream_in_the_end() {
     let store = super::slow::Slow::new();
     let log = Arc::new(log_with(Some(store.clone())));
     let (stream, writer) = open(&log);

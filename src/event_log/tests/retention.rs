@@ -78,7 +78,7 @@ async fn a_stream_that_is_read_again_is_kept_from_its_last_reader_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_is_found_by_whom_it_belongs_to() {
+async fn a_stream_is_found_by_its_owner() {
     let log = log_with(None);
     let (stream, id) = ended(&log);
     let (found, cursor) = log.find(log.verify(&id).as_ref(), &binding()).unwrap();

@@ -73,7 +73,7 @@ fn no_flood_costs_a_session_that_was_opened_here_or_is_in_use() {
 }
 
 #[test]
-fn what_is_in_use_takes_no_room_from_the_others() {
+fn records_in_use_take_no_space_from_the_others() {
     let log = log_with(None);
     let in_use: Vec<_> =
         (0..BOUND).map(|n| log.sessions().find_or_record(&name(&format!("used-{n}")), &someone())).collect();
@@ -121,7 +121,7 @@ async fn of_too_many_sessions_those_that_were_used_longest_ago_go() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_all_sessions_are_in_use_the_oldest_goes() {
+async fn if_all_sessions_are_in_use_the_oldest_is_forgotten() {
     let log = log_for(100);
     let mut streams = Vec::new();
     for n in 0..200 {

@@ -45,7 +45,7 @@ fn an_event_reaches_its_reader_after_the_store_has_it_and_not_before() {
 }
 
 #[test]
-fn what_comes_while_the_store_works_is_the_next_batch_and_the_seal_waits_for_it() {
+fn events_during_a_store_call_are_the_next_batch_and_the_seal_waits_for_it() {
     let store = Slow::new();
     let (stream, writer) = open_with(&store);
     let mut client = Client::attach(&stream, Seq(0));
@@ -84,7 +84,7 @@ fn an_answer_counts_once_the_store_has_it() {
 }
 
 #[test]
-fn a_fenced_writer_sends_its_reader_away_and_shows_nothing_of_what_was_refused() {
+fn a_fenced_writer_ends_its_reader_and_shows_no_refused_event() {
     let store = Slow::new();
     let (stream, writer) = open_with(&store);
     let mut client = Client::attach(&stream, Seq(0));

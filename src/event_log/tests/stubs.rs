@@ -68,7 +68,7 @@ async fn a_stub_has_the_end_and_for_a_while_the_last_response() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_last_response_goes_when_its_time_is_over() {
+async fn the_last_response_is_dropped_when_its_time_is_over() {
     let log = Arc::new(log_with(None));
     let sweeper = sweeping(&log);
     let ids = proven(&log, 0, 3);
@@ -102,7 +102,7 @@ async fn a_stub_that_is_asked_for_stays_for_its_retention_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stub_says_what_its_call_was_and_how_often_it_was_read() {
+async fn a_stub_has_the_name_of_its_call_and_the_number_of_its_connections() {
     let log = log_with(None);
     let stream = ended(&log, 0, 0);
     stream.name_call(br#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"slow"}}"#);
@@ -200,7 +200,7 @@ async fn stubs_go_before_streams_that_have_arrived_and_the_oldest_of_them_first(
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_stub_could_not_answer_stays_whole() {
+async fn a_stream_that_a_stub_could_not_serve_stays_whole() {
     let log = log_with(None);
     // The delivery is only likely.
     let likely = ended(&log, 0, 1);
@@ -250,13 +250,13 @@ async fn a_large_response_moves_into_its_stub() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stub_is_in_the_row_of_what_goes_first_once_it_is_in_the_map_and_not_before() {
+async fn a_stub_enters_the_eviction_queue_after_the_table() {
     let log = log_with(None);
     let stream = ended(&log, 0, 1);
     stream.note_delivered(DeliveryCertainty::Proven);
     let stub = stream.to_stub(clock::now()).expect("it is spent").enter();
     // Another thread evicts now.
-    assert_eq!(quota(&log, 0).pop_stub(), None);
+    assert_eq!(quota(&log, 0).evictable().pop_stub(), None);
     assert!(log.streams.replace(&stream, stub));
-    assert_eq!(quota(&log, 0).pop_stub(), Some(stream.id()));
+    assert_eq!(quota(&log, 0).evictable().pop_stub(), Some(stream.id()));
 }

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_event_is_added_under_the_name_that_was_told() {
+    fn the_next_event_is_added_to_the_permitted_key() {
         let (mut held, now) = held();
         for after in 1..5 {
             let cmd = held.command(&event(after), &names(), now);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn an_addition_that_is_refused_is_for_the_script_and_other_trouble_is_told() {
+    fn a_refused_addition_is_left_to_the_script_and_other_failures_are_reported() {
         for answer in [Value::Nil, error("ERR The ID specified in XADD is equal or smaller")] {
             let (mut held, now) = held();
             held.command(&event(1), &names(), now);

@@ -157,7 +157,7 @@ fn tear(directory: &TemporaryDirectory) {
 }
 
 #[tokio::test]
-async fn a_journal_that_ends_before_what_was_flushed_from_it_is_refused() {
+async fn a_journal_that_ends_before_its_flushed_data_is_refused() {
     let (directory, stream, texts) = written().await;
     let journal = directory.0.join("db/0.jnl");
     let bytes = fs::read(&journal).unwrap();
@@ -231,7 +231,7 @@ async fn a_name_the_database_does_not_know_is_refused_with_nothing_changed() {
 }
 
 #[tokio::test]
-async fn what_a_crash_leaves_behind_is_opened() {
+async fn a_directory_after_a_crash_is_opened() {
     let (directory, stream, texts) = written().await;
     // Unfinished files: a table and a manifest, a `current` that was not renamed yet, and a journal just begun.
     for name in ["db/keyspaces/2/tables/999", "db/keyspaces/2/v999", "db/keyspaces/2/.tmpAbCdEf", "db/1.jnl"] {

@@ -18,7 +18,7 @@ fn table_bytes(directory: &TemporaryDirectory) -> u64 {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_space_of_what_has_expired_is_used_again() {
+async fn the_space_of_expired_data_is_used_again() {
     const ROUND: usize = 200;
     let directory = TemporaryDirectory::new();
     let store = open_small(&directory, 1 << 30);
@@ -65,7 +65,7 @@ async fn rows_that_are_written_over_and_over_take_no_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_store_takes_nothing_new_until_there_is_room() {
+async fn a_full_store_refuses_new_data_until_there_is_space() {
     const MAX: u64 = 1 << 20;
     let directory = TemporaryDirectory::new();
     let store = open_small(&directory, MAX);
@@ -111,7 +111,7 @@ async fn one_call_that_is_too_large_does_not_fill_the_store() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_given_up_for_room_is_gone_for_a_call_that_was_made_before_as_well() {
+async fn a_stream_that_was_dropped_for_space_is_gone_for_earlier_calls_too() {
     let directory = TemporaryDirectory::new();
     let store = directory.open();
     let lasting = store.made(KEEP).await;
@@ -189,18 +189,18 @@ mod full_disk {
     const DISK: u64 = 24 << 20;
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_disk_that_is_full_for_a_commit_stays_full_until_there_is_room() {
+    async fn a_disk_that_is_full_for_a_commit_stays_full_until_there_is_space() {
         fill_and_free(Sizes { memtable: 64 << 20, ..SIZES }, DISK).await;
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_disk_that_is_full_for_a_flush_stays_full_until_there_is_room() {
+    async fn a_disk_that_is_full_for_a_flush_stays_full_until_there_is_space() {
         // The space of the failed flush is free again, for commits.
         fill_and_free(Sizes { memtable: 1 << 20, ..SIZES }, DISK).await;
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_disk_that_is_full_for_a_compaction_stays_full_until_there_is_room() {
+    async fn a_disk_that_is_full_for_a_compaction_stays_full_until_there_is_space() {
         // Four tables of one MiB and a journal of that size leave room for commits and flushes, but not for a second
         // copy of the tables.
         fill_and_free(Sizes { memtable: 1 << 20, ..SIZES }, DISK - (1 << 20)).await;
@@ -293,7 +293,7 @@ mod full_disk {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_full_disk_has_room_again_once_what_fills_it_has_expired() {
+    async fn a_full_disk_has_space_again_once_its_data_has_expired() {
         const BRIEF: Duration = Duration::from_secs(60);
         let mount = Mount::new(&DISK.to_string());
         let directory = TemporaryDirectory(mount.0.0.join("store"));

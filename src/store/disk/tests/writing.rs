@@ -196,7 +196,7 @@ async fn everything_is_there_after_the_database_was_opened_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_has_expired_is_gone_after_a_restart_and_what_has_not_is_not() {
+async fn only_expired_streams_are_gone_after_a_restart() {
     let directory = TemporaryDirectory::new();
     let store = directory.open();
     let (short, long) = (store.made(Duration::from_secs(60)).await, store.made(KEEP).await);

@@ -40,7 +40,7 @@ both! {
     a_replica_that_leaves_is_neither_living_nor_lapsed
     one_that_is_expected_lapses_unless_it_is_heard_of
     messages_come_in_order_each_once
-    messages_wait_for_who_is_away_and_are_lost_when_they_are_too_old
+    messages_wait_for_an_absent_replica_until_they_are_too_old
     members_are_those_that_joined_and_were_not_dismissed
     replicas_agree_on_the_keys
     a_stream_moves_with_its_writer
@@ -164,7 +164,7 @@ mod clause {
         assert_eq!(receive(&two.two).await, [&b"last"[..]], "each is taken once");
     }
 
-    pub(super) async fn messages_wait_for_who_is_away_and_are_lost_when_they_are_too_old(two: Two) {
+    pub(super) async fn messages_wait_for_an_absent_replica_until_they_are_too_old(two: Two) {
         two.one.send(Owner(3), b"old", MOMENT).wait().await.unwrap();
         two.one.send(Owner(3), b"first", KEEP).wait().await.unwrap();
         two.one.send(Owner(3), b"second", KEEP).wait().await.unwrap();

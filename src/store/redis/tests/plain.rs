@@ -99,7 +99,7 @@ async fn a_writer_that_was_fenced_adds_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_others_did_to_a_stream_is_met_by_the_next_addition() {
+async fn the_next_plain_addition_notices_the_changes_of_other_writers() {
     let place = Place::new().await;
     let (stream, epoch) = place.held().await;
     assert_eq!(place.other.seal(stream, epoch, b"end", KEEP).wait().await.unwrap(), Appended::Ok);
@@ -150,7 +150,7 @@ async fn a_follower_registered_between_two_additions_is_notified_of_the_second()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_comes_behind_an_addition_that_is_refused_waits_for_it() {
+async fn calls_after_a_refused_addition_wait_for_its_script() {
     let place = Place::new().await;
     let (stream, epoch) = place.held().await;
     let _following = place.other.subscribe(stream).wait().await.unwrap();

@@ -6,7 +6,7 @@ use crate::store::Coordination;
 const APPEND_ONLY: [&str; 6] = ["--save", "", "--appendonly", "yes", "--appendfsync", "always"];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_comes_back_with_its_data_goes_on() {
+async fn a_server_that_returns_with_its_data_is_used_again() {
     let mut server = Server::with(&APPEND_ONLY);
     let store = connect(&options(&server.url()), 1).await;
     let (stream, epoch) = create(&store).await;
@@ -25,7 +25,7 @@ async fn a_server_that_comes_back_with_its_data_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_comes_back_empty_has_the_same_keys_and_another_epoch() {
+async fn a_server_that_returns_empty_gets_the_same_keys_and_another_epoch() {
     let mut server = Server::start();
     let options = options(&server.url());
     let (one, two) = (connect(&options, 1).await, connect(&options, 2).await);
@@ -64,7 +64,7 @@ async fn contents_that_are_dropped_are_missed_without_a_word() {
 
 /// The first who looks for something says so, and not that there is none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_there_because_it_was_dropped_is_not_said_to_be_gone() {
+async fn data_that_was_lost_is_not_reported_as_gone() {
     let server = Server::start();
     let (mut admin, options) = (server.admin().await, options(&server.url()));
     let store = connect(&options, 1).await;
@@ -99,7 +99,7 @@ fn publishes(stats: &str) -> u64 {
 
 /// Earlier replicas may need a moment to reconnect.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_newcomer_to_an_empty_server_waits_for_the_keys_of_those_who_were_there() {
+async fn a_new_replica_at_an_empty_server_waits_for_the_keys_of_the_others() {
     let mut server = Server::start();
     let options = options(&server.url());
     let one = connect(&options, 1).await;
@@ -144,7 +144,7 @@ async fn connections_that_are_cut_are_made_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_server_refuses_what_is_new_and_lets_go_of_what_is_old() {
+async fn a_full_server_refuses_new_data_and_releases_old_data() {
     let server = Server::start();
     let store = connect(&options(&server.url()), 1).await;
     let mut admin = server.admin().await;
@@ -222,7 +222,7 @@ async fn a_cluster_without_one_of_its_masters_is_unreachable_until_it_is_back() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_index_forgets_what_is_gone_but_not_what_may_be_about_to_come() {
+async fn an_index_forgets_removed_streams_but_not_those_about_to_be_created() {
     let server = Server::start();
     let store = connect(&options(&server.url()), 1).await;
     let mut admin = server.admin().await;
