@@ -154,8 +154,8 @@ impl StandaloneStreams {
             policy: self.standalone_policy(),
             binding: context.binding.clone(),
             ids: Vec::new(),
-            batch: false,
-            polls: false,
+            is_batch: false,
+            should_poll: false,
             body: None,
             slicing: None,
         };

@@ -109,7 +109,7 @@ impl StreamResponder {
         let max_connection = delivery.max_connection;
         let early_close = if !is_polling_revision && !has_resumed() {
             EarlyClose::Never
-        } else if stream.polls() {
+        } else if stream.should_poll() {
             EarlyClose::AfterReplay { max_connection }
         } else {
             EarlyClose::WhenAsked { max_connection }

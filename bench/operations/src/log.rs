@@ -156,8 +156,8 @@ fn spec() -> Spec {
         policy,
         binding: binding(),
         ids: vec![RequestId::Number("1".into())],
-        batch: false,
-        polls: false,
+        is_batch: false,
+        should_poll: false,
         body: None,
         slicing: None,
     }

@@ -62,7 +62,7 @@ impl Stream {
         }
         let bytes_of_array = texts.iter().map(|text| text.len() + 1).sum::<usize>() + 1;
         let held = self.quota.reserve(bytes_of_array);
-        let is_array = self.batch || texts.len() > 1;
+        let is_array = self.is_batch || texts.len() > 1;
         let bytes = if is_array { array_of(&texts, bytes_of_array) } else { texts[0].to_vec() };
         Some(Copied {
             answered: inner.machine.owed_responses().answered_len(),

@@ -61,9 +61,9 @@ pub struct Spec {
     /// Ids of the requests that it owes responses for.
     pub ids: Vec<RequestId>,
     /// True if the requests came as an array.
-    pub batch: bool,
+    pub is_batch: bool,
     /// True if a response closes as soon as all stored events are written.
-    pub polls: bool,
+    pub should_poll: bool,
     /// Fingerprint of the POST body, if a retry may name the call by a key.
     pub body: Option<Fingerprint>,
     /// Description for reading in slices, or `None` if the stream is not sliced.
@@ -84,7 +84,7 @@ pub struct Stream {
     pub(super) id: StreamId,
     identity: Arc<Identity>,
     created: Instant,
-    batch: bool,
+    is_batch: bool,
     /// Replica that made the stream, and the epoch of the store's contents then.
     origin: (Owner, StoreEpoch),
     handle: OnceLock<Handle>,
@@ -96,7 +96,7 @@ pub struct Stream {
     binding: Binding,
     pub(super) bounds: TailLimits,
     /// True if a client of the stream may be asked to poll.
-    polls: bool,
+    should_poll: bool,
     /// Fingerprint of the POST body, if a retry may name the call by a key. Boxed, because few streams have one.
     body: Option<Box<Fingerprint>>,
     registrations: Mutex<Vec<Registration<Stream>>>,
@@ -139,14 +139,14 @@ impl Stream {
             identity,
             origin,
             created: now,
-            batch: spec.batch,
+            is_batch: spec.is_batch,
             handle: OnceLock::new(),
             secret: OnceLock::new(),
             name: OnceLock::new(),
             adopted_after: OnceLock::new(),
             binding: spec.binding,
             bounds,
-            polls: spec.polls,
+            should_poll: spec.should_poll,
             body: spec.body.map(Box::new),
             registrations: Mutex::default(),
             slices: spec.slicing.map(|slicing| Box::new(Slices::new(slicing))),
@@ -176,7 +176,7 @@ impl Stream {
     fn mint(&self, ids: &[RequestId]) -> Handle {
         let (owner, epoch) = self.origin;
         let kind = self.with_machine(|machine| machine.policy().kind);
-        Handle::mint(&self.identity.keys, kind, owner, epoch, self.id, ids, self.batch)
+        Handle::mint(&self.identity.keys, kind, owner, epoch, self.id, ids, self.is_batch)
     }
 
     /// Names the call after the body of its POST. Later calls change nothing.
@@ -229,8 +229,8 @@ impl Stream {
     }
 
     /// Returns whether a response closes as soon as all stored events are written.
-    pub fn polls(&self) -> bool {
-        self.polls
+    pub fn should_poll(&self) -> bool {
+        self.should_poll
     }
 
     /// Returns the fingerprint of the POST body, if a retry may name the call by a key.

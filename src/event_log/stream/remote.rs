@@ -48,8 +48,8 @@ impl Stream {
             policy: about.policy.clone(),
             binding: about.binding,
             ids: Vec::new(),
-            batch: about.batch,
-            polls: about.polls,
+            is_batch: about.batch,
+            should_poll: about.polls,
             body: about.body,
             slicing: about.slicing,
         };

@@ -40,10 +40,10 @@ pub(in crate::event_log) struct Stub {
     pub(in crate::event_log) proven_at: Instant,
     pub(in crate::event_log) binding: Binding,
     pub(in crate::event_log) origin: (Owner, StoreEpoch),
-    pub(in crate::event_log) batch: bool,
+    pub(in crate::event_log) is_batch: bool,
     pub(in crate::event_log) era: Era,
     pub(in crate::event_log) connections: u32,
-    pub(in crate::event_log) pauses: bool,
+    pub(in crate::event_log) can_pause: bool,
     pub(in crate::event_log) outcome: Outcome,
     pub(in crate::event_log) tail: Seq,
     pub(in crate::event_log) created: Instant,
@@ -160,10 +160,10 @@ impl Stream {
             proven_at: now,
             binding: self.binding.clone(),
             origin: self.origin,
-            batch: self.batch,
+            is_batch: self.is_batch,
             era: policy.era,
             connections: inner.machine.reader().connections(),
-            pauses: policy.can_pause,
+            can_pause: policy.can_pause,
             outcome,
             tail,
             created: self.created,
@@ -182,13 +182,13 @@ impl Stream {
         bounds: TailLimits,
         backing: Option<Arc<Backing>>,
     ) -> Self {
-        let policy = Policy::of_ended(stub.era, stub.retention, stub.pauses);
+        let policy = Policy::of_ended(stub.era, stub.retention, stub.can_pause);
         let spec = Spec {
             policy: policy.clone(),
             binding: stub.binding.clone(),
             ids: Vec::new(),
-            batch: stub.batch,
-            polls: false,
+            is_batch: stub.is_batch,
+            should_poll: false,
             body: None,
             slicing: None,
         };

@@ -123,7 +123,7 @@ fn spec() -> Spec {
         should_refuse_requests: false,
         should_announce_cancel: true,
     };
-    Spec { policy, binding: binding(), ids: vec![id()], batch: false, polls: false, body: None, slicing: None }
+    Spec { policy, binding: binding(), ids: vec![id()], is_batch: false, should_poll: false, body: None, slicing: None }
 }
 
 /// Creates a stream whose upstream has begun to respond, with its writer.

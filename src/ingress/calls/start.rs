@@ -146,8 +146,8 @@ impl CallStarter {
             policy,
             binding: context.binding.clone(),
             ids: call.ids.clone(),
-            batch: call.is_batch,
-            polls: settings.mode == Mode::Poll,
+            is_batch: call.is_batch,
+            should_poll: settings.mode == Mode::Poll,
             body: retry.body,
             slicing: request.partial.as_ref().and_then(|partial| self.partial.slicing(call, partial, &request.body)),
         }

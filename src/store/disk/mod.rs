@@ -2,7 +2,7 @@
 //! as far as [`Fsync`] promises.
 //!
 //! One thread writes ([`writer`]). It takes all waiting calls, checks them in order against the places in memory
-//! ([`index`]), writes their changes as one group, syncs once, and answers them all. Reads go to the database beside
+//! ([`index`]), writes their changes as one group, syncs once, and delivers all results. Reads go to the database beside
 //! it, on the threads of the runtime for blocking work: below the tail in memory they are rare, and any of them may
 //! wait for the disk. The database is fjall ([`database`]). Its keys and rows are listed in [`layout`], the other files
 //! of the directory in [`directory`].
@@ -46,7 +46,7 @@ use self::database::Database;
 use self::directory::Directory;
 use self::failure::Failure;
 use self::index::Index;
-use self::reply::{Answer, Reply};
+use self::reply::{Completion, Reply};
 use self::writer::{Call, Command, Writer};
 use super::change_subscriptions::ChangeSubscriptions;
 use super::completion::Completions;
@@ -190,7 +190,7 @@ struct Shared {
 /// The disk store. Dropping the last handle blocks until all calls are written and the database is closed.
 pub struct Disk {
     shared: Arc<Shared>,
-    completions: Completions<Answer>,
+    completions: Completions<Completion>,
     calls: Option<mpsc::Sender<Call>>,
     writer: Option<thread::JoinHandle<()>>,
 }

@@ -11,12 +11,12 @@ use crate::store::{Appended, Error};
 /// Sender of the result of one call.
 pub(super) struct Reply<T> {
     /// Queue of the runtime of the caller.
-    queue: Arc<Queue<Answer>>,
+    queue: Arc<Queue<Completion>>,
     sender: oneshot::Sender<Result<T, Error>>,
 }
 
-/// A result on its way to the caller.
-pub(super) struct Answer {
+/// The result of a call on its way to the caller.
+pub(super) struct Completion {
     outcome: Outcome,
     /// Failure of the commit, or `None` if the group of the call was written.
     failure: Option<Arc<Failure>>,
@@ -32,33 +32,33 @@ enum Outcome {
 type SendOutcome = Box<dyn FnOnce(Option<&Failure>) + Send>;
 
 impl<T: Send + 'static> Reply<T> {
-    pub(super) fn new(queue: Arc<Queue<Answer>>) -> (Self, oneshot::Receiver<Result<T, Error>>) {
+    pub(super) fn new(queue: Arc<Queue<Completion>>) -> (Self, oneshot::Receiver<Result<T, Error>>) {
         let (sender, result) = oneshot::channel();
         (Self { queue, sender }, result)
     }
 
     /// Returns the reply with the result of a call whose group is written.
-    pub(super) fn with(self, result: Result<T, Error>) -> (Arc<Queue<Answer>>, Answer) {
+    pub(super) fn with(self, result: Result<T, Error>) -> (Arc<Queue<Completion>>, Completion) {
         let Self { queue, sender } = self;
         let outcome = Outcome::Other(Box::new(move |failure| send(sender, result, failure)));
-        (queue, Answer { outcome, failure: None })
+        (queue, Completion { outcome, failure: None })
     }
 }
 
 impl Reply<Appended> {
     /// Returns the reply with the result of an append whose group is written.
-    pub(super) fn with_append(self, result: Result<Appended, Error>) -> (Arc<Queue<Answer>>, Answer) {
-        (self.queue, Answer { outcome: Outcome::Append(self.sender, result), failure: None })
+    pub(super) fn with_append(self, result: Result<Appended, Error>) -> (Arc<Queue<Completion>>, Completion) {
+        (self.queue, Completion { outcome: Outcome::Append(self.sender, result), failure: None })
     }
 }
 
-impl Answer {
+impl Completion {
     pub(super) fn fail(&mut self, failure: &Arc<Failure>) {
         self.failure = Some(failure.clone());
     }
 }
 
-impl Complete for Answer {
+impl Complete for Completion {
     fn complete(self) {
         let failure = self.failure.as_deref();
         match self.outcome {

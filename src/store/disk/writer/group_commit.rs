@@ -12,12 +12,12 @@ use crate::store::disk::Fsync;
 use crate::store::disk::database::{self, Changes};
 use crate::store::disk::failure::Failure;
 use crate::store::disk::layout::{self, OVERHEAD, Place};
-use crate::store::disk::reply::{Answer, Reply};
+use crate::store::disk::reply::{Completion, Reply};
 use crate::store::disk::writer::expiry::Item;
 use crate::store::{Appended, Error, WriterEpoch};
 
 /// A reply and its queue.
-type Addressed = (Arc<Queue<Answer>>, Answer);
+type AddressedReply = (Arc<Queue<Completion>>, Completion);
 /// Value and expiry of a record; `None` if it is removed.
 type Record = Option<(Bytes, u64)>;
 
@@ -33,7 +33,7 @@ pub(super) struct Group {
     growth: i64,
     /// Approximate bytes to write.
     bytes: usize,
-    answers: Vec<Addressed>,
+    replies: Vec<AddressedReply>,
 }
 
 /// New place of a stream.
@@ -50,22 +50,22 @@ pub(super) struct Pending {
     places: HashMap<StreamId, Option<Place>>,
     records: HashMap<Arc<[u8]>, Option<(u64, u64)>>,
     bytes: usize,
-    answers: Vec<Addressed>,
+    replies: Vec<AddressedReply>,
 }
 
 impl Pending {
-    /// Answers the calls of a group that was written.
-    pub(super) fn answer(self) {
-        completion::deliver(self.answers);
+    /// Delivers the results of a group that was written.
+    pub(super) fn deliver(self) {
+        completion::deliver(self.replies);
     }
 
-    /// Answers the calls of a group that was not written.
+    /// Delivers the failure to the calls of a group that was not written.
     pub(super) fn fail(mut self, failure: Failure) {
         let failure = Arc::new(failure);
-        for (_, answer) in &mut self.answers {
-            answer.fail(&failure);
+        for (_, completion) in &mut self.replies {
+            completion.fail(&failure);
         }
-        self.answer();
+        self.deliver();
     }
 }
 
@@ -88,12 +88,12 @@ impl Group {
             |key: &Arc<[u8]>, record: Record| record.map(|(value, until)| (until, database::record_size(key, &value)));
         let records = self.records.into_iter().map(|(key, record)| (key.clone(), sized(&key, record))).collect();
         let places = self.places.into_iter().map(|(stream, change)| (stream, change.place)).collect();
-        let pending = Pending { places, records, bytes: self.bytes, answers: self.answers };
+        let pending = Pending { places, records, bytes: self.bytes, replies: self.replies };
         (pending, if is_empty { None } else { Some(changes) })
     }
 
-    fn answer<T: Send + 'static>(&mut self, reply: Reply<T>, result: Result<T, Error>) {
-        self.answers.push(reply.with(result));
+    fn add_reply<T: Send + 'static>(&mut self, reply: Reply<T>, result: Result<T, Error>) {
+        self.replies.push(reply.with(result));
     }
 
     fn set_place(&mut self, stream: StreamId, before: Option<&Place>, place: Option<Place>) {
@@ -186,51 +186,51 @@ impl Writer {
         match call.command {
             Command::Create { stream, about, tail, keep, reply } => {
                 let created = self.create(stream, about, tail, keep, at);
-                self.group.answer(reply, created);
+                self.group.add_reply(reply, created);
             }
             Command::Append { stream, epoch, after, events, batch, state, reply } => {
                 let appended = self.append(stream, Append { epoch, after, events, batch, state }, at);
-                self.group.answers.push(reply.with_append(appended));
+                self.group.replies.push(reply.with_append(appended));
             }
             Command::Seal { stream, epoch, state, keep, reply } => {
                 let sealed = self.seal(stream, epoch, state, keep, at);
-                self.group.answer(reply, sealed);
+                self.group.add_reply(reply, sealed);
             }
             Command::TakeOver { stream, reply } => {
                 let taken = self.change(stream, at, |place| {
                     place.epoch.0 += 1;
                     place.epoch
                 });
-                self.group.answer(reply, taken);
+                self.group.add_reply(reply, taken);
             }
             Command::Trim { stream, epoch, upto, reply } => {
                 let trimmed = self.change(stream, at, |place| place.trim(epoch, upto));
-                self.group.answer(reply, trimmed);
+                self.group.add_reply(reply, trimmed);
             }
             Command::Keep { stream, keep, reply } => {
                 // A stream that is gone is not extended.
                 let _ = self.change(stream, at, |place| place.until = place.until.max(at.saturating_add(keep)));
-                self.group.answer(reply, Ok(()));
+                self.group.add_reply(reply, Ok(()));
             }
             Command::Expire { stream, reply } => {
                 self.forget(stream);
-                self.group.answer(reply, Ok(()));
+                self.group.add_reply(reply, Ok(()));
             }
             Command::Put { key, value, keep, reply } => {
                 let put = self.put(key, value, at.saturating_add(keep), at);
-                self.group.answer(reply, put);
+                self.group.add_reply(reply, put);
             }
             Command::Claim { key, value, keep, reply } => {
                 let claimed = self.claim(key, value, at.saturating_add(keep), at);
-                self.group.answer(reply, claimed);
+                self.group.add_reply(reply, claimed);
             }
             Command::ExpireIfEqual { key, value, keep, reply } => {
                 let held = self.expire_if_equal(key, &value, keep.map(|keep| at.saturating_add(keep)), at);
-                self.group.answer(reply, held);
+                self.group.add_reply(reply, held);
             }
             Command::Remove { key, reply } => {
                 self.forget_record(key);
-                self.group.answer(reply, Ok(()));
+                self.group.add_reply(reply, Ok(()));
             }
             #[cfg(test)]
             Command::Hold(go_on) => {
@@ -240,13 +240,13 @@ impl Writer {
             #[cfg(test)]
             Command::Clean { reply } => {
                 self.compact_all(at);
-                self.group.answer(reply, Ok(()));
+                self.group.add_reply(reply, Ok(()));
             }
             #[cfg(test)]
             Command::Fail { full, reply } => {
                 self.commit();
                 self.reopen(Failure { is_full: full, problem: "a test says so".into() }, None);
-                self.group.answer(reply, Ok(()));
+                self.group.add_reply(reply, Ok(()));
             }
         }
     }
@@ -461,7 +461,7 @@ impl Writer {
         Err(Error::Full(format!("{} bytes live, and {} may", self.space.live(), self.space.max)))
     }
 
-    /// Applies a written group to the state in memory, and answers its calls.
+    /// Applies a written group to the state in memory, and delivers its results.
     pub(super) fn apply(&mut self, mut pending: Pending) {
         let (places, records) = (std::mem::take(&mut pending.places), std::mem::take(&mut pending.records));
         self.compactor.note(pending.bytes as u64);
@@ -479,7 +479,7 @@ impl Writer {
             self.publish_obsolete();
         }
         self.publish_health();
-        pending.answer();
+        pending.deliver();
         for stream in changed {
             self.shared.subscriptions.notify(stream);
         }

@@ -1,4 +1,4 @@
-//! The writer thread: takes calls, forms groups of them, commits, and answers. It also removes expired data.
+//! The writer thread: takes calls, forms groups of them, commits, and delivers the results. It also removes expired data.
 //!
 //! A group has all waiting calls, up to [`MAX_GROUP_BYTES`] and [`MAX_GROUP_CALLS`]. Each call is checked against the
 //! state in memory as changed by the earlier calls of the group. Readers see none of that before the commit.
@@ -279,14 +279,14 @@ impl Writer {
         self.commit();
     }
 
-    /// Commits the group and answers its calls.
+    /// Commits the group and delivers its results.
     fn commit(&mut self) {
         let group = std::mem::take(&mut self.group);
         let (pending, changes) = group.into_changes();
         let Some(database) = &self.database else {
             return pending.fail(Failure { is_full: false, problem: "the store is closed".into() });
         };
-        let Some(changes) = changes else { return pending.answer() };
+        let Some(changes) = changes else { return pending.deliver() };
         let result = database.commit(changes, self.fsync);
         #[cfg(test)]
         self.shared.groups.fetch_add(1, Ordering::Relaxed);
