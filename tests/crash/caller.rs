@@ -242,7 +242,7 @@ impl Caller {
                     }
                 }
                 None => {
-                    response = self.come_back(call).await?;
+                    response = self.resume(call).await?;
                     if response.is_none() {
                         tokio::time::sleep(BACK_OFF).await;
                     }
@@ -309,7 +309,7 @@ impl Caller {
 
     /// Comes back once, in one of the ways there are. `None` where that led to nothing yet. With the response comes the place that
     /// was asked for, if one was.
-    async fn come_back(&mut self, call: &mut Call) -> Result<Option<(Response, Option<u64>)>, String> {
+    async fn resume(&mut self, call: &mut Call) -> Result<Option<(Response, Option<u64>)>, String> {
         let to = self.world.somewhere(&mut self.rng);
         let from = if self.rng.percent(15) { self.rng.pick(&call.places()) } else { call.last() };
         let Some(id) = call.id_of(from) else { return Err("there is nothing to come back with".to_owned()) };

@@ -47,7 +47,7 @@ async fn disk_survives_kills(name: &'static str, fsync: &str) {
     let store = format!("{}/store", run.directory.display());
     let settings = [("STORE__KIND", "disk".to_owned()), ("STORE__PATH", store), ("STORE__FSYNC", fsync.to_owned())];
     run.begin(1, &settings, Allowed { unanswered: true, ..Allowed::default() }).await;
-    while run.goes_on(16) {
+    while run.should_continue(16) {
         run.inject(&[(80, Fault::Kill), (20, Fault::KillTwice)]).await;
     }
     run.end().await;
@@ -64,7 +64,7 @@ async fn a_redis_survives_the_loss_of_replicas() {
         Allowed { refusals: true, unanswered: true, ..Allowed::default() },
     )
     .await;
-    while run.goes_on(8) {
+    while run.should_continue(8) {
         let faults = [(40, Fault::Kill), (10, Fault::KillTwice), (20, Fault::KillAll), (30, Fault::LeaveDead)];
         run.inject(&faults).await;
     }
@@ -81,7 +81,7 @@ async fn a_replica_that_was_frozen_past_its_lease_serves_nothing_stale() {
         Allowed { refusals: true, unanswered: true, forgotten_sessions: true },
     )
     .await;
-    while run.goes_on(3) {
+    while run.should_continue(3) {
         run.inject(&[(1, Fault::Freeze)]).await;
     }
     run.end().await;
@@ -116,7 +116,7 @@ async fn redis_is_killed(
 ) {
     let mut run = Run::prepare(name).await;
     run.begin_with_redis(appends, on_unreachable, allowed).await;
-    while run.goes_on(4) {
+    while run.should_continue(4) {
         run.inject(faults).await;
     }
     run.end().await;
@@ -129,7 +129,7 @@ async fn a_drain_loses_no_call() {
     let mut run = Run::prepare("drain").await;
     // No process dies here: a call that ends with an error is lost, and so is one that ran and was not answered.
     run.begin_with_redis(Appends::Always, "degrade", Allowed::default()).await;
-    while run.goes_on(3) {
+    while run.should_continue(3) {
         run.inject(&[(1, Fault::Drain)]).await;
     }
     run.end().await;

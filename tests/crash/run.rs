@@ -119,13 +119,13 @@ impl Run {
     }
 
     /// Returns true if another round is due. `rounds` is the number if the environment sets none.
-    pub(crate) fn goes_on(&mut self, rounds: usize) -> bool {
+    pub(crate) fn should_continue(&mut self, rounds: usize) -> bool {
         let rounds = setting("CRASH_ROUNDS").map_or(rounds, |rounds| usize::try_from(rounds).expect("a number"));
         let is_late = setting("CRASH_SECS")
             .is_some_and(|limit| mcp_resume::clock::now() - self.began > Duration::from_secs(limit));
-        let goes_on = self.rounds < rounds && !is_late && !self.world().has_failed();
+        let should_continue = self.rounds < rounds && !is_late && !self.world().has_failed();
         self.rounds += 1;
-        goes_on
+        should_continue
     }
 
     /// Writes down what happens next. Now and then it is said how far the run is, and looked whether all is well.
@@ -136,12 +136,12 @@ impl Run {
         let now = mcp_resume::clock::now();
         if now - self.told >= TELL {
             self.told = now;
-            self.tell();
+            self.print_summary();
             self.world().check_runs();
         }
     }
 
-    fn tell(&self) {
+    fn print_summary(&self) {
         let so_far = (mcp_resume::clock::now() - self.began).as_secs();
         println!("{}: {so_far} s: {}", self.name, self.world().tally);
     }
@@ -174,7 +174,7 @@ impl Run {
         }
         world.check_runs();
         world.check();
-        self.tell();
+        self.print_summary();
         let tally = &world.tally;
         let must_be =
             [&tally.answered, &tally.resumed, &tally.by_token, &tally.replays, &tally.questions, &tally.faults];

@@ -21,7 +21,7 @@ use crate::store::{Error, Store};
 use crate::sync;
 
 /// Interval at which claims are checked for extension.
-pub(in crate::event_log) const LOOK: Duration = Duration::from_secs(15);
+pub(in crate::event_log) const CHECK_EVERY: Duration = Duration::from_secs(15);
 
 /// Record of a claim: a call and the replica that runs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,8 +79,8 @@ impl ReleasedClaims {
         sync::lock(&self.0)
     }
 
-    pub(in crate::event_log) fn contains(&self, run: StreamId) -> bool {
-        self.lock().contains(&run)
+    pub(in crate::event_log) fn contains(&self, stream: StreamId) -> bool {
+        self.lock().contains(&stream)
     }
 }
 
@@ -118,12 +118,12 @@ impl ClaimGuard {
         key: Vec<u8>,
         claim: ClaimRequest,
     ) -> Self {
-        let run = ClaimRecord { owner, stream: StreamId::from_bytes(random::bytes()), body: claim.body };
+        let claim_record = ClaimRecord { owner, stream: StreamId::from_bytes(random::bytes()), body: claim.body };
         Self {
             store,
             released,
-            stream: run.stream,
-            record: Record { key, value: written(&run) },
+            stream: claim_record.stream,
+            record: Record { key, value: encode(&claim_record) },
             subject_record: None,
             retention: claim.retention,
             kept_at: Mutex::new(clock::now()),
@@ -134,7 +134,7 @@ impl ClaimGuard {
     /// Returns the lifetime of a record after an extension. The record of a replica that dies outlives it by the
     /// retention of a response.
     pub(in crate::event_log) fn keep(&self) -> Duration {
-        self.retention + self.renewal() + LOOK
+        self.retention + self.renewal() + CHECK_EVERY
     }
 
     /// Returns the interval between extensions.
@@ -217,7 +217,7 @@ impl Record {
             }
         }
         // A claim whose connection broke may take effect later.
-        clock::sleep(LOOK).await;
+        clock::sleep(CHECK_EVERY).await;
         let _ = store.expire_if_equal(&self.key, &self.value, None).wait().await;
     }
 }
@@ -231,9 +231,9 @@ impl Drop for ClaimGuard {
     }
 }
 
-pub(in crate::event_log) fn before(record: Bytes) -> ClaimOutcome {
+pub(in crate::event_log) fn existing(record: Bytes) -> ClaimOutcome {
     match serde_json::from_slice(&record) {
-        Ok(run) => ClaimOutcome::Existing(run, record),
+        Ok(claim) => ClaimOutcome::Existing(claim, record),
         Err(_) => ClaimOutcome::Unreadable,
     }
 }
@@ -243,7 +243,7 @@ pub(in crate::event_log) fn read_subject_claim(record: &Bytes) -> Result<Subject
         .map_err(|error| Error::Unavailable(format!("the record of a call cannot be read: {error}")))
 }
 
-pub(in crate::event_log) fn written(record: &impl Serialize) -> Vec<u8> {
+pub(in crate::event_log) fn encode(record: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(record).expect("a record has no maps with keys that are no text")
 }
 

@@ -38,7 +38,7 @@ use crate::store::{Coordination, StoreHealth};
 /// Late responses that are written at a time, once the store accepts writes again.
 pub(in crate::event_log) const LATE_WRITES_MAX: usize = 16;
 /// Interval at which a drain checks for undelivered responses.
-const FETCH_LOOK: Duration = Duration::from_millis(50);
+const FETCH_POLL: Duration = Duration::from_millis(50);
 
 /// All streams of this process.
 pub struct EventLog {
@@ -291,7 +291,7 @@ impl EventLog {
     /// `patience`.
     pub async fn fetched(&self, patience: Duration) {
         while self.unfetched(patience) > 0 {
-            clock::sleep(FETCH_LOOK).await;
+            clock::sleep(FETCH_POLL).await;
         }
     }
 

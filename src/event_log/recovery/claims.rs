@@ -1,7 +1,7 @@
 //! Remote retries: a client may send a call again here, to another replica or after a restart, and finds the replica
 //! that runs it.
 //!
-//! Owned here: the claims, and the answers to other replicas about the calls of this one. A call is claimed before it
+//! Owned here: the claims, and the replies to other replicas about the calls of this one. A call is claimed before it
 //! goes upstream, and its claim is removed with its entry in the retry index. With a shared store every call that a
 //! retry may match has a claim, else only one with a key. A call with a key whose caller shows a JWT has a second
 //! record, by which the same caller finds it with another token. Invariants: of concurrent copies of a call, one
@@ -16,8 +16,8 @@ use bytes::Bytes;
 
 use crate::clock;
 use crate::event_log::backing::claim::{
-    ClaimGuard, ClaimOutcome, ClaimRecord, ClaimRequest, LOOK, Record, SubjectClaim, before, key, read_subject_claim,
-    subject_key, written,
+    CHECK_EVERY, ClaimGuard, ClaimOutcome, ClaimRecord, ClaimRequest, Record, SubjectClaim, encode, existing, key,
+    read_subject_claim, subject_key,
 };
 use crate::event_log::backing::fingerprint::Fingerprint;
 use crate::event_log::log::EventLog;
@@ -29,8 +29,9 @@ use crate::store::Error;
 /// Time that a query from another replica waits for the response head. The other replica then asks again, because it
 /// or its client may have gone.
 const HEAD_WAIT: Duration = Duration::from_millis(500);
+
 impl EventLog {
-    /// Claims a call for this replica, unless it was claimed before; with `only_looks`, only looks for a claim. To be
+    /// Claims a call for this replica, unless it was claimed before; with `only_reads`, only reads the claim. To be
     /// called under the call's registration lock ([`crate::event_log::RetryIndex::registering`]).
     ///
     /// # Errors
@@ -39,22 +40,22 @@ impl EventLog {
         &self,
         call: &Fingerprint,
         claim: ClaimRequest,
-        only_looks: bool,
+        only_reads: bool,
     ) -> Result<ClaimOutcome, Error> {
         let Some(backing) = &self.backing else { return Ok(ClaimOutcome::Unclaimed) };
         let (store, key) = (backing.store.clone(), key(call));
-        if only_looks {
-            return Ok(store.get(&key).wait().await?.map_or(ClaimOutcome::Unclaimed, before));
+        if only_reads {
+            return Ok(store.get(&key).wait().await?.map_or(ClaimOutcome::Unclaimed, existing));
         }
         // The guard exists before the write: if the client leaves now, the record goes too.
-        let hold = ClaimGuard::new(self.owner(), self.released.clone(), store, key, claim);
-        let Record { key, value } = &hold.record;
-        let claimed = hold.store.claim(key, value, hold.keep()).wait().await;
+        let guard = ClaimGuard::new(self.owner(), self.released.clone(), store, key, claim);
+        let Record { key, value } = &guard.record;
+        let claimed = guard.store.claim(key, value, guard.keep()).wait().await;
         match claimed.inspect_err(|error| backing.note_failure(error))? {
-            None => Ok(ClaimOutcome::Claimed(hold)),
+            None => Ok(ClaimOutcome::Claimed(guard)),
             // The claim was sent twice on the way.
-            Some(there) if there == *value => Ok(ClaimOutcome::Claimed(hold)),
-            Some(there) => Ok(before(there)),
+            Some(there) if there == *value => Ok(ClaimOutcome::Claimed(guard)),
+            Some(there) => Ok(existing(there)),
         }
     }
 
@@ -65,27 +66,30 @@ impl EventLog {
     /// If the store cannot be asked.
     pub async fn claim_for_subject(
         &self,
-        hold: &mut ClaimGuard,
+        guard: &mut ClaimGuard,
         subject: &Fingerprint,
         call: Fingerprint,
         body: Option<Fingerprint>,
         is_accepted: bool,
     ) -> Result<Option<(SubjectClaim, Bytes)>, Error> {
         let Some(backing) = &self.backing else { return Ok(None) };
-        let run = ClaimRecord { owner: self.owner(), stream: hold.stream, body };
-        let record = Record { key: subject_key(subject), value: written(&SubjectClaim { run, call, is_accepted }) };
+        let run = ClaimRecord { owner: self.owner(), stream: guard.stream, body };
+        let record = Record { key: subject_key(subject), value: encode(&SubjectClaim { run, call, is_accepted }) };
         // Set before the write, as for the claim itself.
-        hold.subject_record = Some(Box::new(record.clone()));
+        guard.subject_record = Some(Box::new(record.clone()));
         loop {
-            let claimed = hold.store.claim(&record.key, &record.value, hold.keep()).wait().await;
+            let claimed = guard.store.claim(&record.key, &record.value, guard.keep()).wait().await;
             let there = claimed.inspect_err(|error| backing.note_failure(error))?;
-            let Some(there) = there.filter(|there| *there != record.value) else { return Ok(None) };
-            let elder = read_subject_claim(&there)?;
-            if elder.call != call {
-                return Ok(Some((elder, there)));
+            let there = match there {
+                Some(there) if there != record.value => there,
+                Some(_) | None => return Ok(None),
+            };
+            let previous = read_subject_claim(&there)?;
+            if previous.call != call {
+                return Ok(Some((previous, there)));
             }
             // An earlier record of the same token is being removed: otherwise this call could not have been claimed.
-            hold.store.expire_if_equal(&record.key, &there, None).wait().await?;
+            guard.store.expire_if_equal(&record.key, &there, None).wait().await?;
         }
     }
 
@@ -127,17 +131,17 @@ impl EventLog {
     /// If the store cannot be told.
     pub async fn extend_claim(&self, call: &Fingerprint, run: &ClaimRecord, retention: Duration) -> Result<(), Error> {
         match &self.backing {
-            Some(backing) => backing.store.expire_if_equal(&key(call), &written(run), Some(retention)).wait().await,
+            Some(backing) => backing.store.expire_if_equal(&key(call), &encode(run), Some(retention)).wait().await,
             None => Ok(()),
         }
     }
 
     /// Returns whether a call that was claimed here is over or never ran, so that its claim is void.
-    pub fn has_released_claim(&self, run: StreamId) -> bool {
-        self.released.contains(run)
+    pub fn has_released_claim(&self, stream: StreamId) -> bool {
+        self.released.contains(stream)
     }
 
-    /// Answers another replica that received a call again: `run` is the stream in the call's claim, and `body` is
+    /// Replies to another replica that received a call again: `run` is the stream in the call's claim, and `body` is
     /// present if the call has a key. Waits briefly for the response head.
     pub async fn lookup_retry(&self, call: &Base64, run: Option<StreamId>, body: Option<&Base64>) -> RepeatedCall {
         let Some(call) = Fingerprint::from_wire(call) else { return RepeatedCall::Nothing };
@@ -167,7 +171,7 @@ impl EventLog {
             return std::future::pending().await;
         }
         loop {
-            clock::sleep(LOOK).await;
+            clock::sleep(CHECK_EVERY).await;
             let now = clock::now();
             for stream in self.retry_index().streams() {
                 stream.extend_claims(now);

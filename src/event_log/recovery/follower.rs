@@ -27,6 +27,7 @@ const IDLE: Duration = Duration::from_secs(30);
 const REPORT: Duration = Duration::from_secs(1);
 /// Longest time between two reports. The writer takes a reader for gone after [`READER_HOLD`].
 const RENEW: Duration = Duration::from_secs(5);
+
 /// Copies a stream of another replica.
 pub(in crate::event_log) struct Follower {
     stream: Arc<Stream>,

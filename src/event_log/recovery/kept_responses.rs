@@ -24,6 +24,7 @@ use crate::store::{Error, StoreHealth};
 
 /// Size above which a response is not stored. Responses kept for a retry are smaller, except lists of tools.
 const RESPONSE_MAX: usize = 1024 * 1024;
+
 impl EventLog {
     /// Stores the response of a call with a key and a claim, if `head` would be lost with this process. Waits for a
     /// store that is to be waited for; otherwise the record follows once the store accepts it.
@@ -41,10 +42,10 @@ impl EventLog {
                 return;
             }
             let held = stream.quota().reserve(key.len() + record.len());
-            let late = Late { key, record, until: clock::now() + keep };
-            let (backing, turns) = (backing.clone(), self.late_responses.clone());
+            let late_response = LateResponse { key, record, until: clock::now() + keep };
+            let (backing, permits) = (backing.clone(), self.late_responses.clone());
             tokio::spawn(async move {
-                late.write(&backing, &turns).await;
+                late_response.write(&backing, &permits).await;
                 // Counted until the record is written.
                 drop(held);
             });
@@ -85,17 +86,17 @@ fn outlives_process(stream: &Stream) -> bool {
 }
 
 /// Record of a response that the store refused at first.
-struct Late {
+struct LateResponse {
     key: Vec<u8>,
     record: Bytes,
     /// End of the call's retention.
     until: Instant,
 }
 
-impl Late {
+impl LateResponse {
     /// Writes the record once the store accepts it and a permit is free; gives up at the end of the retention.
-    async fn write(&self, backing: &Backing, turns: &Semaphore) {
-        let Ok(Ok(_turn)) = timeout(self.left(), turns.acquire()).await else { return };
+    async fn write(&self, backing: &Backing, permits: &Semaphore) {
+        let Ok(Ok(_permit)) = timeout(self.left(), permits.acquire()).await else { return };
         loop {
             clock::sleep(STORE_RETRY_PAUSE).await;
             let left = self.left();
@@ -114,7 +115,7 @@ impl Late {
     }
 }
 
-/// Returns the answer to another replica that received the call again.
+/// Returns the reply to another replica that received the call again.
 pub(in crate::event_log) fn reply_for_retry(stream: StreamId, head: &Head) -> RepeatedCall {
     match head {
         Head::Waiting => RepeatedCall::Waiting,

@@ -9,11 +9,11 @@ use std::time::Instant;
 use crate::event_log::sessions::Key;
 
 /// Records skipped in one search because they are in use or were used since. The next record goes in any case.
-const PASSED_MAX: usize = 32;
+const SKIPPED_MAX: usize = 32;
 
 #[derive(Debug, Default)]
 pub(super) struct LruQueue {
-    places: VecDeque<Entry>,
+    entries: VecDeque<Entry>,
     /// Number of records: entries without those of dead records.
     records: usize,
 }
@@ -41,35 +41,35 @@ impl LruQueue {
 
     /// Returns the number of entries, dead ones included.
     #[cfg(test)]
-    pub(super) fn places(&self) -> usize {
-        self.places.len()
+    pub(super) fn entries(&self) -> usize {
+        self.entries.len()
     }
 
     /// Adds a record.
-    pub(super) fn enter(&mut self, key: Key, serial: u64, used: Instant) {
+    pub(super) fn push(&mut self, key: Key, serial: u64, used: Instant) {
         self.records += 1;
-        self.places.push_back(Entry { key, serial, used });
+        self.entries.push_back(Entry { key, serial, used });
     }
 
     /// Counts forgotten records; their entries are found later.
-    pub(super) fn leave(&mut self, records: usize) {
+    pub(super) fn forget(&mut self, records: usize) {
         self.records = self.records.saturating_sub(records);
     }
 
     /// Takes the record that is forgotten next.
     pub(super) fn pop(&mut self, find: impl Fn(&Key, u64) -> Found) -> Option<(Key, u64)> {
-        let mut passed = 0;
-        while let Some(mut place) = self.places.pop_front() {
-            match find(&place.key, place.serial) {
+        let mut skipped = 0;
+        while let Some(mut entry) = self.entries.pop_front() {
+            match find(&entry.key, entry.serial) {
                 Found::Gone => {}
-                Found::Used(used, is_in_use) if passed < PASSED_MAX && (is_in_use || used > place.used) => {
-                    place.used = used;
-                    self.places.push_back(place);
-                    passed += 1;
+                Found::Used(used, is_in_use) if skipped < SKIPPED_MAX && (is_in_use || used > entry.used) => {
+                    entry.used = used;
+                    self.entries.push_back(entry);
+                    skipped += 1;
                 }
                 Found::Used(..) => {
-                    self.leave(1);
-                    return Some((place.key, place.serial));
+                    self.forget(1);
+                    return Some((entry.key, entry.serial));
                 }
             }
         }
@@ -77,10 +77,10 @@ impl LruQueue {
     }
 
     /// Drops dead entries once they outnumber the live ones, or `most`.
-    pub(super) fn tidy(&mut self, most: usize, is_there: impl Fn(&Key, u64) -> bool) {
-        if self.places.len() > most.max(self.records).saturating_mul(2) {
-            self.places.retain(|place| is_there(&place.key, place.serial));
-            self.records = self.places.len();
+    pub(super) fn prune(&mut self, most: usize, is_there: impl Fn(&Key, u64) -> bool) {
+        if self.entries.len() > most.max(self.records).saturating_mul(2) {
+            self.entries.retain(|entry| is_there(&entry.key, entry.serial));
+            self.records = self.entries.len();
         }
     }
 }

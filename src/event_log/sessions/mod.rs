@@ -347,7 +347,7 @@ impl Sessions {
         let (key, serial) = ((id, principal), session.serial);
         let before = self.sessions.insert(key.clone(), session);
         if before.is_some_and(|before| before.opened.is_some()) {
-            self.lru_queue().leave(1);
+            self.lru_queue().forget(1);
         }
         self.enter(key, serial);
     }
@@ -368,8 +368,8 @@ impl Sessions {
             }
         }
         // After all that were skipped: the newest is the last to go.
-        queue.enter(key, serial, clock::now());
-        queue.tidy(self.max_opened, |key, serial| matches!(find(key, serial), Found::Used(..)));
+        queue.push(key, serial, clock::now());
+        queue.prune(self.max_opened, |key, serial| matches!(find(key, serial), Found::Used(..)));
     }
 
     fn lru_queue(&self) -> MutexGuard<'_, LruQueue> {
@@ -464,7 +464,7 @@ impl Sessions {
     pub fn remove(&self, id: &SessionId, principal: &Principal) -> Option<Arc<Session>> {
         let (_, session) = self.sessions.remove(&(id.clone(), *principal))?;
         if session.opened.is_some() {
-            self.lru_queue().leave(1);
+            self.lru_queue().forget(1);
         }
         Some(session)
     }
@@ -549,7 +549,7 @@ impl Sessions {
             gone += usize::from(!stays && session.opened.is_some());
             stays
         });
-        self.lru_queue().leave(gone);
+        self.lru_queue().forget(gone);
         // The extra limit for records in use shrinks with them.
         let left = self.record_count.unopened.load(Ordering::Relaxed);
         let most = unopened_max(self.max_opened);
@@ -564,7 +564,7 @@ impl Sessions {
     /// Returns the length of the queue of sessions opened here.
     #[cfg(test)]
     pub(super) fn places(&self) -> usize {
-        self.lru_queue().places()
+        self.lru_queue().entries()
     }
 
     /// Returns whether there are none.

@@ -8,8 +8,8 @@ use bytes::{Bytes, BytesMut};
 
 use crate::clock;
 use crate::event_log::stream::partial_results::{Edits, Slice};
+use crate::event_log::stream::rendering::{Large, Written};
 use crate::event_log::stream::response_head::Head;
-use crate::event_log::stream::state::{Large, Written};
 use crate::event_log::stream::{Stream, in_flight};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::{self, AttachId, Handle, Seq};

@@ -12,6 +12,7 @@ pub(in crate::event_log) mod in_flight;
 mod partial_readers;
 pub(in crate::event_log) mod partial_results;
 pub(in crate::event_log) mod remote;
+mod rendering;
 pub(in crate::event_log) mod response_head;
 mod retention;
 mod retries;

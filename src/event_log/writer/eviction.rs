@@ -26,7 +26,7 @@ const STEPS: usize = 64;
 /// Divisor of the total: the memory that these steps free beyond what is needed.
 const SPARE: usize = 16;
 /// Quotas that a call tries once more before it is refused, after all of the largest have been tried.
-const LOOKS: usize = 64;
+const RETRIES: usize = 64;
 
 impl StreamTable {
     /// Reserves memory for one more call of `quota` with a request of this size.
@@ -64,7 +64,8 @@ impl StreamTable {
             return Err(ErrorCode::ShareFull);
         }
         // This quota may have grown since the largest were searched.
-        let has_capacity = self.evict_globally(quota, now, LOOKS) || self.evict_while(quota, now, Quota::global_excess);
+        let has_capacity =
+            self.evict_globally(quota, now, RETRIES) || self.evict_while(quota, now, Quota::global_excess);
         if has_capacity { Ok(()) } else { Err(ErrorCode::ProxyFull) }
     }
 
@@ -94,22 +95,22 @@ impl StreamTable {
     /// Evicts from the largest quotas until `quota` is within the total; returns false if nothing is left to evict.
     /// Tries `again` quotas once more after all have been tried.
     fn evict_globally(&self, quota: &Quota, now: Instant, again: usize) -> bool {
-        let mut looks = 0;
+        let mut retries = 0;
         while quota.global_excess() > 0 {
             let largest = self.largest_quotas(now);
             let (turn, largest_quota) = (largest.turn, largest.current());
             if largest.is_through() {
-                if looks >= again.min(largest.quotas.len()) {
+                if retries >= again.min(largest.quotas.len()) {
                     return quota.global_excess() == 0;
                 }
-                looks += 1;
+                retries += 1;
             }
             // Not locked during the eviction.
             drop(largest);
             if largest_quota.is_none_or(|largest_quota| !self.evict_from(&largest_quota, now)) {
                 self.lock_largest().pass(turn);
             } else {
-                looks = 0;
+                retries = 0;
             }
         }
         true

@@ -113,8 +113,8 @@ impl Writer {
         if !is_paused && !is_behind {
             return (deadline, true);
         }
-        let look = clock::now() + CAPACITY_POLL;
-        (Some(deadline.map_or(look, |deadline| deadline.min(look))), !is_paused)
+        let poll_at = clock::now() + CAPACITY_POLL;
+        (Some(deadline.map_or(poll_at, |deadline| deadline.min(poll_at))), !is_paused)
     }
 
     /// Resolves when another task has changed the stream.
@@ -139,11 +139,11 @@ impl Writer {
             if self.has_capacity() {
                 return;
             }
-            let look = clock::now() + CAPACITY_POLL;
+            let poll_at = clock::now() + CAPACITY_POLL;
             tokio::select! {
                 biased;
                 () = self.changed(false) => {}
-                () = clock::sleep_until(look) => {}
+                () = clock::sleep_until(poll_at) => {}
             }
         }
     }

@@ -196,11 +196,11 @@ impl Caller {
             world.model().leave(self.key, begun);
         }
         match ended {
-            Told::Whole(ended) => {
+            ExchangeOutcome::Whole(ended) => {
                 self.idle = self.call.keeps_connection.then_some(connection);
                 Some(ended)
             }
-            Told::Cut(progress) => {
+            ExchangeOutcome::Cut(progress) => {
                 let cut = matches!(fault, Fault::CutRequest(_));
                 world.reach(if cut { "a request cut by the client" } else { "a response cut by the client" });
                 Some(match self.is_lost || (self.is_answered && !self.call.thorough) {
@@ -208,17 +208,17 @@ impl Caller {
                     false => Ended::Early { progress },
                 })
             }
-            Told::Hung(progress, reading, events, hold) => {
+            ExchangeOutcome::Hung(progress, reading, events, hold) => {
                 tokio::spawn(hang(world, connection, self.key, reading, events, hold));
                 Some(Ended::Early { progress })
             }
-            Told::Wrong => None,
+            ExchangeOutcome::Wrong => None,
         }
     }
 }
 
 /// Outcome of one use of a connection.
-pub(super) enum Told {
+pub(super) enum ExchangeOutcome {
     /// The response came to its end.
     Whole(Ended),
     Cut(bool),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 
-use super::caller::{Caller, Ended, Told};
+use super::caller::{Caller, Ended, ExchangeOutcome};
 use super::connection::{Connection, LONGEST};
 use crate::model::{Reading, Taken};
 use crate::plan::Fault;
@@ -41,12 +41,13 @@ struct Response {
 
 impl Response {
     /// Draws the size and the delay of the next read, or ends the connection by `fault`.
-    fn next_read(&mut self, fault: &Fault) -> Result<(usize, Duration), Box<Told>> {
+    fn next_read(&mut self, fault: &Fault) -> Result<(usize, Duration), Box<ExchangeOutcome>> {
         match fault {
-            Fault::Cut(at) if self.taken >= *at => Err(Told::Cut(self.progress).into()),
-            Fault::CutAfterEvents(count) if self.seen >= *count => Err(Told::Cut(self.progress).into()),
+            Fault::Cut(at) if self.taken >= *at => Err(ExchangeOutcome::Cut(self.progress).into()),
+            Fault::CutAfterEvents(count) if self.seen >= *count => Err(ExchangeOutcome::Cut(self.progress).into()),
             Fault::Hang(at, hold) if self.taken >= *at => {
-                Err(Told::Hung(self.progress, self.reading.take(), std::mem::take(&mut self.events), *hold).into())
+                Err(ExchangeOutcome::Hung(self.progress, self.reading.take(), std::mem::take(&mut self.events), *hold)
+                    .into())
             }
             Fault::Cut(at) | Fault::Hang(at, _) => Ok((at - self.taken, Duration::ZERO)),
             Fault::Slow(size, pause) if self.reads < SLOW_READS => Ok((*size, *pause)),
@@ -66,10 +67,10 @@ async fn send(connection: &mut Connection, errand: &Errand<'_>) -> bool {
 }
 
 impl Caller {
-    pub(super) async fn converse(&mut self, connection: &mut Connection, errand: &Errand<'_>) -> Told {
+    pub(super) async fn converse(&mut self, connection: &mut Connection, errand: &Errand<'_>) -> ExchangeOutcome {
         let world = self.world.clone();
         if !send(connection, errand).await {
-            return Told::Cut(false);
+            return ExchangeOutcome::Cut(false);
         }
         let asked = world.now();
         let mut response = Response::default();
@@ -88,10 +89,10 @@ impl Caller {
             let silence = self.longest_silence(errand, &response);
             match timeout(silence, connection.read(&world, most)).await {
                 Ok(Some(read)) => response.taken += read,
-                Ok(None) => return Told::Cut(response.progress),
+                Ok(None) => return ExchangeOutcome::Cut(response.progress),
                 Err(_) => {
                     world.blame(format!("{}: silent for {silence:?}", connection.name));
-                    return Told::Wrong;
+                    return ExchangeOutcome::Wrong;
                 }
             }
         }
@@ -113,7 +114,7 @@ impl Caller {
         errand: &Errand<'_>,
         asked: Instant,
         response: &mut Response,
-    ) -> Option<Told> {
+    ) -> Option<ExchangeOutcome> {
         while let Some(part) = connection.parser.next() {
             match part {
                 Part::Head(head) => {
@@ -124,7 +125,7 @@ impl Caller {
                 Part::Data(data) if response.reading.is_some() => {
                     response.events.feed(&data);
                     if !self.take_events(response) {
-                        return Some(Told::Wrong);
+                        return Some(ExchangeOutcome::Wrong);
                     }
                 }
                 Part::Data(data) => response.body.extend(data),
@@ -141,18 +142,18 @@ impl Caller {
         asked: Instant,
         head: &Head,
         response: &mut Response,
-    ) -> Option<Told> {
+    ) -> Option<ExchangeOutcome> {
         let world = &self.world;
         let is_stream = head.header("content-type") == Some("text/event-stream");
         response.status = head.status();
         let expected = [200, 204].contains(&response.status);
         let refused = self.key.1 == 0 && response.status >= 500 && world.plan.refuses.is_some();
         if refused {
-            return Some(Told::Cut(false));
+            return Some(ExchangeOutcome::Cut(false));
         }
         if !errand.is_post && !expected {
             world.blame(format!("{name}: a resume was answered {}", head.line));
-            return Some(Told::Wrong);
+            return Some(ExchangeOutcome::Wrong);
         }
         if is_stream && response.status == 200 {
             let prompt = !matches!(errand.fault, Fault::Slow(..));
@@ -195,42 +196,42 @@ impl Caller {
     }
 
     /// The response is complete.
-    fn finish(&mut self, response: Response) -> Told {
+    fn finish(&mut self, response: Response) -> ExchangeOutcome {
         let world = self.world.clone();
         let Some(reading) = response.reading else {
             return self.finish_plain(response.status, &response.body);
         };
         if self.is_lost || (self.is_answered && reading.cursor() >= self.highest) {
-            return Told::Whole(Ended::Over);
+            return ExchangeOutcome::Whole(Ended::Over);
         }
         // Where bounds are tight, a batch's first answers may be gone: who comes without a place is told of a gap.
         if world.plan.is_tight() && self.call.script.requests > 1 && !self.answered.is_empty() {
-            return Told::Whole(Ended::Over);
+            return ExchangeOutcome::Whole(Ended::Over);
         }
         let allowed = world.model().end_early(&world.plan, self.key, &reading, world.now());
         match world.check(allowed) {
             Some(()) => {
                 world.reach("a response closed early");
-                Told::Whole(Ended::Early { progress: response.progress })
+                ExchangeOutcome::Whole(Ended::Early { progress: response.progress })
             }
-            None => Told::Wrong,
+            None => ExchangeOutcome::Wrong,
         }
     }
 
-    fn finish_plain(&mut self, status: u16, body: &[u8]) -> Told {
+    fn finish_plain(&mut self, status: u16, body: &[u8]) -> ExchangeOutcome {
         let world = self.world.clone();
         if status == 204 {
             if !self.is_answered && !world.model().call(self.key).cancelled {
                 world.blame(format!("{:?}: an end without an answer", self.key));
             }
             world.reach("a resume at the end");
-            return Told::Whole(Ended::Over);
+            return ExchangeOutcome::Whole(Ended::Over);
         }
         let body = String::from_utf8_lossy(body);
         let taken = world.model().take_plain(&world.plan, self.key, status, &body, world.now());
         match world.check(taken) {
-            Some(()) => Told::Whole(Ended::Over),
-            None => Told::Wrong,
+            Some(()) => ExchangeOutcome::Whole(Ended::Over),
+            None => ExchangeOutcome::Wrong,
         }
     }
 }
