@@ -10,7 +10,7 @@ use super::announcements::{AnnouncementRecord, AnnouncementState};
 use super::event_set::EventSet;
 use super::numbering::Numbering;
 use super::owed_responses::OwedResponse;
-use super::reader::ReaderProgress;
+use super::reader_state::ReaderProgress;
 use super::server_requests::ServerRequestRecord;
 use super::states::{Outcome, Phase};
 use super::timers::Timer;
