@@ -193,7 +193,7 @@ fn routes(body: &[u8], peeked: Result<&Body, &PeekError>) {
         let requests = body.messages().iter().filter(|message| matches!(message, Message::Request { .. })).count();
         match route {
             Route::Call(call) => assert_eq!(call.ids.len(), requests),
-            Route::Answers(messages) => assert_eq!((messages.as_slice(), requests), (body.messages(), 0)),
+            Route::ClientResponses(messages) => assert_eq!((messages.as_slice(), requests), (body.messages(), 0)),
             Route::Forward => assert_ne!(requests, 0),
             route => panic!("{route:?}"),
         }

@@ -317,7 +317,7 @@ impl Ingress {
         match self.classify(&context, &body, version) {
             Route::Call(call) => self.calls.handle(context, call, body).await,
             Route::Dialect(request) => Box::pin(self.dialect_requests.handle(context, request, body)).await,
-            Route::Answers(messages) => {
+            Route::ClientResponses(messages) => {
                 context.connection.receipts().prove(&self.log);
                 Box::pin(self.client_responses.handle(context, messages, body)).await
             }
@@ -341,7 +341,7 @@ impl Ingress {
                 Err(code) => self.refusals.refuse(code),
             },
             Route::Refuse(code) => self.refusals.refuse(code),
-            Route::Forward | Route::Call(_) | Route::Dialect(_) | Route::Answers(_) => {
+            Route::Forward | Route::Call(_) | Route::Dialect(_) | Route::ClientResponses(_) => {
                 match context.remote_session_error() {
                     Some(code) => self.refusals.refuse(code),
                     None if body.is_end_stream() => self.forwarder.forward_read(context, Bytes::new()).await,

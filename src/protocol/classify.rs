@@ -27,7 +27,7 @@ pub enum Route {
     /// A POST that carries requests: a request stream.
     Call(Call),
     /// A POST of responses and notifications alone: the client's responses.
-    Answers(Vec<Message>),
+    ClientResponses(Vec<Message>),
     /// A POST with a request of a dialect, which the proxy handles itself.
     Dialect(Dialect),
     /// A GET that resumes a stream.
@@ -131,7 +131,7 @@ pub fn post(
     }
     let ids = request_ids(messages.messages());
     if ids.is_empty() {
-        return Route::Answers(match messages {
+        return Route::ClientResponses(match messages {
             Body::Single(message) => vec![message],
             Body::Batch(messages) => messages,
         });

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::states::{Outcome, Phase, Place};
 use super::timers::Timer;
-use super::{Machine, OwedResponses, Policy, Reader, ServerRequests};
+use super::{Machine, OwedResponses, Policy, ReaderState, ServerRequests};
 use crate::protocol::dialect::Status;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::Era;
@@ -86,7 +86,7 @@ impl Machine {
     }
 
     /// Returns the current reader and its progress.
-    pub fn reader(&self) -> &Reader {
+    pub fn reader(&self) -> &ReaderState {
         &self.reader
     }
 

@@ -46,7 +46,7 @@ use input_turn::InputTurn;
 use numbering::Numbering;
 pub use owed_responses::{OwedResponse, OwedResponses};
 pub use policy::Policy;
-pub use reader_state::Reader;
+pub use reader_state::ReaderState;
 pub use server_requests::{ClientResponse, ServerRequests};
 pub use snapshot::{Snapshot, SnapshotDigest};
 pub use states::{Effect, Outcome, Phase, Place};
@@ -68,7 +68,7 @@ pub struct Machine {
     is_committed: bool,
     owed_responses: OwedResponses,
     server_requests: ServerRequests,
-    reader: Reader,
+    reader: ReaderState,
     upstream: Upstream,
     numbering: Numbering,
     /// The outcome of a stream that ends once its last event is stored, or `None` if more events may come.
@@ -98,7 +98,7 @@ impl Machine {
             is_committed: false,
             owed_responses: OwedResponses::new(ids),
             server_requests: ServerRequests::default(),
-            reader: Reader::new(now),
+            reader: ReaderState::new(now),
             upstream: Upstream::new(),
             numbering: Numbering::new(),
             sealing: None,

@@ -13,7 +13,7 @@ const CHASE_RETRY_MAX: Duration = Duration::from_secs(60);
 
 /// The current reader of a stream, and what earlier connections were sent.
 #[derive(Debug)]
-pub struct Reader {
+pub struct ReaderState {
     attached: Option<AttachId>,
     since: Instant,
     progress: ReaderProgress,
@@ -28,7 +28,7 @@ pub struct Reader {
     has_closed_gracefully: bool,
 }
 
-/// The part of [`Reader`] that other processes need.
+/// The part of [`ReaderState`] that other processes need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ReaderProgress {
     /// True if an event ID was ever written.
@@ -59,7 +59,7 @@ impl ReaderProgress {
     }
 }
 
-impl Reader {
+impl ReaderState {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             attached: None,
