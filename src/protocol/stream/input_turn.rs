@@ -5,6 +5,9 @@
 
 use std::time::Instant;
 
+use super::Machine;
+use super::timers::Timer;
+use crate::protocol::headers::Era;
 use crate::protocol::ids::Seq;
 
 /// The input turns of one stream.
@@ -37,5 +40,36 @@ impl InputTurn {
     /// Returns the client's cursor at the beginning of its last turn, or `None` before the first.
     pub(super) fn began_at(&self) -> Option<Seq> {
         self.began_at
+    }
+}
+
+impl Machine {
+    /// Begins the client's turn, if it is due and the client has every event up to `cursor`, and remembers `cursor`. Returns false if
+    /// there are more events for the client, or no server→client request waits.
+    pub fn handle_input_turn(&mut self, cursor: Seq, now: Instant) -> bool {
+        let is_due = self.input_turn_at().is_some_and(|at| at <= now);
+        let has_all = cursor <= self.tail() && self.is_spent_after(cursor) && self.numbering.is_stored();
+        let begins = is_due && has_all;
+        if begins {
+            self.input_turn.begin(cursor);
+        }
+        begins
+    }
+
+    /// Returns the time of the client's turn: server→client requests wait, and the upstream will have been quiet for `input_grace` by
+    /// then. Returns `None` while no request waits, for a stream that is about to end, and in the modern era, whose clients cancel by
+    /// leaving.
+    pub fn input_turn_at(&self) -> Option<Instant> {
+        let is_ending = self.timers.is_set(Timer::Linger) || self.timers.is_set(Timer::CancelGrace);
+        if self.is_logging() && !is_ending && self.policy.era == Era::Legacy && self.server_requests.has_outstanding() {
+            Some(self.input_turn.quiet_since() + self.policy.input_grace)
+        } else {
+            None
+        }
+    }
+
+    /// Returns the client's cursor at the beginning of its last turn, or `None` before the first.
+    pub fn last_input_turn(&self) -> Option<Seq> {
+        self.input_turn.began_at()
     }
 }

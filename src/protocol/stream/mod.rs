@@ -24,12 +24,15 @@ mod getters;
 mod input_turn;
 mod numbering;
 mod owed_responses;
+mod place;
 mod policy;
 mod reader_state;
+mod retention;
 mod seal;
 mod server_requests;
 mod snapshot;
 mod states;
+mod status;
 #[cfg(test)]
 mod tests;
 mod timeouts;
@@ -45,11 +48,12 @@ pub use batch::Batch;
 use input_turn::InputTurn;
 use numbering::Numbering;
 pub use owed_responses::{OwedResponse, OwedResponses};
+pub use place::Place;
 pub use policy::Policy;
 pub use reader_state::ReaderState;
 pub use server_requests::{ClientResponse, ServerRequests};
 pub use snapshot::{Snapshot, SnapshotDigest};
-pub use states::{Effect, Outcome, Phase, Place};
+pub use states::{Effect, Outcome, Phase};
 use timers::{Timer, TimerTable};
 pub use upstream::Ending;
 use upstream::{Next, Upstream};
@@ -307,18 +311,6 @@ impl Machine {
     /// The interim result of `attach` has arrived, or its connection ended before that was known.
     pub fn handle_interim_settled(&mut self, attach: AttachId, has_arrived: bool) {
         self.reader.ack_interim(attach, has_arrived);
-    }
-
-    /// Begins the client's turn, if it is due and the client has every event up to `cursor`, and remembers `cursor`. Returns false if
-    /// there are more events for the client, or no server→client request waits.
-    pub fn handle_input_turn(&mut self, cursor: Seq, now: Instant) -> bool {
-        let is_due = self.input_turn_at().is_some_and(|at| at <= now);
-        let has_all = cursor <= self.tail() && self.is_spent_after(cursor) && self.numbering.is_stored();
-        let begins = is_due && has_all;
-        if begins {
-            self.input_turn.begin(cursor);
-        }
-        begins
     }
 
     /// The client cancels one of its requests. Returns false if there is nothing to cancel. From here on the stream's tokens are refused;

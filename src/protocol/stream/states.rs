@@ -5,7 +5,6 @@ use std::time::Instant;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc::RequestId;
 
 /// The outcome of a stream.
@@ -64,15 +63,4 @@ pub enum Effect {
     Reopen(Option<Bytes>),
     /// Announce to the client that the upstream could not go on where it was, and that messages in between are lost.
     AnnounceGap,
-}
-
-/// The place of a cursor in a stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// Later events exist or may come: read on after this number.
-    After(Seq),
-    /// The stream is sealed and this is its end.
-    AtEnd,
-    /// Beyond the tail, or trimmed away.
-    Lost,
 }
