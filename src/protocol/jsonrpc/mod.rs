@@ -150,7 +150,7 @@ pub fn peek(bytes: &[u8]) -> Result<Body, PeekError> {
 /// See [`PeekError`].
 pub fn peek_up_to(bytes: &[u8], longest: usize) -> Result<Body, PeekError> {
     let is_too_long = Cell::new(false);
-    match from_slice(bytes, Whole { longest, is_too_long: &is_too_long }) {
+    match from_slice(bytes, BodySeed { longest, is_too_long: &is_too_long }) {
         Some(body) => body,
         None if is_too_long.get() => Err(PeekError::TooLong),
         None if from_slice(bytes, std::marker::PhantomData::<IgnoredAny>).is_some() => Err(PeekError::NotMessage),
@@ -162,9 +162,12 @@ pub fn peek_up_to(bytes: &[u8], longest: usize) -> Result<Body, PeekError> {
 /// without an id, or no message. Most events are notifications, and this test costs a fraction of a peek.
 pub fn may_have_id(bytes: &[u8]) -> bool {
     static ID: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(r#""id""#));
-    // No other escape stands for a letter.
+    if ID.find(bytes).is_some() {
+        return true;
+    }
+    // Most events have no escape, which costs less to see. No escape but `\u` stands for a letter.
     static ESCAPED: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(r"\u"));
-    ID.find(bytes).is_some() || ESCAPED.find(bytes).is_some()
+    memchr::memchr(b'\\', bytes).is_some_and(|at| ESCAPED.find(&bytes[at..]).is_some())
 }
 
 /// `params._meta["io.modelcontextprotocol/protocolVersion"]`, the revision that a modern request names; for a batch,
@@ -272,11 +275,11 @@ enum Key {
 }
 
 impl Members<'_> {
-    fn judge(&self) -> Result<Message, PeekError> {
+    fn to_message(&self) -> Result<Message, PeekError> {
         if let Some(key) = self.duplicate {
             return Err(PeekError::DuplicateKey(key));
         }
-        if self.jsonrpc.and_then(string).as_deref() != Some("2.0") {
+        if !self.jsonrpc.is_some_and(is_version_2) {
             return Err(PeekError::NotMessage);
         }
         match (self.method, self.result.is_some(), self.error.is_some()) {
@@ -323,27 +326,33 @@ impl<'de> Visitor<'de> for MembersVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut members = Members::default();
         while let Some(key) = map.next_key()? {
-            let twice = match key {
-                Key::Jsonrpc => members.jsonrpc.replace(map.next_value()?).map(|_| "jsonrpc"),
-                Key::Id => members.id.replace(map.next_value()?).map(|_| "id"),
-                Key::Method => members.method.replace(map.next_value()?).map(|_| "method"),
-                Key::Result => members.result.replace(map.next_value()?).map(|_| "result"),
-                Key::Error => members.error.replace(map.next_value()?).map(|_| "error"),
-                Key::Other => map.next_value::<IgnoredAny>().map(|_| None)?,
+            let (name, is_duplicate) = match key {
+                Key::Jsonrpc => ("jsonrpc", members.jsonrpc.replace(map.next_value()?).is_some()),
+                Key::Id => ("id", members.id.replace(map.next_value()?).is_some()),
+                Key::Method => ("method", members.method.replace(map.next_value()?).is_some()),
+                Key::Result => ("result", members.result.replace(map.next_value()?).is_some()),
+                Key::Error => ("error", members.error.replace(map.next_value()?).is_some()),
+                Key::Other => {
+                    map.next_value::<IgnoredAny>()?;
+                    continue;
+                }
             };
-            members.duplicate = twice.or(members.duplicate);
+            if is_duplicate {
+                members.duplicate = Some(name);
+            }
         }
         Ok(members)
     }
 }
 
-/// An object, or an array of at most `longest` objects. Each is judged as it is read, and of a batch that is none only the reason is kept.
-struct Whole<'c> {
+/// An object, or an array of at most `longest` objects. Each becomes a message as it is read; of a malformed batch only the first error is
+/// kept.
+struct BodySeed<'c> {
     longest: usize,
     is_too_long: &'c Cell<bool>,
 }
 
-impl<'de> DeserializeSeed<'de> for Whole<'_> {
+impl<'de> DeserializeSeed<'de> for BodySeed<'_> {
     type Value = Result<Body, PeekError>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
@@ -351,7 +360,7 @@ impl<'de> DeserializeSeed<'de> for Whole<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Whole<'_> {
+impl<'de> Visitor<'de> for BodySeed<'_> {
     type Value = Result<Body, PeekError>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -359,7 +368,7 @@ impl<'de> Visitor<'de> for Whole<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
-        MembersVisitor.visit_map(map).map(|members| members.judge().map(Body::Single))
+        MembersVisitor.visit_map(map).map(|members| members.to_message().map(Body::Single))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
@@ -372,7 +381,7 @@ impl<'de> Visitor<'de> for Whole<'_> {
                 return Err(A::Error::custom(PeekError::TooLong));
             }
             if let Ok(all) = &mut messages {
-                match members.judge() {
+                match members.to_message() {
                     Ok(message) => all.push(message),
                     Err(error) => messages = Err(error),
                 }
@@ -383,6 +392,11 @@ impl<'de> Visitor<'de> for Whole<'_> {
             messages => Ok(messages.map(Body::Batch)),
         }
     }
+}
+
+fn is_version_2(raw: &RawValue) -> bool {
+    // Written without escapes, as always.
+    raw.get() == r#""2.0""# || string(raw).as_deref() == Some("2.0")
 }
 
 fn string(raw: &RawValue) -> Option<Cow<'_, str>> {
