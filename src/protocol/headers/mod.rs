@@ -75,9 +75,12 @@ impl ProtocolVersion {
     /// [2025-06-18, protocol version header]: https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#protocol-version-header
     pub const DEFAULT: Self = Self(Cow::Borrowed("2025-03-26"));
 
-    /// Takes any visible ASCII of 1 to 64 bytes, since revisions that are not known yet must pass.
+    /// Parses any visible ASCII of 1 to 64 bytes, since revisions that are not known yet must pass.
     pub fn parse(text: &str) -> Option<Self> {
-        is_visible_ascii(text, MAX_VERSION_BYTES).then(|| Self(text.to_owned().into()))
+        if let Some(known) = LEGACY_VERSIONS.into_iter().find(|known| *known == text) {
+            return Some(Self(Cow::Borrowed(known)));
+        }
+        if is_visible_ascii(text, MAX_VERSION_BYTES) { Some(Self(Cow::Owned(text.to_owned()))) } else { None }
     }
 
     /// The revision named by `MCP-Protocol-Version`; `None` if it is absent, unreadable, or there are several.
