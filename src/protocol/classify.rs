@@ -11,11 +11,6 @@ use super::headers::{self, Era, ProtocolVersion, names};
 use super::ids::EventId;
 use super::jsonrpc::{self, Body, Message, PeekError, RequestId};
 
-/// Methods whose response must reach the client with its own status: nothing is committed before it.
-const OPENING: [&str; 2] = ["initialize", "server/discover"];
-/// The modern request whose stream never pauses its upstream: notifications for as long as the client listens.
-const LISTEN: &str = "subscriptions/listen";
-
 /// Default limit for the messages of an array. Clients of the only revision that has arrays send a handful.
 pub const BATCH_MAX: usize = 100;
 
@@ -49,16 +44,7 @@ pub struct Call {
     pub is_batch: bool,
     /// The protocol revision: that of the request, else that of its session, else the default.
     pub version: ProtocolVersion,
-    /// True if it holds `initialize`, alone or in a batch.
-    pub has_initialize: bool,
-    /// True if it opens a session or discovers the server.
-    pub is_opening: bool,
-    /// True if it holds `subscriptions/listen`.
-    pub has_listen: bool,
-    /// True if it holds `tools/call`.
-    pub has_tool_call: bool,
-    /// True if it holds `tools/list`.
-    pub has_tool_list: bool,
+    methods: MethodSet,
 }
 
 /// A request that the proxy handles itself.
@@ -74,6 +60,77 @@ impl Call {
     /// Returns the era of the protocol revision.
     pub fn era(&self) -> Era {
         self.version.era()
+    }
+
+    /// Returns true if it holds `initialize`, alone or in a batch.
+    pub fn has_initialize(&self) -> bool {
+        self.methods.has_any(MethodSet::INITIALIZE)
+    }
+
+    /// Returns true if it opens a session or discovers the server. Its response must reach the client with its own status: nothing is
+    /// committed before it.
+    pub fn is_opening(&self) -> bool {
+        self.methods.has_any(MethodSet::INITIALIZE.union(MethodSet::DISCOVER))
+    }
+
+    /// Returns true if it holds `subscriptions/listen`, whose stream never pauses its upstream: notifications for as long as the client
+    /// listens.
+    pub fn has_listen(&self) -> bool {
+        self.methods.has_any(MethodSet::LISTEN)
+    }
+
+    /// Returns true if it holds `tools/call`.
+    pub fn has_tool_call(&self) -> bool {
+        self.methods.has_any(MethodSet::CALL_TOOL)
+    }
+
+    /// Returns true if it holds `tools/list`.
+    pub fn has_tool_list(&self) -> bool {
+        self.methods.has_any(MethodSet::LIST_TOOLS)
+    }
+}
+
+/// A set of the methods that the proxy handles in a way of their own.
+#[derive(Clone, Copy, Debug)]
+struct MethodSet(u8);
+
+impl MethodSet {
+    const NONE: Self = Self(0);
+    const INITIALIZE: Self = Self(1);
+    const DISCOVER: Self = Self(1 << 1);
+    const LISTEN: Self = Self(1 << 2);
+    const CALL_TOOL: Self = Self(1 << 3);
+    const LIST_TOOLS: Self = Self(1 << 4);
+
+    /// Returns the methods of the requests among `messages`.
+    fn of(messages: &[Message]) -> Self {
+        let mut methods = Self::NONE;
+        for message in messages {
+            if let Message::Request { method, .. } = message {
+                methods = methods.union(Self::named(method));
+            }
+        }
+        methods
+    }
+
+    fn named(method: &str) -> Self {
+        match method {
+            "initialize" => Self::INITIALIZE,
+            "server/discover" => Self::DISCOVER,
+            "subscriptions/listen" => Self::LISTEN,
+            "tools/call" => Self::CALL_TOOL,
+            "tools/list" => Self::LIST_TOOLS,
+            _ => Self::NONE,
+        }
+    }
+
+    const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Returns true if any method is in both sets.
+    fn has_any(self, other: Self) -> bool {
+        self.0 & other.0 != 0
     }
 }
 
@@ -129,15 +186,19 @@ pub fn post(
     if let Some(route) = dialect(messages.messages(), enabled) {
         return route;
     }
-    let ids = request_ids(messages.messages());
-    if ids.is_empty() {
+    if !messages.messages().iter().any(|message| matches!(message, Message::Request { .. })) {
         return Route::ClientResponses(match messages {
             Body::Single(message) => vec![message],
             Body::Batch(messages) => messages,
         });
     }
     match version(headers, body, session_version) {
-        Some(version) => Route::Call(call(&messages, ids, version)),
+        Some(version) => Route::Call(Call {
+            is_batch: matches!(messages, Body::Batch(_)),
+            version,
+            methods: MethodSet::of(messages.messages()),
+            ids: request_ids(messages),
+        }),
         // Header and `_meta` disagree: the server refuses that in its own words.
         None => Route::Forward,
     }
@@ -156,31 +217,15 @@ fn dialect(messages: &[Message], enabled: Declared) -> Option<Route> {
     })
 }
 
-fn call(messages: &Body, ids: Vec<RequestId>, version: ProtocolVersion) -> Call {
-    let has = |wanted: &str| {
-        messages
-            .messages()
-            .iter()
-            .any(|message| matches!(message, Message::Request { method, .. } if **method == *wanted))
-    };
-    Call {
-        ids,
-        is_batch: matches!(messages, Body::Batch(_)),
-        version,
-        has_initialize: has("initialize"),
-        is_opening: OPENING.iter().any(|method| has(method)),
-        has_listen: has(LISTEN),
-        has_tool_call: has("tools/call"),
-        has_tool_list: has("tools/list"),
-    }
-}
-
-fn request_ids(messages: &[Message]) -> Vec<RequestId> {
-    let ids = messages.iter().filter_map(|message| match message {
-        Message::Request { id, .. } => Some(id.clone()),
+fn request_ids(messages: Body) -> Vec<RequestId> {
+    let id_of = |message| match message {
+        Message::Request { id, .. } => Some(id),
         Message::Notification { .. } | Message::Response { .. } => None,
-    });
-    ids.collect()
+    };
+    match messages {
+        Body::Single(message) => id_of(message).into_iter().collect(),
+        Body::Batch(messages) => messages.into_iter().filter_map(id_of).collect(),
+    }
 }
 
 /// Returns the protocol revision of a request, or `None` if header and `_meta` name different ones.

@@ -108,7 +108,7 @@ pub(crate) fn classify_post(times: usize) -> Result<()> {
     let mut calls = 0;
     for _ in 0..times {
         let route = classify::post(black_box(&headers), black_box(body), None, Declared::ALL, classify::BATCH_MAX);
-        calls += usize::from(matches!(black_box(route), Route::Call(call) if call.has_tool_call));
+        calls += usize::from(matches!(black_box(route), Route::Call(call) if call.has_tool_call()));
     }
     expect(calls, times)
 }

@@ -28,7 +28,7 @@ impl CommitRules {
     /// True if the proxy may send a head before the upstream does. It must not hide a head that matters: a status on which a client acts,
     /// or CORS headers that a browser needs.
     pub(super) fn may_commit(&self, request: &CallRequest) -> bool {
-        request.accept.sse && !request.call.is_opening && self.may_begin(request)
+        request.accept.sse && !request.call.is_opening() && self.may_begin(request)
     }
 
     /// True if an interim result may begin the response before the upstream does. It must not replace a 401, or CORS headers of the server.

@@ -245,7 +245,7 @@ impl Calls {
 
     /// Returns the declarations of an `initialize`, and its body for the upstream, without the dialects that the proxy handles.
     fn take_declared(&self, call: &classify::Call, body: Bytes) -> (Option<IssuedSession>, Bytes) {
-        if !call.has_initialize {
+        if !call.has_initialize() {
             return (None, body);
         }
         let spoken = self.config.dialects.declared;

@@ -46,7 +46,7 @@ impl PartialResultsPolicy {
     /// Configuration by which the response to this call is read and edited, if it lists the tools of a client that may get partial results.
     pub(super) fn edited_list(&self, call: &classify::Call) -> Option<Arc<ResumeTokens>> {
         let tokens = self.tokens.as_ref()?;
-        if call.has_tool_list && call.era() == Era::Legacy && !tokens.tools.is_empty() {
+        if call.has_tool_list() && call.era() == Era::Legacy && !tokens.tools.is_empty() {
             Some(tokens.clone())
         } else {
             None
@@ -86,7 +86,7 @@ impl PartialResultsPolicy {
     ) {
         let Some(tokens) = self.tokens.as_ref() else { return };
         if let Some(PartialResults { tool: Some(tool), .. }) = partial
-            && call.has_tool_call
+            && call.has_tool_call()
             && !self.upstream.observed().has_listed(tool)
         {
             let client = context.connection.forwarded();

@@ -63,14 +63,14 @@ pub(super) fn retry_of(context: &RequestContext, binding: &Binding, call: &class
     let parts = &context.parts;
     let query = parts.uri.query().unwrap_or_default();
     let may_have_key = binding.session.is_some() || !binding.principal.is_anonymous();
-    let key = if may_have_key && !call.is_opening { parts.headers.get(names::IDEMPOTENCY_KEY) } else { None };
+    let key = if may_have_key && !call.is_opening() { parts.headers.get(names::IDEMPOTENCY_KEY) } else { None };
     match key {
         Some(key) => Retry {
             fingerprint: Some(Fingerprint::of_key(binding, key.as_bytes())),
             body: Some(Fingerprint::of_body(query, body)),
             subject: Fingerprint::of_subject_key(binding, key.as_bytes()),
         },
-        None if binding.session.is_some() && !call.is_opening => {
+        None if binding.session.is_some() && !call.is_opening() => {
             Retry { fingerprint: Some(Fingerprint::of_call(binding, query, body)), body: None, subject: None }
         }
         None => Retry { fingerprint: None, body: None, subject: None },

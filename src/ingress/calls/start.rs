@@ -137,10 +137,10 @@ impl CallStarter {
             commit_after: if self.commit.may_commit(request) { self.config.delivery.commit_after } else { None },
             retry: self.config.delivery.retry,
             // Events that no client reads as a stream are never written, and must not fill it up.
-            can_pause: !call.has_listen && accept.sse,
+            can_pause: !call.has_listen() && accept.sse,
             should_resume_hard_cuts: self.upstream.resumes_hard_cuts(),
             should_refuse_requests: !accept.sse,
-            should_announce_cancel: call.era() == Era::Legacy && !call.has_initialize,
+            should_announce_cancel: call.era() == Era::Legacy && !call.has_initialize(),
         };
         Spec {
             policy,
@@ -159,7 +159,7 @@ impl CallStarter {
         let RequestContext { parts, session, connection, .. } = &*request.context;
         if let Some(session) = session {
             session.add_stream(stream);
-            if request.call.era() == Era::Legacy && request.accept.sse && !request.call.is_opening {
+            if request.call.era() == Era::Legacy && request.accept.sse && !request.call.is_opening() {
                 self.starter.announce(Some(session), stream, Declared::ALL);
             }
         }
