@@ -111,8 +111,8 @@ impl AllowedHosts {
 impl AllowedOrigins {
     /// Returns true if a request for `uri` with `headers` may be answered: it has no `Origin`, or an allowed one.
     pub fn admit(&self, uri: &Uri, headers: &HeaderMap) -> bool {
-        let mut said = headers.get_all(ORIGIN).iter();
-        let (Some(origin), second) = (said.next(), said.next()) else { return true };
+        let mut origins = headers.get_all(ORIGIN).iter();
+        let (Some(origin), second) = (origins.next(), origins.next()) else { return true };
         if *self == AllowedOrigins::Any {
             return true;
         }
@@ -147,9 +147,9 @@ const REPEATED: usize = 100;
 
 /// Returns what a refusal for the host of a request says: the host, and the key that would allow it.
 pub fn host_refused(uri: &Uri, headers: &HeaderMap) -> String {
-    let asked =
+    let host =
         uri.authority().map(|target| target.as_str().as_bytes()).or(headers.get(HOST).map(HeaderValue::as_bytes));
-    match asked {
+    match host {
         Some(host) => format!("{} is not in listen.allowed_hosts", repeated(host)),
         None => "the request names none".to_owned(),
     }
@@ -265,14 +265,14 @@ fn name_and_port(text: &str) -> Option<(Name, Option<Option<u16>>)> {
         None => (false, text),
     };
     let authority: Authority = rest.parse().ok()?;
-    let said = port_of(&authority)?;
+    let explicit_port = port_of(&authority)?;
     // `h:1:*` is none, and neither is a star anywhere else.
-    if authority.host().is_empty() || authority.host().contains('*') || (port.is_some() && said.is_some()) {
+    if authority.host().is_empty() || authority.host().contains('*') || (port.is_some() && explicit_port.is_some()) {
         return None;
     }
     let host = authority.host().to_ascii_lowercase();
     let name = if is_below { Name::Below(format!(".{host}")) } else { Name::Exact(host) };
-    Some((name, port.or(said.map(Some))))
+    Some((name, port.or(explicit_port.map(Some))))
 }
 
 fn authority(host: &HeaderValue) -> Option<Authority> {
@@ -289,7 +289,7 @@ fn plain_host(host: &HeaderValue) -> Option<(&str, Option<u16>)> {
         Some(_) => return None,
         None => (text, None),
     };
-    (!name.is_empty() && name.bytes().all(is_plain)).then_some((name, port))
+    if !name.is_empty() && name.bytes().all(is_plain) { Some((name, port)) } else { None }
 }
 
 /// Returns the host and the explicit port, or `None` if the authority is anything but a host with or without a port.
@@ -298,7 +298,8 @@ fn host_and_port(authority: &Authority) -> Option<(&str, Option<u16>)> {
     let host = authority.host();
     let rest = authority.as_str().strip_prefix(host)?;
     match rest.strip_prefix(':') {
-        None => rest.is_empty().then_some((host, None)),
+        None if rest.is_empty() => Some((host, None)),
+        None => None,
         Some(port) => Some((host, Some(port.parse().ok()?))),
     }
 }

@@ -22,7 +22,7 @@ impl CallName {
         match jsonrpc::peek(body).ok()? {
             Body::Batch(_) => Some(Self { method: "batch".into(), tool: None }),
             Body::Single(Message::Request { method, .. }) => {
-                let tool = (&*method == "tools/call").then(|| jsonrpc::tool_name(body)).flatten();
+                let tool = if &*method == "tools/call" { jsonrpc::tool_name(body) } else { None };
                 Some(Self { method: short(&method), tool: tool.as_deref().map(short) })
             }
             Body::Single(Message::Notification { .. } | Message::Response { .. }) => None,

@@ -61,7 +61,7 @@ fn names(der: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
         }
         rest = behind;
     }
-    rest.is_empty().then_some((subject, None))
+    if rest.is_empty() { Some((subject, None)) } else { None }
 }
 
 /// `Some(None)` where none of the extensions has names.
@@ -87,7 +87,7 @@ fn alternative_names(mut extensions: &[u8]) -> Option<Option<&[u8]>> {
 /// The content of the first element, which must have this tag, and what is behind it.
 fn expect(tag: u8, der: &[u8]) -> Option<(&[u8], &[u8])> {
     let (found, content, behind) = element(der)?;
-    (found == tag).then_some((content, behind))
+    if found == tag { Some((content, behind)) } else { None }
 }
 
 /// The tag of the first element, its content, and what is behind it. Tags of more than one byte are in no certificate.

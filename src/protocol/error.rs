@@ -415,15 +415,15 @@ impl Failure {
 
     /// The JSON-RPC error message for `id` (`null` when there is none).
     pub fn to_message(self, id: Option<&RequestId>) -> Vec<u8> {
-        self.say(id, self.code.message())
+        self.to_error_message(id, self.code.message())
     }
 
     /// The error under no id, with `detail` behind its constant text. Nothing secret may be in it.
     pub fn to_message_about(self, detail: &str) -> Vec<u8> {
-        self.say(None, &format!("{}: {detail}", self.code.message()))
+        self.to_error_message(None, &format!("{}: {detail}", self.code.message()))
     }
 
-    fn say(self, id: Option<&RequestId>, message: &str) -> Vec<u8> {
+    fn to_error_message(self, id: Option<&RequestId>, message: &str) -> Vec<u8> {
         let mut data = json!({ "fault": self.code.side().as_str(), "mayHaveRun": self.may_have_run });
         if let Some(status) = self.http_status {
             data["httpStatus"] = json!(status);

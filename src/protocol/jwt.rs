@@ -37,7 +37,7 @@ impl Claims {
         }
         let payload = URL_SAFE_NO_PAD.decode(payload).ok()?;
         let claims: Self = serde_json::from_slice(&payload).ok()?;
-        (!claims.iss.is_empty() && !claims.sub.is_empty()).then_some(claims)
+        if claims.iss.is_empty() || claims.sub.is_empty() { None } else { Some(claims) }
     }
 }
 
@@ -67,7 +67,7 @@ fn signed(authorization: &HeaderValue) -> Option<Signed<'_>> {
         && parts.next().is_none()
         && [head, payload, signature].iter().all(|part| !part.is_empty() && part.bytes().all(is_base64url));
     let signature_at = text.trim_end().len() - signature.len();
-    is_token.then_some(Signed { payload, signature_at })
+    if is_token { Some(Signed { payload, signature_at }) } else { None }
 }
 
 fn is_base64url(byte: u8) -> bool {

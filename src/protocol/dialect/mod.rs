@@ -46,11 +46,13 @@ impl Declared {
     /// Returns an `initialize` without its declarations of these dialects, so that the client sees one policy, the proxy's. Returns `None` if
     /// it declares none of them. Every other byte stays.
     pub fn remove_from(self, body: &[u8]) -> Option<Vec<u8>> {
-        let names: Vec<&str> =
-            [(self.resumable_requests, RESUMABLE_REQUESTS), (self.resumable_streams, RESUMABLE_STREAMS)]
-                .into_iter()
-                .filter_map(|(is_ours, name)| is_ours.then_some(name))
-                .collect();
+        let mut names = Vec::new();
+        if self.resumable_requests {
+            names.push(RESUMABLE_REQUESTS);
+        }
+        if self.resumable_streams {
+            names.push(RESUMABLE_STREAMS);
+        }
         jsonrpc::without_members(body, &["params", "capabilities"], &names)
     }
 

@@ -35,7 +35,9 @@ impl Lines {
         self.0.extend_from_slice(name.as_str().as_bytes());
         self.0.extend_from_slice(COLON);
         let value = self.0.len();
-        pieces.into_iter().for_each(|piece| self.0.extend_from_slice(piece));
+        for piece in pieces {
+            self.0.extend_from_slice(piece);
+        }
         if memchr::memchr3(b'\r', b'\n', 0, &self.0[value..]).is_some() {
             return self.0.truncate(before);
         }
@@ -69,7 +71,9 @@ impl Lines {
 impl From<&HeaderMap> for Lines {
     fn from(headers: &HeaderMap) -> Self {
         let mut lines = Self::with_capacity(headers.iter().map(|(name, value)| Self::len_of(name, value)).sum());
-        headers.iter().for_each(|(name, value)| lines.push(name, value));
+        for (name, value) in headers {
+            lines.push(name, value);
+        }
         lines
     }
 }

@@ -135,7 +135,7 @@ impl TryFrom<String> for SessionId {
 impl SessionId {
     /// Takes visible ASCII, as the specification demands, of 1 to 1024 bytes.
     pub fn parse(text: &str) -> Option<Self> {
-        is_visible_ascii(text, MAX_SESSION_ID_BYTES).then(|| Self(text.into()))
+        if is_visible_ascii(text, MAX_SESSION_ID_BYTES) { Some(Self(text.into())) } else { None }
     }
 
     /// The session named by `Mcp-Session-Id`; `None` if it is absent, unreadable, or there are several.
@@ -164,7 +164,10 @@ fn is_visible_ascii(text: &str, max_bytes: usize) -> bool {
 pub(super) fn only(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
     let mut values = headers.get_all(name).iter();
     let value = values.next()?;
-    values.next().is_none().then_some(value)?.to_str().ok()
+    if values.next().is_some() {
+        return None;
+    }
+    value.to_str().ok()
 }
 
 /// Forms of response that a client accepts.
@@ -197,7 +200,7 @@ pub fn accept(headers: &HeaderMap) -> Accept {
             names.iter().rev().position(|name| range.name.eq_ignore_ascii_case(name))
         };
         let best = ranges.iter().filter(|range| specificity(range).is_some()).max_by_key(specificity);
-        ranges.is_empty() || best.is_some_and(|range| range.wanted)
+        ranges.is_empty() || best.is_some_and(|range| range.is_accepted)
     };
     Accept { json: takes("application/*", "application/json"), sse: takes("text/*", "text/event-stream") }
 }
@@ -207,12 +210,12 @@ pub fn accept(headers: &HeaderMap) -> Accept {
 pub fn names_sse(headers: &HeaderMap) -> bool {
     list(headers, header::ACCEPT)
         .map(MediaRange::parse)
-        .any(|range| range.wanted && range.name.eq_ignore_ascii_case("text/event-stream"))
+        .any(|range| range.is_accepted && range.name.eq_ignore_ascii_case("text/event-stream"))
 }
 
 struct MediaRange<'a> {
     name: &'a str,
-    wanted: bool,
+    is_accepted: bool,
 }
 
 impl<'a> MediaRange<'a> {
@@ -221,16 +224,18 @@ impl<'a> MediaRange<'a> {
         let name = parts.next().unwrap_or_default();
         let weight = parts.filter_map(|parameter| parameter.split_once('=')).find_map(|(key, value)| {
             let is_weight = key.trim().eq_ignore_ascii_case("q");
-            is_weight.then(|| value.trim().parse::<f32>().unwrap_or(1.0))
+            if is_weight { Some(value.trim().parse::<f32>().unwrap_or(1.0)) } else { None }
         });
-        Self { name, wanted: weight.unwrap_or(1.0) > 0.0 }
+        Self { name, is_accepted: weight.unwrap_or(1.0) > 0.0 }
     }
 }
 
 /// A copy that does not share memory with the buffer the headers were read into, for headers that are kept.
 pub fn unpinned(headers: &HeaderMap) -> HeaderMap {
     let mut all = BytesMut::with_capacity(headers.values().map(HeaderValue::len).sum());
-    headers.values().for_each(|value| all.extend_from_slice(value.as_bytes()));
+    for value in headers.values() {
+        all.extend_from_slice(value.as_bytes());
+    }
     let mut all = all.freeze();
     let mut copies = HeaderMap::with_capacity(headers.len());
     for (name, value) in headers {
@@ -295,9 +300,9 @@ fn is_hop_by_hop(name: &HeaderName, named: &[&str]) -> bool {
             | "upgrade"
     );
     let is_named = || named.iter().any(|named| named.eq_ignore_ascii_case(name.as_str()));
-    let says_who =
+    let identifies_client =
         || matches!(name.as_str(), "authorization" | "cookie" | "x-api-key") || client::describes_client(name);
-    always || (is_named() && !says_who())
+    always || (is_named() && !identifies_client())
 }
 
 /// One header.

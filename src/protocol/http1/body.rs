@@ -21,7 +21,7 @@ enum State {
     Chunk(u64),
     /// Behind a chunk: CR, then LF.
     ChunkEnd {
-        seen_cr: bool,
+        has_cr: bool,
     },
     /// In the lines behind the last chunk.
     Trailers(TrailerLine),
@@ -52,7 +52,7 @@ struct TrailerLine {
     /// Of all lines together.
     length: usize,
     is_begun: bool,
-    seen_cr: bool,
+    has_cr: bool,
 }
 
 impl Decoder {
@@ -95,12 +95,10 @@ impl Decoder {
                 State::Chunk(left) => {
                     let taken = take(left, rest, out);
                     let left = left - taken as u64;
-                    (if left == 0 { State::ChunkEnd { seen_cr: false } } else { State::Chunk(left) }, taken)
+                    (if left == 0 { State::ChunkEnd { has_cr: false } } else { State::Chunk(left) }, taken)
                 }
-                State::ChunkEnd { seen_cr: false } if rest.starts_with(b"\r\n") => {
-                    (State::Size(SizeLine::default()), 2)
-                }
-                State::ChunkEnd { seen_cr } => (chunk_end(seen_cr, rest[0])?, 1),
+                State::ChunkEnd { has_cr: false } if rest.starts_with(b"\r\n") => (State::Size(SizeLine::default()), 2),
+                State::ChunkEnd { has_cr } => (chunk_end(has_cr, rest[0])?, 1),
                 State::Size(line) => line.take(rest)?,
                 State::Trailers(line) => (line.handle(rest[0])?, 1),
             };
@@ -143,9 +141,9 @@ fn take(left: u64, rest: &[u8], out: &mut BytesMut) -> usize {
     taken
 }
 
-fn chunk_end(seen_cr: bool, byte: u8) -> Result<State, Error> {
-    match (seen_cr, byte) {
-        (false, b'\r') => Ok(State::ChunkEnd { seen_cr: true }),
+fn chunk_end(has_cr: bool, byte: u8) -> Result<State, Error> {
+    match (has_cr, byte) {
+        (false, b'\r') => Ok(State::ChunkEnd { has_cr: true }),
         (true, b'\n') => Ok(State::Size(SizeLine::default())),
         (false | true, _) => Err(Error::Chunk),
     }
@@ -171,7 +169,7 @@ impl SizeLine {
                 size = size << 4 | u64::from(hex(*byte));
             } else {
                 let is_over = at > 0 && rest[at..].starts_with(b"\r\n");
-                return is_over.then(|| (Self { size, ..Self::default() }, at + 2));
+                return if is_over { Some((Self { size, ..Self::default() }, at + 2)) } else { None };
             }
         }
         None
@@ -219,11 +217,11 @@ impl TrailerLine {
         if self.length > MAX_CHUNK_LINE_BYTES {
             return Err(Error::Chunk);
         }
-        match (self.seen_cr, byte) {
+        match (self.has_cr, byte) {
             (true, b'\n') if !self.is_begun => return Ok(State::Done),
-            (true, b'\n') => (self.is_begun, self.seen_cr) = (false, false),
+            (true, b'\n') => (self.is_begun, self.has_cr) = (false, false),
             (true, _) | (false, b'\n' | 0) => return Err(Error::Chunk),
-            (false, b'\r') => self.seen_cr = true,
+            (false, b'\r') => self.has_cr = true,
             (false, _) => self.is_begun = true,
         }
         Ok(State::Trailers(self))

@@ -13,17 +13,23 @@ use crate::protocol::headers::Lines;
 /// The head of a request to `target` whose body has so many bytes, and `room` for as many behind it. `host` is named where `lines`
 /// name none.
 pub fn encode_request(method: &Method, target: &str, host: &str, lines: &Lines, body: usize, room: usize) -> Vec<u8> {
-    // What is said besides: a version, a length, and the ends of lines.
+    // The version, the length of the body, and the ends of lines.
     const MORE: usize = 64;
     let mut head = Vec::with_capacity(target.len() + host.len() + lines.as_bytes().len() + MORE + room);
     let mut write = |piece: &[u8]| head.extend_from_slice(piece);
-    [method.as_str(), " ", target, " HTTP/1.1\r\n"].iter().for_each(|piece| write(piece.as_bytes()));
+    for piece in [method.as_str(), " ", target, " HTTP/1.1\r\n"] {
+        write(piece.as_bytes());
+    }
     if !lines.contains(&HOST) {
-        [HOST.as_str(), ": ", host, "\r\n"].iter().for_each(|piece| write(piece.as_bytes()));
+        for piece in [HOST.as_str(), ": ", host, "\r\n"] {
+            write(piece.as_bytes());
+        }
     }
     write(lines.as_bytes());
     if body > 0 {
-        [CONTENT_LENGTH.as_str(), ": ", &body.to_string(), "\r\n"].iter().for_each(|piece| write(piece.as_bytes()));
+        for piece in [CONTENT_LENGTH.as_str(), ": ", &body.to_string(), "\r\n"] {
+            write(piece.as_bytes());
+        }
     }
     write(b"\r\n");
     head
@@ -39,14 +45,14 @@ pub struct Head {
     /// Framing of the body.
     pub framing: Framing,
     /// True if the connection may carry another request after the body.
-    pub keeps: bool,
+    pub can_keep_alive: bool,
 }
 
 /// Reads the head of a response, interim ones (1xx) before it read over. Takes its bytes in pieces of any size.
 #[derive(Debug)]
 pub struct HeadReader {
     /// True for the response to a HEAD, which has no body even if it declares one.
-    bodiless: bool,
+    has_no_body: bool,
     /// The beginning of a head that is not whole.
     begun: Vec<u8>,
     /// Heads that were read over.
@@ -56,7 +62,7 @@ pub struct HeadReader {
 impl HeadReader {
     /// Of the response to a request of this method.
     pub fn new(method: &Method) -> Self {
-        Self { bodiless: method == Method::HEAD, begun: Vec::new(), interim: 0 }
+        Self { has_no_body: method == Method::HEAD, begun: Vec::new(), interim: 0 }
     }
 
     /// Takes `piece`: the head and how much of the piece lies behind it, or `None` when more is needed.
@@ -76,10 +82,10 @@ impl HeadReader {
             };
             let (ours, behind) = rest.split_at(length);
             let head = if self.begun.is_empty() {
-                parse(ours, self.bodiless)?
+                parse(ours, self.has_no_body)?
             } else {
                 self.begun.extend_from_slice(ours);
-                parse(&std::mem::take(&mut self.begun), self.bodiless)?
+                parse(&std::mem::take(&mut self.begun), self.has_no_body)?
             };
             match head {
                 Some(head) => return Ok(Some((head, behind))),
@@ -109,7 +115,7 @@ impl HeadReader {
 }
 
 /// A whole head; `None`: an interim one.
-fn parse(bytes: &[u8], bodiless: bool) -> Result<Option<Head>, Error> {
+fn parse(bytes: &[u8], has_no_body: bool) -> Result<Option<Head>, Error> {
     if bytes.len() > MAX_HEAD_BYTES || has_lone_line_feed(None, bytes) {
         return Err(Error::Head);
     }
@@ -127,9 +133,9 @@ fn parse(bytes: &[u8], bodiless: bool) -> Result<Option<Head>, Error> {
         _ => {}
     }
     let headers = header_map(bytes, response.headers)?;
-    let framing = framing(status, bodiless, is_http11, &headers)?;
-    let keeps = is_http11 && framing != Framing::UntilClose && !says_close(&headers);
-    Ok(Some(Head { status, headers, framing, keeps }))
+    let framing = framing(status, has_no_body, is_http11, &headers)?;
+    let can_keep_alive = is_http11 && framing != Framing::UntilClose && !has_close(&headers);
+    Ok(Some(Head { status, headers, framing, can_keep_alive }))
 }
 
 /// Returns true if a line of `bytes`, behind the byte `before`, ends without a carriage return.
@@ -151,12 +157,12 @@ fn header_map(bytes: &[u8], lines: &[httparse::Header<'_>]) -> Result<HeaderMap,
 }
 
 /// [RFC 9112 §6.3](https://www.rfc-editor.org/rfc/rfc9112#section-6.3), with every ambiguous case refused.
-fn framing(status: StatusCode, bodiless: bool, is_http11: bool, headers: &HeaderMap) -> Result<Framing, Error> {
-    let (length, is_chunked) = said_length(status, headers)?;
+fn framing(status: StatusCode, has_no_body: bool, is_http11: bool, headers: &HeaderMap) -> Result<Framing, Error> {
+    let (length, is_chunked) = declared_length(status, headers)?;
     if is_chunked && !is_http11 {
         return Err(Error::Framing);
     }
-    if bodiless || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) {
+    if has_no_body || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) {
         return Ok(Framing::Length(0));
     }
     Ok(match length {
@@ -170,28 +176,31 @@ fn framing(status: StatusCode, bodiless: bool, is_http11: bool, headers: &Header
 /// for the next reader to misunderstand ([RFC 9110 §8.6]).
 ///
 /// # Errors
-/// [`Error::Framing`] where the length of the body is said in two ways, or in one that is not known.
+/// [`Error::Framing`] if the length of the body is declared in two ways, or in an unknown one.
 ///
 /// [RFC 9110 §8.6]: https://www.rfc-editor.org/rfc/rfc9110#section-8.6
 pub fn check_length(status: StatusCode, headers: &mut HeaderMap) -> Result<(), Error> {
-    let (length, _) = said_length(status, headers)?;
-    if let Some(length) = length.filter(|_| headers.get_all(CONTENT_LENGTH).iter().nth(1).is_some()) {
+    let (length, _) = declared_length(status, headers)?;
+    if let Some(length) = length
+        && headers.get_all(CONTENT_LENGTH).iter().nth(1).is_some()
+    {
         headers.insert(CONTENT_LENGTH, length.into());
     }
     Ok(())
 }
 
-/// The length that a head says, and whether the body is chunked. A 204 that promises a body is for two readers to disagree about.
-fn said_length(status: StatusCode, headers: &HeaderMap) -> Result<(Option<u64>, bool), Error> {
-    let said = (content_length(headers)?, is_chunked(headers)?);
-    match said {
+/// Returns the length that a head declares, and true if the body is chunked. Refuses a 204 that declares a body, since readers differ in
+/// its framing.
+fn declared_length(status: StatusCode, headers: &HeaderMap) -> Result<(Option<u64>, bool), Error> {
+    let declared = (content_length(headers)?, is_chunked(headers)?);
+    match declared {
         (Some(_), true) => Err(Error::Framing),
         (Some(1..), false) if status == StatusCode::NO_CONTENT => Err(Error::Framing),
-        _ => Ok(said),
+        _ => Ok(declared),
     }
 }
 
-/// One number; the same number several times is said once.
+/// Returns the length in `Content-Length`, or `None` without one. Several lines must have the same number.
 fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Error> {
     let mut found = None;
     for value in headers.get_all(CONTENT_LENGTH) {
@@ -215,7 +224,7 @@ fn is_chunked(headers: &HeaderMap) -> Result<bool, Error> {
     }
 }
 
-fn says_close(headers: &HeaderMap) -> bool {
+fn has_close(headers: &HeaderMap) -> bool {
     let values = headers.get_all(CONNECTION).iter();
     values.filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(',')).any(|option| {
         let option = option.trim();

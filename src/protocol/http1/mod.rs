@@ -34,7 +34,7 @@ pub enum Error {
     /// The server switched to another protocol without a request to.
     #[error("the connection was switched to another protocol")]
     Switched,
-    /// The length of the body is said in two ways, or in a way that this reader does not know.
+    /// The length of the body is declared in two ways, or in an unknown one.
     #[error("the length of the body is ambiguous")]
     Framing,
     /// A chunk does not begin or end as it must.

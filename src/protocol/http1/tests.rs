@@ -72,7 +72,10 @@ fn a_lone_line_feed_is_told_as_soon_as_it_is_there() {
 #[test]
 fn a_length_ends_a_body() {
     let read = response(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nX-A: b\r\n\r\nabcHTTP/1.1");
-    assert_eq!((read.head.status, read.head.framing, read.head.keeps), (StatusCode::OK, Framing::Length(3), true));
+    assert_eq!(
+        (read.head.status, read.head.framing, read.head.can_keep_alive),
+        (StatusCode::OK, Framing::Length(3), true)
+    );
     assert_eq!((read.body.as_slice(), read.left), (b"abc".as_slice(), 8));
     assert_eq!(read.head.headers["x-a"], "b");
 }
@@ -84,13 +87,13 @@ fn the_last_chunk_ends_a_body() {
           3\r\nabc\r\n0A ;ext=\"1\"\r\n0123456789\r\n0\r\nTrailer: x\r\n\r\nleft",
     );
     assert_eq!((read.body.as_slice(), read.left), (b"abc0123456789".as_slice(), 4));
-    assert!(read.head.keeps && read.head.framing == Framing::Chunked);
+    assert!(read.head.can_keep_alive && read.head.framing == Framing::Chunked);
 }
 
 #[test]
 fn without_a_length_the_connection_ends_a_body() {
     let read = response(b"HTTP/1.1 200 OK\r\n\r\nall there is");
-    assert_eq!((read.head.framing, read.head.keeps), (Framing::UntilClose, false));
+    assert_eq!((read.head.framing, read.head.can_keep_alive), (Framing::UntilClose, false));
     assert_eq!(read.body, b"all there is");
 }
 
@@ -99,7 +102,7 @@ fn some_responses_have_no_body_even_if_they_declare_one() {
     for (method, status, length) in [(Method::HEAD, "200", 10), (Method::POST, "204", 0), (Method::GET, "304", 10)] {
         let bytes = format!("HTTP/1.1 {status} x\r\nContent-Length: {length}\r\n\r\n");
         let read = read(&method, [bytes.as_bytes()]).unwrap().unwrap();
-        assert_eq!((read.head.framing, read.head.keeps), (Framing::Length(0), true), "{method} {status}");
+        assert_eq!((read.head.framing, read.head.can_keep_alive), (Framing::Length(0), true), "{method} {status}");
     }
 }
 
@@ -124,7 +127,7 @@ fn a_connection_is_kept_only_where_both_sides_want_it() {
         ("HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: foo\r\nConnection: close", false),
         ("HTTP/1.0 200 OK\r\nContent-Length: 0\r\nConnection: keep-alive", false),
     ] {
-        assert_eq!(response(format!("{head}\r\n\r\n").as_bytes()).head.keeps, keeps, "{head}");
+        assert_eq!(response(format!("{head}\r\n\r\n").as_bytes()).head.can_keep_alive, keeps, "{head}");
     }
 }
 

@@ -62,7 +62,7 @@ impl IssuedSession {
             resumable_requests: flags & RESUMABLE_REQUESTS != 0,
             resumable_streams: flags & RESUMABLE_STREAMS != 0,
         };
-        (mark == MARK).then_some(Self { version, declared })
+        if mark == MARK { Some(Self { version, declared }) } else { None }
     }
 }
 

@@ -111,7 +111,7 @@ impl Owner {
     /// Reads what [`Owner`] is written as: 8 lower-case hexadecimal digits, nothing else.
     pub fn parse(text: &str) -> Option<Self> {
         let is_digit = |byte: u8| byte.is_ascii_digit() || matches!(byte, b'a'..=b'f');
-        (text.len() == 8 && text.bytes().all(is_digit)).then(|| u32::from_str_radix(text, 16).ok().map(Self)).flatten()
+        if text.len() == 8 && text.bytes().all(is_digit) { u32::from_str_radix(text, 16).ok().map(Self) } else { None }
     }
 }
 
@@ -174,7 +174,9 @@ impl Handle {
         bytes.extend_from_slice(&epoch.0.to_be_bytes());
         bytes.extend_from_slice(&stream.0);
         if matches!(shape, Shape::One | Shape::Batch) {
-            ids.iter().for_each(|id| put_id(&mut bytes, id));
+            for id in ids {
+                put_id(&mut bytes, id);
+            }
         }
         let mac = keys.sign(&bytes);
         bytes.extend_from_slice(&mac);
@@ -488,5 +490,5 @@ fn parse_ids(mut bytes: &[u8]) -> Option<Vec<RequestId>> {
 
 fn one(mut ids: Vec<RequestId>) -> Option<RequestId> {
     let id = ids.pop()?;
-    ids.is_empty().then_some(id)
+    if ids.is_empty() { Some(id) } else { None }
 }

@@ -17,10 +17,8 @@ pub fn member<'a>(bytes: &'a [u8], path: &'static [&'static str]) -> Option<&'a 
 /// The messages of a body that was peeked at, as JSON text: those of an array, else the only one.
 pub fn messages(bytes: &[u8]) -> Vec<&str> {
     let mut messages = Vec::new();
-    match for_each_message(bytes, |message| messages.push(message)) {
-        true => messages,
-        false => Vec::new(),
-    }
+    let is_json = for_each_message(bytes, |message| messages.push(message));
+    if is_json { messages } else { Vec::new() }
 }
 
 /// Returns the range of `part`, a slice of `whole`, in it.

@@ -38,7 +38,7 @@ pub fn find_message<'a, T>(bytes: &'a [u8], mut find: impl FnMut(&'a str) -> Opt
             found = find(message);
         }
     });
-    found.filter(|_| is_json)
+    if is_json { found } else { None }
 }
 
 /// Shows each element of an array to the function.

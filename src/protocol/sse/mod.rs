@@ -65,9 +65,9 @@ pub struct Decoder {
     input: Input,
     line: Line,
     block: Block,
-    at_start: bool,
+    is_at_start: bool,
     /// A CR ended the last line: an LF that follows belongs to it.
-    skip_lf: bool,
+    should_skip_lf: bool,
     failed: Option<Error>,
 }
 
@@ -79,8 +79,8 @@ impl Decoder {
             input: Input::default(),
             line: Line::Start,
             block: Block::new(max_event_bytes),
-            at_start: true,
-            skip_lf: false,
+            is_at_start: true,
+            should_skip_lf: false,
             failed: None,
         }
     }
@@ -114,13 +114,13 @@ impl Decoder {
 
     /// Bytes of memory that it holds of an event that has begun.
     pub fn bytes_held(&self) -> usize {
-        self.input.rest().len() + self.block.held()
+        self.input.rest().len() + self.block.byte_len()
     }
 
     /// Returns true if an event has begun that no blank line has ended, or if bytes are held that may begin one. They
     /// are lost if the stream ends now. Comments do not count.
     pub fn has_partial(&self) -> bool {
-        self.block.begun || matches!(self.line, Line::Value(_)) || !self.input.rest().is_empty()
+        self.block.has_begun || matches!(self.line, Line::Value(_)) || !self.input.rest().is_empty()
     }
 
     fn parse(&mut self) -> Result<Option<Event>, Error> {
@@ -141,7 +141,7 @@ impl Decoder {
                     }
                 }
                 Line::Start
-                    if !self.block.begun
+                    if !self.block.has_begun
                         && let Some((event, consumed)) = self.input.whole_event(self.block.limit) =>
                 {
                     self.input.consume(consumed);
@@ -177,22 +177,22 @@ impl Decoder {
 
     /// Consumes a byte order mark at the very start; false while the bytes so far may be a piece of one.
     fn pass_byte_order_mark(&mut self) -> bool {
-        if self.at_start {
+        if self.is_at_start {
             let rest = self.input.rest();
             if rest.starts_with(BYTE_ORDER_MARK) {
                 self.input.consume(BYTE_ORDER_MARK.len());
             } else if BYTE_ORDER_MARK.starts_with(rest) {
                 return false;
             }
-            self.at_start = false;
+            self.is_at_start = false;
         }
         true
     }
 
     /// Consumes the second half of a CRLF.
     fn pass_lf(&mut self) {
-        if self.skip_lf && !self.input.rest().is_empty() {
-            self.skip_lf = false;
+        if self.should_skip_lf && !self.input.rest().is_empty() {
+            self.should_skip_lf = false;
             if self.input.rest()[0] == b'\n' {
                 self.input.consume(1);
             }
@@ -201,7 +201,7 @@ impl Decoder {
 
     /// Consumes the line up to and with its terminator, which is `end` bytes away.
     fn end_line(&mut self, end: usize) {
-        self.skip_lf = self.input.rest()[end] == b'\r';
+        self.should_skip_lf = self.input.rest()[end] == b'\r';
         self.input.consume(end + 1);
         self.line = Line::Start;
     }
@@ -316,10 +316,7 @@ struct Input(Bytes);
 
 impl Input {
     fn push(&mut self, chunk: Bytes) {
-        self.0 = match self.0.is_empty() {
-            true => chunk,
-            false => [&self.0[..], &chunk].concat().into(),
-        };
+        self.0 = if self.0.is_empty() { chunk } else { [&self.0[..], &chunk].concat().into() };
     }
 
     fn rest(&self) -> &[u8] {
@@ -427,7 +424,7 @@ fn begin_line(rest: &[u8]) -> Option<(Line, usize)> {
 struct Block {
     limit: usize,
     /// True once any of the four fields was seen.
-    begun: bool,
+    has_begun: bool,
     name: Bytes,
     data: BytesMut,
     has_data: bool,
@@ -441,7 +438,7 @@ impl Block {
     fn new(limit: usize) -> Self {
         Self {
             limit,
-            begun: false,
+            has_begun: false,
             name: Bytes::new(),
             data: BytesMut::new(),
             has_data: false,
@@ -452,14 +449,14 @@ impl Block {
     }
 
     /// Bytes of memory, those that are reserved included.
-    fn held(&self) -> usize {
+    fn byte_len(&self) -> usize {
         let id = self.id.as_ref().map_or(0, Bytes::len);
         self.name.len() + self.data.capacity() + id + self.cut_value.capacity()
     }
 
     /// A line with this field begins.
     fn begin(&mut self, field: Field) -> Result<(), Error> {
-        self.begun = true;
+        self.has_begun = true;
         match field {
             Field::Data if std::mem::replace(&mut self.has_data, true) => self.extend(field, b"\n")?,
             Field::Data => {}
@@ -470,7 +467,7 @@ impl Block {
 
     /// The next piece of the field's value.
     fn extend(&mut self, field: Field, piece: &[u8]) -> Result<(), Error> {
-        self.check_room(piece.len())?;
+        self.check_limit(piece.len())?;
         match field {
             Field::Data => {
                 if let Some(capacity) = grown(self.data.capacity(), self.data.len() + piece.len(), self.limit) {
@@ -496,7 +493,7 @@ impl Block {
         if matches!(field, Field::Data) || !self.cut_value.is_empty() {
             self.extend(field, piece)?;
         } else {
-            self.check_room(piece.len())?;
+            self.check_limit(piece.len())?;
         }
         let cut = std::mem::take(&mut self.cut_value);
         let value = if cut.is_empty() { piece } else { &cut };
@@ -511,7 +508,7 @@ impl Block {
         Ok(())
     }
 
-    fn check_room(&self, more: usize) -> Result<(), Error> {
+    fn check_limit(&self, more: usize) -> Result<(), Error> {
         let held = self.name.len() + self.data.len() + self.id.as_ref().map_or(0, Bytes::len) + self.cut_value.len();
         if more > self.limit.saturating_sub(held) {
             return Err(Error::TooLarge { limit: self.limit });
@@ -521,7 +518,7 @@ impl Block {
 
     /// The event, at the blank line that ends it.
     fn take(&mut self) -> Option<Event> {
-        if !std::mem::take(&mut self.begun) {
+        if !std::mem::take(&mut self.has_begun) {
             return None;
         }
         self.has_data = false;
@@ -536,7 +533,7 @@ impl Block {
 
 /// The capacity to grow to where `needed` is more than there is: doubling, as a vector does, but never beyond the limit.
 fn grown(capacity: usize, needed: usize, limit: usize) -> Option<usize> {
-    (needed > capacity).then(|| needed.max((capacity * 2).min(limit)))
+    if needed > capacity { Some(needed.max((capacity * 2).min(limit))) } else { None }
 }
 
 /// Digits and nothing else, as milliseconds.

@@ -40,7 +40,7 @@ impl BodyStart {
     /// Creates the body of a response with this head. The bytes `behind` arrived with it.
     pub(super) fn new(head: &Head, behind: &[u8]) -> Result<Self, Error> {
         let mut content = Content { decoder: Decoder::new(head.framing), ready: BytesMut::new() };
-        let is_reusable = content.handle(behind)? && head.keeps;
+        let is_reusable = content.handle(behind)? && head.can_keep_alive;
         Ok(Self { content, is_reusable })
     }
 }

@@ -299,8 +299,12 @@ impl Ledger {
         self.unspendable = self.unspendable.max(seq);
         for requests in [&mut self.waiting, &mut self.answered] {
             let is_of_event = |request: &&mut ServerRequest| request.seq == seq && request.is_alone;
-            requests.values_mut().take_while(is_of_event).for_each(|request| request.is_alone = false);
-            requests.values_mut().rev().take_while(is_of_event).for_each(|request| request.is_alone = false);
+            for request in requests.values_mut().take_while(is_of_event) {
+                request.is_alone = false;
+            }
+            for request in requests.values_mut().rev().take_while(is_of_event) {
+                request.is_alone = false;
+            }
         }
     }
 }
