@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::states::Phase;
+use super::states::{HeadOrigin, Phase};
 use super::timers::Timer;
 use super::{Machine, OwedResponses, Policy, ReaderState, ServerRequests};
 use crate::protocol::error::{ErrorCode, Failure};
@@ -22,7 +22,7 @@ impl Machine {
 
     /// Returns true if the response head is the proxy's own.
     pub fn is_committed(&self) -> bool {
-        self.is_committed
+        self.head_origin == HeadOrigin::Proxy
     }
 
     /// Returns true if the proxy begins the response by itself at `now`.
@@ -54,7 +54,7 @@ impl Machine {
 
     /// Returns true if the last message is known to have arrived.
     pub fn is_delivered(&self) -> bool {
-        self.is_delivered
+        self.reader.is_delivered()
     }
 
     /// Returns true if the upstream must not be read now, because the log is full of unwritten events.

@@ -53,6 +53,7 @@ pub use policy::Policy;
 pub use reader_state::ReaderState;
 pub use server_requests::{ClientResponse, ServerRequests};
 pub use snapshot::{Snapshot, SnapshotDigest};
+use states::HeadOrigin;
 pub use states::{Effect, Outcome, Phase};
 use timers::{Timer, TimerTable};
 pub use upstream::Ending;
@@ -68,8 +69,7 @@ use crate::protocol::sse;
 pub struct Machine {
     policy: Box<Policy>,
     phase: Phase,
-    /// True if the response head is the proxy's own.
-    is_committed: bool,
+    head_origin: HeadOrigin,
     owed_responses: OwedResponses,
     server_requests: ServerRequests,
     reader: ReaderState,
@@ -82,8 +82,6 @@ pub struct Machine {
     /// The `retry` that was last sent downstream.
     last_retry: Duration,
     timers: TimerTable,
-    /// True if the last message is known to have arrived.
-    is_delivered: bool,
     /// True if the client has cancelled the stream.
     is_cancelled: bool,
     /// True if tokens no longer open the stream for any other reason.
@@ -99,7 +97,7 @@ impl Machine {
     pub fn new(policy: Policy, ids: Vec<RequestId>, now: Instant) -> Self {
         let mut machine = Self {
             phase: Phase::Waiting,
-            is_committed: false,
+            head_origin: HeadOrigin::Upstream,
             owed_responses: OwedResponses::new(ids),
             server_requests: ServerRequests::default(),
             reader: ReaderState::new(now),
@@ -109,7 +107,6 @@ impl Machine {
             failure: None,
             last_retry: policy.retry,
             timers: TimerTable::default(),
-            is_delivered: false,
             is_cancelled: false,
             is_revoked: false,
             input_turn: InputTurn::new(now),
@@ -133,7 +130,7 @@ impl Machine {
     pub fn handle_stream_head(&mut self) -> bool {
         self.upstream.note_opened();
         self.timers.stop(Timer::Reopen);
-        self.open(false)
+        self.open(HeadOrigin::Upstream)
     }
 
     /// The upstream's response is not logged and passes as it is. Returns false if it cannot, because the proxy committed or the stream
@@ -206,7 +203,7 @@ impl Machine {
             }
             Next::Fail(failure) => {
                 self.timers.stop(Timer::Reopen);
-                self.give_up(Outcome::Failed, failure, now);
+                self.fail(Outcome::Failed, failure, now);
             }
         }
     }
@@ -219,7 +216,7 @@ impl Machine {
             self.timers.stop(Timer::Reopen);
             return true;
         }
-        self.give_up(Outcome::Failed, failure, now);
+        self.fail(Outcome::Failed, failure, now);
         false
     }
 
@@ -294,7 +291,7 @@ impl Machine {
 
     /// The response that carried the last event is known to have arrived.
     pub fn handle_delivered(&mut self) {
-        self.is_delivered = true;
+        self.reader.note_delivered();
     }
 
     /// The connection that carried the last event closed gracefully.
@@ -347,7 +344,7 @@ impl Machine {
     /// The response must begin now, with or without a head of the upstream: an id is about to be written. Returns false if it cannot, because the
     /// upstream's response passes as it is.
     pub fn handle_commit(&mut self) -> bool {
-        self.open(true);
+        self.open(HeadOrigin::Proxy);
         self.phase != Phase::Passed
     }
 
@@ -358,7 +355,7 @@ impl Machine {
             self.is_revoked = true;
             self.announce_cancel();
         }
-        self.give_up(Outcome::Expired, Failure::after_send(code), now);
+        self.fail(Outcome::Expired, Failure::after_send(code), now);
     }
 
     // ── the log ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -414,13 +411,13 @@ impl Machine {
         self.phase == Phase::Open && self.sealing.is_none()
     }
 
-    /// Opens a stream that waits for a head, with the proxy's own head if `is_committed`. Returns false if it does not wait.
-    fn open(&mut self, is_committed: bool) -> bool {
+    /// Opens a stream that waits for a head. Returns false if it does not wait.
+    fn open(&mut self, head_origin: HeadOrigin) -> bool {
         self.timers.stop(Timer::Commit);
         let is_first_head = self.phase == Phase::Waiting;
         if is_first_head {
             self.phase = Phase::Open;
-            self.is_committed = is_committed;
+            self.head_origin = head_origin;
             if let Some(announcements) = &mut self.announcements {
                 announcements.log_opening(&mut self.numbering);
             }

@@ -1,4 +1,4 @@
-//! The one connection that a stream may be attached to, and the progress of all connections so far.
+//! The state that a stream keeps of its reader: the attached connection, and the progress of all connections so far.
 
 use std::time::{Duration, Instant};
 
@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 use crate::protocol::ids::{AttachId, Seq};
 
 /// Takeovers closer together than this count as two readers that displace each other.
-const CHASE_WINDOW: Duration = Duration::from_secs(10);
+const RIVAL_WINDOW: Duration = Duration::from_secs(10);
 /// Limit for the `retry` of readers that displace each other.
-const CHASE_RETRY_MAX: Duration = Duration::from_secs(60);
+const RIVAL_RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// The current reader of a stream, and what earlier connections were sent.
+/// The attached connection of a stream, its cursor, and the progress of all connections.
 #[derive(Debug)]
 pub struct ReaderState {
     attached: Option<AttachId>,
@@ -23,8 +23,11 @@ pub struct ReaderState {
     unacked_interim: Option<(AttachId, Seq)>,
     /// Number of connections that were ever attached here.
     connections: u32,
-    chases: u32,
+    /// Number of takeovers in a row by readers that displace each other.
+    rival_takeovers: u32,
     last_takeover: Option<Instant>,
+    /// True if the last message is known to have arrived.
+    is_delivered: bool,
     has_closed_gracefully: bool,
 }
 
@@ -68,8 +71,9 @@ impl ReaderState {
             position: Seq(0),
             unacked_interim: None,
             connections: 0,
-            chases: 0,
+            rival_takeovers: 0,
             last_takeover: None,
+            is_delivered: false,
             has_closed_gracefully: false,
         }
     }
@@ -89,14 +93,14 @@ impl ReaderState {
 
     /// Adds the progress of connections in another process to the progress here.
     pub(super) fn merge(&mut self, remote: ReaderProgress) {
-        let own = &mut self.progress;
-        own.is_primed |= remote.is_primed;
-        own.has_reconnected |= remote.has_reconnected;
-        own.has_used_url |= remote.has_used_url;
-        own.has_interim |= remote.has_interim;
-        own.written = own.written.max(remote.written);
-        own.confirmed = own.confirmed.max(remote.confirmed);
-        own.acked_interim = own.acked_interim.max(remote.acked_interim);
+        let local = &mut self.progress;
+        local.is_primed |= remote.is_primed;
+        local.has_reconnected |= remote.has_reconnected;
+        local.has_used_url |= remote.has_used_url;
+        local.has_interim |= remote.has_interim;
+        local.written = local.written.max(remote.written);
+        local.confirmed = local.confirmed.max(remote.confirmed);
+        local.acked_interim = local.acked_interim.max(remote.acked_interim);
     }
 
     /// Returns true if `attach` is the current reader.
@@ -118,6 +122,15 @@ impl ReaderState {
     /// is not expected to reconnect.
     pub fn has_closed_gracefully(&self) -> bool {
         self.has_closed_gracefully
+    }
+
+    /// Returns true if the last message is known to have arrived.
+    pub(super) fn is_delivered(&self) -> bool {
+        self.is_delivered
+    }
+
+    pub(super) fn note_delivered(&mut self) {
+        self.is_delivered = true;
     }
 
     pub(super) fn note_graceful_close(&mut self) {
@@ -191,17 +204,17 @@ impl ReaderState {
         }
     }
 
-    /// Returns the `retry` for a displaced connection: doubled with each takeover within [`CHASE_WINDOW`] of the one before.
+    /// Returns the `retry` for a displaced connection: doubled with each takeover within [`RIVAL_WINDOW`] of the one before.
     pub(super) fn takeover_retry(&self, base: Duration) -> Duration {
-        base.saturating_mul(1 << self.chases.min(16)).min(CHASE_RETRY_MAX).max(base)
+        base.saturating_mul(1 << self.rival_takeovers.min(16)).min(RIVAL_RETRY_MAX).max(base)
     }
 
     pub(super) fn attach(&mut self, attach: AttachId, cursor: Seq, now: Instant) {
         self.position = cursor;
         self.connections = self.connections.saturating_add(1);
         if self.attached.is_some() {
-            let is_chase = self.last_takeover.is_some_and(|at| now.saturating_duration_since(at) < CHASE_WINDOW);
-            self.chases = if is_chase { self.chases.saturating_add(1) } else { 1 };
+            let is_rival = self.last_takeover.is_some_and(|at| now.saturating_duration_since(at) < RIVAL_WINDOW);
+            self.rival_takeovers = if is_rival { self.rival_takeovers.saturating_add(1) } else { 1 };
             self.last_takeover = Some(now);
         }
         self.attached = Some(attach);

@@ -32,7 +32,8 @@ impl Machine {
     /// client has an id of it.
     pub fn reader_expected_until(&self, patience: Duration, now: Instant) -> Option<Instant> {
         let Phase::Sealed { outcome, at } = self.phase else { return None };
-        let is_wanted = self.policy.kind == StreamKind::Request && outcome != Outcome::Cancelled && !self.is_delivered;
+        let is_wanted =
+            self.policy.kind == StreamKind::Request && outcome != Outcome::Cancelled && !self.is_delivered();
         if !is_wanted || !self.reader.is_primed() || self.reader.has_closed_gracefully() {
             return None;
         }

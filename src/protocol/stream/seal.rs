@@ -19,8 +19,8 @@ impl Machine {
         self.policy.kind == StreamKind::Request && self.owed_responses.is_settled()
     }
 
-    /// Ends the stream for the proxy's own reasons, with an error for each owed response.
-    pub(super) fn give_up(&mut self, outcome: Outcome, failure: Failure, now: Instant) {
+    /// Ends the stream with `failure` as the error for each owed response. A stream that owes none ends with its usual outcome.
+    pub(super) fn fail(&mut self, outcome: Outcome, failure: Failure, now: Instant) {
         if self.is_sealed() || self.sealing.is_some() {
             return;
         }

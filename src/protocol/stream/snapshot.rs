@@ -12,7 +12,7 @@ use super::numbering::Numbering;
 use super::owed_responses::OwedResponse;
 use super::reader_state::ReaderProgress;
 use super::server_requests::ServerRequestRecord;
-use super::states::{Outcome, Phase};
+use super::states::{HeadOrigin, Outcome, Phase};
 use super::timers::Timer;
 use super::{Machine, Policy};
 use crate::protocol::error::Failure;
@@ -51,7 +51,7 @@ pub struct Snapshot {
 /// The parts of a snapshot that must not be lost with the process. The other parts may be out of date in the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SnapshotDigest {
-    has_ending: bool,
+    ending: Option<Outcome>,
     settled: usize,
     answered: usize,
     server_request_changes: u64,
@@ -73,10 +73,7 @@ impl Machine {
         let (owed_responses, last_error) = self.owed_responses.to_parts();
         let (server_requests, spent) = self.server_requests.to_parts();
         Snapshot {
-            ending: match self.phase {
-                Phase::Sealed { outcome, .. } => Some(outcome),
-                Phase::Waiting | Phase::Passed | Phase::Open => self.sealing,
-            },
+            ending: self.ending(),
             failure: self.failure,
             owed_responses,
             last_error,
@@ -84,7 +81,7 @@ impl Machine {
             spent,
             reader: self.reader.progress(),
             last_retry_ms: u64::try_from(self.last_retry.as_millis()).unwrap_or(u64::MAX),
-            is_delivered: self.is_delivered,
+            is_delivered: self.is_delivered(),
             is_cancelled: self.is_cancelled,
             is_revoked: self.is_revoked,
             upto: self.last_numbered(),
@@ -95,12 +92,12 @@ impl Machine {
     /// Returns the digest of a snapshot taken now. As long as it does not change, a new snapshot need not be written.
     pub fn snapshot_digest(&self) -> SnapshotDigest {
         SnapshotDigest {
-            has_ending: self.sealing.is_some() || self.is_sealed(),
+            ending: self.ending(),
             settled: self.owed_responses.settled_len(),
             answered: self.owed_responses.answered_len(),
             server_request_changes: self.server_requests.changes(),
             reader: self.reader.progress().without_written(),
-            is_delivered: self.is_delivered,
+            is_delivered: self.is_delivered(),
             is_revoked: self.is_revoked,
         }
     }
@@ -117,7 +114,7 @@ impl Machine {
     ) -> Self {
         let mut machine = Self::new(policy, ids, now);
         machine.phase = Phase::Open;
-        machine.is_committed = true;
+        machine.head_origin = HeadOrigin::Proxy;
         machine.timers.stop(Timer::Commit);
         machine.timers.stop(Timer::Call);
         machine.numbering = Numbering::following(tail, trimmed);
@@ -153,7 +150,7 @@ impl Machine {
         machine.sealing = Some(outcome);
         machine.phase = Phase::Sealed { outcome, at };
         machine.timers.stop_all();
-        machine.is_delivered = true;
+        machine.reader.note_delivered();
         machine.reader.note_earlier(connections);
         machine
     }
@@ -178,6 +175,14 @@ impl Machine {
         }
     }
 
+    /// Returns the outcome of a stream whose last event is numbered, or `None` if more may come.
+    fn ending(&self) -> Option<Outcome> {
+        match self.phase {
+            Phase::Sealed { outcome, .. } => Some(outcome),
+            Phase::Waiting | Phase::Passed | Phase::Open => self.sealing,
+        }
+    }
+
     fn apply(&mut self, snapshot: Snapshot) {
         self.sealing = snapshot.ending;
         self.failure = snapshot.failure;
@@ -185,7 +190,9 @@ impl Machine {
         self.server_requests.restore(snapshot.server_requests, snapshot.spent, self.input_turn.quiet_since());
         self.server_requests.handle_trimmed(self.trimmed());
         self.last_retry = Duration::from_millis(snapshot.last_retry_ms);
-        self.is_delivered |= snapshot.is_delivered;
+        if snapshot.is_delivered {
+            self.reader.note_delivered();
+        }
         self.is_cancelled |= snapshot.is_cancelled;
         self.is_revoked |= snapshot.is_revoked;
         self.announcements = snapshot.announcements.map(|record| Box::new(AnnouncementState::restore(record)));

@@ -50,6 +50,15 @@ pub enum Phase {
     },
 }
 
+/// The side whose response head the client gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HeadOrigin {
+    /// The upstream's head, as it came.
+    Upstream,
+    /// The proxy committed a head of its own.
+    Proxy,
+}
+
 /// Work for the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {

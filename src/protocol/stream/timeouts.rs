@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::Machine;
-use super::states::{Effect, Outcome, Phase};
+use super::states::{Effect, HeadOrigin, Outcome, Phase};
 use super::timers::Timer;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::Era;
@@ -28,18 +28,18 @@ impl Machine {
     fn fire(&mut self, timer: Timer, now: Instant) {
         match timer {
             Timer::Commit => {
-                self.open(true);
+                self.open(HeadOrigin::Proxy);
             }
             Timer::Reopen => self.effects.push_back(Effect::Reopen(self.upstream.reopen())),
             Timer::Linger | Timer::CancelGrace => self.begin_seal(self.settled_outcome(), now),
             Timer::Call => {
                 self.announce_cancel();
-                self.give_up(Outcome::Expired, Failure::after_send(ErrorCode::CallTimedOut), now);
+                self.fail(Outcome::Expired, Failure::after_send(ErrorCode::CallTimedOut), now);
             }
-            Timer::Full => self.give_up(Outcome::Failed, Failure::after_send(ErrorCode::BoundReached), now),
+            Timer::Full => self.fail(Outcome::Failed, Failure::after_send(ErrorCode::BoundReached), now),
             Timer::Abandon => {
                 self.announce_cancel();
-                self.give_up(Outcome::Expired, Failure::after_send(ErrorCode::Abandoned), now);
+                self.fail(Outcome::Expired, Failure::after_send(ErrorCode::Abandoned), now);
             }
         }
     }
