@@ -1,9 +1,9 @@
-//! By which names the proxy may be asked, and for which web pages it answers.
+//! The hosts under which the proxy may be addressed, and the web origins that it serves.
 //!
-//! A browser sends any page's requests to any address. The `Host` of a request tells by which name the page reached us (a
-//! name of its own that suddenly means 127.0.0.1 is DNS rebinding), its `Origin` whose page it is. Two pure functions decide:
-//! [`AllowedHosts::admit`] and [`AllowedOrigins::admit`]. Absent: who the caller is; a program that is no browser sends what
-//! it likes.
+//! A browser sends the requests of any page to any address. `Host` is the name under which the page reached the proxy: a page whose own
+//! name suddenly resolves to 127.0.0.1 attempts DNS rebinding. `Origin` is the origin of the page. Two pure functions decide:
+//! [`AllowedHosts::admit`] and [`AllowedOrigins::admit`]. Absent: the identity of the caller, since a program that is no browser can send
+//! any header.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -12,29 +12,29 @@ use http::header::{HOST, ORIGIN};
 use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Uri};
 
-/// The hosts a request may ask for.
+/// The hosts that a request may name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AllowedHosts {
-    /// Every one.
+    /// Every host.
     Any,
-    /// `localhost` and the addresses of this machine alone, at any port.
+    /// `localhost` and the loopback addresses alone, at any port.
     Loopback,
-    /// These.
+    /// The hosts of these patterns.
     Listed(Vec<HostPattern>),
-    /// The hosts of [`AllowedHosts::Loopback`], and these.
+    /// The hosts of [`AllowedHosts::Loopback`] and of these patterns.
     LoopbackAnd(Vec<HostPattern>),
 }
 
-/// The origins a request may come from, where it says one.
+/// The origins that a request with an `Origin` may name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AllowedOrigins {
-    /// Every one.
+    /// Every origin.
     Any,
-    /// Pages of `localhost` and of the addresses of this machine alone, at any port.
+    /// Pages of `localhost` and of the loopback addresses alone, at any port.
     Loopback,
-    /// Pages of the host the request asks for.
+    /// Pages of the host that the request names.
     OwnHost,
-    /// These.
+    /// The origins of these patterns.
     Listed(Vec<OriginPattern>),
 }
 
@@ -42,7 +42,7 @@ pub enum AllowedOrigins {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPattern {
     name: Name,
-    /// `None`: any.
+    /// The port, or `None` for any.
     port: Option<u16>,
 }
 
@@ -55,11 +55,11 @@ pub enum OriginPattern {
     Null,
     /// Pages of this scheme, host and port.
     Page {
-        /// In lower case.
+        /// The scheme, in lower case.
         scheme: String,
         /// The host.
         name: Name,
-        /// `None`: any.
+        /// The port, or `None` for any.
         port: Option<u16>,
     },
 }
@@ -67,11 +67,11 @@ pub enum OriginPattern {
 /// The host of a pattern, in lower case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Name {
-    /// Any.
+    /// Every host.
     Any,
-    /// Exactly this.
+    /// This host alone.
     Exact(String),
-    /// Anything below this, which begins with a dot.
+    /// Every name below this suffix, which begins with a dot.
     Below(String),
 }
 
@@ -145,7 +145,7 @@ impl AllowedOrigins {
 /// Longest host or origin, in bytes, that a refusal repeats to its sender.
 const REPEATED: usize = 100;
 
-/// Returns what a refusal for the host of a request says: the host, and the key that would allow it.
+/// Returns the detail of a refusal because of the host: the host, and the configuration key that would allow it.
 pub fn host_refused(uri: &Uri, headers: &HeaderMap) -> String {
     let host =
         uri.authority().map(|target| target.as_str().as_bytes()).or(headers.get(HOST).map(HeaderValue::as_bytes));
@@ -155,19 +155,19 @@ pub fn host_refused(uri: &Uri, headers: &HeaderMap) -> String {
     }
 }
 
-/// Returns what a refusal for the origin of a request says: the origin, and the key that would allow it.
+/// Returns the detail of a refusal because of the origin: the origin, and the configuration key that would allow it.
 pub fn origin_refused(headers: &HeaderMap) -> String {
     let origin = headers.get(ORIGIN).map(HeaderValue::as_bytes).unwrap_or_default();
     format!("{} is not in listen.allowed_origins", repeated(origin))
 }
 
-/// A name as it was sent, in quotes; bounded, and without what a terminal would obey.
+/// Quotes a name as it was sent: bounded, and with control characters escaped.
 fn repeated(name: &[u8]) -> String {
     let text = String::from_utf8_lossy(&name[..name.len().min(REPEATED)]).into_owned();
     format!("{text:?}")
 }
 
-/// An origin that is a page's.
+/// The origin of a page.
 struct Page {
     scheme: String,
     authority: Authority,
@@ -188,8 +188,8 @@ impl Page {
         matches!(self.scheme.as_str(), "http" | "https")
     }
 
-    /// Returns true if the page is served by `host`. A host without a port has that of the page's scheme, since TLS may
-    /// end before the proxy.
+    /// Returns true if `host` serves the page. A host without a port has the default port of the page's scheme, since TLS may end
+    /// before the proxy.
     fn is_of(&self, host: &Authority) -> bool {
         let Some(port) = port_of(host) else { return false };
         self.authority.host().eq_ignore_ascii_case(host.host())
@@ -245,13 +245,13 @@ impl FromStr for OriginPattern {
         }
         let scheme = scheme.to_ascii_lowercase();
         let (name, port) = name_and_port(rest).ok_or(WANTED)?;
-        // A pattern without a port means the one a page's origin leaves out; that of an unknown scheme has none.
+        // A pattern without a port means the default port, which an origin leaves out. An unknown scheme has none.
         let port = port.unwrap_or_else(|| default_port(&scheme));
         Ok(OriginPattern::Page { scheme, name, port })
     }
 }
 
-/// A host of a pattern, and what it says of the port: nothing, any, or one.
+/// Parses the host of a pattern and its port: `None` without one, `Some(None)` for any.
 fn name_and_port(text: &str) -> Option<(Name, Option<Option<u16>>)> {
     let (text, port) = match text.strip_suffix(":*") {
         Some(host) => (host, Some(None)),
@@ -266,7 +266,7 @@ fn name_and_port(text: &str) -> Option<(Name, Option<Option<u16>>)> {
     };
     let authority: Authority = rest.parse().ok()?;
     let explicit_port = port_of(&authority)?;
-    // `h:1:*` is none, and neither is a star anywhere else.
+    // `h:1:*` is no pattern, and a star anywhere else makes none either.
     if authority.host().is_empty() || authority.host().contains('*') || (port.is_some() && explicit_port.is_some()) {
         return None;
     }
@@ -280,7 +280,7 @@ fn authority(host: &HeaderValue) -> Option<Authority> {
 }
 
 /// Returns the result of [`host_and_port`] for a name or IPv4 address with or without a port, at a tenth of the cost of
-/// parsing an authority. Nearly every request has such a host. `None` for everything else, good or bad.
+/// parsing an authority. Nearly every request has such a host. Returns `None` for all others, valid or not.
 fn plain_host(host: &HeaderValue) -> Option<(&str, Option<u16>)> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-');
     let text = host.to_str().ok()?;
@@ -294,7 +294,7 @@ fn plain_host(host: &HeaderValue) -> Option<(&str, Option<u16>)> {
 
 /// Returns the host and the explicit port, or `None` if the authority is anything but a host with or without a port.
 fn host_and_port(authority: &Authority) -> Option<(&str, Option<u16>)> {
-    // Taken once: the authority looks for it anew each time.
+    // Computed once: each call of `host` searches the authority again.
     let host = authority.host();
     let rest = authority.as_str().strip_prefix(host)?;
     match rest.strip_prefix(':') {
@@ -316,7 +316,7 @@ fn default_port(scheme: &str) -> Option<u16> {
     }
 }
 
-/// `localhost`, or an address that never leaves the machine.
+/// Returns true for `localhost` and for loopback addresses.
 fn is_loopback(host: &str) -> bool {
     let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     host.eq_ignore_ascii_case("localhost") || address.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())

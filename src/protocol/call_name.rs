@@ -1,23 +1,23 @@
-//! Name of a call for people: its method, and the tool of a `tools/call`.
+//! Name of a call in logs and on the status page: its method, and the tool of a `tools/call`.
 //!
-//! Both are the client's words, shortened. Absent: arguments, which may be secret.
+//! Both are text of the client, cut to a limit. Absent: arguments, which may be secret.
 
 use super::jsonrpc::{self, Body, Message};
 
-/// Names longer than this are cut off.
+/// Limit for a name. Longer ones are cut.
 const MAX_CHARS: usize = 64;
 
 /// The method of a call, and its tool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallName {
-    /// The method; for several requests in one body, `batch`.
+    /// The method, or `batch` for an array.
     pub method: Box<str>,
-    /// The tool of a `tools/call`.
+    /// The tool of a `tools/call`, or `None` for another method.
     pub tool: Option<Box<str>>,
 }
 
 impl CallName {
-    /// Reads them from the body of a POST. `None` for a body without a request.
+    /// Reads the name from the body of a POST. Returns `None` for a body without a request.
     pub fn of(body: &[u8]) -> Option<Self> {
         match jsonrpc::peek(body).ok()? {
             Body::Batch(_) => Some(Self { method: "batch".into(), tool: None }),
@@ -29,7 +29,7 @@ impl CallName {
         }
     }
 
-    /// Bytes of its text.
+    /// Returns the size of the name, in bytes.
     pub fn byte_len(&self) -> usize {
         self.method.len() + self.tool.as_ref().map_or(0, |tool| tool.len())
     }

@@ -1,7 +1,7 @@
-//! The names in a client's certificate, by which it is told from others: subject and `subjectAltName`, so that a renewed certificate
-//! is the same client.
+//! The names that identify a client certificate: subject and `subjectAltName`. A renewed certificate has the same names, so it is the
+//! same client.
 //!
-//! The certificate is walked as DER ([X.690], [RFC 5280 §4.1]) as far as the two fields, and they are compared as bytes. Absent:
+//! The certificate is parsed as DER ([X.690], [RFC 5280 §4.1]) as far as these two fields, which are compared as bytes. Absent:
 //! verification, which the TLS handshake does, and any meaning of the names.
 //!
 //! [X.690]: https://www.itu.int/rec/T-REC-X.690
@@ -23,7 +23,7 @@ const SUBJECT_ALT_NAME: &[u8] = &[0x55, 0x1D, 0x11];
 pub struct CertificateNames([u8; 32]);
 
 impl CertificateNames {
-    /// Of a certificate in DER. One without any name, or that cannot be read, is told from others by all of its bytes.
+    /// Returns the hash for a certificate in DER. A certificate without names, or one that cannot be parsed, is hashed as a whole.
     pub fn of(der: &[u8]) -> Self {
         let mut hash = Sha256::new();
         match names(der) {
@@ -41,13 +41,13 @@ impl CertificateNames {
         Self(hash.finalize().into())
     }
 
-    /// The hash.
+    /// Returns the bytes of the hash.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 }
 
-/// The contents of the subject, and of the extension with its other names where there is one.
+/// Returns the contents of the subject and of the extension with alternative names, or `None` if the certificate cannot be parsed.
 fn names(der: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
     let (certificate, _) = expect(SEQUENCE, der)?;
     let (to_be_signed, _) = expect(SEQUENCE, certificate)?;
@@ -64,13 +64,13 @@ fn names(der: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
     if rest.is_empty() { Some((subject, None)) } else { None }
 }
 
-/// `Some(None)` where none of the extensions has names.
+/// Returns the contents of the extension with alternative names, or `Some(None)` without one.
 fn alternative_names(mut extensions: &[u8]) -> Option<Option<&[u8]>> {
     while !extensions.is_empty() {
         let (extension, behind) = expect(SEQUENCE, extensions)?;
         let (id, mut value) = expect(OBJECT_IDENTIFIER, extension)?;
         if id == SUBJECT_ALT_NAME {
-            // Whether it is critical may stand before it.
+            // A flag that marks it as critical may precede it.
             while let Some((tag, content, behind)) = element(value) {
                 if tag == OCTET_STRING {
                     return Some(Some(content));
@@ -84,13 +84,13 @@ fn alternative_names(mut extensions: &[u8]) -> Option<Option<&[u8]>> {
     Some(None)
 }
 
-/// The content of the first element, which must have this tag, and what is behind it.
+/// Returns the content of the first element, which must have this tag, and the bytes behind it.
 fn expect(tag: u8, der: &[u8]) -> Option<(&[u8], &[u8])> {
     let (found, content, behind) = element(der)?;
     if found == tag { Some((content, behind)) } else { None }
 }
 
-/// The tag of the first element, its content, and what is behind it. Tags of more than one byte are in no certificate.
+/// Returns the tag of the first element, its content, and the bytes behind it. No certificate has tags of more than one byte.
 fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     const LONG_TAG: u8 = 0x1F;
     const LONG_LENGTH: u8 = 0x80;

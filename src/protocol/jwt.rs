@@ -9,7 +9,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::HeaderValue;
 use serde::Deserialize;
 
-/// The longest payload that is looked into, in bytes of base64; real ones have about a thousand.
+/// Limit for a payload, in bytes of base64. Real ones have about a thousand.
 const MAX_PAYLOAD_BYTES: usize = 16 * 1024;
 
 /// Subject of a token, as the token claims it. Claims that are no strings, empty or duplicate count as absent.
@@ -29,7 +29,7 @@ impl fmt::Debug for Claims {
 }
 
 impl Claims {
-    /// The claims of the token in an `Authorization` of the scheme `Bearer`, if it is a signed JWT that has them.
+    /// Reads the claims of the token in an `Authorization` of the scheme `Bearer`. Returns `None` unless it is a signed JWT that has both.
     pub fn of(authorization: &HeaderValue) -> Option<Self> {
         let payload = signed(authorization)?.payload;
         if payload.len() > MAX_PAYLOAD_BYTES {
@@ -45,7 +45,7 @@ impl Claims {
 pub fn corrupted(authorization: &HeaderValue) -> Option<HeaderValue> {
     let at = signed(authorization)?.signature_at;
     let mut bytes = authorization.as_bytes().to_vec();
-    // The first character is six bits of the signature, the last one may be padding in part.
+    // The first character has six bits of the signature. The last one may be padding in part.
     bytes[at] = if bytes[at] == b'A' { b'B' } else { b'A' };
     HeaderValue::from_bytes(&bytes).ok()
 }
@@ -56,7 +56,7 @@ struct Signed<'a> {
     signature_at: usize,
 }
 
-/// The parts of a token in the compact form of a signed one (RFC 7515 §7.1) that has a signature.
+/// Parses a signed token in the compact form (RFC 7515 §7.1).
 fn signed(authorization: &HeaderValue) -> Option<Signed<'_>> {
     let text = authorization.to_str().ok()?;
     let (scheme, token) = text.split_once(' ')?;

@@ -1,8 +1,8 @@
 //! The sans-io core: bytes, values and `now` in; values, effects and deadlines out.
 //!
-//! Owned here: the codecs of what crosses the wire, the identifiers, the classification of requests and the stream state
-//! machine. Absent, on purpose: sockets, tasks, clocks and randomness; nothing here imports anything else of this crate, so
-//! that every protocol bug can be replayed by a short synchronous test.
+//! Owned here: the codecs of the wire formats, the identifiers, the classification of requests and the stream state machine.
+//! Deliberately absent: sockets, tasks, clocks and randomness. No module here imports any other of this crate, so a short synchronous
+//! test can replay every protocol bug.
 
 pub mod access;
 pub mod call_name;

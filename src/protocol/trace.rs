@@ -1,5 +1,4 @@
-//! Trace id of a request, as [W3C Trace Context] has it. Absent: spans of the proxy's own, and sampling; the headers go
-//! upstream unchanged.
+//! The trace id of a request ([W3C Trace Context]). Absent: spans of the proxy, and sampling; the headers go upstream unchanged.
 //!
 //! [W3C Trace Context]: https://www.w3.org/TR/trace-context/#traceparent-header
 
@@ -10,15 +9,15 @@ use http::{HeaderMap, HeaderName};
 use super::headers;
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-/// Version, trace, parent and flags with the dashes between: all of version 00, and what a later one begins with.
+/// Length of version, trace, parent and flags with the dashes between them: all of version 00, and the beginning of later versions.
 const LEN: usize = 55;
 
-/// A trace that some client began. Not zero.
+/// The id of a trace, which is never zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceId(u128);
 
 impl TraceId {
-    /// The trace that `traceparent` names; `None` where it is absent, given twice, or not as the specification wants it.
+    /// Reads the trace id from `traceparent`. Returns `None` if the header is absent, repeated or malformed.
     pub fn from_headers(headers: &HeaderMap) -> Option<Self> {
         Self::parse(headers::only(headers, TRACEPARENT)?)
     }
@@ -45,7 +44,7 @@ impl fmt::Display for TraceId {
     }
 }
 
-/// Lower case only: the specification knows no other.
+/// Parses hexadecimal digits in lower case, the only form that the specification allows.
 fn hex(text: &str) -> Option<u128> {
     let is_hex = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     if is_hex { u128::from_str_radix(text, 16).ok() } else { None }
@@ -75,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_trace_is_none() {
+    fn malformed_traces_are_none() {
         let with = |range: std::ops::Range<usize>, other: &str| {
             let mut bad = GOOD.to_owned();
             bad.replace_range(range, other);
@@ -103,7 +102,7 @@ mod tests {
             assert_eq!(of(&[bad]), None, "{bad}");
         }
         assert!(bad.iter().all(|bad| TraceId::parse(bad).is_none()));
-        assert_eq!(of(&[GOOD, GOOD]), None, "which one is meant?");
+        assert_eq!(of(&[GOOD, GOOD]), None, "a repeated header is ambiguous");
         assert_eq!(of(&[]), None);
     }
 

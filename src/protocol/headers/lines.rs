@@ -1,10 +1,10 @@
-//! Headers as they are written.
+//! Header lines in the form of HTTP/1.1.
 
 use bytes::Bytes;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
-/// Header lines as HTTP/1.1 writes them: what is kept of a head that is sent on. They share no memory with what they were made
-/// of, and cost one allocation, where a map costs one for each of its parts.
+/// Header lines as HTTP/1.1 writes them: the kept form of a head that is forwarded. They share no memory with their source, and need one
+/// allocation where a map needs several.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lines(Vec<u8>);
 
@@ -12,12 +12,12 @@ const COLON: &[u8] = b": ";
 const END: &[u8] = b"\r\n";
 
 impl Lines {
-    /// None, with room for so many bytes.
+    /// Creates an empty list with capacity for `bytes` bytes.
     pub fn with_capacity(bytes: usize) -> Self {
         Self(Vec::with_capacity(bytes))
     }
 
-    /// Returns the bytes that a line of these takes.
+    /// Returns the size of the line with this name and value, in bytes.
     pub fn len_of(name: &HeaderName, value: &HeaderValue) -> usize {
         name.as_str().len() + COLON.len() + value.len() + END.len()
     }
@@ -29,7 +29,7 @@ impl Lines {
         }
     }
 
-    /// Adds a line whose value comes in pieces; none where they hold what would end it.
+    /// Adds a line whose value is given in pieces. Adds none if they contain a line end or a zero byte.
     pub fn push_pieces<'a>(&mut self, name: &HeaderName, pieces: impl IntoIterator<Item = &'a [u8]>) {
         let before = self.0.len();
         self.0.extend_from_slice(name.as_str().as_bytes());
@@ -44,12 +44,12 @@ impl Lines {
         self.0.extend_from_slice(END);
     }
 
-    /// Returns true if there is a line of this name. The search goes from the first line on.
+    /// Returns true if there is a line of this name. The search is linear.
     pub fn contains(&self, name: &HeaderName) -> bool {
         lines(&self.0).any(|(other, _)| other == name.as_str().as_bytes())
     }
 
-    /// Returns a copy of the headers that can be changed.
+    /// Returns the lines as a map.
     pub fn to_map(&self) -> HeaderMap {
         let shared = Bytes::copy_from_slice(&self.0);
         let mut map = HeaderMap::new();
@@ -62,7 +62,7 @@ impl Lines {
         map
     }
 
-    /// As they are written, each line with its end.
+    /// Returns the bytes of all lines, each with its end.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
@@ -78,11 +78,11 @@ impl From<&HeaderMap> for Lines {
     }
 }
 
-/// Name and value of each line.
+/// Returns name and value of each line.
 fn lines(bytes: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
-        // No name has a colon in it, and no value a line feed.
+        // No name contains a colon, and no value a line feed.
         let colon = memchr::memchr(b':', rest)?;
         let end = colon + memchr::memchr(b'\n', &rest[colon..])?;
         let line = (&rest[..colon], &rest[colon + COLON.len()..=end - END.len()]);

@@ -1,4 +1,4 @@
-//! The HTTP headers of MCP as types, and what happens to a head on its way through.
+//! The HTTP headers of MCP as types, and the changes to a head that passes the proxy.
 //!
 //! Everything here is a function of a [`HeaderMap`]. Deliberately absent: `Host`, `Forwarded` and `X-Forwarded-*` of
 //! the upstream request, which need the addresses of a connection, and any decision that needs a body.
@@ -22,25 +22,25 @@ pub use lines::Lines;
 pub mod names {
     use http::HeaderName;
 
-    /// Names the session, where the revision has sessions.
+    /// Names the session, in revisions with sessions.
     pub const MCP_SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
     /// Names the protocol revision of a request.
     pub const MCP_PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
-    /// Repeats a modern request's method, for what routes by headers.
+    /// Repeats the method of a modern request, for routing by headers.
     pub const MCP_METHOD: HeaderName = HeaderName::from_static("mcp-method");
-    /// Repeats what a modern request names: a tool, a resource, a prompt.
+    /// Repeats the name of the tool, resource or prompt of a modern request.
     pub const MCP_NAME: HeaderName = HeaderName::from_static("mcp-name");
     /// The last event that a client has of a stream.
     pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
-    /// Marks a POST that is to run once, however often it is sent.
+    /// Marks a POST that must run once, even if it is sent several times.
     pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
-    /// The owner that a balancer believes it sends a request to; the owner that a sidecar is which it was not meant for.
+    /// In a request from a balancer, the owner that it addresses. In the refusal of a misdirected request, the owner of the sidecar.
     pub const MCP_RESUME_OWNER: HeaderName = HeaderName::from_static("mcp-resume-owner");
-    /// Tells a balancer that a sidecar's failure is the call's: that it says nothing of the sidecar or of its server.
+    /// Tells a balancer that a failure belongs to the call alone, and not to the sidecar or its server.
     pub const MCP_RESUME_FAILURE: HeaderName = HeaderName::from_static("mcp-resume-failure");
     /// Credential that many servers accept in place of `Authorization`, or beside it.
     pub const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-    /// Tells nginx and its kin not to buffer an answer.
+    /// Keeps nginx and similar proxies from buffering a response.
     pub const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
     /// Parameters of one connection, from before HTTP/1.1.
     pub const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
@@ -48,12 +48,12 @@ pub mod names {
     pub const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 }
 
-/// The longest `MCP-Protocol-Version` that is taken for one, in bytes; real ones have ten.
+/// Limit for `MCP-Protocol-Version`, in bytes. Real ones have ten.
 const MAX_VERSION_BYTES: usize = 64;
-/// The longest `Mcp-Session-Id` that is taken for one, in bytes.
+/// Limit for `Mcp-Session-Id`, in bytes.
 const MAX_SESSION_ID_BYTES: usize = 1024;
 
-/// The revisions that have sessions, and streams that outlive their connection.
+/// The revisions with sessions, and with streams that outlive their connection.
 const LEGACY_VERSIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
 
 /// A revision of the protocol, known or not.
@@ -65,7 +65,7 @@ pub struct ProtocolVersion(Cow<'static, str>);
 pub enum Era {
     /// Up to 2025-11-25: a client that disconnects has not cancelled.
     Legacy,
-    /// 2026-07-28, later and unknown ones: a client that disconnects has cancelled, unless it comes back.
+    /// 2026-07-28, later and unknown ones: a client that disconnects has cancelled, unless it reconnects.
     Modern,
 }
 
@@ -83,17 +83,17 @@ impl ProtocolVersion {
         if is_visible_ascii(text, MAX_VERSION_BYTES) { Some(Self(Cow::Owned(text.to_owned()))) } else { None }
     }
 
-    /// The revision named by `MCP-Protocol-Version`; `None` if it is absent, unreadable, or there are several.
+    /// Returns the revision in `MCP-Protocol-Version`, or `None` if the header is absent, malformed or repeated.
     pub fn from_headers(headers: &HeaderMap) -> Option<Self> {
         Self::parse(only(headers, names::MCP_PROTOCOL_VERSION)?)
     }
 
-    /// The text as it was named.
+    /// Returns the text as it was sent.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Legacy for the four revisions that are, modern for every other text.
+    /// Returns the era: legacy for four known revisions, modern for all others.
     pub fn era(&self) -> Era {
         if LEGACY_VERSIONS.contains(&self.as_str()) { Era::Legacy } else { Era::Modern }
     }
@@ -113,7 +113,7 @@ fn is_date(text: &str) -> bool {
     text.len() == "2025-11-25".len() && text.bytes().enumerate().all(shape)
 }
 
-/// A session as its server named it.
+/// A session ID, as the server assigned it.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct SessionId(Arc<str>);
@@ -133,23 +133,23 @@ impl TryFrom<String> for SessionId {
 }
 
 impl SessionId {
-    /// Takes visible ASCII, as the specification demands, of 1 to 1024 bytes.
+    /// Parses visible ASCII of 1 to 1024 bytes, which the specification demands.
     pub fn parse(text: &str) -> Option<Self> {
         if is_visible_ascii(text, MAX_SESSION_ID_BYTES) { Some(Self(text.into())) } else { None }
     }
 
-    /// The session named by `Mcp-Session-Id`; `None` if it is absent, unreadable, or there are several.
+    /// Returns the session ID in `Mcp-Session-Id`, or `None` if the header is absent, malformed or repeated.
     pub fn from_headers(headers: &HeaderMap) -> Option<Self> {
         Self::parse(only(headers, names::MCP_SESSION_ID)?)
     }
 
-    /// The text as it was named.
+    /// Returns the text as it was sent.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// Masked: who knows a session ID may speak in the session.
+/// Masked: the bearer of a session ID may use the session.
 impl std::fmt::Debug for SessionId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("SessionId(..)")
@@ -160,7 +160,7 @@ fn is_visible_ascii(text: &str, max_bytes: usize) -> bool {
     (1..=max_bytes).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-/// The header's value, unless there are several to choose from.
+/// Returns the value of a header, or `None` if the header is absent, repeated or no text.
 pub(super) fn only(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
     let mut values = headers.get_all(name).iter();
     let value = values.next()?;
@@ -179,15 +179,15 @@ pub struct Accept {
     pub sse: bool,
 }
 
-/// `Accept` as the specification wants it of every POST.
+/// The `Accept` that the specification demands of every POST.
 const BOTH_TYPES: &str = "application/json, text/event-stream";
 
-/// Reads `Accept` ([RFC 9110 §12.5.1]): the most specific range that matches a type decides, and a weight of 0
-/// excludes it. No `Accept`, or an empty one, takes both.
+/// Parses `Accept` ([RFC 9110 §12.5.1]): the most specific range that matches a type decides, and a weight of 0 excludes it. A request
+/// without `Accept`, or with an empty one, accepts both types.
 ///
 /// [RFC 9110 §12.5.1]: https://www.rfc-editor.org/rfc/rfc9110#section-12.5.1
 pub fn accept(headers: &HeaderMap) -> Accept {
-    // What every SDK sends.
+    // The value that every SDK sends.
     if headers.get(header::ACCEPT).is_some_and(|value| value == BOTH_TYPES)
         && headers.get_all(header::ACCEPT).iter().nth(1).is_none()
     {
@@ -230,7 +230,7 @@ impl<'a> MediaRange<'a> {
     }
 }
 
-/// A copy that does not share memory with the buffer the headers were read into, for headers that are kept.
+/// Copies headers that are kept, so that they do not hold the buffer from which they were parsed.
 pub fn unpinned(headers: &HeaderMap) -> HeaderMap {
     let mut all = BytesMut::with_capacity(headers.values().map(HeaderValue::len).sum());
     for value in headers.values() {
@@ -246,7 +246,7 @@ pub fn unpinned(headers: &HeaderMap) -> HeaderMap {
     copies
 }
 
-/// The trimmed, non-empty elements of a comma-separated header, over all its lines.
+/// Returns the trimmed, non-empty elements of a comma-separated header, over all its lines.
 fn list(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &str> {
     let lines = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
     lines.flat_map(|line| line.split(',')).map(str::trim).filter(|element| !element.is_empty())
@@ -268,14 +268,14 @@ fn content_type_is(headers: &HeaderMap, media_type: &str) -> bool {
     essence.trim_ascii().eq_ignore_ascii_case(media_type.as_bytes())
 }
 
-/// Takes out what speaks of one connection only: the fields of [RFC 9110 §7.6.1], those that `Connection` names, the
-/// credentials for a proxy, and what a balancer and its sidecars say to each other. `Connection` cannot name what says who the
-/// client is: a client could show a credential to the proxy alone, or take out what a proxy before this one said of it.
+/// Removes the headers of one connection: the fields of [RFC 9110 §7.6.1], those that `Connection` names, credentials for a proxy, and
+/// the headers between a balancer and its sidecars. `Connection` cannot name headers that identify the client: otherwise a client
+/// could show a credential to the proxy alone, or remove the statements of an earlier proxy about it.
 ///
 /// [RFC 9110 §7.6.1]: https://www.rfc-editor.org/rfc/rfc9110#section-7.6.1
 pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let named = named_by_connection(headers);
-    // Few heads have any: looking costs less than removing what is not there.
+    // Few heads have any: a search costs less than the removal of absent headers.
     let found: Vec<_> = headers.keys().filter(|name| is_hop_by_hop(name, &named)).cloned().collect();
     remove_all(headers, found);
 }
@@ -310,9 +310,9 @@ pub type Line<'a> = (&'a HeaderName, &'a HeaderValue);
 
 /// Returns the headers of the upstream call that a client's request to the MCP endpoint becomes.
 ///
-/// `Accept` names both types, since servers answer 406 to less. The answer must come uncompressed, and a missing
-/// `Accept-Encoding` means that anything will do. `Last-Event-ID` is ours, and some servers answer it with 500. Body
-/// and connection are new: `Content-Length` and `Host` are for the caller to say, and `100 Continue` is not awaited.
+/// `Accept` names both types, since servers answer 406 to less. The response must be uncompressed, and a missing `Accept-Encoding` would
+/// allow every coding. `Last-Event-ID` names an event of the proxy, and some servers answer it with 500. Body and connection are new:
+/// the caller sets `Content-Length` and `Host`, and `100 Continue` is not awaited.
 pub fn to_upstream(headers: &HeaderMap) -> impl Iterator<Item = Line<'_>> {
     static BOTH: HeaderValue = HeaderValue::from_static(BOTH_TYPES);
     static IDENTITY: HeaderValue = HeaderValue::from_static("identity");
@@ -321,13 +321,13 @@ pub fn to_upstream(headers: &HeaderMap) -> impl Iterator<Item = Line<'_>> {
     kept.chain([(&header::ACCEPT, &BOTH), (&header::ACCEPT_ENCODING, &IDENTITY)])
 }
 
-/// The headers of a client's request for the endpoint that passes: as they are, but for those that [`to_upstream`] leaves out.
+/// Returns the headers of a request to the endpoint that passes: all end-to-end headers without those that [`to_upstream`] drops.
 pub fn to_endpoint(headers: &HeaderMap) -> impl Iterator<Item = Line<'_>> {
     let is_ours = |name: &HeaderName| matches!(name.as_str(), "content-length" | "expect" | "last-event-id");
     end_to_end(headers).filter(move |(name, _)| !is_ours(name))
 }
 
-/// The headers of a request that passes: all but those that [`remove_hop_by_hop`] takes out, and `Host`.
+/// Returns the headers of a request that passes: all but `Host` and those that [`remove_hop_by_hop`] removes.
 pub fn end_to_end(headers: &HeaderMap) -> impl Iterator<Item = Line<'_>> {
     let named = named_by_connection(headers);
     headers.iter().filter(move |(name, _)| **name != header::HOST && !is_hop_by_hop(name, &named))
@@ -335,9 +335,9 @@ pub fn end_to_end(headers: &HeaderMap) -> impl Iterator<Item = Line<'_>> {
 
 /// Turns the head of an upstream SSE response into that of the client's response.
 ///
-/// Our body has other bytes than the upstream's: what describes those (length, validators, ranges) goes, and so does a
-/// `Content-Encoding` of `identity`; any other one stays to be seen by the caller, who must not decode that body as
-/// events. No intermediary before the client may store, change or hold back the response.
+/// The proxy's body has other bytes than the upstream's, so the headers that describe those (length, validators, ranges) are removed, and
+/// a `Content-Encoding` of `identity` too. Any other coding stays for the caller, who must not decode that body as events. No
+/// intermediary before the client may store, change or delay the response.
 pub fn sse_downstream(headers: &mut HeaderMap) {
     remove_hop_by_hop(headers);
     let of_other_bytes =
@@ -356,17 +356,17 @@ fn remove_all(headers: &mut HeaderMap, names: impl IntoIterator<Item = HeaderNam
     }
 }
 
-/// The upstream's CORS headers (`Access-Control-*` and `Vary`), for heads that we write ourselves: without them a
-/// browser hides our answer from its page.
+/// Returns the upstream's CORS headers (`Access-Control-*` and `Vary`) for heads of the proxy's own. Without them a browser hides the
+/// response from its page.
 pub fn cors_of(upstream: &HeaderMap) -> HeaderMap {
     let is_cors = |name: &HeaderName| name.as_str().starts_with("access-control-") || name == header::VARY;
     let kept = upstream.iter().filter(|(name, _)| is_cors(name));
     kept.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
-/// Lets pages in browsers use what we add to a server that speaks CORS: they may read `Mcp-Session-Id`, `Link` and
-/// `WWW-Authenticate`, and (in a preflight's answer that lists request headers) send `Last-Event-ID` and
-/// `Idempotency-Key`. Nothing happens without `Access-Control-Allow-Origin`; a list with `*` stays as it is.
+/// Opens the headers that the proxy adds to pages in browsers, if the server supports CORS: they may read `Mcp-Session-Id`, `Link` and
+/// `WWW-Authenticate`, and (in a response to a preflight that lists request headers) send `Last-Event-ID` and `Idempotency-Key`. Does
+/// nothing without `Access-Control-Allow-Origin`; a list with `*` stays unchanged.
 pub fn expose_ours(headers: &mut HeaderMap) {
     if !headers.contains_key(header::ACCESS_CONTROL_ALLOW_ORIGIN) {
         return;
@@ -379,7 +379,7 @@ pub fn expose_ours(headers: &mut HeaderMap) {
     }
 }
 
-/// Adds what is missing, and makes one line of it; a list that cannot be read as text is left alone.
+/// Adds the missing elements to a list, as one line. A list that is no text stays unchanged.
 fn extend_list(headers: &mut HeaderMap, name: HeaderName, ours: &[&'static str]) {
     let readable = headers.get_all(&name).iter().all(|value| value.to_str().is_ok());
     let mut all: Vec<&str> = list(headers, name.clone()).collect();

@@ -1,10 +1,10 @@
-//! Bodies: what of a connection's bytes is a response's, and where it ends.
+//! Bodies: separates the body of a response from its framing, and finds its end.
 
 use bytes::BytesMut;
 
 use super::{Error, Framing, MAX_CHUNK_LINE_BYTES};
 
-/// Takes the framing off a body. Its input may be cut anywhere; it never takes a byte behind the body's end.
+/// Removes the framing from a body. Its input may be cut anywhere. It never consumes a byte behind the body's end.
 #[derive(Debug)]
 pub struct Decoder {
     state: State,
@@ -12,23 +12,23 @@ pub struct Decoder {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Bytes left of a body of known length.
+    /// Number of missing bytes of a body with a known length.
     Length(u64),
     UntilClose,
-    /// In the line before a chunk.
+    /// Within the line before a chunk.
     Size(SizeLine),
-    /// Bytes left of a chunk; never 0.
+    /// Number of missing bytes of a chunk, never 0.
     Chunk(u64),
-    /// Behind a chunk: CR, then LF.
+    /// Behind a chunk, before its CRLF or within it.
     ChunkEnd {
         has_cr: bool,
     },
-    /// In the lines behind the last chunk.
+    /// Within the lines behind the last chunk.
     Trailers(TrailerLine),
     Done,
 }
 
-/// A chunk's size, and what may follow it.
+/// The line with a chunk's size and its extensions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct SizeLine {
     size: u64,
@@ -41,7 +41,7 @@ struct SizeLine {
 enum SizePlace {
     #[default]
     Digits,
-    /// Blanks before an extension or the end.
+    /// Blanks before an extension or before the end.
     Blank,
     Extension,
     Cr,
@@ -49,14 +49,14 @@ enum SizePlace {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct TrailerLine {
-    /// Of all lines together.
+    /// Length of all lines together.
     length: usize,
     is_begun: bool,
     has_cr: bool,
 }
 
 impl Decoder {
-    /// Of a body framed like this.
+    /// Creates a decoder of a body with this framing.
     pub fn new(framing: Framing) -> Self {
         let state = match framing {
             Framing::Length(0) => State::Done,
@@ -67,16 +67,16 @@ impl Decoder {
         Self { state }
     }
 
-    /// Returns true if the whole body was decoded.
+    /// Returns true if the body is complete.
     pub fn is_complete(&self) -> bool {
         self.state == State::Done
     }
 
-    /// Appends what of `input` is the body's to `out`, and tells how much of `input` it took: less than all only once the body
-    /// is complete.
+    /// Appends the bytes of the body in `input` to `out`. Returns the number of consumed bytes, which is smaller than `input` only if the
+    /// body is complete.
     ///
     /// # Errors
-    /// When the framing is broken; what was appended before came before the break, and nothing more may be fed.
+    /// If the framing is broken. Bytes before the break have been appended, and no more input may be passed.
     pub fn decode(&mut self, input: &[u8], out: &mut BytesMut) -> Result<usize, Error> {
         let mut at = 0;
         while at < input.len() {
@@ -108,10 +108,10 @@ impl Decoder {
         Ok(at)
     }
 
-    /// The connection ended.
+    /// Notes the end of the connection.
     ///
     /// # Errors
-    /// When the body was not complete.
+    /// If the body is incomplete.
     pub fn handle_eof(&mut self) -> Result<(), Error> {
         match self.state {
             State::Done => Ok(()),
@@ -125,7 +125,7 @@ impl Decoder {
         }
     }
 
-    /// Returns the bytes of the body still to come, or `None` if its length is unknown.
+    /// Returns the number of missing bytes, or `None` if the length is unknown.
     pub fn left(&self) -> Option<u64> {
         match self.state {
             State::Length(left) => Some(left),
@@ -150,8 +150,8 @@ fn chunk_end(has_cr: bool, byte: u8) -> Result<State, Error> {
 }
 
 impl SizeLine {
-    /// Reads the line, or a part of it, at the front of `rest`; returns the next state and the bytes taken. An ordinary
-    /// line is taken whole, any other byte by byte.
+    /// Parses the line, or a part of it, at the beginning of `rest`. Returns the next state and the number of consumed bytes. A usual
+    /// line is parsed at once, any other byte by byte.
     fn take(self, rest: &[u8]) -> Result<(State, usize), Error> {
         if self.length == 0
             && let Some((line, taken)) = Self::usual(rest)
@@ -161,7 +161,7 @@ impl SizeLine {
         Ok((self.handle(rest[0])?, 1))
     }
 
-    /// A whole line at the front of `rest`, and how long it is, where there is nothing in it but up to fifteen digits.
+    /// Returns the complete line at the beginning of `rest` and its length, if it has nothing but up to fifteen digits.
     fn usual(rest: &[u8]) -> Option<(Self, usize)> {
         let mut size = 0;
         for (at, byte) in rest.iter().take(16).enumerate() {
@@ -175,8 +175,8 @@ impl SizeLine {
         None
     }
 
-    /// Hexadecimal digits, blanks, an extension, CR LF. A lone CR or LF is no end: what one reader takes for one, another does
-    /// not.
+    /// Parses one byte of hexadecimal digits, blanks, an extension and CRLF. A lone CR or LF is refused, since readers differ in its
+    /// meaning.
     fn handle(mut self, byte: u8) -> Result<State, Error> {
         self.length += 1;
         if self.length > MAX_CHUNK_LINE_BYTES {
@@ -185,7 +185,7 @@ impl SizeLine {
         self.place = match (self.place, byte) {
             (SizePlace::Cr, b'\n') => return Ok(self.next()),
             (SizePlace::Digits, _) if byte.is_ascii_hexdigit() => {
-                // Sixteen digits are all that fit.
+                // More than sixteen digits do not fit.
                 self.digits = Some(self.digits + 1).filter(|digits| *digits <= 16).ok_or(Error::Chunk)?;
                 self.size = self.size << 4 | u64::from(hex(byte));
                 SizePlace::Digits
@@ -211,7 +211,7 @@ impl SizeLine {
 }
 
 impl TrailerLine {
-    /// Lines up to an empty one, read over.
+    /// Skips one byte of the trailer lines, which end with an empty line.
     fn handle(mut self, byte: u8) -> Result<State, Error> {
         self.length += 1;
         if self.length > MAX_CHUNK_LINE_BYTES {

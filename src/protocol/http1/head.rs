@@ -1,4 +1,4 @@
-//! Heads: a request's written, a response's read.
+//! Heads: writes that of a request, and parses that of a response.
 
 use std::sync::LazyLock;
 
@@ -10,8 +10,8 @@ use memchr::memmem::Finder;
 use super::{Error, Framing, MAX_HEAD_BYTES, MAX_HEADERS, MAX_INTERIM_HEADS};
 use crate::protocol::headers::Lines;
 
-/// The head of a request to `target` whose body has so many bytes, and `room` for as many behind it. `host` is named where `lines`
-/// name none.
+/// Writes the head of a request to `target` with a body of `body` bytes, and reserves `room` bytes behind it. Names `host` if `lines` have
+/// no `Host`.
 pub fn encode_request(method: &Method, target: &str, host: &str, lines: &Lines, body: usize, room: usize) -> Vec<u8> {
     // The version, the length of the body, and the ends of lines.
     const MORE: usize = 64;
@@ -38,7 +38,7 @@ pub fn encode_request(method: &Method, target: &str, host: &str, lines: &Lines, 
 /// The head of a final response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// The status.
+    /// The status code.
     pub status: StatusCode,
     /// Every header line, in order. The values share one allocation of the head's size.
     pub headers: HeaderMap,
@@ -48,32 +48,32 @@ pub struct Head {
     pub can_keep_alive: bool,
 }
 
-/// Reads the head of a response, interim ones (1xx) before it read over. Takes its bytes in pieces of any size.
+/// Parses the head of a response from pieces of any size. Interim heads (1xx) before it are skipped.
 #[derive(Debug)]
 pub struct HeadReader {
     /// True for the response to a HEAD, which has no body even if it declares one.
     has_no_body: bool,
-    /// The beginning of a head that is not whole.
+    /// The beginning of an incomplete head.
     begun: Vec<u8>,
-    /// Heads that were read over.
+    /// Number of interim heads that were skipped.
     interim: usize,
 }
 
 impl HeadReader {
-    /// Of the response to a request of this method.
+    /// Creates a reader of the response to a request of this method.
     pub fn new(method: &Method) -> Self {
         Self { has_no_body: method == Method::HEAD, begun: Vec::new(), interim: 0 }
     }
 
-    /// Takes `piece`: the head and how much of the piece lies behind it, or `None` when more is needed.
+    /// Takes `piece`. Returns the head and the bytes of the piece behind it, or `None` if more bytes are needed.
     ///
     /// # Errors
-    /// For what is no head of a response; nothing more may be fed.
+    /// If the bytes are no head of a response. No more bytes may be passed then.
     pub fn handle_piece<'a>(&mut self, piece: &'a [u8]) -> Result<Option<(Head, &'a [u8])>, Error> {
         let mut rest = piece;
         loop {
             let Some(length) = self.end_of_head(rest) else {
-                // Nothing that follows could end a head with one: it would be waited for for ever.
+                // No later byte could end a head with a lone line feed, so the wait would never end.
                 if has_lone_line_feed(self.begun.last().copied(), rest) {
                     return Err(Error::Head);
                 }
@@ -114,7 +114,7 @@ impl HeadReader {
     }
 }
 
-/// A whole head; `None`: an interim one.
+/// Parses a complete head. Returns `None` for an interim one.
 fn parse(bytes: &[u8], has_no_body: bool) -> Result<Option<Head>, Error> {
     if bytes.len() > MAX_HEAD_BYTES || has_lone_line_feed(None, bytes) {
         return Err(Error::Head);
@@ -156,7 +156,7 @@ fn header_map(bytes: &[u8], lines: &[httparse::Header<'_>]) -> Result<HeaderMap,
     Ok(headers)
 }
 
-/// [RFC 9112 §6.3](https://www.rfc-editor.org/rfc/rfc9112#section-6.3), with every ambiguous case refused.
+/// Returns the framing by [RFC 9112 §6.3](https://www.rfc-editor.org/rfc/rfc9112#section-6.3), and refuses every ambiguous case.
 fn framing(status: StatusCode, has_no_body: bool, is_http11: bool, headers: &HeaderMap) -> Result<Framing, Error> {
     let (length, is_chunked) = declared_length(status, headers)?;
     if is_chunked && !is_http11 {
@@ -172,8 +172,8 @@ fn framing(status: StatusCode, has_no_body: bool, is_http11: bool, headers: &Hea
     })
 }
 
-/// Refuses a head that another reader framed and [`HeadReader`] would not, and leaves one of several equal lengths: a second line is
-/// for the next reader to misunderstand ([RFC 9110 §8.6]).
+/// Refuses a head from another parser that [`HeadReader`] would refuse, and reduces several equal lengths to one, because the next reader
+/// could misunderstand a second line ([RFC 9110 §8.6]).
 ///
 /// # Errors
 /// [`Error::Framing`] if the length of the body is declared in two ways, or in an unknown one.

@@ -1,4 +1,4 @@
-//! Members of a message taken out or replaced; every other byte stays as it came.
+//! Removes and replaces members of a message. Every other byte stays unchanged.
 
 use std::fmt;
 use std::ops::Range;
@@ -9,12 +9,12 @@ use serde_json::value::RawValue;
 
 use super::walk::{find, for_each_message, from_slice};
 
-/// The value at a path of members, as JSON text.
+/// Returns the value at a path of members, as JSON text.
 pub fn member<'a>(bytes: &'a [u8], path: &'static [&'static str]) -> Option<&'a str> {
     find(bytes, path).map(RawValue::get)
 }
 
-/// The messages of a body that was peeked at, as JSON text: those of an array, else the only one.
+/// Returns the messages of a body as JSON text: those of an array, else the only one.
 pub fn messages(bytes: &[u8]) -> Vec<&str> {
     let mut messages = Vec::new();
     let is_json = for_each_message(bytes, |message| messages.push(message));
@@ -27,7 +27,7 @@ pub fn span(whole: &[u8], part: &str) -> Range<usize> {
     start..start + part.len()
 }
 
-/// `bytes` with other text at these places, which do not overlap.
+/// Replaces these ranges of `bytes`, which do not overlap.
 pub fn splice(bytes: &[u8], mut splices: Vec<(Range<usize>, String)>) -> Vec<u8> {
     splices.sort_by_key(|(place, _)| place.start);
     let mut spliced = Vec::with_capacity(bytes.len() + splices.iter().map(|(_, text)| text.len()).sum::<usize>());
@@ -61,8 +61,8 @@ pub fn splice_apart(mut bytes: Bytes, splices: Vec<(Range<usize>, String)>) -> (
     (first, pieces)
 }
 
-/// `bytes` without the members `names` of the object at `path`, however often they stand there. `None` where there is no such
-/// object or none of them in it.
+/// Returns `bytes` without the members `names` of the object at `path`, repeated ones included. Returns `None` if there is no such object
+/// or none of these members.
 pub fn without_members(bytes: &[u8], path: &'static [&'static str], names: &[&str]) -> Option<Vec<u8>> {
     let object = find(bytes, path)?.get();
     let members = from_slice(object.as_bytes(), Members)?;

@@ -1,10 +1,10 @@
-//! A peek at JSON-RPC: which kind of message, which id, which method, and a handful of named members.
+//! A peek at JSON-RPC: the kind of a message, its id, its method, and a few named members.
 //!
-//! Payloads are walked over, never built: only requested values are allocated, and invalid UTF-8 or deep
-//! nesting in it is no error. Bytes that were peeked at are forwarded as they came.
+//! Payloads are skipped and never built: only requested values are allocated, and invalid UTF-8 or deep nesting in a payload is no error.
+//! The bytes are forwarded unchanged.
 //!
-//! Deliberately absent: any judgement of `params` and `result`, and any rewriting but for members that are taken out or replaced. The only
-//! messages written here are the proxy's own errors.
+//! Deliberately absent: any validation of `params` and `result`, and any change except removed or replaced members. The only messages
+//! written here are the proxy's own errors.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -35,14 +35,14 @@ pub use walk::{find_message, for_each_element, for_each_message};
     expect(clippy::derived_hash_with_manual_eq, reason = "the comparison is the derived one, and counted")
 )]
 pub enum RequestId {
-    /// The number as it was written, so that `1`, `1.0` and large integers come back unchanged.
+    /// The number as it was written, so that `1`, `1.0` and large integers stay unchanged.
     Number(Box<str>),
     /// The string, without quotes and escapes.
     String(Box<str>),
 }
 
 impl RequestId {
-    /// The id as JSON text.
+    /// Returns the id as JSON text.
     pub fn to_json(&self) -> String {
         match self {
             Self::Number(text) => text.to_string(),
@@ -57,7 +57,7 @@ impl RequestId {
         }
     }
 
-    /// Reads a JSON number or string; `None` for anything else.
+    /// Parses a JSON number or string. Returns `None` for anything else.
     pub fn from_json(text: &str) -> Option<Self> {
         Self::from_raw(serde_json::from_str(text).ok()?)
     }
@@ -71,24 +71,24 @@ impl RequestId {
     }
 }
 
-/// One JSON-RPC message, as far as the proxy looks at it.
+/// The members of a JSON-RPC message that the proxy uses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Message {
     /// Message with a method and an id: its sender waits for a response.
     Request {
-        /// The id its response will carry.
+        /// The id, which its response repeats.
         id: RequestId,
         /// The method's name.
         method: Box<str>,
     },
-    /// Has a method and no id.
+    /// Message with a method and no id.
     Notification {
         /// The method's name.
         method: Box<str>,
     },
-    /// Has a result or an error.
+    /// Message with a result or an error.
     Response {
-        /// The request it answers; `None` if it is null, or left out of an error.
+        /// The id of the request, or `None` if it is null, or absent from an error.
         id: Option<RequestId>,
         /// True if the response has an `error` member.
         is_error: bool,
@@ -98,14 +98,14 @@ pub enum Message {
 /// Messages of one HTTP body, or of one SSE event's data.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Body {
-    /// A message.
+    /// One message.
     Single(Message),
     /// An array of at least one message (the 2025-03-26 revision).
     Batch(Vec<Message>),
 }
 
 impl Body {
-    /// The messages in the order they were written; never empty.
+    /// Returns the messages in their order; never empty.
     pub fn messages(&self) -> &[Message] {
         match self {
             Self::Single(message) => std::slice::from_ref(message),
@@ -114,7 +114,7 @@ impl Body {
     }
 }
 
-/// Why bytes are not a JSON-RPC message. In a batch, the first message that fails decides.
+/// Reason for which bytes are no JSON-RPC message. In a batch, the first malformed message decides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PeekError {
     /// Not JSON.
@@ -123,7 +123,7 @@ pub enum PeekError {
     /// JSON, but not a [JSON-RPC 2.0](https://www.jsonrpc.org/specification) message or a batch of at least one.
     #[error("not a JSON-RPC 2.0 message")]
     NotMessage,
-    /// A member that decides what the message is stands in it twice: readers differ in which one counts.
+    /// A member that decides the kind of the message is repeated: parsers differ in the one that counts.
     #[error("the member {0:?} is there twice")]
     DuplicateKey(&'static str),
     /// The id is neither a string nor a number, nor the null of a response.
@@ -134,17 +134,16 @@ pub enum PeekError {
     TooLong,
 }
 
-/// Tells what `bytes` hold: a message or a batch of any length. A message says `"jsonrpc": "2.0"` and has either a method or one of
-/// `result` and `error`.
+/// Parses a message or a batch of any length. A message has `"jsonrpc": "2.0"`, and either a method or one of `result` and `error`.
 ///
 /// # Errors
-/// See [`PeekError`]. It never panics, however the bytes are nested.
+/// See [`PeekError`]. Never panics, at any depth of nesting.
 pub fn peek(bytes: &[u8]) -> Result<Body, PeekError> {
     peek_up_to(bytes, usize::MAX)
 }
 
-/// Peeks at a batch of at most `longest` messages. Reading stops at the first message beyond them, so that a longer
-/// array costs no more than its beginning.
+/// Parses a message or a batch of at most `longest` messages. Parsing stops at the first message beyond them, so a longer array costs no
+/// more than its beginning.
 ///
 /// # Errors
 /// See [`PeekError`].
@@ -170,12 +169,12 @@ pub fn may_have_id(bytes: &[u8]) -> bool {
     memchr::memchr(b'\\', bytes).is_some_and(|at| ESCAPED.find(&bytes[at..]).is_some())
 }
 
-/// `params._meta["io.modelcontextprotocol/protocolVersion"]`, the revision that a modern request names; for a batch,
-/// that of the first message that names one. `None` if it is not there or not a string.
+/// Returns `params._meta["io.modelcontextprotocol/protocolVersion"]`, the revision of a modern request; for a batch, that of the first
+/// message that has it. Returns `None` if it is absent or no string.
 pub fn meta_protocol_version(bytes: &[u8]) -> Option<String> {
     const KEY: &str = "io.modelcontextprotocol/protocolVersion";
     const PATH: &[&str] = &["params", "_meta", KEY];
-    // Most requests have no such key, which costs less to see than to parse. A key that is written with escapes has a backslash.
+    // Most requests have no such key, which a search shows at less cost than parsing. A key with escapes has a backslash.
     static FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(KEY));
     if FINDER.find(bytes).is_none() && memchr::memchr(b'\\', bytes).is_none() {
         return None;
@@ -183,7 +182,7 @@ pub fn meta_protocol_version(bytes: &[u8]) -> Option<String> {
     find_in_batch(bytes, PATH).and_then(string).map(Cow::into_owned)
 }
 
-/// `params.requestId`, which names the request that a `notifications/cancelled` cancels.
+/// Returns `params.requestId` of a `notifications/cancelled`: the id of the cancelled request.
 pub fn cancelled_request_id(bytes: &[u8]) -> Option<RequestId> {
     find(bytes, &["params", "requestId"]).and_then(RequestId::from_raw)
 }
@@ -203,12 +202,12 @@ pub fn cancelled_request_ids(messages: &[Message], body: &[u8]) -> Vec<RequestId
     }
 }
 
-/// `params.protocolVersion`, which an `initialize` asks for.
+/// Returns `params.protocolVersion` of an `initialize`: the requested revision.
 pub fn requested_version(bytes: &[u8]) -> Option<String> {
     find(bytes, &["params", "protocolVersion"]).and_then(string).map(Cow::into_owned)
 }
 
-/// `params.name`, which names the tool of a `tools/call`.
+/// Returns `params.name` of a `tools/call`: the name of the tool.
 pub fn tool_name(bytes: &[u8]) -> Option<String> {
     find(bytes, &["params", "name"]).and_then(string).map(Cow::into_owned)
 }
@@ -222,14 +221,14 @@ pub struct Initialized {
     pub logging: bool,
 }
 
-/// Reads the result of an `initialize`; `None` if it names no revision (an error, for one).
+/// Parses the result of an `initialize`. Returns `None` if it names no revision, as an error does not.
 pub fn initialize_result(bytes: &[u8]) -> Option<Initialized> {
     let protocol_version = find(bytes, &["result", "protocolVersion"]).and_then(string)?.into_owned();
     let logging = find(bytes, &["result", "capabilities", "logging"]);
     Some(Initialized { protocol_version, logging: logging.is_some_and(|raw| raw.get() != "null") })
 }
 
-/// An error message under another id, its error object byte for byte. `None` if there is none in it.
+/// Returns an error message under another id, with the same error object byte for byte, or `None` if there is none.
 pub fn address_error(message: &[u8], id: &RequestId) -> Option<Vec<u8>> {
     #[derive(serde::Deserialize)]
     struct Addressed<'a> {
@@ -240,8 +239,8 @@ pub fn address_error(message: &[u8], id: &RequestId) -> Option<Vec<u8>> {
     Some(format!(r#"{{"jsonrpc":"2.0","id":{},"error":{}}}"#, id.to_json(), error.get()).into_bytes())
 }
 
-/// An error response: on one line, so that it fits an SSE event as it is. `id` becomes null if it is `None`, and
-/// `data` is left out if it is null.
+/// Writes an error response on one line, so that it fits an SSE event. An `id` of `None` becomes null, and a `data` of null is left
+/// out.
 pub fn error_message(id: Option<&RequestId>, code: i64, message: &str, data: serde_json::Value) -> Vec<u8> {
     let mut error = serde_json::json!({"code": code, "message": message});
     if !data.is_null() {
@@ -251,7 +250,7 @@ pub fn error_message(id: Option<&RequestId>, code: i64, message: &str, data: ser
     format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#).into_bytes()
 }
 
-/// The members that decide what a message is; the payloads are reduced to their presence.
+/// The members that decide the kind of a message. Payloads are reduced to their presence.
 #[derive(Default)]
 struct Members<'a> {
     jsonrpc: Option<&'a RawValue>,
@@ -295,7 +294,7 @@ impl Members<'_> {
             }
             (None, result, error) if result != error => {
                 let id = match self.id {
-                    // An error about a request whose id could not be read may leave it out.
+                    // An error about a request with an unreadable id may omit it.
                     None if error => None,
                     None => return Err(PeekError::NotMessage),
                     Some(raw) if raw.get() == "null" => None,
@@ -395,13 +394,13 @@ impl<'de> Visitor<'de> for BodySeed<'_> {
 }
 
 fn is_version_2(raw: &RawValue) -> bool {
-    // Written without escapes, as always.
+    // The usual form, without escapes.
     raw.get() == r#""2.0""# || string(raw).as_deref() == Some("2.0")
 }
 
 fn string(raw: &RawValue) -> Option<Cow<'_, str>> {
     let quoted = raw.get().strip_prefix('"')?.strip_suffix('"')?;
-    // Most have no escapes, and are what they say.
+    // Most strings have no escapes.
     if memchr::memchr(b'\\', quoted.as_bytes()).is_none() {
         return Some(Cow::Borrowed(quoted));
     }

@@ -1,4 +1,4 @@
-//! Walks over JSON to a member, or from one message to the next. Nothing is built on the way, however much there is.
+//! Walks over JSON to a member, or from one message to the next, without building values.
 
 use std::fmt;
 
@@ -15,8 +15,8 @@ pub(super) fn find_in_batch<'a>(bytes: &'a [u8], path: &'static [&'static str]) 
     from_slice(bytes, Find { path, in_batch: true })?
 }
 
-/// Shows `visit` each message of a body as JSON text: those of an array, else the only one. Nothing is kept of them. False where the body
-/// is not JSON; what stood before that place has been shown then.
+/// Calls `visit` with each message of a body as JSON text: those of an array, else the only one. Returns false if the body is not JSON;
+/// messages before the error have been visited then.
 #[must_use]
 pub fn for_each_message<'a>(bytes: &'a [u8], mut visit: impl FnMut(&'a str)) -> bool {
     if bytes.trim_ascii_start().first() == Some(&b'[') {
@@ -25,7 +25,7 @@ pub fn for_each_message<'a>(bytes: &'a [u8], mut visit: impl FnMut(&'a str)) -> 
     serde_json::from_slice::<&RawValue>(bytes).map(|only| visit(only.get())).is_ok()
 }
 
-/// Visits the elements of an array; none if `array` is anything else.
+/// Calls `visit` with each element of an array, or never if `array` is none.
 pub fn for_each_element<'a>(array: &'a str, visit: impl FnMut(&'a str)) {
     from_slice(array.as_bytes(), Elements(visit));
 }
@@ -41,7 +41,7 @@ pub fn find_message<'a, T>(bytes: &'a [u8], mut find: impl FnMut(&'a str) -> Opt
     if is_json { found } else { None }
 }
 
-/// Shows each element of an array to the function.
+/// Calls the function with each element of an array.
 struct Elements<F>(F);
 
 impl<'de, F: FnMut(&'de str)> DeserializeSeed<'de> for Elements<F> {
@@ -67,11 +67,11 @@ impl<'de, F: FnMut(&'de str)> Visitor<'de> for Elements<F> {
     }
 }
 
-/// Walks down members of objects; a repeated member counts where it stands last, as in every server's JSON parser.
+/// Follows a path of members. Of a repeated member the last one counts, as in every server's JSON parser.
 #[derive(Clone, Copy)]
 struct Find {
     path: &'static [&'static str],
-    /// True if the objects may stand in an array. The first object that has the member counts.
+    /// True if the object may be an element of an array. The first element with the member counts.
     in_batch: bool,
 }
 
@@ -145,7 +145,7 @@ impl<'de> Visitor<'de> for Find {
     }
 }
 
-/// A key: is it this one?
+/// Compares a key with this name.
 struct Named(&'static str);
 
 impl<'de> DeserializeSeed<'de> for Named {

@@ -1,11 +1,11 @@
 //! The event codec: `text/event-stream` bytes to [`Event`]s and back.
 //!
 //! The [`Decoder`] follows the parsing rules of the [WHATWG event stream]: a leading byte order mark, lines that end
-//! in CR, LF or CRLF, comments, repeated `data` fields, an `id` with NUL ignored, `retry` of digits only. How the
-//! bytes were cut on the wire never shows in what it yields, and what it holds is bounded by its limit.
+//! in CR, LF or CRLF, comments, repeated `data` fields, an `id` with NUL ignored, `retry` of digits only. Its results do not
+//! depend on the cuts of the input, and its memory is bounded by its limit.
 //!
-//! Deliberately absent: what an event means. Field values are bytes and leave as they came, invalid UTF-8 included;
-//! the remembered last event ID, reconnection and the dropping of events with empty data belong to the callers.
+//! Deliberately absent: the meaning of an event. Field values are bytes and stay unchanged, invalid UTF-8 included. The last event ID,
+//! reconnection and the dropping of events with empty data belong to the callers.
 //!
 //! [WHATWG event stream]: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
 
@@ -18,37 +18,37 @@ use memchr::{memchr, memchr2};
 #[cfg(test)]
 mod tests;
 
-/// The longest field name there is (`event`, `retry`); a line that has no colon right behind this many bytes, or
-/// before, is no field of ours.
+/// Length of the longest field names (`event`, `retry`). A line without a colon within or right behind this number of bytes is no known
+/// field.
 const MAX_FIELD_NAME: usize = 5;
 
-/// The longest `retry` that is believed, in milliseconds (about 50 days); longer ones count as this. It keeps sums of
-/// instants and durations from overflowing.
+/// Limit for `retry`, in milliseconds (about 50 days). Longer ones count as this value, so that sums of instants and durations do not
+/// overflow.
 const MAX_RETRY_MS: u64 = u32::MAX as u64;
 
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
-/// Almost every event is named so; this one needs no allocation.
+/// The name of almost every event, which needs no allocation.
 const MESSAGE: &[u8] = b"message";
 
-/// One block of fields that a blank line ended.
+/// One event: a block of fields up to a blank line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Event {
-    /// The value of the last `event` field; empty when there was none.
+    /// The value of the last `event` field, or empty without one.
     pub name: Bytes,
-    /// Values of all `data` fields, joined with LF. May be a slice of the bytes that were fed, which keeps all of
-    /// those: a long-lived holder makes a copy.
+    /// Values of all `data` fields, joined with LF. May be a slice of the input, which keeps the whole input in memory: long-lived holders
+    /// make a copy.
     pub data: Bytes,
-    /// The value of the last `id` field without a NUL; empty is a value.
+    /// The value of the last `id` field without a NUL, which may be empty.
     pub id: Option<Bytes>,
-    /// The value of the last `retry` field made of digits.
+    /// The value of the last `retry` field of digits.
     pub retry: Option<Duration>,
 }
 
-/// Why a byte stream cannot be decoded any further.
+/// Error that ends the decoding of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The values of one event's fields are larger than the limit, whether or not the event has ended.
+    /// The values of one event's fields are larger than the limit. The event need not have ended.
     #[error("an event is larger than {limit} bytes")]
     TooLarge {
         /// The limit in bytes.
@@ -58,22 +58,22 @@ pub enum Error {
 
 /// An incremental decoder of one event stream.
 ///
-/// Feed it what was read, then poll until it answers `None`. Between such rounds it holds less than its limit and a
-/// small constant; during one, also the chunk.
+/// Callers feed the bytes of a read, then poll until they get `None`. Between such rounds the decoder holds less than its limit and a small
+/// constant; during a round also the chunk.
 #[derive(Debug)]
 pub struct Decoder {
     input: Input,
     line: Line,
     block: Block,
     is_at_start: bool,
-    /// A CR ended the last line: an LF that follows belongs to it.
+    /// True if a CR ended the last line: a following LF belongs to it.
     should_skip_lf: bool,
     failed: Option<Error>,
 }
 
 impl Decoder {
-    /// A decoder at the start of a stream. The field values of one event may take `max_event_bytes` in all;
-    /// comments and unknown fields are not held, and not counted.
+    /// Creates a decoder for the beginning of a stream. The field values of one event may have `max_event_bytes` in all. Comments and unknown
+    /// fields are neither held nor counted.
     pub fn new(max_event_bytes: usize) -> Self {
         Self {
             input: Input::default(),
@@ -85,17 +85,17 @@ impl Decoder {
         }
     }
 
-    /// Takes the next bytes of the stream, cut anywhere. After an error they are dropped.
+    /// Takes the next bytes of the stream, cut anywhere. Drops them after an error.
     pub fn feed(&mut self, chunk: Bytes) {
         if self.failed.is_none() {
             self.input.push(chunk);
         }
     }
 
-    /// The next complete event; `None` until more is fed. Blocks without any of the four fields yield nothing.
+    /// Returns the next complete event, or `None` until more bytes are fed. Blocks without any of the four fields are skipped.
     ///
     /// # Errors
-    /// [`Error::TooLarge`], and then the same for ever: the rest of the stream has no known framing.
+    /// [`Error::TooLarge`], on this call and all later ones: the framing of the rest is unknown.
     pub fn poll_event(&mut self) -> Result<Option<Event>, Error> {
         if let Some(error) = self.failed {
             return Err(error);
@@ -112,13 +112,13 @@ impl Decoder {
         polled
     }
 
-    /// Bytes of memory that it holds of an event that has begun.
+    /// Returns the memory that an incomplete event takes, in bytes.
     pub fn bytes_held(&self) -> usize {
         self.input.rest().len() + self.block.byte_len()
     }
 
-    /// Returns true if an event has begun that no blank line has ended, or if bytes are held that may begin one. They
-    /// are lost if the stream ends now. Comments do not count.
+    /// Returns true if an event is incomplete, or if held bytes may begin one. They are lost if the stream ends now. Comments do not
+    /// count.
     pub fn has_partial(&self) -> bool {
         self.block.has_begun || matches!(self.line, Line::Value(_)) || !self.input.rest().is_empty()
     }
@@ -175,7 +175,7 @@ impl Decoder {
         }
     }
 
-    /// Consumes a byte order mark at the very start; false while the bytes so far may be a piece of one.
+    /// Consumes a byte order mark at the beginning. Returns false while the bytes so far may be a part of one.
     fn pass_byte_order_mark(&mut self) -> bool {
         if self.is_at_start {
             let rest = self.input.rest();
@@ -199,7 +199,7 @@ impl Decoder {
         }
     }
 
-    /// Consumes the line up to and with its terminator, which is `end` bytes away.
+    /// Consumes the line and its terminator, which begins at `end`.
     fn end_line(&mut self, end: usize) {
         self.should_skip_lf = self.input.rest()[end] == b'\r';
         self.input.consume(end + 1);
@@ -210,8 +210,8 @@ impl Decoder {
 /// Writes one event without an id: an `event` line if `name` is not empty, a `data` line for each line of `data`, and
 /// the blank line that ends it.
 ///
-/// CR and CRLF in `data` are line ends too, and reach the reader as LF; a decoded event has none, and between the
-/// tokens of JSON they mean the same. A `name` ends at its first line end.
+/// CR and CRLF in `data` are line ends too, and arrive as LF. A decoded event has none, and between tokens of JSON all mean the same. A
+/// `name` ends at its first line end.
 pub fn encode_event(out: &mut BytesMut, name: &[u8], data: &[u8]) {
     out.reserve(name.len() + data.len() + b"event: \ndata: \n\n".len());
     if !name.is_empty() {
@@ -227,7 +227,7 @@ pub fn encode_event(out: &mut BytesMut, name: &[u8], data: &[u8]) {
     out.put_u8(b'\n');
 }
 
-/// The data of an event that [`encode_event`] has written. Of one line it is no copy.
+/// Returns the data of an event that [`encode_event`] has written. Data of one line is not copied.
 pub fn encoded_data(event: &[u8]) -> Cow<'_, [u8]> {
     let mut lines = data_lines(event);
     let first = lines.next().unwrap_or_default();
@@ -273,8 +273,8 @@ pub fn encode_id(out: &mut BytesMut, id: &str) {
     put_line(out, b"id: ", id.as_bytes());
 }
 
-/// Writes an event with empty data and no name: it moves a client's cursor to `id` and sets its reconnection time
-/// (in whole milliseconds) without telling it a message.
+/// Writes an event with empty data and no name: it moves a client's cursor to `id` and sets its reconnection time (in whole
+/// milliseconds), without a message.
 pub fn encode_empty(out: &mut BytesMut, id: Option<&str>, retry: Option<Duration>) {
     if let Some(id) = id {
         encode_id(out, id);
@@ -285,32 +285,32 @@ pub fn encode_empty(out: &mut BytesMut, id: Option<&str>, retry: Option<Duration
     out.put_slice(b"data: \n\n");
 }
 
-/// Writes a `retry` and nothing that a client could take for an event.
+/// Writes a `retry` alone, which is no event.
 pub fn encode_retry(out: &mut BytesMut, retry: Duration) {
     put_line(out, b"retry: ", retry.as_millis().to_string().as_bytes());
     out.put_u8(b'\n');
 }
 
-/// Writes a comment in a block of its own: a heartbeat, or a note for readers of the raw stream.
+/// Writes a comment as a block: a heartbeat, or a note for readers of the raw stream.
 pub fn encode_comment(out: &mut BytesMut, text: &str) {
     put_line(out, b": ", text.as_bytes());
     out.put_u8(b'\n');
 }
 
-/// One line; what follows a line end inside `value` is left out, so that no value can write lines of its own.
+/// Writes one line. The value ends at its first line end, so that no value can write further lines.
 fn put_line(out: &mut BytesMut, label: &[u8], value: &[u8]) {
     let end = memchr2(b'\r', b'\n', value).unwrap_or(value.len());
     put(out, label, &value[..end]);
 }
 
-/// One line of a value that has no line end.
+/// Writes one line whose value has no line end.
 fn put(out: &mut BytesMut, label: &[u8], value: &[u8]) {
     out.put_slice(label);
     out.put_slice(value);
     out.put_u8(b'\n');
 }
 
-/// Bytes that were fed and are not consumed yet.
+/// Input that is not consumed yet.
 #[derive(Debug, Default)]
 struct Input(Bytes);
 
@@ -327,13 +327,13 @@ impl Input {
         self.0.advance(count);
     }
 
-    /// All events were taken: keeps the start of a line that may be left, and not what it came with.
+    /// Keeps a copy of the rest, the beginning of a line, so that the input it came with can be freed.
     fn release(&mut self) {
         self.0 = Bytes::copy_from_slice(&self.0);
     }
 
-    /// The event that the input begins with, and its length, if all of it is there in one of the usual forms: lines with a space behind
-    /// the colon, no field twice, LF or CRLF. Anything else is read line by line, and so is what is over the limit.
+    /// Returns the event at the beginning of the input and its length, if it is complete and in a usual form: lines with a space behind the
+    /// colon, no repeated field, LF or CRLF. Other events are parsed line by line, and so are those over the limit.
     fn whole_event(&self, limit: usize) -> Option<(Event, usize)> {
         let mut event = Event::default();
         let mut data = None;
@@ -360,7 +360,7 @@ impl Input {
     }
 }
 
-/// The field that a line begins with, in the usual form, and what is behind that.
+/// Returns the field at the beginning of a line in the usual form, and the bytes behind its label.
 fn usual_field(line: &[u8]) -> Option<(Field, &[u8])> {
     let fields = [(Field::Data, &b"data: "[..]), (Field::Event, b"event: "), (Field::Id, b"id: ")];
     fields.into_iter().find_map(|(field, label)| Some((field, line.strip_prefix(label)?)))
@@ -374,11 +374,11 @@ fn behind_line_end(rest: &[u8]) -> Option<&[u8]> {
 /// Position of the decoder in a line.
 #[derive(Clone, Copy, Debug)]
 enum Line {
-    /// At its first byte, or too few bytes are there to tell what it is.
+    /// At the first byte, or with too few bytes to know the kind of the line.
     Start,
-    /// In the value of a field.
+    /// Within the value of a field.
     Value(Field),
-    /// In a comment, or a field that has no meaning.
+    /// Within a comment or an unknown field.
     Skip,
 }
 
@@ -390,8 +390,8 @@ enum Field {
     Retry,
 }
 
-/// Returns the kind of the non-empty line at the start of `rest`, and the bytes before its value. `None` while the kind
-/// is open, which takes at most [`MAX_FIELD_NAME`] + 1 bytes.
+/// Returns the kind of the non-empty line at the beginning of `rest`, and the number of bytes before its value. Returns `None` while the
+/// kind is unknown, for at most [`MAX_FIELD_NAME`] + 1 bytes.
 fn begin_line(rest: &[u8]) -> Option<(Line, usize)> {
     let head = &rest[..rest.len().min(MAX_FIELD_NAME + 1)];
     let line_end = memchr2(b'\r', b'\n', head);
@@ -411,7 +411,7 @@ fn begin_line(rest: &[u8]) -> Option<(Line, usize)> {
     };
     match colon_at {
         None => Some((line, name.len())),
-        // One space behind the colon is not part of the value, so the byte behind it must be there.
+        // One space behind the colon is not part of the value, so the byte behind the colon must have arrived.
         Some(colon) => match rest.get(colon + 1)? {
             b' ' => Some((line, colon + 2)),
             _ => Some((line, colon + 1)),
@@ -419,18 +419,18 @@ fn begin_line(rest: &[u8]) -> Option<(Line, usize)> {
     }
 }
 
-/// The fields of the event that is being read.
+/// The fields of the incomplete event.
 #[derive(Debug)]
 struct Block {
     limit: usize,
-    /// True once any of the four fields was seen.
+    /// True if any of the four fields has begun.
     has_begun: bool,
     name: Bytes,
     data: BytesMut,
     has_data: bool,
     id: Option<Bytes>,
     retry: Option<Duration>,
-    /// The value so far of a field other than `data` whose line was cut.
+    /// The beginning of the value of a field other than `data`, if its line was cut.
     cut_value: Vec<u8>,
 }
 
@@ -448,13 +448,13 @@ impl Block {
         }
     }
 
-    /// Bytes of memory, those that are reserved included.
+    /// Returns the memory of the fields in bytes, reserved memory included.
     fn byte_len(&self) -> usize {
         let id = self.id.as_ref().map_or(0, Bytes::len);
         self.name.len() + self.data.capacity() + id + self.cut_value.capacity()
     }
 
-    /// A line with this field begins.
+    /// Begins a line with this field.
     fn begin(&mut self, field: Field) -> Result<(), Error> {
         self.has_begun = true;
         match field {
@@ -465,7 +465,7 @@ impl Block {
         Ok(())
     }
 
-    /// The next piece of the field's value.
+    /// Adds a piece of the field's value.
     fn extend(&mut self, field: Field, piece: &[u8]) -> Result<(), Error> {
         self.check_limit(piece.len())?;
         match field {
@@ -488,7 +488,7 @@ impl Block {
         Ok(())
     }
 
-    /// The last piece of the field's value.
+    /// Adds the last piece of the field's value.
     fn finish(&mut self, field: Field, piece: &[u8]) -> Result<(), Error> {
         if matches!(field, Field::Data) || !self.cut_value.is_empty() {
             self.extend(field, piece)?;
@@ -516,7 +516,7 @@ impl Block {
         Ok(())
     }
 
-    /// The event, at the blank line that ends it.
+    /// Returns the event at the blank line that ends it, or `None` if no field has begun.
     fn take(&mut self) -> Option<Event> {
         if !std::mem::take(&mut self.has_begun) {
             return None;
@@ -531,12 +531,12 @@ impl Block {
     }
 }
 
-/// The capacity to grow to where `needed` is more than there is: doubling, as a vector does, but never beyond the limit.
+/// Returns the new capacity if `needed` is more than `capacity`: doubled, as a vector does, but never beyond the limit.
 fn grown(capacity: usize, needed: usize, limit: usize) -> Option<usize> {
     if needed > capacity { Some(needed.max((capacity * 2).min(limit))) } else { None }
 }
 
-/// Digits and nothing else, as milliseconds.
+/// Parses digits alone, as milliseconds.
 fn parse_retry(value: &[u8]) -> Option<Duration> {
     if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
         return None;
