@@ -1,7 +1,7 @@
-//! Every failure the proxy itself reports, and what each one means to the client.
+//! Every failure that the proxy itself reports, and its meaning for the client.
 //!
-//! Owned here: the one table of HTTP status, JSON-RPC code, whose fault it was, and whether the tool may have run. Absent:
-//! making replies (that is `server::respond`) and errors that belong to the upstream, which pass through untouched.
+//! Owned here: the one table of HTTP status, JSON-RPC code, party at fault, and the possibility that the tool has run. Absent: HTTP
+//! responses (`server::respond`), and errors of the upstream, which pass unchanged.
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -20,7 +20,7 @@ pub enum Side {
 }
 
 impl Side {
-    /// The word on the wire.
+    /// Returns the word on the wire.
     pub const fn as_str(self) -> &'static str {
         match self {
             Side::Client => "client",
@@ -39,13 +39,13 @@ pub enum ErrorCode {
     Unreachable,
     /// The upstream did not accept a connection or send a head in time.
     UpstreamTimeout,
-    /// The upstream's connection broke, or its answer ended, before the response.
+    /// The upstream's connection broke, or its HTTP response ended, before the JSON-RPC response.
     UpstreamBroke,
-    /// The upstream's answer was no JSON-RPC answer: content type, encoding, or a body that does not parse.
+    /// The upstream's response was no JSON-RPC response: content type, encoding, or a malformed body.
     UpstreamGarbage,
     /// One event of the upstream was larger than `max_event_bytes`.
     EventTooLarge,
-    /// The upstream answered an HTTP error after the proxy had committed a response.
+    /// The upstream sent an HTTP error after the proxy had committed a response.
     UpstreamStatus,
     /// The call took longer than `call_timeout`.
     CallTimedOut,
@@ -53,15 +53,15 @@ pub enum ErrorCode {
     Abandoned,
     /// The stream or the cursor is gone.
     StreamLost,
-    /// The stream's bounds were full and no client read it for `full_wait`.
+    /// The stream was full, and no client read it for `full_wait`.
     BoundReached,
-    /// The store is full, or cannot be reached where it must be.
+    /// The store is full, or it is required and cannot be reached.
     StoreFailed,
     /// The proxy that ran the call has died, and with it the connection to the upstream.
     OwnerDied,
     /// The body is not JSON.
     NotJson,
-    /// JSON, but no JSON-RPC message; or a `Last-Event-ID` that is not ours.
+    /// JSON, but no JSON-RPC message; or a `Last-Event-ID` that is not the proxy's.
     BadRequest,
     /// The body is larger than `limits.body_bytes`.
     BodyTooLarge,
@@ -71,44 +71,43 @@ pub enum ErrorCode {
     KeyReused,
     /// The client accepts neither JSON nor SSE.
     NotAcceptable,
-    /// A protocol upgrade was asked for.
+    /// A protocol upgrade was requested.
     UpgradeRefused,
     /// The request's head is larger than `limits.header_bytes`.
     HeadTooLarge,
-    /// The proxy is on its way out: the call was not begun, or still ran at the drain's end.
+    /// The proxy drains: the call was not begun, or still ran at the end of the drain.
     Draining,
-    /// The request asks for a host that is not in `listen.allowed_hosts`.
+    /// The request names a host that is not in `listen.allowed_hosts`.
     HostRefused,
     /// The request comes from a page whose origin is not in `listen.allowed_origins`.
     OriginRefused,
-    /// The requested stream was begun with another token of the same subject, and the upstream could not be asked about
-    /// this one.
+    /// The requested stream was begun with another token of the same subject, and the upstream could not be asked to verify this one.
     TokenUnproven,
     /// The body took too long to arrive.
     BodyTooSlow,
-    /// The principal has `limits.streams_per_principal` calls that run.
+    /// The principal has `limits.streams_per_principal` running calls.
     TooManyStreams,
     /// The principal has `limits.detached_calls_per_principal` calls without a client.
     TooManyDetached,
-    /// The session has `limits.held_posts_per_session` POSTs that wait for the upstream.
+    /// The session has `limits.held_posts_per_session` waiting POSTs.
     TooManyHeld,
     /// The principal holds `streams.max_bytes_per_principal`.
     ShareFull,
-    /// All together hold `streams.max_bytes_total`, and this principal more than its part.
+    /// All principals together hold `streams.max_bytes_total`, and this one more than its fair share.
     ProxyFull,
-    /// There are `limits.connections` connections, or as many to the server as the limit of open files allows.
+    /// There are `limits.connections` connections, or as many upstream connections as the limit of open files allows.
     TooManyConnections,
-    /// A resume token, or what was named with it, that opens nothing for this caller.
+    /// A resume token, or the object named with it, gives this caller no access.
     TokenRefused,
     /// A request of a resumption proposal in an array with other messages.
     NotInBatch,
-    /// A balancer has sent what another replica has.
+    /// A balancer sent a request that concerns another replica.
     Misdirected,
-    /// The session is one of another replica's server.
+    /// The session belongs to another replica's server.
     SessionElsewhere,
-    /// The balancer knows of no replica that takes the request.
+    /// The balancer knows no replica that accepts the request.
     NoReplica,
-    /// The replica that a balancer sent the request to broke off before it had answered.
+    /// The connection to the replica broke before its response.
     ReplicaBroke,
     /// The client's address has `balance.requests_per_sec`.
     TooManyRequests,
@@ -326,7 +325,7 @@ impl ErrorCode {
         }
     }
 
-    /// A short constant word for logs and metric labels.
+    /// Returns a short constant word for logs and metric labels.
     pub const fn label(self) -> &'static str {
         match self {
             ErrorCode::Unreachable => "unreachable",
@@ -385,40 +384,39 @@ impl TryFrom<String> for ErrorCode {
     }
 }
 
-/// No error has this label: another version's, perhaps.
+/// Error for a label without an [`ErrorCode`], perhaps of another version.
 #[derive(Debug, thiserror::Error)]
-#[error("no error is called {0}")]
+#[error("unknown error code {0}")]
 pub struct UnknownCode(String);
 
-/// One failure: the code, and the two facts that depend on the moment.
+/// One failure: the code, and the two facts that depend on the case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     /// Cause of the error.
     pub code: ErrorCode,
-    /// True if the upstream may have begun to run the request. It answers the client's question: "may I repeat this
-    /// tool call?"
+    /// True if the upstream may have begun to run the request. A repeated tool call could then run twice.
     pub may_have_run: bool,
-    /// The upstream's status, where it gave one.
+    /// The status of the upstream's response, or `None` without one.
     pub http_status: Option<u16>,
 }
 
 impl Failure {
-    /// A failure of which nothing reached the upstream.
+    /// Creates a failure before any byte reached the upstream.
     pub const fn before_run(code: ErrorCode) -> Self {
         Self { code, may_have_run: false, http_status: None }
     }
 
-    /// A failure after bytes of the request may have reached the upstream.
+    /// Creates a failure after bytes of the request may have reached the upstream.
     pub const fn after_send(code: ErrorCode) -> Self {
         Self { code, may_have_run: true, http_status: None }
     }
 
-    /// The JSON-RPC error message for `id` (`null` when there is none).
+    /// Returns the JSON-RPC error message for `id`, or for a null id if it is `None`.
     pub fn to_message(self, id: Option<&RequestId>) -> Vec<u8> {
         self.to_error_message(id, self.code.message())
     }
 
-    /// The error under no id, with `detail` behind its constant text. Nothing secret may be in it.
+    /// Returns the error message for a null id, with `detail` behind its constant text. The detail must not contain secrets.
     pub fn to_message_about(self, detail: &str) -> Vec<u8> {
         self.to_error_message(None, &format!("{}: {detail}", self.code.message()))
     }
@@ -431,7 +429,7 @@ impl Failure {
         jsonrpc::error_message(id, self.code.json_rpc(), message, data)
     }
 
-    /// The messages for all of `ids` as one JSON body: one object, or an array for a batch; under id `null` without any.
+    /// Returns the messages for all `ids` as one JSON body: an object, or an array for a batch. Without ids the id is null.
     pub fn to_body(self, ids: &[RequestId], batch: bool) -> Vec<u8> {
         match ids {
             [] => self.to_message(None),
@@ -450,7 +448,7 @@ mod tests {
 
     #[test]
     fn all_names_every_code_in_order() {
-        // A new variant moves the last one's place; one behind it must be named here.
+        // A new variant moves the place of the last one. A new last variant must be named here.
         let last = ErrorCode::TooManyRequests;
         assert_eq!(ErrorCode::ALL.len(), last as usize + 1);
         let places: Vec<usize> = ErrorCode::ALL.iter().map(|code| *code as usize).collect();

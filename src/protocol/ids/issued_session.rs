@@ -1,5 +1,5 @@
-//! Sessions issued by the proxy, for clients of servers that assign none. The session ID is a sealed record: every replica
-//! with the key can open it, and none has to keep it.
+//! Sessions that the proxy issues to clients of servers without sessions. The session ID is a sealed record: every replica with the key
+//! can open it, and none has to store it.
 //!
 //! `mr1.` and base64url without padding of `'s' | flags 1 | revision 0..=64 | nonce 12 | mac 16`. It holds no secret. As with
 //! every session ID, its bearer may use the session.
@@ -13,7 +13,7 @@ use crate::protocol::dialect::Declared;
 use crate::protocol::headers::{ProtocolVersion, SessionId};
 
 const PREFIX: &str = "mr1.";
-/// No handle begins with this byte, so that neither can pass for the other under one key.
+/// First byte of the record. No handle begins with it, so neither is valid as the other under one key.
 const MARK: u8 = b's';
 const NONCE_BYTES: usize = 12;
 const RESUMABLE_REQUESTS: u8 = 1;
@@ -22,9 +22,9 @@ const RESUMABLE_STREAMS: u8 = 2;
 /// Contents of a session ID that the proxy issued.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct IssuedSession {
-    /// The revision its client asked for.
+    /// The revision that the client requested.
     pub version: ProtocolVersion,
-    /// The dialects its client declared.
+    /// The dialects that the client declared.
     pub declared: Declared,
 }
 
@@ -48,7 +48,7 @@ impl IssuedSession {
         id.as_str().starts_with(PREFIX)
     }
 
-    /// Returns the contents of a session ID, if one of `keys` sealed it.
+    /// Returns the contents of a session ID, or `None` unless one of `keys` sealed it.
     pub fn open(id: &SessionId, keys: &Keyring) -> Option<Self> {
         let bytes = URL_SAFE_NO_PAD.decode(id.as_str().strip_prefix(PREFIX)?).ok()?;
         let (sealed, mac) = bytes.split_at_checked(bytes.len().checked_sub(MAC_BYTES)?)?;

@@ -1,6 +1,6 @@
-//! The keys of event IDs: who signs them, whose signature is accepted.
+//! The keys of event IDs: one signs, and all are accepted.
 //!
-//! Deliberately absent: where keys come from and when they change.
+//! Deliberately absent: the origin of keys, and their rotation.
 
 use std::fmt;
 
@@ -8,24 +8,24 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use subtle::{Choice, ConstantTimeEq};
 
-/// The length of a MAC after truncation.
+/// Length of a truncated MAC.
 pub(super) const MAC_BYTES: usize = 16;
 
-/// The label that keeps these MACs apart from any other use of the same key.
+/// The label that separates these MACs from other uses of the same key.
 const MAC_LABEL: &[u8] = b"mcp-resume event id\0";
 
-/// The keys that sign event IDs: HMAC-SHA256, cut to 128 bits.
+/// The keys of event IDs, with which HMAC-SHA256 is computed and truncated to 128 bits.
 #[derive(Clone)]
 pub struct Keyring {
-    /// Signing key first; each after its key and [`MAC_LABEL`], which are then not hashed again for every MAC.
+    /// The keys, the signing key first. Each has hashed the key and [`MAC_LABEL`] already, which saves that work for every MAC.
     keys: Vec<Hmac<Sha256>>,
 }
 
 impl Keyring {
-    /// Signs with `signing` and accepts it and all of `accepted`, which is how keys are rotated.
+    /// Creates a keyring that signs with `signing`, and accepts it and all of `accepted`, so that keys can be rotated.
     pub fn new(signing: [u8; 32], accepted: Vec<[u8; 32]>) -> Self {
         let keys = std::iter::once(signing).chain(accepted).map(|key| {
-            // HMAC pads a short key with zeros to the hash's block.
+            // HMAC pads a short key with zeros to the block size of the hash.
             let mut block = [0; 64];
             block[..key.len()].copy_from_slice(&key);
             let mut mac = <Hmac<Sha256> as KeyInit>::new(&block.into());
@@ -35,14 +35,13 @@ impl Keyring {
         Self { keys: keys.collect() }
     }
 
-    /// The MAC of `bytes` under the signing key.
+    /// Returns the MAC of `bytes` under the signing key.
     pub(super) fn sign(&self, bytes: &[u8]) -> [u8; MAC_BYTES] {
         // `new` always has a signing key.
         truncated_mac(&self.keys[0], bytes)
     }
 
-    /// Returns true if `mac` is that of `bytes` under any key. Every key is tried in every case, so the time taken
-    /// reveals nothing.
+    /// Returns true if `mac` is that of `bytes` under any key. Every key is always tried, so the time reveals nothing.
     pub(super) fn accepts(&self, bytes: &[u8], mac: &[u8]) -> bool {
         let any = self.keys.iter().fold(Choice::from(0), |any, key| any | truncated_mac(key, bytes).ct_eq(mac));
         any.into()

@@ -7,14 +7,12 @@
 //! version 1 | shape 1 | owner 4 | store epoch 4 | stream 12 | request ids 0..=384 | mac 16        (bytes, big endian)
 //! ```
 //!
-//! where each request id is a type byte, a length byte and its text. The MAC covers everything before it, so that
-//! no stream can be named by guessing; the sequence number stands outside, since a reader may ask from any place. A
-//! handle holds no host name and no secret, and every character of an event ID is safe in an HTTP header and an SSE
-//! line.
+//! Each request id is a type byte, a length byte and its text. The MAC covers all bytes before it, so that no stream can be guessed. The
+//! sequence number is outside, since a reader may start at any place. A handle contains no host name and no secret, and every character
+//! of an event ID is safe in an HTTP header and an SSE line.
 //!
-//! Parsing is bounded work on untrusted bytes and believes nothing: [`EventId::verify`] does, under a [`Keyring`].
-//! Deliberately absent: randomness and time (callers bring them), and whether a stream exists or may be read by this
-//! caller.
+//! Parsing is bounded work on untrusted bytes and verifies nothing; [`EventId::verify`] does, with a [`Keyring`]. Deliberately absent:
+//! randomness and time (callers pass them), the existence of a stream, and the caller's right to read it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -37,38 +35,38 @@ pub use keyring::Keyring;
 use keyring::MAC_BYTES;
 pub use resume_token::{ResumeToken, Secret};
 
-/// The longest request id, in bytes of its text, that the handle of a single request holds.
+/// Limit for the request id in the handle of a single request, in bytes of its text.
 const MAX_ID_BYTES: usize = 64;
-/// The most bytes of request ids, each counted as at least one, that the handle of a batch holds in all.
+/// Limit for all request ids in the handle of a batch, in bytes. Each id counts as at least one.
 const MAX_BATCH_ID_BYTES: usize = 128;
 
-/// The layout of handles made now.
+/// The layout of new handles.
 const VERSION: u8 = 1;
 const FIXED_BYTES: usize = 2 + 4 + 4 + 12;
-/// A type byte and a length byte stand before each request id.
+/// Size of the type byte and the length byte before each request id.
 const ID_HEAD_BYTES: usize = 2;
 
-/// A handle is never shorter, in characters: the one without request ids.
+/// Length of the shortest handles, in characters: those without request ids.
 const MIN_HANDLE_LEN: usize = (FIXED_BYTES + MAC_BYTES) * 4 / 3 + 1;
-/// A handle is never longer, in characters: a batch of [`MAX_BATCH_ID_BYTES`] ids of one byte.
+/// Length of the longest handles, in characters: those of a batch with [`MAX_BATCH_ID_BYTES`] ids of one byte.
 const MAX_HANDLE_LEN: usize = (FIXED_BYTES + MAX_BATCH_ID_BYTES * (ID_HEAD_BYTES + 1) + MAC_BYTES) * 4 / 3 + 1;
-/// The digits of the largest sequence number and of the largest attach.
+/// Number of digits of the largest sequence number and of the largest attach.
 const MAX_NUMBER_LEN: usize = 20;
 
 /// Mark behind the number of an event that was logged by another replica after its writer's death.
 const ADOPTED: &str = "adopted";
 
-/// The random name of a stream. It may be shown to others: it opens nothing.
+/// The random name of a stream. It is no secret, since it grants no access.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct StreamId([u8; 12]);
 
 impl StreamId {
-    /// A stream ID of 96 random bits that the caller drew.
+    /// Creates a stream ID from 96 random bits.
     pub fn from_bytes(bytes: [u8; 12]) -> Self {
         Self(bytes)
     }
 
-    /// The 96 bits.
+    /// Returns the 96 bits.
     pub fn as_bytes(&self) -> &[u8; 12] {
         &self.0
     }
@@ -87,7 +85,7 @@ impl fmt::Debug for StreamId {
     }
 }
 
-/// An event's place in its stream: 1 is the first event, 0 (the default) the place before it.
+/// The place of an event in its stream: 1 is the first event, 0 (the default) the place before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize)]
 pub struct Seq(pub u64);
 
@@ -97,18 +95,18 @@ impl fmt::Display for Seq {
     }
 }
 
-/// The replica that made a stream, as a hash of its name. It routes, and authorises nothing.
+/// The replica that created a stream, as a hash of its name. It serves routing, and grants no access.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Owner(pub u32);
 
 impl Owner {
-    /// The first 32 bits of the name's SHA-256: the same on every machine and in every version.
+    /// Returns the first 32 bits of the name's SHA-256, which are equal on every machine and in every version.
     pub fn from_name(name: &str) -> Self {
         let hash = Sha256::digest(name.as_bytes());
         Self(u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]]))
     }
 
-    /// Reads what [`Owner`] is written as: 8 lower-case hexadecimal digits, nothing else.
+    /// Parses the written form: 8 hexadecimal digits in lower case.
     pub fn parse(text: &str) -> Option<Self> {
         let is_digit = |byte: u8| byte.is_ascii_digit() || matches!(byte, b'a'..=b'f');
         if text.len() == 8 && text.bytes().all(is_digit) { u32::from_str_radix(text, 16).ok().map(Self) } else { None }
@@ -122,43 +120,43 @@ impl fmt::Display for Owner {
     }
 }
 
-/// The name of a store's contents; another one means that they were lost.
+/// The name of a store's contents. A different name means that earlier contents were lost.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct StoreEpoch(pub u32);
 
-/// The random mark that makes the first event ID of a resumed connection a fresh one. It is ignored on the way back.
+/// The random mark that makes the first event ID of a resumed connection unique. It is ignored in requests.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct AttachId(pub u64);
 
 /// Kind of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum StreamKind {
-    /// The answer to one POST that carried requests.
+    /// The responses to one POST with requests.
     Request,
     /// A session's messages outside any request, read by GET.
     Standalone,
 }
 
-/// JSON-RPC ids that a stream answers, as its handle has them.
+/// The ids of the JSON-RPC requests that a stream answers, as its handle has them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Requests {
     /// The id of a single request.
     One(RequestId),
     /// The ids of a batch, in order.
     Batch(Vec<RequestId>),
-    /// Nothing: they were too long, there are none, or the handle cannot be read.
+    /// None: they were too long, there are none, or the handle cannot be parsed.
     Unknown,
 }
 
-/// A stream's part of its event IDs, in its wire form: freshly made, or verified. Cheap to clone.
+/// The part of an event ID that names the stream, in its wire form: minted here, or verified. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Handle(Arc<str>);
 
 impl Handle {
-    /// Makes the handle of a stream that answers `ids`; `batch` says that they came in an array, even if it holds one.
+    /// Mints the handle of a stream that answers `ids`. `batch` is true if they came in an array, even of one element.
     ///
-    /// One id takes up to 64 bytes, those of a batch up to 128 in all (each counts as at least one); longer ones are
-    /// left out, and the handle then says [`Requests::Unknown`]. A standalone stream has no ids.
+    /// A single id may have 64 bytes, those of a batch 128 in all (each counts as at least one). Longer ids are left out, and the handle
+    /// then means [`Requests::Unknown`]. A standalone stream has no ids.
     pub fn mint(
         keys: &Keyring,
         kind: StreamKind,
@@ -183,7 +181,7 @@ impl Handle {
         Self(URL_SAFE_NO_PAD.encode(bytes).into())
     }
 
-    /// The wire form.
+    /// Returns the wire form.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -196,8 +194,8 @@ impl fmt::Debug for Handle {
     }
 }
 
-/// Writes the ID of the event at `seq`; with `attach`, that of a resumed connection's first, empty event, which names
-/// the place it starts from.
+/// Writes the ID of the event at `seq`. With `attach` it is the ID of the first, empty event of a resumed connection, which names the place
+/// where that connection starts.
 ///
 /// # Errors
 /// Those of `out`.
@@ -224,8 +222,8 @@ pub fn write_adopted_id(out: &mut impl fmt::Write, handle: &Handle, seq: Seq, at
     attach.map_or(Ok(()), |attach| write!(out, "{}", attach.0 % ROOM))
 }
 
-/// Writes the ID of the only event that a stream which cannot be read is answered with. The handle is the client's
-/// own, [unverified](EventId::handle_text).
+/// Writes the ID of the only event in the response for an unreadable stream. The handle is that of the client,
+/// [unverified](EventId::handle_text).
 ///
 /// # Errors
 /// Those of `out`.
@@ -236,13 +234,13 @@ pub fn write_end_id(out: &mut impl fmt::Write, handle_text: &str) -> fmt::Result
 /// Part of an event ID behind the handle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cursor {
-    /// The last event the client has; numbers beyond 64 bits count as the largest.
+    /// The last event that the client has. Numbers beyond 64 bits count as the largest.
     Seq(Seq),
-    /// The stream was gone already when the client last asked.
+    /// The stream was already gone at the last request of the client.
     End,
 }
 
-/// An event ID as a client sent it: well-formed, not yet believed.
+/// An event ID as a client sent it: well-formed, not verified.
 #[derive(Clone)]
 pub struct EventId {
     handle: Box<str>,
@@ -252,11 +250,10 @@ pub struct EventId {
 }
 
 impl EventId {
-    /// Reads an event ID, or returns `None` if the format is not the proxy's.
+    /// Parses an event ID. Returns `None` if the format is not the proxy's.
     ///
-    /// Well-formed is a handle of 51 to 563 characters of base64url, a dot, and `end` or up to 20 digits, after which
-    /// a dot and up to 20 letters or digits may follow. A handle whose contents cannot be read, or that has no valid signature,
-    /// is well-formed all the same.
+    /// A well-formed event ID has a handle of 51 to 563 characters of base64url, a dot, and `end` or up to 20 digits, after which
+    /// a dot and up to 20 letters or digits may follow. A handle with unreadable contents or an invalid signature is well-formed too.
     pub fn parse(text: &[u8]) -> Option<Self> {
         const MAX_LEN: usize = MAX_HANDLE_LEN + 2 * (1 + MAX_NUMBER_LEN);
         if text.len() > MAX_LEN {
@@ -267,8 +264,8 @@ impl EventId {
         Some(Self { cursor, is_adopted, ..Self::of_handle(handle)? })
     }
 
-    /// The place before the first event of the stream that a handle names, as it stands in a stream URL or a resume token; `None`
-    /// as in [`Self::parse`].
+    /// Parses the handle in a stream URL or a resume token, and returns the place before the first event of its stream. Returns `None` as
+    /// [`Self::parse`] does.
     pub fn of_handle(handle: &str) -> Option<Self> {
         let is_base64url = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
         let right_size = (MIN_HANDLE_LEN..=MAX_HANDLE_LEN).contains(&handle.len());
@@ -279,13 +276,13 @@ impl EventId {
         Some(Self { handle: handle.into(), cursor: Cursor::Seq(Seq(0)), is_adopted: false, content })
     }
 
-    /// Returns true if both claim to name one stream.
+    /// Returns true if both claim to name the same stream.
     pub fn names_stream_of(&self, other: &Self) -> bool {
         let stream = |id: &Self| id.content.as_ref().map(|content| content.stream);
         self.handle == other.handle || (stream(self).is_some() && stream(self) == stream(other))
     }
 
-    /// The replica that the handle claims made the stream; `None` if it cannot be read. Good to find the way by, and for nothing else.
+    /// Returns the owner in the handle, unverified, or `None` if the handle cannot be parsed. It serves routing alone.
     pub fn unverified_owner(&self) -> Option<Owner> {
         Some(self.content.as_ref()?.owner)
     }
@@ -295,7 +292,7 @@ impl EventId {
         Some(self.content.as_ref()?.kind)
     }
 
-    /// The requests that the handle claims to be about, for an answer to who sent it.
+    /// Returns the requests in the handle, unverified, for a response to its sender.
     pub fn unverified_requests(&self) -> Requests {
         self.content.as_ref().map_or(Requests::Unknown, |content| content.requests.clone())
     }
@@ -345,23 +342,23 @@ impl fmt::Debug for EventId {
 pub struct Verified {
     /// The stream.
     pub stream: StreamId,
-    /// The replica that made it.
+    /// The replica that created the stream.
     pub owner: Owner,
-    /// The contents of the store it was made in.
+    /// The epoch of the store in which the stream was created.
     pub epoch: StoreEpoch,
     /// Kind of the stream.
     pub kind: StreamKind,
-    /// The last event the client has. Not signed: it may lie beyond the tail.
+    /// The last event that the client has. It is not signed and may be beyond the tail.
     pub seq: Seq,
-    /// True if that event was logged by another replica after the writer's death. Not signed either.
+    /// True if another replica logged that event after the writer's death. It is not signed either.
     pub is_adopted: bool,
-    /// The requests it answers.
+    /// The requests that the stream answers.
     pub requests: Requests,
-    /// The handle, to write further event IDs with.
+    /// The handle, for further event IDs.
     pub handle: Handle,
 }
 
-/// `<digits>`, `<digits>.<attach>`, `<digits>.adopted…` or `end`; and whether it is the third.
+/// Parses `<digits>`, `<digits>.<attach>`, `<digits>.adopted…` or `end`. Returns the cursor, and true for the third form.
 fn parse_place(place: &str) -> Option<(Cursor, bool)> {
     if place == "end" {
         return Some((Cursor::End, false));
@@ -381,7 +378,7 @@ fn parse_place(place: &str) -> Option<(Cursor, bool)> {
     ))
 }
 
-/// The second byte of a handle: the stream's kind, and how its request ids are to be read.
+/// The second byte of a handle: the kind of the stream, and the form of its request ids.
 #[derive(Clone, Copy)]
 enum Shape {
     Standalone = 0,
@@ -412,7 +409,7 @@ impl Shape {
     }
 }
 
-/// A handle taken apart, unverified.
+/// The parts of a handle, unverified.
 #[derive(Clone)]
 struct Content {
     kind: StreamKind,
@@ -464,7 +461,7 @@ fn text_of(id: &RequestId) -> (u8, &str) {
     }
 }
 
-/// The caller has checked the id's size against [`MAX_BATCH_ID_BYTES`], so it fits the length byte.
+/// Writes an id. The caller has checked its size against [`MAX_BATCH_ID_BYTES`], so it fits the length byte.
 fn put_id(bytes: &mut Vec<u8>, id: &RequestId) {
     let (tag, text) = text_of(id);
     bytes.extend_from_slice(&[tag, text.len() as u8]);
@@ -479,7 +476,7 @@ fn parse_ids(mut bytes: &[u8]) -> Option<Vec<RequestId>> {
         let text = std::str::from_utf8(text).ok()?;
         ids.push(match tag {
             STRING => RequestId::String(text.into()),
-            // It goes out again as JSON, so it must be a number and nothing else.
+            // It is written as JSON again, so it must be a number.
             NUMBER => RequestId::from_json(text).filter(|id| text_of(id) == (NUMBER, text))?,
             _ => return None,
         });

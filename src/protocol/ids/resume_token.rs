@@ -9,25 +9,25 @@ use subtle::ConstantTimeEq;
 
 use super::{EventId, Handle};
 
-/// 128 random bits, drawn by the caller and kept with the stream, in its record as well.
+/// The secret of a stream: 128 random bits from the caller, kept with the stream and in its record.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Secret([u8; 16]);
 
 impl Secret {
-    /// These bits.
+    /// Creates a secret from these bits.
     pub fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 }
 
-/// Masked: it opens a stream.
+/// Masked: a secret opens a stream.
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(..)")
     }
 }
 
-/// A resume token as a client sent it: `<handle>~<secret>`, well-formed, not yet believed.
+/// A resume token as a client sent it: `<handle>~<secret>`, well-formed, not verified.
 #[derive(Debug)]
 pub struct ResumeToken {
     handle: EventId,
@@ -35,12 +35,12 @@ pub struct ResumeToken {
 }
 
 impl ResumeToken {
-    /// The wire form of the token of the stream with this handle.
+    /// Writes the token of the stream with this handle.
     pub fn write(handle: &Handle, secret: &Secret) -> String {
         format!("{}~{}", handle.as_str(), URL_SAFE_NO_PAD.encode(secret.0))
     }
 
-    /// Reads a token; `None` if it is not of our format.
+    /// Parses a token. Returns `None` if the format is not the proxy's.
     pub fn parse(text: &str) -> Option<Self> {
         let (handle, secret) = text.split_once('~')?;
         let secret = URL_SAFE_NO_PAD.decode(secret).ok()?.try_into().ok()?;
