@@ -49,12 +49,12 @@ impl Resumption {
 
 /// Announces on a new stream the ways to resume it, to a client that declared at least one dialect.
 pub fn announce(stream: &Stream, declared: Declared, waits: Waits) {
-    let mut frame = Announcements::default();
+    let mut announcements = Announcements::default();
     if declared.resumable_requests {
-        resumable_requests::announce(&mut frame, stream, waits);
+        resumable_requests::announce(&mut announcements, stream, waits);
     }
     if declared.resumable_streams {
-        resumable_streams::announce(&mut frame, stream, waits);
+        resumable_streams::announce(&mut announcements, stream, waits);
     }
-    stream.set_announcements(frame);
+    stream.set_announcements(announcements);
 }

@@ -12,10 +12,10 @@ use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::Announcements;
 
 /// Announces the policy of every request of the stream, before anything else. The standalone stream has no requests and gets none.
-pub(super) fn announce(frame: &mut Announcements, stream: &Stream, waits: Waits) {
+pub(super) fn announce(announcements: &mut Announcements, stream: &Stream, waits: Waits) {
     let requests: Vec<RequestId> = stream.with_machine(|machine| machine.owed_responses().ids().cloned().collect());
     let token = stream.resume_token();
-    frame.opening.extend(requests.iter().map(|request| dialect::resume_policy(request, &token, waits)));
+    announcements.opening.extend(requests.iter().map(|request| dialect::resume_policy(request, &token, waits)));
 }
 
 /// Serves `requests/resume` under `id`, which must be that of the request: the messages after `cursor`, or after the last confirmed

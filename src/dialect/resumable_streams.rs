@@ -12,15 +12,15 @@ use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::Announcements;
 
 /// Announces the stream's name and token first, and its end last. A stream of several requests, or of none, names none.
-pub(super) fn announce(frame: &mut Announcements, stream: &Stream, waits: Waits) {
+pub(super) fn announce(announcements: &mut Announcements, stream: &Stream, waits: Waits) {
     let requests: Vec<RequestId> = stream.with_machine(|machine| machine.owed_responses().ids().cloned().collect());
     let request = match requests.as_slice() {
         [only] => Some(only),
         [] | [_, _, ..] => None,
     };
     let name = stream.id().to_string();
-    frame.opening.push(dialect::stream_create(&name, &stream.resume_token(), request, waits));
-    frame.closing = Some(dialect::stream_end(&name));
+    announcements.opening.push(dialect::stream_create(&name, &stream.resume_token(), request, waits));
+    announcements.closing = Some(dialect::stream_end(&name));
 }
 
 /// Serves `stream/resume` under `id`: the messages after `cursor`, or after the last confirmed one, up to the stream's end, and

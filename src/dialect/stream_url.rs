@@ -48,7 +48,7 @@ pub fn resume(stream: &Arc<Stream>, handle: &str, cursor: Option<Seq>, should_no
 /// Client responses for a stream, sorted by their next step.
 #[derive(Debug, Default)]
 pub struct SortedResponses {
-    /// Responses to forward to the upstream, in order. Each has the request of this stream that it responses for the first time, or `None`.
+    /// Responses to forward to the upstream, in order. Each has the request of this stream to which it is the first response, or `None`.
     pub to_forward: Vec<(Bytes, Option<RequestId>)>,
     /// Number of responses that were sent before.
     pub repeated: usize,
@@ -56,30 +56,30 @@ pub struct SortedResponses {
 
 /// Notes the client responses to requests of this stream, even if other streams have requests with the same ids.
 pub fn note_responses(stream: &Stream, responses: Vec<(Bytes, RequestId)>) -> SortedResponses {
-    let mut noted = SortedResponses::default();
+    let mut sorted = SortedResponses::default();
     for (message, id) in responses {
         match stream.handle_client_response(&id) {
-            ClientResponse::First => noted.to_forward.push((message, Some(id))),
-            // Not of this stream: the upstream judges it.
-            ClientResponse::Unknown => noted.to_forward.push((message, None)),
-            ClientResponse::Duplicate | ClientResponse::Late => noted.repeated += 1,
+            ClientResponse::First => sorted.to_forward.push((message, Some(id))),
+            // Not of this stream: the upstream decides.
+            ClientResponse::Unknown => sorted.to_forward.push((message, None)),
+            ClientResponse::Duplicate | ClientResponse::Late => sorted.repeated += 1,
         }
     }
-    noted
+    sorted
 }
 
 /// Returns the result of [`note_responses`] without a change.
 pub fn preview_responses(stream: &Stream, responses: Vec<(Bytes, RequestId)>) -> SortedResponses {
-    let mut found = SortedResponses::default();
+    let mut sorted = SortedResponses::default();
     for (message, id) in responses {
         let (is_outstanding, is_known) = stream.with_machine(|machine| {
             (machine.server_requests().outstanding_since(&id).is_some(), machine.server_requests().knows(&id))
         });
         match (is_outstanding, is_known) {
-            (true, _) => found.to_forward.push((message, Some(id))),
-            (false, false) => found.to_forward.push((message, None)),
-            (false, true) => found.repeated += 1,
+            (true, _) => sorted.to_forward.push((message, Some(id))),
+            (false, false) => sorted.to_forward.push((message, None)),
+            (false, true) => sorted.repeated += 1,
         }
     }
-    found
+    sorted
 }

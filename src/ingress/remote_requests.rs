@@ -123,5 +123,5 @@ async fn forwarded_response(response: Response<BoxBody>) -> HttpMessage {
         }
         whole.extend_from_slice(&data);
     }
-    HttpMessage::answer(parts.status, &parts.headers, whole)
+    HttpMessage::of_response(parts.status, &parts.headers, whole)
 }

@@ -156,7 +156,7 @@ pub enum Recipient {
 
 impl HttpMessage {
     /// Returns the message of an HTTP response.
-    pub fn answer(status: StatusCode, headers: &HeaderMap, body: Vec<u8>) -> Self {
+    pub fn of_response(status: StatusCode, headers: &HeaderMap, body: Vec<u8>) -> Self {
         let bytes = |value: &HeaderValue| Base64(value.as_bytes().to_vec());
         Self {
             line: status.as_str().to_owned(),

@@ -122,7 +122,7 @@ pub(in crate::event_log) fn reply_for_retry(stream: StreamId, head: &Head) -> Re
         Head::Stream(..) | Head::Committed | Head::TakenOver => RepeatedCall::Stream(stream),
         Head::Failed(failure) => RepeatedCall::Failed(*failure),
         Head::Plain(plain) => match plain.kept_body().filter(|body| body.len() <= RESPONSE_MAX) {
-            Some(body) => RepeatedCall::Answer(HttpMessage::answer(plain.status, &plain.headers, body.to_vec())),
+            Some(body) => RepeatedCall::Answer(HttpMessage::of_response(plain.status, &plain.headers, body.to_vec())),
             // As for a second retry here: the first one has the response.
             None => RepeatedCall::Failed(Failure::after_send(ErrorCode::StreamLost)),
         },
