@@ -31,7 +31,7 @@ pub(crate) fn append(times: usize) -> Result<()> {
     let (stream, writer) = proxy.open()?;
     let message = progress(1);
     for _ in 0..times {
-        tell(&writer, says(black_box(&message)))?;
+        update(&writer, with_message(black_box(&message)))?;
     }
     let stored = stream.with_machine(|machine| machine.tail().0);
     forget((proxy, stream, writer));
@@ -49,7 +49,7 @@ pub(crate) fn follow(times: usize) -> Result<()> {
         let mut body = proxy.follow(stream.attach(new_attach(), Seq(0)), Start::First);
         // Primed, then waiting at the tail: a connection before a lone event.
         expect(messages(&mut body, &message)?, 0)?;
-        tell(&writer, says(&message))?;
+        update(&writer, with_message(&message))?;
         bodies.push(body);
         writers.push(writer);
     }
@@ -69,7 +69,7 @@ pub(crate) fn resume(times: usize) -> Result<()> {
     proxy.log.publish_once(&stream);
     let message = progress(1);
     for _ in 0..MISSED {
-        tell(&writer, says(&message))?;
+        update(&writer, with_message(&message))?;
     }
     let mut id = String::new();
     ids::write_event_id(&mut id, stream.handle(), Seq(0), None)?;
@@ -105,7 +105,7 @@ impl Proxy {
         let reservation = self.log.admit(&quota, 0).map_err(ErrorCode::label)?;
         let stream = self.log.create(spec(), reservation);
         let writer = self.log.writer(&stream);
-        tell(&writer, |machine, _| machine.handle_stream_head())?;
+        update(&writer, |machine, _| machine.handle_stream_head())?;
         Ok((stream, writer))
     }
 
@@ -178,13 +178,13 @@ fn plan() -> Plan {
 }
 
 /// The machine's input for one message.
-fn says(message: &str) -> impl FnOnce(&mut Machine, Instant) {
+fn with_message(message: &str) -> impl FnOnce(&mut Machine, Instant) {
     |machine, now| machine.handle_message(b"message", message.as_bytes(), now)
 }
 
 /// The memory store has finished an update when it is first polled.
-fn tell<R>(writer: &Writer, tell: impl FnOnce(&mut Machine, Instant) -> R) -> Result<R> {
-    match pin!(writer.update(tell)).poll(&mut Context::from_waker(Waker::noop())) {
+fn update<R>(writer: &Writer, handle: impl FnOnce(&mut Machine, Instant) -> R) -> Result<R> {
+    match pin!(writer.update(handle)).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(result) => Ok(result),
         Poll::Pending => Err("an update had to wait".into()),
     }
@@ -195,6 +195,6 @@ fn messages(body: &mut Follow, message: &str) -> Result<usize> {
     match Pin::new(body).poll_frame(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(Some(Ok(frame))) => Ok(frame.data_ref().map_or(0, Bytes::len) / message.len()),
         Poll::Ready(Some(Err(error))) => Err(error),
-        Poll::Ready(None) | Poll::Pending => Err("a response had nothing to say".into()),
+        Poll::Ready(None) | Poll::Pending => Err("a response had no bytes".into()),
     }
 }

@@ -21,8 +21,8 @@ impl Model {
         let mut retry = self.sent_retry;
         let mut last = None;
         for at in &self.takeovers {
-            let chased = last.is_some_and(|last| at - last < TAKEOVER_WINDOW);
-            retry = if chased { retry } else { self.sent_retry };
+            let is_rival = last.is_some_and(|last| at - last < TAKEOVER_WINDOW);
+            retry = if is_rival { retry } else { self.sent_retry };
             retry = (retry * 2).min(TAKEOVER_RETRY_MAX);
             last = Some(*at);
         }

@@ -28,7 +28,7 @@ impl Model {
     }
 
     /// Ends the stream with errors; a stream that owes no response cannot fail.
-    pub(super) fn give_up(&mut self, outcome: Outcome, failure: Failure, at: u64) {
+    pub(super) fn fail(&mut self, outcome: Outcome, failure: Failure, at: u64) {
         if self.ending.is_some() {
             return;
         }
@@ -128,18 +128,18 @@ impl Model {
         }
         let abandoned = Failure::after_send(ErrorCode::Abandoned);
         if due(self.quiet_end_at()) {
-            self.give_up(Outcome::Completed, abandoned, at);
+            self.fail(Outcome::Completed, abandoned, at);
         }
         if due(self.call_until()) {
             self.announce_cancel();
-            self.give_up(Outcome::Expired, Failure::after_send(ErrorCode::CallTimedOut), at);
+            self.fail(Outcome::Expired, Failure::after_send(ErrorCode::CallTimedOut), at);
         }
         if due(self.full_until()) {
-            self.give_up(Outcome::Failed, Failure::after_send(ErrorCode::BoundReached), at);
+            self.fail(Outcome::Failed, Failure::after_send(ErrorCode::BoundReached), at);
         }
         if due(self.abandon_at()) {
             self.announce_cancel();
-            self.give_up(Outcome::Expired, abandoned, at);
+            self.fail(Outcome::Expired, abandoned, at);
         }
     }
 

@@ -170,7 +170,7 @@ impl Model {
                 if self.ending.is_none() {
                     self.announce_cancel();
                 }
-                self.give_up(Outcome::Expired, Failure::after_send(ErrorCode::Abandoned), at);
+                self.fail(Outcome::Expired, Failure::after_send(ErrorCode::Abandoned), at);
             }
             Input::Delivered => self.delivered = true,
             Input::Full(full) if self.ending.is_none() => {

@@ -123,7 +123,7 @@ impl Model {
                         Failure::after_send(ErrorCode::UpstreamBroke)
                     }
                 };
-                self.give_up(Outcome::Failed, failure, at);
+                self.fail(Outcome::Failed, failure, at);
             }
         }
     }
@@ -134,7 +134,7 @@ impl Model {
         if can_tell {
             self.call = Call::Over;
         } else {
-            self.give_up(Outcome::Failed, failure, at);
+            self.fail(Outcome::Failed, failure, at);
         }
         can_tell
     }
