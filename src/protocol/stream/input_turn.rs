@@ -1,5 +1,5 @@
 //! The client's turn to answer ([SEP-1335]): the upstream waits for client responses and for nothing else, so the client's connection may
-//! be closed until it has answered. Absent: whether a client wants that, which the caller knows.
+//! be closed until it has answered. Absent: the client's consent to that, which the caller knows.
 //!
 //! [SEP-1335]: https://github.com/modelcontextprotocol/modelcontextprotocol/issues/1335
 

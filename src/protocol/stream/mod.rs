@@ -125,7 +125,7 @@ impl Machine {
 
     // ── the upstream ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// The upstream's head says SSE. Returns true if the client gets that head, and false if the proxy committed before or the stream
+    /// The upstream sent the head of an SSE response. Returns true if the client gets that head, and false if the proxy committed before or the stream
     /// has ended.
     pub fn handle_stream_head(&mut self) -> bool {
         self.upstream.note_opened();
@@ -271,7 +271,7 @@ impl Machine {
         self.handle_reconnect(cursor, now);
     }
 
-    /// A client asked for the events after `cursor`, so all events up to it have arrived. Restarts the timers.
+    /// A client requested the events after `cursor`, so all events up to it have arrived. Restarts the timers.
     pub fn handle_confirmed(&mut self, cursor: Option<Seq>, now: Instant) {
         if let Some(cursor) = cursor
             && cursor <= self.tail()
@@ -281,7 +281,7 @@ impl Machine {
         self.handle_touch(now);
     }
 
-    /// A client asked about the stream without reading it: restarts the timer of a detached stream, and the retention of a sealed one.
+    /// A client requested the status of the stream without reading it: restarts the timer of a detached stream, and the retention of a sealed one.
     pub fn handle_touch(&mut self, now: Instant) {
         if !self.reader.is_attached() {
             self.reader.touch(now);

@@ -167,8 +167,8 @@ impl ReaderState {
         self.progress.written
     }
 
-    /// Returns the last event that may be evicted: what the attached connection has read, else what was confirmed by or written to any
-    /// connection.
+    /// Returns the last event that may be evicted: the position of the attached connection, else the last event confirmed by or written to
+    /// any connection.
     pub fn releasable(&self) -> Seq {
         if self.is_attached() { self.position } else { self.progress.written.max(self.progress.confirmed) }
     }

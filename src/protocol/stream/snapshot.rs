@@ -1,6 +1,6 @@
 //! Snapshots: the state of a stream beside its events, with which another process can serve or end it.
 //!
-//! Absent: what only the process with the upstream call can use (deadlines, the upstream's own event IDs), and the current reader.
+//! Absent: state that only the process with the upstream call can use (deadlines, the upstream's event IDs), and the current reader.
 
 use std::time::{Duration, Instant};
 

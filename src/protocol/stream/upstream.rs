@@ -1,4 +1,4 @@
-//! The upstream call of a stream, and whether it can be resumed after its response ended.
+//! The upstream call of a stream, and the rules by which it is resumed after its response has ended.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub enum Ending {
     Broken,
     /// The upstream refused to go on, with this status.
     Refused(u16),
-    /// The upstream could not be asked to go on now: there was no connection, or a status said so.
+    /// The upstream cannot resume the call now: there was no connection, or its status is temporary.
     Unavailable,
 }
 

@@ -1,8 +1,8 @@
-//! The server→client requests of a stream, and which of them were answered.
+//! The server→client requests of a stream, and the client responses to them.
 //!
 //! Each lookup and each change costs about the same however many requests there were. Memory is bounded: beyond [`REMEMBERED_BYTES`] the
 //! requests that were answered first are forgotten, then those that have waited longest. A response to a forgotten request counts as one
-//! to an unknown request, so the server judges it. An event is spent once it holds server requests alone and all are answered; no
+//! to an unknown request, so the server decides. An event is spent once it holds server requests alone and all are answered; no
 //! replay repeats it. Invariant: a spent event stays spent as long as the log keeps it, even if its requests are forgotten.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
