@@ -249,9 +249,11 @@ impl Stage {
                 response.reset();
             }
         }
+        // A reset reaches the proxy in its own time, and moves counters.
+        until("both clients have left both calls", async || metric(&proxy, "mcp_resume_calls_detached").await == 4.0)
+            .await;
         let expired = expired.to_owned();
         let stage = Stage { proxy, server, thief, victim, expired };
-        stage.settle().await;
         stage.server.is_ready.store(true, Ordering::SeqCst);
         stage.server.take_seen();
         stage

@@ -294,8 +294,8 @@ async fn the_id_of_an_event_is_one_to_come_back_with() {
     assert!(first.is_event(), "not primed: {first:?}");
     let place = EventId::of(first.id());
     response.reset();
-    settle(&proxy, &mut upstream).await;
-    assert_eq!(metric(&proxy, "mcp_resume_disconnects_total{can_resume=\"yes\"}").await, 1.0);
+    let disconnects = "mcp_resume_disconnects_total{can_resume=\"yes\"}";
+    until("the reset is noticed", async || metric(&proxy, disconnects).await == 1.0).await;
     sse.finish(result(1)).await;
     let mut back = modern_resume(&place.at(1)).send(proxy.addr).await.sse();
     assert_eq!(back.event().await.bytes(), result(1).as_bytes());
