@@ -10,9 +10,9 @@
 
 #[path = "it/cancel.rs"]
 mod cancel;
-#[path = "it/client_responses.rs"]
+#[path = "it/client_responses/mod.rs"]
 mod client_responses;
-#[path = "it/resume.rs"]
+#[path = "it/resume/mod.rs"]
 mod resume;
 #[path = "it/retry.rs"]
 mod retry;

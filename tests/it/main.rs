@@ -20,7 +20,7 @@ mod commit;
 mod cut;
 mod dialects;
 mod drain;
-mod exchange;
+mod event_stream;
 mod flow;
 mod http_version_matrix;
 mod issued_sessions;
