@@ -1,10 +1,12 @@
-"""Starts each server, and a proxy with the default settings in front of it, once for the whole run.
+"""Starts each server, a proxy with the default settings in front of it, and each Python client's preloaded process, once for
+the whole run.
 
 With pytest-xdist the controlling process starts them and passes the ports to its workers. They can be shared, since
 each call has a key of its own.
 """
 
 import json
+import sys
 import uuid
 from dataclasses import dataclass
 
@@ -21,6 +23,8 @@ class Shared:
 
     servers: dict
     proxies: dict
+    # The sockets of the preloaded clients; without one a client is started as usual.
+    preloaded: dict
 
 
 def pytest_configure(config):
@@ -28,6 +32,8 @@ def pytest_configure(config):
         config.e2e = Shared(**json.loads(config.workerinput["e2e"]))
     elif not config.option.collectonly and not config.option.help:
         config.e2e_processes, config.e2e = start_all()
+    if hasattr(config, "e2e"):
+        stack.PRELOADED.update(config.e2e.preloaded)
 
 
 def pytest_configure_node(node):
@@ -41,8 +47,12 @@ def pytest_unconfigure(config):
 
 
 def start_all():
-    running, servers, proxies = [], {}, {}
+    running, servers, proxies, preloaded = [], {}, {}, {}
     try:
+        for name, kind in stack.CLIENTS.items():
+            if kind.is_python and sys.platform == "linux":
+                preloaded[name] = stack.start_preloaded(name)
+                running.append(preloaded[name])
         for name in stack.SERVERS:
             servers[name] = stack.start_server(name)
             running.append(servers[name])
@@ -51,6 +61,7 @@ def start_all():
             proxies[name] = stack.start_proxy(port)
             running.append(proxies[name])
         found = {name: process.wait().found for name, process in proxies.items()}
+        sockets = {name: process.wait().found["socket"] for name, process in preloaded.items()}
     except (OSError, RuntimeError) as error:
         for process in running:
             process.stop()
@@ -58,6 +69,7 @@ def start_all():
     return running, Shared(
         servers=ports,
         proxies={name: places["port"] for name, places in found.items()},
+        preloaded=sockets,
     )
 
 

@@ -11,8 +11,11 @@ import subprocess
 import threading
 import time
 import urllib.request
+import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from harness import preloaded
 
 ROOT = Path(__file__).resolve().parent.parent
 # Time for programs to start: many do so at once, and the machine may have other work.
@@ -69,6 +72,10 @@ class ClientKind:
     # The Python SDKs resume from an old id after a second cut, and give up after a third one in a row.
     many_cuts: bool = True
 
+    @property
+    def is_python(self):
+        return self.command[-1].endswith(".py")
+
 
 CLIENTS = {
     "typescript-v1": ClientKind(("node", "clients/typescript-v1.mjs")),
@@ -78,6 +85,9 @@ CLIENTS = {
     "fastmcp": ClientKind((python("fastmcp"), "clients/python_fastmcp.py"), (LEGACY, MODERN), many_cuts=False),
     "rmcp": ClientKind((str(ROOT / "clients/rmcp/target/debug/rmcp-client"),), (LEGACY, MODERN)),
 }
+
+# Sockets of the Python clients that `start_preloaded` has started, by name.
+PRELOADED = {}
 
 PROTOCOL = {LEGACY: "2025-11-25", MODERN: "2026-07-28"}
 
@@ -152,6 +162,19 @@ def start_server(name, **env):
     """Starts one of `SERVERS`; `.found["port"]` is its port once `.wait()` has returned."""
     kind = SERVERS[name]
     return start_program(kind.command, **{**dict(kind.env), **env})
+
+
+def start_preloaded(name):
+    """Starts the process from which runs of a Python client are forked; `.found["socket"]` is the name of its socket."""
+    interpreter, client = CLIENTS[name].command
+    place = f"mcp-resume-e2e-{uuid.uuid4().hex}"
+
+    def ready(line, found):
+        if line == "ready\n":
+            found["socket"] = place
+        return "socket" in found
+
+    return Process([interpreter, "clients/preloaded.py", client, place], {}, ready)
 
 
 def start_program(command, **env):
@@ -304,10 +327,9 @@ class Client:
     """`async with Client(…) as client`: a running client; `await client.finish()` returns its transcript."""
 
     def __init__(self, name, era, url, tool, arguments, timeout_ms=30_000, linger_ms=200, resume_tokens=False):
-        kind = CLIENTS[name]
+        self._name = name
         self.transcript = Transcript()
-        self._command = [
-            *kind.command,
+        self._arguments = [
             *("--url", url),
             *("--tool", tool),
             *("--args", json.dumps(arguments)),
@@ -319,13 +341,17 @@ class Client:
         self._limit = (timeout_ms + linger_ms) / 1000 + START_LIMIT
 
     async def __aenter__(self):
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command,
-            cwd=ROOT,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
+        if self._name in PRELOADED:
+            self._process = await preloaded.start(PRELOADED[self._name], self._arguments)
+        else:
+            self._process = await asyncio.create_subprocess_exec(
+                *CLIENTS[self._name].command,
+                *self._arguments,
+                cwd=ROOT,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            )
         self._reading = asyncio.create_task(self._read())
         return self
 

@@ -1,0 +1,74 @@
+"""Runs a Python client many times, with one import of its SDK: `preloaded.py CLIENT SOCKET`.
+
+The import takes one to three seconds of CPU, longer than most calls. So this process imports the modules of CLIENT once, and
+forks for each run. A run is a connection to SOCKET, a name in Linux's abstract namespace. It carries the client's arguments,
+as JSON, and the descriptor of its output. The reply is the id of the new process; the connection ends with that process.
+"""
+
+import ast
+import gc
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+# A request is one message; the longest has an argument list of a few kilobytes.
+MESSAGE_MAX = 100_000
+
+
+def import_modules(client):
+    """Executes the client's own imports, except that of `common`, which reads the arguments."""
+    tree = ast.parse(Path(client).read_text())
+    imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    tree.body = [node for node in imports if getattr(node, "module", None) != "common"]
+    exec(compile(tree, client, "exec"), {})
+
+
+def run(client, arguments, output):
+    """Runs the client in this process, and ends it."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    sys.argv = [client, *arguments]
+    status = 1
+    try:
+        runpy.run_path(client, run_name="__main__")
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    os._exit(status)
+
+
+def main(client, name):
+    import_modules(client)
+    gc.freeze()
+    # The kernel removes ended runs.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen(64)
+        print("ready", flush=True)
+        while True:
+            connection, _ = listener.accept()
+            message, descriptors, _, _ = socket.recv_fds(connection, MESSAGE_MAX, 1)
+            # A harness that was cancelled has sent nothing.
+            if message:
+                pid = os.fork()
+                if pid == 0:
+                    listener.close()
+                    run(client, json.loads(message), descriptors[0])
+                connection.send(str(pid).encode())
+            for descriptor in descriptors:
+                os.close(descriptor)
+            connection.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
