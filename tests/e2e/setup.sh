@@ -43,6 +43,10 @@ made() {
     cat "$@" | sha256sum >"$where/.made"
 }
 
+# Cargo compiles while npm and pip wait for the network.
+cargo build --quiet --locked --manifest-path clients/rmcp/Cargo.toml --target-dir clients/rmcp/target &
+building=$!
+
 if ! fresh node_modules package.json package-lock.json; then
     echo "e2e: npm packages"
     npm ci --no-audit --no-fund --loglevel=error || die "npm could not install what package-lock.json pins"
@@ -61,4 +65,4 @@ for list in requirements/*.txt; do
     made "$venv" "$list"
 done
 
-cargo build --quiet --locked --manifest-path clients/rmcp/Cargo.toml --target-dir clients/rmcp/target || die "the rmcp client does not build"
+wait $building || die "the rmcp client does not build"
