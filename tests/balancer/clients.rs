@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn who_the_client_is_is_said_by_those_who_are_trusted() {
+async fn only_trusted_proxies_name_the_client() {
     let one = Sidecar::start(1).await;
     let forwarded = "X-Forwarded-For: 192.0.2.7\r\nX-Forwarded-Proto: https\r\n";
     let others =
@@ -32,7 +32,7 @@ async fn who_the_client_is_is_said_by_those_who_are_trusted() {
 }
 
 #[tokio::test]
-async fn one_address_asks_no_more_often_than_it_may() {
+async fn requests_of_one_address_are_limited() {
     let one = Sidecar::start(1).await;
     let balancer = balance(&[&one], &[("BALANCE__REQUESTS_PER_SEC", "3")]).await;
     let mut refused = 0;
@@ -48,7 +48,7 @@ async fn one_address_asks_no_more_often_than_it_may() {
 }
 
 #[tokio::test]
-async fn one_connection_too_many_is_closed_and_counted() {
+async fn a_connection_over_the_limit_is_closed_and_counted() {
     let one = Sidecar::start(1).await;
     let balancer = balance(&[&one], &[("LIMITS__CONNECTIONS", "1")]).await;
     let mut first = balancer.send(&post(CALL, "")).await;
@@ -61,7 +61,7 @@ async fn one_connection_too_many_is_closed_and_counted() {
 }
 
 #[tokio::test]
-async fn the_admin_listener_has_places_of_its_own() {
+async fn the_admin_listener_has_a_connection_limit_of_its_own() {
     let one = Sidecar::start(1).await;
     let balancer = balance(&[&one], &[("LIMITS__CONNECTIONS", "1")]).await;
     let asked = async || {
@@ -82,7 +82,7 @@ async fn the_admin_listener_has_places_of_its_own() {
 }
 
 #[tokio::test]
-async fn http2_is_spoken_with_clients() {
+async fn clients_may_use_http2() {
     let one = Sidecar::start(1).await;
     let balancer = balance(&[&one], &[]).await;
     let io = TokioIo::new(TcpStream::connect(balancer.address).await.unwrap());

@@ -67,7 +67,7 @@ async fn a_sidecar_whose_server_only_times_out_gets_no_more_new_calls_unless_the
 }
 
 #[tokio::test]
-async fn failed_gets_and_refusals_say_nothing_of_a_sidecars_server() {
+async fn failed_gets_and_refusals_are_no_sign_of_a_sidecars_server() {
     let one = Sidecar::start(1).await;
     let settings = [("BALANCE__HEALTH_MS", "86400000"), ("BALANCE__EJECT_AFTER", "2")];
     let balancer = balance(&[&one], &settings).await;
@@ -105,7 +105,7 @@ async fn a_servers_own_421_and_503_are_its_own() {
 }
 
 #[tokio::test]
-async fn a_call_that_meets_a_drain_goes_elsewhere_and_one_of_a_session_is_told() {
+async fn a_call_at_a_draining_sidecar_goes_to_another_and_one_of_a_session_is_refused() {
     let [one, two, _] = three().await;
     let balancer = balance(&[&one, &two], &[("BALANCE__HEALTH_MS", "86400000")]).await;
     let draining = answer("503 Service Unavailable", "Mcp-Resume-Owner: 00000001\r\n", "draining");
@@ -120,7 +120,7 @@ async fn a_call_that_meets_a_drain_goes_elsewhere_and_one_of_a_session_is_told()
 }
 
 #[tokio::test]
-async fn one_that_drains_gets_what_it_has_and_no_new_calls() {
+async fn a_draining_sidecar_gets_requests_of_its_streams_and_no_new_calls() {
     let [one, two, _] = three().await;
     let balancer = balance(&[&one, &two], &[("BALANCE__HEALTH_MS", "50")]).await;
     let mut draining = report(one.owner, "memory", false);
@@ -203,7 +203,7 @@ async fn an_error_with_the_requests_id_is_sent_when_no_sidecar_is_left() {
 }
 
 #[tokio::test]
-async fn what_is_gone_with_its_owner_is_answered_honestly() {
+async fn a_stream_whose_owner_is_gone_is_reported_lost() {
     for (store, expected) in
         [("memory", "sidecar 2"), ("redis", "sidecar 2"), ("disk", "no replica takes the request now")]
     {
@@ -222,7 +222,7 @@ async fn what_is_gone_with_its_owner_is_answered_honestly() {
 }
 
 #[tokio::test]
-async fn an_answer_that_waits_for_one_that_does_not_answer_any_more_is_cut() {
+async fn a_response_of_a_frozen_sidecar_is_cut() {
     let one = Sidecar::start(1).await;
     one.answers(|_| Answer::Begun("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: 1\n\n".to_owned()));
     let balancer = balance(&[&one], &FREEZES).await;
@@ -247,7 +247,7 @@ fn freeze(sidecar: &Sidecar) {
 }
 
 #[tokio::test]
-async fn a_call_that_waits_for_one_that_does_not_answer_any_more_is_told_so() {
+async fn a_call_at_a_frozen_sidecar_ends_with_an_error() {
     for is_reused in [false, true] {
         let one = Sidecar::start(1).await;
         let balancer = balance(&[&one], &FREEZES).await;
@@ -264,7 +264,7 @@ async fn a_call_that_waits_for_one_that_does_not_answer_any_more_is_told_so() {
 }
 
 #[tokio::test]
-async fn a_call_over_http2_is_told_so_as_well() {
+async fn a_call_over_http2_at_a_frozen_sidecar_ends_with_an_error() {
     let one = Sidecar::start(1).await;
     let balancer = balance(&[&one], &FREEZES).await;
     freeze(&one);
@@ -280,7 +280,7 @@ async fn a_call_over_http2_is_told_so_as_well() {
 }
 
 #[tokio::test]
-async fn a_resume_that_waits_for_one_that_does_not_answer_any_more_goes_to_another() {
+async fn a_resume_at_a_frozen_sidecar_goes_to_another() {
     let [one, two, _] = three().await;
     for sidecar in [&one, &two] {
         sidecar.reports(Some(report(sidecar.owner, "redis", true)));
@@ -292,7 +292,7 @@ async fn a_resume_that_waits_for_one_that_does_not_answer_any_more_goes_to_anoth
 }
 
 #[tokio::test]
-async fn what_sidecars_answer_is_no_failure_of_the_balancers() {
+async fn responses_of_sidecars_are_no_failures_of_the_balancer() {
     let one = Sidecar::start(1).await;
     let balancer = balance(&[&one], &[]).await;
     one.answers(|_| Answer::Whole(answer("503 Service Unavailable", "", "{}")));

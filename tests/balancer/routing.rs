@@ -59,7 +59,7 @@ async fn new_calls_are_spread_and_those_of_one_key_are_not() {
 }
 
 #[tokio::test]
-async fn what_another_has_is_sent_there_once_it_is_known_who_is_where() {
+async fn a_misdirected_request_is_sent_to_its_owner_once_the_identities_are_known() {
     let [one, two, _] = three().await;
     let balancer = balance(&[&one, &two], &[]).await;
     // They have changed places since they were asked, as pods do.
@@ -157,7 +157,7 @@ async fn a_long_body_of_unknown_length_arrives_whole_and_its_token_is_found_as_f
 }
 
 #[tokio::test]
-async fn two_of_one_name_are_caught() {
+async fn two_sidecars_of_one_name_are_reported() {
     let [one, two, _] = three().await;
     let mut same = report(one.owner, "memory", true);
     same["instance"] = "ffffffffffffffff".into();
@@ -167,7 +167,7 @@ async fn two_of_one_name_are_caught() {
 }
 
 #[tokio::test]
-async fn one_that_has_never_said_who_it_is_is_counted_and_listed() {
+async fn a_sidecar_of_unknown_identity_is_counted_and_listed() {
     let [one, two, _] = three().await;
     two.reports(None);
     let balancer = balance(&[&one, &two], &FREEZES).await;

@@ -117,7 +117,7 @@ async fn a_new_identity_and_new_authorities_are_used_without_a_restart() {
 }
 
 #[tokio::test]
-async fn the_files_of_both_sides_are_looked_at_while_it_runs() {
+async fn certificate_files_of_both_sides_are_reloaded() {
     let (pki, own) = (Pki::new(), Pki::new());
     let balancer = balancer(sidecar(&pki).await, own.pair(), pki.ca(), Some(pki.pair())).await;
     let running = run(balancer);

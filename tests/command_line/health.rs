@@ -48,7 +48,7 @@ fn admin_answering(statuses: &'static [&'static str]) -> (String, std::thread::J
 }
 
 #[test]
-fn health_waits_until_the_answer_is_yes_where_it_is_told_to() {
+fn health_with_wait_waits_until_the_process_is_healthy() {
     let (admin, answering) = admin_answering(&["503 Service Unavailable", "503 Service Unavailable", "200 OK"]);
     let output = health(&["--admin", &admin, "--wait", "60"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));

@@ -136,7 +136,7 @@ fn log_lines_name_the_trace_of_their_request() {
 
 #[test]
 #[cfg(unix)]
-fn one_search_finds_each_line_of_a_call_and_one_line_tells_what_became_of_it() {
+fn one_search_finds_each_line_of_a_call_and_one_line_has_its_outcome() {
     let lines = lines_of_a_call("json", None);
     assert!(lines.iter().all(|line| !line.contains(SESSION)), "{lines:?}");
     let fields = |text: &String| serde_json::from_str::<serde_json::Value>(text).expect("JSON")["fields"].clone();
@@ -212,7 +212,7 @@ fn a_refusal_for_a_host_or_an_origin_is_answered_and_warned_of_with_the_key_that
 }
 
 #[test]
-fn a_start_says_what_it_serves_and_a_dead_upstream_is_told_once_and_when_it_is_back() {
+fn the_log_names_the_upstream_at_the_start_and_its_end_and_return_once() {
     let address = TcpListener::bind(FREE).expect("a port").local_addr().expect("an address");
     let mut child = Command::new(env!("CARGO_BIN_EXE_mcp-resume"))
         .args(["serve", "--upstream", &format!("http://{address}/"), "--listen", FREE, "--admin", FREE])

@@ -192,7 +192,7 @@ async fn a_body_of_another_type_is_the_servers_to_refuse() {
 }
 
 #[tokio::test]
-async fn what_is_not_http_is_refused_here() {
+async fn a_request_that_is_not_http_is_refused() {
     let (mut upstream, proxy, _session) = setup().await;
     let host = proxy.addr;
     for bytes in [

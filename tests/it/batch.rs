@@ -192,7 +192,7 @@ async fn a_client_that_takes_json_only_gets_an_array_of_an_event_once() {
 }
 
 #[tokio::test]
-async fn a_response_dropped_for_want_of_room_is_told_in_its_place() {
+async fn an_evicted_response_is_replaced_by_an_error() {
     let mut upstream = Upstream::start().await;
     let proxy = Proxy::start(&upstream, |c| c.streams.max_events = 4).await;
     let session = Session::open(&proxy, &mut upstream, V2025_03).await;

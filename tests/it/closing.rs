@@ -43,7 +43,7 @@ async fn a_resumed_response_is_closed_as_well() {
 }
 
 #[tokio::test]
-async fn a_client_that_may_not_come_back_is_held() {
+async fn a_client_that_cannot_resume_keeps_its_connection() {
     let mut upstream = Upstream::start().await;
     let proxy = Proxy::start(&upstream, |c| c.delivery.max_connection = Some(SOON)).await;
     let old = Session::open(&proxy, &mut upstream, V2025_06).await;
@@ -131,7 +131,7 @@ async fn poll_mode_can_be_one_tools() {
 }
 
 #[tokio::test]
-async fn in_poll_mode_older_clients_are_held() {
+async fn in_poll_mode_older_clients_keep_their_connections() {
     let mut upstream = Upstream::start().await;
     let proxy = Proxy::start(&upstream, |c| c.delivery.mode = Mode::Poll).await;
     let old = Session::open(&proxy, &mut upstream, V2025_06).await;
@@ -174,7 +174,7 @@ async fn in_poll_mode_a_commit_is_closed_at_once() {
 }
 
 #[tokio::test]
-async fn a_client_that_only_repeats_its_post_is_held() {
+async fn a_client_that_only_repeats_its_post_keeps_its_connection() {
     let mut upstream = Upstream::start().await;
     let proxy = Proxy::start(&upstream, |c| c.delivery.max_connection = Some(SOON)).await;
     let old = Session::open(&proxy, &mut upstream, V2025_06).await;
@@ -195,7 +195,7 @@ async fn a_client_that_only_repeats_its_post_is_held() {
 }
 
 #[tokio::test]
-async fn a_client_that_is_closed_on_was_told_when_to_come_back() {
+async fn a_client_whose_response_is_closed_knows_when_to_resume() {
     let mut upstream = Upstream::start().await;
     let proxy = Proxy::start(&upstream, |c| {
         c.delivery.prime = mcp_resume::config::Prime::Since20251125;
@@ -217,7 +217,7 @@ async fn a_client_that_is_closed_on_was_told_when_to_come_back() {
 }
 
 #[tokio::test]
-async fn a_client_that_was_not_primed_is_told_to_wait_at_a_takeover_too() {
+async fn a_client_that_was_not_primed_gets_a_retry_time_at_a_takeover_too() {
     let mut upstream = Upstream::start().await;
     let proxy = Proxy::start(&upstream, |c| {
         c.delivery.prime = mcp_resume::config::Prime::Since20251125;

@@ -247,7 +247,7 @@ async fn a_stream_only_client_gets_a_json_answer_as_an_event() {
 }
 
 #[tokio::test]
-async fn an_upstream_that_dies_after_the_commit_is_told_as_an_event() {
+async fn a_death_of_the_upstream_after_the_commit_is_an_error_event() {
     let (mut upstream, proxy, session) = hasty().await;
     let (upstream_call, mut response, _) = committed(&proxy, &mut upstream, &session.post(call(3))).await;
     upstream_call.reset().await;
@@ -284,7 +284,7 @@ async fn an_upstream_over_its_header_timeout_is_504() {
 }
 
 #[tokio::test]
-async fn a_json_only_client_is_told_of_a_failure_in_json() {
+async fn a_json_only_client_gets_a_failure_as_json() {
     let (mut upstream, proxy, session) = setup().await;
     for (id, whole) in [(1, true), (2, false)] {
         let pending = session.post(call(id)).with("Accept", "application/json").start(proxy.addr).await;

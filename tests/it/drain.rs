@@ -36,7 +36,7 @@ async fn begin_drain(proxy: &Proxy) -> Client {
 }
 
 #[tokio::test]
-async fn what_runs_goes_on_and_what_is_new_is_refused() {
+async fn running_calls_continue_and_new_ones_are_refused() {
     let (mut upstream, proxy, session) = observed(|_| {}).await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let place = EventId::of(response.prime().await.id());

@@ -151,7 +151,7 @@ async fn many_clients_cut_at_once_and_back_at_once_lose_nothing() {
 }
 
 #[tokio::test]
-async fn a_request_sent_behind_a_running_answer_waits_for_its_turn() {
+async fn a_pipelined_request_waits_for_the_response_before_it() {
     let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let place = EventId::of(response.prime().await.id());

@@ -16,7 +16,7 @@ async fn a_downstream_connection_is_reused() {
 }
 
 #[tokio::test]
-async fn what_follows_the_response_at_once_is_delivered_with_it() {
+async fn events_right_behind_the_response_are_delivered_with_it() {
     let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     sse.event(result(1)).await;

@@ -250,7 +250,7 @@ async fn a_subscription_streams_through() {
 }
 
 #[tokio::test]
-async fn the_grace_follows_the_retry_that_was_told() {
+async fn the_grace_follows_the_announced_retry_time() {
     let upstream = Upstream::start().await;
     let mut upstream = upstream;
     let proxy = Proxy::start(&upstream, |c| c.delivery.retry = SOON).await;

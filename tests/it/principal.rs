@@ -72,7 +72,7 @@ async fn an_api_key_names_a_caller_too() {
 
 /// Many share one `Authorization`, of a gateway for instance.
 #[tokio::test]
-async fn an_api_key_beside_a_shared_authorization_tells_callers_apart() {
+async fn an_api_key_beside_a_shared_authorization_distinguishes_callers() {
     let (mut upstream, proxy) = setup_of(PrincipalSource::Auto).await;
     let (shared, mine) = (("Authorization", "Bearer shared"), ("X-API-Key", "mine"));
     let request = modern(1).with(shared.0, shared.1).with(mine.0, mine.1);

@@ -63,7 +63,7 @@ impl Drop for LogFile {
 }
 
 #[tokio::test]
-async fn a_server_that_stops_and_comes_back_is_told_by_probes_and_in_the_log() {
+async fn the_end_and_return_of_a_server_are_in_probes_and_log() {
     let mut upstream = Upstream::start().await;
     let log = LogFile(std::env::temp_dir().join(format!("mcp-resume-reach-{}.log", std::process::id())));
     let mut command = command(&upstream);
@@ -148,7 +148,7 @@ async fn a_resume_and_its_outcome_show_in_the_metrics() {
 }
 
 #[tokio::test]
-async fn what_the_proxy_adds_to_a_live_event_is_measured_and_a_replay_is_not() {
+async fn the_delay_of_a_live_event_is_measured_and_a_replay_is_not() {
     let (mut upstream, proxy) = observed().await;
     let session = Session::open(&proxy, &mut upstream, V2025_11).await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
@@ -261,7 +261,7 @@ async fn the_log_holds_no_secret_at_any_level() {
 }
 
 #[tokio::test]
-async fn the_log_tells_of_each_request_and_return_once_and_of_unprotected_traffic_the_first_time() {
+async fn the_log_has_each_request_and_resume_once_and_unprotected_traffic_the_first_time() {
     let mut upstream = Upstream::start().await;
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lines.log");
     let mut command = command(&upstream);
@@ -388,7 +388,7 @@ async fn asked_to_stop_it_stops() {
 }
 
 #[tokio::test]
-async fn what_runs_when_it_is_asked_to_stop_comes_to_its_end() {
+async fn running_calls_end_normally_after_a_request_to_stop() {
     let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     response.prime().await;

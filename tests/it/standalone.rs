@@ -32,7 +32,7 @@ async fn its_events_are_numbered() {
 }
 
 #[tokio::test]
-async fn what_came_while_the_client_was_away_is_kept() {
+async fn events_without_a_client_are_kept() {
     let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = open(&proxy, &mut upstream, &session).await;
     let place = EventId::of(response.prime().await.id());
@@ -247,7 +247,7 @@ async fn a_full_standalone_stream_drops_its_oldest_and_never_pauses() {
 }
 
 #[tokio::test]
-async fn events_dropped_before_a_plain_get_are_told() {
+async fn events_dropped_before_a_plain_get_are_reported() {
     let admin = Some(([127, 0, 0, 1], 0).into());
     let (mut upstream, proxy, session) = setup_with(|c| {
         c.streams.max_events = 4;

@@ -26,7 +26,7 @@ async fn a_scripted_stream_is_read_back_frame_by_frame() {
 }
 
 #[tokio::test]
-async fn a_reset_is_told_from_an_end_on_both_sides() {
+async fn a_reset_is_distinguished_from_an_end_on_both_sides() {
     let mut upstream = Upstream::start().await;
     let request = Request::post(call(1));
 

@@ -338,7 +338,7 @@ async fn a_request_that_begins_like_the_preface_is_answered_as_http1() {
 }
 
 #[tokio::test]
-async fn an_http2_client_is_told_of_a_shutdown_and_its_responses_end_in_peace() {
+async fn an_http2_client_gets_goaway_at_a_shutdown_and_its_responses_end() {
     for down in [HttpVersion::Http2, HttpVersion::Http2Tls] {
         let pki = Pki::new();
         let mut server = TestServer::start(HttpVersion::Http1, &pki).await;

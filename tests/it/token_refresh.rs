@@ -70,7 +70,7 @@ async fn lost(proxy: &Proxy, upstream: &mut Upstream, request: &Request) {
 }
 
 #[tokio::test]
-async fn it_resumes_what_the_old_one_began() {
+async fn a_refreshed_token_resumes_a_stream_of_the_previous_one() {
     let mut on = Refreshed::start().await;
     let (sse, place) = on.left().await;
     let pending = on.judged(on.new.resume(&place.at(1)), Judge::Verifies).await;
@@ -136,7 +136,7 @@ async fn a_ping_is_asked_in_the_session_under_an_id_no_client_uses() {
 
 /// A server may take a token in one session and not in another.
 #[tokio::test]
-async fn what_was_proven_in_one_session_opens_no_other() {
+async fn a_proof_in_one_session_opens_no_other() {
     let mut on = Refreshed::start().await;
     let (_sse, place) = on.left().await;
     let (first, token) = (bearer("u", OLD), on.token.clone());
@@ -188,7 +188,7 @@ async fn the_token_is_judged_without_other_credentials_which_must_be_the_same() 
 }
 
 #[tokio::test]
-async fn a_server_that_takes_any_token_tells_nothing() {
+async fn a_server_that_accepts_any_token_proves_nothing() {
     let mut on = Refreshed::start().await;
     let (_sse, place) = on.left().await;
     let stranger = on.with_token("v", "s-1").resume(&place.at(1)).send(on.proxy.addr).await;
@@ -461,7 +461,7 @@ async fn the_standalone_stream_goes_on_with_it() {
 
 /// A caller that opened something under a claim may have made the claim up.
 #[tokio::test]
-async fn what_the_new_one_begins_is_not_the_old_ones() {
+async fn a_stream_of_the_new_token_is_not_the_old_ones() {
     let mut on = Refreshed::start().await;
     let (_sse, place) = on.left().await;
     let pending = on.judged(on.new.resume(&place.at(1)), Judge::Verifies).await;
@@ -482,7 +482,7 @@ async fn what_the_new_one_begins_is_not_the_old_ones() {
 }
 
 #[tokio::test]
-async fn what_it_began_itself_is_its_own_without_a_question() {
+async fn a_token_resumes_its_own_stream_without_a_probe() {
     let mut on = Refreshed::start().await;
     let (_sse, mut response) = begin(&on.proxy, &mut on.upstream, &on.new.post(call(2))).await;
     let place = EventId::of(response.prime().await.id());

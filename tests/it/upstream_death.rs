@@ -22,7 +22,7 @@ async fn fails_with(response: &mut Response, id: u64, code: i64) -> Vec<Frame> {
 }
 
 #[tokio::test]
-async fn an_upstream_that_refuses_connections_is_told_before_the_head() {
+async fn a_refused_upstream_connection_is_an_error_status() {
     let (mut upstream, proxy, session) = setup().await;
     upstream.refuse().await;
     let mut response = session.post(call(1)).send(proxy.addr).await;
@@ -69,7 +69,7 @@ async fn a_request_that_dies_on_a_reused_connection_is_not_sent_again() {
 }
 
 #[tokio::test]
-async fn what_is_not_http_is_502() {
+async fn an_upstream_response_that_is_not_http_is_502() {
     let (mut upstream, proxy, session) = setup().await;
     for (id, garbage) in [
         "SSH-2.0-OpenSSH_9.2\r\n\r\n",

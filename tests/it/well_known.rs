@@ -71,7 +71,7 @@ async fn each_process_is_an_instance_of_its_own_and_its_memory_has_its_own_epoch
 }
 
 #[tokio::test]
-async fn the_stores_are_told_apart_and_keep_their_epoch() {
+async fn stores_are_distinguished_and_keep_their_epoch() {
     let upstream = Upstream::start().await;
     let dir = Dir::new("well-known");
     let disk = || DiskStore { path: dir.0.clone(), fsync: Fsync::Interval, max_bytes: 1 << 30 };
@@ -137,7 +137,7 @@ async fn it_is_asked_by_any_host_from_allowed_origins_by_get_and_head_alone() {
 }
 
 #[tokio::test]
-async fn it_is_told_by_http2_as_well() {
+async fn it_is_served_over_http2_as_well() {
     let upstream = Upstream::start().await;
     let proxy = Proxy::start(&upstream, |_| {}).await;
     let mut client = TestClient::connect(proxy.addr, HttpVersion::Http2, &Pki::new()).await;

@@ -171,7 +171,7 @@ async fn posts_that_are_reset_at_once_cost_as_many_calls_as_may_be_left() {
 }
 
 #[tokio::test]
-async fn streams_that_are_reset_before_they_are_looked_at_end_their_connection() {
+async fn streams_that_are_reset_before_they_are_handled_end_their_connection() {
     const CONNECTIONS: u64 = 20;
     const STREAMS: u64 = 2000;
     let (mut upstream, proxy, session) = bounded(|_| {}).await;

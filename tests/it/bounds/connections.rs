@@ -7,7 +7,7 @@ use crate::support::http_versions::{HttpVersion, TestClient, TestServer, with_ve
 use crate::support::pki::Pki;
 
 #[tokio::test]
-async fn a_connection_too_many_is_told_so_and_closed() {
+async fn a_connection_over_the_limit_is_refused_and_closed() {
     // The flood has four connections; one is the neighbour's, and one is left for a newcomer.
     let (mut upstream, proxy, session) = bounded(|c| c.limits.connections = 6).await;
     let mut neighbour = Neighbour::moves_in(&proxy, &mut upstream).await;
@@ -53,7 +53,7 @@ async fn refused_connections_that_never_end_are_bounded_as_well() {
 
 /// A quarter as many as clients may have, and sixteen at the least: collectors that hang take none of the clients' places.
 #[tokio::test]
-async fn the_admin_listener_has_places_of_its_own() {
+async fn the_admin_listener_has_a_connection_limit_of_its_own() {
     let (mut upstream, proxy, session) = bounded(|c| c.limits.connections = 4).await;
     let admin = proxy.admin.expect("an admin listener");
     let mut held = Vec::new();

@@ -69,7 +69,7 @@ async fn unread_resumes_of_a_large_event_take_no_copies_of_it() {
 }
 
 #[tokio::test]
-async fn what_is_under_way_to_a_client_is_counted_and_bounded() {
+async fn bytes_on_their_way_to_a_client_are_counted_and_limited() {
     let (mut upstream, proxy, session) = bounded(|_| ()).await;
     let (sse, place) = left_with_an_event(&proxy, &mut upstream, &session).await;
     let held = || metric(&proxy, "mcp_resume_held_bytes");

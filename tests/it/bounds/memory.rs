@@ -93,7 +93,7 @@ async fn a_client_that_reads_nothing_has_its_call_failed_and_can_read_that_later
 }
 
 #[tokio::test]
-async fn a_full_stream_that_is_read_flows_on_and_gives_up_what_was_read() {
+async fn a_full_stream_with_a_reader_continues_and_trims_read_events() {
     let (mut upstream, proxy, session) = bounded(small_share).await;
     let mut neighbour = Neighbour::moves_in(&proxy, &mut upstream).await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
@@ -269,7 +269,7 @@ async fn events_count_while_they_arrive_and_a_full_share_takes_them_one_by_one()
 }
 
 #[tokio::test]
-async fn answers_that_are_read_before_they_pass_wait_for_room() {
+async fn responses_that_are_read_before_they_pass_wait_for_quota() {
     const CALLS: usize = 12;
     const ANSWER: usize = 900 * KIB;
     const SHARE: usize = 4096 * KIB;

@@ -290,7 +290,7 @@ async fn a_full_share_refuses_large_posts_before_they_are_sent_and_takes_slight_
 }
 
 #[tokio::test]
-async fn requests_of_clients_that_come_back_count_while_they_wait_for_their_turn() {
+async fn delayed_resumes_count_while_they_wait() {
     const BODY: usize = 200_000;
     const HEAD: usize = 50_000;
     let (mut upstream, proxy, session) = bounded(|c| c.limits.resumes_per_sec = 1).await;

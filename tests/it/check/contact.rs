@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn http_sse_of_2024_is_told_from_streamable_http() {
+async fn http_sse_of_2024_is_distinguished_from_streamable_http() {
     let old = async |_: &mut Memory, call: Call| match (&call.method[..], &call.target[..]) {
         ("GET", "/sse") => call.sse().await.bytes("event: endpoint\ndata: /messages?s=1\n\n").await,
         _ => call.json(404, "{}").await,

@@ -169,7 +169,7 @@ async fn nothing_but_harmless_requests_is_sent() {
 }
 
 #[tokio::test]
-async fn a_server_that_answers_in_json_without_sessions_is_told_so() {
+async fn a_server_that_answers_in_json_without_sessions_is_reported() {
     let json_mode = async |_: &mut Memory, call: Call| match result_of(&call) {
         Some(result) => call.json(200, result.to_string()).await,
         None => decline(call).await,
@@ -260,7 +260,7 @@ async fn an_mcp_resume_is_recognised_and_keeps_its_warning_for_clients() {
 }
 
 #[tokio::test]
-async fn a_check_tells_what_it_does() {
+async fn a_check_reports_its_progress() {
     static TOLD: std::sync::Mutex<Vec<String>> = std::sync::Mutex::new(Vec::new());
     let progress: fn(&str) = |what| TOLD.lock().expect("no panic").push(what.to_owned());
     let ask = Options { progress: Some(progress), ..with_tool() };

@@ -142,7 +142,7 @@ async fn an_answer_has_the_type_of_its_question() {
 }
 
 #[tokio::test]
-async fn what_the_proxy_sends_itself_carries_the_callers_credentials() {
+async fn synthetic_requests_carry_the_callers_credentials() {
     let mut upstream = Upstream::start().await;
     let proxy = Proxy::start(&upstream, |_| {}).await;
     let session = Session::open_as(&proxy, &mut upstream, V2025_11, "s-9", Some("Bearer mine")).await;

@@ -70,7 +70,7 @@ async fn a_resume_under_the_same_id_goes_on_to_the_response() {
 }
 
 #[tokio::test]
-async fn a_status_is_told_without_fetching() {
+async fn a_status_is_returned_without_events() {
     let (_upstream, proxy, session, sse, response, policy) = begun(json!({ "resumableRequests": {} })).await;
     response.reset();
     let get =

@@ -79,7 +79,7 @@ async fn a_sessions_own_stream_begins_with_its_name_and_is_resumed_and_polled_li
 }
 
 #[tokio::test]
-async fn what_comes_after_the_response_is_on_the_stream_before_its_end() {
+async fn events_after_the_response_precede_the_end_of_the_stream() {
     let mut upstream = Upstream::start().await;
     let proxy = Proxy::start(&upstream, |_| ()).await;
     let (session, _) = open(&proxy, &mut upstream, json!({ "streams": {} }), Some("s")).await;

@@ -156,7 +156,7 @@ async fn a_cut_slice_goes_on_by_its_event_id_up_to_its_own_interim_result() {
 }
 
 #[tokio::test]
-async fn what_precedes_an_interim_result_that_was_lost_comes_again() {
+async fn events_before_a_lost_interim_result_are_repeated() {
     let (mut upstream, proxy, session) = begun().await;
     let (sse, mut first) = begin(&proxy, &mut upstream, &session.post(call(7))).await;
     sse.event(progress(1)).await;
@@ -345,7 +345,7 @@ async fn other_methods_get_results_of_their_own_kind() {
 }
 
 #[tokio::test]
-async fn what_is_not_configured_is_not_sliced_and_its_token_is_payload() {
+async fn calls_of_other_tools_are_not_sliced_and_their_tokens_are_payload() {
     let (mut upstream, proxy, session) = begun().await;
     let params = json!({ "name": "unnamed", "arguments": { "resumeToken": "a" }, "resumeToken": "b" });
     let pending = session.post(ask(json!(7), "tools/call", params.clone())).start(proxy.addr).await;

@@ -151,7 +151,7 @@ async fn a_response_that_the_proxy_begins_names_its_url() {
 }
 
 #[tokio::test]
-async fn nothing_is_said_or_taken_where_it_is_off() {
+async fn without_the_dialect_links_and_targets_pass_unchanged() {
     let (mut upstream, proxy, session) = setup_with(|config| config.dialects.stream_url = false).await;
     let pending = session.post(call(7)).target("/mcp?mcp-stream=theirs").start(proxy.addr).await;
     let call = upstream.expect("tools/call").await;
@@ -209,7 +209,7 @@ async fn a_get_goes_on_after_its_event_and_else_from_the_start() {
 }
 
 #[tokio::test]
-async fn events_that_went_before_are_told_of() {
+async fn a_gap_before_the_first_kept_event_is_reported() {
     let scene = scene(|config| {
         config.streams.max_events = 2;
         config.admin.address = Some("127.0.0.1:0".parse().unwrap());
@@ -261,7 +261,7 @@ async fn a_url_that_leads_nowhere_gets_the_one_event_of_a_lost_stream() {
 }
 
 #[tokio::test]
-async fn what_makes_no_sense_on_a_stream_url_is_refused() {
+async fn requests_that_a_stream_url_does_not_serve_are_refused() {
     let mut scene = scene(|_| ()).await;
     let (_other, mut response) = begin(&scene.proxy, &mut scene.upstream, &scene.session.post(call(8))).await;
     let other = response.prime().await.id().to_owned();
@@ -334,7 +334,7 @@ async fn a_multi_turn_exchange_with_a_client_that_has_used_a_stream_url() {
 }
 
 #[tokio::test]
-async fn where_turns_are_off_a_stream_url_is_held() {
+async fn without_turns_a_stream_url_keeps_its_connection() {
     let mut scene = scene(turns(Turns::Off)).await;
     scene.ask("q").await;
     pass(LATER).await;
@@ -392,7 +392,7 @@ async fn the_upstreams_word_on_an_answer_counts_where_the_client_can_act_on_it()
 }
 
 #[tokio::test]
-async fn an_answer_is_held_while_the_upstream_refuses() {
+async fn a_client_response_waits_while_the_upstream_refuses() {
     let mut scene = scene(turns(Turns::All)).await;
     scene.ask("q").await;
     scene.turn().await;

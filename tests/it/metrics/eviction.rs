@@ -15,7 +15,7 @@ fn sized(n: usize) -> String {
     format!(r#"{{"jsonrpc":"2.0","method":"n","params":{{"n":{n},"t":"{}"}}}}"#, "x".repeat(10_000))
 }
 
-pub(super) async fn a_delivered_stream_that_makes_room(evicted: &Meter) {
+pub(super) async fn a_delivered_stream_that_is_evicted(evicted: &Meter) {
     let (mut upstream, proxy, session) = observed_with(small).await;
     assert_eq!(evicted.read(&proxy).await, 0.0);
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;

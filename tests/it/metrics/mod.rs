@@ -100,7 +100,7 @@ every_metric! {
     "answers_repeated_total" is moved by an_answer_given_twice;
     "notifications_withheld_total" is moved by events_for_a_client_that_takes_json_only;
     "token_probes_total" is moved by a_refreshed_token;
-    "evicted_streams_total" is moved by a_delivered_stream_that_makes_room;
+    "evicted_streams_total" is moved by a_delivered_stream_that_is_evicted;
     "trimmed_events_total" is moved by a_full_stream_that_was_read;
     "upstream_pauses_total" is moved by a_full_unread_stream;
     "resumes_delayed_total" is moved by a_resume_behind_too_many;

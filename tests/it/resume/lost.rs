@@ -114,7 +114,7 @@ async fn the_end_of_an_unknown_stream_is_204() {
 }
 
 #[tokio::test]
-async fn what_is_not_an_event_id_of_ours_is_400() {
+async fn an_event_id_of_another_form_is_400() {
     let (mut upstream, proxy, session) = setup().await;
     for id in ["1", "stream_1764000000000_abcdef", "6f1c2f4e-2b1d-4a57-9a41-0d9f3a1b2c3d", "a b.c d", "????.1", "...."]
     {
@@ -129,7 +129,7 @@ async fn what_is_not_an_event_id_of_ours_is_400() {
 }
 
 #[tokio::test]
-async fn a_cursor_trimmed_away_is_told_so() {
+async fn a_resume_from_a_trimmed_cursor_reports_the_gap() {
     let (mut upstream, proxy, session) = setup_with(|c| c.streams.max_events = 4).await;
     let (sse, place) = trimmed(&proxy, &mut upstream, &session.post(call(1))).await;
     let (message, _) = gone(session.resume(&place.at(1)), &proxy).await;

@@ -163,7 +163,7 @@ async fn after_a_crash_everything_is_there_and_what_ran_has_ended_with_an_error(
 }
 
 #[tokio::test]
-async fn the_gap_that_a_crash_leaves_in_a_standalone_stream_is_told() {
+async fn the_gap_that_a_crash_leaves_in_a_standalone_stream_is_reported() {
     let dir = Dir::new("standalone");
     let mut upstream = Upstream::start().await;
     let proxy = dir.open(&upstream).await;
@@ -222,7 +222,7 @@ async fn a_foreign_directory_is_refused_and_left_as_it_is() {
 }
 
 #[tokio::test]
-async fn where_it_is_full_new_calls_are_refused_and_what_runs_goes_on() {
+async fn on_a_full_disk_new_calls_are_refused_and_running_ones_continue() {
     let dir = Dir::new("full");
     let (mut upstream, proxy, session) = setup_with(|config| {
         let store = DiskStore { path: dir.0.clone(), fsync: Fsync::Interval, max_bytes: 1024 * 1024 };
@@ -313,7 +313,7 @@ impl Drop for Volume {
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn after_a_crash_on_a_full_disk_what_is_there_is_read_and_new_calls_wait_for_room() {
+async fn after_a_crash_on_a_full_disk_stored_streams_are_read_and_new_calls_wait_for_space() {
     const KEY: &str = "Idempotency-Key";
     let volume = Volume::new("starved");
     let store = Dir(volume.0.0.join("store"));

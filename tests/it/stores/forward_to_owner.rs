@@ -271,7 +271,7 @@ async fn the_end_of_a_session_ends_its_calls_at_every_replica() {
 
 /// The word of the server that has the session is waited for, and changes something only where it is 2xx.
 #[tokio::test]
-async fn what_the_server_refuses_elsewhere_is_a_status_and_changes_nothing() {
+async fn a_refusal_of_a_forwarded_request_keeps_its_status_and_changes_nothing() {
     let (_redis, mut one, mut two, _) = pair().await;
     let session = Session::open_as(&one.proxy, &mut one.upstream, V2025_11, "s-t", Some("Bearer t")).await;
     let (sse, mut response, place) = one.begin(&session.post(call(1))).await;
@@ -341,7 +341,7 @@ async fn an_answer_is_given_elsewhere_in_the_name_of_its_certificate() {
 
 /// Only the store knows whether it has arrived.
 #[tokio::test]
-async fn what_may_have_been_handed_over_is_not_given_to_the_server_here() {
+async fn a_request_that_may_have_been_forwarded_is_not_sent_to_the_server_here() {
     let (redis, mut one, mut two, session) = pair().await;
     let (sse, response, _) = two.begin(&session.post(call(1))).await;
     drop(response);

@@ -63,7 +63,7 @@ async fn a_call_that_is_sent_again_to_another_replica_is_found() {
 }
 
 #[tokio::test]
-async fn answers_cancels_and_the_end_are_handed_to_the_replica_of_the_session() {
+async fn responses_cancels_and_the_end_are_forwarded_to_the_replica_of_the_session() {
     let (_redis, mut one, two, session) = wrapping().await;
     let (sse, mut response, _) = one.begin(&session.post(call(1))).await;
     sse.event(question("q")).await;
@@ -83,7 +83,7 @@ async fn answers_cancels_and_the_end_are_handed_to_the_replica_of_the_session() 
 }
 
 #[tokio::test]
-async fn nothing_is_said_to_another_server_once_the_replica_of_the_session_is_gone() {
+async fn no_other_server_gets_requests_of_a_session_whose_replica_is_gone() {
     let (_redis, mut one, two, session) = wrapping().await;
     let (sse, mut response, place) = one.begin(&session.post(call(1))).await;
     sse.finish(result(1)).await;
@@ -100,7 +100,7 @@ async fn nothing_is_said_to_another_server_once_the_replica_of_the_session_is_go
 
 /// The name shows that the session is not of the local server, and no replica says yet that its own is gone.
 #[tokio::test]
-async fn what_cannot_be_handed_over_comes_again() {
+async fn a_request_that_cannot_be_forwarded_is_refused_for_a_retry() {
     let (mut redis, mut one, two, session) = wrapping().await;
     redis.kill();
     until("it is seen", async || two.metric("store_ready").await == 0.0).await;

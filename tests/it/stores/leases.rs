@@ -43,7 +43,7 @@ async fn the_calls_of_a_replica_that_died_end_for_those_who_wait_elsewhere() {
 }
 
 #[tokio::test]
-async fn one_that_was_frozen_serves_nothing_stale() {
+async fn a_replica_that_was_frozen_serves_no_stale_data() {
     let redis = Redis::start();
     let mut one = Replica::process(&redis, "one", &[]).await;
     let two = Replica::start(&redis, "two").await;
@@ -88,7 +88,7 @@ async fn one_that_was_frozen_serves_nothing_stale() {
 }
 
 #[tokio::test]
-async fn one_that_was_cut_off_from_redis_keeps_the_calls_of_its_clients() {
+async fn a_replica_that_was_cut_off_from_redis_keeps_its_calls() {
     let redis = Redis::start();
     let relay = redis.relay().await;
     let mut one = Replica::with(&redis, "one", |config| {
@@ -119,7 +119,7 @@ async fn one_that_was_cut_off_from_redis_keeps_the_calls_of_its_clients() {
 }
 
 #[tokio::test]
-async fn two_living_ones_of_one_name_are_refused() {
+async fn two_live_replicas_of_one_name_are_refused() {
     let redis = Redis::start();
     let one = Replica::start(&redis, "one").await;
     let refused = Proxy::try_to_url(&one.upstream.url(), redis.of("one", OnUnreachable::Degrade)).await;
@@ -136,7 +136,7 @@ async fn two_living_ones_of_one_name_are_refused() {
 }
 
 #[tokio::test]
-async fn one_that_died_comes_back_under_its_name() {
+async fn a_dead_replica_may_return_under_its_name() {
     let redis = Redis::start();
     let mut one = Replica::process(&redis, "one", &[]).await;
     let session = one.open(V2025_11).await;
@@ -152,7 +152,7 @@ async fn one_that_died_comes_back_under_its_name() {
 
 /// A replica that is cut off from Redis lives on: its calls are not over.
 #[tokio::test]
-async fn what_a_replica_runs_that_is_cut_off_from_redis_is_to_be_asked_for_again() {
+async fn calls_of_a_replica_that_is_cut_off_from_redis_are_refused_for_a_retry() {
     let redis = Redis::start();
     let relay = redis.relay().await;
     let mut one = Replica::with(&redis, "one", |config| {
@@ -198,7 +198,7 @@ async fn what_a_replica_runs_that_is_cut_off_from_redis_is_to_be_asked_for_again
 }
 
 #[tokio::test]
-async fn the_gap_that_a_death_leaves_in_a_standalone_stream_is_told_elsewhere() {
+async fn the_gap_that_a_death_leaves_in_a_standalone_stream_is_reported_at_another_replica() {
     let redis = Redis::start();
     let mut one = Replica::process(&redis, "one", &[]).await;
     let mut two = Replica::start(&redis, "two").await;

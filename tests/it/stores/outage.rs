@@ -98,7 +98,7 @@ pub(super) async fn try_again(proxy: &Proxy, request: Request) {
 }
 
 #[tokio::test]
-async fn degrading_replicas_go_on_from_memory_and_bring_what_was_missed() {
+async fn degrading_replicas_continue_from_memory_and_resync() {
     let mut scene = scene(OnUnreachable::Degrade).await;
     scene.end_redis().await;
     for n in 2..=3 {
@@ -133,7 +133,7 @@ async fn degrading_replicas_go_on_from_memory_and_bring_what_was_missed() {
 }
 
 #[tokio::test]
-async fn what_ended_during_an_outage_is_read_elsewhere_after_it() {
+async fn a_stream_that_ended_during_an_outage_is_read_at_another_replica_after_it() {
     let mut scene = scene(OnUnreachable::Degrade).await;
     scene.end_redis().await;
     let Scene { mut redis, two, session, sse, mut response, place, one } = scene;
@@ -173,7 +173,7 @@ async fn an_outage_longer_than_the_lease_declares_no_replica_dead() {
 }
 
 #[tokio::test]
-async fn a_redis_that_comes_back_empty_gets_back_what_lives() {
+async fn running_streams_are_written_again_to_an_empty_redis() {
     for on_unreachable in [OnUnreachable::Degrade, OnUnreachable::Refuse] {
         let mut scene = scene(on_unreachable).await;
         let (sse, mut response, over) = scene.one.begin(&scene.session.post(call(2))).await;
@@ -199,7 +199,7 @@ async fn a_redis_that_comes_back_empty_gets_back_what_lives() {
 
 /// If Redis loses a running call that a replica had read from it, nothing proves that the call is over.
 #[tokio::test]
-async fn who_reads_elsewhere_goes_on_after_redis_came_back_empty() {
+async fn a_reader_at_another_replica_continues_after_redis_lost_its_data() {
     for is_attached in [true, false] {
         let mut scene = scene(OnUnreachable::Degrade).await;
         let mut back = scene.two.send(scene.session.resume(&scene.place.at(0))).await.sse();
@@ -266,7 +266,7 @@ async fn sessions_are_back(begin: fn(&mut Redis)) {
 
 /// As after a failover to a replica that lagged, or from a snapshot.
 #[tokio::test]
-async fn a_redis_that_comes_back_as_it_was_gets_back_what_ended_since() {
+async fn streams_that_ended_during_an_outage_are_written_to_redis_after_it() {
     let mut scene = scene(OnUnreachable::Degrade).await;
     let (begun, mut response, half) = scene.one.begin(&scene.session.post(call(2))).await;
     begun.event(progress(1)).await;
@@ -338,7 +338,7 @@ async fn a_silent_call_is_back_in_an_empty_redis_as_well() {
 
 /// The server behind another replica would take an answer that it has not asked for, and that would be the end of it.
 #[tokio::test]
-async fn an_answer_that_cannot_be_handed_over_comes_again() {
+async fn a_client_response_that_cannot_be_forwarded_is_sent_again() {
     let mut scene = scene(OnUnreachable::Degrade).await;
     let (session, _) = open(&scene.one.proxy, &mut scene.one.upstream, json!({ "streams": {} }), None).await;
     let (sse, mut response, place) = scene.one.begin(&session.post(call(2))).await;
@@ -362,7 +362,7 @@ async fn an_answer_that_cannot_be_handed_over_comes_again() {
 
 /// The server behind another replica may have the session; if not, its owner cannot be told.
 #[tokio::test]
-async fn what_no_server_here_knows_while_redis_is_away_comes_again() {
+async fn a_request_of_an_unknown_session_is_refused_for_a_retry_during_an_outage() {
     let mut scene = scene(OnUnreachable::Degrade).await;
     scene.end_redis().await;
     let requests = [
@@ -389,7 +389,7 @@ async fn what_no_server_here_knows_while_redis_is_away_comes_again() {
 
 /// The session's owner is unknown until its replica has registered again.
 #[tokio::test]
-async fn what_a_session_is_told_elsewhere_as_redis_is_emptied_reaches_its_own_server() {
+async fn a_forwarded_request_reaches_the_sessions_server_although_redis_lost_its_data() {
     let mut scene = scene(OnUnreachable::Degrade).await;
     for (request, rpc) in [(scene.session.post(answer("q")), "response"), (scene.session.delete(), "DELETE")] {
         scene.redis.empty();
@@ -479,7 +479,7 @@ async fn a_start_while_redis_is_away_waits_for_it_and_is_not_ready() {
 }
 
 #[tokio::test]
-async fn what_waiting_cannot_mend_ends_a_start() {
+async fn a_permanent_store_error_ends_a_start() {
     let redis = Redis::start();
     let upstream = Upstream::start().await;
     let mut config = Config::for_upstream(&upstream.url()).expect("a usable URL");
