@@ -25,13 +25,13 @@ mod request_log;
 mod resume;
 mod session_end;
 mod standalone;
+mod status_document;
 mod stream_finder;
 mod stream_response;
 mod stream_start;
 mod stream_url;
 mod token_refresh;
 mod trace;
-mod well_known;
 
 use std::sync::Arc;
 
@@ -58,12 +58,12 @@ pub use self::remote_requests::RemoteRequests;
 use self::resume::Resumes;
 use self::session_end::SessionEnds;
 use self::standalone::StandaloneStreams;
+use self::status_document::StatusDocument;
 use self::stream_finder::StreamFinder;
 use self::stream_response::StreamResponder;
 use self::stream_start::StreamStarter;
 use self::stream_url::StreamUrls;
 use self::token_refresh::TokenRefresh;
-use self::well_known::StatusDocument;
 use crate::body::{BoxBody, Incoming};
 use crate::config::Config;
 use crate::event_log::{EventLog, Session};
@@ -233,7 +233,7 @@ impl Ingress {
         if head_bytes(&parts) > self.config.limits.header_bytes {
             return self.refusals.refuse(ErrorCode::HeadTooLarge);
         }
-        if parts.uri.path() == well_known::PATH {
+        if parts.uri.path() == status_document::PATH {
             // A balancer connects by an address, which no list of hosts has.
             return match self.admit_origin(&parts) {
                 Ok(()) => Box::pin(self.status_document.handle(&parts.method)).await,
