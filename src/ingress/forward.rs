@@ -44,7 +44,7 @@ impl Forwarder {
 
     /// Forwards a request for another path than the endpoint. MCP traffic on such a path passes unprotected, which is counted and logged
     /// once.
-    pub(super) async fn forward_elsewhere(
+    pub(super) async fn forward_other_path(
         &self,
         parts: Parts,
         body: Incoming,
@@ -73,7 +73,7 @@ impl Forwarder {
     }
 
     /// Forwards a request for another path of the origin, unbuffered both ways.
-    pub(super) async fn forward(&self, parts: Parts, body: Incoming, client: &Forwarded) -> Response<BoxBody> {
+    async fn forward(&self, parts: Parts, body: Incoming, client: &Forwarded) -> Response<BoxBody> {
         let is_broken = Arc::new(AtomicBool::new(false));
         let note = is_broken.clone();
         let body = body.map_err(move |error| {
@@ -113,18 +113,18 @@ impl Forwarder {
     }
 
     /// Forwards a request whose body was read, most often an empty one. Redirects within the origin are followed.
-    pub(super) async fn forward_read(&self, mut context: Box<RequestContext>, body: Bytes) -> Response<BoxBody> {
+    pub(super) async fn forward_buffered(&self, mut context: Box<RequestContext>, body: Bytes) -> Response<BoxBody> {
         context.reserve();
-        self.send_whole(&self.upstream.pass(&context.parts, context.connection.forwarded(), body)).await
+        self.send(&self.upstream.pass(&context.parts, context.connection.forwarded(), body)).await
     }
 
     /// Forwards a POST whose body was read.
-    pub(super) async fn forward_whole(&self, context: Box<RequestContext>, body: Bytes) -> Response<BoxBody> {
-        self.send_whole(&self.upstream.call(&context.parts, context.connection.forwarded(), body)).await
+    pub(super) async fn forward_post(&self, context: Box<RequestContext>, body: Bytes) -> Response<BoxBody> {
+        self.send(&self.upstream.call(&context.parts, context.connection.forwarded(), body)).await
     }
 
     /// Sends a whole request to the endpoint and returns its response.
-    pub(super) async fn send_whole(&self, template: &Template) -> Response<BoxBody> {
+    pub(super) async fn send(&self, template: &Template) -> Response<BoxBody> {
         match self.upstream.send(template, None).await {
             Ok(response) => self.pass_response(template, response),
             Err(failure) => self.refusals.fail_forward(failure),

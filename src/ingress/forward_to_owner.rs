@@ -2,7 +2,7 @@
 //!
 //! A session of an upstream belongs to the replica that opened it, and a call to the replica that began it. The two may differ if servers
 //! share their sessions, and an ordinary load balancer may send the client to a third. A cancel or a response goes to the replica that
-//! runs the call. The end of a session goes to the replica that opened it, which tells the others. Such a request is forwarded through the
+//! runs the call. The end of a session goes to the replica that opened it, which notifies the others. Such a request is forwarded through the
 //! store, and its response is returned as if it came from here. Absent: resumes, which any replica serves from the store.
 
 use std::sync::Arc;
@@ -36,8 +36,9 @@ use crate::upstream::Upstream;
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for another replica to respond if the server there may refuse the credentials: its status is waited for.
 const UNPROVEN_TIMEOUT: Duration = Duration::from_secs(60);
-/// The owner of a request is unknown for now. It may be this replica: its server is asked, and if that does not know the session, the
-/// client must retry.
+
+/// Unknown owner of a request. It may be this replica: the request goes to the server here, and the client must retry if that server does
+/// not know the session.
 pub(super) struct OwnerUnknown;
 
 impl OwnerUnknown {

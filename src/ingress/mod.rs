@@ -247,7 +247,7 @@ impl Ingress {
             return self.refusals.refuse(ErrorCode::UpgradeRefused);
         }
         if !self.config.upstream.url.is_endpoint(parts.uri.path()) {
-            return Box::pin(self.forwarder.forward_elsewhere(parts, body, connection.forwarded())).await;
+            return Box::pin(self.forwarder.forward_other_path(parts, body, connection.forwarded())).await;
         }
         // The upstream does not see the stream that the target names.
         let stream_url = if self.config.dialects.stream_url { take(&mut parts.uri) } else { None };
@@ -325,7 +325,7 @@ impl Ingress {
             Route::Forward | Route::Resume(_) | Route::Standalone | Route::Delete => {
                 match context.remote_session_error() {
                     Some(code) => self.refuse_post(code, &context, &body),
-                    None => Box::pin(self.forwarder.forward_whole(context, body)).await,
+                    None => Box::pin(self.forwarder.forward_post(context, body)).await,
                 }
             }
         }
@@ -344,7 +344,7 @@ impl Ingress {
             Route::Forward | Route::Call(_) | Route::Dialect(_) | Route::ClientResponses(_) => {
                 match context.remote_session_error() {
                     Some(code) => self.refusals.refuse(code),
-                    None if body.is_end_stream() => self.forwarder.forward_read(context, Bytes::new()).await,
+                    None if body.is_end_stream() => self.forwarder.forward_buffered(context, Bytes::new()).await,
                     None => {
                         let RequestContext { parts, connection, .. } = *context;
                         self.forwarder.forward_to_endpoint(parts, body, connection.forwarded()).await

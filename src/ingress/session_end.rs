@@ -73,7 +73,7 @@ impl SessionEnds {
             Err(unproven) => return unproven.into_response(&self.refusals),
         };
         let template = self.upstream.pass(&context.parts, context.connection.forwarded(), body);
-        let mut response = self.forwarder.send_whole(&template).await;
+        let mut response = self.forwarder.send(&template).await;
         if let Some(owner_unknown) = owner_unknown {
             response = owner_unknown.check(&self.refusals, response);
         }

@@ -70,7 +70,7 @@ impl StandaloneStreams {
     pub(super) async fn attach(&self, context: Box<RequestContext>) -> Response<BoxBody> {
         let Some(id) = context.binding.session.clone() else {
             // Without a session the stream could not be found again.
-            return self.forwarder.forward_read(context, Bytes::new()).await;
+            return self.forwarder.forward_buffered(context, Bytes::new()).await;
         };
         if let Some(session) = &context.session {
             session.wait_idle().await;
@@ -107,7 +107,7 @@ impl StandaloneStreams {
     pub(super) async fn resume_lost(&self, context: Box<RequestContext>, by: ResumeMeans) -> Response<BoxBody> {
         self.metrics.observe_resume(by, Resumed::Lost);
         let Some(id) = &context.binding.session else {
-            return self.forwarder.forward_read(context, Bytes::new()).await;
+            return self.forwarder.forward_buffered(context, Bytes::new()).await;
         };
         let preface = Some(self.gap_preface(&context));
         let stream = match self.find_standalone(&context, id).await {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use http::Response;
 
-use super::partial_results::names;
+use super::partial_results::names_of;
 use super::reply::Replies;
 use super::request::{Beginning, Reply};
 use crate::body::BoxBody;
@@ -55,7 +55,7 @@ impl Continuations {
         if !accept.json && !accept.sse {
             return self.refusals.refuse_call(ErrorCode::NotAcceptable, &call);
         }
-        let Some(names) = names(&call, body) else { return self.refusals.refuse_call(ErrorCode::BadRequest, &call) };
+        let Some(names) = names_of(&call, body) else { return self.refusals.refuse_call(ErrorCode::BadRequest, &call) };
         self.finder.wait_for_resume_turn(&mut context).await;
         let digest = CallDigest::of(body, method);
         let found = match self.finder.find_by_token(&context, token).await {

@@ -153,7 +153,7 @@ impl Calls {
             return self.refusals.refuse_call(code, &call);
         }
         self.starter.join_session(&context).await;
-        let (initialize, body) = self.take_declared(&call, body);
+        let (initialize, body) = self.strip_declarations(&call, body);
         let retry = retry_of(&context, &context.binding, &call, &body);
         let previous_call = match self.wait_for_earlier_call(&context, &call, &body, retry).await {
             Ok(previous_call) => previous_call,
@@ -164,6 +164,7 @@ impl Calls {
         }
         let observer = ResponseObserver::new(initialize, self.partial.edited_list(&call));
         let mut request = CallRequest { context, call, accept, body, partial, retry, observer };
+        // A call of an older token here needs no search at other replicas.
         let is_found = previous_call.as_ref().is_some_and(|stream| stream.may_match_retry(retry.body.is_some()));
         let remote_call = if !is_found && self.remote_retries.may_be_recorded(retry) {
             Box::pin(self.remote_retries.find(&request)).await
@@ -217,7 +218,7 @@ impl Calls {
     ) -> Result<Option<Arc<Stream>>, Unproven> {
         let own_call = retry.fingerprint.and_then(|fingerprint| self.log.retry_index().find(&fingerprint));
         let previous_call = if own_call.is_none() && context.binding.subject.is_some() {
-            let find = |previous: &Binding| self.find_retried_of_previous(previous, context, call, body);
+            let find = |previous: &Binding| self.find_call_of(previous, context, call, body);
             Box::pin(self.tokens.find_previous_call(context, call.era(), find)).await?
         } else {
             None
@@ -229,7 +230,7 @@ impl Calls {
     }
 
     /// Returns the call of `previous`, an older token of the caller, that this POST may retry.
-    fn find_retried_of_previous(
+    fn find_call_of(
         &self,
         previous: &Binding,
         context: &RequestContext,
@@ -238,19 +239,19 @@ impl Calls {
     ) -> Option<Arc<Stream>> {
         let Retry { fingerprint, body, .. } = retry_of(context, previous, call, body);
         let stream = self.log.retry_index().find(&fingerprint?)?;
-        // The client of that call may be about to leave.
+        // The client of that call may be about to disconnect.
         let may_match = body.is_some() || !stream.has_arrived();
         if may_match { Some(stream) } else { None }
     }
 
     /// Returns the declarations of an `initialize`, and its body for the upstream, without the dialects that the proxy handles.
-    fn take_declared(&self, call: &classify::Call, body: Bytes) -> (Option<IssuedSession>, Bytes) {
+    fn strip_declarations(&self, call: &classify::Call, body: Bytes) -> (Option<IssuedSession>, Bytes) {
         if !call.has_initialize() {
             return (None, body);
         }
-        let spoken = self.config.dialects.declared;
+        let handled = self.config.dialects.declared;
         let declared = match call.era() {
-            Era::Legacy => Declared::of_initialize(&body).intersection(spoken),
+            Era::Legacy => Declared::of_initialize(&body).intersection(handled),
             Era::Modern => Declared::default(),
         };
         let version = jsonrpc::requested_version(&body).and_then(|version| ProtocolVersion::parse(&version));

@@ -103,12 +103,12 @@ impl PartialResultsPolicy {
             return None;
         }
         let sameness = CallDigest::of(body, method)?;
-        Some(Slicing { sameness, form: Form::of(method), length, first: names(call, body)? })
+        Some(Slicing { sameness, form: Form::of(method), length, first: names_of(call, body)? })
     }
 }
 
 /// Returns the IDs of a call, or `None` if they are longer than a slice may keep.
-pub(super) fn names(call: &classify::Call, body: &[u8]) -> Option<Names> {
+pub(super) fn names_of(call: &classify::Call, body: &[u8]) -> Option<Names> {
     const MAX_BYTES: usize = 256;
     let id = call.ids.first()?.clone();
     let names = Names { id, progress: resume_tokens::progress_token(body) };

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use http::{Response, StatusCode};
 use tokio::sync::oneshot;
-use tracing::{info, warn};
+use tracing::{Instrument, info, warn};
 
 use crate::backoff::Backoff;
 use crate::body::BoxBody;
@@ -49,7 +49,7 @@ pub(super) struct UpstreamPost {
     /// are then made at once.
     pub(super) on_accepted: Option<OnAccepted>,
     /// True for a status of the upstream after which the client may send its responses again.
-    pub(super) is_lost: fn(StatusCode) -> bool,
+    pub(super) may_be_sent_again: fn(StatusCode) -> bool,
 }
 
 /// Applies the responses of a POST to their streams.
@@ -60,7 +60,7 @@ pub(super) enum Outcome {
     /// The POST is held until the upstream takes it.
     Held,
     /// Response of the upstream.
-    Passed(Response<BoxBody>),
+    Response(Response<BoxBody>),
     /// The POST cannot be delivered, or its outcome is unknown.
     Failed(Failure),
 }
@@ -119,12 +119,19 @@ impl PostDelivery {
         }
     }
 
-    pub(super) async fn deliver(
-        self: Arc<Self>,
+    /// Delivers a POST in a task of its own, in its turn of the session if it is `queued`: a client that disconnects now has still
+    /// responded. The task sends the outcome for the client.
+    pub(super) fn start(
+        self: &Arc<Self>,
         post: UpstreamPost,
         queued: Option<QueuedTurn>,
-        reply: oneshot::Sender<Outcome>,
-    ) {
+    ) -> oneshot::Receiver<Outcome> {
+        let (reply, replied) = oneshot::channel();
+        tokio::spawn(self.clone().deliver(post, queued, reply).in_current_span());
+        replied
+    }
+
+    async fn deliver(self: Arc<Self>, post: UpstreamPost, queued: Option<QueuedTurn>, reply: oneshot::Sender<Outcome>) {
         self.await_cancelled(&post).await;
         let mut attempt = Attempt { delivery: &self, post: &post, reply: Some(reply), turn: None };
         if let Some(queued) = queued {
@@ -170,7 +177,7 @@ impl UpstreamPost {
         self.cancelled.iter().filter_map(owing).collect()
     }
 
-    /// Called when the upstream has accepted the POST. Makes the changes that waited for that.
+    /// Makes the changes that waited for the upstream to accept the POST.
     fn apply(&self, log: &EventLog) {
         if let Some(apply) = &self.on_accepted {
             apply(log);
@@ -180,8 +187,8 @@ impl UpstreamPost {
         }
     }
 
-    /// Called when the POST did not arrive: the requests that it answers are open again.
-    pub(super) fn lose(&self) {
+    /// Opens the requests that the POST answers again: it did not arrive.
+    pub(super) fn reopen_requests(&self) {
         for (stream, id) in &self.answered {
             stream.note_client_response_lost(id);
         }
@@ -201,10 +208,12 @@ impl UpstreamPost {
 /// Upstream response to a POST.
 type UpstreamResult = Result<Response<ResponseBody>, Failure>;
 
-/// Waits for the upstream's response, at most [`HOLD_TIMEOUT`] if the upstream has the POST and says nothing: others need its place.
+/// Waits for the upstream's response for at most [`HOLD_TIMEOUT`]: other POSTs need the place of this one.
 async fn within_hold_limit(sending: impl Future<Output = UpstreamResult>) -> UpstreamResult {
-    let silent = |_| Err(Failure::after_send(ErrorCode::UpstreamTimeout));
-    tokio::time::timeout(HOLD_TIMEOUT, sending).await.unwrap_or_else(silent)
+    match tokio::time::timeout(HOLD_TIMEOUT, sending).await {
+        Ok(result) => result,
+        Err(_) => Err(Failure::after_send(ErrorCode::UpstreamTimeout)),
+    }
 }
 
 /// One delivery in progress.
@@ -228,7 +237,7 @@ impl Attempt<'_> {
             if let Ok(response) = tokio::time::timeout(commit_after, &mut sending).await {
                 return response;
             }
-            // The turn may take a while. The upstream is waited for meanwhile.
+            // The turn may take a while. Meanwhile the upstream may respond.
             tokio::select! {
                 // A simulated run must take the same branch each time if both are ready.
                 biased;
@@ -279,16 +288,16 @@ impl Attempt<'_> {
     fn finish(self, response: Response<ResponseBody>) {
         let status = response.status();
         self.delivery.upstream.observed().note_status(self.post.credentials, status, clock::now());
-        if (self.post.is_lost)(status) {
-            self.post.lose();
+        if (self.post.may_be_sent_again)(status) {
+            self.post.reopen_requests();
         } else {
             self.post.apply(&self.delivery.log);
         }
         match self.reply {
-            // The client may have left. Its response has arrived all the same.
+            // The client may have disconnected. Its response has arrived all the same.
             Some(reply) => {
                 let response = self.delivery.forwarder.pass_response(&self.post.template, response);
-                let _ = reply.send(Outcome::Passed(response));
+                let _ = reply.send(Outcome::Response(response));
             }
             None if status.is_success() => {}
             None => warn!(status = status.as_u16(), "the upstream refused a held client response"),
@@ -297,7 +306,7 @@ impl Attempt<'_> {
 
     fn fail(self, failure: Failure) {
         if !failure.may_have_run {
-            self.post.lose();
+            self.post.reopen_requests();
         }
         match self.reply {
             Some(reply) => {

@@ -1,12 +1,12 @@
 //! POSTs without requests: the client's responses and notifications.
 //!
-//! They are forwarded at once and answered with the upstream's status. They are held, and answered with 202, only while the upstream
-//! refuses connections or has not answered in time. A POST of which no byte was sent is tried again, in order. One of which bytes were sent is
-//! never sent again. Later POSTs of the session wait behind them. Before it is sent, each takes a place among those of its session, and a reservation of
-//! memory if it needs one. It keeps both until the upstream has answered or is no longer waited for.
+//! A POST is forwarded at once, and gets the upstream's status. It is held, and gets 202, only while the upstream refuses connections or
+//! has not responded in time. A POST of which no byte was sent is tried again, in order. One of which bytes were sent is never sent again.
+//! Later POSTs of the session wait behind it. Before it is sent, it takes a place among those of its session, and a reservation of memory
+//! if it needs one. It keeps both until the upstream has responded or its deadline is over.
 //!
 //! This holds for credentials that the upstream has accepted lately. With other credentials nothing changes here before the upstream has
-//! answered with 2xx: its refusal must reach the client as a status, and must not end a call or settle a server's request.
+//! responded with 2xx: its refusal must reach the client as a status, and must not end a call or settle a server's request.
 
 mod delivery;
 mod url_responses;
@@ -16,8 +16,6 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use serde_json::value::RawValue;
-use tokio::sync::oneshot;
-use tracing::Instrument;
 
 pub(super) use self::delivery::PostDelivery;
 use self::delivery::{OnAccepted, Outcome, UpstreamPost, reserve_upload, running_calls};
@@ -92,7 +90,7 @@ impl ClientResponses {
         body: Bytes,
     ) -> Response<BoxBody> {
         let (Some(session), Some(id)) = (context.session.clone(), &context.binding.session) else {
-            return self.forwarder.forward_whole(context, body).await;
+            return self.forwarder.forward_post(context, body).await;
         };
         let cancelled = jsonrpc::cancelled_request_ids(&messages, &body);
         let post = SessionPost { id, session: &session, messages: &messages, cancelled: &cancelled };
@@ -142,14 +140,11 @@ impl ClientResponses {
             place,
             credentials: context.credentials,
             on_accepted,
-            is_lost: |status| !status.is_success(),
+            may_be_sent_again: |status| !status.is_success(),
         };
-        let (reply, replied) = oneshot::channel();
-        // A task of its own: a client that leaves now has still responded.
-        tokio::spawn(self.delivery.clone().deliver(post, queued, reply).in_current_span());
-        match replied.await {
+        match self.delivery.start(post, queued).await {
             Ok(Outcome::Held) => respond::status(StatusCode::ACCEPTED),
-            Ok(Outcome::Passed(response)) => match owner_unknown {
+            Ok(Outcome::Response(response)) => match owner_unknown {
                 Some(owner_unknown) => owner_unknown.check(&self.refusals, response),
                 None => response,
             },

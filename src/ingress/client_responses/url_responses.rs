@@ -5,14 +5,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use serde_json::value::RawValue;
-use tokio::sync::oneshot;
 use tracing::{Instrument, warn};
 
 use super::delivery::{OnAccepted, Outcome, PostDelivery, UpstreamPost, reserve_upload};
 use crate::body::BoxBody;
 use crate::clock;
 use crate::dialect::stream_url::{self, SortedResponses};
-use crate::event_log::{EventLog, Stream};
+use crate::event_log::Stream;
 use crate::ingress::components::Components;
 use crate::ingress::context::{RequestContext, detached};
 use crate::ingress::forward_to_owner::OwnerForwarder;
@@ -88,13 +87,35 @@ impl UrlResponses {
         self.deliver_here(context, stream, responses.responses).await
     }
 
-    /// Returns the client's responses of a POST, which has nothing else.
+    /// Returns the client's responses of a POST, which has nothing else, and no more than a batch may have.
     pub(in crate::ingress) fn parse(
         &self,
         context: &RequestContext,
         body: Bytes,
     ) -> Result<ParsedResponses, ErrorCode> {
-        parse(context, body, self.max_batch)
+        if !headers::is_json(&context.parts.headers) {
+            return Err(ErrorCode::BadRequest);
+        }
+        let messages = jsonrpc::peek_up_to(&body, self.max_batch).map_err(|error| match error {
+            PeekError::TooLong => ErrorCode::BatchTooLong,
+            PeekError::NotJson => ErrorCode::NotJson,
+            PeekError::NotMessage | PeekError::DuplicateKey(_) | PeekError::BadId => ErrorCode::BadRequest,
+        })?;
+        let texts = match &messages {
+            jsonrpc::Body::Single(_) => vec![body.clone()],
+            jsonrpc::Body::Batch(_) => {
+                let texts: Vec<&RawValue> = serde_json::from_slice(&body).map_err(|_| ErrorCode::BadRequest)?;
+                texts.into_iter().map(|text| body.slice_ref(text.get().as_bytes())).collect()
+            }
+        };
+        let responses = texts.into_iter().zip(messages.messages()).map(|(text, message)| match message {
+            Message::Response { id: Some(id), .. } => Ok((text, id.clone())),
+            Message::Response { id: None, .. } | Message::Request { .. } | Message::Notification { .. } => {
+                Err(ErrorCode::BadRequest)
+            }
+        });
+        let responses = responses.collect::<Result<_, _>>()?;
+        Ok(ParsedResponses { body, responses })
     }
 
     /// Delivers the responses to the writer of the stream, whose server has the request. If that replica is gone they are delivered here.
@@ -137,20 +158,9 @@ impl UrlResponses {
         if repeated > 0 {
             self.metrics.observe_repeated_response();
         }
-        let on_accepted = |id: &Option<RequestId>| -> Option<OnAccepted> {
-            if is_proven {
-                return None;
-            }
-            let (stream, id) = (stream.clone(), id.clone());
-            Some(Box::new(move |_: &EventLog| {
-                if let Some(id) = &id {
-                    let _ = stream.handle_client_response(id);
-                }
-            }))
-        };
         let posts = to_forward.into_iter().map(|(message, id)| UpstreamPost {
             credentials: context.credentials,
-            on_accepted: on_accepted(&id),
+            on_accepted: if is_proven { None } else { Some(note_on_acceptance(stream.clone(), id.clone())) },
             reservation: reserve_upload(context, message.len()),
             place: None,
             template: self.upstream.call(&context.parts, context.connection.forwarded(), detached(message)),
@@ -161,7 +171,7 @@ impl UrlResponses {
                 Some(_) | None => Vec::new(),
             },
             cancelled: Vec::new(),
-            is_lost: is_for_the_client,
+            may_be_sent_again: should_reach_client,
         });
         let posts: Vec<_> = posts.collect();
         if posts.is_empty() {
@@ -169,11 +179,11 @@ impl UrlResponses {
         }
         if let Some(code) = context.remote_session_error() {
             for post in &posts {
-                post.lose();
+                post.reopen_requests();
             }
             return Err(Box::new(self.refusals.refuse(code)));
         }
-        // A task of its own: a client that leaves now has still responded.
+        // A task of its own: a client that disconnects now has still responded.
         match tokio::spawn(self.clone().deliver_all(stream.clone(), posts).in_current_span()).await {
             Ok(outcome) => outcome,
             Err(_) => Err(Box::new(self.refusals.fail_forward(Failure::after_send(ErrorCode::UpstreamBroke)))),
@@ -203,7 +213,7 @@ impl UrlResponses {
         while let Some(post) = left.next() {
             if let Err(refusal) = self.deliver_one(&stream, post).await {
                 for post in left {
-                    post.lose();
+                    post.reopen_requests();
                 }
                 return Err(refusal);
             }
@@ -215,16 +225,14 @@ impl UrlResponses {
         match self.delivery.place(post.session.as_ref(), &post.reservation).await {
             Ok(place) => post.place = place,
             Err(code) => {
-                post.lose();
+                post.reopen_requests();
                 return Err(Box::new(self.refusals.refuse(code)));
             }
         }
         let queued = post.session.as_ref().and_then(|session| session.queue_turn());
-        let (reply, replied) = oneshot::channel();
-        tokio::spawn(self.delivery.clone().deliver(post, queued, reply).in_current_span());
-        match replied.await {
-            Ok(Outcome::Passed(response)) if is_for_the_client(response.status()) => Err(Box::new(response)),
-            Ok(Outcome::Passed(response)) if !response.status().is_success() => {
+        match self.delivery.start(post, queued).await {
+            Ok(Outcome::Response(response)) if should_reach_client(response.status()) => Err(Box::new(response)),
+            Ok(Outcome::Response(response)) if !response.status().is_success() => {
                 warn!(status = response.status().as_u16(), "the upstream refused a client response on a stream URL");
                 Ok(())
             }
@@ -235,39 +243,22 @@ impl UrlResponses {
                 Ok(())
             }
             Ok(Outcome::Failed(failure)) => Err(Box::new(self.refusals.fail_forward(failure))),
-            Ok(Outcome::Passed(_) | Outcome::Held) | Err(_) => Ok(()),
+            Ok(Outcome::Response(_) | Outcome::Held) | Err(_) => Ok(()),
         }
     }
+}
+
+/// Returns the change that a POST makes once the upstream has accepted it: the request `id` of `stream` has its response.
+fn note_on_acceptance(stream: Arc<Stream>, id: Option<RequestId>) -> OnAccepted {
+    Box::new(move |_| {
+        if let Some(id) = &id {
+            // The upstream has accepted the POST, even if it repeats an earlier one.
+            let _ = stream.handle_client_response(id);
+        }
+    })
 }
 
 /// True for a status that only the client can act on: its credentials or its session are refused.
-fn is_for_the_client(status: StatusCode) -> bool {
+fn should_reach_client(status: StatusCode) -> bool {
     matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND)
-}
-
-/// Returns the responses of a body, which has nothing else and at most `longest` of them.
-fn parse(context: &RequestContext, body: Bytes, longest: usize) -> Result<ParsedResponses, ErrorCode> {
-    if !headers::is_json(&context.parts.headers) {
-        return Err(ErrorCode::BadRequest);
-    }
-    let messages = jsonrpc::peek_up_to(&body, longest).map_err(|error| match error {
-        PeekError::TooLong => ErrorCode::BatchTooLong,
-        PeekError::NotJson => ErrorCode::NotJson,
-        PeekError::NotMessage | PeekError::DuplicateKey(_) | PeekError::BadId => ErrorCode::BadRequest,
-    })?;
-    let texts = match &messages {
-        jsonrpc::Body::Single(_) => vec![body.clone()],
-        jsonrpc::Body::Batch(_) => {
-            let texts: Vec<&RawValue> = serde_json::from_slice(&body).map_err(|_| ErrorCode::BadRequest)?;
-            texts.into_iter().map(|text| body.slice_ref(text.get().as_bytes())).collect()
-        }
-    };
-    let responses = texts.into_iter().zip(messages.messages()).map(|(text, message)| match message {
-        Message::Response { id: Some(id), .. } => Ok((text, id.clone())),
-        Message::Response { id: None, .. } | Message::Request { .. } | Message::Notification { .. } => {
-            Err(ErrorCode::BadRequest)
-        }
-    });
-    let responses = responses.collect::<Result<_, _>>()?;
-    Ok(ParsedResponses { body, responses })
 }
