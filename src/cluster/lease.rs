@@ -84,7 +84,7 @@ impl<'a> LeaseKeeper<'a> {
                         self.others.may_be_lost = true;
                     }
                     if let Err(error) = self.note_live_replicas().await {
-                        debug!(%error, "it cannot be told which replicas there are");
+                        debug!(%error, "the live replicas cannot be read");
                     }
                     let since = *reachable_since.get_or_insert(now);
                     self.note_renewal(renewal).await;
@@ -123,7 +123,7 @@ impl<'a> LeaseKeeper<'a> {
         if renewal != Renewal::Extended
             && let Err(error) = self.log.drop_taken_over().await
         {
-            warn!(%error, "the store could not say which streams others have taken");
+            warn!(%error, "the store could not be asked which streams other replicas have adopted");
         }
     }
 
@@ -134,7 +134,7 @@ impl<'a> LeaseKeeper<'a> {
             StoreLoss::Nothing => {}
             StoreLoss::Partial => self.log.verify_and_rewrite(),
             StoreLoss::Total => {
-                warn!("the store has lost what it held: what is here is brought there again");
+                warn!("the store has lost its contents: this replica rewrites its data");
                 self.log.rewrite_all();
             }
         }
@@ -159,7 +159,7 @@ impl<'a> LeaseKeeper<'a> {
 
     async fn sweep(&mut self) {
         if let Err(error) = self.try_sweep().await {
-            warn!(%error, "the streams of a replica that is gone could not be ended yet");
+            warn!(%error, "the streams of a dead replica could not be ended yet");
         }
     }
 
@@ -212,7 +212,7 @@ impl<'a> LeaseKeeper<'a> {
                     self.coordination.get(&key).wait().await?.map_or(Duration::ZERO, |record| decode(&record));
                 warn!(
                     owner = owner.0,
-                    "a replica was not heard of for its lease: each of its streams ends when a client asks for it elsewhere"
+                    "the lease of a replica has expired: each of its streams ends when a client requests it at another replica"
                 );
                 entry.insert(Expiry { counted, noted: clock::now() })
             }
@@ -224,7 +224,7 @@ impl<'a> LeaseKeeper<'a> {
 
     async fn end_all_of(&self, owner: Owner) -> Result<(), Error> {
         let open = self.coordination.open_streams(owner).wait().await?;
-        info!(owner = owner.0, streams = open.len(), "ending the streams of a replica that did not come back");
+        info!(owner = owner.0, streams = open.len(), "ending the streams of a replica that has not returned");
         adopt_all(self.log, open).await?;
         self.coordination.forget(owner).wait().await
     }

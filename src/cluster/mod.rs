@@ -69,7 +69,7 @@ impl Replicas {
         }
         let left = log.recover().await?;
         if left > 0 {
-            info!(streams = left, "ended what was left open when this replica last ran");
+            info!(streams = left, "ended the streams that this replica left open before");
         }
         log.note_generation(coordination.epoch(), *coordination.possible_losses().borrow(), lease);
         let requests = Requests::new(coordination.clone(), log.clone());
@@ -105,7 +105,7 @@ impl Replicas {
     pub async fn leave(&self) {
         self.log.leave_claims();
         if let Err(error) = self.coordination.release().wait().await {
-            warn!(%error, "the lease could not be given up: it lapses");
+            warn!(%error, "the lease could not be released: it expires by itself");
         }
     }
 
@@ -121,7 +121,7 @@ impl Replicas {
                     }
                 }
                 Err(error) => {
-                    debug!(%error, "nothing can be heard of other replicas");
+                    debug!(%error, "messages of other replicas cannot be received");
                     clock::sleep(PAUSE).await;
                 }
             }
@@ -158,7 +158,7 @@ impl Replicas {
                 rpc::reply(&*self.coordination, from, Message::There { number, upto }).await;
             }
             Some(Message::There { number, upto }) => self.requests.take_position(number, upto),
-            None => debug!("another replica says what is not known here"),
+            None => debug!("a message of another replica cannot be decoded"),
         }
     }
 
@@ -177,7 +177,7 @@ impl Replicas {
         for (to, stream, attach) in displaced {
             let message = Message::Displaced { stream, attach }.encode();
             if let Err(error) = self.coordination.send(to, &message, READER_HOLD).wait().await {
-                debug!(stream.id = %stream, %error, "a reader could not be told that it is displaced");
+                debug!(stream.id = %stream, %error, "a reader could not be notified that it is displaced");
             }
         }
     }

@@ -139,7 +139,7 @@ impl Requests {
     /// Returns `nothing`, unless the store is recovering from a loss: a missing entry proves nothing then.
     fn unless_recovering<T>(&self, nothing: T) -> Result<T, Error> {
         if self.log.is_store_recovering() {
-            return Err(Error::Unavailable("it has lost what it held, and is being told again".to_owned()));
+            return Err(Error::Unavailable("it has lost its contents, and is being rewritten".to_owned()));
         }
         Ok(nothing)
     }
@@ -156,7 +156,7 @@ impl Requests {
             let may_return = self.coordination.expired_leases().wait().await?.contains(&owner)
                 || self.coordination.get(&cut_off_key(owner)).wait().await?.is_some();
             if may_return {
-                return Err(Error::Unavailable("its owner may come back".into()));
+                return Err(Error::Unavailable("its owner may return".into()));
             }
             return Ok(None);
         }

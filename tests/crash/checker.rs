@@ -107,7 +107,7 @@ impl Call {
         seen.or_else(|| self.handle.as_ref().map(|handle| format!("{handle}.{number}")))
     }
 
-    /// Places a client may come back to: 0 and every event seen, less what was let go.
+    /// Cursors from which a client may resume: 0 and every event seen, without those released.
     pub(crate) fn places(&self) -> Vec<u64> {
         let first = (self.let_go == 0).then_some(0);
         first.into_iter().chain(self.events.keys().copied().filter(|number| *number >= self.let_go)).collect()

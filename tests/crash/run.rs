@@ -1,4 +1,4 @@
-//! One test: what it starts, how long it goes on, and what is looked at in the end.
+//! One test: its processes, its duration, and the checks at its end.
 
 use std::fs::File;
 use std::io::Write;

@@ -28,7 +28,7 @@ pub(crate) enum What {
         number: usize,
         padding: usize,
     },
-    /// A request of the server's; the tool goes on when it is answered.
+    /// A server request; the tool continues after the client response.
     Question,
 }
 

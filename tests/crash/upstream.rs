@@ -14,7 +14,7 @@ use crate::script::{Script, What};
 use crate::wire::{Framing, Head};
 use crate::world::eventually;
 
-/// Time after which a tool that asked a question goes on without a response: its caller is gone.
+/// Time after which a tool continues without a response to its request: its caller is gone.
 const UNANSWERED: Duration = Duration::from_secs(8);
 
 /// Record of a tool's work for one call.

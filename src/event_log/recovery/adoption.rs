@@ -115,7 +115,7 @@ impl EventLog {
         let mut waiting = self.adopt_all(&left).await?;
         let ended = left.len() - waiting.len();
         if !waiting.is_empty() {
-            warn!(streams = waiting.len(), "the store has no room for the ends of streams that were left open before");
+            warn!(streams = waiting.len(), "the store has no space for the ends of streams that were left open before");
             let log = self.clone();
             tokio::spawn(async move {
                 while !waiting.is_empty() {
@@ -126,7 +126,7 @@ impl EventLog {
                         Err(error) => debug!(%error, "streams that were left open before cannot be ended yet"),
                     }
                 }
-                info!("everything that was left open before has ended");
+                info!("all streams that were left open before have ended");
             });
         }
         Ok(ended)

@@ -82,7 +82,7 @@ impl Follower {
                 Ok(FollowerState::Sealed) => {
                     self.report().await;
                     if log.keep_restored(&self.backing, &self.stream).await.is_err() {
-                        debug!(stream.id = %self.stream.id(), "the store could not be told to keep a stream");
+                        debug!(stream.id = %self.stream.id(), "the retention of a stream could not be extended in the store");
                     }
                     // The last report comes last: while there is a reader, a repeated call counts as a retry of
                     // another's.
@@ -123,7 +123,7 @@ impl Follower {
         match coordination.send(self.writer, &message, READER_HOLD).wait().await {
             Ok(()) => self.reported = Some((reader, now)),
             Err(error) => {
-                debug!(stream.id = %self.stream.id(), %error, "the writer of a stream could not be told of a reader")
+                debug!(stream.id = %self.stream.id(), %error, "a reader could not be reported to the writer of its stream")
             }
         }
     }

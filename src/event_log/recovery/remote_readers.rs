@@ -1,6 +1,6 @@
 //! Readers at other replicas, of streams that are written here.
 //!
-//! A stream has one reader in the whole cluster: the newest one that the writer has heard of. Invariant: a displaced
+//! A stream has one reader in the whole cluster: the newest one that was reported to the writer. Invariant: a displaced
 //! reader never becomes the reader again, however late its reports arrive. Absent: the messages (`cluster`).
 
 use std::sync::Arc;

@@ -175,7 +175,7 @@ impl EventLog {
             tokio::spawn(follower.run(self.clone(), subscription));
         } else if let Err(error) = self.keep_restored(backing, &stream).await {
             // The stream stays readable here in any case.
-            warn!(stream.id = %id, %error, "the store could not be told to keep a stream that is read again");
+            warn!(stream.id = %id, %error, "the retention of a stream that is read again could not be extended in the store");
         }
         Ok(())
     }
@@ -198,7 +198,7 @@ impl EventLog {
             clock::sleep(KEEP_UNSEALED / 6).await;
             for (id, _) in self.open_local_streams() {
                 if let Err(error) = backing.store.keep(id, KEEP_UNSEALED).wait().await {
-                    warn!(stream.id = %id, %error, "the store could not be told to keep a stream");
+                    warn!(stream.id = %id, %error, "the retention of a stream could not be extended in the store");
                 }
             }
         }

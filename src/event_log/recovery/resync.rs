@@ -1,4 +1,4 @@
-//! Resync: when the store comes back with data missing, each replica rewrites the streams that it owns.
+//! Resync: when the store returns with data missing, each replica rewrites the streams that it owns.
 //!
 //! A store may have lost everything, which shows as another epoch of its contents. It may also have come back from a
 //! failover or an old snapshot with the last writes missing, which shows only as a reconnection. Invariant: for one

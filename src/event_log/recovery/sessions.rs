@@ -45,7 +45,7 @@ impl EventLog {
         let Some(backing) = &self.backing else { return };
         if let Some(coordination) = &backing.coordination {
             let group = session_group(id);
-            backing.retry_until_available(|| coordination.join(&group, KEEP), "be told where a session lives").await;
+            backing.retry_until_available(|| coordination.join(&group, KEEP), "record the replica of a session").await;
         }
     }
 
@@ -108,7 +108,7 @@ impl EventLog {
         }
         let Some(coordination) = self.coordination() else { return };
         if let Err(error) = coordination.join(&session_group(id), KEEP_ENDED).wait().await {
-            debug!(%error, "the store could not be told that a session has ended here");
+            debug!(%error, "the end of a session could not be noted in the store");
         }
     }
 }

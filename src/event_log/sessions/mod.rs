@@ -241,7 +241,7 @@ impl Session {
         }
     }
 
-    /// Returns the open request streams: those that may owe a response.
+    /// Returns the open request streams, which may owe a response.
     pub fn running(&self) -> Vec<Arc<Stream>> {
         let mut running = self.streams();
         running.retain(|stream| stream.with_machine(|machine| !machine.is_sealed()));

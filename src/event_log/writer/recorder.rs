@@ -174,9 +174,10 @@ impl Recorder<'_> {
                     && !self.stream.with_store_progress(|store_progress| store_progress.is_created)
                 {
                     // No replica would end the new stream if this one died.
-                    return Err(
-                        Error::Unavailable("this replica counts as gone and must be heard of first".into()).into()
-                    );
+                    return Err(Error::Unavailable(
+                        "the lease of this replica has expired and must be renewed first".into(),
+                    )
+                    .into());
                 }
                 self.create().await?;
                 if !self.catch_up().await? {
@@ -197,7 +198,7 @@ impl Recorder<'_> {
                 Appended::Conflict { .. } => return Err(PersistError::Fenced),
             }
         }
-        Err(Error::Unavailable("it does not hold what it took".into()).into())
+        Err(Error::Unavailable("it has lost an accepted event".into()).into())
     }
 
     async fn create(&self) -> Result<(), Error> {

@@ -114,7 +114,7 @@ impl StreamTable {
 
     /// Removes `stream` because another replica owns it: its readers end, and its pump is notified.
     pub(in crate::event_log) fn leave(&self, stream: &Arc<Stream>) {
-        // Out of the table first: no client may find a stream that is over here and goes on elsewhere.
+        // Out of the table first: no client may find a stream that another replica continues.
         self.forget(stream);
         if stream.leave() {
             warn!(stream.id = %stream.id(), "another replica has taken the stream");

@@ -199,7 +199,7 @@ impl Drop for Disk {
     fn drop(&mut self) {
         self.calls = None;
         if let Some(writer) = self.writer.take() {
-            // The thread ends by itself now. A panic in it has been reported.
+            // The thread ends without callers. A panic in it has been reported.
             let _ = writer.join();
         }
     }

@@ -258,7 +258,7 @@ mod tests {
         ] {
             let (mut held, now) = held();
             assert!(!is_plain(&held.command(&other, &names(), now)), "{what}");
-            assert!(!is_plain(&held.command(&event(1), &names(), now)), "while that is under way");
+            assert!(!is_plain(&held.command(&event(1), &names(), now)), "while another append is in flight");
             held.handle_reply(&other, &names(), words(&["conflict", "1"]));
             held.handle_reply(&event(1), &names(), words(&["ok"]));
             assert!(!is_plain(&held.command(&event(2), &names(), now)), "the script did not say that it may be");
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!(held.streams.len(), 1);
         held.command(&event(1), &names(), now);
         held.sweep(now + PERMIT_IDLE);
-        assert_eq!(held.streams.len(), 1, "it is under way");
+        assert_eq!(held.streams.len(), 1, "its append is in flight");
         held.handle_reply(&event(1), &names(), added());
         held.sweep(now + PERMIT_IDLE);
         assert!(held.streams.is_empty());

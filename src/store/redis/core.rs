@@ -153,7 +153,7 @@ impl Core {
             return Ok(());
         }
         self.probe_now.notify_one();
-        Err(Error::Unavailable("it has lost what it held".to_owned()))
+        Err(Error::Unavailable("it has lost its contents".to_owned()))
     }
 
     /// Makes an append, plain if that is permitted.

@@ -84,7 +84,7 @@ pub(super) async fn agree(
     ask(connection, &cmd(&[b"SET", name, write(&mine()).as_bytes(), b"NX"])).await?;
     match read_record(connection, name).await? {
         Some(keys) => Ok(keys),
-        None => Err(Failure::lost("what was written is gone").into()),
+        None => Err(Failure::lost("the record that was written is gone").into()),
     }
 }
 

@@ -57,7 +57,7 @@ pub(super) async fn listen(core: Arc<Core>, connector: Arc<Connector>, mut subsc
             let opened = tokio::time::timeout(connector.patience(), Subscription::open(&core, &connector)).await;
             match opened.unwrap_or_else(|_| Err(Failure::lost("Redis did not reply in time"))) {
                 Ok(subscription) => break subscription,
-                Err(why) => debug!(%why, "Redis cannot be listened to"),
+                Err(why) => debug!(%why, "the channel in Redis cannot be subscribed to"),
             }
             clock::sleep(RETRY).await;
         };
@@ -103,7 +103,7 @@ pub(super) async fn renew(core: Arc<Core>) {
             core.subscriptions.streams().into_iter().map(|stream| (stream, register(&core, stream))).collect();
         for (stream, registered) in registering {
             if let Err(error) = registered.wait().await {
-                warn!(stream.id = %stream, %error, "a stream cannot be followed");
+                warn!(stream.id = %stream, %error, "the changes of a stream cannot be subscribed to");
             }
             // Also without a known loss: the expiry of a stream is not published, and a message in a Cluster is lost with
             // the link between two nodes.

@@ -64,7 +64,7 @@ pub(super) fn in_full(call: &Cmd) -> Option<Cmd> {
     Some(cmd)
 }
 
-/// Redis' own clock in milliseconds.
+/// Lua function for the clock of Redis, in milliseconds.
 const NOW: &str = "
 local function now()
   local time = redis.call('TIME')
@@ -130,7 +130,7 @@ local function keep(time)
 end
 ";
 
-/// The key is the list of messages; the first two arguments are the first message that was taken and how many were.
+/// Lua functions for messages. Key: list of messages. First arguments: first message that was taken, number of those taken.
 const MAIL: &str = "
 local function parts(message)
   local _, stop, till, name = string.find(message, '^(%d+) (%S+) ')
@@ -145,7 +145,7 @@ end
 ";
 
 scripts! {
-    /// about, owner, keep, tail.
+    /// Creates a stream. Arguments: about, owner, keep, tail.
     CREATE(3, STREAM) "
 local old = redis.call('HMGET', meta, 'p', 'g', 'h')
 local epoch = old[1] and text(tonumber(old[1]) + 1) or '0'
@@ -159,7 +159,8 @@ keep(tonumber(ARGV[5]))
 tell()
 return {'ok', epoch}
 "
-    /// epoch, after, after + 1, last, count, events, 1 if there is a state, state, candidate for holder.
+    /// Appends a batch. Arguments: epoch, after, after + 1, last, count, events, 1 if there is a state, state, candidate for
+    /// holder.
     ///
     /// A repeated batch is compared byte for byte with the stored events, in any division into entries. The candidate becomes the
     /// holder unless the stream has followers; the reply then has the generation and the expiry of the stream.
@@ -204,7 +205,7 @@ for _, follower in ipairs(live) do redis.call('PUBLISH', ARGV[1] .. follower, AR
 if holder == '' then return {'ok'} end
 return {'ok', generation, is[6]}
 "
-    /// epoch, state, keep.
+    /// Seals a stream. Arguments: epoch, state, keep.
     SEAL(3, STREAM) "
 local is = known('z')
 if not is then return {'gone'} end
@@ -217,7 +218,7 @@ if is[5] == '0' then
 end
 return {'ok', text(now())}
 "
-    /// owner.
+    /// Takes a stream over. Argument: owner.
     TAKE_OVER(3, STREAM) "
 local is = known('o')
 if not is then return {'gone'} end
@@ -227,14 +228,14 @@ revoke()
 tell()
 return {'ok', epoch, is[5], text(now())}
 "
-    /// about, state, owner, epoch, trimmed, tail, whether it is sealed.
+    /// Returns about, state, owner, epoch, trimmed, tail, and 1 if the stream is sealed.
     LOAD(3, STREAM) "
 local is = known('a', 's', 'o', 'x', 'z')
 if not is then return {} end
 return {is[5], is[6], is[7], is[1], is[8], tail, is[9]}
 "
-    /// after, after + 1, max bytes. Whole entries, from the one that holds the next event on, until there are enough bytes. The tail
-    /// that is told may be behind them.
+    /// Reads events. Arguments: after, after + 1, max bytes. Returns whole entries, from the one with the next event on, until
+    /// there are enough bytes. The returned tail may be behind them.
     READ(3, STREAM) "
 local is = redis.call('HMGET', meta, 't', 'x', 'g', 'h')
 if not is[1] then return {'gone'} end
@@ -265,7 +266,7 @@ until #found < 16
 if held and #all == 0 and redis.call('EXISTS', events) == 0 then return {'gone'} end
 return {'events', is[1], all}
 "
-    /// epoch, upto, upto + 1. What frees memory is first.
+    /// Trims a stream. Arguments: epoch, upto, upto + 1. The command that frees memory comes first.
     TRIM(3, STREAM) "
 local is = known('x')
 if not is then return {'gone'} end
@@ -282,7 +283,7 @@ redis.call('HSET', meta, 'x', upto)
 tell()
 return {'ok'}
 "
-    /// keep. No time is shortened.
+    /// Extends the time to live of a stream; never shortens it. Argument: keep.
     KEEP(3, STREAM) "
 local left = redis.call('PTTL', meta)
 if left >= 0 and left < tonumber(ARGV[3]) then
@@ -297,7 +298,7 @@ redis.call('DEL', meta, events)
 tell()
 return {'ok'}
 "
-    /// owner, duration in ms. From now on every writer publishes its additions.
+    /// Registers a follower of a stream: from now on every writer publishes its additions. Arguments: owner, duration in ms.
     FOLLOW(3, STREAM) "
 local time = now()
 redis.call('ZADD', followers, time + tonumber(ARGV[2]), ARGV[1])
@@ -306,9 +307,9 @@ redis.call('PEXPIRE', followers, ARGV[2])
 if known() then revoke() end
 return 0
 "
-    /// Notes that a stream may be open. Key: the index of its owner.
+    /// Notes that a stream may be open. Key: index of its owner. Argument: stream.
     INDEX(1, NOTHING) "return redis.call('ZADD', KEYS[1], now(), ARGV[1])"
-    /// upto, streams. Forgets those that were not noted again since.
+    /// Removes streams from an index, unless they were noted again later. Arguments: upto, streams.
     UNINDEX(1, NOTHING) "
 for i = 2, #ARGV do
   local noted = redis.call('ZSCORE', KEYS[1], ARGV[i])
@@ -318,19 +319,19 @@ return 0
 "
     /// Returns the index and the time.
     INDEXED(1, NOTHING) "return {text(now()), redis.call('ZRANGE', KEYS[1], 0, -1)}"
-    /// value, keep.
+    /// Writes a record unless there is one, which is returned. Arguments: value, keep.
     CLAIM(1, NOTHING) "
 local there = redis.call('GET', KEYS[1])
 if not there then redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end
 return there
 "
-    /// value, keep. Of a record that is still the value: none forgets it.
+    /// Extends or removes a record that still equals the value. Arguments: value, keep; an empty keep removes the record.
     HOLD(1, NOTHING) "
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 if ARGV[2] == '' then return redis.call('DEL', KEYS[1]) end
 return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 "
-    /// Keys: leases, incarnations. owner, incarnation, lease.
+    /// Renews a lease. Keys: leases, incarnations. Arguments: owner, incarnation, lease.
     RENEW(2, NOTHING) "
 local time = now()
 local ends = redis.call('ZSCORE', KEYS[1], ARGV[1])
@@ -341,13 +342,13 @@ redis.call('ZADD', KEYS[1], time + tonumber(ARGV[3]), ARGV[1])
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
 return runs and 'held' or 'anew'
 "
-    /// Key: leases. lease, owners. Existing leases stay as they are; the new ones have no holder.
+    /// Grants leases. Key: leases. Arguments: lease, owners. Existing leases are unchanged; new ones have no holder.
     EXPECT(1, NOTHING) "
 local ends = now() + tonumber(ARGV[1])
 for i = 2, #ARGV do redis.call('ZADD', KEYS[1], 'NX', ends, ARGV[i]) end
 return 0
 "
-    /// Keys: leases, incarnations. owner, incarnation.
+    /// Ends a lease. Keys: leases, incarnations. Arguments: owner, incarnation.
     GIVE_UP(2, NOTHING) "
 if redis.call('HGET', KEYS[2], ARGV[1]) == ARGV[2] then
   redis.call('ZREM', KEYS[1], ARGV[1])
@@ -355,12 +356,12 @@ if redis.call('HGET', KEYS[2], ARGV[1]) == ARGV[2] then
 end
 return 0
 "
-    /// Key: leases. Whether those that run.
+    /// Returns the running leases, or the expired ones. Key: leases. Argument: 1 for the running ones.
     LEASES(1, NOTHING) "
 if ARGV[1] == '1' then return redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. text(now()), '+inf') end
 return redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', text(now()))
 "
-    /// Keys: leases, incarnations, dismissals. owner.
+    /// Forgets a replica with an expired lease. Keys: leases, incarnations, dismissals. Argument: owner.
     DISMISS(3, NOTHING) "
 local ends = redis.call('ZSCORE', KEYS[1], ARGV[1])
 if ends and tonumber(ends) <= now() then
@@ -370,7 +371,8 @@ if ends and tonumber(ends) <= now() then
 end
 return 0
 "
-    /// Keys: the messages of a replica, and how far each sender's were numbered. channel, what wakes, sender, number, keep, message.
+    /// Sends a message, once for its number. Keys: messages of a replica, last number of each sender. Arguments: channel, text to
+    /// publish there, sender, number, keep, message.
     SEND(2, NOTHING) "
 local last = redis.call('HGET', KEYS[2], ARGV[3])
 if last and tonumber(last) >= tonumber(ARGV[4]) then return 0 end
@@ -383,12 +385,13 @@ end
 redis.call('PUBLISH', ARGV[1], ARGV[2])
 return 1
 "
-    /// The first of the messages that were taken, how many. They go, unless they have gone.
+    /// Acknowledges messages, unless that was done. Arguments: first message, number of messages.
     TAKEN(1, MAIL) "
 taken()
 return 0
 "
-    /// As for `TAKEN`; most messages to return. They stay until a later call acknowledges them.
+    /// Acknowledges messages, and returns the next ones, which stay until a later call acknowledges them. Arguments: those of
+    /// `TAKEN`, maximum of messages.
     RECEIVE(1, MAIL) "
 taken()
 local time = now()
@@ -406,7 +409,8 @@ while true do
   redis.call('LTRIM', KEYS[1], #found, -1)
 end
 "
-    /// Key: the group. owner, how often it was dismissed, keep. It lasts as long as the last of those who are in it.
+    /// Adds a member to a group, which lasts as long as its last member. Key: group. Arguments: owner, number of its dismissals,
+    /// keep.
     JOIN(1, NOTHING) "
 local time, latest = now(), 0
 redis.call('HSET', KEYS[1], ARGV[1], text(time + ARGV[3]) .. ' ' .. ARGV[2])
@@ -418,7 +422,7 @@ end
 redis.call('PEXPIRE', KEYS[1], text(latest - time))
 return 0
 "
-    /// Key: the group. Who is in it, and how often each had been dismissed then.
+    /// Returns the members of a group, each with the number of its dismissals when it joined. Key: group.
     MEMBERS(1, NOTHING) "
 local time, all, here = now(), redis.call('HGETALL', KEYS[1]), {}
 for i = 1, #all, 2 do

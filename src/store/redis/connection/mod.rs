@@ -40,7 +40,7 @@ pub(super) async fn run(core: Arc<Core>, connector: Arc<Connector>, mut link: Li
         warn!(%why, "the connection to Redis is lost");
         let Some(again) = reconnect(&core, &connector, &mut calls).await else { return };
         link = again;
-        info!("Redis is reached again");
+        info!("Redis is reachable again");
         core.note_possible_loss();
     }
 }
@@ -113,7 +113,7 @@ async fn check_generation(core: &Core, connection: &mut impl ConnectionLike) -> 
             return Ok(());
         }
         Err(Unusable::Foreign) => {
-            error!(key = name, "a key of ours in Redis holds what is not ours");
+            error!(key = name, "a key with our prefix in Redis holds data of another program");
             return Ok(());
         }
     };
@@ -134,7 +134,7 @@ fn apply_probe(core: &Core, probed: Result<(), Failure>) -> Result<(), Failure> 
         Ok(()) => core.set_health(StoreHealth::Ready),
         Err(Failure::Full(_)) => core.set_health(StoreHealth::Full),
         Err(failure) if failure.breaks_connection() => return Err(failure),
-        Err(failure) => warn!(why = %failure, "Redis refuses what the store cannot do without"),
+        Err(failure) => warn!(why = %failure, "Redis refuses a command that the store needs"),
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Redis goes, comes back, is empty, is full, is slow.
+//! A Redis that stops, returns, is empty, is full, or is slow.
 
 use super::*;
 use crate::store::Coordination;
