@@ -271,11 +271,11 @@ impl Upstream {
         sending: Pin<&mut impl Future<Output = Result<Response<ResponseBody>, client::Error>>>,
         sent_flag: &SentFlag,
     ) -> Result<Response<ResponseBody>, Failure> {
-        let answered = match self.config.header_timeout {
+        let outcome = match self.config.header_timeout {
             Some(limit) => tokio::time::timeout(limit, sending).await.map_err(|_| ErrorCode::UpstreamTimeout),
             None => Ok(sending.await),
         };
-        let code = match answered {
+        let code = match outcome {
             // No request asks for another protocol.
             Ok(Ok(response)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => ErrorCode::UpstreamGarbage,
             Ok(Ok(mut response)) => match check_length(response.status(), response.headers_mut()) {

@@ -53,25 +53,25 @@ impl EventReader {
     /// Decodes `first` and all further pieces that are ready. In a burst it yields to the connection's task and tries again until
     /// that brings nothing.
     pub(super) async fn gather(&mut self, first: Bytes) -> GatherResult {
-        let mut taken = first.len();
+        let mut gathered_bytes = first.len();
         let now = clock::now();
         let in_burst = self.last_piece.replace(now).is_some_and(|last| now - last < BURST);
-        let mut gives_way = in_burst && !self.body.is_gathered();
+        let mut may_yield = in_burst && !self.body.is_gathered();
         let mut gathered = GatherResult::default();
         gathered.decode(&mut self.decoder, first);
-        while taken < GATHER_MAX && gathered.error.is_none() {
+        while gathered_bytes < GATHER_MAX && gathered.error.is_none() {
             match futures_now(self.next()).await {
                 Some(Ok(more)) => {
-                    taken += more.len();
-                    gives_way = !self.body.is_gathered();
+                    gathered_bytes += more.len();
+                    may_yield = !self.body.is_gathered();
                     gathered.decode(&mut self.decoder, more);
                 }
                 Some(Err(ending)) => {
                     gathered.ending = Some(ending);
                     break;
                 }
-                None if gives_way => {
-                    gives_way = false;
+                None if may_yield => {
+                    may_yield = false;
                     tokio::task::yield_now().await;
                 }
                 None => break,

@@ -22,8 +22,8 @@ pub(super) fn cancelled(id: &RequestId) -> Vec<u8> {
 /// Returns the error for a server's request to a client that takes no stream.
 pub(super) fn refusal(id: &RequestId) -> Vec<u8> {
     const METHOD_NOT_FOUND: i64 = -32601;
-    let why = "this client takes JSON answers only and can be asked nothing";
-    jsonrpc::error_message(Some(id), METHOD_NOT_FOUND, why, serde_json::json!({ "fault": "client" }))
+    let text = "this client takes JSON answers only and can be asked nothing";
+    jsonrpc::error_message(Some(id), METHOD_NOT_FOUND, text, serde_json::json!({ "fault": "client" }))
 }
 
 /// Returns the log message that reports lost events to a client.

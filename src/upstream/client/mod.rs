@@ -156,7 +156,7 @@ impl Clients {
             };
             match self.http1.send(request, on_sent).await {
                 Err(http1::Error::Http2) => {}
-                answered => return Ok(answered?.map(|body| ResponseBody::Http1(Box::new(body)))),
+                response => return Ok(response?.map(|body| ResponseBody::Http1(Box::new(body)))),
             }
         }
         // Boxed: every call would otherwise carry the size of this future.

@@ -98,7 +98,7 @@ impl Pump {
     /// Runs until the stream is sealed or the response has passed.
     pub async fn run(mut self: Box<Self>) {
         loop {
-            self.do_effects().await;
+            self.apply_effects().await;
             if self.is_over() {
                 break;
             }
@@ -109,14 +109,14 @@ impl Pump {
                 biased;
                 // Another task may have staged events.
                 () = self.writer.changed(may_read) => self.writer.update(|_, _| ()).await,
-                () = self.alarm.ring() => self.take_timeout().await,
-                input = self.input.next(), if may_read => self.take(input).await,
+                () = self.alarm.ring() => self.handle_timeout().await,
+                input = self.input.next(), if may_read => self.handle_input(input).await,
             }
         }
         self.finish().await;
     }
 
-    async fn take_timeout(&mut self) {
+    async fn handle_timeout(&mut self) {
         // One reading of the clock: the stream must be published before its first id is sent.
         let now = clock::now();
         if self.writer.stream().with_machine(|machine| machine.is_commit_due(now)) {
@@ -171,9 +171,9 @@ impl Pump {
     }
 
     /// Reports the outcome of a call to log and metrics.
-    fn note_seal(&self, outcome: Outcome, failure: Option<Failure>, attached: bool) {
+    fn note_seal(&self, outcome: Outcome, failure: Option<Failure>, is_attached: bool) {
         let stream = self.writer.stream();
-        self.metrics.observe_seal(outcome, attached);
+        self.metrics.observe_seal(outcome, is_attached);
         if failure.is_some_and(|failure| failure.code == ErrorCode::Abandoned) {
             self.metrics.observe_abandoned();
         }
@@ -194,14 +194,14 @@ impl Pump {
             connections = summary.connections,
             outcome = outcome.label(),
             error = failure.map(|failure| failure.code.label()),
-            attached,
+            attached = is_attached,
             "call ended"
         );
     }
 
     // ── effects ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async fn do_effects(&mut self) {
+    async fn apply_effects(&mut self) {
         while let Some(effect) = self.writer.poll_effect() {
             match effect {
                 Effect::Close => self.input = InputSource::Idle,
@@ -212,13 +212,13 @@ impl Pump {
                     }
                 }
                 Effect::AnnounceCancel(_) => {}
-                Effect::RefuseServerRequest(id) => self.refuse_ask(id),
-                Effect::AnnounceGap => self.tell_gap().await,
+                Effect::RefuseServerRequest(id) => self.refuse_server_request(id),
+                Effect::AnnounceGap => self.announce_gap().await,
             }
         }
     }
 
-    async fn tell_gap(&mut self) {
+    async fn announce_gap(&mut self) {
         let stream = self.writer.stream();
         self.metrics.event_log.observe_gap();
         info!(stream.id = %stream.id(), "the upstream cannot go on after its own event ID: events are lost");
@@ -237,7 +237,7 @@ impl Pump {
     }
 
     /// Refuses a request of the server.
-    fn refuse_ask(&mut self, id: RequestId) {
+    fn refuse_server_request(&mut self, id: RequestId) {
         let (upstream, stream, call) = (&self.upstream, self.writer.stream(), &self.call.template);
         let new = || Refusals::new(upstream.clone(), stream.clone(), call.clone());
         self.refusals.get_or_insert_with(new).refuse(id);
@@ -255,26 +255,26 @@ impl Pump {
         tokio::spawn(sending.in_current_span());
     }
 
-    // ── what the upstream sends ───────────────────────────────────────────────────────────────────────────────────────
+    // ── upstream input ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async fn take(&mut self, input: UpstreamInput) {
+    async fn handle_input(&mut self, input: UpstreamInput) {
         match input {
-            UpstreamInput::Head { response: Ok(response), is_reopening: false } => self.take_head(response).await,
+            UpstreamInput::Head { response: Ok(response), is_reopening: false } => self.handle_head(response).await,
             UpstreamInput::Head { response: Ok(response), is_reopening: true } => {
-                Box::pin(self.take_reopened(response)).await
+                Box::pin(self.handle_reopened(response)).await
             }
             UpstreamInput::Head { response: Err(failure), is_reopening } => {
-                self.take_failure(failure, is_reopening).await
+                self.handle_failure(failure, is_reopening).await
             }
-            UpstreamInput::Piece(piece) => self.take_piece(piece).await,
+            UpstreamInput::Piece(piece) => self.handle_piece(piece).await,
             UpstreamInput::End(ending) => self.end(ending).await,
-            UpstreamInput::Grown(bytes) => self.take_growth(bytes).await,
+            UpstreamInput::Grown(bytes) => self.handle_growth(bytes).await,
             UpstreamInput::Body(collected) => self.log_collected(collected).await,
         }
     }
 
     /// Notes the growth of a response that is being collected.
-    async fn take_growth(&mut self, bytes: usize) {
+    async fn handle_growth(&mut self, bytes: usize) {
         self.note_arriving(bytes);
         self.writer.update(|_, _| ()).await;
     }
@@ -292,7 +292,7 @@ impl Pump {
         self.writer.update(|machine, now| machine.handle_upstream_end(ending, now)).await;
     }
 
-    async fn take_piece(&mut self, piece: Bytes) {
+    async fn handle_piece(&mut self, piece: Bytes) {
         let InputSource::Reading(reader) = &mut self.input else { return };
         let GatherResult { mut events, error, ending } = reader.gather(piece).await;
         let held = if error.is_some() || ending.is_some() { 0 } else { reader.held() };
@@ -324,15 +324,15 @@ impl Pump {
             .await;
     }
 
-    async fn take_failure(&mut self, failure: Failure, is_reopening: bool) {
+    async fn handle_failure(&mut self, failure: Failure, is_reopening: bool) {
         self.input = InputSource::Idle;
         if is_reopening {
             self.end(Ending::Unavailable).await;
             return self.note_failure(failure.code, is_reopening);
         }
-        let tellable = self.writer.update(|machine, now| machine.handle_failure(failure, now)).await;
+        let may_respond = self.writer.update(|machine, now| machine.handle_failure(failure, now)).await;
         self.note_failure(failure.code, is_reopening);
-        if tellable {
+        if may_respond {
             // No tool ran: a retry is a new call.
             if !failure.may_have_run {
                 self.writer.stream().forget_retries();
@@ -362,20 +362,20 @@ impl Pump {
         }
     }
 
-    async fn take_head(&mut self, mut response: Box<Response<ResponseBody>>) {
+    async fn handle_head(&mut self, mut response: Box<Response<ResponseBody>>) {
         self.metrics.observe_head(clock::now().saturating_duration_since(self.began));
         self.note_response(&response);
         self.call.observer.open_session(&mut response, &self.log);
         headers::remove_hop_by_hop(response.headers_mut());
         if response.status().is_success() && headers::is_sse(response.headers()) {
-            self.take_stream(response).await;
+            self.handle_stream(response).await;
         } else {
-            self.take_plain_response(response).await;
+            self.handle_plain_response(response).await;
         }
     }
 
     /// Takes the response to a request that resumes the stream.
-    async fn take_reopened(&mut self, response: Box<Response<ResponseBody>>) {
+    async fn handle_reopened(&mut self, response: Box<Response<ResponseBody>>) {
         let status = response.status();
         if status.is_success() && headers::is_sse(response.headers()) && !is_compressed(response.headers()) {
             self.input =
@@ -401,10 +401,10 @@ impl Pump {
         self.end(ending).await;
     }
 
-    async fn take_stream(&mut self, response: Box<Response<ResponseBody>>) {
+    async fn handle_stream(&mut self, response: Box<Response<ResponseBody>>) {
         let (mut parts, body) = response.into_parts();
         if is_compressed(&parts.headers) {
-            return self.take_failure(Failure::after_send(ErrorCode::UpstreamGarbage), false).await;
+            return self.handle_failure(Failure::after_send(ErrorCode::UpstreamGarbage), false).await;
         }
         headers::sse_downstream(&mut parts.headers);
         self.input = InputSource::Reading(Box::new(EventReader::new(body, self.call.max_event_bytes)));

@@ -26,7 +26,7 @@ const OBSERVED_WAIT: Duration = Duration::from_secs(10);
 impl Pump {
     /// Takes the head of a response that is no stream. The response passes as it is, or becomes an event if the client has a stream
     /// already or accepts nothing else.
-    pub(super) async fn take_plain_response(&mut self, response: Box<Response<ResponseBody>>) {
+    pub(super) async fn handle_plain_response(&mut self, response: Box<Response<ResponseBody>>) {
         self.input = InputSource::Idle;
         let json = headers::is_json(response.headers());
         if response.status().is_success() && json && !self.call.accept.json && self.call.accept.sse {
@@ -43,7 +43,7 @@ impl Pump {
     async fn convert_to_event(&mut self, response: Box<Response<ResponseBody>>) {
         let (mut parts, body) = response.into_parts();
         if is_compressed(&parts.headers) {
-            return self.take_failure(Failure::after_send(ErrorCode::UpstreamGarbage), false).await;
+            return self.handle_failure(Failure::after_send(ErrorCode::UpstreamGarbage), false).await;
         }
         headers::sse_downstream(&mut parts.headers);
         parts.headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
