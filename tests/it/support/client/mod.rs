@@ -1,8 +1,8 @@
 //! Downstream client with control of every byte: it can stop reading anywhere, reset, end, and send any bytes.
 
-use super::sse::{Frame, Parser};
-use super::wire::{Framing, Head, find};
-use super::within;
+use crate::support::sse::{Frame, Parser};
+use crate::support::wire::{Framing, Head, find};
+use crate::support::within;
 use serde_json::Value;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
