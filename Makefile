@@ -88,5 +88,5 @@ bench:
 
 # Instructions of an event between the sockets, against the committed figures; needs no quiet machine.
 instructions: setup
-	cargo build --release --locked -p mcp-resume-operations
+	cargo build --release --locked -p mcp-resume-operations --bin mcp-resume-operations
 	bench/instructions
