@@ -9,7 +9,7 @@ die() {
     exit 1
 }
 
-cargo build --quiet --workspace --bins --locked --features mcp-resume/balancer
+cargo build --quiet --workspace --bin mcp-resume --bin mcp-resume-bench --locked --features mcp-resume/balancer
 target=${CARGO_TARGET_DIR:-target}/debug
 soak=(bench/soak --mcp-resume "$target/mcp-resume" --bench "$target/mcp-resume-bench" --short)
 
