@@ -11,9 +11,9 @@ use crate::protocol::ids::{Seq, StreamId};
 use crate::protocol::stream::Batch;
 use crate::random;
 
-/// Long enough for every test.
+/// Time to live that is long enough for every test.
 const KEEP: Duration = Duration::from_secs(600);
-/// Expires at once.
+/// Time to live of data that expires at once.
 const MOMENT: Duration = Duration::from_millis(1);
 
 /// One test for each clause, each with a fresh store.

@@ -31,7 +31,7 @@ const SLOW: Duration = Duration::from_secs(2);
 /// atomic step.
 pub(crate) struct TestStore {
     owner: Owner,
-    /// Tells processes with the same replica name apart.
+    /// Distinguishes processes with the same replica name.
     incarnation: u64,
     contents: Arc<Contents>,
 }
@@ -121,7 +121,7 @@ impl TestStore {
         self.deaf.store(deaf, Ordering::Relaxed);
     }
 
-    /// Refuses records that are put for want of room, or accepts them again.
+    /// Refuses records that are put, as a full store does, or accepts them again.
     pub(crate) fn set_full(&self, full: bool) {
         self.full.store(full, Ordering::Relaxed);
     }

@@ -163,7 +163,7 @@ impl Wake for Bell {
 }
 
 impl Bell {
-    /// Returns the number of wake-ups since the last look.
+    /// Returns the number of wake-ups since the last call.
     fn rings(&self) -> usize {
         self.0.swap(0, Ordering::SeqCst)
     }

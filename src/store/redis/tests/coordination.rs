@@ -4,10 +4,10 @@ use super::*;
 use crate::store::{Coordination, Renewal};
 
 const LEASE: Duration = Duration::from_secs(600);
-/// A time that is over at once.
+/// A time that expires at once.
 const MOMENT: Duration = Duration::from_millis(1);
 
-/// Two replicas, and what they share.
+/// Two replicas with one store.
 struct Two {
     one: Arc<Redis>,
     two: Arc<Redis>,
@@ -139,7 +139,7 @@ mod clause {
     }
 
     pub(super) async fn messages_come_in_order_each_once(two: Two) {
-        // More than are taken at once, to another and to itself, while it waits and before.
+        // More messages than are taken at once: to another replica and to itself, before and during its wait.
         let texts = |from: &str| (0..300).map(|number| format!("{from} {number} \0").into_bytes()).collect::<Vec<_>>();
         let receiver = tokio::spawn({
             let two = two.two.clone();
@@ -220,12 +220,12 @@ mod clause {
         let now = two.one.load(stream).wait().await.unwrap().unwrap();
         assert_eq!((now.owner, now.epoch, now.tail), (Owner(2), new, Seq(1)));
         assert_eq!((open(&two.one, 1).await, open(&two.one, 2).await), (vec![], vec![stream]));
-        // The one before wakes up.
+        // The earlier writer wakes up.
         assert_eq!(append(&two.one, stream, old, 1).await.unwrap(), Appended::Fenced);
         let sealed = two.one.seal(stream, old, b"", KEEP).wait().await.unwrap();
         assert_eq!(sealed, Appended::Fenced);
         assert_eq!(open(&two.one, 2).await, [stream]);
-        // And takes it back.
+        // The earlier writer takes the stream back.
         let again = two.one.take_over(stream).wait().await.unwrap();
         assert_eq!(append(&two.two, stream, new, 1).await.unwrap(), Appended::Fenced);
         assert_eq!(append(&two.one, stream, again, 1).await.unwrap(), Appended::Ok);

@@ -1,4 +1,4 @@
-//! Against real servers.
+//! Tests against real servers.
 
 mod coordination;
 mod plain;
@@ -20,7 +20,7 @@ use crate::store::{Appended, Error, Read, Store, StoreHealth, WriterEpoch, contr
 const KEEP: Duration = Duration::from_secs(600);
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Looks until it is so.
+/// Polls a condition until it is true.
 async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let looking = async {
         while !holds().await {
@@ -30,7 +30,7 @@ async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     tokio::time::timeout(PATIENCE, looking).await.unwrap_or_else(|_| panic!("never: {what}"));
 }
 
-/// A prefix that no other test has.
+/// Returns a prefix that no other test has.
 fn prefix() -> String {
     format!("test-{:016x}:", u64::from_be_bytes(random::bytes()))
 }
@@ -48,7 +48,7 @@ fn name() -> StreamId {
     StreamId::from_bytes(random::bytes())
 }
 
-/// A batch of one event behind `after`.
+/// Returns a batch of one event after `after`.
 fn batch(after: u64, text: &str) -> Batch {
     let mut batch = Batch::starting_at(Seq(after + 1));
     batch.push(b"", text.as_bytes());
@@ -64,7 +64,7 @@ async fn create(store: &Redis) -> (StreamId, WriterEpoch) {
     (stream, store.create(stream, b"about", Seq(0), KEEP).wait().await.unwrap())
 }
 
-/// Returns the number of events behind `after`.
+/// Returns the number of events after `after`.
 async fn count(store: &Redis, stream: StreamId, after: u64) -> usize {
     match store.read(stream, Seq(after), usize::MAX).wait().await.unwrap() {
         Read::Events(events) => events.len(),
@@ -80,7 +80,7 @@ async fn unreachable(store: &Redis) {
     until("Redis is not reached", async || store.health() == StoreHealth::Unreachable).await;
 }
 
-/// A store, and what it is kept in.
+/// A store with the server that it needs.
 struct Fixture<T> {
     store: Arc<Redis>,
     _place: Arc<T>,

@@ -1,10 +1,10 @@
-//! Events that are added without a script, and what must not be added so.
+//! Plain appends, and the appends that must be made by the script.
 
 use super::server::Admin;
 use super::*;
 use crate::store::redis::connector::Connector;
 
-/// A server of its own, and two who use it.
+/// A server for one test, with two stores that use it.
 struct Place {
     server: Server,
     options: Options,
@@ -21,7 +21,7 @@ impl Place {
         Self { admin: server.admin().await, server, options, store, other }
     }
 
-    /// A stream whose next event is the third, and is added without a script.
+    /// Creates a stream whose next event, the third, is a plain append.
     async fn held(&self) -> (StreamId, WriterEpoch) {
         let (stream, epoch) = create(&self.store).await;
         for after in 0..2 {
@@ -73,7 +73,7 @@ async fn a_script_is_needed_for_the_first_event_and_no_more() {
         assert_eq!(count(store, stream, 21).await, 9);
         assert_eq!(count(store, stream, 30).await, 0);
     }
-    // The same once more: it is there.
+    // The same append again: the event is stored already.
     place.append(stream, epoch, 29).await;
     let other = place.store.append(stream, epoch, Seq(29), &batch(29, "another"), None).wait().await.unwrap();
     assert_eq!(other, Appended::Conflict { tail: Seq(30) });
@@ -114,7 +114,7 @@ async fn the_next_plain_addition_notices_the_changes_of_other_writers() {
     assert_eq!(append(&place.store, stream, epoch, 2).await.unwrap(), Appended::Fenced);
     assert_eq!(place.other.load(stream).wait().await.unwrap().unwrap().tail, Seq(2));
 
-    // Another connection of the same writer: one of the two adds by itself.
+    // Another connection of the same writer: one of the two makes plain appends.
     let (stream, epoch) = place.held().await;
     for after in 2..4 {
         assert_eq!(append(&place.other, stream, epoch, after).await.unwrap(), Appended::Ok);
@@ -133,7 +133,7 @@ async fn a_follower_registered_between_two_additions_is_notified_of_the_second()
     let (mut ear, mut heard) = connector.listen().await.unwrap();
     ear.subscribe(place.other.core.names.channel(Owner(2))).await.unwrap();
     let following = place.other.subscribe(stream).wait().await.unwrap();
-    // A registration that is renewed is one more.
+    // A renewed registration counts as another one.
     assert!(place.scripts_of(stream, epoch, 2..3).await >= 1, "the addition was refused");
     let told = async {
         let told = ::redis::Value::BulkString(stream.as_bytes().to_vec());

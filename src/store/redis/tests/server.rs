@@ -1,4 +1,4 @@
-//! Servers of Redis for tests: each is a process of its own on 127.0.0.1, and ends with what holds it, or with the tests.
+//! Redis servers for tests: each is a process on 127.0.0.1, which ends with its last user or with the tests.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -17,7 +17,7 @@ use crate::sync;
 
 /// Waits for the end of its input, which comes when the tests end for any reason.
 const KEEPER: &str = r#""$@" </dev/null & exec >/dev/null; read _; kill -9 $!; wait"#;
-/// Below the ports that systems hand out by themselves, also with 10000 more for a Cluster's bus.
+/// First port: below the ephemeral ports of the system, also with 10000 added for the bus of a Cluster.
 const PORTS: std::ops::Range<u16> = 11000..21000;
 const TRIES: usize = 20;
 
@@ -30,12 +30,12 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// One that keeps nothing.
+    /// Starts a server without persistence.
     pub(super) fn start() -> Self {
         Self::with(&["--save", "", "--appendonly", "no"])
     }
 
-    /// One with these options.
+    /// Starts a server with these options.
     pub(super) fn with(args: &[&str]) -> Self {
         let dir = std::env::temp_dir().join(format!("mcp-resume-redis-{:016x}", u64::from_be_bytes(random::bytes())));
         fs::create_dir_all(&dir).expect("a directory");
@@ -54,7 +54,7 @@ impl Server {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Ends it as a crash would.
+    /// Kills the server.
     pub(super) fn kill(&mut self) {
         if let Some(mut keeper) = self.running.take() {
             drop(keeper.stdin.take());
@@ -62,7 +62,7 @@ impl Server {
         }
     }
 
-    /// Starts it again where it was, with what it has kept.
+    /// Starts the server again at its address, with its persisted data.
     pub(super) fn begin(&mut self) {
         self.try_begin().unwrap();
     }
@@ -101,7 +101,7 @@ impl Server {
         Err(log)
     }
 
-    /// A connection beside the store's.
+    /// Opens a connection beside those of the store.
     pub(super) async fn admin(&self) -> Admin {
         Admin::to(&self.url()).await
     }
@@ -114,7 +114,7 @@ impl Drop for Server {
     }
 }
 
-/// A connection to say what the store does not.
+/// A connection for commands that the store does not send.
 pub(super) struct Admin(MultiplexedConnection);
 
 impl Admin {
@@ -122,7 +122,7 @@ impl Admin {
         Self(Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap())
     }
 
-    /// Says `command`, its words separated by blanks.
+    /// Sends `command`, whose words are separated by blanks.
     pub(super) async fn say(&mut self, command: &str) -> Value {
         let words: Vec<_> = command.split(' ').map(|word| word.trim_matches('"').as_bytes()).collect();
         self.0.send_packed_command(&cmd(&words)).await.unwrap_or_else(|error| panic!("{command}: {error}"))
@@ -137,7 +137,7 @@ impl Admin {
     }
 }
 
-/// Server shared by several tests, for as long as one uses it.
+/// Server shared by several tests, until its last user is dropped.
 pub(super) struct Common<T>(Mutex<Weak<T>>);
 
 impl<T> Common<T> {
@@ -155,7 +155,7 @@ impl<T> Common<T> {
     }
 }
 
-/// Three masters that have a third of the slots each.
+/// A Cluster of three masters with a third of the slots each.
 pub(super) struct Cluster {
     nodes: [Server; 3],
 }
@@ -169,7 +169,7 @@ impl Cluster {
         Self { nodes: [node(), node(), node()] }
     }
 
-    /// Makes one of the three, once; returns when every node says so.
+    /// Joins the three servers to a Cluster, once; returns when every node reports it.
     pub(super) async fn meet(&self) {
         for (node, slots) in self.nodes.iter().zip(["0 5460", "5461 10922", "10923 16383"]) {
             let mut admin = node.admin().await;

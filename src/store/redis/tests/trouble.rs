@@ -54,7 +54,7 @@ async fn contents_that_are_dropped_are_missed_without_a_word() {
     server.admin().await.say("FLUSHALL").await;
     until("there is another epoch", async || store.epoch() != before).await;
     tokio::time::timeout(PATIENCE, following.changed()).await.expect("a follower is told");
-    // Its registration is there again.
+    // The registration is in the store again.
     until("it is registered", async || {
         let key = &store.core.names.stream(stream)[2];
         server.admin().await.text(&format!("ZCARD {key}")).await == "int(1)"
@@ -62,7 +62,7 @@ async fn contents_that_are_dropped_are_missed_without_a_word() {
     .await;
 }
 
-/// The first who looks for something says so, and not that there is none.
+/// The first reader after a loss reports the loss, not a missing stream.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn data_that_was_lost_is_not_reported_as_gone() {
     let server = Server::start();
@@ -73,7 +73,7 @@ async fn data_that_was_lost_is_not_reported_as_gone() {
         let (before, (stream, epoch)) = (store.epoch(), create(&store).await);
         append(&store, stream, epoch, 0).await.unwrap();
         assert!(store.get(b"unknown").wait().await.unwrap().is_none());
-        // Behind a probe, and a second before the next one.
+        // After a probe, and a second before the next one.
         let probes = async |admin: &mut Admin| admin.text("INFO commandstats").await;
         let seen = probes(&mut admin).await;
         until("it is probed", async || publishes(&probes(&mut admin).await) > publishes(&seen)).await;
@@ -212,7 +212,7 @@ async fn a_cluster_without_one_of_its_masters_is_unreachable_until_it_is_back() 
     cluster.node(2).kill();
     unreachable(&store).await;
     cluster.node(2).begin();
-    // Where the stream was on that node, it is lost with it.
+    // A stream on that node is lost with it.
     until("the Cluster is whole", async || {
         store.health() == StoreHealth::Ready
             && matches!(append(&store, stream, epoch, 0).await, Ok(Appended::Ok) | Err(Error::Gone))

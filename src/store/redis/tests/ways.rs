@@ -1,4 +1,4 @@
-//! The ways to Redis, and the ways calls go.
+//! Connections to Redis of every kind, and the order of calls.
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
@@ -205,7 +205,7 @@ async fn callers_may_be_on_other_runtimes() {
                     assert!(!store.open_streams(Owner(1)).wait().await.unwrap().is_empty());
                     store.join(b"group", KEEP).wait().await.unwrap();
                 });
-                // What was begun here goes on without this runtime.
+                // Calls that were begun here continue without this runtime.
                 let (stream, epoch) = runtime.block_on(create(&store));
                 drop(store.append(stream, epoch, Seq(0), &batch(0, "event"), None));
                 drop(runtime);
