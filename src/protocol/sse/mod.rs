@@ -26,6 +26,8 @@ const MAX_FIELD_NAME: usize = 5;
 /// overflow.
 const MAX_RETRY_MS: u64 = u32::MAX as u64;
 
+/// Bytes of an encoded event beside its name and its data of one line.
+pub const EVENT_OVERHEAD: usize = b"event: \ndata: \n\n".len();
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
 /// The name of almost every event, which needs no allocation.
@@ -212,8 +214,7 @@ impl Decoder {
 ///
 /// CR and CRLF in `data` are line ends too, and arrive as LF. A decoded event has none, and between tokens of JSON all mean the same. A
 /// `name` ends at its first line end.
-pub fn encode_event(out: &mut BytesMut, name: &[u8], data: &[u8]) {
-    out.reserve(name.len() + data.len() + b"event: \ndata: \n\n".len());
+pub fn encode_event(out: &mut impl BufMut, name: &[u8], data: &[u8]) {
     if !name.is_empty() {
         put_line(out, b"event: ", name);
     }
@@ -298,13 +299,13 @@ pub fn encode_comment(out: &mut BytesMut, text: &str) {
 }
 
 /// Writes one line. The value ends at its first line end, so that no value can write further lines.
-fn put_line(out: &mut BytesMut, label: &[u8], value: &[u8]) {
+fn put_line(out: &mut impl BufMut, label: &[u8], value: &[u8]) {
     let end = memchr2(b'\r', b'\n', value).unwrap_or(value.len());
     put(out, label, &value[..end]);
 }
 
 /// Writes one line whose value has no line end.
-fn put(out: &mut BytesMut, label: &[u8], value: &[u8]) {
+fn put(out: &mut impl BufMut, label: &[u8], value: &[u8]) {
     out.put_slice(label);
     out.put_slice(value);
     out.put_u8(b'\n');

@@ -1,7 +1,5 @@
 //! Batches: events that are numbered and encoded, and not yet accepted by the store.
 
-use bytes::BytesMut;
-
 use crate::protocol::ids::Seq;
 use crate::protocol::sse;
 
@@ -9,25 +7,26 @@ use crate::protocol::sse;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     first: Seq,
-    bytes: BytesMut,
+    bytes: Vec<u8>,
     ends: Vec<u32>,
 }
 
 impl Batch {
     /// Creates an empty batch whose first event will have number `first`.
     pub fn starting_at(first: Seq) -> Self {
-        Self { first, bytes: BytesMut::new(), ends: Vec::new() }
+        Self { first, bytes: Vec::new(), ends: Vec::new() }
     }
 
     /// Reserves memory for `events` events with `bytes` bytes of data together; names are short.
     pub fn reserve(&mut self, events: usize, bytes: usize) {
-        self.bytes.reserve(bytes + events * b"event: message\ndata: \n\n".len());
+        self.bytes.reserve(bytes + events * (b"message".len() + sse::EVENT_OVERHEAD));
         self.ends.reserve_exact(events);
     }
 
     /// Encodes one event behind the others and returns its number.
     pub fn push(&mut self, name: &[u8], data: &[u8]) -> Seq {
         let seq = Seq(self.first.0 + self.ends.len() as u64);
+        self.bytes.reserve(name.len() + data.len() + sse::EVENT_OVERHEAD);
         sse::encode_event(&mut self.bytes, name, data);
         // `max_event_bytes` and the size of one read keep a batch far below 4 GiB.
         self.ends.push(self.bytes.len() as u32);
