@@ -59,7 +59,12 @@ impl Inner {
                         done.large = Some(Large { seq, edits });
                         break;
                     }
-                    write_edited(out, event, &edits);
+                    // Most events are unchanged.
+                    if edits.is_empty() {
+                        out.extend_from_slice(event);
+                    } else {
+                        write_edited(out, event, &edits);
+                    }
                     done.events += 1;
                 }
             }
