@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs one version of a Cargo subcommand: `cargo-tool.sh NAME VERSION`. Its binary is then target/tools/NAME-VERSION/bin/NAME. PyPI has
-# it prebuilt for common machines, packaged by the makers of uv; on other machines Cargo builds it from crates.io.
+# it prebuilt for common machines, packaged by the makers of uv; `cargo-tools/` has the hashes of the accepted files. On other machines Cargo
+# builds it from crates.io.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -11,11 +12,12 @@ folder=target/tools/$name-$version
 [ -x "$folder/bin/$name" ] && exit
 rm -rf "$folder"
 if python3 -m venv "$folder" &&
-    "$folder/bin/pip" install --quiet --disable-pip-version-check --no-deps --only-binary :all: "astral-dev-toolchain-$name==$version" &&
-    "$folder/bin/$name" --version; then
+    "$folder/bin/pip" install --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
+        -r "tests/cargo-tools/$name.txt" &&
+    "$folder/bin/$name" --version | grep -F "$version"; then
     exit
 fi >&2
-echo "tests/cargo-tool.sh: PyPI has no $name $version for this machine: Cargo builds it, which takes minutes" >&2
+echo "tests/cargo-tool.sh: $name $version could not be installed from PyPI: Cargo builds it, which takes minutes" >&2
 rm -rf "$folder"
 # Without optimisation, in half the time: the tools run for seconds either way.
 cargo install --quiet --locked --debug --version "$version" --root "$folder" --target-dir target/tools/build "$name"
