@@ -46,6 +46,7 @@ made() {
 # Cargo compiles while npm and pip wait for the network.
 cargo build --quiet --locked --manifest-path clients/rmcp/Cargo.toml --target-dir clients/rmcp/target &
 building=$!
+trap 'kill $building 2>/dev/null || true' EXIT
 
 if ! fresh node_modules package.json package-lock.json; then
     echo "e2e: npm packages"
@@ -66,3 +67,4 @@ for list in requirements/*.txt; do
 done
 
 wait $building || die "the rmcp client does not build"
+trap - EXIT

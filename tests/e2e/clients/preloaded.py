@@ -43,6 +43,8 @@ def run(client, arguments, output):
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(status)
 
 
@@ -64,7 +66,11 @@ def main(client, name):
                 if pid == 0:
                     listener.close()
                     run(client, json.loads(message), descriptors[0])
-                connection.send(str(pid).encode())
+                try:
+                    connection.send(str(pid).encode())
+                except OSError:
+                    # The harness was cancelled after its request, and waits for no result.
+                    os.kill(pid, signal.SIGKILL)
             for descriptor in descriptors:
                 os.close(descriptor)
             connection.close()

@@ -11,16 +11,18 @@ import socket
 class Preloaded:
     """A run of a client, with the part of `asyncio.subprocess.Process` that the harness uses."""
 
-    def __init__(self, connection, pid, stdout, transport):
+    def __init__(self, connection, process, stdout, transport):
         self.stdout = stdout
         self.returncode = None
-        self._pid = pid
+        # A descriptor: the kernel may give the number of an ended process to another one.
+        self._process = process
         self._connection = connection
         self._transport = transport
 
     def kill(self):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._process, signal.SIGKILL)
 
     async def wait(self):
         """Waits for the end of the process, whose exit status is not known."""
@@ -28,6 +30,9 @@ class Preloaded:
             await asyncio.get_running_loop().sock_recv(self._connection, 1)
             self._connection.close()
             self._transport.close()
+            if self._process is not None:
+                os.close(self._process)
+                self._process = None
             self.returncode = 0
         return self.returncode
 
@@ -35,13 +40,24 @@ class Preloaded:
 async def start(name, arguments):
     """Starts a run at the socket `name` of a preloaded client."""
     loop = asyncio.get_running_loop()
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.setblocking(False)
-    await loop.sock_connect(connection, f"\0{name}")
-    reader, writer = os.pipe()
-    socket.send_fds(connection, [json.dumps(arguments).encode()], [writer])
-    os.close(writer)
-    pid = int(await loop.sock_recv(connection, 100))
-    stdout = asyncio.StreamReader()
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdout), os.fdopen(reader, "rb"))
-    return Preloaded(connection, pid, stdout, transport)
+    with contextlib.ExitStack() as unless_started:
+        connection = unless_started.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        connection.setblocking(False)
+        await loop.sock_connect(connection, f"\0{name}")
+        reader, writer = os.pipe()
+        output = unless_started.enter_context(os.fdopen(reader, "rb"))
+        with os.fdopen(writer, "wb"):
+            socket.send_fds(connection, [json.dumps(arguments).encode()], [writer])
+        pid = int(await loop.sock_recv(connection, 100))
+        stdout = asyncio.StreamReader()
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdout), output)
+        unless_started.pop_all()
+    return Preloaded(connection, process_of(pid), stdout, transport)
+
+
+def process_of(pid):
+    """Returns a descriptor of the process, or `None` if it has ended."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
