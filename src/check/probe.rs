@@ -21,7 +21,7 @@ use crate::protocol::routing::WELL_KNOWN;
 const MAX_PAGES: usize = 20;
 /// Number of tools after which no further page is read.
 const MAX_TOOLS: usize = 10_000;
-/// Number of timeouts after which the server gets no further request.
+/// Number of timeouts after which the server gets no further request of the kinds that count timeouts.
 const MAX_TIMEOUTS: usize = 2;
 /// Usual paths of MCP endpoints.
 const USUAL_PATHS: [&str; 4] = ["/mcp", "/", "/api/mcp", "/v1/mcp"];
