@@ -84,6 +84,7 @@ fn write_edited(out: &mut BytesMut, event: &[u8], edits: &Edits) {
     out.extend_from_slice(&event[written..]);
 }
 
+#[inline]
 fn write_id_line(out: &mut BytesMut, handle: &Handle, seq: Seq, is_adopted: bool) {
     out.extend_from_slice(b"id: ");
     let written = if is_adopted {

@@ -201,12 +201,16 @@ impl fmt::Debug for Handle {
 /// Those of `out`.
 pub fn write_event_id(out: &mut impl fmt::Write, handle: &Handle, seq: Seq, attach: Option<AttachId>) -> fmt::Result {
     out.write_str(handle.as_str())?;
-    let mut digits = itoa::Buffer::new();
-    for number in std::iter::once(seq.0).chain(attach.map(|attach| attach.0)) {
-        out.write_str(".")?;
-        out.write_str(digits.format(number))?;
+    write_number(out, seq.0)?;
+    match attach {
+        Some(attach) => write_number(out, attach.0),
+        None => Ok(()),
     }
-    Ok(())
+}
+
+fn write_number(out: &mut impl fmt::Write, number: u64) -> fmt::Result {
+    out.write_str(".")?;
+    out.write_str(itoa::Buffer::new().format(number))
 }
 
 /// Writes the ID of an event at `seq` that another replica logged after the writer's death. The dead writer may have
