@@ -3,7 +3,8 @@
 //! A session of an upstream belongs to the replica that opened it, and a call to the replica that began it. The two may differ if servers
 //! share their sessions, and an ordinary load balancer may send the client to a third. A cancel or a response goes to the replica that
 //! runs the call. The end of a session goes to the replica that opened it, which notifies the others. Such a request is forwarded through the
-//! store, and its response is returned as if it came from here. Absent: resumes, which any replica serves from the store.
+//! store, and its response is returned as if it came from here. Absent: the handling of a
+//! forwarded request (`remote_requests.rs`), and resumes, which any replica serves from the store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,7 +66,8 @@ impl OwnerForwarder {
         Self { log: log.clone(), upstream: upstream.clone(), replicas: replicas.clone(), refusals }
     }
 
-    /// Replicas to which a request of `context` may be forwarded, or `None` if another replica has forwarded it already.
+    /// Returns the replicas to which a request of `context` may be forwarded. `None` if no replicas share the store, or if another replica has
+    /// forwarded the request already.
     fn replicas_for(&self, context: &RequestContext) -> Option<&Replicas> {
         if context.sender.is_replica() { None } else { self.replicas.as_deref() }
     }

@@ -3,8 +3,8 @@
 //! An ID that a client sends back names its owner (`protocol/routing.rs`). A balancer sends the request to that owner and marks it. A
 //! marked request that names another replica was sent to the wrong one. It is refused with 421 and the name of this replica, before
 //! anything goes upstream. A marked new call is refused likewise with 503 during a drain, and with 502 if the server accepts no
-//! connection. An unmarked request cannot be routed again, and gets the error itself. Invariant: a session that another replica's server
-//! opened is never named to the server here. Absent: the list of replicas, and forwarding between those that share a store
+//! connection. An unmarked request cannot be routed again, and gets the error itself. A session that another
+//! replica's server opened is never named to the server here (`context.rs`). Absent: the list of replicas, and forwarding between those that share a store
 //! (`forward_to_owner.rs`).
 
 use std::sync::Arc;

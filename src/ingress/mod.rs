@@ -2,10 +2,11 @@
 //!
 //! [`Ingress`] is the entrance: it checks access, identifies the caller, and passes each request to the handler of its kind. That handler
 //! makes the response: [`calls`] for a POST with requests, [`client_responses`] for a POST without, [`resume`], [`standalone`] and
-//! [`session_end`] for GET and DELETE, [`stream_url`] and [`dialect_requests`] for the dialects, [`forward`] for everything that passes
-//! unchanged. Each handler has only the [`Components`] and the shared means that it needs. The means are files below the handlers, which
-//! none of them imports from here. Errors become responses in [`respond`] alone. Absent: connections ([`server`]), the state of streams
-//! (protocol, event log), and how their bodies are written (delivery).
+//! [`session_end`] for GET and DELETE, [`stream_url`] and [`dialect_requests`] for the dialects, [`status_document`] for the proxy's own
+//! document, [`forward`] for all other requests. Requests from other replicas have an entrance of their own, [`remote_requests`]. Each
+//! handler holds only the [`Components`] and the handlers that it needs, and imports nothing from this file. Errors become responses in
+//! [`respond`] alone. Absent: connections ([`server`]), the state of streams (protocol, event log), and how their bodies are written
+//! (delivery).
 
 mod body;
 mod callers;
@@ -83,7 +84,7 @@ pub struct Ingress {
     drain: Arc<Drain>,
     refusals: Refusals,
     owner_check: OwnerCheck,
-    callers: Arc<Callers>,
+    callers: Callers,
     calls: Calls,
     client_responses: Arc<ClientResponses>,
     dialect_requests: DialectRequests,
@@ -93,7 +94,6 @@ pub struct Ingress {
     session_ends: Arc<SessionEnds>,
     forwarder: Arc<Forwarder>,
     status_document: StatusDocument,
-    remote_requests: Arc<RemoteRequests>,
 }
 
 /// Handles the requests of the data listener.
@@ -113,7 +113,7 @@ impl server::Handler for Handler {
         request: Request<Incoming>,
     ) -> impl Future<Output = Response<BoxBody>> + Send + 'static {
         // hyper keeps room for the handler's future while the connection lives: a box keeps it small.
-        Box::pin(async move { self.0.handle(connection, request).await })
+        Box::pin(self.0.handle(connection, request))
     }
 }
 
@@ -122,7 +122,7 @@ impl Ingress {
     pub fn new(components: &Components) -> Self {
         let refusals = Refusals::new(components);
         let owner_check = OwnerCheck::new(components);
-        let callers = Arc::new(Callers::new(components, owner_check.clone()));
+        let callers = Callers::new(components, owner_check.clone());
         let forwarder = Arc::new(Forwarder::new(components, refusals.clone()));
         let owners = Arc::new(OwnerForwarder::new(components, refusals.clone()));
         let tokens = Arc::new(TokenRefresh::new(components, forwarder.clone()));
@@ -150,13 +150,6 @@ impl Ingress {
             tokens.clone(),
             delivery,
         ));
-        let remote_requests = Arc::new(RemoteRequests::new(
-            components,
-            callers.clone(),
-            client_responses.clone(),
-            url_responses.clone(),
-            session_ends.clone(),
-        ));
         let Components { config, log, upstream, drain, .. } = components;
         Self {
             config: config.clone(),
@@ -181,18 +174,12 @@ impl Ingress {
             session_ends,
             forwarder,
             status_document: StatusDocument::new(components),
-            remote_requests,
             refusals,
         }
     }
 
-    /// Returns the handler of requests that other replicas forward.
-    pub fn remote_requests(&self) -> Arc<RemoteRequests> {
-        self.remote_requests.clone()
-    }
-
     /// Handles one request. Never fails: every error is a response.
-    async fn handle(&self, connection: Arc<Connection>, request: Request<Incoming>) -> Response<BoxBody> {
+    async fn handle(self: Arc<Self>, connection: Arc<Connection>, request: Request<Incoming>) -> Response<BoxBody> {
         let receipts = connection.receipts().clone();
         let origin = request.headers().get(ORIGIN).cloned();
         let is_marked = misdirected::is_marked(request.headers());

@@ -1,4 +1,5 @@
-//! Error responses of the handlers, each counted by its code.
+//! Error responses of the handlers, each counted by its code. Absent: failures that an earlier handler or another replica has counted, and
+//! those that are kept for a retry (`calls/reply.rs`).
 
 use std::sync::Arc;
 
@@ -52,7 +53,7 @@ impl Refusals {
         respond::failure(failure, &call.ids, call.is_batch)
     }
 
-    /// Returns the failure of a stream's upstream call to a request without an ID.
+    /// Returns a failure to a request without an ID.
     pub(super) fn fail(&self, failure: Failure) -> Response<BoxBody> {
         self.errors.observe_reject(failure.code);
         respond::failure(failure, &[], false)
@@ -61,9 +62,10 @@ impl Refusals {
     /// Returns the failure of a request that was forwarded, and counts it for the upstream if that is at fault.
     pub(super) fn fail_forward(&self, failure: Failure) -> Response<BoxBody> {
         let code = failure.code;
+        let response = self.fail(failure);
         if code.side() == Side::Upstream {
             self.errors.observe_upstream_failure(code);
         }
-        self.fail(failure)
+        response
     }
 }

@@ -9,12 +9,17 @@ use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 
 use super::callers::Callers;
-use super::client_responses::{ClientResponses, UrlResponses};
+use super::client_responses::{ClientResponses, PostDelivery, UrlResponses};
 use super::components::Components;
 use super::connection::Connection;
 use super::context::{RequestContext, Sender};
+use super::forward::Forwarder;
+use super::forward_to_owner::OwnerForwarder;
+use super::misdirected::OwnerCheck;
+use super::refusals::Refusals;
 use super::session_end::SessionEnds;
-use super::token_refresh::is_concerned;
+use super::stream_finder::StreamFinder;
+use super::token_refresh::{TokenRefresh, is_concerned};
 use crate::body::BoxBody;
 use crate::config::Config;
 use crate::event_log::EventLog;
@@ -31,22 +36,34 @@ const MAX_RESPONSE: usize = 1024 * 1024;
 pub struct RemoteRequests {
     config: Arc<Config>,
     log: Arc<EventLog>,
-    callers: Arc<Callers>,
+    callers: Callers,
     client_responses: Arc<ClientResponses>,
     url_responses: Arc<UrlResponses>,
     session_ends: Arc<SessionEnds>,
 }
 
 impl RemoteRequests {
-    pub(super) fn new(
-        components: &Components,
-        callers: Arc<Callers>,
-        client_responses: Arc<ClientResponses>,
-        url_responses: Arc<UrlResponses>,
-        session_ends: Arc<SessionEnds>,
-    ) -> Self {
+    /// Makes the handlers of forwarded requests, each with its part of `components`.
+    pub fn new(components: &Components) -> Self {
+        let refusals = Refusals::new(components);
+        let forwarder = Arc::new(Forwarder::new(components, refusals.clone()));
+        let owners = Arc::new(OwnerForwarder::new(components, refusals.clone()));
+        let tokens = Arc::new(TokenRefresh::new(components, forwarder.clone()));
+        let finder = Arc::new(StreamFinder::new(components, tokens.clone()));
+        let delivery = Arc::new(PostDelivery::new(components, forwarder.clone()));
+        let url_responses = UrlResponses::new(components, refusals.clone(), finder, owners.clone(), delivery.clone());
+        let session_ends =
+            SessionEnds::new(components, refusals.clone(), forwarder.clone(), owners.clone(), tokens.clone());
+        let client_responses = ClientResponses::new(components, refusals, forwarder, owners, tokens, delivery);
         let Components { config, log, .. } = components;
-        Self { config: config.clone(), log: log.clone(), callers, client_responses, url_responses, session_ends }
+        Self {
+            config: config.clone(),
+            log: log.clone(),
+            callers: Callers::new(components, OwnerCheck::new(components)),
+            client_responses: Arc::new(client_responses),
+            url_responses: Arc::new(url_responses),
+            session_ends: Arc::new(session_ends),
+        }
     }
 
     /// Handles a request that another replica forwards. `None` if it does not concern this replica.

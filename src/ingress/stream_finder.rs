@@ -15,7 +15,7 @@ use crate::protocol::ids::{EventId, ResumeToken, Seq, Verified};
 /// Time for the owner of a stream to say whether it has more than the store.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Finds streams by event ID or resume token.
+/// Finds streams by event ID or resume token, at the resume rate of the caller.
 pub(super) struct StreamFinder {
     log: Arc<EventLog>,
     replicas: Option<Arc<Replicas>>,

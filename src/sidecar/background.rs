@@ -17,7 +17,7 @@ use super::metrics::Metrics;
 use crate::admin::Admin;
 use crate::body::Incoming;
 use crate::config::Config;
-use crate::ingress::{Components, Ingress};
+use crate::ingress::{Components, RemoteRequests};
 use crate::server::listener::stopped;
 use crate::server::{self, ConnectionLimit, ListenerConfig, Protocols};
 use crate::tls::Certificates;
@@ -86,7 +86,7 @@ impl Lifecycle {
             tokio::join!(log.sweep(), log.keep_open(), log.keep_claims());
         });
         if let Some(replicas) = components.replicas.clone() {
-            let requests = Ingress::new(&components).remote_requests();
+            let requests = Arc::new(RemoteRequests::new(&components));
             tasks.spawn(async move { replicas.run(move |message| requests.clone().handle(message)).await });
         }
         for (listener, is_metrics_only) in [(admin, false), (monitored, true)] {

@@ -1,4 +1,5 @@
-//! Rules by which the proxy may begin a response before the server does.
+//! Rules by which the proxy may begin a response before the server does: after `commit_after`, with an interim result, or because another
+//! connection has taken the stream over.
 //!
 //! A head of the server matters if a client acts on it: a status such as 401, or the CORS headers that a browser needs. The proxy begins
 //! a response only if such a head is not expected: the server has accepted the same credentials lately, and its CORS headers are known.
@@ -12,6 +13,7 @@ use http::header::ORIGIN;
 use super::request::CallRequest;
 use crate::clock;
 use crate::event_log::{Attachment, EventLog, Head};
+use crate::ingress::components::Components;
 use crate::upstream::Upstream;
 
 /// Decides whether a response may begin before the server's head.
@@ -21,8 +23,8 @@ pub(super) struct CommitRules {
 }
 
 impl CommitRules {
-    pub(super) fn new(upstream: Arc<Upstream>) -> Self {
-        Self { upstream }
+    pub(super) fn new(components: &Components) -> Self {
+        Self { upstream: components.upstream.clone() }
     }
 
     /// True if the proxy may send a head before the upstream does. It must not hide a head that matters: a status on which a client acts,
@@ -52,13 +54,4 @@ pub(super) fn poll_begin(log: &EventLog, attachment: &Attachment, cx: &mut Conte
         return Poll::Ready(head);
     }
     attachment.poll_head_even_displaced(cx)
-}
-
-/// Polls for the head of a response that begins when all results are there, for a client that takes no stream.
-pub(super) fn poll_complete(attachment: &Attachment, cx: &mut Context<'_>) -> Poll<Head> {
-    let head = ready!(attachment.poll_head_even_displaced(cx));
-    if matches!(head, Head::Stream(..) | Head::Committed) {
-        ready!(attachment.poll_all_responses(cx));
-    }
-    Poll::Ready(head)
 }

@@ -68,9 +68,9 @@ impl Calls {
         starter: Arc<StreamStarter>,
         responder: Arc<StreamResponder>,
     ) -> Self {
-        let Components { config, log, upstream, metrics, .. } = components;
+        let Components { config, log, metrics, .. } = components;
         let admission = Admission::new(components);
-        let commit = CommitRules::new(upstream.clone());
+        let commit = CommitRules::new(components);
         let partial = Arc::new(PartialResultsPolicy::new(components));
         let replies = Arc::new(Replies::new(components, refusals.clone(), responder));
         Self {

@@ -3,13 +3,13 @@
 use std::future::{pending, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode};
 use http_body_util::BodyExt;
 
-use super::commit::{poll_begin, poll_complete};
+use super::commit::poll_begin;
 use super::request::Reply;
 use crate::body::BoxBody;
 use crate::clock;
@@ -185,4 +185,13 @@ impl Replies {
         *response.body_mut() = Kept::new(body, attachment, receipt, receipts).followed_by(pieces).boxed_unsync();
         response
     }
+}
+
+/// Polls for the head of a response that begins when all results are there, for a client that takes no stream.
+fn poll_complete(attachment: &Attachment, cx: &mut Context<'_>) -> Poll<Head> {
+    let head = ready!(attachment.poll_head_even_displaced(cx));
+    if matches!(head, Head::Stream(..) | Head::Committed) {
+        ready!(attachment.poll_all_responses(cx));
+    }
+    Poll::Ready(head)
 }

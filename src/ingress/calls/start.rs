@@ -122,6 +122,10 @@ impl CallStarter {
         let CallRequest { context, call, accept, retry, .. } = request;
         let settings = self.admission.settings(request);
         let streams = &self.config.streams;
+        let commit_after = match self.config.delivery.commit_after {
+            Some(time) if self.commit.may_commit(request) => Some(time),
+            Some(_) | None => None,
+        };
         let policy = Policy {
             kind: StreamKind::Request,
             era: call.era(),
@@ -134,7 +138,7 @@ impl CallStarter {
             full_wait: streams.full_wait,
             linger: streams.linger,
             input_grace: self.config.dialects.input_grace,
-            commit_after: if self.commit.may_commit(request) { self.config.delivery.commit_after } else { None },
+            commit_after,
             retry: self.config.delivery.retry,
             // Events that no client reads as a stream are never written, and must not fill it up.
             can_pause: !call.has_listen() && accept.sse,
