@@ -12,6 +12,7 @@ use super::*;
 use crate::clock;
 use crate::config::OnUnreachable;
 use crate::event_log::{Backing, Identity};
+use crate::ingress::RemoteRequests;
 use crate::protocol::ids::{Keyring, Owner, StoreEpoch};
 use crate::store::test_store::TestStore;
 use crate::upstream::{DialFuture, Wire};
@@ -184,7 +185,7 @@ impl Replica {
         let (connect, connections) = mpsc::unbounded_channel();
         let config = data_listener(&components, None);
         let (log, replicas) = (components.log.clone(), components.replicas.clone().unwrap());
-        let requests = Ingress::new(&components).remote_requests();
+        let requests = Arc::new(RemoteRequests::new(&components));
         let tasks = vec![
             tokio::spawn(serve_data(Listener(connections), components.clone(), config, pending())),
             tokio::spawn(async move {
