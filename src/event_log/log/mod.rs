@@ -1,6 +1,6 @@
 //! The log of streams: creates, finds, keeps and forgets them.
 
-mod forgetting;
+mod retention;
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
