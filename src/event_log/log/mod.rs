@@ -1,6 +1,7 @@
 //! The log of streams: creates, finds, keeps and forgets them.
 
 mod retention;
+mod stubs;
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,8 @@
-//! Retention: a finished stream shrinks to a stub once its delivery is proven, and is forgotten in the end.
+//! Retention: a finished stream is kept for retries and resumes, and forgotten in the end.
+//!
+//! Owned here: the start of a retention, its checks by the sweeper, and its extension in the store. A stream whose
+//! delivery is proven becomes a stub meanwhile (`stubs.rs`). Absent: eviction before the end of the retention
+//! (`writer/eviction.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,7 +13,6 @@ use crate::event_log::log::EventLog;
 use crate::event_log::stream::Stream;
 use crate::event_log::stream::delivery::DeliveryCertainty;
 use crate::event_log::sweeper::Verdict;
-use crate::event_log::writer::stream_table::StreamEntry;
 use crate::protocol::ids::StreamId;
 use crate::protocol::stream::Phase;
 use crate::simulation::{self, Bug};
@@ -52,68 +55,6 @@ impl EventLog {
         }
     }
 
-    /// Replaces a stream with a proven delivery by its stub, if the stub has all that may still be read.
-    pub(in crate::event_log) fn reduce_to_stub(&self, stream: &Arc<Stream>) {
-        if !stream.is_proven() || !self.streams.has(stream) {
-            return;
-        }
-        let now = clock::now();
-        if let Some(stub) = stream.to_stub(now)
-            && self.streams.replace(stream, stub.enter())
-        {
-            // A delivered call cannot be retried.
-            stream.forget_retries();
-            self.sweeper.schedule(now + self.streams.quotas.global().allowance.delivered_retention, stream.id());
-        }
-    }
-
-    /// Returns the stream, rebuilt from its stub if need be. A stub without a response stays in place, because its
-    /// stream has no events to read; its retention begins anew.
-    pub(in crate::event_log) fn expand(&self, id: StreamId) -> Option<Arc<Stream>> {
-        let now = clock::now();
-        let mut known = self.streams.entries.get_mut(&id)?;
-        let stub = match known.value_mut() {
-            StreamEntry::Stream(stream) => return Some(stream.clone()),
-            StreamEntry::Stub(stub) => stub,
-        };
-        stub.left_at = now;
-        let response = stub.response.take();
-        let has_response = response.is_some();
-        let stream =
-            Arc::new(Stream::from_stub(stub, response, self.identity.clone(), self.bounds, self.backing.clone()));
-        stream.publish_first();
-        if has_response {
-            let stub = std::mem::replace(known.value_mut(), StreamEntry::Stream(stream.clone()));
-            // The stub locks its quota when it is dropped, which must not happen under the lock of the map.
-            drop(known);
-            drop(stub);
-            stream.note_delivered(DeliveryCertainty::Proven);
-            self.sweeper.schedule(now + self.streams.quotas.global().allowance.delivered_retention, id);
-        }
-        Some(stream)
-    }
-
-    /// Checks a stub whose time may have come. Returns `None` if there is none of this id.
-    pub(in crate::event_log) fn check_stub(&self, id: StreamId, now: Instant) -> Option<Verdict> {
-        let mut known = self.streams.entries.get_mut(&id)?;
-        let StreamEntry::Stub(stub) = known.value_mut() else { return None };
-        let until = stub.readable_until();
-        if until <= now || simulation::has(Bug::ForgetsTheLastReader) {
-            // The guard of the map is dropped before the entry is removed.
-            drop(known);
-            self.streams.entries.remove_if(&id, |_, known| known.stream().is_none());
-            return Some(Verdict::Gone);
-        }
-        // The end of retention is scheduled since the stream was sealed.
-        let is_early = stub.drop_response(now);
-        // No other lock is taken under the lock of the map.
-        drop(known);
-        if !is_early {
-            self.keep_for(id, Some(until), now);
-        }
-        Some(if is_early { Verdict::Gone } else { Verdict::Until(Some(until)) })
-    }
-
     /// Sweeps finished streams and idle sessions, until dropped.
     pub async fn sweep(&self) {
         tokio::join!(self.sweeper.run(|id, now| self.check_retention(id, now)), self.sweep_sessions());
@@ -142,7 +83,7 @@ impl EventLog {
 
     /// Extends the retention of a resumed stream in the store, so that it stays there as long as here, also over a
     /// restart.
-    fn keep_for(&self, id: StreamId, until: Option<Instant>, now: Instant) {
+    pub(super) fn keep_for(&self, id: StreamId, until: Option<Instant>, now: Instant) {
         if let Some(backing) = self.backing.clone() {
             let keep = until.unwrap_or(now + backing::KEEP_UNSEALED).saturating_duration_since(now);
             tokio::spawn(async move {

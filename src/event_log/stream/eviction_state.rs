@@ -1,4 +1,8 @@
-//! Retention of a finished stream, and its eviction before the end of that.
+//! State of a stream that decides when it may go: its delivery, the end of its retention, and its place in the eviction
+//! queues of its quota.
+//!
+//! Absent: the order in which streams are evicted (`writer/eviction.rs`), and the sweep of those whose retention is over
+//! (`log/retention.rs`).
 
 use std::time::Instant;
 
