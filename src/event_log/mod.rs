@@ -41,6 +41,7 @@ pub use stream::attachment::{Attachment, ReadOutcome};
 pub use stream::delivery::DeliveryCertainty;
 pub use stream::partial_results::Slice;
 pub use stream::response_head::{Head, Plain};
+pub use stream::retries::RetryMatch;
 pub use stream::summary::Summary;
 pub use stream::{Collected, Spec, Stream};
 pub use writer::Writer;

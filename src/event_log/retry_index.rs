@@ -17,8 +17,8 @@ use crate::event_log::backing::fingerprint::Fingerprint;
 pub enum Match<T> {
     /// No match: the POST is a new call, now registered.
     New(Arc<T>, Registration<T>),
-    /// A stream with the same fingerprint.
-    Same(Arc<T>),
+    /// A stream with the same fingerprint, which `matches` has accepted.
+    Found(Arc<T>),
 }
 
 /// Index of calls that a retry may match.
@@ -102,7 +102,7 @@ impl<T> RetryIndex<T> {
             && let Some(stream) = found.get().upgrade()
         {
             if matches(&stream) {
-                return Ok(Match::Same(stream));
+                return Ok(Match::Found(stream));
             }
             stale = Some(stream);
         }

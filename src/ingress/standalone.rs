@@ -156,7 +156,7 @@ impl StandaloneStreams {
             ids: Vec::new(),
             is_batch: false,
             should_poll: false,
-            body: None,
+            body_fingerprint: None,
             slicing: None,
         };
         let stream = self.log.create(spec, reservation);

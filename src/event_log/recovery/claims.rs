@@ -22,6 +22,7 @@ use crate::event_log::backing::claim::{
 use crate::event_log::backing::fingerprint::Fingerprint;
 use crate::event_log::log::EventLog;
 use crate::event_log::recovery::kept_responses;
+use crate::event_log::stream::retries::RetryMatch;
 use crate::protocol::cluster::{Base64, RepeatedCall};
 use crate::protocol::ids::StreamId;
 use crate::store::Error;
@@ -152,11 +153,16 @@ impl EventLog {
             return if is_released { RepeatedCall::Another } else { RepeatedCall::Nothing };
         };
         stream.wait_for_detach().await;
-        if !stream.may_match_retry(body.is_some()) {
-            return RepeatedCall::Another;
-        }
-        if stream.body() != body.and_then(Fingerprint::from_wire) {
-            return RepeatedCall::OtherBody;
+        let body = match body.map(Fingerprint::from_wire) {
+            // Malformed: the fingerprint of no body.
+            Some(None) => return RepeatedCall::OtherBody,
+            Some(body) => body,
+            None => None,
+        };
+        match stream.match_retry(body) {
+            RetryMatch::Retry => {}
+            RetryMatch::OtherBody => return RepeatedCall::OtherBody,
+            RetryMatch::NewCall => return RepeatedCall::Another,
         }
         stream.touch();
         match tokio::time::timeout(HEAD_WAIT, stream.head()).await {

@@ -82,7 +82,7 @@ impl EventLog {
 
 /// Returns whether the response of the call is kept for its key beyond this process.
 fn outlives_process(stream: &Stream) -> bool {
-    stream.body().is_some() && stream.has_claim()
+    stream.body_fingerprint().is_some() && stream.has_claim()
 }
 
 /// Record of a response that the store refused at first.

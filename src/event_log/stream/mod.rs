@@ -15,7 +15,7 @@ pub(in crate::event_log) mod partial_results;
 pub(in crate::event_log) mod remote;
 mod rendering;
 pub(in crate::event_log) mod response_head;
-mod retries;
+pub(in crate::event_log) mod retries;
 pub(in crate::event_log) mod staging;
 pub(in crate::event_log) mod state;
 pub(in crate::event_log) mod stub;
@@ -66,7 +66,7 @@ pub struct Spec {
     /// True if a response closes as soon as all stored events are written.
     pub should_poll: bool,
     /// Fingerprint of the POST body, if a retry may name the call by a key.
-    pub body: Option<Fingerprint>,
+    pub body_fingerprint: Option<Fingerprint>,
     /// Description for reading in slices, or `None` if the stream is not sliced.
     pub slicing: Option<Slicing>,
 }
@@ -99,7 +99,7 @@ pub struct Stream {
     /// True if a client of the stream may be asked to poll.
     should_poll: bool,
     /// Fingerprint of the POST body, if a retry may name the call by a key. Boxed, because few streams have one.
-    body: Option<Box<Fingerprint>>,
+    body_fingerprint: Option<Box<Fingerprint>>,
     registrations: Mutex<Vec<Registration<Stream>>>,
     /// Slices, or `None` if the stream is not sliced.
     slices: Option<Box<Slices>>,
@@ -148,7 +148,7 @@ impl Stream {
             binding: spec.binding,
             bounds,
             should_poll: spec.should_poll,
-            body: spec.body.map(Box::new),
+            body_fingerprint: spec.body_fingerprint.map(Box::new),
             registrations: Mutex::default(),
             slices: spec.slicing.map(|slicing| Box::new(Slices::new(slicing))),
             quota,
@@ -235,8 +235,8 @@ impl Stream {
     }
 
     /// Returns the fingerprint of the POST body, if a retry may name the call by a key.
-    pub fn body(&self) -> Option<Fingerprint> {
-        self.body.as_deref().copied()
+    pub fn body_fingerprint(&self) -> Option<Fingerprint> {
+        self.body_fingerprint.as_deref().copied()
     }
 
     /// Notes a request for the stream without a reader.

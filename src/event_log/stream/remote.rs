@@ -50,7 +50,7 @@ impl Stream {
             ids: Vec::new(),
             is_batch: about.batch,
             should_poll: about.polls,
-            body: about.body,
+            body_fingerprint: about.body,
             slicing: about.slicing,
         };
         let mut stream = Self::new(id, identity, bounds, Some(backing), spec, reservation, now);

@@ -1,22 +1,46 @@
-//! Registrations of a stream: the entries of the retry index, and the claims, by which the repeated POST finds it.
+//! Retries of a stream's call: the comparison with a repeated POST, and the entries of the retry index and the claims, by
+//! which that POST finds the stream.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use crate::event_log::backing::fingerprint::Fingerprint;
 use crate::event_log::retry_index::Registration;
 use crate::event_log::stream::Stream;
 use crate::event_log::stream::response_head::Head;
 use crate::sync;
-use std::time::Duration;
 
 /// Time that a likely retry waits for the first call's client to leave.
 const DETACH_WAIT: Duration = Duration::from_millis(200);
 
+/// Relation of a POST to the stream's call, which has the same fingerprint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RetryMatch {
+    /// The POST is a retry of the call.
+    Retry,
+    /// The POST has the call's `Idempotency-Key` and another body.
+    OtherBody,
+    /// The POST is a new call: the stream's can no longer be retried.
+    NewCall,
+}
+
 impl Stream {
-    /// Returns whether a POST with the same fingerprint is a retry. With an idempotency key it is one for the life of
-    /// the stream. With the same request id and body it is one until the response was delivered, even while the first
+    /// Compares a POST of the same fingerprint with the call. `body` is the fingerprint of its body, if it has an
+    /// `Idempotency-Key`.
+    pub fn match_retry(&self, body: Option<Fingerprint>) -> RetryMatch {
+        if !self.can_be_retried(body.is_some()) {
+            RetryMatch::NewCall
+        } else if self.body_fingerprint() == body {
+            RetryMatch::Retry
+        } else {
+            RetryMatch::OtherBody
+        }
+    }
+
+    /// Returns whether the call can be retried. With an idempotency key it can for the life of
+    /// the stream. With the same request id and body it can until the response was delivered, even while the first
     /// client is attached: a half-open connection counts as attached, and a session uses a request id once. A call
     /// that ended before it was sent upstream cannot be retried.
-    pub fn may_match_retry(&self, has_key: bool) -> bool {
+    fn can_be_retried(&self, has_key: bool) -> bool {
         let has_arrived = self.has_arrived();
         self.with_machine(|machine| {
             let never_ran = machine.is_sealed() && !self.is_sent();

@@ -25,7 +25,7 @@ impl Stream {
             ids,
             batch: self.is_batch,
             polls: self.should_poll,
-            body: self.body(),
+            body: self.body_fingerprint(),
             slicing: self.slicing().cloned(),
             secret: self.secret().cloned(),
         }

@@ -189,7 +189,7 @@ impl Stream {
             ids: Vec::new(),
             is_batch: stub.is_batch,
             should_poll: false,
-            body: None,
+            body_fingerprint: None,
             slicing: None,
         };
         let is_stored = backing.is_some();

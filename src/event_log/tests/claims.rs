@@ -62,7 +62,7 @@ async fn run(log: &EventLog, body: Option<Fingerprint>) -> (Fingerprint, ClaimRe
         panic!("it is claimed already")
     };
     let reservation = log.admit(&quota(log, 0), 0).unwrap();
-    let stream = log.create_as(hold.stream(), Spec { body, ..spec() }, reservation);
+    let stream = log.create_as(hold.stream(), Spec { body_fingerprint: body, ..spec() }, reservation);
     let registered = log.retry_index().find_or_register(call, |_| false, || Ok::<_, ()>(stream.clone()));
     let Ok(Match::New(_, registration)) = registered else { panic!("it is registered already") };
     stream.keep_registration(registration.with_claim(Some(hold)));

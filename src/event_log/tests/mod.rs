@@ -123,7 +123,15 @@ fn spec() -> Spec {
         should_refuse_requests: false,
         should_announce_cancel: true,
     };
-    Spec { policy, binding: binding(), ids: vec![id()], is_batch: false, should_poll: false, body: None, slicing: None }
+    Spec {
+        policy,
+        binding: binding(),
+        ids: vec![id()],
+        is_batch: false,
+        should_poll: false,
+        body_fingerprint: None,
+        slicing: None,
+    }
 }
 
 /// Creates a stream whose upstream has begun to respond, with its writer.

@@ -193,7 +193,7 @@ impl StreamTable {
             let Some(stream) = self.get(id) else { continue };
             if stream.evict(queue, since, now) {
                 self.forget(&stream);
-                if stream.body().is_some() {
+                if stream.body_fingerprint().is_some() {
                     // A key still finds the stream in the store.
                     stream.leave_claims();
                 }

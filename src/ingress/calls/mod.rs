@@ -33,7 +33,7 @@ use super::stream_start::StreamStarter;
 use super::token_refresh::{TokenRefresh, Unproven};
 use crate::body::BoxBody;
 use crate::config::Config;
-use crate::event_log::{Binding, EventLog, Session, Stream};
+use crate::event_log::{Binding, EventLog, RetryMatch, Session, Stream};
 use crate::protocol::classify;
 use crate::protocol::dialect::Declared;
 use crate::protocol::dialect::resume_tokens::{self, TokenField};
@@ -165,7 +165,8 @@ impl Calls {
         let observer = ResponseObserver::new(initialize, self.partial.edited_list(&call));
         let mut request = CallRequest { context, call, accept, body, partial, retry, observer };
         // A call of an older token here needs no search at other replicas.
-        let is_found = previous_call.as_ref().is_some_and(|stream| stream.may_match_retry(retry.body.is_some()));
+        let is_found =
+            previous_call.as_ref().is_some_and(|stream| stream.match_retry(retry.body) != RetryMatch::NewCall);
         let remote_call = if !is_found && self.remote_retries.may_be_recorded(retry) {
             Box::pin(self.remote_retries.find(&request)).await
         } else {

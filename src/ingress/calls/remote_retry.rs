@@ -22,7 +22,8 @@ use crate::clock;
 use crate::cluster::{Absence, Replicas};
 use crate::config::OnUnreachable;
 use crate::event_log::{
-    ClaimGuard, ClaimOutcome, ClaimRecord, ClaimRequest, EventLog, Fingerprint, RegistrationLock, Stream, SubjectClaim,
+    ClaimGuard, ClaimOutcome, ClaimRecord, ClaimRequest, EventLog, Fingerprint, RegistrationLock, RetryMatch, Stream,
+    SubjectClaim,
 };
 use crate::ingress::components::Components;
 use crate::ingress::stream_finder::StreamFinder;
@@ -133,7 +134,7 @@ impl RemoteRetries {
         loop {
             let lock = self.log.retry_index().registering(call).await;
             let here = self.log.retry_index().find(&call);
-            if here.as_ref().is_some_and(|stream| stream.may_match_retry(body.is_some())) {
+            if here.as_ref().is_some_and(|stream| stream.match_retry(body) != RetryMatch::NewCall) {
                 return EarlierCall::None(None);
             }
             let (run, record) = match search.claim().await {
@@ -171,7 +172,7 @@ impl RemoteRetries {
         let Retry { fingerprint: Some(own), body, .. } = request.retry else {
             return ControlFlow::Break(EarlierCall::None(claim));
         };
-        if self.log.retry_index().find(&own).is_some_and(|stream| stream.may_match_retry(true)) {
+        if self.log.retry_index().find(&own).is_some_and(|stream| stream.match_retry(body) != RetryMatch::NewCall) {
             return ControlFlow::Break(EarlierCall::None(claim));
         }
         let found = match &mut claim {
@@ -221,12 +222,13 @@ impl RemoteRetries {
             // A call that was claimed a moment ago may not be registered yet.
             drop(self.log.retry_index().registering(call).await);
             let here = self.log.retry_index().find(&call);
+            let retry_match = here.as_ref().map_or(RetryMatch::NewCall, |stream| stream.match_retry(body));
             if let Some(stream) = &here
                 && stream.id() == previous.run.stream
-                && stream.may_match_retry(true)
+                && retry_match != RetryMatch::NewCall
             {
                 stream.wait_for_detach().await;
-                return ControlFlow::Break(if search.may_have(stream) && stream.body() == body {
+                return ControlFlow::Break(if search.may_have(stream) && retry_match == RetryMatch::Retry {
                     EarlierCall::Stream(stream.clone())
                 } else {
                     EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused))
@@ -388,14 +390,11 @@ impl Search<'_> {
             return self.find_without_stream(run).await;
         };
         stream.wait_for_detach().await;
-        if !stream.may_match_retry(self.body.is_some()) {
-            return Finding::Replace;
+        match stream.match_retry(self.body) {
+            RetryMatch::Retry => Finding::Done(self.restore_for_client(stream).await),
+            RetryMatch::OtherBody => Finding::Done(EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused))),
+            RetryMatch::NewCall => Finding::Replace,
         }
-        Finding::Done(if stream.body() == self.body {
-            self.restore_for_client(stream).await
-        } else {
-            EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused))
-        })
     }
 
     /// Returns the call of a process that is gone if the store has no stream of it.

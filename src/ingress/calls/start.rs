@@ -9,7 +9,7 @@ use super::remote_retry::PendingClaim;
 use super::request::{Beginning, CallRequest, Retry};
 use crate::config::{Config, Mode};
 use crate::delivery::Start;
-use crate::event_log::{self, Attachment, EventLog, Match, Spec, Stream};
+use crate::event_log::{self, Attachment, EventLog, Match, RetryMatch, Spec, Stream};
 use crate::ingress::components::Components;
 use crate::ingress::context::{RequestContext, detached, head_bytes};
 use crate::ingress::metrics::Metrics;
@@ -76,9 +76,12 @@ impl CallStarter {
         claim: Option<PendingClaim>,
     ) -> Result<StartedCall, ErrorCode> {
         let Retry { fingerprint, body, .. } = request.retry;
-        if let Some(stream) = previous_call.filter(|stream| stream.may_match_retry(body.is_some())) {
-            let is_same = stream.body() == body;
-            return if is_same { Ok(self.return_to(&request.context, &stream)) } else { Err(ErrorCode::KeyReused) };
+        if let Some(stream) = previous_call {
+            match stream.match_retry(body) {
+                RetryMatch::Retry => return Ok(self.return_to(&request.context, &stream)),
+                RetryMatch::OtherBody => return Err(ErrorCode::KeyReused),
+                RetryMatch::NewCall => {}
+            }
         }
         if !self.admission.can_admit(request) {
             return self.rejoin(request);
@@ -96,14 +99,18 @@ impl CallStarter {
         let Some(fingerprint) = fingerprint else {
             return Ok(self.start(request, &create()?));
         };
-        let matches = |stream: &Arc<Stream>| stream.may_match_retry(body.is_some());
+        let mut retry_match = RetryMatch::NewCall;
+        let matches = |stream: &Arc<Stream>| {
+            retry_match = stream.match_retry(body);
+            retry_match != RetryMatch::NewCall
+        };
         match self.log.retry_index().find_or_register(fingerprint, matches, create)? {
             Match::New(stream, registration) => {
                 stream.keep_registration(registration.with_claim(guard));
                 Ok(self.start(request, &stream))
             }
-            Match::Same(stream) if stream.body() == body => Ok(self.return_to(&request.context, &stream)),
-            Match::Same(_) => Err(ErrorCode::KeyReused),
+            Match::Found(stream) if retry_match == RetryMatch::Retry => Ok(self.return_to(&request.context, &stream)),
+            Match::Found(_) => Err(ErrorCode::KeyReused),
         }
     }
 
@@ -111,10 +118,11 @@ impl CallStarter {
     fn rejoin(&self, request: &CallRequest) -> Result<StartedCall, ErrorCode> {
         let Retry { fingerprint, body, .. } = request.retry;
         let found = fingerprint.and_then(|fingerprint| self.log.retry_index().find(&fingerprint));
-        match found.filter(|stream| stream.may_match_retry(body.is_some())) {
-            Some(stream) if stream.body() == body => Ok(self.return_to(&request.context, &stream)),
-            Some(_) => Err(ErrorCode::KeyReused),
-            None => Err(ErrorCode::Draining),
+        let Some(stream) = found else { return Err(ErrorCode::Draining) };
+        match stream.match_retry(body) {
+            RetryMatch::Retry => Ok(self.return_to(&request.context, &stream)),
+            RetryMatch::OtherBody => Err(ErrorCode::KeyReused),
+            RetryMatch::NewCall => Err(ErrorCode::Draining),
         }
     }
 
@@ -152,7 +160,7 @@ impl CallStarter {
             ids: call.ids.clone(),
             is_batch: call.is_batch,
             should_poll: settings.mode == Mode::Poll,
-            body: retry.body,
+            body_fingerprint: retry.body,
             slicing: request.partial.as_ref().and_then(|partial| self.partial.slicing(call, partial, &request.body)),
         }
     }

@@ -350,7 +350,7 @@ impl Pump {
     }
 
     fn is_keyed(&self) -> bool {
-        self.writer.stream().body().is_some()
+        self.writer.stream().body_fingerprint().is_some()
     }
 
     /// Reports a failure, unless it ended the stream: that one is reported when the stream is sealed.
