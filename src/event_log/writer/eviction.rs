@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::clock;
 use crate::event_log::quota::largest::LargestQuotas;
-use crate::event_log::quota::{EvictionQueue, Quota, StreamReservation};
+use crate::event_log::quota::{EvictionQueue, Quota};
 use crate::event_log::writer::stream_table::StreamTable;
 use crate::protocol::error::ErrorCode;
 use crate::sync;
@@ -29,33 +29,6 @@ const SPARE: usize = 16;
 const RETRIES: usize = 64;
 
 impl StreamTable {
-    /// Reserves memory for one more call of `quota` with a request of this size.
-    pub(in crate::event_log) fn admit(
-        &self,
-        quota: &Arc<Quota>,
-        request_bytes: usize,
-    ) -> Result<StreamReservation, ErrorCode> {
-        let allowance = &quota.global().allowance;
-        if quota.detached() >= allowance.max_detached {
-            return Err(ErrorCode::TooManyDetached);
-        }
-        self.ensure_within_limits(quota)?;
-        // Counted before the comparison, so that two concurrent calls do not both get the last place.
-        let mut reservation = quota.reserve_stream(request_bytes);
-        reservation.set_running(true);
-        if quota.streams() > allowance.max_streams { Err(ErrorCode::TooManyStreams) } else { Ok(reservation) }
-    }
-
-    /// Reserves memory for a session's standalone stream. It is no call: only bytes limit it.
-    pub(in crate::event_log) fn admit_standalone(
-        &self,
-        quota: &Arc<Quota>,
-        request_bytes: usize,
-    ) -> Result<StreamReservation, ErrorCode> {
-        self.ensure_within_limits(quota)?;
-        Ok(quota.reserve_stream(request_bytes))
-    }
-
     /// Evicts until `quota` is within its limits. An error means that nothing could be evicted; other calls may take
     /// the memory as fast as this one frees it.
     pub(in crate::event_log) fn ensure_within_limits(&self, quota: &Quota) -> Result<(), ErrorCode> {

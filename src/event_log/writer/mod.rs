@@ -1,5 +1,6 @@
 //! Writer: the pump's side of a stream, the only one that appends.
 
+mod admission;
 mod eviction;
 pub(in crate::event_log) mod recorder;
 pub(in crate::event_log) mod stream_table;
