@@ -54,7 +54,7 @@ pub struct EventLog {
     pub(in crate::event_log) readers: ReaderTable,
     /// Permits for the late responses that are written to the store.
     pub(in crate::event_log) late_responses: Arc<Semaphore>,
-    /// Replicas whose lease has expired; see [`EventLog::set_expired_owners`].
+    /// Replicas whose lease had expired at the last sweep; see [`EventLog::set_expired_owners`].
     pub(in crate::event_log) expired_owners: Mutex<HashSet<Owner>>,
     pub(in crate::event_log) dummy_secret: [u8; 16],
 }

@@ -1,4 +1,7 @@
-//! Leases of this replica and of the others, as they bear on streams.
+//! Replicas whose lease had expired at the last sweep, and the streams that they own.
+//!
+//! [`crate::cluster`] sweeps the leases and notes the result here, with the renewals of this replica's own lease. A lease
+//! may have been renewed since the sweep, so the store is asked again before a stream is ended for a client.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -26,7 +29,7 @@ impl EventLog {
         }
     }
 
-    /// Replaces the set of replicas with an expired lease. Their open streams are ended when a client asks for them
+    /// Replaces the set of replicas whose lease has expired with the result of a sweep. Their open streams are ended when a client asks for them
     /// here: an expired lease does not prove that a replica is dead. It may be cut off from the store and still serve its clients.
     pub fn set_expired_owners(&self, owners: HashSet<Owner>) {
         *sync::lock(&self.expired_owners) = owners;
@@ -35,20 +38,21 @@ impl EventLog {
     /// Returns the open streams that are read here, or were requested a moment ago, and whose writer's lease has
     /// expired.
     pub fn requested_of_expired_owners(&self) -> Vec<StreamId> {
-        let lapsed = sync::lock(&self.expired_owners).clone();
-        if lapsed.is_empty() {
+        let expired = sync::lock(&self.expired_owners).clone();
+        if expired.is_empty() {
             return Vec::new();
         }
         // The origin can be read without the stream's lock.
-        let is_asked = |stream: &Arc<Stream>| lapsed.contains(&stream.origin_owner()) && stream.is_remote();
-        self.streams.all().into_iter().filter(is_asked).map(|stream| stream.id()).collect()
+        let is_requested = |stream: &Arc<Stream>| expired.contains(&stream.origin_owner()) && stream.is_remote();
+        self.streams.all().into_iter().filter(is_requested).map(|stream| stream.id()).collect()
     }
 
-    /// Returns whether the lease of `owner` is still expired: it may have been renewed since that was noted.
-    pub(in crate::event_log) async fn has_expired_lease(&self, backing: &Backing, owner: Owner) -> Result<bool, Error> {
-        let was_noted = sync::lock(&self.expired_owners).contains(&owner);
+    /// Returns whether the lease of `owner` had expired at the last sweep and is expired still. The store is asked only
+    /// if it had.
+    pub(in crate::event_log) async fn is_still_expired(&self, backing: &Backing, owner: Owner) -> Result<bool, Error> {
+        let had_expired = sync::lock(&self.expired_owners).contains(&owner);
         match &backing.coordination {
-            Some(coordination) if was_noted => Ok(coordination.expired_leases().wait().await?.contains(&owner)),
+            Some(coordination) if had_expired => Ok(coordination.expired_leases().wait().await?.contains(&owner)),
             Some(_) | None => Ok(false),
         }
     }

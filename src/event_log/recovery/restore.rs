@@ -146,7 +146,7 @@ impl EventLog {
             None => None,
         };
         let Some(mut stored) = backing.store.load(id).wait().await? else { return Ok(()) };
-        if !stored.sealed && self.has_expired_lease(backing, stored.owner).await? {
+        if !stored.sealed && self.is_still_expired(backing, stored.owner).await? {
             // In a task of its own: an adopted stream is ended even if the client that asked for it leaves.
             let log = self.clone();
             let adopting = tokio::spawn(async move { log.adopt(id).await });

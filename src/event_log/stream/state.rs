@@ -128,7 +128,7 @@ impl Inner {
     pub(in crate::event_log) fn append_remote(&mut self, batch: &Batch, bounds: TailLimits, now: Instant) {
         let after = self.tail.last();
         let appended = self.tail.append(self.epoch, after, batch);
-        debug_assert_eq!(appended, Appended::Ok, "a mirror has one writer as well");
+        debug_assert_eq!(appended, Appended::Ok, "a follower's copy has one writer as well");
         self.machine.handle_remote_progress(None, self.tail.last(), Seq(0));
         if self.reader.is_some() && self.stored_at.is_none() {
             self.stored_at = Some(now);

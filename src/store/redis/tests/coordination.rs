@@ -36,9 +36,9 @@ macro_rules! both {
 
 both! {
     a_lease_is_held_or_begins_anew_or_is_anothers
-    a_replica_that_does_not_renew_lapses_until_it_is_dismissed
-    a_replica_that_leaves_is_neither_living_nor_lapsed
-    one_that_is_expected_lapses_unless_it_is_heard_of
+    a_lease_that_is_not_renewed_is_expired_until_it_is_dismissed
+    a_replica_that_leaves_is_neither_living_nor_expired
+    one_that_is_expected_expires_unless_it_is_heard_of
     messages_come_in_order_each_once
     messages_wait_for_an_absent_replica_until_they_are_too_old
     members_are_those_that_joined_and_were_not_dismissed
@@ -59,7 +59,7 @@ mod clause {
         sorted(store.live_replicas().wait().await.unwrap())
     }
 
-    async fn lapsed(store: &Redis) -> Vec<u32> {
+    async fn expired(store: &Redis) -> Vec<u32> {
         sorted(store.expired_leases().wait().await.unwrap())
     }
 
@@ -79,16 +79,16 @@ mod clause {
         let double = connect(&two.options, 1).await;
         assert_eq!(renew(&double, LEASE).await, Renewal::HeldByAnother);
         assert_eq!(renew(&two.one, MOMENT).await, Renewal::Extended);
-        until("the lease lapses", async || lapsed(&two.one).await == [1]).await;
+        until("the lease expires", async || expired(&two.one).await == [1]).await;
         assert_eq!(renew(&double, LEASE).await, Renewal::Acquired);
         assert_eq!(renew(&two.one, LEASE).await, Renewal::HeldByAnother);
         assert_eq!(renew(&two.two, LEASE).await, Renewal::Acquired);
     }
 
-    pub(super) async fn a_replica_that_does_not_renew_lapses_until_it_is_dismissed(two: Two) {
+    pub(super) async fn a_lease_that_is_not_renewed_is_expired_until_it_is_dismissed(two: Two) {
         renew(&two.one, MOMENT).await;
         renew(&two.two, LEASE).await;
-        until("the lease lapses", async || lapsed(&two.two).await == [1]).await;
+        until("the lease expires", async || expired(&two.two).await == [1]).await;
         assert_eq!(living(&two.two).await, [2]);
         two.two.forget(Owner(2)).wait().await.unwrap();
         assert_eq!(living(&two.two).await, [2], "one that lives is not dismissed");
@@ -96,15 +96,15 @@ mod clause {
         two.two.forget(Owner(1)).wait().await.unwrap();
         assert_eq!(living(&two.two).await, [1, 2], "nor one that has renewed");
         renew(&two.one, MOMENT).await;
-        until("the lease lapses again", async || lapsed(&two.two).await == [1]).await;
+        until("the lease expires again", async || expired(&two.two).await == [1]).await;
         for _ in 0..2 {
             two.two.forget(Owner(1)).wait().await.unwrap();
-            assert_eq!((lapsed(&two.two).await, living(&two.two).await), (vec![], vec![2]));
+            assert_eq!((expired(&two.two).await, living(&two.two).await), (vec![], vec![2]));
         }
         assert_eq!(renew(&two.one, LEASE).await, Renewal::Acquired);
     }
 
-    pub(super) async fn one_that_is_expected_lapses_unless_it_is_heard_of(two: Two) {
+    pub(super) async fn one_that_is_expected_expires_unless_it_is_heard_of(two: Two) {
         let expect = async |owners: &[u32], lease| {
             let owners: Vec<_> = owners.iter().copied().map(Owner).collect();
             two.two.grant_grace(&owners, lease).wait().await.unwrap();
@@ -121,19 +121,19 @@ mod clause {
         assert_eq!(renew(&double, LEASE).await, Renewal::HeldByAnother);
         expect(&[4], MOMENT).await;
         expect(&[4], LEASE).await;
-        until("it lapses", async || lapsed(&two.two).await == [4]).await;
+        until("it expires", async || expired(&two.two).await == [4]).await;
         two.two.forget(Owner(4)).wait().await.unwrap();
-        assert_eq!((lapsed(&two.two).await, living(&two.two).await), (vec![], vec![1, 2, 3]));
+        assert_eq!((expired(&two.two).await, living(&two.two).await), (vec![], vec![1, 2, 3]));
     }
 
-    pub(super) async fn a_replica_that_leaves_is_neither_living_nor_lapsed(two: Two) {
+    pub(super) async fn a_replica_that_leaves_is_neither_living_nor_expired(two: Two) {
         renew(&two.one, LEASE).await;
         let double = connect(&two.options, 1).await;
         double.release().wait().await.unwrap();
         assert_eq!(living(&two.two).await, [1], "no replica releases another's lease");
         for _ in 0..2 {
             two.one.release().wait().await.unwrap();
-            assert_eq!((lapsed(&two.two).await, living(&two.two).await), (vec![], vec![]));
+            assert_eq!((expired(&two.two).await, living(&two.two).await), (vec![], vec![]));
         }
         assert_eq!(renew(&double, LEASE).await, Renewal::Acquired);
     }
@@ -183,7 +183,7 @@ mod clause {
         two.two.join(b"b", KEEP).wait().await.unwrap();
         assert_eq!((members(b"a").await, members(b"b").await), (vec![1, 2], vec![2]));
         renew(&two.one, MOMENT).await;
-        until("the lease lapses", async || lapsed(&two.two).await == [1]).await;
+        until("the lease expires", async || expired(&two.two).await == [1]).await;
         assert_eq!(members(b"a").await, [1, 2]);
         two.two.forget(Owner(1)).wait().await.unwrap();
         assert_eq!(members(b"a").await, [2]);
