@@ -166,7 +166,7 @@ impl Replicas {
         loop {
             tokio::select! {
                 biased;
-                () = self.log.has_displaced_readers() => {}
+                () = self.log.wait_for_displaced_readers() => {}
                 () = clock::sleep(DISPLACED_INTERVAL) => {}
             }
             self.displace(self.log.displaced_readers()).await;

@@ -111,7 +111,7 @@ impl SessionEnds {
                 stream.expire(ErrorCode::Abandoned);
             }
             let _ = sessions.remove(id, &context.binding.principal);
-            self.log.leave_session(id, session).await;
+            self.log.unregister_session(id, session).await;
         }
         respond::status(StatusCode::OK)
     }

@@ -145,7 +145,7 @@ impl StandaloneStreams {
         if self.drain.is_refusing_calls() && !is_busy() {
             return self.refusals.refuse(ErrorCode::Draining);
         }
-        self.starter.join_session(context).await;
+        self.starter.register_session(context).await;
         let reservation = match self.log.admit_standalone(&context.quota, head_bytes(&context.parts)) {
             Ok(reservation) => reservation,
             Err(code) => return self.refusals.refuse(code),

@@ -41,15 +41,15 @@ impl StreamStarter {
 
     /// Registers this replica for the session, so that responses, cancels and the end of the session find its calls here. Does nothing for
     /// a session that no replica opened, since any client can invent one.
-    pub(super) async fn join_session(&self, context: &RequestContext) {
+    pub(super) async fn register_session(&self, context: &RequestContext) {
         if self.has_replicas
             && let (Some(session), Some(id)) = (&context.session, &context.binding.session)
             && !session.is_home()
             && session.version().is_some()
-            && session.joins_first()
+            && session.note_registered()
         {
             // Boxed: it happens once in a session.
-            Box::pin(self.log.join_session(id)).await;
+            Box::pin(self.log.register_session(id)).await;
         }
     }
 

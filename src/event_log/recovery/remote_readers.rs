@@ -80,6 +80,14 @@ impl EventLog {
         displaced
     }
 
+    /// Waits until a new local reader of any stream may have displaced one at another replica.
+    pub async fn wait_for_displaced_readers(&self) {
+        match &self.backing {
+            Some(backing) => backing.displacing.notified().await,
+            None => std::future::pending().await,
+        }
+    }
+
     /// Returns the remote readers that were displaced by a newer one here since the last call. Forgets readers without
     /// recent reports.
     pub fn displaced_readers(&self) -> Vec<Displaced> {

@@ -49,10 +49,10 @@ impl EventLog {
             stream.rewrite_claims();
             self.rewrite_response(&stream);
         }
-        for (id, session) in self.sessions.of_here() {
+        for (id, session) in self.sessions.registered() {
             match session.opened() {
                 Some(opened) if session.is_home() => self.save_session(&id, session.principal(), opened).await,
-                Some(_) | None => self.join_session(&id).await,
+                Some(_) | None => self.register_session(&id).await,
             }
         }
     }

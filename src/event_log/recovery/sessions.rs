@@ -15,33 +15,25 @@ use crate::store::Error;
 /// Lifetime of a session's record after its opening or its last lookup elsewhere. A client without a record is served
 /// as if its `initialize` had not passed here.
 const KEEP: Duration = Duration::from_secs(24 * 3600);
-/// Time after its end for which a session still leads to this replica, because messages from before the end may arrive
+/// Time after its end for which this replica stays registered for a session, because messages from before the end may arrive
 /// late.
 const KEEP_ENDED: Duration = Duration::from_secs(60);
 
 impl EventLog {
-    /// Waits until a new local reader of any stream may have displaced one at another replica.
-    pub async fn has_displaced_readers(&self) {
-        match &self.backing {
-            Some(backing) => backing.displacing.notified().await,
-            None => std::future::pending().await,
-        }
-    }
-
     /// Stores the result of a session's `initialize`. With an unreachable store, the session is known here alone; with
     /// [`OnUnreachable::Refuse`](crate::config::OnUnreachable::Refuse) this waits instead, because another replica
     /// would serve the session as an unknown one.
     pub async fn save_session(&self, id: &SessionId, principal: &Principal, opened: &Opened) {
         let Some(backing) = &self.backing else { return };
-        self.join_session(id).await;
+        self.register_session(id).await;
         let record = serde_json::to_vec(opened).expect("a record has no maps with keys that are no text");
         let key = key(id, principal);
         backing.retry_until_available(|| backing.store.put(&key, &record, KEEP), "take the record of a session").await;
     }
 
-    /// Lets other replicas find this one by the session. An unreachable store is handled as in
-    /// [`EventLog::save_session`].
-    pub async fn join_session(&self, id: &SessionId) {
+    /// Registers this replica for the session in the store, so that other replicas find it. An unreachable store is
+    /// handled as in [`EventLog::save_session`].
+    pub async fn register_session(&self, id: &SessionId) {
         let Some(backing) = &self.backing else { return };
         if let Some(coordination) = &backing.coordination {
             let group = session_group(id);
@@ -87,7 +79,8 @@ impl EventLog {
         }
     }
 
-    /// Forgets a session everywhere, and returns its record so that its streams can be ended.
+    /// Removes the record of a session from the store and here, and lets the registration of this replica expire. Returns
+    /// the local record, so that its streams can be ended. Other replicas keep theirs: they are notified by the ingress.
     pub async fn forget_session(&self, id: &SessionId, principal: &Principal) -> Option<Arc<Session>> {
         if let Some(backing) = &self.backing
             && let Err(error) = backing.store.remove(&key(id, principal)).wait().await
@@ -96,14 +89,14 @@ impl EventLog {
         }
         let session = self.sessions.remove(id, principal);
         if let Some(session) = &session {
-            self.leave_session(id, session).await;
+            self.unregister_session(id, session).await;
         }
         session
     }
 
-    /// Stops leading other replicas here by a session that has ended.
-    pub async fn leave_session(&self, id: &SessionId, session: &Session) {
-        if !session.is_found_by() {
+    /// Lets the registration of this replica for a session that has ended expire soon.
+    pub async fn unregister_session(&self, id: &SessionId, session: &Session) {
+        if !session.is_registered() {
             return;
         }
         let Some(coordination) = self.coordination() else { return };

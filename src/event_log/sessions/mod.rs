@@ -102,8 +102,8 @@ struct State {
     resumption: Resumption,
     /// True if the store was asked and has no record.
     is_looked_up: bool,
-    /// True if other replicas find this one by the session.
-    is_joined: bool,
+    /// True if this replica has registered itself for the session in the store.
+    is_registered: bool,
     used: Instant,
     call_ended: Option<Instant>,
 }
@@ -124,7 +124,7 @@ impl Session {
             prune_at: STREAMS_MIN,
             resumption: Resumption::NotSeen,
             is_looked_up: false,
-            is_joined: false,
+            is_registered: false,
             used: clock::now(),
             call_ended: None,
         };
@@ -159,7 +159,7 @@ impl Session {
         &self.principal
     }
 
-    /// Returns whether the session was opened through this process, whose upstream knows it.
+    /// Returns whether the session was opened through this process, whose server knows it.
     pub fn is_home(&self) -> bool {
         self.is_home
     }
@@ -169,14 +169,14 @@ impl Session {
         self.opened.as_ref()
     }
 
-    /// Returns whether other replicas find this one by the session.
-    pub(super) fn is_found_by(&self) -> bool {
-        self.is_home || self.lock().is_joined
+    /// Returns whether this replica is registered for the session, so that other replicas find it by the session.
+    pub(super) fn is_registered(&self) -> bool {
+        self.is_home || self.lock().is_registered
     }
 
-    /// Marks the session as one by which other replicas find this one. Returns true the first time.
-    pub fn joins_first(&self) -> bool {
-        !std::mem::replace(&mut self.lock().is_joined, true)
+    /// Notes that this replica registers itself for the session. Returns true the first time.
+    pub fn note_registered(&self) -> bool {
+        !std::mem::replace(&mut self.lock().is_registered, true)
     }
 
     /// Returns whether all is known that can be: the result of `initialize`, or that the store has no record.
@@ -256,7 +256,7 @@ impl Session {
 
     /// Returns the number of references to streams, dead ones included.
     #[cfg(test)]
-    pub(super) fn places(&self) -> usize {
+    pub(super) fn stream_refs(&self) -> usize {
         self.lock().streams.len()
     }
 
@@ -402,10 +402,10 @@ impl Sessions {
         session
     }
 
-    /// Returns the sessions by which other replicas find this process.
-    pub(super) fn of_here(&self) -> Vec<(SessionId, Arc<Session>)> {
-        let here = self.sessions.iter().filter(|entry| entry.is_found_by());
-        here.map(|entry| (entry.key().0.clone(), entry.value().clone())).collect()
+    /// Returns the sessions for which this replica is registered.
+    pub(super) fn registered(&self) -> Vec<(SessionId, Arc<Session>)> {
+        let registered = self.sessions.iter().filter(|entry| entry.is_registered());
+        registered.map(|entry| (entry.key().0.clone(), entry.value().clone())).collect()
     }
 
     /// Returns the record of a session for this principal, or `None`.
@@ -563,7 +563,7 @@ impl Sessions {
 
     /// Returns the length of the queue of sessions opened here.
     #[cfg(test)]
-    pub(super) fn places(&self) -> usize {
+    pub(super) fn queue_len(&self) -> usize {
         self.lru_queue().entries()
     }
 

@@ -394,7 +394,7 @@ fn no_replica_is_notified_of_a_reader_that_displaces_none_there() {
     let log = Arc::new(log_of(Owner(1), Arc::new(TestStore::default().as_of(Owner(1)))));
     let (stream, _writer) = open(&log);
     log.publish_once(&stream);
-    let mut told = ByHand::new(log.has_displaced_readers());
+    let mut told = ByHand::new(log.wait_for_displaced_readers());
     let _first = Client::attach(&stream, Seq(0));
     let _second = Client::attach(&stream, Seq(0));
     assert!(told.poll().is_pending());

@@ -146,7 +146,7 @@ fn sessions_that_come_and_go_leave_nothing_behind() {
             log.sessions().find_or_open(&name(&text), &someone(), opened());
         }
         assert!(log.sessions().len() <= 10);
-        assert!(log.sessions().places() <= 21, "{}", log.sessions().places());
+        assert!(log.sessions().queue_len() <= 21, "{}", log.sessions().queue_len());
     }
     assert_eq!(log.sessions().len(), 10);
 }
@@ -164,10 +164,10 @@ fn streams_that_are_gone_are_looked_for_once_for_each_doubling_of_those_that_liv
     let living: Vec<_> = (0..LIVE - 1).map(|_| add()).collect();
     let (mut looks, mut most) = (0, 0);
     for _ in 0..4 * LIVE {
-        let before = session.places();
+        let before = session.stream_refs();
         drop(add());
-        looks += usize::from(session.places() <= before);
-        most = most.max(session.places());
+        looks += usize::from(session.stream_refs() <= before);
+        most = most.max(session.stream_refs());
     }
     assert!(looks <= 5, "{looks} times");
     assert!(most <= 2 * LIVE + 1, "{most} places");

@@ -152,7 +152,7 @@ impl Calls {
         {
             return self.refusals.refuse_call(code, &call);
         }
-        self.starter.join_session(&context).await;
+        self.starter.register_session(&context).await;
         let (initialize, body) = self.strip_declarations(&call, body);
         let retry = retry_of(&context, &context.binding, &call, &body);
         let previous_call = match self.wait_for_earlier_call(&context, &call, &body, retry).await {
