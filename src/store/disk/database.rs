@@ -22,7 +22,7 @@ use tracing::warn;
 use super::failure::{Failure, caught, damaged};
 use super::index::{LiveEvents, ObsoleteFilterFactory};
 use super::inspect::inspect;
-use super::layout::{self, EVENTS, Place, RECORDS, STREAMS};
+use super::layout::{self, EVENTS, RECORDS, STREAMS, StreamMeta};
 use super::{Fsync, Sizes};
 use crate::protocol::ids::{Seq, StoreEpoch, StreamId};
 
@@ -131,24 +131,24 @@ impl Database {
         Ok(())
     }
 
-    /// Returns the place of every stream.
-    pub(super) fn places(&self) -> Result<Places, Failure> {
+    /// Returns the metadata of every stream.
+    pub(super) fn metas(&self) -> Result<StreamMetas, Failure> {
         caught(|| {
-            let mut places = Places { highest: self.highest_number()?, ..Places::default() };
-            for row in self.streams.prefix(layout::PLACES) {
+            let mut metas = StreamMetas { highest: self.highest_number()?, ..StreamMetas::default() };
+            for row in self.streams.prefix(layout::METAS) {
                 let (key, row) = row.into_inner()?;
-                let place = layout::stream_of(&key).zip(Place::decode(&row));
-                let (stream, place) = place.ok_or_else(|| damaged("a row of a stream cannot be read"))?;
-                places.highest = places.highest.max(place.number);
-                match caught(|| self.followed(place)) {
-                    Ok(place) => places.known.push((stream, place)),
+                let meta = layout::stream_of(&key).zip(StreamMeta::decode(&row));
+                let (stream, meta) = meta.ok_or_else(|| damaged("a row of a stream cannot be read"))?;
+                metas.highest = metas.highest.max(meta.number);
+                match caught(|| self.followed(meta)) {
+                    Ok(meta) => metas.known.push((stream, meta)),
                     Err(failure) => {
                         warn!(stream.id = %stream, error = failure.problem, "events of a stream are damaged in the store");
-                        places.damaged.push((stream, place));
+                        metas.damaged.push((stream, meta));
                     }
                 }
             }
-            Ok(places)
+            Ok(metas)
         })
     }
 
@@ -166,15 +166,15 @@ impl Database {
         }
     }
 
-    /// Returns the place, moved on by the events stored after it.
-    fn followed(&self, mut place: Place) -> Result<Place, Failure> {
-        if !place.sealed {
-            for event in self.events.range(place.behind()) {
+    /// Returns the metadata, moved on by the events stored after it.
+    fn followed(&self, mut meta: StreamMeta) -> Result<StreamMeta, Failure> {
+        if !meta.sealed {
+            for event in self.events.range(meta.behind()) {
                 let (key, batch) = event.into_inner()?;
-                place.add(event_of(&key)?.1, batch.len() as u64);
+                meta.add(event_of(&key)?.1, batch.len() as u64);
             }
         }
-        Ok(place)
+        Ok(meta)
     }
 
     /// Returns every record.
@@ -188,22 +188,22 @@ impl Database {
         caught(|| self.records.iter().map(record).collect())
     }
 
-    /// Returns place, description and state of the stream, as one commit left them.
-    pub(super) fn load(&self, stream: StreamId) -> Result<Option<(Place, Bytes, Bytes)>, Failure> {
+    /// Returns metadata, description and state of the stream, as one commit left them.
+    pub(super) fn load(&self, stream: StreamId) -> Result<Option<(StreamMeta, Bytes, Bytes)>, Failure> {
         caught(|| self.load_row(stream))
     }
 
-    fn load_row(&self, stream: StreamId) -> Result<Option<(Place, Bytes, Bytes)>, Failure> {
+    fn load_row(&self, stream: StreamId) -> Result<Option<(StreamMeta, Bytes, Bytes)>, Failure> {
         let snapshot = self.database.snapshot();
         let get = |key| snapshot.get(&self.streams, key);
-        let Some(place) = get(layout::place_key(stream))? else { return Ok(None) };
-        let mut place = Place::decode(&place).ok_or_else(|| damaged("a row of a stream cannot be read"))?;
-        if let Some(last) = snapshot.range(&self.events, place.behind()).next_back() {
-            place.tail = event_of(&last.key()?)?.1;
+        let Some(meta) = get(layout::meta_key(stream))? else { return Ok(None) };
+        let mut meta = StreamMeta::decode(&meta).ok_or_else(|| damaged("a row of a stream cannot be read"))?;
+        if let Some(last) = snapshot.range(&self.events, meta.behind()).next_back() {
+            meta.tail = event_of(&last.key()?)?.1;
         }
         let [about, state] = [get(layout::about_key(stream))?, get(layout::state_key(stream))?]
             .map(|row| row.map_or_else(Bytes::new, |row| Bytes::copy_from_slice(&row)));
-        Ok(Some((place, about, state)))
+        Ok(Some((meta, about, state)))
     }
 
     /// Returns the events of a stream after `after` and up to `tail`, at most `max_bytes` together but at least one.
@@ -339,10 +339,10 @@ impl Database {
 
 /// Streams found in the database.
 #[derive(Default)]
-pub(super) struct Places {
-    pub(super) known: Vec<(StreamId, Place)>,
+pub(super) struct StreamMetas {
+    pub(super) known: Vec<(StreamId, StreamMeta)>,
     /// Streams whose last events cannot be read, so that their end is unknown.
-    pub(super) damaged: Vec<(StreamId, Place)>,
+    pub(super) damaged: Vec<(StreamId, StreamMeta)>,
     /// Highest number of a stream or of events.
     pub(super) highest: u64,
 }

@@ -1,4 +1,4 @@
-//! Index in memory: the place of each live stream, and the size of each record.
+//! Index in memory: the metadata of each live stream, and the size of each record.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use dashmap::{DashMap, DashSet};
 use fjall::compaction::filter::{CompactionFilter, CompactionFilterResult, Context, Factory, ItemAccessor, Verdict};
 
 use super::failure::{Failure, damaged};
-use super::layout::{self, Place};
+use super::layout::{self, StreamMeta};
 use crate::protocol::ids::{Seq, StreamId};
 use crate::store::StoreHealth;
 
 /// Written by the writer alone, after the commit; read by all.
 #[derive(Default)]
 pub(super) struct Index {
-    pub(super) streams: DashMap<StreamId, Place>,
+    pub(super) streams: DashMap<StreamId, StreamMeta>,
     /// Streams that exist and cannot be read. Nothing else is known of them, and nothing is written to them.
     pub(super) damaged: DashSet<StreamId>,
     /// Expiry and size of each record.
@@ -24,9 +24,9 @@ pub(super) struct Index {
 }
 
 impl Index {
-    /// Returns the place of the stream, or `None` if it has expired.
-    pub(super) fn find(&self, stream: StreamId, now: u64) -> Option<Place> {
-        self.streams.get(&stream).map(|place| *place).filter(|place| place.lives(now))
+    /// Returns the metadata of the stream, or `None` if it has expired.
+    pub(super) fn find(&self, stream: StreamId, now: u64) -> Option<StreamMeta> {
+        self.streams.get(&stream).map(|meta| *meta).filter(|meta| meta.lives(now))
     }
 
     /// Returns an error if the stream cannot be read.
@@ -56,7 +56,7 @@ impl Index {
 /// live: no write is needed to delete them.
 #[derive(Default)]
 pub(super) struct LiveEvents {
-    /// Live streams, and the place up to which each is trimmed.
+    /// Live streams, and the last trimmed event of each.
     trimmed: DashMap<u64, Seq>,
     /// Numbers from here on are undecided and count as live.
     undecided: AtomicU64,

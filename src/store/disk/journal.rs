@@ -1,4 +1,5 @@
-//! Inspection of the database's journals after a power failure, before the database reads them.
+//! Inspection of the database's journals after a power failure, before the database reads them. Absent: writes to a
+//! journal, which the database makes, apart from the cut of a torn end.
 //!
 //! The database refuses a journal whose last write is torn in an unlucky place, and silently drops everything after
 //! damage in the middle. Here a torn end is cut off, which costs only calls without a reply, and damage before intact

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! keyspace  key                       value
-//! streams   p <stream>                place: number, epoch, tail, trimmed, until, keep, sizes, sealed
+//! streams   p <stream>                metadata: number, epoch, tail, trimmed, until, keep, sizes, sealed
 //!           a <stream>                description of the stream, as given at its creation
 //!           s <stream>                state of the stream, as last written
 //!           m epoch                   store epoch of the contents
@@ -15,7 +15,7 @@
 //!
 //! Every stream that was ever created has a number of its own. Events of a removed stream can therefore stay until a
 //! compaction drops them, and streams created one after the other are neighbours on disk. The key of a batch has the
-//! number of its last event: the first key at or after a place is the batch that holds it. Every key of `events` is
+//! number of its last event: the first key at or after a number is the batch that holds it. Every key of `events` is
 //! written only once.
 
 use std::ops::RangeInclusive;
@@ -36,18 +36,18 @@ pub(super) const KEYSPACES: [&str; 3] = [STREAMS, EVENTS, RECORDS];
 pub(super) const EPOCH_ROW: &[u8] = b"mepoch";
 /// Row of `streams` that is written to find out if writes succeed.
 pub(super) const PROBE_ROW: &[u8] = b"mprobe";
-/// Prefix of the keys of all places.
-pub(super) const PLACES: &[u8] = b"p";
+/// Prefix of the keys of all metadata.
+pub(super) const METAS: &[u8] = b"p";
 /// Bytes counted for each key, row and batch besides its own: approximately the overhead of the database.
 pub(super) const OVERHEAD: u64 = 64;
 
-/// Approximate maximum of events stored after the written place of a stream.
+/// Approximate maximum of events stored after the written metadata of a stream.
 const LOOKED_AT: u64 = 512;
 
-/// Place of a stream: the data for every check, in memory. On disk the place of an unsealed stream may be an older one,
-/// which the events after its tail complete.
+/// Metadata of a stream, in memory for every check. On disk those of an unsealed stream may be older, and the events after
+/// their tail complete them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct StreamMeta {
     pub(super) number: u64,
     pub(super) epoch: WriterEpoch,
     pub(super) tail: Seq,
@@ -65,10 +65,10 @@ pub(super) struct Place {
     pub(super) sealed: bool,
 }
 
-/// Size of an encoded place.
-pub(super) const PLACE_BYTES: usize = 9 * 8 + 1;
+/// Size of encoded metadata.
+pub(super) const META_BYTES: usize = 9 * 8 + 1;
 
-impl Place {
+impl StreamMeta {
     pub(super) fn lives(&self, now: u64) -> bool {
         self.until > now
     }
@@ -77,19 +77,19 @@ impl Place {
         self.events + self.rows + self.state
     }
 
-    /// True if this place follows from `before`, on disk, and the events stored after it. At intervals it is false all
-    /// the same and the place is written, so that opening the database reads few events.
+    /// True if the metadata follow from `before`, on disk, and the events stored after it. At intervals it is false all
+    /// the same and the metadata are written, so that opening the database reads few events.
     pub(super) fn follows_from_events(&self, before: &Self) -> bool {
         let as_before = Self { tail: before.tail, events: before.events, ..*self };
         as_before == *before && self.tail.0 / LOOKED_AT == before.tail.0 / LOOKED_AT
     }
 
-    /// Returns the range of keys of events stored after this place.
+    /// Returns the range of keys of events stored after these metadata.
     pub(super) fn behind(&self) -> RangeInclusive<[u8; 16]> {
         event_key(self.number, Seq(self.tail.0.saturating_add(1)))..=event_key(self.number, Seq(u64::MAX))
     }
 
-    /// Moves the place on by a batch of events stored after it.
+    /// Moves the metadata on by a batch of events stored after it.
     pub(super) fn add(&mut self, last: Seq, batch: u64) {
         self.tail = last;
         self.events += batch + OVERHEAD;
@@ -107,7 +107,7 @@ impl Place {
             self.rows,
             self.state,
         ];
-        let mut row = Vec::with_capacity(PLACE_BYTES);
+        let mut row = Vec::with_capacity(META_BYTES);
         for number in numbers {
             row.extend_from_slice(&number.to_be_bytes());
         }
@@ -135,7 +135,7 @@ impl Place {
     }
 }
 
-pub(super) fn place_key(stream: StreamId) -> Vec<u8> {
+pub(super) fn meta_key(stream: StreamId) -> Vec<u8> {
     row_key(b'p', stream)
 }
 
@@ -151,9 +151,9 @@ fn row_key(kind: u8, stream: StreamId) -> Vec<u8> {
     [&[kind][..], stream.as_bytes()].concat()
 }
 
-/// Returns the stream of the key of a place.
+/// Returns the stream of the key of metadata.
 pub(super) fn stream_of(key: &[u8]) -> Option<StreamId> {
-    Some(StreamId::from_bytes(key.strip_prefix(PLACES)?.try_into().ok()?))
+    Some(StreamId::from_bytes(key.strip_prefix(METAS)?.try_into().ok()?))
 }
 
 pub(super) fn event_key(number: u64, last: Seq) -> [u8; 16] {
@@ -238,15 +238,15 @@ mod tests {
         #[test]
         fn a_place_comes_back_as_it_was(numbers: [u64; 9], sealed: bool) {
             let [number, epoch, tail, trimmed, until, keep, events, rows, state] = numbers;
-            let place = Place {
+            let meta = StreamMeta {
                 number, epoch: WriterEpoch(epoch), tail: Seq(tail), trimmed: Seq(trimmed), until, keep, events, rows, state, sealed
             };
-            prop_assert_eq!(Place::decode(&place.encode()), Some(place));
+            prop_assert_eq!(StreamMeta::decode(&meta.encode()), Some(meta));
         }
 
         #[test]
         fn arbitrary_bytes_are_read_without_a_panic(bytes: Vec<u8>, last: u64) {
-            let _ = Place::decode(&bytes);
+            let _ = StreamMeta::decode(&bytes);
             let _ = decode_batch(&Bytes::from(bytes.clone()), Seq(last));
             let _ = decode_record(&bytes);
             let _ = (stream_of(&bytes), event_of(&bytes));

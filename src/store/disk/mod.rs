@@ -1,7 +1,7 @@
 //! Store of one replica on its own disk. It survives a restart and a crash of the process, and a crash of the machine
 //! as far as [`Fsync`] promises.
 //!
-//! One thread writes ([`writer`]). It takes all waiting calls, checks them in order against the places in memory
+//! One thread writes ([`writer`]). It takes all waiting calls, checks them in order against the metadata in memory
 //! ([`index`]), writes their changes as one group, syncs once, and delivers all results. Reads go to the database beside
 //! it, on the threads of the runtime for blocking work: below the tail in memory they are rare, and any of them may
 //! wait for the disk. The database is fjall ([`database`]). Its keys and rows are listed in [`layout`], the other files
@@ -206,7 +206,7 @@ impl Drop for Disk {
 }
 
 impl Disk {
-    /// Opens the directory, or creates it. Reads all places of live streams, though not their events, and blocks
+    /// Opens the directory, or creates it. Reads the metadata of all live streams, though not their events, and blocks
     /// meanwhile.
     ///
     /// # Errors
@@ -298,20 +298,20 @@ impl Disk {
 impl Shared {
     fn read(&self, database: &Database, stream: StreamId, after: Seq, max_bytes: usize) -> Result<Read, Failure> {
         self.index.check(stream)?;
-        let Some(mut place) = self.index.find(stream, now()) else { return Ok(Read::Gone) };
+        let Some(mut meta) = self.index.find(stream, now()) else { return Ok(Read::Gone) };
         loop {
-            if after < place.trimmed {
-                return Ok(Read::Trimmed { upto: place.trimmed });
+            if after < meta.trimmed {
+                return Ok(Read::Trimmed { upto: meta.trimmed });
             }
-            if let Some(events) = database.read(place.number, after, place.tail, max_bytes)? {
+            if let Some(events) = database.read(meta.number, after, meta.tail, max_bytes)? {
                 return Ok(Read::Events(events));
             }
             // A compaction may have dropped events during the read; if the stream is unchanged, events are missing.
             let Some(later) = self.index.find(stream, now()) else { return Ok(Read::Gone) };
-            if (later.number, later.trimmed) == (place.number, place.trimmed) {
+            if (later.number, later.trimmed) == (meta.number, meta.trimmed) {
                 return Err(failure::damaged(format!("events behind {after} are missing")));
             }
-            place = later;
+            meta = later;
         }
     }
 }
@@ -371,15 +371,15 @@ impl Store for Disk {
             if shared.index.find(stream, now()).is_none() {
                 return Ok(None);
             }
-            let found = database.load(stream)?.filter(|(place, ..)| place.lives(now()));
-            Ok(found.map(|(place, about, state)| Stored {
+            let found = database.load(stream)?.filter(|(meta, ..)| meta.lives(now()));
+            Ok(found.map(|(meta, about, state)| Stored {
                 about,
                 state,
                 owner: shared.owner,
-                epoch: place.epoch,
-                trimmed: place.trimmed,
-                tail: place.tail,
-                sealed: place.sealed,
+                epoch: meta.epoch,
+                trimmed: meta.trimmed,
+                tail: meta.tail,
+                sealed: meta.sealed,
             }))
         })
     }
@@ -407,8 +407,8 @@ impl Store for Disk {
 
     fn open_streams(&self, owner: Owner) -> Pending<Result<Vec<StreamId>, Error>> {
         let now = now();
-        let open = self.shared.index.streams.iter().filter(|place| !place.sealed && place.lives(now));
-        let ids = open.map(|place| *place.key());
+        let open = self.shared.index.streams.iter().filter(|meta| !meta.sealed && meta.lives(now));
+        let ids = open.map(|meta| *meta.key());
         Pending::Ready(Ok(if owner == self.shared.owner { ids.collect() } else { Vec::new() }))
     }
 

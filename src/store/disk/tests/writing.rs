@@ -75,7 +75,7 @@ async fn where_a_stream_stands_is_found_again_from_its_events() {
     let directory = TemporaryDirectory::new();
     let store = directory.open();
     let stream = store.made(KEEP).await;
-    let place = |store: &Disk| store.shared.index.find(stream, now()).unwrap();
+    let meta = |store: &Disk| store.shared.index.find(stream, now()).unwrap();
     for after in 0..1100 {
         let state = (after == 700).then_some(&b"state"[..]);
         let appended = store.append(stream, WriterEpoch(0), Seq(after), &batch(after, &["event"]), state);
@@ -84,7 +84,7 @@ async fn where_a_stream_stands_is_found_again_from_its_events() {
     // The state that a killed process leaves.
     let copy = directory.copy();
     let again = copy.open();
-    assert_eq!(place(&again), place(&store));
+    assert_eq!(meta(&again), meta(&store));
     let stored = again.load(stream).wait().await.unwrap().unwrap();
     assert_eq!((stored.tail, &stored.state[..]), (Seq(1100), &b"state"[..]));
     assert_eq!(again.appended(stream, 1100, &["event"]).await, Appended::Ok);

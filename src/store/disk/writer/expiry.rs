@@ -76,8 +76,8 @@ impl Writer {
 
     fn sweep_item(&mut self, item: Item, now: u64) {
         match &item {
-            Item::Stream(stream) => match self.place(*stream) {
-                Some(place) if place.lives(now) => self.expiry.set(item, place.until),
+            Item::Stream(stream) => match self.meta(*stream) {
+                Some(meta) if meta.lives(now) => self.expiry.set(item, meta.until),
                 Some(_) => self.forget(*stream),
                 None => {}
             },

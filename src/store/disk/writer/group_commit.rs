@@ -1,4 +1,6 @@
-//! Group commit: the checks of each call, and the changes of a group of calls that are written together.
+//! Group of calls for one commit: the check of each call, its changes, and their effect on memory once they are written.
+//!
+//! Absent: the commit itself (`Writer::commit` in the module above), which writes the group by `Database::commit`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +13,7 @@ use crate::store::completion::{self, Queue};
 use crate::store::disk::Fsync;
 use crate::store::disk::database::{self, Changes};
 use crate::store::disk::failure::Failure;
-use crate::store::disk::layout::{self, OVERHEAD, Place};
+use crate::store::disk::layout::{self, OVERHEAD, StreamMeta};
 use crate::store::disk::reply::{Completion, Reply};
 use crate::store::disk::writer::expiry::Item;
 use crate::store::{Appended, Error, WriterEpoch};
@@ -24,7 +26,7 @@ type Record = Option<(Bytes, u64)>;
 /// Changes of the calls so far, over the state in memory; each key once.
 #[derive(Default)]
 pub(super) struct Group {
-    places: HashMap<StreamId, Change>,
+    metas: HashMap<StreamId, Change>,
     /// Descriptions and states of streams.
     rows: HashMap<Vec<u8>, Option<Vec<u8>>>,
     events: Vec<([u8; 16], Vec<u8>)>,
@@ -36,18 +38,18 @@ pub(super) struct Group {
     replies: Vec<AddressedReply>,
 }
 
-/// New place of a stream.
+/// New metadata of a stream.
 #[derive(Clone, Copy)]
 struct Change {
-    /// The place, or `None` if the stream is removed.
-    place: Option<Place>,
-    /// True if the place is written. It need not be if it follows from the events.
+    /// The metadata, or `None` if the stream is removed.
+    meta: Option<StreamMeta>,
+    /// True if the metadata are written. They need not be if they follow from the events.
     is_written: bool,
 }
 
 /// A group during its commit.
 pub(super) struct Pending {
-    places: HashMap<StreamId, Option<Place>>,
+    metas: HashMap<StreamId, Option<StreamMeta>>,
     records: HashMap<Arc<[u8]>, Option<(u64, u64)>>,
     bytes: usize,
     replies: Vec<AddressedReply>,
@@ -76,19 +78,19 @@ impl Group {
 
     /// Returns the changes to write, or `None` if there are none, and the work for after the commit.
     pub(super) fn into_changes(self) -> (Pending, Option<Changes>) {
-        let is_empty = self.places.is_empty() && self.rows.is_empty() && self.records.is_empty();
-        let written = self.places.iter().filter(|(_, change)| change.is_written);
-        let places =
-            written.map(|(stream, change)| (layout::place_key(*stream), change.place.as_ref().map(Place::encode)));
-        let streams = self.rows.into_iter().chain(places).collect();
+        let is_empty = self.metas.is_empty() && self.rows.is_empty() && self.records.is_empty();
+        let written = self.metas.iter().filter(|(_, change)| change.is_written);
+        let metas =
+            written.map(|(stream, change)| (layout::meta_key(*stream), change.meta.as_ref().map(StreamMeta::encode)));
+        let streams = self.rows.into_iter().chain(metas).collect();
         let encode = |record: &Record| record.as_ref().map(|(value, until)| layout::encode_record(value, *until));
         let records = self.records.iter().map(|(key, record)| (layout::record_key(key), encode(record))).collect();
         let changes = Changes { streams, events: self.events, records };
         let sized =
             |key: &Arc<[u8]>, record: Record| record.map(|(value, until)| (until, database::record_size(key, &value)));
         let records = self.records.into_iter().map(|(key, record)| (key.clone(), sized(&key, record))).collect();
-        let places = self.places.into_iter().map(|(stream, change)| (stream, change.place)).collect();
-        let pending = Pending { places, records, bytes: self.bytes, replies: self.replies };
+        let metas = self.metas.into_iter().map(|(stream, change)| (stream, change.meta)).collect();
+        let pending = Pending { metas, records, bytes: self.bytes, replies: self.replies };
         (pending, if is_empty { None } else { Some(changes) })
     }
 
@@ -96,12 +98,12 @@ impl Group {
         self.replies.push(reply.with(result));
     }
 
-    fn set_place(&mut self, stream: StreamId, before: Option<&Place>, place: Option<Place>) {
-        let size = |place: Option<&Place>| place.map_or(0, Place::size) as i64;
-        self.growth += size(place.as_ref()) - size(before);
-        let follows = before.zip(place.as_ref()).is_some_and(|(before, place)| place.follows_from_events(before));
-        let change = self.places.entry(stream).or_insert(Change { place, is_written: false });
-        change.place = place;
+    fn set_meta(&mut self, stream: StreamId, before: Option<&StreamMeta>, meta: Option<StreamMeta>) {
+        let size = |meta: Option<&StreamMeta>| meta.map_or(0, StreamMeta::size) as i64;
+        self.growth += size(meta.as_ref()) - size(before);
+        let follows = before.zip(meta.as_ref()).is_some_and(|(before, meta)| meta.follows_from_events(before));
+        let change = self.metas.entry(stream).or_insert(Change { meta, is_written: false });
+        change.meta = meta;
         if !follows && !std::mem::replace(&mut change.is_written, true) {
             self.bytes += 128;
         }
@@ -133,26 +135,26 @@ struct Append {
 }
 
 impl Append {
-    /// Returns the place of the stream after the append. A repeated batch changes no more than the expiry.
-    fn placed(&self, before: Place, is_new: bool, at: u64) -> Place {
-        let mut place = before;
-        if !place.sealed {
-            let until = at.saturating_add(place.keep);
+    /// Returns the metadata of the stream after the append. A repeated batch changes no more than the expiry.
+    fn meta_after(&self, before: StreamMeta, is_new: bool, at: u64) -> StreamMeta {
+        let mut meta = before;
+        if !meta.sealed {
+            let until = at.saturating_add(meta.keep);
             // A small extension is left out: each would need a write of the row.
-            if until < place.until || until - place.until >= place.keep / KEPT_TO_WITHIN {
-                place.until = until;
+            if until < meta.until || until - meta.until >= meta.keep / KEPT_TO_WITHIN {
+                meta.until = until;
             }
         }
         if let Some(state) = &self.state
             && is_new
         {
-            place.state = state.len() as u64 + OVERHEAD;
+            meta.state = state.len() as u64 + OVERHEAD;
         }
         if is_new && self.events > 0 {
-            place.tail = Seq(place.tail.0 + self.events);
-            place.events += self.batch.len() as u64 + OVERHEAD;
+            meta.tail = Seq(meta.tail.0 + self.events);
+            meta.events += self.batch.len() as u64 + OVERHEAD;
         }
-        place
+        meta
     }
 }
 
@@ -197,19 +199,19 @@ impl Writer {
                 self.group.add_reply(reply, sealed);
             }
             Command::TakeOver { stream, reply } => {
-                let taken = self.change(stream, at, |place| {
-                    place.epoch.0 += 1;
-                    place.epoch
+                let taken = self.change(stream, at, |meta| {
+                    meta.epoch.0 += 1;
+                    meta.epoch
                 });
                 self.group.add_reply(reply, taken);
             }
             Command::Trim { stream, epoch, upto, reply } => {
-                let trimmed = self.change(stream, at, |place| place.trim(epoch, upto));
+                let trimmed = self.change(stream, at, |meta| meta.trim(epoch, upto));
                 self.group.add_reply(reply, trimmed);
             }
             Command::Keep { stream, keep, reply } => {
                 // A stream that is gone is not extended.
-                let _ = self.change(stream, at, |place| place.until = place.until.max(at.saturating_add(keep)));
+                let _ = self.change(stream, at, |meta| meta.until = meta.until.max(at.saturating_add(keep)));
                 self.group.add_reply(reply, Ok(()));
             }
             Command::Expire { stream, reply } => {
@@ -251,24 +253,24 @@ impl Writer {
         }
     }
 
-    /// Returns the place of a stream after the group, expired or not.
-    pub(super) fn place(&self, stream: StreamId) -> Option<Place> {
-        match self.group.places.get(&stream) {
-            Some(change) => change.place,
-            None => self.shared.index.streams.get(&stream).map(|place| *place),
+    /// Returns the metadata of a stream after the group, expired or not.
+    pub(super) fn meta(&self, stream: StreamId) -> Option<StreamMeta> {
+        match self.group.metas.get(&stream) {
+            Some(change) => change.meta,
+            None => self.shared.index.streams.get(&stream).map(|meta| *meta),
         }
     }
 
-    fn live_place(&self, stream: StreamId, at: u64) -> Result<Place, Error> {
-        self.place(stream).filter(|place| place.lives(at)).ok_or(Error::Gone)
+    fn live_meta(&self, stream: StreamId, at: u64) -> Result<StreamMeta, Error> {
+        self.meta(stream).filter(|meta| meta.lives(at)).ok_or(Error::Gone)
     }
 
-    fn change<T>(&mut self, stream: StreamId, at: u64, act: impl FnOnce(&mut Place) -> T) -> Result<T, Error> {
-        let before = self.live_place(stream, at)?;
-        let mut place = before;
-        let done = act(&mut place);
-        if place != before {
-            self.group.set_place(stream, Some(&before), Some(place));
+    fn change<T>(&mut self, stream: StreamId, at: u64, act: impl FnOnce(&mut StreamMeta) -> T) -> Result<T, Error> {
+        let before = self.live_meta(stream, at)?;
+        let mut meta = before;
+        let done = act(&mut meta);
+        if meta != before {
+            self.group.set_meta(stream, Some(&before), Some(meta));
         }
         Ok(done)
     }
@@ -281,7 +283,7 @@ impl Writer {
         keep: u64,
         at: u64,
     ) -> Result<WriterEpoch, Error> {
-        let place = Place {
+        let meta = StreamMeta {
             number: self.next_number,
             epoch: WriterEpoch::default(),
             tail,
@@ -289,29 +291,29 @@ impl Writer {
             until: at.saturating_add(keep),
             keep,
             events: 0,
-            rows: about.len() as u64 + 2 * OVERHEAD + layout::PLACE_BYTES as u64,
+            rows: about.len() as u64 + 2 * OVERHEAD + layout::META_BYTES as u64,
             state: 0,
             sealed: false,
         };
-        self.ensure_space(place.size(), at)?;
+        self.ensure_space(meta.size(), at)?;
         self.next_number += 1;
-        let before = self.place(stream);
+        let before = self.meta(stream);
         if before.is_some() {
             self.group.set_row(layout::state_key(stream), None);
         }
         self.group.set_row(layout::about_key(stream), Some(about));
-        self.group.set_place(stream, before.as_ref(), Some(place));
+        self.group.set_meta(stream, before.as_ref(), Some(meta));
         Ok(WriterEpoch::default())
     }
 
     fn append(&mut self, stream: StreamId, append: Append, at: u64) -> Result<Appended, Error> {
-        let before = self.live_place(stream, at)?;
+        let before = self.live_meta(stream, at)?;
         if append.epoch < before.epoch {
             return Ok(Appended::Fenced);
         }
         let mut is_new = true;
         if append.after != before.tail {
-            if self.group.places.contains_key(&stream) {
+            if self.group.metas.contains_key(&stream) {
                 // The events to compare with must be in the database.
                 self.commit();
                 return self.append(stream, append, at);
@@ -323,8 +325,8 @@ impl Writer {
         } else if before.sealed {
             return Ok(Appended::Sealed);
         }
-        let place = append.placed(before, is_new, at);
-        if place.size() > before.size() && self.ensure_space(place.size() - before.size(), at)? {
+        let meta = append.meta_after(before, is_new, at);
+        if meta.size() > before.size() && self.ensure_space(meta.size() - before.size(), at)? {
             return self.append(stream, append, at);
         }
         if let Some(state) = append.state
@@ -332,20 +334,20 @@ impl Writer {
         {
             self.group.set_row(layout::state_key(stream), Some(state));
         }
-        if place.tail > before.tail {
+        if meta.tail > before.tail {
             self.group.bytes += append.batch.len() + 32;
-            self.group.events.push((layout::event_key(place.number, place.tail), append.batch));
+            self.group.events.push((layout::event_key(meta.number, meta.tail), append.batch));
         }
-        if place != before {
-            self.group.set_place(stream, Some(&before), Some(place));
+        if meta != before {
+            self.group.set_meta(stream, Some(&before), Some(meta));
         }
         Ok(Appended::Ok)
     }
 
-    /// True if the batch equals the stored events at its place.
-    fn holds(&self, place: &Place, append: &Append) -> Result<bool, Error> {
+    /// True if the batch equals the stored events of its numbers.
+    fn holds(&self, meta: &StreamMeta, append: &Append) -> Result<bool, Error> {
         let last = append.after.0.saturating_add(append.events);
-        if append.after < place.trimmed || last > place.tail.0 {
+        if append.after < meta.trimmed || last > meta.tail.0 {
             return Ok(false);
         }
         if append.events == 0 {
@@ -354,7 +356,7 @@ impl Writer {
         let theirs = layout::decode_batch(&Bytes::copy_from_slice(&append.batch), Seq(last)).unwrap_or_default();
         let bytes = theirs.iter().map(|(_, event)| event.len()).sum();
         let Some(database) = &self.database else { return Err(Error::Unavailable("the store is closed".into())) };
-        let ours = database.read(place.number, append.after, place.tail, bytes)?.unwrap_or_default();
+        let ours = database.read(meta.number, append.after, meta.tail, bytes)?.unwrap_or_default();
         Ok(ours.len() >= theirs.len() && ours.iter().zip(&theirs).all(|(ours, theirs)| ours == theirs))
     }
 
@@ -366,24 +368,24 @@ impl Writer {
         keep: u64,
         at: u64,
     ) -> Result<Appended, Error> {
-        let before = self.live_place(stream, at)?;
+        let before = self.live_meta(stream, at)?;
         if epoch < before.epoch {
             return Ok(Appended::Fenced);
         }
         if !before.sealed {
             let until = at.saturating_add(keep);
-            let place = Place { sealed: true, until, state: state.len() as u64 + OVERHEAD, ..before };
+            let meta = StreamMeta { sealed: true, until, state: state.len() as u64 + OVERHEAD, ..before };
             self.group.set_row(layout::state_key(stream), Some(state));
-            self.group.set_place(stream, Some(&before), Some(place));
+            self.group.set_meta(stream, Some(&before), Some(meta));
         }
         Ok(Appended::Ok)
     }
 
     pub(super) fn forget(&mut self, stream: StreamId) {
-        if let Some(place) = self.place(stream) {
+        if let Some(meta) = self.meta(stream) {
             self.group.set_row(layout::about_key(stream), None);
             self.group.set_row(layout::state_key(stream), None);
-            self.group.set_place(stream, Some(&place), None);
+            self.group.set_meta(stream, Some(&meta), None);
         }
     }
 
@@ -463,11 +465,11 @@ impl Writer {
 
     /// Applies a written group to the state in memory, and delivers its results.
     pub(super) fn apply(&mut self, mut pending: Pending) {
-        let (places, records) = (std::mem::take(&mut pending.places), std::mem::take(&mut pending.records));
+        let (metas, records) = (std::mem::take(&mut pending.metas), std::mem::take(&mut pending.records));
         self.compactor.note(pending.bytes as u64);
-        let changed: Vec<StreamId> = places.keys().copied().collect();
-        for (stream, place) in places {
-            self.apply_place(stream, place);
+        let changed: Vec<StreamId> = metas.keys().copied().collect();
+        for (stream, meta) in metas {
+            self.apply_meta(stream, meta);
         }
         for (key, record) in records {
             self.apply_record(key, record);
@@ -485,36 +487,36 @@ impl Writer {
         }
     }
 
-    fn apply_place(&mut self, stream: StreamId, place: Option<Place>) {
+    fn apply_meta(&mut self, stream: StreamId, meta: Option<StreamMeta>) {
         let streams = &self.shared.index.streams;
-        let before = match place {
-            Some(place) => {
-                self.expiry.set(Item::Stream(stream), place.until);
-                self.space.events += place.events;
-                self.space.rows += place.rows + place.state;
-                streams.insert(stream, place)
+        let before = match meta {
+            Some(meta) => {
+                self.expiry.set(Item::Stream(stream), meta.until);
+                self.space.events += meta.events;
+                self.space.rows += meta.rows + meta.state;
+                streams.insert(stream, meta)
             }
-            None => streams.remove(&stream).map(|(_, place)| place),
+            None => streams.remove(&stream).map(|(_, meta)| meta),
         };
         if let Some(before) = before {
             self.space.events -= before.events;
             self.space.rows -= before.rows + before.state;
         }
-        let after = place.map(|place| place.number);
+        let after = meta.map(|meta| meta.number);
         if let Some(before) = before.filter(|before| Some(before.number) != after) {
             self.compactor.note(before.events);
             self.obsolete.push(Obsolete::Stream { number: before.number });
         }
-        let Some(place) = place else { return };
-        match before.filter(|before| before.number == place.number) {
-            Some(before) if before.trimmed == place.trimmed => {}
-            Some(_) => self.obsolete.push(Obsolete::Events { number: place.number, trimmed: place.trimmed }),
+        let Some(meta) = meta else { return };
+        match before.filter(|before| before.number == meta.number) {
+            Some(before) if before.trimmed == meta.trimmed => {}
+            Some(_) => self.obsolete.push(Obsolete::Events { number: meta.number, trimmed: meta.trimmed }),
             None => {
                 if let Some(database) = &self.database {
-                    database.live_events.keep(place.number, Seq(0));
+                    database.live_events.keep(meta.number, Seq(0));
                 }
-                if place.trimmed > Seq(0) {
-                    self.obsolete.push(Obsolete::Events { number: place.number, trimmed: place.trimmed });
+                if meta.trimmed > Seq(0) {
+                    self.obsolete.push(Obsolete::Events { number: meta.number, trimmed: meta.trimmed });
                 }
             }
         }
@@ -545,8 +547,8 @@ impl Writer {
     }
 }
 
-impl Place {
-    /// Trims the stream. A fenced writer changes nothing, and neither does a place beyond the tail.
+impl StreamMeta {
+    /// Trims the stream. A fenced writer changes nothing, and neither does a number beyond the tail.
     fn trim(&mut self, epoch: WriterEpoch, upto: Seq) {
         let upto = upto.min(self.tail);
         if epoch < self.epoch || upto <= self.trimmed {

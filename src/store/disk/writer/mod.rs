@@ -365,9 +365,9 @@ impl Writer {
     /// the next sweep.
     fn forget_expired(&self, database: &Database) -> Result<bool, Failure> {
         let now = now();
-        for mut place in self.shared.index.streams.iter_mut().filter(|place| !place.lives(now)) {
-            place.until = 0;
-            database.live_events.forget(place.number);
+        for mut meta in self.shared.index.streams.iter_mut().filter(|meta| !meta.lives(now)) {
+            meta.until = 0;
+            database.live_events.forget(meta.number);
         }
         database.drop_obsolete()
     }
@@ -419,35 +419,35 @@ impl Writer {
     /// Reads the state on disk into memory. Concurrent readers find each stream in its old or new state, never missing.
     fn read_index(&mut self, database: &Database) -> Result<(), Failure> {
         let (index, now) = (&self.shared.index, now());
-        let (places, records) = (database.places()?, database.records()?);
+        let (metas, records) = (database.metas()?, database.records()?);
         self.expiry = ExpiryQueue::default();
         self.unsynced = None;
         self.obsolete.clear();
         (self.space.events, self.space.rows) = (0, 0);
         index.damaged.clear();
-        for (stream, place) in &places.known {
-            index.streams.insert(*stream, *place);
-            self.expiry.set(Item::Stream(*stream), place.until);
-            self.space.events += place.events;
-            self.space.rows += place.rows + place.state;
+        for (stream, meta) in &metas.known {
+            index.streams.insert(*stream, *meta);
+            self.expiry.set(Item::Stream(*stream), meta.until);
+            self.space.events += meta.events;
+            self.space.rows += meta.rows + meta.state;
         }
-        for (stream, _) in &places.damaged {
+        for (stream, _) in &metas.damaged {
             index.damaged.insert(*stream);
         }
         // The store may need the space of expired streams to go on.
-        for (_, place) in places.known.iter().chain(&places.damaged).filter(|(_, place)| place.lives(now)) {
-            database.live_events.keep(place.number, place.trimmed);
+        for (_, meta) in metas.known.iter().chain(&metas.damaged).filter(|(_, meta)| meta.lives(now)) {
+            database.live_events.keep(meta.number, meta.trimmed);
         }
         for Record { key, until, size } in &records {
             index.records.insert(key.clone(), (*until, *size));
             self.expiry.set(Item::Record(key.clone()), *until);
             self.space.rows += size;
         }
-        let streams: HashSet<StreamId> = places.known.iter().map(|(stream, _)| *stream).collect();
+        let streams: HashSet<StreamId> = metas.known.iter().map(|(stream, _)| *stream).collect();
         let records: HashSet<&[u8]> = records.iter().map(|record| &*record.key).collect();
         index.streams.retain(|stream, _| streams.contains(stream));
         index.records.retain(|key, _| records.contains(&**key));
-        self.next_number = self.next_number.max(places.highest + 1);
+        self.next_number = self.next_number.max(metas.highest + 1);
         database.live_events.decide(self.next_number);
         Ok(())
     }
