@@ -29,7 +29,8 @@ pub(super) struct Call {
 pub(super) enum Work {
     /// Commands, in this order.
     Steps(Vec<Cmd>),
-    /// An append, by script or plain.
+    /// An append. It is made by a plain `XADD` if the connection has the stream's permit, else by the script, and has one
+    /// reply in both cases.
     Append(Append),
 }
 

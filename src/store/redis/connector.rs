@@ -64,16 +64,17 @@ impl Connector {
             let connected = connected.map_err(|_| Failure::lost("the Cluster did not reply in time"))?;
             return connected.map(Link::Cluster).map_err(|error| Failure::of(&error));
         }
-        let (connection, pushed) = self.line().await?;
+        let (connection, pushed) = self.connect_to_any_host().await?;
         Ok(Link::Server(connection, pushed))
     }
 
     /// Opens a connection for published messages. In a Cluster every node receives all of them.
     pub(super) async fn listen(&self) -> Result<(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>), Failure> {
-        self.line().await
+        self.connect_to_any_host().await
     }
 
-    async fn line(&self) -> Result<(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>), Failure> {
+    /// Connects to the first host of the address that accepts, or to the master that the first sentinel names.
+    async fn connect_to_any_host(&self) -> Result<(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>), Failure> {
         let mut last = Failure::lost("there is nowhere to connect to");
         for host in &self.address.hosts {
             let connected = match &self.address.kind {
@@ -100,9 +101,9 @@ impl Connector {
         }
         let (mut asked, _) = self.connect(sentinel, login).await?;
         let found = ask(&mut asked, &cmd(&[b"SENTINEL", b"get-master-addr-by-name", master.as_bytes()])).await?;
-        let place = ::redis::from_redis_value::<Option<(String, u16)>>(found).ok().flatten();
-        let place = place.ok_or_else(|| Failure::lost("the sentinels know no such master"))?;
-        let (mut connection, pushed) = self.connect(&place, self.login()).await?;
+        let master_address = ::redis::from_redis_value::<Option<(String, u16)>>(found).ok().flatten();
+        let master_address = master_address.ok_or_else(|| Failure::lost("the sentinels know no such master"))?;
+        let (mut connection, pushed) = self.connect(&master_address, self.login()).await?;
         let role = ask(&mut connection, &cmd(&[b"ROLE"])).await?;
         let is_master =
             matches!(&role, Value::Array(role) if role.first() == Some(&Value::BulkString(b"master".into())));

@@ -22,8 +22,9 @@ pub(super) enum Failure {
     Refused(Arc<str>),
 }
 
-/// Error codes of a server that is not, or not yet, the one to write to.
-const NOT_WRITABLE: [&str; 13] = [
+/// Error codes of a server that cannot take the call now: it is not the master, is busy or loading, or refuses the login.
+/// Another connection may reach one that can.
+const UNAVAILABLE_CODES: [&str; 13] = [
     "READONLY",
     "LOADING",
     "MASTERDOWN",
@@ -73,7 +74,7 @@ impl Failure {
             Self::Full(text())
         } else if code == "NOSCRIPT" {
             Self::UnknownScript
-        } else if NOT_WRITABLE.iter().any(|name| says(name)) {
+        } else if UNAVAILABLE_CODES.iter().any(|name| says(name)) {
             Self::Lost(text())
         } else {
             Self::Refused(text())

@@ -197,11 +197,11 @@ impl Redis {
     }
 
     async fn open(connector: Arc<Connector>, names: Names, owner: Owner, wait: Duration) -> Result<Opened, OpenError> {
-        let unreachable = |failure: failure::Failure| {
+        let open_error = |failure: failure::Failure| {
             let problem = failure.to_string();
             if failure.breaks_connection() { OpenError::Unreachable(problem) } else { OpenError::Refused(problem) }
         };
-        let mut link = connector.open().await.map_err(unreachable)?;
+        let mut link = connector.open().await.map_err(open_error)?;
         let key = names.contents();
         let agreed = match &mut link {
             Link::Server(connection, _) => generation::join(connection, key.as_bytes(), wait).await,
@@ -210,13 +210,13 @@ impl Redis {
         let keys = agreed.map_err(|unusable| match unusable {
             Unusable::Newer(found) => OpenError::Newer { found, known: generation::VERSION },
             Unusable::Foreign => OpenError::Foreign { key },
-            Unusable::Failed(failure) => unreachable(failure),
+            Unusable::Failed(failure) => open_error(failure),
         })?;
         warn_of_eviction(&mut link).await;
         let (core, calls) = Core::new(owner, names, keys.clone());
         let core = Arc::new(core);
-        let subscription = pubsub::Subscription::open(&core, &connector).await.map_err(unreachable)?;
-        connection::prepare(&core, &mut link).await.map_err(unreachable)?;
+        let subscription = pubsub::Subscription::open(&core, &connector).await.map_err(open_error)?;
+        connection::prepare(&core, &mut link).await.map_err(open_error)?;
         let tasks = [
             tokio::spawn(connection::run(core.clone(), connector.clone(), link, calls)),
             tokio::spawn(pubsub::listen(core.clone(), connector, subscription)),
