@@ -45,7 +45,7 @@ impl EventLog {
         stream.publish_first();
         if has_response {
             let stub = std::mem::replace(known.value_mut(), StreamEntry::Stream(stream.clone()));
-            // The stub locks its quota when it is dropped, which must not happen under the lock of the map.
+            // In this order; see the locks of `StreamTable`.
             drop(known);
             drop(stub);
             stream.note_delivered(DeliveryCertainty::Proven);
@@ -60,14 +60,14 @@ impl EventLog {
         let StreamEntry::Stub(stub) = known.value_mut() else { return None };
         let until = stub.readable_until();
         if until <= now || simulation::has(Bug::ForgetsTheLastReader) {
-            // The guard of the map is dropped before the entry is removed.
+            // The removal locks the entry again.
             drop(known);
             self.streams.entries.remove_if(&id, |_, known| known.stream().is_none());
             return Some(Verdict::Gone);
         }
         // The end of retention is scheduled since the stream was sealed.
         let is_early = stub.drop_response(now);
-        // No other lock is taken under the lock of the map.
+        // Free before the store is called.
         drop(known);
         if !is_early {
             self.keep_for(id, Some(until), now);

@@ -15,6 +15,10 @@ use crate::event_log::stream::summary::Summary;
 use crate::protocol::ids::StreamId;
 
 /// Streams that can be found, and the quotas in which they count.
+///
+/// Order of the locks: an entry of the map, then the lock of the stream in it, then the eviction queues of a quota. A
+/// stream or stub that leaves the map is dropped after the guard of its entry: the drop locks those queues, and that of a
+/// stream also removes its entries of the retry index.
 pub(in crate::event_log) struct StreamTable {
     pub(in crate::event_log) entries: DashMap<StreamId, StreamEntry>,
     pub(in crate::event_log) quotas: Quotas,
@@ -88,7 +92,7 @@ impl StreamTable {
             return known.is(stream);
         }
         let stub = std::mem::replace(known.value_mut(), StreamEntry::Stream(stream.clone()));
-        // The stub locks its quota when it is dropped, which must not happen under the lock of the map.
+        // In this order; see the locks of `StreamTable`.
         drop(known);
         drop(stub);
         true
@@ -101,7 +105,7 @@ impl StreamTable {
         let (at, quota) = (stub.proven_at, stub.quota().clone());
         let before = std::mem::replace(known.value_mut(), StreamEntry::Stub(stub));
         quota.evictable().add_stub(at, stream.id());
-        // The stream may have its last user here: it is not dropped under the lock of the map.
+        // In this order; see the locks of `StreamTable`.
         drop(known);
         drop(before);
         true
