@@ -61,7 +61,7 @@ impl Machine {
     /// leaving.
     pub fn input_turn_at(&self) -> Option<Instant> {
         let is_ending = self.timers.is_set(Timer::Linger) || self.timers.is_set(Timer::CancelGrace);
-        if self.is_logging() && !is_ending && self.policy.era == Era::Legacy && self.server_requests.has_outstanding() {
+        if self.can_append() && !is_ending && self.policy.era == Era::Legacy && self.server_requests.has_outstanding() {
             Some(self.input_turn.quiet_since() + self.policy.input_grace)
         } else {
             None

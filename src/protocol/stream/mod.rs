@@ -153,14 +153,14 @@ impl Machine {
 
     /// Reserves memory for `events` events that are about to come, with `bytes` bytes of data together.
     pub fn reserve(&mut self, events: usize, bytes: usize) {
-        if self.is_logging() {
+        if self.can_append() {
             self.numbering.reserve(events, bytes);
         }
     }
 
     /// One JSON-RPC message of the upstream: an event's data, or the body of a late or converted JSON response.
     pub fn handle_message(&mut self, name: &[u8], data: &[u8], now: Instant) {
-        if !self.is_logging() {
+        if !self.can_append() {
             return;
         }
         let seq = self.numbering.push(name, data);
@@ -407,7 +407,8 @@ impl Machine {
 
     // ── decisions ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    fn is_logging(&self) -> bool {
+    /// Returns whether the stream takes further events: its head has come, and its end is not decided.
+    fn can_append(&self) -> bool {
         self.phase == Phase::Open && self.sealing.is_none()
     }
 
