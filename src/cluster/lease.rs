@@ -20,7 +20,8 @@ use crate::store::{Coordination, Error, Renewal};
 /// Time after the expiry of a lease during which its replica counts as cut off and not as gone: it keeps the streams that no client asks for
 /// elsewhere, and may have streams that the store does not know.
 const CUT_OFF: Duration = Duration::from_secs(600);
-/// Leases by which the record of the expiry outlasts [`CUT_OFF`], so that a replica that starts meanwhile continues the count.
+/// Time by which the record of the expiry outlasts [`CUT_OFF`], in leases: a replica that starts meanwhile continues the
+/// count from the record.
 const RECORD_LEASES: u32 = 4;
 /// Pause after the store failed.
 pub(super) const PAUSE: Duration = Duration::from_millis(250);

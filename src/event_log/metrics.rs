@@ -37,10 +37,14 @@ impl Metrics {
             streams_kept: registrar.gauge("streams_kept", "Streams, running and finished.")?,
             calls_detached: registrar.gauge("calls_detached", "Running calls without a client connection.")?,
             held_bytes: registrar.gauge("held_bytes", "Bytes held for clients: requests, events and responses.")?,
-            evictions: registrar
-                .counter("evicted_streams_total", "Delivered streams that were forgotten early, by eviction.")?,
-            trimmed: registrar
-                .counter("trimmed_events_total", "Events dropped from the front of a stream, by eviction.")?,
+            evictions: registrar.counter(
+                "evicted_streams_total",
+                "Finished streams and stubs forgotten before the end of their retention, by eviction.",
+            )?,
+            trimmed: registrar.counter(
+                "trimmed_events_total",
+                "Events dropped from the front of a stream, for its own limits or those of a quota.",
+            )?,
             pauses: registrar
                 .counter("upstream_pauses_total", "Times that a stream let its upstream wait for memory.")?,
             sessions_kept: registrar.gauge("sessions_kept", "Records of sessions.")?,
@@ -87,12 +91,12 @@ impl Metrics {
         usize::try_from(self.held_bytes.get()).unwrap_or(0)
     }
 
-    /// Counts a delivered stream that was forgotten early.
+    /// Counts a finished stream or stub that was forgotten before the end of its retention.
     pub fn observe_eviction(&self) {
         self.evictions.inc();
     }
 
-    /// Counts events that a stream dropped from its front.
+    /// Counts events that a stream dropped from its front for its own limits or those of a quota.
     pub fn observe_trimmed(&self, events: u64) {
         self.trimmed.inc_by(events);
     }

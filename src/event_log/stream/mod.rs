@@ -63,7 +63,7 @@ pub struct Spec {
     pub ids: Vec<RequestId>,
     /// True if the requests came as an array.
     pub is_batch: bool,
-    /// True if a response closes as soon as all stored events are written.
+    /// True if the client is asked to poll: a response to one that reconnects closes once all stored events are written.
     pub should_poll: bool,
     /// Fingerprint of the POST body, if a retry may name the call by a key.
     pub body_fingerprint: Option<Fingerprint>,
@@ -96,7 +96,7 @@ pub struct Stream {
     adopted_after: OnceLock<Seq>,
     binding: Binding,
     pub(super) bounds: TailLimits,
-    /// True if a client of the stream may be asked to poll.
+    /// See [`Spec::should_poll`].
     should_poll: bool,
     /// Fingerprint of the POST body, if a retry may name the call by a key. Boxed, because few streams have one.
     body_fingerprint: Option<Box<Fingerprint>>,
@@ -229,7 +229,7 @@ impl Stream {
         &self.binding
     }
 
-    /// Returns whether a response closes as soon as all stored events are written.
+    /// Returns whether the client is asked to poll; see [`Spec::should_poll`].
     pub fn should_poll(&self) -> bool {
         self.should_poll
     }
