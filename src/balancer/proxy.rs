@@ -34,7 +34,7 @@ use super::table::Table;
 use super::write_buffer::READ_MAX;
 use crate::clock;
 use crate::protocol::classify::{self, Route};
-use crate::protocol::client::{self, Client, Trust, X_FORWARDED_FOR};
+use crate::protocol::client_address::{self, Client, Trust, X_FORWARDED_FOR};
 use crate::protocol::dialect::Declared;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, names};
@@ -473,7 +473,8 @@ impl ProxyHttp for Phases {
 /// Sets the headers that describe the client to the sidecar.
 fn forward(client: &Client, scheme: &'static str, upstream: &mut RequestHeader) -> Result<()> {
     if !client.is_behind_trusted {
-        let claims: Vec<_> = upstream.headers.keys().filter(|name| client::describes_client(name)).cloned().collect();
+        let claims: Vec<_> =
+            upstream.headers.keys().filter(|name| client_address::describes_client(name)).cloned().collect();
         for name in claims {
             upstream.remove_header(&name);
         }

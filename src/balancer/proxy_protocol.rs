@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::time::timeout;
 use tracing::debug;
 
-use crate::protocol::client::Trust;
+use crate::protocol::client_address::Trust;
 
 /// Deadline for the whole header; the connection is then closed.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);

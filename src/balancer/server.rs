@@ -27,7 +27,7 @@ use super::metrics::Metrics;
 use super::proxy::Phases;
 use super::proxy_protocol;
 use super::write_buffer::WriteBuffer;
-use crate::protocol::client::Trust;
+use crate::protocol::client_address::Trust;
 use crate::server::{Accept, ConnectionLimit};
 use crate::tls::Certificates;
 

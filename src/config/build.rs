@@ -21,7 +21,7 @@ use super::{
 };
 use crate::protocol::access::{AllowedHosts, AllowedOrigins, HostPattern, OriginPattern};
 use crate::protocol::classify;
-use crate::protocol::client::{Network, Trust};
+use crate::protocol::client_address::{Network, Trust};
 use crate::protocol::dialect::{Declared, resume_tokens};
 
 const MIB: usize = 1024 * 1024;

@@ -40,7 +40,7 @@ use std::time::Duration;
 use http::{HeaderName, HeaderValue};
 
 use crate::protocol::access::{AllowedHosts, AllowedOrigins};
-use crate::protocol::client::Trust;
+use crate::protocol::client_address::Trust;
 use crate::protocol::dialect::Declared;
 
 /// The configuration of `serve`. See `config.example.toml` for the reason behind each default.

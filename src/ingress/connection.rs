@@ -8,7 +8,7 @@ use http::HeaderMap;
 
 use crate::delivery::Receipts;
 use crate::protocol::certificate::CertificateNames;
-use crate::protocol::client::Trust;
+use crate::protocol::client_address::Trust;
 use crate::server::{ConnectionState, Peer};
 use crate::upstream::Forwarded;
 

@@ -5,7 +5,7 @@
 //! anything goes upstream. A marked new call is refused likewise with 503 during a drain, and with 502 if the server accepts no
 //! connection. An unmarked request cannot be routed again, and gets the error itself. A session that another
 //! replica's server opened is never named to the server here (`context.rs`). Absent: the list of replicas, and forwarding between those that share a store
-//! (`forward_to_owner.rs`).
+//! (`forward_to_replicas.rs`).
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! Requests that another replica forwards: client responses, cancels, and the end of a session.
 //!
-//! The reply is the response that a client would get. Absent: forwarding itself (`forward_to_owner.rs`).
+//! The reply is the response that a client would get. Absent: forwarding itself (`forward_to_replicas.rs`).
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::components::Components;
 use super::connection::Connection;
 use super::context::{RequestContext, Sender};
 use super::forward::Forwarder;
-use super::forward_to_owner::OwnerForwarder;
+use super::forward_to_replicas::OwnerForwarder;
 use super::misdirected::OwnerCheck;
 use super::refusals::Refusals;
 use super::session_end::SessionEnds;

@@ -8,7 +8,7 @@ use http::{Response, StatusCode};
 use super::components::Components;
 use super::context::RequestContext;
 use super::forward::Forwarder;
-use super::forward_to_owner::OwnerForwarder;
+use super::forward_to_replicas::OwnerForwarder;
 use super::refusals::Refusals;
 use super::token_refresh::TokenRefresh;
 use crate::body::BoxBody;

@@ -8,7 +8,7 @@ pub mod access;
 pub mod call_name;
 pub mod certificate;
 pub mod classify;
-pub mod client;
+pub mod client_address;
 pub mod cluster;
 pub mod dialect;
 pub mod error;

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use http::header::FORWARDED;
 use http::{HeaderName, HeaderValue};
 
-use crate::protocol::client::describes_client;
+use crate::protocol::client_address::describes_client;
 use crate::protocol::headers::{Line, Lines};
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");

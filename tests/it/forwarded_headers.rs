@@ -1,7 +1,7 @@
 //! Headers of the request that reaches the server.
 
 use crate::support::*;
-use mcp_resume::protocol::client::{Network, Trust};
+use mcp_resume::protocol::client_address::{Network, Trust};
 use std::str::FromStr;
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use crate::support::pki::Pki;
 use crate::support::*;
 use http::HeaderName;
 use mcp_resume::config::{ListenTls, PrincipalSource};
-use mcp_resume::protocol::client::{Network, Trust};
+use mcp_resume::protocol::client_address::{Network, Trust};
 use std::str::FromStr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

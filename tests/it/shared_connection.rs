@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use mcp_resume::protocol::client::Trust;
+use mcp_resume::protocol::client_address::Trust;
 
 use crate::retry::runs_anew;
 use crate::support::http_versions::{HttpVersion, TestClient};

@@ -1,8 +1,8 @@
 //! POSTs with requests: each begins a request stream, or takes over the stream of an earlier call as its retry.
 
-mod admission;
 mod commit;
 mod continuation;
+mod drain_admission;
 mod partial_results;
 mod remote_retry;
 mod reply;
@@ -14,9 +14,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::Response;
 
-use self::admission::Admission;
 use self::commit::CommitRules;
 use self::continuation::Continuations;
+use self::drain_admission::Admission;
 use self::partial_results::{PartialResults, PartialResultsPolicy};
 use self::remote_retry::{EarlierCall, RemoteRetries};
 use self::reply::Replies;
@@ -24,7 +24,7 @@ use self::request::{CallRequest, Reply, Retry, retry_of};
 use self::start::{CallStarter, StartedCall};
 use super::components::Components;
 use super::context::RequestContext;
-use super::forward_to_owner;
+use super::forward_to_replicas;
 use super::metrics::Metrics;
 use super::refusals::Refusals;
 use super::stream_finder::StreamFinder;
@@ -180,7 +180,7 @@ impl Calls {
             EarlierCall::Stream(stream) => Ok(self.call_starter.return_to(&request.context, &stream)),
             EarlierCall::Response(response) => {
                 self.metrics.observe_retry();
-                return forward_to_owner::response_of(response);
+                return forward_to_replicas::response_of(response);
             }
             EarlierCall::Unproven(unproven) => return self.refuse_unproven(unproven, &request.call),
             EarlierCall::Refused(failure) => return self.refusals.fail_call(failure, &request.call),

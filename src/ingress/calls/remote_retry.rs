@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tracing::{debug, warn};
 
-use super::admission::Admission;
+use super::drain_admission::Admission;
 use super::request::{CallRequest, Retry};
 use crate::clock;
 use crate::cluster::{Absence, Replicas};

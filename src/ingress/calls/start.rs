@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::admission::Admission;
 use super::commit::CommitRules;
+use super::drain_admission::Admission;
 use super::partial_results::PartialResultsPolicy;
 use super::remote_retry::PendingClaim;
 use super::request::{Beginning, CallRequest, Retry};

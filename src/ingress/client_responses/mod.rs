@@ -23,7 +23,7 @@ pub(super) use self::url_responses::{ParsedResponses, UrlResponses};
 use super::components::Components;
 use super::context::{RequestContext, detached};
 use super::forward::Forwarder;
-use super::forward_to_owner::{self, OwnerForwarder, OwnerUnknown};
+use super::forward_to_replicas::{self, OwnerForwarder, OwnerUnknown};
 use super::metrics::Metrics;
 use super::refusals::Refusals;
 use super::token_refresh::{self, TokenRefresh, Unproven};
@@ -161,7 +161,7 @@ impl ClientResponses {
         post: &SessionPost<'_>,
         body: &Bytes,
     ) -> Result<Option<Response<BoxBody>>, OwnerUnknown> {
-        let has_request_id = forward_to_owner::has_request_id(post.messages, !post.cancelled.is_empty());
+        let has_request_id = forward_to_replicas::has_request_id(post.messages, !post.cancelled.is_empty());
         if !self.owners.may_concern_others(context, has_request_id) {
             return Ok(None);
         }

@@ -14,7 +14,7 @@ use crate::dialect::stream_url::{self, SortedResponses};
 use crate::event_log::Stream;
 use crate::ingress::components::Components;
 use crate::ingress::context::{RequestContext, detached};
-use crate::ingress::forward_to_owner::OwnerForwarder;
+use crate::ingress::forward_to_replicas::OwnerForwarder;
 use crate::ingress::metrics::Metrics;
 use crate::ingress::refusals::Refusals;
 use crate::ingress::stream_finder::StreamFinder;

@@ -10,7 +10,7 @@ use bytes::BytesMut;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 
-use super::client;
+use super::client_address;
 
 mod lines;
 #[cfg(test)]
@@ -301,7 +301,7 @@ fn is_hop_by_hop(name: &HeaderName, named: &[&str]) -> bool {
     );
     let is_named = || named.iter().any(|named| named.eq_ignore_ascii_case(name.as_str()));
     let identifies_client =
-        || matches!(name.as_str(), "authorization" | "cookie" | "x-api-key") || client::describes_client(name);
+        || matches!(name.as_str(), "authorization" | "cookie" | "x-api-key") || client_address::describes_client(name);
     always || (is_named() && !identifies_client())
 }
 

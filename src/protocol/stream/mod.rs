@@ -18,13 +18,13 @@
 //! machine numbers and passes on.
 
 mod announcements;
-mod batch;
+mod cursor_place;
+mod event_batch;
 mod event_set;
 mod getters;
 mod input_turn;
 mod numbering;
 mod owed_responses;
-mod place;
 mod policy;
 mod reader_state;
 mod retention;
@@ -37,18 +37,18 @@ mod status;
 mod tests;
 mod timeouts;
 mod timers;
-mod upstream;
+mod upstream_resume;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use announcements::AnnouncementState;
 pub use announcements::Announcements;
-pub use batch::Batch;
+pub use cursor_place::Place;
+pub use event_batch::Batch;
 use input_turn::InputTurn;
 use numbering::Numbering;
 pub use owed_responses::{OwedResponse, OwedResponses};
-pub use place::Place;
 pub use policy::Policy;
 pub use reader_state::ReaderState;
 pub use server_requests::{ClientResponse, ServerRequests};
@@ -56,8 +56,8 @@ pub use snapshot::{Snapshot, SnapshotDigest};
 use states::HeadOrigin;
 pub use states::{Effect, Outcome, Phase};
 use timers::{Timer, TimerTable};
-pub use upstream::Ending;
-use upstream::{Next, Upstream};
+pub use upstream_resume::Ending;
+use upstream_resume::{Next, Upstream};
 
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::{AttachId, Seq, StreamKind};

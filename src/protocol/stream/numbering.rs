@@ -3,7 +3,7 @@
 //! Invariants 1 and 2 of the machine are kept here: numbers are assigned by [`Numbering::push`] alone, and the tail moves only when the
 //! store has accepted a batch, or another writer's events.
 
-use super::batch::Batch;
+use super::event_batch::Batch;
 use crate::protocol::ids::Seq;
 
 /// The events of one stream: trimmed, stored, being stored and staged, in this order.

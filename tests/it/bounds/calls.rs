@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::support::frames::{self, ENHANCE_YOUR_CALM, Framer};
-use mcp_resume::protocol::client::{Network, Trust};
+use mcp_resume::protocol::client_address::{Network, Trust};
 use std::cell::Cell;
 use std::str::FromStr;
 
