@@ -61,8 +61,8 @@ pub enum EarlyClose {
         /// Time limit of the response.
         max_connection: Option<Duration>,
     },
-    /// The stored events are written, and each reason of [`Self::WhenAsked`].
-    AfterReplay {
+    /// The client polls: the response ends once the stored events are written, and for each reason of [`Self::WhenAsked`].
+    Polling {
         /// Time limit of the response.
         max_connection: Option<Duration>,
     },
@@ -73,7 +73,7 @@ impl EarlyClose {
     fn max_connection(self) -> Option<Duration> {
         match self {
             Self::Never => None,
-            Self::WhenAsked { max_connection } | Self::AfterReplay { max_connection } => max_connection,
+            Self::WhenAsked { max_connection } | Self::Polling { max_connection } => max_connection,
         }
     }
 }
@@ -291,13 +291,13 @@ impl Follow {
     fn close_retry(&self) -> Option<Duration> {
         match self.plan.early_close {
             EarlyClose::Never => None,
-            EarlyClose::WhenAsked { .. } | EarlyClose::AfterReplay { .. } if self.has_id => self.attachment.closing(),
-            EarlyClose::WhenAsked { .. } | EarlyClose::AfterReplay { .. } => None,
+            EarlyClose::WhenAsked { .. } | EarlyClose::Polling { .. } if self.has_id => self.attachment.closing(),
+            EarlyClose::WhenAsked { .. } | EarlyClose::Polling { .. } => None,
         }
     }
 
     fn should_close_after_replay(&self) -> bool {
-        matches!(self.plan.early_close, EarlyClose::AfterReplay { .. }) && self.has_id && !self.is_interim_due()
+        matches!(self.plan.early_close, EarlyClose::Polling { .. }) && self.has_id && !self.is_interim_due()
     }
 
     fn is_interim_due(&self) -> bool {

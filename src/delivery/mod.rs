@@ -16,5 +16,5 @@ pub use disconnect_guard::DisconnectGuard;
 pub use follow::{EarlyClose, Follow, Interim, Opening, Plan, Start};
 pub use metrics::Metrics;
 pub use passthrough::Passthrough;
-pub use receipts::{Kept, Receipt, Receipts};
+pub use receipts::{KeptResponseBody, Receipt, Receipts};
 pub use stream_lost::lost_event;

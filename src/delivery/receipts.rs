@@ -319,7 +319,7 @@ impl Drop for Receipt {
 }
 
 /// Body of a response that is kept for a retry until it has arrived.
-pub struct Kept {
+pub struct KeptResponseBody {
     bytes: Option<Bytes>,
     /// Further bodies, the last first.
     behind: Vec<Bytes>,
@@ -332,7 +332,7 @@ pub struct Kept {
     receipts: Arc<Receipts>,
 }
 
-impl Kept {
+impl KeptResponseBody {
     /// Creates the body `bytes` of the stream that `attachment` reads.
     pub fn new(bytes: Bytes, attachment: Attachment, receipt: Receipt, receipts: Arc<Receipts>) -> Self {
         receipts.begin_reading(&attachment);
@@ -351,7 +351,7 @@ impl Kept {
     }
 }
 
-impl Body for Kept {
+impl Body for KeptResponseBody {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -378,7 +378,7 @@ impl Body for Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for KeptResponseBody {
     fn drop(&mut self) {
         if let Some(attachment) = self.attachment.take() {
             self.receipts.end_reading(attachment.id());

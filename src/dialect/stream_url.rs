@@ -10,7 +10,7 @@ use super::Resumption;
 use crate::event_log::Stream;
 use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::stream::{ClientResponse, Place};
+use crate::protocol::stream::{ClientResponse, CursorPlace};
 
 /// Result of a resumption by URL.
 #[derive(Debug)]
@@ -34,11 +34,11 @@ pub fn resume(stream: &Arc<Stream>, handle: &str, cursor: Option<Seq>, should_no
         let wanted = cursor.or_else(|| machine.last_input_turn()).unwrap_or_default();
         (wanted, machine.trimmed(), machine.locate(wanted))
     });
-    if cursor.is_some() && place == Place::Lost {
+    if cursor.is_some() && place == CursorPlace::Lost {
         return UrlResumption::Lost;
     }
     stream.note_resume_by_url(cursor);
-    if place == Place::AtEnd || (should_notify_turn && stream.begin_input_turn(wanted)) {
+    if place == CursorPlace::AtEnd || (should_notify_turn && stream.begin_input_turn(wanted)) {
         return UrlResumption::AtEnd;
     }
     let after = wanted.max(trimmed);

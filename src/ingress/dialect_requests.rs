@@ -57,7 +57,7 @@ impl DialectRequests {
         if (is_resume && !accept.sse) || (!is_resume && !accept.json) {
             return self.refusals.refuse_request(ErrorCode::NotAcceptable, &request.id);
         }
-        self.finder.wait_for_resume_turn(&mut context).await;
+        self.finder.wait_for_resume_rate(&mut context).await;
         let params = Params::of(&body);
         let found = match self.finder.find_by_token(&context, params.resume_token.as_deref()).await {
             Ok(found) => found,

@@ -18,7 +18,7 @@ use crate::event_log::{self, Slice, Stream};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers;
 use crate::protocol::ids::{Cursor, EventId, Seq, StreamKind};
-use crate::protocol::stream::Place;
+use crate::protocol::stream::CursorPlace;
 use crate::simulation::{self, Bug};
 
 /// Resumes streams by `Last-Event-ID`.
@@ -46,7 +46,7 @@ impl Resumes {
         if !headers::accept(&context.parts.headers).sse {
             return self.refusals.refuse(ErrorCode::NotAcceptable);
         }
-        self.finder.wait_for_resume_turn(&mut context).await;
+        self.finder.wait_for_resume_rate(&mut context).await;
         if id.cursor() == Cursor::End {
             return self.responder.at_end(ResumeMeans::LastEventId);
         }
@@ -62,20 +62,20 @@ impl Resumes {
         });
         let is_standalone = id.unverified_kind() == Some(StreamKind::Standalone);
         match placed {
-            Some((stream, cursor, slice, Place::After(_))) => self.resume_at(&context, &stream, slice, cursor),
+            Some((stream, cursor, slice, CursorPlace::After(_))) => self.resume_at(&context, &stream, slice, cursor),
             // Later messages of its server are lost.
-            Some((stream, _, _, Place::AtEnd)) if is_standalone && stream.has_ended_with_its_process() => {
+            Some((stream, _, _, CursorPlace::AtEnd)) if is_standalone && stream.has_ended_with_its_process() => {
                 self.standalone.resume_lost(context, ResumeMeans::LastEventId).await
             }
-            Some((_, _, _, Place::AtEnd)) if is_standalone => self.standalone.attach(context).await,
-            Some((stream, cursor, _, Place::AtEnd)) => {
+            Some((_, _, _, CursorPlace::AtEnd)) if is_standalone => self.standalone.attach(context).await,
+            Some((stream, cursor, _, CursorPlace::AtEnd)) => {
                 stream.note_resume(Some(cursor));
                 self.responder.at_end(ResumeMeans::LastEventId)
             }
-            Some((_, _, _, Place::Lost)) | None if is_standalone => {
+            Some((_, _, _, CursorPlace::Lost)) | None if is_standalone => {
                 self.standalone.resume_lost(context, ResumeMeans::LastEventId).await
             }
-            Some((_, _, _, Place::Lost)) | None => self.responder.lost(ResumeMeans::LastEventId, &id),
+            Some((_, _, _, CursorPlace::Lost)) | None => self.responder.lost(ResumeMeans::LastEventId, &id),
         }
     }
 

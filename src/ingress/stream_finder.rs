@@ -29,9 +29,9 @@ impl StreamFinder {
         Self { log: log.clone(), replicas: replicas.clone(), metrics: metrics.clone(), tokens }
     }
 
-    /// Waits for the resume rate. Stock clients try to resume about twice, so a resume above the rate waits instead of being refused. The wait
+    /// Waits until the resume rate allows one more resume. Stock clients try to resume about twice, so a resume above the rate waits instead of being refused. The wait
     /// comes before any look-up, so that a hostile cursor waits as long as a good one. A client that leaves gives up its place.
-    pub(super) async fn wait_for_resume_turn(&self, context: &mut RequestContext) {
+    pub(super) async fn wait_for_resume_rate(&self, context: &mut RequestContext) {
         if !context.quota.try_resume() {
             context.reserve();
             self.metrics.observe_delayed_resume();

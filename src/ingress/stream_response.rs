@@ -110,12 +110,12 @@ impl StreamResponder {
         let early_close = if !is_polling_revision && !has_resumed() {
             EarlyClose::Never
         } else if stream.should_poll() {
-            EarlyClose::AfterReplay { max_connection }
+            EarlyClose::Polling { max_connection }
         } else {
             EarlyClose::WhenAsked { max_connection }
         };
         let retry = match early_close {
-            EarlyClose::AfterReplay { .. } => delivery.poll_retry,
+            EarlyClose::Polling { .. } => delivery.poll_retry,
             EarlyClose::Never | EarlyClose::WhenAsked { .. } => delivery.retry,
         };
         Plan {

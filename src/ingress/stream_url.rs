@@ -78,7 +78,7 @@ impl StreamUrls {
         target: Target,
         responses: Option<ParsedResponses>,
     ) -> Response<BoxBody> {
-        self.finder.wait_for_resume_turn(&mut context).await;
+        self.finder.wait_for_resume_rate(&mut context).await;
         if target.id.cursor() == Cursor::End {
             return self.responder.at_end(ResumeMeans::StreamUrl);
         }

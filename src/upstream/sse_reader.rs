@@ -60,7 +60,7 @@ impl EventReader {
         let mut gathered = GatherResult::default();
         gathered.decode(&mut self.decoder, first);
         while gathered_bytes < GATHER_MAX && gathered.error.is_none() {
-            match futures_now(self.next()).await {
+            match poll_once(self.next()).await {
                 Some(Ok(more)) => {
                     gathered_bytes += more.len();
                     may_yield = !self.body.is_gathered();
@@ -107,8 +107,8 @@ impl GatherResult {
     }
 }
 
-/// Returns the future's result if it is ready now.
-async fn futures_now<F: Future>(future: F) -> Option<F::Output> {
+/// Polls the future once, and returns its result if it is ready.
+async fn poll_once<F: Future>(future: F) -> Option<F::Output> {
     let mut future = std::pin::pin!(future);
     std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
         std::task::Poll::Ready(value) => std::task::Poll::Ready(Some(value)),

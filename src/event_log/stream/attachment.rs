@@ -13,7 +13,7 @@ use crate::event_log::stream::response_head::Head;
 use crate::event_log::stream::{Stream, in_flight};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::{self, AttachId, Handle, Seq};
-use crate::protocol::stream::{Phase, Place};
+use crate::protocol::stream::{CursorPlace, Phase};
 use crate::simulation::{self, Bug};
 use crate::store::tail::ID_LINE;
 
@@ -230,9 +230,9 @@ impl Attachment {
             return Poll::Ready(ReadOutcome::Ended);
         }
         match inner.machine.locate(cursor) {
-            Place::Lost => return Poll::Ready(ReadOutcome::Trimmed(inner.machine.trimmed())),
-            Place::AtEnd => return Poll::Ready(ReadOutcome::Ended),
-            Place::After(_) => {}
+            CursorPlace::Lost => return Poll::Ready(ReadOutcome::Trimmed(inner.machine.trimmed())),
+            CursorPlace::AtEnd => return Poll::Ready(ReadOutcome::Ended),
+            CursorPlace::After(_) => {}
         }
         if cursor >= inner.machine.tail() {
             inner.reader = Some(cx.waker().clone());

@@ -7,7 +7,7 @@ use crate::cluster::{Absence, Replicas};
 use crate::protocol::cluster::Reader;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::EventId;
-use crate::protocol::stream::{Batch, Place};
+use crate::protocol::stream::{Batch, CursorPlace};
 use crate::store::test_store::TestStore;
 use crate::store::{Appended, Coordination, Read, Renewal};
 
@@ -310,7 +310,7 @@ async fn the_end_reaches_a_client_that_read_more_than_the_store_had_when_the_wri
                     .log
                     .find(replica.log.verify(&EventId::parse(id.as_bytes()).unwrap()).as_ref(), &binding())
                     .unwrap();
-                assert_eq!(stream.with_machine(|machine| machine.locate(cursor)), Place::AtEnd, "{id}");
+                assert_eq!(stream.with_machine(|machine| machine.locate(cursor)), CursorPlace::AtEnd, "{id}");
                 // So are the positions named by a connection's first, empty event.
                 let attachment = stream.attach(new_attach(), cursor);
                 for (place, found) in [(cursor, cursor), (Seq(cursor.0 - 1), Seq(cursor.0 - 1))] {
@@ -345,7 +345,7 @@ async fn a_client_that_read_an_adopted_end_finds_it_also_at_the_old_writer() {
         replica.log.restore(&replica.log.verify(&id).expect("an id of ours")).await.unwrap();
         let (stream, cursor) =
             replica.log.find(replica.log.verify(&id).as_ref(), &binding()).expect("it is in the store");
-        assert_eq!(stream.with_machine(|machine| machine.locate(cursor)), Place::AtEnd);
+        assert_eq!(stream.with_machine(|machine| machine.locate(cursor)), CursorPlace::AtEnd);
     }
 }
 

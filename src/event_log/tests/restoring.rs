@@ -3,7 +3,7 @@
 use super::*;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::EventId;
-use crate::protocol::stream::{Phase, Place};
+use crate::protocol::stream::{CursorPlace, Phase};
 use crate::store::test_store::TestStore;
 
 /// Returns a log with this store, as a process of this name has it.
@@ -52,7 +52,7 @@ async fn a_sealed_stream_is_read_after_a_restart_as_before() {
     let rest = whole.strip_prefix(&texts.concat()).unwrap().to_owned();
     assert_eq!(read_again(&after, &ids[3]).await, (rest, Poll::Ready(ReadOutcome::Ended)));
     let (stream, cursor) = after.find(after.verify(&ids[4]).as_ref(), &binding()).unwrap();
-    assert_eq!(stream.with_machine(|machine| machine.locate(cursor)), Place::AtEnd);
+    assert_eq!(stream.with_machine(|machine| machine.locate(cursor)), CursorPlace::AtEnd);
     let stranger = Binding { principal: Principal::Known([1; 16]), ..binding() };
     assert!(after.find(after.verify(&ids[0]).as_ref(), &stranger).is_none());
 }

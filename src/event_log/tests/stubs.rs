@@ -7,7 +7,7 @@ use super::*;
 use crate::event_log::stream::stub::Stub;
 use crate::event_log::writer::stream_table::StreamEntry;
 use crate::protocol::ids::EventId;
-use crate::protocol::stream::Place;
+use crate::protocol::stream::CursorPlace;
 
 /// Runs a call to its end: `notes` events and its response, all read by its client.
 fn ended(log: &EventLog, caller: u8, notes: usize) -> Arc<Stream> {
@@ -27,7 +27,7 @@ fn proven(log: &EventLog, caller: u8, notes: usize) -> Vec<EventId> {
     ids
 }
 
-fn place(log: &EventLog, id: &EventId) -> Option<Place> {
+fn place(log: &EventLog, id: &EventId) -> Option<CursorPlace> {
     log.find(log.verify(id).as_ref(), &binding())
         .map(|(stream, cursor)| stream.with_machine(|machine| machine.locate(cursor)))
 }
@@ -42,8 +42,8 @@ async fn a_stub_has_the_end_and_for_a_while_the_last_response() {
     let sweeper = sweeping(&log);
     let ids = proven(&log, 0, 3);
     assert_eq!((stubs(&log), log.len()), (1, 1));
-    assert_eq!(place(&log, &ids[4]), Some(Place::AtEnd));
-    assert_eq!(place(&log, &ids[2]), Some(Place::Lost));
+    assert_eq!(place(&log, &ids[4]), Some(CursorPlace::AtEnd));
+    assert_eq!(place(&log, &ids[2]), Some(CursorPlace::Lost));
     let (stream, cursor) = log.find(log.verify(&ids[3]).as_ref(), &binding()).unwrap();
     let mut back = Client::attach(&stream, cursor);
     assert_eq!(back.read_all(), Poll::Ready(ReadOutcome::Ended));
@@ -59,7 +59,7 @@ async fn a_stub_has_the_end_and_for_a_while_the_last_response() {
     tokio::time::advance(Duration::from_secs(31)).await;
     settle().await;
     assert_eq!(stubs(&log), 1, "it went back");
-    assert_eq!(place(&log, &ids[3]), Some(Place::After(Seq(3))));
+    assert_eq!(place(&log, &ids[3]), Some(CursorPlace::After(Seq(3))));
     tokio::time::advance(RETENTION * 2).await;
     settle().await;
     assert!(log.is_empty());
@@ -77,8 +77,8 @@ async fn the_last_response_is_dropped_when_its_time_is_over() {
     tokio::time::advance(Duration::from_secs(31)).await;
     settle().await;
     assert!(quota(&log, 0).bytes() <= 512 && quota(&log, 0).bytes() < before);
-    assert_eq!(place(&log, &ids[3]), Some(Place::Lost));
-    assert_eq!(place(&log, &ids[4]), Some(Place::AtEnd));
+    assert_eq!(place(&log, &ids[3]), Some(CursorPlace::Lost));
+    assert_eq!(place(&log, &ids[4]), Some(CursorPlace::AtEnd));
     assert_eq!(stubs(&log), 1, "it stays what it is");
     sweeper.abort();
 }
@@ -91,7 +91,7 @@ async fn a_stub_that_is_asked_for_stays_for_its_retention_again() {
     settle().await;
     tokio::time::advance(RETENTION - Duration::from_secs(1)).await;
     settle().await;
-    assert_eq!(place(&log, &ids[1]), Some(Place::AtEnd));
+    assert_eq!(place(&log, &ids[1]), Some(CursorPlace::AtEnd));
     tokio::time::advance(RETENTION - Duration::from_secs(1)).await;
     settle().await;
     assert_eq!(log.len(), 1);

@@ -56,7 +56,7 @@ impl Continuations {
             return self.refusals.refuse_call(ErrorCode::NotAcceptable, &call);
         }
         let Some(names) = names_of(&call, body) else { return self.refusals.refuse_call(ErrorCode::BadRequest, &call) };
-        self.finder.wait_for_resume_turn(&mut context).await;
+        self.finder.wait_for_resume_rate(&mut context).await;
         let digest = CallDigest::of(body, method);
         let found = match self.finder.find_by_token(&context, token).await {
             Ok(found) => found,

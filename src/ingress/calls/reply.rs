@@ -13,7 +13,7 @@ use super::commit::poll_begin;
 use super::request::Reply;
 use crate::body::BoxBody;
 use crate::clock;
-use crate::delivery::{DisconnectGuard, Follow, Kept, Passthrough, Plan, Receipt};
+use crate::delivery::{DisconnectGuard, Follow, KeptResponseBody, Passthrough, Plan, Receipt};
 use crate::dialect;
 use crate::event_log::{Attachment, Collected, EventLog, Head, Plain};
 use crate::ingress::components::Components;
@@ -115,7 +115,7 @@ impl Replies {
         *response.body_mut() = match delivery {
             Some((attachment, receipt)) => {
                 let receipts = reply.connection.receipts().clone();
-                Kept::new(body, attachment, receipt, receipts).boxed_unsync()
+                KeptResponseBody::new(body, attachment, receipt, receipts).boxed_unsync()
             }
             None => crate::body::whole(body),
         };
@@ -148,7 +148,7 @@ impl Replies {
         let body = match plain.kept_body() {
             Some(bytes) => {
                 let receipts = reply.connection.receipts().clone();
-                Kept::new(bytes.clone(), attachment, receipt, receipts).boxed_unsync()
+                KeptResponseBody::new(bytes.clone(), attachment, receipt, receipts).boxed_unsync()
             }
             None => match plain.take_passthrough() {
                 Some(body) => Passthrough::new(body, attachment.stream(), self.metrics.delivery.clone()).boxed_unsync(),
@@ -182,7 +182,8 @@ impl Replies {
         headers.remove(http::header::CONTENT_TYPE);
         headers::expose_ours(&mut headers);
         response.headers_mut().extend(headers);
-        *response.body_mut() = Kept::new(body, attachment, receipt, receipts).followed_by(pieces).boxed_unsync();
+        *response.body_mut() =
+            KeptResponseBody::new(body, attachment, receipt, receipts).followed_by(pieces).boxed_unsync();
         response
     }
 }

@@ -6,7 +6,7 @@ use crate::protocol::ids::Seq;
 
 /// The place of a cursor in a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum CursorPlace {
     /// Later events exist or may come: read on after this number.
     After(Seq),
     /// The stream is sealed and this is its end.
@@ -18,15 +18,15 @@ pub enum Place {
 impl Machine {
     /// Returns the place of `cursor`: the last event that a client has, or 0 for none. A sealed stream ends where no event is left that a
     /// replay would write.
-    pub fn locate(&self, cursor: Seq) -> Place {
+    pub fn locate(&self, cursor: Seq) -> CursorPlace {
         if cursor > self.tail() || cursor < self.trimmed() {
-            return Place::Lost;
+            return CursorPlace::Lost;
         }
         match self.phase {
-            Phase::Sealed { .. } if self.is_spent_after(cursor) => Place::AtEnd,
+            Phase::Sealed { .. } if self.is_spent_after(cursor) => CursorPlace::AtEnd,
             // No stream, so no place in it.
-            Phase::Passed => Place::Lost,
-            Phase::Sealed { .. } | Phase::Waiting | Phase::Open => Place::After(cursor),
+            Phase::Passed => CursorPlace::Lost,
+            Phase::Sealed { .. } | Phase::Waiting | Phase::Open => CursorPlace::After(cursor),
         }
     }
 

@@ -44,7 +44,7 @@ use std::time::{Duration, Instant};
 
 use announcements::AnnouncementState;
 pub use announcements::Announcements;
-pub use cursor_place::Place;
+pub use cursor_place::CursorPlace;
 pub use event_batch::Batch;
 use input_turn::InputTurn;
 use numbering::Numbering;
@@ -57,7 +57,7 @@ use states::HeadOrigin;
 pub use states::{Effect, Outcome, Phase};
 use timers::{Timer, TimerTable};
 pub use upstream_resume::Ending;
-use upstream_resume::{Next, Upstream};
+use upstream_resume::{Next, UpstreamCursor};
 
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::{AttachId, Seq, StreamKind};
@@ -73,7 +73,7 @@ pub struct Machine {
     owed_responses: OwedResponses,
     server_requests: ServerRequests,
     reader: ReaderState,
-    upstream: Upstream,
+    upstream: UpstreamCursor,
     numbering: Numbering,
     /// The outcome of a stream that ends once its last event is stored, or `None` if more events may come.
     sealing: Option<Outcome>,
@@ -101,7 +101,7 @@ impl Machine {
             owed_responses: OwedResponses::new(ids),
             server_requests: ServerRequests::default(),
             reader: ReaderState::new(now),
-            upstream: Upstream::new(),
+            upstream: UpstreamCursor::new(),
             numbering: Numbering::new(),
             sealing: None,
             failure: None,

@@ -43,9 +43,9 @@ pub(super) enum Next {
     Fail(Failure),
 }
 
-/// The upstream half of a stream.
+/// Position in the upstream response of a stream, from which the call is resumed.
 #[derive(Debug)]
-pub(super) struct Upstream {
+pub(super) struct UpstreamCursor {
     last_id: Option<Bytes>,
     /// True if `last_id` came with the response that is being read. The end of a response that brought none is a failure.
     has_new_id: bool,
@@ -55,7 +55,7 @@ pub(super) struct Upstream {
     attempts: u32,
 }
 
-impl Upstream {
+impl UpstreamCursor {
     pub(super) fn new() -> Self {
         Self { last_id: None, has_new_id: false, has_sent_id: false, retry: DEFAULT_RETRY, attempts: 0 }
     }

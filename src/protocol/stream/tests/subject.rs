@@ -10,7 +10,9 @@ use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::{AttachId, Seq};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::sse;
-use crate::protocol::stream::{Batch, ClientResponse, Effect, Ending, Machine, Outcome, OwedResponse, Phase, Place};
+use crate::protocol::stream::{
+    Batch, ClientResponse, CursorPlace, Effect, Ending, Machine, Outcome, OwedResponse, Phase,
+};
 use crate::store::tail::Tail;
 use crate::store::{Appended, WriterEpoch};
 
@@ -283,9 +285,9 @@ impl Real {
 
     pub(super) fn replay(&self, cursor: u64) -> Replay {
         let after = match self.machine.locate(Seq(cursor)) {
-            Place::Lost => return Replay::Lost,
-            Place::AtEnd => return Replay::End,
-            Place::After(after) => after,
+            CursorPlace::Lost => return Replay::Lost,
+            CursorPlace::AtEnd => return Replay::End,
+            CursorPlace::After(after) => after,
         };
         let stored = self.tail.events_after(after).take_while(|(seq, _)| *seq <= self.machine.tail());
         let due = stored.filter(|(seq, _)| !self.machine.server_requests().is_answered(*seq));
