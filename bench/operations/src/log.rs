@@ -158,7 +158,7 @@ fn spec() -> Spec {
         ids: vec![RequestId::Number("1".into())],
         is_batch: false,
         should_poll: false,
-        body: None,
+        body_fingerprint: None,
         slicing: None,
     }
 }
