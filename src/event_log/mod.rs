@@ -38,7 +38,7 @@ pub use recovery::sessions::session_group;
 pub use retry_index::{Match, Registration, RegistrationLock, RetryIndex};
 pub use sessions::{Opened, PostSlot, QueuedTurn, Session, Sessions, Turn, stream_owing};
 pub use stream::attachment::{Attachment, ReadOutcome};
-pub use stream::delivery::DeliveryCertainty;
+pub use stream::delivery_certainty::DeliveryCertainty;
 pub use stream::partial_results::Slice;
 pub use stream::response_head::{Head, Plain};
 pub use stream::retries::RetryMatch;

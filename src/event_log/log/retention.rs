@@ -11,7 +11,7 @@ use crate::clock;
 use crate::event_log::backing;
 use crate::event_log::log::EventLog;
 use crate::event_log::stream::Stream;
-use crate::event_log::stream::delivery::DeliveryCertainty;
+use crate::event_log::stream::delivery_certainty::DeliveryCertainty;
 use crate::event_log::sweeper::Verdict;
 use crate::protocol::ids::StreamId;
 use crate::protocol::stream::Phase;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::clock;
 use crate::event_log::log::EventLog;
 use crate::event_log::stream::Stream;
-use crate::event_log::stream::delivery::DeliveryCertainty;
+use crate::event_log::stream::delivery_certainty::DeliveryCertainty;
 use crate::event_log::sweeper::Verdict;
 use crate::event_log::writer::stream_table::StreamEntry;
 use crate::protocol::ids::StreamId;

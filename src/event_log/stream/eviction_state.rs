@@ -9,7 +9,7 @@ use std::time::Instant;
 use crate::clock;
 use crate::event_log::quota::EvictionQueue;
 use crate::event_log::stream::Stream;
-use crate::event_log::stream::delivery::DeliveryCertainty;
+use crate::event_log::stream::delivery_certainty::DeliveryCertainty;
 use crate::event_log::stream::state::Inner;
 use crate::protocol::stream::Phase;
 

@@ -7,7 +7,7 @@
 pub(in crate::event_log) mod attachment;
 mod backpressure;
 mod collected_response;
-pub(in crate::event_log) mod delivery;
+pub(in crate::event_log) mod delivery_certainty;
 mod eviction_state;
 pub(in crate::event_log) mod in_flight;
 mod partial_readers;

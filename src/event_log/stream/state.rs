@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::event_log::backing::StoreProgress;
 use crate::event_log::quota::{EvictionQueue, StreamReservation, TailLimits};
-use crate::event_log::stream::delivery::Delivered;
+use crate::event_log::stream::delivery_certainty::Delivered;
 use crate::event_log::stream::in_flight::Copied;
 use crate::event_log::stream::response_head::Head;
 use crate::protocol::ids::{AttachId, Seq, StreamKind};

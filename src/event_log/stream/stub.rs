@@ -4,7 +4,7 @@
 //! and its end, and for `delivered_retention` the name of the call and its last response with all that follows. A
 //! client that resumes for those events gets the stream again, without the earlier events. Invariants: a stub counts
 //! by its bytes alone, so that it refuses no call; it is evicted first; without name and response it is shorter than
-//! 512 bytes. Absent: the proof of a delivery (`delivery`).
+//! 512 bytes. Absent: the proof of a delivery (`delivery_certainty`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::event_log::backing::Backing;
 use crate::event_log::identity::Identity;
 use crate::event_log::identity::binding::Binding;
 use crate::event_log::quota::{Quota, Reservation, TailLimits};
-use crate::event_log::stream::delivery::Delivered;
+use crate::event_log::stream::delivery_certainty::Delivered;
 use crate::event_log::stream::response_head::Head;
 use crate::event_log::stream::state::Inner;
 use crate::event_log::stream::summary::Summary;

@@ -8,7 +8,7 @@
 //! This holds for credentials that the upstream has accepted lately. With other credentials nothing changes here before the upstream has
 //! responded with 2xx: its refusal must reach the client as a status, and must not end a call or settle a server's request.
 
-mod delivery;
+mod post_delivery;
 mod url_responses;
 
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use serde_json::value::RawValue;
 
-pub(super) use self::delivery::PostDelivery;
-use self::delivery::{OnAccepted, Outcome, UpstreamPost, reserve_upload, running_calls};
+pub(super) use self::post_delivery::PostDelivery;
+use self::post_delivery::{OnAccepted, Outcome, UpstreamPost, reserve_upload, running_calls};
 pub(super) use self::url_responses::{ParsedResponses, UrlResponses};
 use super::components::Components;
 use super::context::{RequestContext, detached};

@@ -7,7 +7,7 @@ use http::{Response, StatusCode};
 use serde_json::value::RawValue;
 use tracing::{Instrument, warn};
 
-use super::delivery::{OnAccepted, Outcome, PostDelivery, UpstreamPost, reserve_upload};
+use super::post_delivery::{OnAccepted, Outcome, PostDelivery, UpstreamPost, reserve_upload};
 use crate::body::BoxBody;
 use crate::clock;
 use crate::dialect::stream_url::{self, SortedResponses};

@@ -3,9 +3,9 @@
 //! A group has all waiting calls, up to [`MAX_GROUP_BYTES`] and [`MAX_GROUP_CALLS`]. Each call is checked against the
 //! state in memory as changed by the earlier calls of the group. Readers see none of that before the commit.
 
+mod call_group;
 mod compaction;
 mod expiry;
-mod group_commit;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tracing::{info, warn};
 
+use self::call_group::Group;
 use self::compaction::Compactor;
 use self::expiry::{ExpiryQueue, Item};
-use self::group_commit::Group;
 use super::access::State;
 use super::database::{Database, Record};
 use super::directory::Directory;
