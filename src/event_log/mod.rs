@@ -1,6 +1,6 @@
 //! The log of streams: each stream by its id, from its first byte upstream to the end of its retention.
 //!
-//! Arrows point down: `recovery` brings streams, sessions and calls back, of this process and of others; `log`
+//! Each of these modules imports only those after it: `recovery` brings streams, sessions and calls back, of this process and of others; `log`
 //! creates, finds, keeps and forgets streams; `writer` appends and evicts; `stream` is one stream with its reader;
 //! `backing` is the store behind the log; `identity` and `quota` say whose a stream is and how much its owner
 //! may hold. `sessions`, `retry_index` and `sweeper` stand beside them. Invariant: no index keeps a stream

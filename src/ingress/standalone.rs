@@ -1,4 +1,5 @@
-//! GET on the endpoint without an event ID: the standalone stream of a session.
+//! The standalone stream of a session: for a GET without an event ID, and for the resume of a standalone stream that has ended or lost its
+//! events.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -66,7 +67,7 @@ impl StandaloneStreams {
         }
     }
 
-    /// Handles a GET without an event ID: attaches to the session's standalone stream, after the last event written to any connection.
+    /// Handles a GET without an event ID, or with that of a standalone stream that has ended: attaches to the session's standalone stream, after the last event written to any connection.
     pub(super) async fn attach(&self, context: Box<RequestContext>) -> Response<BoxBody> {
         let Some(id) = context.binding.session.clone() else {
             // Without a session the stream could not be found again.

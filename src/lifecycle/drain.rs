@@ -1,8 +1,8 @@
 //! The drain: the end of a process without the loss of a call that can still end.
 //!
 //! From the beginning of the drain the process is not ready. New calls are still taken for a delay, so that load balancers notice first. After
-//! the delay new calls are refused; running calls, resumes, client responses and cancels go on, and so do requests of a session of which a call
-//! runs or has just ended. The drain is over when no call runs and clients have had the time to resume for their responses. If other replicas
+//! the delay new calls are refused. Running calls go on: their streams can be resumed, and client responses and cancels are accepted, as are
+//! requests of a session of which a call runs or has just ended. A standalone stream of another session is not opened anew. The drain is over when no call runs and clients have had the time to resume for their responses. If other replicas
 //! share the store, clients are sent there at once. At the timeout, which counts from the beginning, the remaining calls end with an
 //! error. Absent: signals (in the binary), listeners (in the composition root), and requests for a drain (on the admin listener).
 

@@ -1,4 +1,5 @@
-//! Reader of an upstream SSE body: gathers the ready bytes, and returns complete events.
+//! Reader of an upstream SSE body: gathers the ready bytes, and returns complete events. Absent: the error with which the call ends if an
+//! event cannot be read (`pump`).
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
-//! Remote retries: a client may send a call again here, to another replica or after a restart, and finds the replica
-//! that runs it.
+//! Claims of calls: by its claim, a call that a client sends again to another replica or after a restart finds the
+//! replica that runs it.
 //!
-//! Owned here: the claims, and the replies to other replicas about the calls of this one. A call is claimed before it
+//! Owned here: the claims and their removal, and the replies to other replicas about the calls of this one. A call is claimed before it
 //! goes upstream, and its claim is removed with its entry in the retry index. With a shared store every call that a
 //! retry may match has a claim, else only one with a key. A call with a key whose caller shows a JWT has a second
 //! record, by which the same caller finds it with another token. Invariants: of concurrent copies of a call, one

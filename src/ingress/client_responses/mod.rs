@@ -2,7 +2,7 @@
 //!
 //! A POST is forwarded at once, and gets the upstream's status. It is held, and gets 202, only while the upstream refuses connections or
 //! has not responded in time. A POST of which no byte was sent is tried again, in order. One of which bytes were sent is never sent again.
-//! Later POSTs of the session wait behind it. Before it is sent, it takes a place among those of its session, and a reservation of memory
+//! Later POSTs of the session wait behind it. Before it is sent, it takes a slot among those of its session, and a reservation of memory
 //! if it needs one. It keeps both until the upstream has responded or its deadline is over.
 //!
 //! This holds for credentials that the upstream has accepted lately. With other credentials nothing changes here before the upstream has
@@ -110,8 +110,8 @@ impl ClientResponses {
         let body = with_upstream_ids(body, &cancelled, records());
         context.reservation = None;
         let reservation = reserve_upload(&context, body.len());
-        let place = match self.delivery.place(Some(&session), &reservation).await {
-            Ok(place) => place,
+        let slot = match self.delivery.take_slot(Some(&session), &reservation).await {
+            Ok(slot) => slot,
             Err(code) => return self.refusals.refuse(code),
         };
         let queued = session.queue_turn();
@@ -137,7 +137,7 @@ impl ClientResponses {
             answered,
             cancelled,
             reservation,
-            place,
+            slot,
             credentials: context.credentials,
             on_accepted,
             may_be_sent_again: |status| !status.is_success(),

@@ -1,4 +1,5 @@
-//! Delivery of POSTs without requests to the upstream, in the order of their session.
+//! Delivery to the upstream of POSTs that hold no JSON-RPC request, in the order of their session. Absent: the filter of responses that the
+//! upstream has already (`mod.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -41,8 +42,8 @@ pub(super) struct UpstreamPost {
     pub(super) cancelled: Vec<RequestId>,
     /// Reservation for the bytes of the POST, in its sender's quota.
     pub(super) reservation: UploadReservation,
-    /// Place among the POSTs of the session, once it may be sent.
-    pub(super) place: Option<PostSlot>,
+    /// Slot among the POSTs of the session, once it may be sent.
+    pub(super) slot: Option<PostSlot>,
     /// Credentials by which the upstream judges the POST.
     pub(super) credentials: Credentials,
     /// Changes to make once the upstream has accepted the POST. `None` if the upstream has accepted these credentials lately: all changes
@@ -92,11 +93,11 @@ impl PostDelivery {
         }
     }
 
-    /// Waits for a place among the session's POSTs, and for room. Nothing is sent without them.
+    /// Waits for a slot among the session's POSTs, and for room. Nothing is sent without them.
     ///
     /// # Errors
     /// `TooManyHeld`, `ShareFull` or `ProxyFull`.
-    pub(super) async fn place(
+    pub(super) async fn take_slot(
         &self,
         session: Option<&Arc<Session>>,
         reservation: &UploadReservation,
@@ -208,7 +209,7 @@ impl UpstreamPost {
 /// Upstream response to a POST.
 type UpstreamResult = Result<Response<ResponseBody>, Failure>;
 
-/// Waits for the upstream's response for at most [`HOLD_TIMEOUT`]: other POSTs need the place of this one.
+/// Waits for the upstream's response for at most [`HOLD_TIMEOUT`]: other POSTs need the slot of this one.
 async fn within_hold_limit(sending: impl Future<Output = UpstreamResult>) -> UpstreamResult {
     match tokio::time::timeout(HOLD_TIMEOUT, sending).await {
         Ok(result) => result,

@@ -162,7 +162,7 @@ impl UrlResponses {
             credentials: context.credentials,
             on_accepted: if is_proven { None } else { Some(note_on_acceptance(stream.clone(), id.clone())) },
             reservation: reserve_upload(context, message.len()),
-            place: None,
+            slot: None,
             template: self.upstream.call(&context.parts, context.connection.forwarded(), detached(message)),
             session: context.session.clone(),
             previous: Vec::new(),
@@ -222,8 +222,8 @@ impl UrlResponses {
     }
 
     async fn deliver_one(self: &Arc<Self>, stream: &Stream, mut post: UpstreamPost) -> Result<(), Refusal> {
-        match self.delivery.place(post.session.as_ref(), &post.reservation).await {
-            Ok(place) => post.place = place,
+        match self.delivery.take_slot(post.session.as_ref(), &post.reservation).await {
+            Ok(slot) => post.slot = slot,
             Err(code) => {
                 post.reopen_requests();
                 return Err(Box::new(self.refusals.refuse(code)));

@@ -1,4 +1,4 @@
-//! Group of calls for one commit: the check of each call, its changes, and their effect on memory once they are written.
+//! Group of store calls for one commit: the check of each call, its changes, and their effect on memory once they are written.
 //!
 //! Absent: the commit itself (`Writer::commit` in the module above), which writes the group by `Database::commit`.
 
