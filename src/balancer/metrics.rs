@@ -40,6 +40,20 @@ pub enum RetryReason {
     Unreachable,
 }
 
+impl RetryReason {
+    const ALL: [Self; 5] = [Self::Connect, Self::Stale, Self::Misdirected, Self::Closing, Self::Unreachable];
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Connect => "connect",
+            Self::Stale => "stale",
+            Self::Misdirected => "misdirected",
+            Self::Closing => "closing",
+            Self::Unreachable => "unreachable",
+        }
+    }
+}
+
 /// Errors that a balancer itself responds with.
 const OWN_ERRORS: [ErrorCode; 6] = [
     ErrorCode::NoReplica,
@@ -68,6 +82,7 @@ impl Metrics {
     pub fn new() -> Result<Self, Error> {
         let registrar = Registrar::new("mcp_resume_balancer")?;
         let own_errors = OWN_ERRORS.map(ErrorCode::label);
+        let retry_reasons = RetryReason::ALL.map(RetryReason::label);
         let replicas = IntGaugeVec::new(Opts::new("replicas", "Replicas, by condition."), &["condition"])?;
         registrar.add(replicas.clone())?;
         Ok(Self {
@@ -85,7 +100,7 @@ impl Metrics {
             retries: registrar.family(
                 "sent_again_total",
                 "Retries of requests of which nothing had run.",
-                ("reason", &["connect", "stale", "misdirected", "closing"]),
+                ("reason", &retry_reasons),
             )?,
             cuts: registrar.counter("cuts_total", "Responses that were cut because their replica went down.")?,
             ejections: registrar
@@ -125,14 +140,7 @@ impl Metrics {
 
     /// Counts a retry.
     pub fn observe_retry(&self, reason: RetryReason) {
-        let reason = match reason {
-            RetryReason::Connect => "connect",
-            RetryReason::Stale => "stale",
-            RetryReason::Misdirected => "misdirected",
-            RetryReason::Closing => "closing",
-            RetryReason::Unreachable => "unreachable",
-        };
-        self.retries.with_label_values(&[reason]).inc();
+        self.retries.with_label_values(&[reason.label()]).inc();
     }
 
     /// Counts a response that was cut.
@@ -191,4 +199,26 @@ impl Metrics {
 
 fn as_value(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reason_for_a_retry_is_on_the_page_before_it_is_counted() {
+        let page = String::from_utf8(Metrics::new().unwrap().render()).unwrap();
+        for reason in RetryReason::ALL {
+            let sample = format!("mcp_resume_balancer_sent_again_total{{reason=\"{}\"}} 0\n", reason.label());
+            assert!(page.contains(&sample), "{sample}{page}");
+        }
+    }
+
+    #[test]
+    fn a_retry_counts_under_its_reason() {
+        let metrics = Metrics::new().unwrap();
+        metrics.observe_retry(RetryReason::Unreachable);
+        let page = String::from_utf8(metrics.render()).unwrap();
+        assert!(page.contains("mcp_resume_balancer_sent_again_total{reason=\"unreachable\"} 1\n"), "{page}");
+    }
 }
