@@ -70,7 +70,7 @@ impl Admin {
             return text(StatusCode::OK, "ready\n");
         }
         // Clients of running calls must still get through, and no other balancer could do more for them.
-        if self.table.replicas().iter().any(|replica| replica.condition == Condition::Closing) {
+        if self.table.replicas().iter().any(|replica| replica.condition == Condition::NoNewCalls) {
             return text(StatusCode::OK, "ready for what runs: no replica takes new calls\n");
         }
         text(StatusCode::SERVICE_UNAVAILABLE, "no replica answers\n")
@@ -82,7 +82,7 @@ fn list(table: &Table) -> Vec<u8> {
         let condition = match replica.condition {
             Condition::Ready => "ready",
             Condition::Ejected => "ejected",
-            Condition::Closing => "closing",
+            Condition::NoNewCalls => "closing",
             Condition::Down => "down",
         };
         json!({
@@ -95,9 +95,9 @@ fn list(table: &Table) -> Vec<u8> {
             "rank": replica.priority,
         })
     });
-    let unknown = table.unknown().into_iter();
-    let unknown = unknown.map(|address| json!({"address": address.to_string(), "condition": "unknown"}));
-    serde_json::Value::Array(replicas.chain(unknown).collect()).to_string().into_bytes()
+    let never_reported = table.never_reported().into_iter();
+    let never_reported = never_reported.map(|address| json!({"address": address.to_string(), "condition": "unknown"}));
+    serde_json::Value::Array(replicas.chain(never_reported).collect()).to_string().into_bytes()
 }
 
 fn text(status: StatusCode, text: &'static str) -> Response<BoxBody> {

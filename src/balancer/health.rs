@@ -131,11 +131,11 @@ impl<L: Resolver> Health<L> {
         }
         *last = Some(clock::now());
         self.metrics.observe_recheck();
-        let known = self.table.unknown();
+        let before = self.table.never_reported();
         // The DNS may take longer than a client should wait.
         let looking = tokio::time::timeout(self.intervals.timeout, self.discover());
         let _ = tokio::join!(self.check(), looking);
-        if self.table.unknown().iter().any(|address| !known.contains(address)) {
+        if self.table.never_reported().iter().any(|address| !before.contains(address)) {
             self.check().await;
         }
     }
@@ -164,7 +164,11 @@ impl<L: Resolver> Health<L> {
         if conditions.contains(&Condition::Down) {
             self.backend_down.notify_one();
         }
-        self.metrics.observe_replicas(&conditions, self.table.unknown().len(), self.table.count_duplicate_owners());
+        self.metrics.observe_replicas(
+            &conditions,
+            self.table.never_reported().len(),
+            self.table.count_duplicate_owners(),
+        );
     }
 }
 

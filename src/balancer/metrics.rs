@@ -35,20 +35,20 @@ pub enum RetryReason {
     /// The replica is not the owner.
     Misdirected,
     /// The replica takes no new calls.
-    Closing,
+    NoNewCalls,
     /// The replica cannot reach its server.
     Unreachable,
 }
 
 impl RetryReason {
-    const ALL: [Self; 5] = [Self::Connect, Self::Stale, Self::Misdirected, Self::Closing, Self::Unreachable];
+    const ALL: [Self; 5] = [Self::Connect, Self::Stale, Self::Misdirected, Self::NoNewCalls, Self::Unreachable];
 
     fn label(self) -> &'static str {
         match self {
             Self::Connect => "connect",
             Self::Stale => "stale",
             Self::Misdirected => "misdirected",
-            Self::Closing => "closing",
+            Self::NoNewCalls => "closing",
             Self::Unreachable => "unreachable",
         }
     }
@@ -65,12 +65,12 @@ const OWN_ERRORS: [ErrorCode; 6] = [
 ];
 
 /// Label of a replica that has never reported.
-const UNKNOWN: &str = "unknown";
+const NEVER_REPORTED: &str = "unknown";
 
 const CONDITIONS: [(Condition, &str); 4] = [
     (Condition::Ready, "ready"),
     (Condition::Ejected, "ejected"),
-    (Condition::Closing, "closing"),
+    (Condition::NoNewCalls, "closing"),
     (Condition::Down, "down"),
 ];
 
@@ -180,12 +180,12 @@ impl Metrics {
 
     /// Sets the number of replicas in each of `conditions`, of those that never reported, and of owners that two
     /// processes claim.
-    pub fn observe_replicas(&self, conditions: &[Condition], unknown: usize, duplicate_owners: usize) {
+    pub fn observe_replicas(&self, conditions: &[Condition], never_reported: usize, duplicate_owners: usize) {
         let set = |word, count| self.replicas.with_label_values(&[word]).set(as_value(count));
         for (condition, word) in CONDITIONS {
             set(word, conditions.iter().filter(|other| **other == condition).count());
         }
-        set(UNKNOWN, unknown);
+        set(NEVER_REPORTED, never_reported);
         self.duplicate_owners.set(as_value(duplicate_owners));
     }
 

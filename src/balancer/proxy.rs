@@ -141,7 +141,7 @@ impl Phases {
         let mut tried = request.tried.clone();
         tried.extend(request.in_flight.as_ref().map(|in_flight| in_flight.backend.address));
         let criteria = Criteria { key: request.key.as_deref(), tried: &tried, ..Criteria::default() };
-        matches!(select(&criteria, &self.table.replicas()), Selection::Owner(_))
+        matches!(select(&criteria, &self.table.replicas()), Selection::Chosen(_))
     }
 
     /// Records at the backend what a response reveals of the replica's server. Neither a response to a GET, which may
@@ -186,8 +186,8 @@ impl Phases {
                 tie_breaker: self.tie_breaker(),
             };
             match select(&criteria, &replicas) {
-                Selection::Owner(replica) => return Some((replica.address, Some(replica.owner))),
-                Selection::Any(replica) => return Some((replica.address, None)),
+                Selection::Chosen(replica) => return Some((replica.address, Some(replica.owner))),
+                Selection::StandIn(replica) => return Some((replica.address, None)),
                 Selection::Nowhere => return None,
                 Selection::Recheck => {
                     self.health.recheck(request.arrived).await;
@@ -242,7 +242,7 @@ impl Phases {
         request.retry = Some(match status {
             StatusCode::MISDIRECTED_REQUEST => RetryReason::Misdirected,
             StatusCode::BAD_GATEWAY => RetryReason::Unreachable,
-            _ => RetryReason::Closing,
+            _ => RetryReason::NoNewCalls,
         });
         let mut error = Error::explain(ErrorType::HTTPStatus(status.as_u16()), "nothing of the request has run");
         error.set_retry(true);

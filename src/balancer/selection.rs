@@ -49,8 +49,9 @@ pub enum Condition {
     Ready,
     /// Passes its health checks, but requests to it failed: takes no new calls for a while.
     Ejected,
-    /// Takes requests for its streams and sessions, but no new calls: it drains, or cannot reach a dependency.
-    Closing,
+    /// Takes requests for its streams and sessions, but no new calls: it drains, or cannot reach a dependency. Operators see it as
+    /// `closing`.
+    NoNewCalls,
     /// Does not respond to health checks.
     Down,
 }
@@ -73,10 +74,11 @@ pub struct Criteria<'a> {
 /// Outcome of a selection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Selection<'a> {
-    /// The named owner; for a request that names none, a replica whose owner is sent along with the request.
-    Owner(&'a Replica),
+    /// The replica of the named owner; for a request that names none, any replica for new calls. The request carries its owner along.
+    Chosen(&'a Replica),
     /// A replica in place of an owner that is gone: it serves from the shared store, or responds with an error.
-    Any(&'a Replica),
+    /// The request carries no owner along.
+    StandIn(&'a Replica),
     /// No replica has this owner: all replicas must be checked first.
     Recheck,
     /// No replica can take the request now; a later one may succeed.
@@ -86,7 +88,7 @@ pub enum Selection<'a> {
 /// Selects a replica.
 pub fn select<'a>(criteria: &Criteria<'_>, replicas: &'a [Replica]) -> Selection<'a> {
     match criteria.owner {
-        None => select_for_new_call(criteria, replicas).map_or(Selection::Nowhere, Selection::Owner),
+        None => select_for_new_call(criteria, replicas).map_or(Selection::Nowhere, Selection::Chosen),
         Some(owner) => select_owner(owner, criteria, replicas),
     }
 }
@@ -96,7 +98,7 @@ fn select_owner<'a>(owner: Owner, criteria: &Criteria<'_>, replicas: &'a [Replic
     let up = named().filter(|replica| replica.condition != Condition::Down && is_untried(criteria, replica));
     // Two replicas of one owner are a configuration error. Every balancer sends all their requests to the same one.
     if let Some(replica) = up.min_by_key(|replica| replica.address) {
-        return Selection::Owner(replica);
+        return Selection::Chosen(replica);
     }
     // Replicas that are down are checked all the time: another check would only delay the request.
     if !criteria.has_rechecked && !named().any(|replica| replica.condition == Condition::Down) {
@@ -106,7 +108,7 @@ fn select_owner<'a>(owner: Owner, criteria: &Criteria<'_>, replicas: &'a [Replic
     if named().any(|replica| replica.store == StoreScope::Replica) {
         return Selection::Nowhere;
     }
-    stand_in(criteria, replicas).map_or(Selection::Nowhere, Selection::Any)
+    stand_in(criteria, replicas).map_or(Selection::Nowhere, Selection::StandIn)
 }
 
 /// Returns the replica that responds for an owner that is gone: preferably one that shares its store, and takes new
@@ -157,7 +159,7 @@ fn is_untried(criteria: &Criteria<'_>, replica: &Replica) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use Condition::{Closing, Down, Ejected, Ready};
+    use Condition::{Down, Ejected, NoNewCalls, Ready};
 
     use super::*;
 
@@ -188,8 +190,8 @@ mod tests {
     /// Describes the selection, with the replica's port.
     fn selected(criteria: &Criteria<'_>, replicas: &[Replica]) -> String {
         match select(criteria, replicas) {
-            Selection::Owner(replica) => format!("owner {}", replica.address.port()),
-            Selection::Any(replica) => format!("any {}", replica.address.port()),
+            Selection::Chosen(replica) => format!("chosen {}", replica.address.port()),
+            Selection::StandIn(replica) => format!("stand-in {}", replica.address.port()),
             Selection::Recheck => "recheck".to_owned(),
             Selection::Nowhere => "nowhere".to_owned(),
         }
@@ -201,19 +203,19 @@ mod tests {
         let disk = |condition| vec![replica(1, Ready), Replica { store: StoreScope::Replica, ..replica(2, condition) }];
         let least = Replica { weight: 0.01, load: 9, ..low_priority(2, Ready) };
         let duplicates = vec![Replica { owner: Owner(1), ..replica(3, Ready) }, replica(1, Ready)];
-        let redis = |two| vec![shared(1, Closing), shared(2, two), shared(3, Ready)];
+        let redis = |two| vec![shared(1, NoNewCalls), shared(2, two), shared(3, Ready)];
         for (what, owner, has_rechecked, replicas, expected) in [
-            ("loaded", 2, false, of(Ready), "owner 2"),
-            ("lower priority and weight", 2, false, vec![replica(1, Ready), least], "owner 2"),
-            ("ejected", 2, false, of(Ejected), "owner 2"),
-            ("draining", 2, false, of(Closing), "owner 2"),
-            ("down: no recheck", 2, false, of(Down), "any 1"),
+            ("loaded", 2, false, of(Ready), "chosen 2"),
+            ("lower priority and weight", 2, false, vec![replica(1, Ready), least], "chosen 2"),
+            ("ejected", 2, false, of(Ejected), "chosen 2"),
+            ("draining", 2, false, of(NoNewCalls), "chosen 2"),
+            ("down: no recheck", 2, false, of(Down), "stand-in 1"),
             ("no replica of that owner", 7, false, of(Ready), "recheck"),
-            ("down with a store in memory: any replica responds", 2, true, of(Down), "any 1"),
-            ("unknown owner: any replica responds", 7, true, of(Ready), "any 1"),
+            ("down with a store in memory: any replica responds", 2, true, of(Down), "stand-in 1"),
+            ("unknown owner: any replica responds", 7, true, of(Ready), "stand-in 1"),
             ("down with a store on disk: it may come back", 2, true, disk(Down), "nowhere"),
-            ("down with a shared store: one that is not closing", 2, true, redis(Down), "any 3"),
-            ("two replicas of one owner: always the same", 1, false, duplicates, "owner 1"),
+            ("down with a shared store: one that takes new calls", 2, true, redis(Down), "stand-in 3"),
+            ("two replicas of one owner: always the same", 1, false, duplicates, "chosen 1"),
             ("no replicas", 2, true, vec![], "nowhere"),
             ("all down", 2, true, vec![replica(1, Down)], "nowhere"),
         ] {
@@ -226,41 +228,41 @@ mod tests {
     fn a_request_without_an_owner_goes_to_the_least_loaded() {
         let new = Replica { weight: 0.1, ..loaded(2, 0) };
         for (what, replicas, tried, expected) in [
-            ("fewest requests", vec![loaded(1, 3), loaded(2, 2), loaded(3, 3)], vec![], "owner 2"),
-            ("a new replica counts as loaded", vec![loaded(1, 3), new.clone()], vec![], "owner 1"),
-            ("a new replica gets some calls", vec![loaded(1, 30), new], vec![], "owner 2"),
+            ("fewest requests", vec![loaded(1, 3), loaded(2, 2), loaded(3, 3)], vec![], "chosen 2"),
+            ("a new replica counts as loaded", vec![loaded(1, 3), new.clone()], vec![], "chosen 1"),
+            ("a new replica gets some calls", vec![loaded(1, 30), new], vec![], "chosen 2"),
             (
                 "a lower weight counts as load",
                 vec![loaded(1, 3), Replica { weight: 0.5, ..loaded(2, 2) }],
                 vec![],
-                "owner 1",
+                "chosen 1",
             ),
             (
                 "a lower weight gets its share",
                 vec![loaded(1, 4), Replica { weight: 0.5, ..loaded(2, 1) }],
                 vec![],
-                "owner 2",
+                "chosen 2",
             ),
-            ("a lower priority waits", vec![low_priority(1, Ready), loaded(2, 99)], vec![], "owner 2"),
+            ("a lower priority waits", vec![low_priority(1, Ready), loaded(2, 99)], vec![], "chosen 2"),
             (
                 "until none of a higher priority is ready",
-                vec![low_priority(1, Ready), replica(2, Closing)],
+                vec![low_priority(1, Ready), replica(2, NoNewCalls)],
                 vec![],
-                "owner 1",
+                "chosen 1",
             ),
-            ("or it is ejected", vec![low_priority(1, Ready), replica(2, Ejected)], vec![], "owner 1"),
-            ("or it was tried", vec![low_priority(1, Ready), replica(2, Ready)], vec![2], "owner 1"),
+            ("or it is ejected", vec![low_priority(1, Ready), replica(2, Ejected)], vec![], "chosen 1"),
+            ("or it was tried", vec![low_priority(1, Ready), replica(2, Ready)], vec![2], "chosen 1"),
             (
                 "priorities hold among ejected ones",
                 vec![low_priority(1, Ejected), replica(2, Ejected)],
                 vec![],
-                "owner 2",
+                "chosen 2",
             ),
-            ("no replica twice", vec![loaded(1, 0), loaded(2, 9)], vec![1], "owner 2"),
-            ("no closing one", vec![replica(1, Closing), loaded(2, 9)], vec![], "owner 2"),
-            ("no ejected one", vec![replica(1, Ejected), loaded(2, 9)], vec![], "owner 2"),
-            ("an ejected one rather than none", vec![replica(1, Ejected), replica(2, Down)], vec![], "owner 1"),
-            ("never a closing one", vec![replica(1, Closing), replica(2, Down)], vec![], "nowhere"),
+            ("no replica twice", vec![loaded(1, 0), loaded(2, 9)], vec![1], "chosen 2"),
+            ("none without new calls", vec![replica(1, NoNewCalls), loaded(2, 9)], vec![], "chosen 2"),
+            ("no ejected one", vec![replica(1, Ejected), loaded(2, 9)], vec![], "chosen 2"),
+            ("an ejected one rather than none", vec![replica(1, Ejected), replica(2, Down)], vec![], "chosen 1"),
+            ("never one without new calls", vec![replica(1, NoNewCalls), replica(2, Down)], vec![], "nowhere"),
             ("no replicas", vec![], vec![], "nowhere"),
         ] {
             let tried: Vec<_> = tried.into_iter().map(|port| SocketAddr::from(([127, 0, 0, 1], port))).collect();
@@ -276,7 +278,7 @@ mod tests {
         let replicas = [loaded(1, 0), loaded(2, 0), loaded(3, 0)];
         let turns: Vec<_> =
             (0..4).map(|tie_breaker| selected(&Criteria { tie_breaker, ..Criteria::default() }, &replicas)).collect();
-        assert_eq!(turns, ["owner 1", "owner 2", "owner 3", "owner 1"]);
+        assert_eq!(turns, ["chosen 1", "chosen 2", "chosen 3", "chosen 1"]);
     }
 
     #[test]
@@ -289,7 +291,7 @@ mod tests {
             let key = number.to_be_bytes();
             let of = |replicas: &[Replica]| match select(&Criteria { key: Some(&key), ..Criteria::default() }, replicas)
             {
-                Selection::Owner(replica) => replica.owner.0 as usize,
+                Selection::Chosen(replica) => replica.owner.0 as usize,
                 other => panic!("{other:?}"),
             };
             let first = of(&three);

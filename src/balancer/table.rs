@@ -157,7 +157,7 @@ impl Table {
     }
 
     /// Returns the addresses of the backends that have never reported.
-    pub fn unknown(&self) -> Vec<SocketAddr> {
+    pub fn never_reported(&self) -> Vec<SocketAddr> {
         let backends = self.backends();
         backends.iter().filter(|backend| backend.lock().report.is_none()).map(|backend| backend.address).collect()
     }
@@ -292,7 +292,7 @@ impl Backend {
         let report = state.report.as_ref()?;
         let condition = match (state.is_up, report.is_ready) {
             (false, _) => Condition::Down,
-            (true, false) => Condition::Closing,
+            (true, false) => Condition::NoNewCalls,
             (true, true) if state.ejected_until.is_some_and(|until| until > now) => Condition::Ejected,
             (true, true) => Condition::Ready,
         };
@@ -356,12 +356,12 @@ mod tests {
     async fn the_state_of_an_address_is_kept_while_it_is_discovered() {
         let table = table(&[1, 2]);
         assert!(table.replicas().is_empty(), "no replica has reported");
-        assert_eq!(table.unknown(), [address(1), address(2)]);
+        assert_eq!(table.never_reported(), [address(1), address(2)]);
         let one = table.find(address(1)).unwrap();
         one.record_report(report(7, "a"));
-        assert_eq!(table.unknown(), [address(2)]);
+        assert_eq!(table.never_reported(), [address(2)]);
         one.mark_down();
-        assert_eq!(table.unknown(), [address(2)], "a backend that went down has reported");
+        assert_eq!(table.never_reported(), [address(2)], "a backend that went down has reported");
         one.record_report(report(7, "a"));
         let in_flight = InFlight::begin(&one);
         set(&table, &[1, 3]);
