@@ -27,7 +27,7 @@ use super::discovery::{Discovery, Dns, Endpoint, PriorityAndWeight, Resolver};
 use super::metrics::Metrics;
 use super::peer::Peers;
 use super::selection::{Condition, StoreScope};
-use super::table::{Attributes, Report, Table, Transport};
+use super::table::{Attributes, ReplicaReport, Table, Transport};
 use crate::clock;
 use crate::protocol::ids::Owner;
 use crate::protocol::routing::WELL_KNOWN;
@@ -55,7 +55,7 @@ pub struct Intervals {
 }
 
 /// Discovery and health checks, which keep the table up to date.
-pub struct Health<L = Dns> {
+pub struct HealthChecker<L = Dns> {
     table: Arc<Table>,
     metrics: Arc<Metrics>,
     discovery: Discovery<L>,
@@ -67,7 +67,7 @@ pub struct Health<L = Dns> {
     backend_down: Notify,
 }
 
-impl<L: Resolver> Health<L> {
+impl<L: Resolver> HealthChecker<L> {
     /// Starts no check yet.
     pub fn new(
         table: Arc<Table>,
@@ -145,7 +145,7 @@ impl<L: Resolver> Health<L> {
         if let Err(error) = found {
             warn!(%error, "the discovery of replicas failed");
         }
-        let found = self.discovery.found();
+        let found = self.discovery.last_backends();
         let is_up = |address: &SocketAddr| self.table.find(*address).is_some_and(|backend| backend.is_up());
         let mut kept = HashMap::new();
         for found in &found {
@@ -207,7 +207,7 @@ impl HealthCheck for IdentityCheck {
 impl IdentityCheck {
     /// Requests a report. Each check uses a connection of its own, since it also tests whether a connection can be
     /// made.
-    async fn request_report(&self, peer: HttpPeer, address: SocketAddr) -> Result<Report> {
+    async fn request_report(&self, peer: HttpPeer, address: SocketAddr) -> Result<ReplicaReport> {
         let mut request = RequestHeader::build(Method::GET, PATH.as_bytes(), None)?;
         request.insert_header(header::HOST, address.to_string())?;
         let (mut session, _) = self.connector.get_http_session(&peer).await?;
@@ -268,7 +268,7 @@ struct ReportStore {
     shared: bool,
 }
 
-fn parse_report(body: &[u8]) -> Option<Report> {
+fn parse_report(body: &[u8]) -> Option<ReplicaReport> {
     let body: ReportBody = match serde_json::from_slice(body) {
         Ok(body) => body,
         Err(error) => {
@@ -284,7 +284,7 @@ fn parse_report(body: &[u8]) -> Option<Report> {
         (false, "memory") => StoreScope::Process,
         (false, _) => StoreScope::Replica,
     };
-    Some(Report {
+    Some(ReplicaReport {
         owner: Owner::parse(&body.owner)?,
         instance: body.instance,
         is_ready: body.ready && !body.draining,
@@ -320,18 +320,18 @@ mod tests {
         }
     }
 
-    fn health_of(target: Option<&str>, names: &Names) -> (Arc<Health<Names>>, Arc<Table>, Arc<Metrics>) {
+    fn health_checker(target: Option<&str>, names: &Names) -> (Arc<HealthChecker<Names>>, Arc<Table>, Arc<Metrics>) {
         let intervals = Intervals { refresh: WAIT * 5, health: WAIT, timeout: WAIT, unhealthy_after: UNHEALTHY_AFTER };
         let table = Arc::new(Table::new(Policy { eject_after: 1, eject: WAIT, slow_start: None }));
         let metrics = Arc::new(Metrics::new().unwrap());
         let peers = Arc::new(Peers::new(&BalanceTls::default(), WAIT).unwrap());
         let listed = target.into_iter().map(|target| target.parse().unwrap()).collect();
         let discovery = Discovery::with_resolver(Sources { listed, file: None }, names.clone());
-        (Arc::new(Health::new(table.clone(), metrics.clone(), discovery, peers, intervals)), table, metrics)
+        (Arc::new(HealthChecker::new(table.clone(), metrics.clone(), discovery, peers, intervals)), table, metrics)
     }
 
-    fn well(owner: u32) -> Report {
-        Report { owner: Owner(owner), instance: "a".to_owned(), is_ready: true, store: StoreScope::Process }
+    fn well(owner: u32) -> ReplicaReport {
+        ReplicaReport { owner: Owner(owner), instance: "a".to_owned(), is_ready: true, store: StoreScope::Process }
     }
 
     #[tokio::test(start_paused = true)]
@@ -339,7 +339,7 @@ mod tests {
         // The kernel completes the connections, but no process accepts them.
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = silent.local_addr().unwrap();
-        let (health, table, _) = health_of(Some(&format!("http://{address}")), &Names::default());
+        let (health, table, _) = health_checker(Some(&format!("http://{address}")), &Names::default());
         health.discover().await;
         let backend = table.find(address).unwrap();
         backend.record_report(well(7));
@@ -354,7 +354,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_silent_dns_delays_a_recheck_no_longer_than_the_timeout() {
-        let (health, ..) = health_of(Some("http://mcp.svc:80"), &Names::default());
+        let (health, ..) = health_checker(Some("http://mcp.svc:80"), &Names::default());
         let began = clock::now();
         health.recheck(began).await;
         assert_eq!(clock::now() - began, WAIT);
@@ -363,7 +363,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_empty_dns_answer_removes_no_replica_that_is_up() {
         let names = Names::default();
-        let (health, table, _) = health_of(Some("http://mcp.svc:80"), &names);
+        let (health, table, _) = health_checker(Some("http://mcp.svc:80"), &names);
         let addresses = ["10.0.0.7", "10.0.0.8"].map(|ip| SocketAddr::new(ip.parse().unwrap(), 80));
         *names.0.lock().unwrap() = Some(addresses.iter().map(|address| Record::Address(address.ip())).collect());
         health.discover().await;
@@ -382,7 +382,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn concurrent_requests_for_unknown_owners_share_a_round() {
-        let (health, _, metrics) = health_of(None, &Names::default());
+        let (health, _, metrics) = health_checker(None, &Names::default());
         let rounds = || String::from_utf8(metrics.render()).unwrap();
         let began = clock::now();
         for expected in 1..=3 {
@@ -404,11 +404,15 @@ mod tests {
     fn a_report_is_parsed_and_other_bodies_are_refused() {
         let body = r#"{"service":"mcp-resume","owner":"0badcafe","instance":"00","ready":true,"draining":false,
             "store":{"kind":"redis","shared":true,"epoch":"00000001"},"openStreams":3,"later":[]}"#;
-        let report =
-            Report { owner: Owner(0x0bad_cafe), instance: "00".to_owned(), is_ready: true, store: StoreScope::Shared };
+        let report = ReplicaReport {
+            owner: Owner(0x0bad_cafe),
+            instance: "00".to_owned(),
+            is_ready: true,
+            store: StoreScope::Shared,
+        };
         assert_eq!(parse_report(body.as_bytes()), Some(report.clone()));
         let draining = body.replace("\"draining\":false", "\"draining\":true");
-        assert_eq!(parse_report(draining.as_bytes()), Some(Report { is_ready: false, ..report }));
+        assert_eq!(parse_report(draining.as_bytes()), Some(ReplicaReport { is_ready: false, ..report }));
         for (from, to) in [("mcp-resume", "other"), ("0badcafe", "0BADCAFE"), ("\"ready\":true,", ""), ("{", "[")] {
             assert_eq!(parse_report(body.replacen(from, to, 1).as_bytes()), None, "{to}");
         }

@@ -48,7 +48,7 @@ use crate::server::{AcceptedConnection, ConnectionLimit, distribute, start_worke
 use crate::tls::reload::{self, Reloader};
 use crate::tls::{self, Certificates};
 use discovery::{Discovery, Sources};
-use health::{Health, Intervals};
+use health::{HealthChecker, Intervals};
 use metrics::Metrics;
 use peer::{Peers, ReplicaFiles};
 use proxy::Phases;
@@ -90,7 +90,7 @@ pub struct Balancer {
     certificates: Option<Arc<Certificates>>,
     predecessor: Option<Predecessor>,
     peers: Arc<Peers>,
-    health: Arc<Health>,
+    health: Arc<HealthChecker>,
     table: Arc<Table>,
     metrics: Arc<Metrics>,
 }
@@ -125,7 +125,7 @@ impl Balancer {
             unhealthy_after: balance.unhealthy_after,
         };
         let discovery = Discovery::new(sources);
-        let health = Arc::new(Health::new(table.clone(), metrics.clone(), discovery, peers.clone(), intervals));
+        let health = Arc::new(HealthChecker::new(table.clone(), metrics.clone(), discovery, peers.clone(), intervals));
         health.check_once().await;
         Ok(Self { config, listener, local_addr, admin, certificates, predecessor, peers, health, table, metrics })
     }

@@ -25,7 +25,7 @@ use pingora_proxy::{FailToProxy, ProxyHttp, Session};
 use tracing::{debug, info};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::health::{self, Health};
+use super::health::{self, HealthChecker};
 use super::in_flight::{self, BackendConnection, InFlight};
 use super::metrics::{Metrics, RetryReason};
 use super::peer::Peers;
@@ -59,7 +59,7 @@ pub struct Phases {
     /// The backends.
     pub table: Arc<Table>,
     /// Health checks, for a request that names an unknown owner.
-    pub health: Arc<Health>,
+    pub health: Arc<HealthChecker>,
     /// Connection settings for each backend.
     pub peers: Arc<Peers>,
     /// Proxies whose statements about client addresses are trusted.
@@ -75,7 +75,7 @@ pub struct Phases {
 }
 
 /// State of one request.
-pub struct Request {
+pub struct RequestState {
     metrics: Arc<Metrics>,
     arrived: Instant,
     client: Option<Client>,
@@ -137,7 +137,7 @@ impl Phases {
     }
 
     /// Returns true if a replica that was not tried may take a new call.
-    fn has_another_replica(&self, request: &Request) -> bool {
+    fn has_another_replica(&self, request: &RequestState) -> bool {
         let mut tried = request.tried.clone();
         tried.extend(request.in_flight.as_ref().map(|in_flight| in_flight.backend.address));
         let criteria = Criteria { key: request.key.as_deref(), tried: &tried, ..Criteria::default() };
@@ -147,7 +147,7 @@ impl Phases {
     /// Records at the backend what a response reveals of the replica's server. Neither a response to a GET, which may
     /// come from the replica's log, nor a refusal with the replica's owner, nor a failure of the call itself reveals
     /// anything.
-    fn record_response(&self, request: &Request, method: &Method, status: StatusCode, is_refusal: bool) {
+    fn record_response(&self, request: &RequestState, method: &Method, status: StatusCode, is_refusal: bool) {
         let Some(in_flight) = &request.in_flight else { return };
         match status {
             StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT
@@ -175,7 +175,7 @@ impl Phases {
     }
 
     /// Selects a backend for the request. An unknown owner causes one round of health checks.
-    async fn select(&self, request: &mut Request) -> Option<(SocketAddr, Option<Owner>)> {
+    async fn select(&self, request: &mut RequestState) -> Option<(SocketAddr, Option<Owner>)> {
         loop {
             let replicas = self.table.replicas();
             let criteria = Criteria {
@@ -199,12 +199,12 @@ impl Phases {
         }
     }
 
-    fn fail(request: &mut Request, failure: Failure) -> Box<Error> {
+    fn fail(request: &mut RequestState, failure: Failure) -> Box<Error> {
         request.failure = Some(failure);
         Error::explain(ErrorType::HTTPStatus(failure.code.http_status()), failure.code.label())
     }
 
-    fn record_transport_failure(&self, request: &Request) {
+    fn record_transport_failure(&self, request: &RequestState) {
         if let Some(in_flight) = &request.in_flight
             && in_flight.backend.record_transport_failure()
         {
@@ -217,7 +217,7 @@ impl Phases {
     async fn retry_not_run(
         &self,
         session: &mut Session,
-        request: &mut Request,
+        request: &mut RequestState,
         status: StatusCode,
         owner: Option<Owner>,
     ) -> Result<()> {
@@ -252,14 +252,14 @@ impl Phases {
 
 #[async_trait]
 impl ProxyHttp for Phases {
-    type CTX = Request;
+    type CTX = RequestState;
 
     /// Installs no module: Pingora's default one, for compression, would be called for every piece of every response.
     fn init_downstream_modules(&self, _: &mut HttpModules) {}
 
-    fn new_ctx(&self) -> Request {
+    fn new_ctx(&self) -> RequestState {
         self.metrics.observe_in_flight(1);
-        Request {
+        RequestState {
             metrics: self.metrics.clone(),
             arrived: clock::now(),
             client: None,
@@ -278,7 +278,7 @@ impl ProxyHttp for Phases {
         }
     }
 
-    async fn request_filter(&self, session: &mut Session, request: &mut Request) -> Result<bool> {
+    async fn request_filter(&self, session: &mut Session, request: &mut RequestState) -> Result<bool> {
         if *self.stopping.borrow() {
             // The client's next request goes to another balancer.
             session.set_keepalive(None);
@@ -305,7 +305,7 @@ impl ProxyHttp for Phases {
         Ok(false)
     }
 
-    async fn upstream_peer(&self, _: &mut Session, request: &mut Request) -> Result<Box<HttpPeer>> {
+    async fn upstream_peer(&self, _: &mut Session, request: &mut RequestState) -> Result<Box<HttpPeer>> {
         in_flight::unwatch();
         (request.in_flight, request.connection) = (None, None);
         request.attempts += 1;
@@ -325,7 +325,7 @@ impl ProxyHttp for Phases {
         _: &HttpPeer,
         connection: RawFd,
         _: Option<&Digest>,
-        request: &mut Request,
+        request: &mut RequestState,
     ) -> Result<()> {
         request.connection = Some(connection);
         Ok(())
@@ -335,7 +335,7 @@ impl ProxyHttp for Phases {
         &self,
         session: &mut Session,
         upstream: &mut RequestHeader,
-        request: &mut Request,
+        request: &mut RequestState,
     ) -> Result<()> {
         let is_tls = session.digest().is_some_and(|digest| digest.ssl_digest.is_some());
         if let Some(client) = &request.client {
@@ -360,7 +360,7 @@ impl ProxyHttp for Phases {
         &self,
         _: &mut Session,
         _: &HttpPeer,
-        request: &mut Request,
+        request: &mut RequestState,
         mut error: Box<Error>,
     ) -> Box<Error> {
         self.record_transport_failure(request);
@@ -377,7 +377,7 @@ impl ProxyHttp for Phases {
         _: &HttpPeer,
         session: &mut Session,
         mut error: Box<Error>,
-        request: &mut Request,
+        request: &mut RequestState,
         client_reused: bool,
     ) -> Box<Error> {
         // Pingora may close the connection from here on.
@@ -410,7 +410,7 @@ impl ProxyHttp for Phases {
         &self,
         session: &mut Session,
         response: &mut ResponseHeader,
-        request: &mut Request,
+        request: &mut RequestState,
     ) -> Result<()> {
         let owner = response.remove_header(&names::MCP_RESUME_OWNER);
         let is_by_replica = owner.is_some() && request.sent_owner.is_some();
@@ -439,7 +439,7 @@ impl ProxyHttp for Phases {
         Ok(())
     }
 
-    async fn fail_to_proxy(&self, session: &mut Session, error: &Error, request: &mut Request) -> FailToProxy {
+    async fn fail_to_proxy(&self, session: &mut Session, error: &Error, request: &mut RequestState) -> FailToProxy {
         let is_gone = *error.esource() == ErrorSource::Downstream
             && matches!(error.etype(), ErrorType::WriteError | ErrorType::ReadError | ErrorType::ConnectionClosed);
         if is_gone || request.progress == Progress::Answered {
@@ -460,11 +460,11 @@ impl ProxyHttp for Phases {
         FailToProxy { error_code: status, can_reuse_downstream: false }
     }
 
-    async fn logging(&self, session: &mut Session, _: Option<&Error>, _: &mut Request) {
+    async fn logging(&self, session: &mut Session, _: Option<&Error>, _: &mut RequestState) {
         self.metrics.observe_response(session.response_written().map_or(0, |response| response.status.as_u16()));
     }
 
-    fn suppress_error_log(&self, _: &Session, _: &Request, error: &Error) -> bool {
+    fn suppress_error_log(&self, _: &Session, _: &RequestState, error: &Error) -> bool {
         // Clients may disconnect at any time.
         *error.esource() == ErrorSource::Downstream
     }
@@ -505,7 +505,7 @@ async fn respond_with_failure(session: &mut Session, failure: Failure, body: &[u
     session.write_response_body(Some(text.into()), true).await
 }
 
-impl Drop for Request {
+impl Drop for RequestState {
     fn drop(&mut self) {
         // A request may be dropped outside of the phases.
         in_flight::unwatch();

@@ -27,7 +27,7 @@ const WEIGHT_STEPS: f64 = 10.0;
 
 /// A replica's report on itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
+pub struct ReplicaReport {
     /// Owner of the replica's streams and sessions.
     pub owner: Owner,
     /// Identifier of the process, which changes with each start.
@@ -82,13 +82,13 @@ pub struct Backend {
     policy: Policy,
     /// Requests in flight.
     pub(super) in_flight: AtomicUsize,
-    state: Mutex<State>,
+    state: Mutex<BackendState>,
 }
 
-struct State {
+struct BackendState {
     preference: PriorityAndWeight,
     /// The last report, of any age.
-    report: Option<Report>,
+    report: Option<ReplicaReport>,
     is_up: bool,
     up_since: Instant,
     /// Cancelled when the backend goes down; replaced when it comes up.
@@ -103,7 +103,7 @@ struct State {
     ejected_until: Option<Instant>,
 }
 
-impl State {
+impl BackendState {
     /// Returns the failures since the last success, or 0 if the last failure is older than `window`.
     fn recent_failures(&self, now: Instant, window: Duration) -> usize {
         let is_recent = self.last_failure.is_some_and(|at| now.saturating_duration_since(at) < window);
@@ -189,7 +189,7 @@ impl Table {
 impl Backend {
     fn new(address: SocketAddr, attributes: Attributes, policy: Policy) -> Self {
         let Attributes { transport, preference } = attributes;
-        let state = State {
+        let state = BackendState {
             preference,
             report: None,
             is_up: false,
@@ -205,7 +205,7 @@ impl Backend {
     }
 
     /// Records a report, which also means that the backend is up.
-    pub fn record_report(&self, report: Report) {
+    pub fn record_report(&self, report: ReplicaReport) {
         let mut state = self.lock();
         let is_new = state.report.as_ref().is_none_or(|known| known.instance != report.instance);
         if !state.is_up || is_new {
@@ -251,7 +251,7 @@ impl Backend {
         state.error_responses >= self.policy.eject_after && self.eject(&mut state)
     }
 
-    fn eject(&self, state: &mut State) -> bool {
+    fn eject(&self, state: &mut BackendState) -> bool {
         (state.transport_failures, state.error_responses) = (0, 0);
         state.ejections = (state.ejections + 1).min(EJECT_MOST);
         let pause = self.policy.eject * state.ejections;
@@ -312,7 +312,7 @@ impl Backend {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, BackendState> {
         sync::lock(&self.state)
     }
 }
@@ -329,8 +329,8 @@ mod tests {
         SocketAddr::from(([127, 0, 0, 1], port))
     }
 
-    fn report(owner: u32, instance: &str) -> Report {
-        Report { owner: Owner(owner), instance: instance.to_owned(), is_ready: true, store: StoreScope::Process }
+    fn report(owner: u32, instance: &str) -> ReplicaReport {
+        ReplicaReport { owner: Owner(owner), instance: instance.to_owned(), is_ready: true, store: StoreScope::Process }
     }
 
     fn table(ports: &[u16]) -> Table {

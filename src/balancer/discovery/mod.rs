@@ -24,7 +24,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use pingora_core::protocols::l4::socket::SocketAddr as PingoraAddr;
 use pingora_load_balancing::discovery::ServiceDiscovery;
-use pingora_load_balancing::{Backend, Extensions};
+use pingora_load_balancing::{self as load_balancing, Extensions};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -52,8 +52,8 @@ pub struct Sources {
     pub file: Option<PathBuf>,
 }
 
-/// Extension of every discovered [`Backend`]: its transport, priority and weight. Pingora takes backends that differ
-/// only in their extensions for equal and keeps the old one; [`Discovery::found`] has the current ones.
+/// Extension of every discovered [`load_balancing::Backend`]: its transport, priority and weight. Pingora takes backends that differ
+/// only in their extensions for equal and keeps the old one; [`Discovery::last_backends`] has the current ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// True if the backend uses TLS.
@@ -140,18 +140,17 @@ pub struct Discovery<L = Dns> {
     listed: Arc<[Target]>,
     file: Option<Arc<TargetFile>>,
     resolver: Arc<L>,
-    state: Arc<Mutex<State>>,
+    last: Arc<Mutex<LastDiscovery>>,
 }
 
 /// Results of the last discovery.
 #[derive(Default)]
-struct State {
+struct LastDiscovery {
     file: LastGood<Vec<Target>>,
     /// Digest of the file's contents.
     digest: Option<u64>,
     answers: Answers,
-    /// The backends.
-    found: BTreeSet<Backend>,
+    backends: BTreeSet<load_balancing::Backend>,
 }
 
 type Answers = HashMap<Query, LastGood<Vec<Record>>>;
@@ -176,7 +175,7 @@ impl<L: Resolver> Discovery<L> {
     /// Creates a discovery with `resolver`.
     pub fn with_resolver(sources: Sources, resolver: L) -> Self {
         let file = sources.file.map(|path| Arc::new(TargetFile::new(path)));
-        Self { listed: sources.listed.into(), file, resolver: Arc::new(resolver), state: Arc::default() }
+        Self { listed: sources.listed.into(), file, resolver: Arc::new(resolver), last: Arc::default() }
     }
 
     /// Resolves when the file's contents differ from those at the last discovery. Reads them about once a second, so
@@ -186,7 +185,7 @@ impl<L: Resolver> Discovery<L> {
         loop {
             sleep(WATCH_INTERVAL).await;
             let digest = file.read().await.ok().map(|text| digest(&text));
-            if digest.is_some() && digest != self.state().digest {
+            if digest.is_some() && digest != self.last().digest {
                 return;
             }
         }
@@ -194,33 +193,33 @@ impl<L: Resolver> Discovery<L> {
 
     /// Discovers all backends, each address once. If several targets have an address, the first decides its transport.
     /// Cancel safe.
-    pub async fn backends(&self) -> BTreeSet<Backend> {
+    pub async fn find_backends(&self) -> BTreeSet<load_balancing::Backend> {
         let mut targets = self.listed.to_vec();
         targets.extend(self.targets_of_file().await);
-        let before = self.state().answers.clone();
+        let before = self.last().answers.clone();
         let mut answers = self.resolve(&before, service_queries(&targets)).await;
         answers.extend(self.resolve(&before, host_queries(&targets, &answers)).await);
-        let backends = backends(&targets, &answers);
-        let mut state = self.state();
-        state.answers = answers;
-        state.found = backends.clone();
+        let backends = backends_of(&targets, &answers);
+        let mut last = self.last();
+        last.answers = answers;
+        last.backends = backends.clone();
         backends
     }
 
     /// Returns the backends of the last discovery.
-    pub fn found(&self) -> BTreeSet<Backend> {
-        self.state().found.clone()
+    pub fn last_backends(&self) -> BTreeSet<load_balancing::Backend> {
+        self.last().backends.clone()
     }
 
     async fn targets_of_file(&self) -> Vec<Target> {
         let Some(file) = &self.file else { return Vec::new() };
         let text = file.read().await;
-        let mut state = self.state();
+        let mut last = self.last();
         if let Ok(text) = &text {
-            state.digest = Some(digest(text));
+            last.digest = Some(digest(text));
         }
-        state.file.update(text.and_then(|text| target_file::parse(&text)), &file.path().display());
-        state.file.value.clone()
+        last.file.update(text.and_then(|text| target_file::parse(&text)), &file.path().display());
+        last.file.value.clone()
     }
 
     /// Runs `queries` concurrently. A query that fails yields the answer from `before`.
@@ -249,22 +248,22 @@ impl<L: Resolver> Discovery<L> {
         answers
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        sync::lock(&self.state)
+    fn last(&self) -> MutexGuard<'_, LastDiscovery> {
+        sync::lock(&self.last)
     }
 }
 
 #[async_trait]
 impl<L: Resolver> ServiceDiscovery for Discovery<L> {
-    async fn discover(&self) -> pingora_core::Result<(BTreeSet<Backend>, HashMap<u64, bool>)> {
-        Ok((self.backends().await, HashMap::new()))
+    async fn discover(&self) -> pingora_core::Result<(BTreeSet<load_balancing::Backend>, HashMap<u64, bool>)> {
+        Ok((self.find_backends().await, HashMap::new()))
     }
 }
 
 impl<L> Clone for Discovery<L> {
     fn clone(&self) -> Self {
         let (listed, file) = (self.listed.clone(), self.file.clone());
-        Self { listed, file, resolver: self.resolver.clone(), state: self.state.clone() }
+        Self { listed, file, resolver: self.resolver.clone(), last: self.last.clone() }
     }
 }
 
@@ -328,7 +327,7 @@ fn host_queries(targets: &[Target], answers: &Answers) -> HashSet<Query> {
     names.flat_map(|name| [RecordKind::V4, RecordKind::V6].map(|kind| Query { name: name.clone(), kind })).collect()
 }
 
-fn backends(targets: &[Target], answers: &Answers) -> BTreeSet<Backend> {
+fn backends_of(targets: &[Target], answers: &Answers) -> BTreeSet<load_balancing::Backend> {
     let mut endpoints: BTreeMap<SocketAddr, Endpoint> = BTreeMap::new();
     for target in targets {
         let name: Arc<str> = target.certificate_name().into();
@@ -341,10 +340,10 @@ fn backends(targets: &[Target], answers: &Answers) -> BTreeSet<Backend> {
     endpoints.into_iter().map(|(addr, endpoint)| backend(addr, endpoint)).collect()
 }
 
-fn backend(addr: SocketAddr, endpoint: Endpoint) -> Backend {
+fn backend(addr: SocketAddr, endpoint: Endpoint) -> load_balancing::Backend {
     let mut ext = Extensions::new();
     ext.insert(endpoint);
-    Backend { addr: PingoraAddr::Inet(addr), weight: 1, ext }
+    load_balancing::Backend { addr: PingoraAddr::Inet(addr), weight: 1, ext }
 }
 
 /// One address of a target.

@@ -5,9 +5,9 @@ use crate::{clock, random};
 
 /// A resolver with fixed answers; other queries hang.
 #[derive(Clone, Default)]
-struct Table(Arc<Mutex<HashMap<Query, Option<Vec<Record>>>>>);
+struct FixedAnswers(Arc<Mutex<HashMap<Query, Option<Vec<Record>>>>>);
 
-impl Table {
+impl FixedAnswers {
     /// Sets the answer, or a failure if `None`.
     fn set(&self, name: &str, kind: RecordKind, answer: Option<Vec<Record>>) {
         self.0.lock().unwrap().insert(Query { name: name.to_owned(), kind }, answer);
@@ -41,7 +41,7 @@ impl Table {
     }
 }
 
-impl Resolver for Table {
+impl Resolver for FixedAnswers {
     async fn lookup(&self, query: Query) -> Result<Vec<Record>, LookupError> {
         let answer = self.0.lock().unwrap().get(&query).cloned();
         match answer {
@@ -52,20 +52,20 @@ impl Resolver for Table {
     }
 }
 
-fn discovery_of(targets: &[&str], file: Option<PathBuf>, table: &Table) -> Discovery<Table> {
+fn discovery_of(targets: &[&str], file: Option<PathBuf>, table: &FixedAnswers) -> Discovery<FixedAnswers> {
     let listed = targets.iter().map(|target| target.parse().unwrap()).collect();
     Discovery::with_resolver(Sources { listed, file }, table.clone())
 }
 
-fn preference(backend: &Backend) -> PriorityAndWeight {
+fn preference(backend: &load_balancing::Backend) -> PriorityAndWeight {
     backend.ext.get::<Endpoint>().unwrap().preference
 }
 
 /// Returns each backend as `address*weight`, with its priority if that is not 0.
-async fn found(discovery: &Discovery<Table>) -> Vec<String> {
+async fn found(discovery: &Discovery<FixedAnswers>) -> Vec<String> {
     let (backends, enabled) = discovery.discover().await.unwrap();
     assert!(enabled.is_empty());
-    let describe = |backend: &Backend| {
+    let describe = |backend: &load_balancing::Backend| {
         let doubt = if backend.ext.get::<Endpoint>().unwrap().is_doubtful { "?" } else { "" };
         match preference(backend) {
             PriorityAndWeight { priority: 0, weight_percent } => format!("{}*{weight_percent}{doubt}", backend.addr),
@@ -79,13 +79,13 @@ async fn found(discovery: &Discovery<Table>) -> Vec<String> {
 
 #[tokio::test(start_paused = true)]
 async fn addresses_become_backends() {
-    let discovery = discovery_of(&["http://10.0.0.7:8080", "https://[::1]:80"], None, &Table::default());
+    let discovery = discovery_of(&["http://10.0.0.7:8080", "https://[::1]:80"], None, &FixedAnswers::default());
     assert_eq!(found(&discovery).await, ["10.0.0.7:8080*100", "[::1]:80*100"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_name_yields_all_its_addresses() {
-    let table = Table::default();
+    let table = FixedAnswers::default();
     table.v4("mcp.svc", &["10.0.0.8", "10.0.0.7"]);
     table.v6("mcp.svc", &["fd00::7"]);
     let discovery = discovery_of(&["http://mcp.svc:8080"], None, &table);
@@ -94,7 +94,7 @@ async fn a_name_yields_all_its_addresses() {
 
 #[tokio::test(start_paused = true)]
 async fn a_service_yields_its_hosts_with_priorities_and_weights() {
-    let table = Table::default();
+    let table = FixedAnswers::default();
     let records =
         [(1, 30, 81, "b."), (7, 9, 9, "c."), (1, 20, 80, "a."), (0, 1, 1, "."), (7, 9, 9, "a."), (9, 0, 80, "a.")];
     table.service("_m._tcp.svc", &records);
@@ -109,8 +109,9 @@ async fn a_service_yields_its_hosts_with_priorities_and_weights() {
     );
     // Pingora takes these backends for equal to the former ones.
     table.service("_m._tcp.svc", &[(5, 1, 81, "b."), (5, 100, 80, "a.")]);
-    discovery.backends().await;
-    let percents = discovery.found().iter().map(|backend| preference(backend).weight_percent).collect::<Vec<_>>();
+    discovery.find_backends().await;
+    let percents =
+        discovery.last_backends().iter().map(|backend| preference(backend).weight_percent).collect::<Vec<_>>();
     assert_eq!(percents, [100, 1]);
 }
 
@@ -125,10 +126,10 @@ fn a_weight_is_relative_to_the_largest() {
 
 #[tokio::test(start_paused = true)]
 async fn each_backend_has_its_transport_and_the_first_target_wins() {
-    let table = Table::default();
+    let table = FixedAnswers::default();
     table.host("mcp.svc.", "10.0.0.7");
     let discovery = discovery_of(&["https://mcp.svc.:80", "http://10.0.0.7:80", "http://10.0.0.8:80"], None, &table);
-    let backends = discovery.backends().await;
+    let backends = discovery.find_backends().await;
     let endpoints: Vec<_> = backends.iter().map(|backend| backend.ext.get::<Endpoint>().unwrap().clone()).collect();
     let (tls, plain) = (("mcp.svc", true), ("10.0.0.8", false));
     assert_eq!(
@@ -144,7 +145,7 @@ async fn each_backend_has_its_transport_and_the_first_target_wins() {
 
 #[tokio::test(start_paused = true)]
 async fn an_error_removes_nothing_and_an_answer_with_records_does() {
-    let table = Table::default();
+    let table = FixedAnswers::default();
     table.host("mcp", "10.0.0.7");
     let discovery = discovery_of(&["http://mcp:80", "http://10.0.0.1:1"], None, &table);
     let both = ["10.0.0.1:1*100", "10.0.0.7:80*100"];
@@ -160,7 +161,7 @@ async fn an_error_removes_nothing_and_an_answer_with_records_does() {
 
 #[tokio::test(start_paused = true)]
 async fn an_empty_answer_after_one_with_records_is_doubted() {
-    let table = Table::default();
+    let table = FixedAnswers::default();
     table.host("mcp", "10.0.0.7");
     table.service("svc", &[(0, 0, 80, "a.")]);
     table.host("a.", "10.0.0.1");
@@ -181,7 +182,7 @@ async fn an_empty_answer_after_one_with_records_is_doubted() {
 
 #[tokio::test(start_paused = true)]
 async fn the_failure_of_one_family_leaves_the_other() {
-    let table = Table::default();
+    let table = FixedAnswers::default();
     table.v4("mcp", &["10.0.0.7"]);
     table.set("mcp", RecordKind::V6, None);
     let discovery = discovery_of(&["http://mcp:80"], None, &table);
@@ -193,7 +194,7 @@ async fn the_failure_of_one_family_leaves_the_other() {
 
 #[tokio::test(start_paused = true)]
 async fn the_failure_of_a_service_or_its_hosts_keeps_the_backends() {
-    let table = Table::default();
+    let table = FixedAnswers::default();
     table.service("svc", &[(0, 0, 80, "a."), (0, 0, 80, "b.")]);
     table.host("a.", "10.0.0.1");
     table.host("b.", "10.0.0.2");
@@ -215,7 +216,7 @@ async fn the_failure_of_a_service_or_its_hosts_keeps_the_backends() {
 async fn lookups_that_hang_end_at_their_deadline() {
     let targets: Vec<String> = (0..20).map(|n| format!("srv+http://svc{n}")).collect();
     let targets: Vec<&str> = targets.iter().map(String::as_str).chain(["http://mcp:1", "http://10.0.0.1:1"]).collect();
-    let discovery = discovery_of(&targets, None, &Table::default());
+    let discovery = discovery_of(&targets, None, &FixedAnswers::default());
     let begin = clock::now();
     assert_eq!(found(&discovery).await, ["10.0.0.1:1*100"]);
     assert_eq!(clock::now() - begin, LOOKUP_TIMEOUT * 2);
@@ -260,7 +261,7 @@ impl Drop for Dir {
 async fn a_file_adds_targets_to_the_configuration() {
     let dir = Dir::new();
     dir.write("# ours\n\nhttp://10.0.0.2:80 # the second\r\n  https://10.0.0.3:80\n#http://10.0.0.4:80");
-    let discovery = discovery_of(&["http://10.0.0.1:80"], Some(dir.file()), &Table::default());
+    let discovery = discovery_of(&["http://10.0.0.1:80"], Some(dir.file()), &FixedAnswers::default());
     assert_eq!(found(&discovery).await, ["10.0.0.1:80*100", "10.0.0.2:80*100", "10.0.0.3:80*100"]);
     dir.write("# none");
     assert_eq!(found(&discovery).await, ["10.0.0.1:80*100"]);
@@ -269,7 +270,7 @@ async fn a_file_adds_targets_to_the_configuration() {
 #[tokio::test(start_paused = true)]
 async fn an_invalid_file_keeps_its_last_targets() {
     let dir = Dir::new();
-    let discovery = discovery_of(&[], Some(dir.file()), &Table::default());
+    let discovery = discovery_of(&[], Some(dir.file()), &FixedAnswers::default());
     assert!(found(&discovery).await.is_empty());
     dir.write("http://10.0.0.2:80");
     assert_eq!(found(&discovery).await, ["10.0.0.2:80*100"]);
@@ -291,7 +292,7 @@ fn an_invalid_line_is_reported() {
 }
 
 /// Returns true if a change is reported within `looks` reads of the file.
-async fn is_reported(discovery: &Discovery<Table>, looks: u32) -> bool {
+async fn is_reported(discovery: &Discovery<FixedAnswers>, looks: u32) -> bool {
     timeout(WATCH_INTERVAL * looks + WATCH_INTERVAL / 2, discovery.changed()).await.is_ok()
 }
 
@@ -299,7 +300,7 @@ async fn is_reported(discovery: &Discovery<Table>, looks: u32) -> bool {
 async fn a_change_is_reported_for_each_way_to_replace_the_file() {
     let dir = Dir::new();
     dir.write("http://10.0.0.2:80");
-    let discovery = discovery_of(&[], Some(dir.file()), &Table::default());
+    let discovery = discovery_of(&[], Some(dir.file()), &FixedAnswers::default());
     found(&discovery).await;
     assert!(!is_reported(&discovery, 3).await);
 
@@ -341,7 +342,7 @@ async fn a_swap_of_links_as_in_kubernetes_is_reported() {
     }
     symlink("v1", dir.0.join("..data")).unwrap();
     symlink("..data/replicas", dir.file()).unwrap();
-    let discovery = discovery_of(&[], Some(dir.file()), &Table::default());
+    let discovery = discovery_of(&[], Some(dir.file()), &FixedAnswers::default());
     assert_eq!(found(&discovery).await, ["10.0.0.2:80*100"]);
     symlink("v2", dir.0.join("..data_tmp")).unwrap();
     fs::rename(dir.0.join("..data_tmp"), dir.0.join("..data")).unwrap();
@@ -351,5 +352,5 @@ async fn a_swap_of_links_as_in_kubernetes_is_reported() {
 
 #[tokio::test(start_paused = true)]
 async fn without_a_file_nothing_ever_changes() {
-    assert!(!is_reported(&discovery_of(&[], None, &Table::default()), 100).await);
+    assert!(!is_reported(&discovery_of(&[], None, &FixedAnswers::default()), 100).await);
 }
