@@ -38,8 +38,8 @@ pub struct Options {
     pub headers: HeaderMap,
     /// A tool that is safe to run and takes a while: it is run up to three times, and cut off.
     pub tool: Option<Tool>,
-    /// Time limits of the probe.
-    pub limits: Limits,
+    /// Timeouts of the probe.
+    pub timeouts: Timeouts,
     /// Called with a description of each step.
     pub progress: Option<fn(&str)>,
 }
@@ -61,9 +61,9 @@ pub struct Tool {
     pub arguments: Map<String, Value>,
 }
 
-/// Time limits of the probe.
+/// Timeouts of the probe.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct Timeouts {
     /// For the whole response to one request.
     pub response: Duration,
     /// For the head of a stream without events yet.
@@ -74,7 +74,7 @@ pub struct Limits {
     pub margin: Duration,
 }
 
-impl Default for Limits {
+impl Default for Timeouts {
     fn default() -> Self {
         let [response, stream, tool, margin] = [5, 2, 120, 1].map(Duration::from_secs);
         Self { response, stream, tool, margin }

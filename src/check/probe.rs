@@ -12,7 +12,7 @@ use super::facts::{
     Tools, printable,
 };
 use super::requests::{self, LEGACY, MODERN, Requester};
-use super::{Limits, Options, Tool, reach};
+use super::{Options, Timeouts, Tool, reach};
 use crate::clock;
 use crate::config::Config;
 use crate::protocol::routing::WELL_KNOWN;
@@ -46,10 +46,10 @@ pub async fn probe(config: &Config, options: &Options) -> Facts {
             return facts;
         }
     };
-    let probe = Probe { client, limits: options.limits, timeouts: AtomicUsize::new(0), options };
+    let probe = Probe { client, timeouts: options.timeouts, timed_out: AtomicUsize::new(0), options };
     Box::pin(probe.run(config, options.tool.as_ref(), &mut facts)).await;
     if matches!(facts.contact, Contact::Broke | Contact::NotMcp { status: 400, .. })
-        && let Some(contact) = reach::tls_fault(config, options.limits.stream).await
+        && let Some(contact) = reach::tls_fault(config, options.timeouts.stream).await
     {
         facts.contact = contact;
     }
@@ -59,9 +59,9 @@ pub async fn probe(config: &Config, options: &Options) -> Facts {
 struct Probe<'a> {
     options: &'a Options,
     client: Client,
-    limits: Limits,
+    timeouts: Timeouts,
     /// Requests without a response in time.
-    timeouts: AtomicUsize,
+    timed_out: AtomicUsize,
 }
 
 /// A session, or the modern revision without one, and the response that opened it.
@@ -127,12 +127,12 @@ impl Probe<'_> {
             }
         }
         self.close(requester).await;
-        facts.fell_silent = self.timeouts.load(Ordering::Relaxed) >= MAX_TIMEOUTS;
+        facts.fell_silent = self.timed_out.load(Ordering::Relaxed) >= MAX_TIMEOUTS;
     }
 
     /// Returns true if the upstream is an mcp-resume.
     async fn is_mcp_resume(&self) -> bool {
-        let document = self.client.document(requests::page(WELL_KNOWN, false), self.limits.stream).await;
+        let document = self.client.document(requests::page(WELL_KNOWN, false), self.timeouts.stream).await;
         document.is_some_and(|document| document["service"] == "mcp-resume")
     }
 
@@ -242,7 +242,7 @@ impl Probe<'_> {
     }
 
     async fn standalone(&self, requester: &Requester) -> Standalone {
-        let until = ReadUntil { id: None, timeout: self.limits.stream, cut: Cut::AfterHead };
+        let until = ReadUntil { id: None, timeout: self.timeouts.stream, cut: Cut::AfterHead };
         match self.client.exchange(requester.get(None), until).await {
             Ok(head) if head.status.is_success() && head.form == Form::EventStream => Standalone::Stream,
             Ok(head) => Standalone::Refused { status: head.status.as_u16() },
@@ -252,7 +252,7 @@ impl Probe<'_> {
 
     /// Cuts `tools/list` after its empty first event, and resumes it.
     async fn resume_finished(&self, requester: &Requester) -> Option<ResumeOutcome> {
-        let (id, timeout) = (40, self.limits.response);
+        let (id, timeout) = (40, self.timeouts.response);
         let until = ReadUntil { id: Some(id), timeout, cut: Cut::AfterPrime };
         let cut = self.request_until(requester.post(Some(id), "tools/list", json!({})), until).await.ok()?;
         if !cut.was_cut {
@@ -287,7 +287,7 @@ impl Probe<'_> {
         self.options.report_progress(&format!(
             "running {}, up to {} s",
             printable(&tool.name),
-            self.limits.tool.as_secs()
+            self.timeouts.tool.as_secs()
         ));
         let begun = clock::now();
         let whole = self.call(requester, tool, 50, Cut::Never).await;
@@ -300,7 +300,7 @@ impl Probe<'_> {
         if whole.response.is_none() || whole.ids.is_empty() {
             return;
         }
-        let timeout = took + self.limits.response;
+        let timeout = took + self.timeouts.response;
         self.options.report_progress(&format!(
             "it took {} ms; running it again, to be cut and resumed while it runs",
             millis(took)
@@ -310,14 +310,15 @@ impl Probe<'_> {
         }
         self.options.report_progress("running it once more, to be cut and asked for after its time");
         if let Some(cut) = self.call(requester, tool, 52, Cut::AfterMessage).await.ok().filter(|cut| cut.was_cut) {
-            clock::sleep(took + self.limits.margin).await;
-            facts.resumption.later = Some(self.resume(requester, 52, &cut, whole.messages, self.limits.response).await);
+            clock::sleep(took + self.timeouts.margin).await;
+            facts.resumption.later =
+                Some(self.resume(requester, 52, &cut, whole.messages, self.timeouts.response).await);
         }
     }
 
     async fn call(&self, requester: &Requester, tool: &Tool, id: u64, cut: Cut) -> Result<Observation, ExchangeError> {
         let params = json!({ "name": tool.name, "arguments": tool.arguments, "_meta": { "progressToken": id } });
-        let until = ReadUntil { id: Some(id), timeout: self.limits.tool, cut };
+        let until = ReadUntil { id: Some(id), timeout: self.timeouts.tool, cut };
         self.client.exchange(requester.post(Some(id), "tools/call", params), until).await
     }
 
@@ -348,7 +349,7 @@ impl Probe<'_> {
     }
 
     async fn is_http_sse(&self, request: Request) -> bool {
-        let first = self.client.first_event(request, self.limits.stream).await;
+        let first = self.client.first_event(request, self.timeouts.stream).await;
         first.is_some_and(|name| &name[..] == b"endpoint")
     }
 
@@ -362,7 +363,7 @@ impl Probe<'_> {
             let names_upstream = has_origin(challenge, &url.origin());
             found.push(Document { path: "WWW-Authenticate".to_owned(), names_upstream });
         }
-        let deadline = clock::now() + self.limits.response;
+        let deadline = clock::now() + self.timeouts.response;
         for name in METADATA {
             for suffix in [url.endpoint_path(), ""] {
                 let path = format!("/.well-known/{name}{suffix}");
@@ -386,24 +387,24 @@ impl Probe<'_> {
 
     /// Sends a request and reads its whole response.
     async fn request(&self, request: Request, id: u64) -> Result<Observation, ExchangeError> {
-        let until = ReadUntil { id: Some(id), timeout: self.limits.response, cut: Cut::Never };
+        let until = ReadUntil { id: Some(id), timeout: self.timeouts.response, cut: Cut::Never };
         self.request_until(request, until).await
     }
 
     /// Sends a request and reads the head of its response.
     async fn request_head(&self, request: Request) -> Result<Observation, ExchangeError> {
-        let until = ReadUntil { id: None, timeout: self.limits.response, cut: Cut::AfterHead };
+        let until = ReadUntil { id: None, timeout: self.timeouts.response, cut: Cut::AfterHead };
         self.request_until(request, until).await
     }
 
     /// Sends a request, unless too many earlier ones timed out.
     async fn request_until(&self, request: Request, until: ReadUntil) -> Result<Observation, ExchangeError> {
-        if self.timeouts.load(Ordering::Relaxed) >= MAX_TIMEOUTS {
+        if self.timed_out.load(Ordering::Relaxed) >= MAX_TIMEOUTS {
             return Err(ExchangeError::TimedOut);
         }
         let response = self.client.exchange(request, until).await;
         if matches!(response, Err(ExchangeError::TimedOut)) {
-            self.timeouts.fetch_add(1, Ordering::Relaxed);
+            self.timed_out.fetch_add(1, Ordering::Relaxed);
         }
         response
     }

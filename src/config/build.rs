@@ -16,8 +16,8 @@ use super::value::{
 };
 use super::{
     Admin, Auth, Config, Delivery, Dialects, DiskStore, Fsync, HostHeader, Limits, Listen, ListenTls, Log, LogFormat,
-    Mode, OnUnreachable, Prime, PrincipalSource, Problems, RedisStore, Replica, ResumeTokens, Store, Streams, Tool,
-    Turns, Upstream, UpstreamTls, UpstreamUrl,
+    Mode, OnUnreachable, Prime, PrincipalSource, Problems, RedisStore, Replica, ResumeTokens, Store, Streams,
+    ToolOverrides, Turns, Upstream, UpstreamTls, UpstreamUrl,
 };
 use crate::protocol::access::{AllowedHosts, AllowedOrigins, HostPattern, OriginPattern};
 use crate::protocol::classify;
@@ -72,7 +72,7 @@ struct Sections {
     streams: Streams,
     delivery: Delivery,
     dialects: Dialects,
-    tools: HashMap<String, Tool>,
+    tools: HashMap<String, ToolOverrides>,
     auth: Auth,
     limits: Limits,
     store: Store,
@@ -338,8 +338,8 @@ impl FromStr for SlicedMethod {
     }
 }
 
-fn tool(s: &mut Section<'_>) -> Tool {
-    Tool {
+fn tool(s: &mut Section<'_>) -> ToolOverrides {
+    ToolOverrides {
         max_wait: s.secs("max_wait_secs", 0..=YEAR).map(none_if_zero),
         call_timeout: s.secs("call_timeout_secs", 0..=YEAR).map(none_if_zero),
         mode: s.one_of("mode", &MODES),

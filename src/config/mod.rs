@@ -57,7 +57,7 @@ pub struct Config {
     /// Resumption proposals in use beside the specification's own.
     pub dialects: Dialects,
     /// Overrides by tool name; [`Config::call`] resolves them.
-    pub tools: HashMap<String, Tool>,
+    pub tools: HashMap<String, ToolOverrides>,
     /// Identification of callers.
     pub auth: Auth,
     /// Limits of requests, connections and sessions.
@@ -266,7 +266,7 @@ pub struct ResumeTokens {
 
 /// Overrides for calls of one tool; `None` leaves the general value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tool {
+pub struct ToolOverrides {
     /// Overrides [`Streams::max_wait`]; `Some(None)` never abandons.
     pub max_wait: Option<Option<Duration>>,
     /// Overrides [`Streams::call_timeout`]; `Some(None)` sets no limit.

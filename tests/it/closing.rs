@@ -1,7 +1,7 @@
 //! Closing early, and only on clients that come back.
 
 use crate::support::*;
-use mcp_resume::config::{Mode, Tool};
+use mcp_resume::config::{Mode, ToolOverrides};
 
 /// Reads a response that the proxy closes in mid-call; the last `retry` it told.
 async fn closed_early(response: &mut Response) -> Option<u64> {
@@ -117,7 +117,7 @@ async fn in_poll_mode_responses_close_with_what_is_stored() {
 #[tokio::test]
 async fn poll_mode_can_be_one_tools() {
     let (mut upstream, proxy, session) = setup_with(|c| {
-        let tool = Tool { mode: Some(Mode::Poll), ..Tool::default() };
+        let tool = ToolOverrides { mode: Some(Mode::Poll), ..ToolOverrides::default() };
         c.tools.insert("polled".to_owned(), tool);
     })
     .await;

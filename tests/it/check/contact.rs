@@ -120,7 +120,8 @@ async fn an_endless_answer_is_left() {
             tokio::task::yield_now().await;
         }
     };
-    let options = Options { limits: Limits { response: Duration::from_secs(3600), ..options().limits }, ..options() };
+    let options =
+        Options { timeouts: Timeouts { response: Duration::from_secs(3600), ..options().timeouts }, ..options() };
     let (report, _) = probed(options, endless).await;
     assert_eq!(report.verdict, Verdict::NoMcp);
 }

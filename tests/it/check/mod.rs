@@ -2,7 +2,7 @@
 
 use crate::support::{self, http_versions, *};
 use mcp_resume::check::{
-    self, Contact, Facts, Form, Guard, Limits, Options, Report, ResumeOutcome, Standalone, Verdict,
+    self, Contact, Facts, Form, Guard, Options, Report, ResumeOutcome, Standalone, Timeouts, Verdict,
 };
 use mcp_resume::config::{Config, HostHeader};
 use serde_json::{Value, json};
@@ -32,12 +32,12 @@ impl Memory {
 
 /// Options of a user without credentials.
 fn options() -> Options {
-    Options { limits: Limits { margin: SOON, ..Limits::default() }, ..Options::default() }
+    Options { timeouts: Timeouts { margin: SOON, ..Timeouts::default() }, ..Options::default() }
 }
 
 /// Returns the options for a server that leaves requests unanswered.
 fn waiting(limit: Duration) -> Options {
-    Options { limits: Limits { response: limit, stream: limit, ..options().limits }, ..Options::default() }
+    Options { timeouts: Timeouts { response: limit, stream: limit, ..options().timeouts }, ..Options::default() }
 }
 
 fn with_tool() -> Options {

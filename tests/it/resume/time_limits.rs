@@ -68,7 +68,7 @@ async fn a_call_over_its_time_fails() {
 #[tokio::test]
 async fn one_tool_can_have_a_time_of_its_own() {
     let (mut upstream, proxy, session) = setup_with(|c| {
-        let tool = mcp_resume::config::Tool { call_timeout: Some(Some(LATER)), ..Default::default() };
+        let tool = mcp_resume::config::ToolOverrides { call_timeout: Some(Some(LATER)), ..Default::default() };
         c.tools.insert("hasty".to_owned(), tool);
     })
     .await;
@@ -128,7 +128,7 @@ async fn the_cancel_of_an_abandoned_call_carries_its_callers_credentials() {
 async fn one_tool_can_be_waited_for_longer() {
     let (mut upstream, proxy, session) = setup_with(|c| {
         c.streams.max_wait = Some(SOON);
-        let tool = mcp_resume::config::Tool { max_wait: Some(None), ..Default::default() };
+        let tool = mcp_resume::config::ToolOverrides { max_wait: Some(None), ..Default::default() };
         c.tools.insert("patient".to_owned(), tool);
     })
     .await;
