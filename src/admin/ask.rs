@@ -45,7 +45,7 @@ impl Probe {
 
 /// Result of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Health {
+pub struct ProbeResult {
     /// True if the probe succeeded.
     pub is_good: bool,
     /// Text of the response.
@@ -86,7 +86,7 @@ pub async fn drain(address: SocketAddr) -> Result<(), AskError> {
 ///
 /// # Errors
 /// If the process cannot be reached, does not respond in time, or is not an admin listener.
-pub async fn health(address: SocketAddr, probe: Probe) -> Result<Health, AskError> {
+pub async fn health(address: SocketAddr, probe: Probe) -> Result<ProbeResult, AskError> {
     let response = async {
         let response = send(address, request(probe.uri())).await?;
         let is_good = match response.status() {
@@ -96,7 +96,7 @@ pub async fn health(address: SocketAddr, probe: Probe) -> Result<Health, AskErro
         };
         let body = Limited::new(response.into_body(), PROBE_BYTES).collect().await;
         let body = body.map_err(|_| AskError::Silent(address))?.to_bytes();
-        Ok(Health { is_good, text: String::from_utf8_lossy(&body).trim_end().to_owned() })
+        Ok(ProbeResult { is_good, text: String::from_utf8_lossy(&body).trim_end().to_owned() })
     };
     tokio::time::timeout(PROBE_TIMEOUT, response).await.unwrap_or(Err(AskError::Silent(address)))
 }
@@ -105,7 +105,7 @@ pub async fn health(address: SocketAddr, probe: Probe) -> Result<Health, AskErro
 ///
 /// # Errors
 /// The last error of [`health`].
-pub async fn wait_for(address: SocketAddr, probe: Probe, limit: Duration) -> Result<Health, AskError> {
+pub async fn wait_for(address: SocketAddr, probe: Probe, limit: Duration) -> Result<ProbeResult, AskError> {
     let until = clock::now() + limit;
     loop {
         let response = health(address, probe).await;

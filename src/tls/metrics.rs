@@ -2,7 +2,7 @@
 
 use prometheus::IntCounterVec;
 
-use super::{Reload, Side};
+use super::{ReloadOutcome, Side};
 use crate::metrics::{Error, Registrar};
 
 /// Metrics of TLS files.
@@ -27,9 +27,9 @@ impl Metrics {
     }
 
     /// Counts a reload of the files of one side, unless the files had not changed.
-    pub fn observe_reload(&self, side: Side, reload: Reload) {
-        if let Some(outcome) = reload.outcome() {
-            self.reloads.with_label_values(&[side.as_str(), outcome]).inc();
+    pub fn observe_reload(&self, side: Side, outcome: ReloadOutcome) {
+        if let Some(label) = outcome.label() {
+            self.reloads.with_label_values(&[side.as_str(), label]).inc();
         }
     }
 }

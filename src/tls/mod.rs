@@ -163,7 +163,7 @@ struct Current<M> {
 
 /// Outcome of a reload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reload {
+pub enum ReloadOutcome {
     /// The files have not changed.
     Unchanged,
     /// New connections use the changed files.
@@ -172,13 +172,13 @@ pub enum Reload {
     Refused,
 }
 
-impl Reload {
+impl ReloadOutcome {
     /// Returns the label in metrics, or `None` if nothing changed.
-    pub fn outcome(self) -> Option<&'static str> {
+    pub fn label(self) -> Option<&'static str> {
         match self {
-            Reload::Unchanged => None,
-            Reload::Taken => Some("taken"),
-            Reload::Refused => Some("refused"),
+            ReloadOutcome::Unchanged => None,
+            ReloadOutcome::Taken => Some("taken"),
+            ReloadOutcome::Refused => Some("refused"),
         }
     }
 }
@@ -201,21 +201,21 @@ impl<S: Source> Files<S> {
     }
 
     /// Reads all files again, and logs a change. Blocks while reading.
-    pub fn reload(&self) -> Reload {
+    pub fn reload(&self) -> ReloadOutcome {
         let digest = digest_of(&self.source);
         if std::mem::replace(&mut self.lock().digest, digest) == digest {
-            return Reload::Unchanged;
+            return ReloadOutcome::Unchanged;
         }
         let of = S::SIDE.as_str();
         match self.source.load_material() {
             Ok(material) => {
                 self.lock().material = material;
                 info!(of, "certificates have changed");
-                Reload::Taken
+                ReloadOutcome::Taken
             }
             Err(error) => {
                 warn!(of, %error, "new certificates cannot be used, the old ones stay");
-                Reload::Refused
+                ReloadOutcome::Refused
             }
         }
     }

@@ -7,13 +7,13 @@ use std::time::Duration;
 use tokio::signal::unix;
 
 use crate::clock;
-use crate::tls::{Files, Reload, Side, Source};
+use crate::tls::{Files, ReloadOutcome, Side, Source};
 
 /// Interval between two reloads.
 const INTERVAL: Duration = Duration::from_secs(5);
 
 /// Reloads the files of one side.
-pub(crate) type Reloader = Arc<dyn Fn() -> (Side, Reload) + Send + Sync>;
+pub(crate) type Reloader = Arc<dyn Fn() -> (Side, ReloadOutcome) + Send + Sync>;
 
 /// Returns the reloader of `files`.
 pub(crate) fn reloader<S>(files: Arc<Files<S>>) -> Reloader
@@ -25,7 +25,7 @@ where
 }
 
 /// Reloads all files at each interval and at SIGHUP, until dropped, and passes each outcome to `observe`.
-pub(crate) async fn run(reloaders: Vec<Reloader>, observe: impl Fn(Side, Reload)) {
+pub(crate) async fn run(reloaders: Vec<Reloader>, observe: impl Fn(Side, ReloadOutcome)) {
     #[cfg(unix)]
     let mut hangups = unix::signal(unix::SignalKind::hangup()).ok();
     loop {

@@ -8,7 +8,7 @@ use mcp_resume::balancer::Balancer;
 use mcp_resume::config::{Balancing, Config, Flags, KeyPair, ListenTls};
 use mcp_resume::protocol::ids::Owner;
 use mcp_resume::sidecar::Server;
-use mcp_resume::tls::Reload;
+use mcp_resume::tls::ReloadOutcome;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -97,22 +97,22 @@ async fn a_new_identity_and_new_authorities_are_used_without_a_restart() {
     let known = balancer.replica_files().unwrap().clone();
     let running = run(balancer);
     assert_unmet(&resumed(&running, &pki).await);
-    assert_eq!(known.reload(), Reload::Unchanged);
+    assert_eq!(known.reload(), ReloadOutcome::Unchanged);
 
     put(&pki.ca(), &files.ca());
-    assert_eq!(known.reload(), Reload::Taken);
+    assert_eq!(known.reload(), ReloadOutcome::Taken);
     assert_unmet(&resumed(&running, &pki).await);
     // As between two writes: a certificate without its key.
     put(&pki.pair().cert, &files.pair().cert);
-    assert_eq!(known.reload(), Reload::Refused);
+    assert_eq!(known.reload(), ReloadOutcome::Refused);
     assert_unmet(&resumed(&running, &pki).await);
     put(&pki.pair().key, &files.pair().key);
-    assert_eq!(known.reload(), Reload::Taken);
+    assert_eq!(known.reload(), ReloadOutcome::Taken);
     // A request that names the sidecar has it looked for at once.
     assert_met(&resumed(&running, &pki).await);
 
     fs::write(files.ca(), "none").unwrap();
-    assert_eq!(known.reload(), Reload::Refused);
+    assert_eq!(known.reload(), ReloadOutcome::Refused);
     assert_met(&resumed(&running, &pki).await);
 }
 

@@ -3,7 +3,7 @@
 use crate::support::*;
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
-use mcp_resume::admin::ask::{self, Health, Probe};
+use mcp_resume::admin::ask::{self, Probe, ProbeResult};
 use mcp_resume::protocol::ids::Owner;
 use serde_json::{Value, json};
 use std::io::Read;
@@ -91,10 +91,10 @@ async fn a_health_check_gets_the_balancers_own_response() {
     let admin = proxy.admin.expect("an admin listener");
     Session::open(&proxy, &mut upstream, V2025_11).await;
     let health = ask::health(admin, Probe::Ready).await.expect("an answer");
-    assert_eq!(health, Health { is_good: true, text: "ready".to_owned() });
+    assert_eq!(health, ProbeResult { is_good: true, text: "ready".to_owned() });
     ask::drain(admin).await.expect("drained");
     let health = ask::health(admin, Probe::Ready).await.expect("an answer");
-    assert_eq!(health, Health { is_good: false, text: "draining".to_owned() });
+    assert_eq!(health, ProbeResult { is_good: false, text: "draining".to_owned() });
     assert!(ask::health(admin, Probe::Live).await.expect("an answer").is_good, "it drains, and runs");
 }
 

@@ -5,7 +5,7 @@ use crate::support::pki::Pki;
 use crate::support::*;
 use mcp_resume::config::Config;
 use mcp_resume::sidecar::Server;
-use mcp_resume::tls::Reload;
+use mcp_resume::tls::ReloadOutcome;
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -24,10 +24,10 @@ async fn a_new_certificate_is_taken_without_a_restart_and_a_bad_one_is_not() {
     let proxy = Proxy::to_url(&server.url(), with_versions(HttpVersion::Http1Tls, HttpVersion::Http1, &pki)).await;
     let certificates = proxy.certificates.clone().expect("TLS");
     let mut before = TestClient::connect(proxy.addr, HttpVersion::Http1Tls, &pki).await;
-    assert_eq!(certificates.reload(), Reload::Unchanged);
+    assert_eq!(certificates.reload(), ReloadOutcome::Unchanged);
 
     pki.issue();
-    assert_eq!(certificates.reload(), Reload::Taken);
+    assert_eq!(certificates.reload(), ReloadOutcome::Taken);
     let second = pki.certificate().to_vec();
     assert_eq!(shown(&proxy, &pki).await, second);
 
@@ -36,14 +36,14 @@ async fn a_new_certificate_is_taken_without_a_restart_and_a_bad_one_is_not() {
     pki.issue();
     let new_key = fs::read(pki.pair().key).unwrap();
     fs::write(pki.pair().key, key).unwrap();
-    assert_eq!(certificates.reload(), Reload::Refused);
-    assert_eq!(certificates.reload(), Reload::Unchanged, "a bad pair is told once");
+    assert_eq!(certificates.reload(), ReloadOutcome::Refused);
+    assert_eq!(certificates.reload(), ReloadOutcome::Unchanged, "a bad pair is told once");
     assert_eq!(shown(&proxy, &pki).await, second);
     fs::remove_file(pki.pair().key).unwrap();
-    assert_eq!(certificates.reload(), Reload::Refused);
+    assert_eq!(certificates.reload(), ReloadOutcome::Refused);
     assert_eq!(shown(&proxy, &pki).await, second);
     fs::write(pki.pair().key, new_key).unwrap();
-    assert_eq!(certificates.reload(), Reload::Taken);
+    assert_eq!(certificates.reload(), ReloadOutcome::Taken);
     assert_eq!(shown(&proxy, &pki).await, pki.certificate().to_vec());
 
     // Who was there before stays.
@@ -179,27 +179,27 @@ async fn an_upstream_is_believed_by_and_shown_what_is_in_the_files_now() {
         fs::copy(from, to).expect("a copy");
     };
     let fails = || async { Request::post(call(1)).send(proxy.addr).await.status == 502 };
-    assert_eq!(in_use.reload(), Reload::Unchanged);
+    assert_eq!(in_use.reload(), ReloadOutcome::Unchanged);
     assert!(fails().await, "the server is not believed");
 
     copy(pki.ca(), files.ca());
-    assert_eq!(in_use.reload(), Reload::Taken);
+    assert_eq!(in_use.reload(), ReloadOutcome::Taken);
     assert!(fails().await, "the proxy is not believed");
 
     // As between two writes: the certificate is there and the key is another's.
     copy(pki.pair().cert, files.pair().cert);
-    assert_eq!(in_use.reload(), Reload::Refused);
-    assert_eq!(in_use.reload(), Reload::Unchanged, "a bad pair is told once");
+    assert_eq!(in_use.reload(), ReloadOutcome::Refused);
+    assert_eq!(in_use.reload(), ReloadOutcome::Unchanged, "a bad pair is told once");
     copy(pki.pair().key, files.pair().key);
-    assert_eq!(in_use.reload(), Reload::Taken);
+    assert_eq!(in_use.reload(), ReloadOutcome::Taken);
     let first = calls(&proxy, &mut server).await;
 
     // What cannot be used changes nothing for connections yet to be made.
     fs::write(files.ca(), "no authority").expect("a file");
-    assert_eq!(in_use.reload(), Reload::Refused);
+    assert_eq!(in_use.reload(), ReloadOutcome::Refused);
     let second = calls(&proxy, &mut server).await;
     fs::remove_file(files.pair().key).expect("a file");
-    assert_eq!(in_use.reload(), Reload::Refused);
+    assert_eq!(in_use.reload(), ReloadOutcome::Refused);
     let third = calls(&proxy, &mut server).await;
 
     // Another valid authority is used at once; existing connections stay.
@@ -207,7 +207,7 @@ async fn an_upstream_is_believed_by_and_shown_what_is_in_the_files_now() {
     copy(other.ca(), files.ca());
     copy(other.pair().cert, files.pair().cert);
     copy(other.pair().key, files.pair().key);
-    assert_eq!(in_use.reload(), Reload::Taken);
+    assert_eq!(in_use.reload(), ReloadOutcome::Taken);
     assert!(fails().await, "the server is believed no longer");
     for saying in [first, second, third] {
         saying.finish(result(1));
