@@ -45,7 +45,7 @@ use crate::clock;
 use crate::config::Balancing;
 use crate::server::listener::{self, BindError, stopped};
 use crate::server::{AcceptedConnection, ConnectionLimit, distribute, start_worker};
-use crate::tls::reload::{self, Reloader};
+use crate::tls::reload_task::{self, Reloader};
 use crate::tls::{self, Certificates};
 use discovery::{Discovery, Sources};
 use health::{HealthChecker, Intervals};
@@ -171,7 +171,7 @@ impl Balancer {
             None
         } else {
             let metrics = metrics.clone();
-            Some(tokio::spawn(reload::run(files, move |side, reload| metrics.tls().observe_reload(side, reload))))
+            Some(tokio::spawn(reload_task::run(files, move |side, reload| metrics.tls().observe_reload(side, reload))))
         };
         let (close, closed) = watch::channel(false);
         let accepting = tokio::spawn(distribute(listener, queues, stopped(&closed)));
@@ -218,8 +218,8 @@ impl Balancer {
 
     /// Returns a reloader for each set of TLS files that may change.
     fn files(&self) -> Vec<Reloader> {
-        let listener = self.certificates.clone().map(reload::reloader);
-        listener.into_iter().chain(self.replica_files().cloned().map(reload::reloader)).collect()
+        let listener = self.certificates.clone().map(reload_task::reloader);
+        listener.into_iter().chain(self.replica_files().cloned().map(reload_task::reloader)).collect()
     }
 
     /// Creates the workers. Each has a proxy of its own, so that its connections to replicas stay on its thread.

@@ -21,7 +21,7 @@ use crate::ingress::{Components, RemoteRequests};
 use crate::server::listener::stopped;
 use crate::server::{self, ConnectionLimit, ListenerConfig, Protocols};
 use crate::tls::Certificates;
-use crate::tls::reload::{self, Reloader};
+use crate::tls::reload_task::{self, Reloader};
 
 /// Time that connections get to end after the drain.
 const STOP_GRACE: Duration = Duration::from_secs(5);
@@ -75,11 +75,11 @@ impl Lifecycle {
         let Auxiliary { admin, metrics: monitored, certificates } = auxiliary;
         let mut tasks = JoinSet::new();
         let mut reloaders: Vec<Reloader> = Vec::new();
-        reloaders.extend(certificates.map(reload::reloader));
-        reloaders.extend(components.upstream.tls_files().cloned().map(reload::reloader));
+        reloaders.extend(certificates.map(reload_task::reloader));
+        reloaders.extend(components.upstream.tls_files().cloned().map(reload_task::reloader));
         if !reloaders.is_empty() {
             let metrics = metrics.tls.clone();
-            tasks.spawn(reload::run(reloaders, move |side, reload| metrics.observe_reload(side, reload)));
+            tasks.spawn(reload_task::run(reloaders, move |side, reload| metrics.observe_reload(side, reload)));
         }
         let log = components.log.clone();
         tasks.spawn(async move {

@@ -1,11 +1,11 @@
 //! TLS for the listener and for connections to the upstream: PEM files in, rustls configurations out.
 //!
 //! This module owns the trusted authorities, certificates and keys, all of which can change while they are in use.
-//! Absent: sockets, handshakes, and the schedule of reloads ([`reload`]).
+//! Absent: sockets, handshakes, and the schedule of reloads ([`reload_task`]).
 
 mod explain;
 mod metrics;
-pub(crate) mod reload;
+pub(crate) mod reload_task;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
