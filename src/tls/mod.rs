@@ -1,7 +1,8 @@
 //! TLS for the listener and for connections to the upstream: PEM files in, rustls configurations out.
 //!
-//! This module owns the trusted authorities, certificates and keys, all of which can change while they are in use.
-//! Absent: sockets, handshakes, and the schedule of reloads ([`reload_task`]).
+//! This module owns the trusted authorities, certificates and keys. All of them can change while they are in use: [`Files::reload`]
+//! reads them again, and keeps the old ones if the new ones cannot be used. Absent: sockets, handshakes, and the task that calls it
+//! at an interval and at SIGHUP ([`reload_task`]).
 
 mod explain;
 mod metrics;

@@ -1,4 +1,6 @@
-//! Reloads of TLS files, at an interval and at SIGHUP. Absent: the files and their use ([`crate::tls`]).
+//! The task that reloads TLS files, at an interval and at SIGHUP. Each process has one, for all its sides.
+//!
+//! Absent: the reload of one side's files, with the decision whether they can be used ([`Files::reload`]).
 
 use std::sync::Arc;
 use std::time::Duration;
