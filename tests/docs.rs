@@ -77,9 +77,9 @@ fn the_report_in_the_readme_is_what_check_says_of_that_server() {
         }),
         tools: Some(Tools { count: 13, complete: true, names: Vec::new(), with_output_schema: vec!["one".to_owned()] }),
         resumption: Resumption {
-            finished: Some(ResumeOutcome::Held),
+            finished: Some(ResumeOutcome::Complete),
             running: Some(ResumeOutcome::Lost { got: 1, of: 5 }),
-            later: Some(ResumeOutcome::Held),
+            later: Some(ResumeOutcome::Complete),
         },
         tool: Some(ToolRun {
             name: "trigger-long-running-operation".to_owned(),

@@ -1,4 +1,6 @@
-//! One request to the upstream and the observation of its response. Every wait and size is bounded.
+//! One request to the upstream and the [`Observation`] of its response: status, form, ids and messages, as far as it was read.
+//!
+//! Every wait and size is bounded. Absent: the facts that follow from observations ([`super::probe`]), and their evaluation.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -80,7 +82,7 @@ pub(super) struct ReadUntil {
     pub(super) cut: Cut,
 }
 
-/// Part of a response received before its end, the cut or the limit.
+/// Observation of one response: its head, and the part of its body that was received before its end, the cut or the limit.
 #[derive(Clone, Debug)]
 pub(super) struct Observation {
     pub(super) status: StatusCode,

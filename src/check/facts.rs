@@ -1,4 +1,7 @@
-//! Facts about an upstream, as the probe found them. Plain data: no evaluation, no secret, and texts of the server's only after [`printable`].
+//! Facts about an upstream, as the probe found them: the input of verdict and report, and the data of `--json`.
+//!
+//! An observation is what one exchange showed of one response ([`super::exchange`]); the probe draws the facts from several of them.
+//! Facts are plain data: no evaluation, no secret, and texts of the server's only after [`printable`].
 
 use serde::Serialize;
 
@@ -227,8 +230,9 @@ pub struct Resumption {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum ResumeOutcome {
-    /// Every message came once, and the response last.
-    Held,
+    /// Every message came once, and the response last. Reported as `held`.
+    #[serde(rename = "held")]
+    Complete,
     /// Messages, the response or both did not come.
     Lost {
         /// Messages that came, before the cut and after it.

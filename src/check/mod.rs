@@ -1,8 +1,8 @@
 //! `mcp-resume check`: a summary of the configuration, and a report on the server behind it.
 //!
-//! A probe ([`probe`]) sends harmless requests and gathers [`Facts`]; it evaluates nothing. [`Verdict`] and [`Report`] are
-//! functions of the facts and the configuration, so a table test covers the sentences of the report. [`summary`] describes the
-//! configuration.
+//! A probe ([`probe`]) sends harmless requests, observes each response, and draws [`Facts`] from the observations; it evaluates
+//! nothing. [`Verdict`] and [`Report`] are functions of the facts and the configuration, so a table test covers the sentences of the
+//! report. [`summary`] describes the configuration.
 //!
 //! Invariants: every wait and every size is bounded, so a probe ends against any server. It sends nothing but `initialize`,
 //! `ping`, `tools/list`, `server/discover`, GETs, TLS handshakes and the tool that the user named. Opened sessions are closed.

@@ -1,4 +1,4 @@
-//! Sends harmless requests to an upstream and gathers the facts.
+//! The probe: sends harmless requests to an upstream, and draws the facts from the observations of their responses.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -277,7 +277,7 @@ impl Probe<'_> {
             Ok(rest) if !rest.status.is_success() => ResumeOutcome::Refused { status: rest.status.as_u16() },
             Ok(rest) if rest.has_repeats(cut) => ResumeOutcome::Repeated,
             Ok(rest) => match cut.messages + rest.messages {
-                got if rest.response.is_some() && got >= of => ResumeOutcome::Held,
+                got if rest.response.is_some() && got >= of => ResumeOutcome::Complete,
                 got => ResumeOutcome::Lost { got, of },
             },
         }

@@ -108,7 +108,7 @@ fn rows(facts: &Facts) -> Vec<(&'static str, String)> {
 
 fn resumption(facts: &Facts) -> impl Iterator<Item = (&'static str, String)> {
     let later = match facts.resumption.later {
-        Some(ResumeOutcome::Held) => "; the tool ran on",
+        Some(ResumeOutcome::Complete) => "; the tool ran on",
         Some(ResumeOutcome::Lost { .. }) => "; the tool was cancelled, or its result was lost",
         Some(ResumeOutcome::Repeated | ResumeOutcome::Refused { .. } | ResumeOutcome::Unanswered) | None => "",
     };
@@ -187,7 +187,7 @@ fn contact(contact: &Contact, url: &str) -> String {
 
 fn resumed(resumed: ResumeOutcome) -> String {
     match resumed {
-        ResumeOutcome::Held => "everything came, once".to_owned(),
+        ResumeOutcome::Complete => "everything came, once".to_owned(),
         ResumeOutcome::Lost { got, of } => format!("{got} of {of} messages came"),
         ResumeOutcome::Repeated => "a message came again".to_owned(),
         ResumeOutcome::Refused { status } => format!("refused ({status})"),
@@ -261,7 +261,7 @@ mod tests {
         facts.tool = Some(run());
         facts.resumption = Resumption {
             running: Some(ResumeOutcome::Lost { got: 1, of: 4 }),
-            later: Some(ResumeOutcome::Held),
+            later: Some(ResumeOutcome::Complete),
             ..Resumption::default()
         };
         facts.foreign_host = refused();

@@ -64,7 +64,7 @@ impl Verdict {
             [resumption.finished, resumption.running, resumption.later].into_iter().flatten().collect();
         if tried.is_empty() {
             Verdict::Untried
-        } else if tried.iter().all(|resumed| *resumed == ResumeOutcome::Held) {
+        } else if tried.iter().all(|resumed| *resumed == ResumeOutcome::Complete) {
             Verdict::Resumes
         } else {
             Verdict::ResumesUnreliably
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn the_facts_decide_the_verdict() {
-        use ResumeOutcome::{Held, Lost, Refused, Repeated, Unanswered};
+        use ResumeOutcome::{Complete, Lost, Refused, Repeated, Unanswered};
         const LOST: ResumeOutcome = Lost { got: 1, of: 2 };
         let rows: [Case; 23] = [
             ("no ids", |_| {}, Verdict::CannotResume, true),
@@ -154,9 +154,19 @@ mod tests {
             ),
             ("ids", |facts| legacy(facts).numbered = true, Verdict::Untried, true),
             ("the tool's ids", |facts| facts.tool = Some(ToolRun { numbered: true, ..run() }), Verdict::Untried, true),
-            ("all held", |facts| numbered(facts, Some(Held), Some(Held), Some(Held)), Verdict::Resumes, true),
-            ("one held", |facts| numbered(facts, Some(Held), None, None), Verdict::Resumes, true),
-            ("lost", |facts| numbered(facts, Some(Held), Some(LOST), Some(Held)), Verdict::ResumesUnreliably, true),
+            (
+                "all complete",
+                |facts| numbered(facts, Some(Complete), Some(Complete), Some(Complete)),
+                Verdict::Resumes,
+                true,
+            ),
+            ("one complete", |facts| numbered(facts, Some(Complete), None, None), Verdict::Resumes, true),
+            (
+                "lost",
+                |facts| numbered(facts, Some(Complete), Some(LOST), Some(Complete)),
+                Verdict::ResumesUnreliably,
+                true,
+            ),
             ("repeated", |facts| numbered(facts, None, Some(Repeated), None), Verdict::ResumesUnreliably, true),
             (
                 "refused",

@@ -24,8 +24,8 @@ async fn a_server_that_resumes_is_tried_after_its_answer_within_a_call_and_later
     let (report, memory) = probed(with_tool(), faithful).await;
     assert_eq!(report.verdict, Verdict::Resumes);
     let resumption = &report.facts.resumption;
-    let held = Some(ResumeOutcome::Held);
-    assert_eq!((resumption.finished, resumption.running, resumption.later), (held, held, held));
+    let complete = Some(ResumeOutcome::Complete);
+    assert_eq!((resumption.finished, resumption.running, resumption.later), (complete, complete, complete));
     assert_eq!((memory.count("resume"), memory.count("tools/call")), (3, 3));
     assert!(report.facts.legacy.as_ref().expect("it initialized").primed);
     let run = report.facts.tool.as_ref().expect("it ran");
