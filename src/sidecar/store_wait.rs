@@ -2,7 +2,10 @@
 //!
 //! If nothing answered on the admin listener, an orchestrator would restart the process again and again, and would never start the server
 //! beside it. Invariant: a request on the data listener is refused before any part of it runs. Absent: retries of permanent errors, such
-//! as a Redis of an unsupported version; those end the start. A wrong password counts as unreachable.
+//! as a Redis of an unsupported version; those end the start.
+//!
+//! The store itself classifies its failures: [`redis::OpenError::Unreachable`] is the only one that is retried. It follows from
+//! `breaks_connection` in `src/store/redis/failure.rs`, so a loading server or a wrong password counts as unreachable as well.
 
 use std::future::{Future, pending};
 use std::io;
@@ -69,6 +72,7 @@ pub(super) async fn open(
     Ok((refusing.end().await?, setup))
 }
 
+/// Returns true if a later attempt may succeed; see the documentation of this module.
 fn is_unreachable(error: &Error) -> bool {
     matches!(error, Error::Redis(redis::OpenError::Unreachable(_)))
 }
