@@ -17,6 +17,7 @@ const SECURITY: &str = include_str!("../docs/security.md");
 const EXAMPLE: &str = include_str!("../config.example.toml");
 const README: &str = include_str!("../README.md");
 const ARCHITECTURE: &str = include_str!("../ARCHITECTURE.md");
+const FILES: &str = include_str!("../docs/files.md");
 
 /// The cells of the table under `heading`, row by row, without its head.
 fn table(text: &'static str, heading: &str) -> Vec<Vec<&'static str>> {
@@ -184,6 +185,49 @@ fn paths_that_the_documents_name_exist() {
     assert!(named.len() > 10, "{named:?}");
     let missing: Vec<_> = named.into_iter().filter(|path| !root.join(path).exists()).collect();
     assert!(missing.is_empty(), "named in the documents, but not there: {missing:?}");
+}
+
+/// Adds the files below `folder` to `found`, as paths from the root.
+fn add_files(root: &Path, folder: &Path, found: &mut BTreeSet<String>) {
+    for entry in std::fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            add_files(root, &path, found);
+        } else {
+            found.insert(path.strip_prefix(root).expect("a path below the root").display().to_string());
+        }
+    }
+}
+
+#[test]
+fn every_file_of_the_large_folders_has_one_line() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = BTreeSet::new();
+    for folder in ["balancer", "event_log", "ingress", "protocol", "store", "upstream"] {
+        add_files(root, &root.join("src").join(folder), &mut files);
+    }
+    let is_test = |path: &str| {
+        path.contains("/tests/")
+            || ["/tests.rs", "/contract.rs", "/test_store.rs"].iter().any(|end| path.ends_with(end))
+    };
+    files.retain(|path| !is_test(path));
+    let lines = FILES.lines().filter_map(|line| line.strip_prefix("| `src/")?.split('`').next());
+    let lines: Vec<String> = lines.map(|path| format!("src/{path}")).collect();
+    let listed: BTreeSet<String> = lines.iter().cloned().collect();
+    assert_eq!(lines.len(), listed.len(), "docs/files.md has a file twice");
+    assert_eq!(listed, files, "docs/files.md and src/ have different files");
+}
+
+#[test]
+fn source_files_that_the_architecture_names_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = BTreeSet::new();
+    add_files(root, &root.join("src"), &mut files);
+    add_files(root, &root.join("tests"), &mut files);
+    let named = ARCHITECTURE.split('`').skip(1).step_by(2).filter(|quoted| quoted.ends_with(".rs"));
+    let is_there = |name: &&str| files.iter().any(|path| path == name || path.ends_with(&format!("/{name}")));
+    let missing: Vec<_> = named.filter(|name| !is_there(name)).collect();
+    assert!(missing.is_empty(), "named in ARCHITECTURE.md, but not there: {missing:?}");
 }
 
 #[test]
