@@ -1,13 +1,13 @@
 //! Lines on stderr and stdout that never block their writer.
 //!
 //! A pipe whose reader has stopped takes 64 KiB and then blocks each writer. So lines are queued, and a thread of its own writes them.
-//! Owned here: the limit of the queue, the count of dropped lines, and the end of the thread. Invariant: a worker that logs never waits; a line
-//! for which the queue has no room is dropped and counted. Absent: the texts and the format of lines.
+//! The thread gathers lines for a moment and writes them together: a wake-up and a write for each line would cost more than a short call.
+//! Owned here: the limit of the queue, the count of dropped lines, and the end of the thread. Invariant: a worker that logs never waits for
+//! the output; a line for which the queue has no room is dropped and counted. Absent: the texts and the format of lines.
 
 use std::fmt::{self, Display};
 use std::io::{self, Write};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, mpsc};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -15,10 +15,14 @@ use prometheus::IntCounter;
 use tracing::warn;
 use tracing_subscriber::fmt::MakeWriter;
 
+use crate::sync;
+
 /// Limit of the queued bytes; further lines are dropped.
 const MAX_QUEUED: usize = 1024 * 1024;
-/// Bytes that a line takes in the queue beside its text.
-const LINE_COST: usize = 64;
+/// Time for which the thread gathers lines after the first. Lines are lost with a killed process for so long.
+const GATHER: Duration = Duration::from_millis(10);
+/// Capacity that an empty buffer keeps.
+const KEPT_CAPACITY: usize = 64 * 1024;
 /// Time that the end of the process waits for the queued lines.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -33,26 +37,41 @@ pub fn dropped() -> IntCounter {
     DROPPED.clone()
 }
 
-/// The queue of one output. Clones share it.
+/// The queue of one output. Clones share it; the last one ends the thread.
 #[derive(Clone, Debug)]
 pub struct Lines {
-    sender: mpsc::Sender<Item>,
-    state: Arc<State>,
+    handle: Arc<Handle>,
+}
+
+/// Closes the queue when dropped.
+#[derive(Debug)]
+struct Handle(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    /// Notified of the first line, of a mark, and of the close.
+    changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// Queued bytes.
-    queued: AtomicUsize,
+struct Queue {
+    /// Lines that wait, with their ends of line.
+    text: Vec<u8>,
+    /// Bytes that the thread took and has not written yet.
+    in_write: usize,
+    /// Each is told once all lines before it were written.
+    marks: Vec<mpsc::SyncSender<()>>,
     /// Lines that were dropped.
-    dropped: AtomicU64,
+    dropped: u64,
+    is_closed: bool,
 }
 
-#[derive(Debug)]
-enum Item {
-    Line(Vec<u8>),
-    /// Reports to its sender that all items before it were written.
-    Mark(mpsc::SyncSender<()>),
+impl Queue {
+    /// Returns whether there is nothing to write and no mark to report.
+    fn is_idle(&self) -> bool {
+        self.text.is_empty() && self.marks.is_empty()
+    }
 }
 
 impl Lines {
@@ -61,61 +80,87 @@ impl Lines {
     /// # Errors
     /// If the thread cannot be created.
     pub fn to(output: impl Write + Send + 'static) -> io::Result<Self> {
-        let (sender, items) = mpsc::channel();
-        let state = Arc::<State>::default();
-        let shared = state.clone();
-        thread::Builder::new().name("log".to_owned()).spawn(move || write_all(output, &items, &shared))?;
-        Ok(Self { sender, state })
+        let shared = Arc::<Shared>::default();
+        let handle = Arc::new(Handle(shared.clone()));
+        thread::Builder::new().name("log".to_owned()).spawn(move || write_all(output, &shared))?;
+        Ok(Self { handle })
     }
 
     /// Queues `line` and an end of line.
     pub fn print(&self, line: impl Display) {
-        self.queue(format!("{line}\n").into_bytes());
+        self.queue(format!("{line}\n").as_bytes());
     }
 
     /// Waits until all queued lines are written, for a second at most.
     pub fn finish(&self) {
         let (written, all_written) = mpsc::sync_channel(1);
-        if self.sender.send(Item::Mark(written)).is_ok() {
-            // An output that takes nothing does not delay the end of the process.
-            let _ = all_written.recv_timeout(FINISH_TIMEOUT);
-        }
+        let Handle(shared) = &*self.handle;
+        sync::lock(&shared.queue).marks.push(written);
+        shared.changed.notify_one();
+        // An output that takes nothing does not delay the end of the process.
+        let _ = all_written.recv_timeout(FINISH_TIMEOUT);
     }
 
-    fn queue(&self, line: Vec<u8>) {
-        let cost = line.len() + LINE_COST;
-        let State { queued, dropped } = &*self.state;
-        if queued.fetch_add(cost, Ordering::Relaxed) + cost > MAX_QUEUED {
-            queued.fetch_sub(cost, Ordering::Relaxed);
-            dropped.fetch_add(1, Ordering::Relaxed);
+    fn queue(&self, line: &[u8]) {
+        let Handle(shared) = &*self.handle;
+        let mut queue = sync::lock(&shared.queue);
+        if queue.text.len() + queue.in_write + line.len() > MAX_QUEUED {
+            queue.dropped += 1;
             DROPPED.inc();
             return;
         }
-        // Cannot fail: the thread lives as long as a sender.
-        let _ = self.sender.send(Item::Line(line));
+        let is_first = queue.text.is_empty();
+        queue.text.extend_from_slice(line);
+        // The thread takes the lock first when it wakes.
+        drop(queue);
+        if is_first {
+            shared.changed.notify_one();
+        }
     }
 }
 
-/// Writes all items. Logs the number of dropped lines when the queue is empty again.
-fn write_all(mut output: impl Write, items: &mpsc::Receiver<Item>, state: &State) {
-    let mut reported = 0;
-    for item in items {
-        match item {
-            Item::Line(line) => {
-                // A failure means that the output was closed: it has no reader.
-                let _ = output.write_all(&line).and_then(|()| output.flush());
-                let cost = line.len() + LINE_COST;
-                let is_empty = state.queued.fetch_sub(cost, Ordering::Relaxed) == cost;
-                let dropped = state.dropped.load(Ordering::Relaxed);
-                if is_empty && dropped > reported {
-                    warn!(lines = dropped - reported, "lines of the log were dropped: stderr took none");
-                    reported = dropped;
-                }
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let Self(shared) = self;
+        sync::lock(&shared.queue).is_closed = true;
+        shared.changed.notify_one();
+    }
+}
+
+/// Writes all lines until the queue is closed. Logs the number of dropped lines when the queue is empty again.
+fn write_all(mut output: impl Write, shared: &Shared) {
+    let (mut text, mut reported) = (Vec::new(), 0);
+    loop {
+        let marks = {
+            let queue = sync::lock(&shared.queue);
+            let begun = shared.changed.wait_while(queue, |queue| queue.is_idle() && !queue.is_closed);
+            let queue = begun.unwrap_or_else(PoisonError::into_inner);
+            let gathered =
+                shared.changed.wait_timeout_while(queue, GATHER, |queue| queue.marks.is_empty() && !queue.is_closed);
+            let (mut queue, _) = gathered.unwrap_or_else(PoisonError::into_inner);
+            if queue.is_idle() {
+                return;
             }
+            std::mem::swap(&mut queue.text, &mut text);
+            queue.in_write = text.len();
+            std::mem::take(&mut queue.marks)
+        };
+        // A failure means that the output was closed: it has no reader.
+        let _ = output.write_all(&text).and_then(|()| output.flush());
+        text.clear();
+        text.shrink_to(KEPT_CAPACITY);
+        for mark in marks {
             // The sender may have stopped waiting.
-            Item::Mark(written) => {
-                let _ = written.try_send(());
-            }
+            let _ = mark.try_send(());
+        }
+        let dropped = {
+            let mut queue = sync::lock(&shared.queue);
+            queue.in_write = 0;
+            if queue.text.is_empty() { queue.dropped } else { reported }
+        };
+        if dropped > reported {
+            warn!(lines = dropped - reported, "lines of the log were dropped: stderr took none");
+            reported = dropped;
         }
     }
 }
@@ -141,7 +186,7 @@ impl Write for Line<'_> {
 impl Drop for Line<'_> {
     fn drop(&mut self) {
         if !self.text.is_empty() {
-            self.lines.queue(std::mem::take(&mut self.text));
+            self.lines.queue(&self.text);
         }
     }
 }
@@ -169,7 +214,7 @@ mod tests {
 
     use super::*;
 
-    /// An output that takes one line for each message of its gate.
+    /// An output that takes one write for each message of its gate.
     struct Gated {
         gate: Receiver<()>,
         written: Arc<Mutex<Vec<u8>>>,
@@ -198,12 +243,13 @@ mod tests {
     #[test]
     fn lines_beyond_the_limit_are_dropped_and_counted_and_the_others_are_written_in_order() {
         let (open, written, lines) = gated();
-        let line = "x".repeat(1000 - LINE_COST - 1);
+        let line = "x".repeat(1000 - 1);
         let many = 2 * MAX_QUEUED / 1000;
         for _ in 0..many {
             lines.print(&line);
         }
-        let dropped = lines.state.dropped.load(Ordering::Relaxed);
+        // Lines count until they are written, also those that the thread took.
+        let dropped = sync::lock(&lines.handle.0.queue).dropped;
         assert_eq!(dropped as usize, many - MAX_QUEUED / 1000);
         assert!(DROPPED.get() >= dropped);
         drop(open);
@@ -214,6 +260,19 @@ mod tests {
         lines.print("the last");
         lines.finish();
         assert!(written.lock().expect("no panic").ends_with(b"the last\n"));
+    }
+
+    #[test]
+    fn the_last_handle_ends_the_thread_after_its_lines() {
+        let (open, gate) = sync_channel(0);
+        let written = Arc::new(Mutex::new(Vec::new()));
+        let output = Gated { gate, written: written.clone() };
+        let shared = Arc::<Shared>::default();
+        let lines = Lines { handle: Arc::new(Handle(shared.clone())) };
+        lines.print("a line");
+        drop((open, lines));
+        write_all(output, &shared);
+        assert_eq!(*written.lock().expect("no panic"), b"a line\n");
     }
 
     #[test]
