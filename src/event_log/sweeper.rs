@@ -20,6 +20,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(30);
 #[derive(Debug, Default)]
 pub(super) struct Sweeper {
     due: Mutex<BinaryHeap<Reverse<(Instant, StreamId)>>>,
+    /// Notified of a check before the one that the sweeper waits for.
     earlier: Notify,
 }
 
@@ -33,9 +34,18 @@ pub(super) enum Verdict {
 
 impl Sweeper {
     /// Schedules a check of `stream` at the given time.
+    ///
+    /// Wakes the sweeper only for a check before all others: most streams end in the order of their retention, and a wake-up of another
+    /// thread costs more than the rest of a short call's end.
     pub(super) fn schedule(&self, at: Instant, stream: StreamId) {
-        sync::lock(&self.due).push(Reverse((at, stream)));
-        self.earlier.notify_one();
+        let mut due = sync::lock(&self.due);
+        let is_earliest = due.peek().is_none_or(|Reverse((earliest, _))| at < *earliest);
+        due.push(Reverse((at, stream)));
+        // The sweeper takes the lock first when it wakes.
+        drop(due);
+        if is_earliest {
+            self.earlier.notify_one();
+        }
     }
 
     /// Runs until dropped.
@@ -71,5 +81,41 @@ impl Sweeper {
             Some(Reverse((at, _))) if *at <= now => due.pop().map(|Reverse((_, stream))| stream),
             Some(_) | None => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    fn stream(n: u8) -> StreamId {
+        StreamId::from_bytes([n; 12])
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_check_comes_at_its_time_in_whichever_order_the_checks_are_scheduled() {
+        let (sweeper, start) = (Sweeper::default(), clock::now());
+        let after = |secs| start + Duration::from_secs(secs);
+        let checked = RefCell::new(Vec::new());
+        let run = sweeper.run(|id, now| {
+            checked.borrow_mut().push((id, now));
+            Verdict::Gone
+        });
+        let schedule = async {
+            // The sweeper waits without a check, then for one that is replaced by an earlier one, then has a later one between both.
+            clock::sleep(Duration::from_secs(1)).await;
+            sweeper.schedule(after(30), stream(1));
+            clock::sleep(Duration::from_secs(1)).await;
+            sweeper.schedule(after(10), stream(2));
+            sweeper.schedule(after(20), stream(3));
+            clock::sleep(Duration::from_secs(60)).await;
+        };
+        tokio::select! {
+            () = run => unreachable!("the sweeper runs until dropped"),
+            () = schedule => {}
+        }
+        assert_eq!(*checked.borrow(), [(stream(2), after(10)), (stream(3), after(20)), (stream(1), after(30))]);
     }
 }
