@@ -11,7 +11,7 @@ pub(crate) struct Script {
     pub(crate) mode: Mode,
     /// Events before the response; 0 = until `duration_ms` has passed.
     pub(crate) events: u64,
-    /// Bytes of JSON in an event, or of padding in a JSON response.
+    /// Bytes of JSON in an event (for `Short` also in the response), or of padding in a JSON response.
     pub(crate) bytes: usize,
     /// Milliseconds between two events; 0 = paced by `ack`, or at once.
     pub(crate) interval_ms: u64,
@@ -34,6 +34,8 @@ pub(crate) enum Mode {
     Json,
     /// An event stream, then the response on it.
     Events,
+    /// An event stream without pauses: the head with the first event, then each event a write of its own, the response last.
+    Short,
     /// The head of an event stream, the `filled` events, then silence until the peer leaves.
     Idle,
 }

@@ -86,7 +86,8 @@ async fn answer(id: u64, call: Call, runs: Arc<Option<File>>) -> Result<()> {
     match script.mode {
         Mode::Json => pad = script.bytes,
         Mode::Idle => sleep(Duration::from_millis(script.duration_ms)).await,
-        Mode::Events => {
+        Mode::Short if script.events == 0 => pad = script.bytes,
+        Mode::Events | Mode::Short => {
             if let Some(mut runs) = runs.as_ref().as_ref() {
                 runs.write_all(b".")?;
             }

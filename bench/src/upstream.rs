@@ -25,6 +25,8 @@ const BACKLOG: u32 = 16 * 1024;
 /// Bytes of one read of a request; requests are small.
 const READ_SIZE: usize = 4 * 1024;
 const MS: u64 = 1_000_000;
+/// Bytes of a result without padding, for small numbers.
+const EMPTY_ANSWER: usize = 85;
 /// Bytes of one write while a stream is filled.
 const FILLING: usize = 64 * 1024;
 
@@ -109,9 +111,12 @@ impl Server {
                 reply(conn, "", &json).await
             }
             Mode::Idle => self.idle(conn, id, &head, &script).await,
-            Mode::Events => {
+            Mode::Events | Mode::Short => {
                 self.begun.fetch_add(1, Ordering::Relaxed);
-                let outcome = self.events(conn, id, &head, &script).await;
+                let outcome = match script.mode {
+                    Mode::Short => self.short(conn, id, &head, &script).await,
+                    _ => self.events(conn, id, &head, &script).await,
+                };
                 self.windows.close(script.ack);
                 self.ended.fetch_add(u64::from(outcome.is_ok()), Ordering::Relaxed);
                 outcome
@@ -169,7 +174,22 @@ impl Server {
             }
         }
         self.events.fetch_add(sent - written, Ordering::Relaxed);
-        answer(conn, out, id, sent).await
+        answer(conn, out, id, sent, 0).await
+    }
+
+    /// The head and all events without a pause; the head is written with the first event.
+    async fn short(&self, conn: &mut Conn, id: u64, head: &[u8], script: &Script) -> Result<()> {
+        let mut out = EVENT_STREAM.to_vec();
+        let mut event = Vec::with_capacity(script.bytes + 64);
+        for seq in 1..=script.events {
+            event.clear();
+            write_progress(&mut event, head, seq, now_nanos(), script.bytes);
+            chunk(&mut out, &event);
+            conn.write(&out).await?;
+            out.clear();
+        }
+        self.events.fetch_add(script.events, Ordering::Relaxed);
+        answer(conn, out, id, script.events, script.bytes.saturating_sub(EMPTY_ANSWER)).await
     }
 
     /// The head, the initial events, and silence.
@@ -179,7 +199,7 @@ impl Server {
         if timeout(Duration::from_millis(script.duration_ms), conn.closed()).await.is_ok() {
             return Err("the peer left".into());
         }
-        answer(conn, Vec::new(), id, script.filled).await
+        answer(conn, Vec::new(), id, script.filled, 0).await
     }
 
     /// Writes the script's initial events.
@@ -232,10 +252,10 @@ impl Pace {
     }
 }
 
-/// Ends a stream of `sent` events with its response, behind the rest in `out`.
-async fn answer(conn: &mut Conn, mut out: Vec<u8>, id: u64, sent: u64) -> Result<()> {
+/// Ends a stream of `sent` events with its response and `pad` bytes of padding, behind the rest in `out`.
+async fn answer(conn: &mut Conn, mut out: Vec<u8>, id: u64, sent: u64, pad: usize) -> Result<()> {
     let mut answer = Vec::new();
-    write_answer(&mut answer, id, sent, 0);
+    write_answer(&mut answer, id, sent, pad);
     chunk(&mut out, &answer);
     out.extend_from_slice(LAST_CHUNK);
     conn.write(&out).await

@@ -1,4 +1,4 @@
-//! One MCP client on one connection, with a session of its own.
+//! One MCP client on one connection, usually with a session of its own.
 
 use memchr::memmem;
 
@@ -27,9 +27,7 @@ pub(super) struct Client {
 impl Client {
     /// Connects and initializes a session; reads take up to `read_size` bytes.
     pub(super) async fn open(target: &Target, read_size: usize) -> Result<Self> {
-        let conn = Conn::connect(target.addr, read_size).await?;
-        let mut client =
-            Self { conn, inbox: None, target: target.clone(), path: target.path.clone(), session: String::new() };
+        let mut client = Self::without_session(target, read_size).await?;
         if target.http_sse {
             client.open_inbox(read_size).await?;
             client.call(INITIALIZE).await?;
@@ -48,6 +46,12 @@ impl Client {
             client.finish_handshake(&answer).await?;
         }
         Ok(client)
+    }
+
+    /// Connects and sends nothing: a client of a server without sessions.
+    pub(super) async fn without_session(target: &Target, read_size: usize) -> Result<Self> {
+        let conn = Conn::connect(target.addr, read_size).await?;
+        Ok(Self { conn, inbox: None, target: target.clone(), path: target.path.clone(), session: String::new() })
     }
 
     /// Opens the stream of an HTTP+SSE session, whose first event has the address to post to.
@@ -114,8 +118,8 @@ impl Client {
     /// Ends the session, on this connection.
     pub(super) async fn delete(&mut self) -> Result<()> {
         let request = format!(
-            "DELETE {} HTTP/1.1\r\nHost: {}\r\nMCP-Protocol-Version: 2025-11-25\r\n{}\r\n",
-            self.target.path, self.target.host, self.session
+            "DELETE {} HTTP/1.1\r\nHost: {}\r\nMCP-Protocol-Version: 2025-11-25\r\n{}{}\r\n",
+            self.target.path, self.target.host, self.target.credential, self.session
         );
         self.conn.write(request.as_bytes()).await?;
         expect_ok(self.conn.response().await?.status, "a DELETE")?;
@@ -160,8 +164,8 @@ impl Client {
     /// Requests the events after `last`, and reads the head.
     pub(super) async fn resume(&mut self, last: &str) -> Result<()> {
         let request = format!(
-            "GET {} HTTP/1.1\r\nHost: {}\r\nAccept: text/event-stream\r\nMCP-Protocol-Version: 2025-11-25\r\n{}Last-Event-ID: {last}\r\n\r\n",
-            self.target.path, self.target.host, self.session
+            "GET {} HTTP/1.1\r\nHost: {}\r\nAccept: text/event-stream\r\nMCP-Protocol-Version: 2025-11-25\r\n{}{}Last-Event-ID: {last}\r\n\r\n",
+            self.target.path, self.target.host, self.target.credential, self.session
         );
         self.conn.write(request.as_bytes()).await?;
         self.event_stream("a resume").await
@@ -213,9 +217,10 @@ impl Client {
 
     async fn post(&mut self, body: &[u8]) -> Result<()> {
         let head = format!(
-            "POST {} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\n{HEADERS}{}Content-Length: {}\r\n\r\n",
+            "POST {} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\n{HEADERS}{}{}Content-Length: {}\r\n\r\n",
             self.path,
             self.target.host,
+            self.target.credential,
             self.session,
             body.len()
         );

@@ -6,6 +6,7 @@ mod idle;
 mod json;
 mod replay;
 mod resume;
+mod short;
 mod soak;
 mod streams;
 
@@ -41,6 +42,8 @@ pub(crate) struct Args {
 enum Kind {
     /// JSON requests, each after the last response, on every connection
     Json(json::Args),
+    /// Calls answered with a few events at once, each after the last response, on every connection
+    Short(short::Args),
     /// Event streams: paced by acknowledgement or by time, or in bursts
     Streams(streams::Args),
     /// Open silent streams and hold them until a line comes on stdin
@@ -61,6 +64,7 @@ pub(crate) async fn run(args: Args) -> Result<()> {
     let load = async {
         match args.kind {
             Kind::Json(args) => json::run(target, args).await,
+            Kind::Short(args) => short::run(target, args).await,
             Kind::Streams(args) => streams::run(target, args).await,
             Kind::Idle(args) => idle::run(target, args).await,
             Kind::Resume(args) => resume::run(target, args).await,
@@ -82,6 +86,8 @@ struct Target {
     addr: SocketAddr,
     host: String,
     path: String,
+    /// The line of every request with a credential, or nothing.
+    credential: String,
     /// Value of `--foreign`.
     foreign: bool,
     /// Value of `--http-sse`.
@@ -93,7 +99,14 @@ impl Target {
         let rest = url.strip_prefix("http://").ok_or("the URL must begin with http://")?;
         let (host, path) = rest.split_once('/').ok_or("the URL needs a path")?;
         let addr = host.to_socket_addrs()?.next().ok_or("the URL's host has no address")?;
-        Ok(Self { addr, host: host.to_owned(), path: format!("/{path}"), foreign: false, http_sse: false })
+        Ok(Self {
+            addr,
+            host: host.to_owned(),
+            path: format!("/{path}"),
+            credential: String::new(),
+            foreign: false,
+            http_sse: false,
+        })
     }
 }
 
