@@ -83,7 +83,7 @@ deny: $(DENY)
 $(DENY):
 	tests/cargo-tool.sh cargo-deny $(CARGO_DENY)
 
-# Benchmarks beside nginx, which must be installed, and the direct path; about twelve minutes.
+# Benchmarks beside nginx, which must be installed, and the direct path; about twenty minutes.
 bench:
 	cargo build --release --workspace --locked
 	bench/run

@@ -104,12 +104,12 @@ class Proxy:
                 nanos += int((task / "schedstat").read_text().split()[0])
         return nanos / 1e9
 
-    def memory(self):
-        """Bytes of memory (PSS: shared pages counted once)."""
+    def memory(self, kind="Pss"):
+        """Bytes of memory (PSS: shared pages counted once); `Pss_Anon` is heap and stacks alone."""
         total = 0
         for pid in self.pids():
             for line in pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):
+                if line.startswith(f"{kind}:"):
                     total += int(line.split()[1]) * 1024
         return total
 
