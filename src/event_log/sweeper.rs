@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn each_check_comes_at_its_time_in_whichever_order_the_checks_are_scheduled() {
+    async fn each_check_comes_at_its_time_in_any_order_of_scheduling() {
         let (sweeper, start) = (Sweeper::default(), clock::now());
         let after = |secs| start + Duration::from_secs(secs);
         let checked = RefCell::new(Vec::new());
