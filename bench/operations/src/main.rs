@@ -2,9 +2,10 @@
 //! cost.
 //!
 //! The preparation of a run is the same for any number, and nothing is taken down at its end, so that two runs differ by the
-//! operations alone. A failed operation ends the run. Deliberately absent: sockets, tasks and the clock, which make no two runs
-//! alike; `bench/run` measures their cost.
+//! operations alone. A failed operation ends the run. Sockets and tasks are part of the whole calls alone, which take one step after another.
+//! Deliberately absent: concurrency and the kernel, whose cost `bench/run` measures.
 
+mod call;
 mod codec;
 mod log;
 
@@ -55,6 +56,14 @@ enum Operation {
     Follow,
     /// Find a stream by an event ID and deliver the 100 events after it
     Resume,
+    /// A whole call through the sidecar, with a response in JSON
+    CallJson,
+    /// A whole call with an event stream of its response alone
+    CallEvent,
+    /// A whole call with three progress notifications, each read before the next is sent
+    CallEvents,
+    /// A whole call in a session with an event stream of its response alone
+    CallSession,
 }
 
 fn main() -> ExitCode {
@@ -84,6 +93,10 @@ fn run(cli: &Cli) -> Result<()> {
         Operation::Append => log::append(cli.times),
         Operation::Follow => log::follow(cli.times),
         Operation::Resume => log::resume(cli.times),
+        Operation::CallJson => call::call(cli.times, call::JSON),
+        Operation::CallEvent => call::call(cli.times, call::EVENT),
+        Operation::CallEvents => call::call(cli.times, call::EVENTS),
+        Operation::CallSession => call::call(cli.times, call::SESSION_EVENT),
     }
 }
 
