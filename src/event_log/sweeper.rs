@@ -17,9 +17,12 @@ use crate::sync;
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
 /// Sealed streams, by the time of their next check.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Sweeper {
-    due: Mutex<BinaryHeap<Reverse<(Instant, StreamId)>>>,
+    start: Instant,
+    /// The checks, each with the nanoseconds from the start to its time: there are as many as finished calls, and an instant
+    /// takes twice the memory.
+    due: Mutex<BinaryHeap<Reverse<(u64, StreamId)>>>,
     /// Notified of a check before the one that the sweeper waits for.
     earlier: Notify,
 }
@@ -32,12 +35,19 @@ pub(super) enum Verdict {
     Until(Option<Instant>),
 }
 
+impl Default for Sweeper {
+    fn default() -> Self {
+        Self { start: clock::now(), due: Mutex::default(), earlier: Notify::default() }
+    }
+}
+
 impl Sweeper {
     /// Schedules a check of `stream` at the given time.
     ///
     /// Wakes the sweeper only for a check before all others: most streams end in the order of their retention, and a wake-up of another
     /// thread costs more than the rest of a short call's end.
     pub(super) fn schedule(&self, at: Instant, stream: StreamId) {
+        let at = self.nanos(at);
         let mut due = sync::lock(&self.due);
         let is_earliest = due.peek().is_none_or(|Reverse((earliest, _))| at < *earliest);
         due.push(Reverse((at, stream)));
@@ -63,7 +73,13 @@ impl Sweeper {
     }
 
     fn peek(&self) -> Option<Instant> {
-        sync::lock(&self.due).peek().map(|Reverse((at, _))| *at)
+        let first = sync::lock(&self.due).peek().map(|Reverse((at, _))| *at);
+        first.map(|at| self.start + Duration::from_nanos(at))
+    }
+
+    /// Returns the nanoseconds from the start to `at`, or those of about 290 years if it is later.
+    fn nanos(&self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.start).as_nanos()).unwrap_or(u64::MAX / 2)
     }
 
     fn sweep(&self, now: Instant, check_retention: &impl Fn(StreamId, Instant) -> Verdict) {
@@ -76,6 +92,7 @@ impl Sweeper {
     }
 
     fn take_due(&self, now: Instant) -> Option<StreamId> {
+        let now = self.nanos(now);
         let mut due = sync::lock(&self.due);
         match due.peek() {
             Some(Reverse((at, _))) if *at <= now => due.pop().map(|Reverse((_, stream))| stream),
