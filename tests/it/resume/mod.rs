@@ -2,6 +2,7 @@
 
 use crate::support::*;
 use serde_json::Value;
+use std::time::Duration;
 
 mod lost;
 mod takeover;
@@ -171,4 +172,42 @@ async fn a_call_that_finished_without_its_client_can_be_fetched() {
     assert_eq!(end, End::Complete);
     let payloads: Vec<&[u8]> = events.iter().map(Frame::bytes).collect();
     assert_eq!(payloads, [progress(2).as_bytes(), result(1).as_bytes()]);
+}
+
+/// A client whose network is gone sends no reset and no FIN: its kernel takes nothing, and that of the proxy takes everything. Minutes
+/// later it is back with a new connection. It makes the call `other` first, which proves nothing of the old one, and then resumes.
+async fn back_from_a_dead_network(request: Request, other: Request, resume: impl Fn(&str) -> Request) {
+    const MINUTE: Duration = Duration::from_secs(60);
+    let (mut upstream, proxy, _) = setup_with(|config| config.streams.delivered_retention = MINUTE).await;
+    let (sse, mut unread) = begin(&proxy, &mut upstream, &request).await;
+    let place = EventId::of(unread.prime().await.id());
+    sse.event(progress(1)).await;
+    sse.finish(result(1)).await;
+    settle(&proxy, &mut upstream).await;
+    pass(Duration::from_secs(3)).await;
+    settle(&proxy, &mut upstream).await;
+    pass(5 * MINUTE).await;
+    finished(&proxy, &mut upstream, &other).await;
+    settle(&proxy, &mut upstream).await;
+    for _ in 0..2 {
+        let mut back = resume(&place.at(0)).send(proxy.addr).await.sse();
+        assert_eq!(EventId::of(back.prime().await.id()).seq, "0");
+        assert_eq!(back.event().await.bytes(), progress(1).as_bytes(), "nothing was cut");
+        let last = back.event().await;
+        assert_eq!((last.id(), last.bytes()), (place.at(2).as_str(), result(1).as_bytes()));
+        back.ends().await;
+    }
+    assert!(upstream.is_quiet());
+    drop(unread);
+}
+
+#[tokio::test]
+async fn a_result_that_was_written_while_the_network_was_gone_is_there_minutes_later() {
+    back_from_a_dead_network(modern(1), modern(2), modern_resume).await;
+}
+
+#[tokio::test]
+async fn in_a_session_such_a_result_is_there_as_well() {
+    let session = Session::opened_elsewhere(V2025_11, "s-dead", Some("Bearer dead"));
+    back_from_a_dead_network(session.post(call(1)), session.post(call(2)), |id| session.resume(id)).await;
 }
