@@ -9,7 +9,7 @@
 //! caller alone, a later POST that resumes no stream proves that the client has read all earlier responses.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ use crate::body::BoxError;
 use crate::clock;
 use crate::event_log::{Attachment, Binding, DeliveryCertainty, EventLog, Principal, Stream};
 use crate::protocol::headers::SessionId;
-use crate::protocol::ids::{AttachId, Seq};
+use crate::protocol::ids::{AttachId, Seq, StreamId};
 use crate::sync;
 
 /// Time after the end of a response for which its connection must stay open to count it as delivered.
@@ -54,7 +54,7 @@ struct Reading {
 struct State {
     waiting: Vec<(Instant, Waiting)>,
     /// Streams whose responses probably arrived, which a later request may prove. Only the latest are kept.
-    settled: Vec<Weak<Stream>>,
+    settled: Vec<StreamId>,
     callers: Callers,
     /// True on HTTP/2: a request shows nothing about another's response.
     is_multiplexed: bool,
@@ -65,8 +65,7 @@ impl State {
         if self.is_multiplexed || !self.callers.can_prove() {
             return;
         }
-        let streams = arrived.iter().filter_map(|(_, waiting)| waiting.stream());
-        self.settled.extend(streams.map(Arc::downgrade));
+        self.settled.extend(arrived.iter().filter_map(|(_, waiting)| waiting.response_of()));
         let old = self.settled.len().saturating_sub(SETTLED_MAX);
         self.settled.drain(..old);
     }
@@ -144,8 +143,8 @@ impl Receipts {
     /// that resumes may not have.
     pub fn prove(&self, log: &EventLog) {
         let settled = std::mem::take(&mut self.lock().settled);
-        for stream in settled.iter().filter_map(Weak::upgrade) {
-            log.note_delivered(&stream, DeliveryCertainty::Proven);
+        for stream in settled {
+            log.note_proven(stream);
         }
     }
 
@@ -178,7 +177,7 @@ impl Receipts {
         for (at, waiting) in waiting {
             match waiting {
                 Waiting::Response(receipt) => {
-                    receipt.stream.note_graceful_close();
+                    receipt.note_graceful_close();
                     self.lock().waiting.push((at, Waiting::Response(receipt)));
                 }
                 Waiting::Interim(_) => waiting.confirm(DeliveryCertainty::Likely),
@@ -257,15 +256,20 @@ impl Waiting {
 
     /// Returns true if the response was for `caller`, in the same session.
     fn is_of(&self, caller: &Binding) -> bool {
-        let (Self::Response(Receipt { stream, .. }) | Self::Interim(InterimReceipt { stream, .. })) = self;
-        let binding = stream.binding();
-        binding.principal == caller.principal && binding.session == caller.session
+        let stream = match self {
+            Self::Response(receipt) => receipt.stream.as_ref(),
+            Self::Interim(receipt) => Some(&receipt.stream),
+        };
+        stream.is_some_and(|stream| {
+            let binding = stream.binding();
+            binding.principal == caller.principal && binding.session == caller.session
+        })
     }
 
     /// Returns the stream whose last message the response carried.
-    fn stream(&self) -> Option<&Arc<Stream>> {
+    fn response_of(&self) -> Option<StreamId> {
         match self {
-            Self::Response(receipt) => Some(&receipt.stream),
+            Self::Response(receipt) => receipt.stream.as_ref().map(|stream| stream.id()),
             Self::Interim(_) => None,
         }
     }
@@ -289,19 +293,26 @@ impl Drop for InterimReceipt {
 /// until retention ends.
 pub struct Receipt {
     log: Arc<EventLog>,
-    stream: Arc<Stream>,
-    is_confirmed: bool,
+    /// Present until the receipt is confirmed or dropped.
+    stream: Option<Arc<Stream>>,
 }
 
 impl Receipt {
     /// Creates the receipt of the response of `stream`.
     pub fn new(log: Arc<EventLog>, stream: Arc<Stream>) -> Self {
-        Self { log, stream, is_confirmed: false }
+        Self { log, stream: Some(stream) }
     }
 
     fn confirm(mut self, delivery: DeliveryCertainty) {
-        self.is_confirmed = true;
-        self.log.note_delivered(&self.stream, delivery);
+        if let Some(stream) = self.stream.take() {
+            self.log.note_delivered(stream, delivery);
+        }
+    }
+
+    fn note_graceful_close(&self) {
+        if let Some(stream) = &self.stream {
+            stream.note_graceful_close();
+        }
     }
 
     /// Notes that the response ended on this connection: from here on the connection decides.
@@ -312,9 +323,12 @@ impl Receipt {
 
 impl Drop for Receipt {
     fn drop(&mut self) {
-        if !self.is_confirmed && self.stream.has_unclaimed_response() {
-            self.log.retain(&self.stream);
+        let Some(stream) = self.stream.take() else { return };
+        if stream.has_unclaimed_response() {
+            self.log.retain(&stream);
         }
+        // The connection may be the last user of a call that is over.
+        self.log.release(stream);
     }
 }
 

@@ -1,8 +1,9 @@
 //! Retry index: finds the call that a POST repeats.
 //!
 //! Owned here: the index from a call's fingerprint to its stream, generic over the latter, with look-up and registration
-//! in one step. An entry lives exactly as long as its stream and does not keep the stream alive. Absent: the rule for the
-//! use of a match (`stream/retries.rs`), and the calls of other replicas (`recovery/claims.rs`).
+//! in one step. An entry lives exactly as long as its stream and does not keep the stream alive. A stream that is a stub
+//! has its id here alone, and the caller of a look-up expands it. Absent: the rule for the use of a match
+//! (`stream/retries.rs`), and the calls of other replicas (`recovery/claims.rs`).
 
 use std::sync::{Arc, Weak};
 
@@ -12,6 +13,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::event_log::backing::claim::ClaimGuard;
 use crate::event_log::backing::fingerprint::Fingerprint;
+use crate::protocol::ids::StreamId;
 
 /// Result of a lookup with registration.
 pub enum Match<T> {
@@ -24,9 +26,22 @@ pub enum Match<T> {
 /// Index of calls that a retry may match.
 #[derive(Debug)]
 pub struct RetryIndex<T> {
-    calls: DashMap<Fingerprint, Weak<T>>,
+    calls: DashMap<Fingerprint, Call<T>>,
     /// Locks of calls that are about to be registered, once the store has said whether another replica runs them.
     registering: Arc<Locks>,
+}
+
+/// A call that a retry may match. Another object may stand for its stream later, under the same id.
+#[derive(Debug)]
+struct Call<T> {
+    id: StreamId,
+    stream: Weak<T>,
+}
+
+impl<T> Call<T> {
+    fn find(&self, expand: impl FnOnce(StreamId) -> Option<Arc<T>>) -> Option<Arc<T>> {
+        self.stream.upgrade().or_else(|| expand(self.id))
+    }
 }
 
 /// Registration locks, by fingerprint.
@@ -61,7 +76,7 @@ impl Drop for RegistrationLock {
 pub struct Registration<T> {
     index: Arc<RetryIndex<T>>,
     fingerprint: Fingerprint,
-    stream: Weak<T>,
+    id: StreamId,
     claim: Option<ClaimGuard>,
 }
 
@@ -75,43 +90,62 @@ impl<T> Registration<T> {
     pub(super) fn claim(&self) -> Option<&ClaimGuard> {
         self.claim.as_ref()
     }
+
+    /// Returns the fingerprint of the call.
+    pub(super) fn call(&self) -> Fingerprint {
+        self.fingerprint
+    }
 }
 
 impl<T> RetryIndex<T> {
-    /// Returns the stream with this fingerprint, or `None`.
-    pub fn find(&self, fingerprint: &Fingerprint) -> Option<Arc<T>> {
-        self.calls.get(fingerprint).and_then(|entry| entry.value().upgrade())
+    /// Returns the stream with this fingerprint, or `None`. `expand` makes it of its stub.
+    pub(super) fn find(
+        &self,
+        fingerprint: &Fingerprint,
+        expand: impl FnOnce(StreamId) -> Option<Arc<T>>,
+    ) -> Option<Arc<T>> {
+        self.calls.get(fingerprint).and_then(|entry| entry.value().find(expand))
     }
 
     /// Returns the stream with this fingerprint if `matches` accepts it; else registers the stream that `create`
-    /// makes. Both in one step, so that two concurrent retries find the same call.
+    /// makes, under its id. Both in one step, so that two concurrent retries find the same call.
     ///
     /// # Errors
     /// The error of `create`; nothing is registered then.
-    pub fn find_or_register<E>(
+    pub(super) fn find_or_register<E>(
         self: &Arc<Self>,
         fingerprint: Fingerprint,
+        expand: impl FnOnce(StreamId) -> Option<Arc<T>>,
         matches: impl FnOnce(&Arc<T>) -> bool,
-        create: impl FnOnce() -> Result<Arc<T>, E>,
+        create: impl FnOnce() -> Result<(StreamId, Arc<T>), E>,
     ) -> Result<Match<T>, E> {
         // Outlives the entry: the last user of a stream removes its entry, which must not happen under the entry's
         // lock.
         let mut stale = None;
         let entry = self.calls.entry(fingerprint);
         if let Entry::Occupied(found) = &entry
-            && let Some(stream) = found.get().upgrade()
+            && let Some(stream) = found.get().find(expand)
         {
             if matches(&stream) {
                 return Ok(Match::Found(stream));
             }
             stale = Some(stream);
         }
-        let stream = create()?;
-        let weak = Arc::downgrade(&stream);
+        let (id, stream) = create()?;
         // The guard of the map goes first.
-        drop(entry.insert(weak.clone()));
+        drop(entry.insert(Call { id, stream: Arc::downgrade(&stream) }));
         drop(stale);
-        Ok(Match::New(stream, Registration { index: self.clone(), fingerprint, stream: weak, claim: None }))
+        Ok(Match::New(stream, Registration { index: self.clone(), fingerprint, id, claim: None }))
+    }
+
+    /// Releases the memory of the stream `id`, which is a stub from now on. Not to be called under an entry of the stream
+    /// table.
+    pub(super) fn release_stream(&self, fingerprint: &Fingerprint, id: StreamId) {
+        if let Some(mut call) = self.calls.get_mut(fingerprint).filter(|call| call.id == id)
+            && call.stream.strong_count() == 0
+        {
+            call.stream = Weak::new();
+        }
     }
 
     /// Waits until no other task is about to register this call, and locks its registration.
@@ -122,9 +156,9 @@ impl<T> RetryIndex<T> {
         RegistrationLock { registering: self.registering.clone(), fingerprint, guard }
     }
 
-    /// Returns the streams of all calls.
+    /// Returns the streams of all calls, without those that are stubs.
     pub(super) fn streams(&self) -> Vec<Arc<T>> {
-        self.calls.iter().filter_map(|entry| entry.value().upgrade()).collect()
+        self.calls.iter().filter_map(|entry| entry.value().stream.upgrade()).collect()
     }
 
     /// Returns the number of calls.
@@ -143,6 +177,6 @@ impl<T> Drop for Registration<T> {
         // The claim goes before the entry: a retry that misses the entry must miss the claim too.
         drop(self.claim.take());
         // A newer call may have taken the place.
-        self.index.calls.remove_if(&self.fingerprint, |_, stream| stream.ptr_eq(&self.stream));
+        self.index.calls.remove_if(&self.fingerprint, |_, call| call.id == self.id);
     }
 }

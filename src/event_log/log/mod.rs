@@ -13,6 +13,7 @@ use crate::clock;
 use crate::config::OnUnreachable;
 use crate::event_log::backing::Backing;
 use crate::event_log::backing::claim::ReleasedClaims;
+use crate::event_log::backing::fingerprint::Fingerprint;
 use crate::event_log::backing::reader_table::ReaderTable;
 use crate::event_log::identity::Identity;
 use crate::event_log::identity::binding::Binding;
@@ -20,7 +21,7 @@ use crate::event_log::metrics::Metrics;
 use crate::event_log::quota::{
     Quota, QuotaKey, QuotaLimits, Quotas, Reservation, StreamReservation, TailLimits, UploadReservation,
 };
-use crate::event_log::retry_index::RetryIndex;
+use crate::event_log::retry_index::{Match, RetryIndex};
 use crate::event_log::sessions::Sessions;
 use crate::event_log::stream::summary::Summary;
 use crate::event_log::stream::{Spec, Stream};
@@ -269,6 +270,26 @@ impl EventLog {
         IssuedSession::open(id, &self.identity.keys)
     }
 
+    /// Returns the stream of the call with this fingerprint, or `None` if no retry can match one.
+    pub fn find_call(&self, call: &Fingerprint) -> Option<Arc<Stream>> {
+        self.retry_index.find(call, |id| self.expand(id))
+    }
+
+    /// Returns the stream of the call with this fingerprint if `matches` accepts it; else registers the stream that
+    /// `create` makes; see [`RetryIndex`].
+    ///
+    /// # Errors
+    /// The error of `create`; nothing is registered then.
+    pub fn find_or_register<E>(
+        &self,
+        call: Fingerprint,
+        matches: impl FnOnce(&Arc<Stream>) -> bool,
+        create: impl FnOnce() -> Result<Arc<Stream>, E>,
+    ) -> Result<Match<Stream>, E> {
+        let create = || create().map(|stream| (stream.id(), stream));
+        self.retry_index.find_or_register(call, |id| self.expand(id), matches, create)
+    }
+
     /// Returns the index of calls that a retry may match.
     pub fn retry_index(&self) -> &Arc<RetryIndex<Stream>> {
         &self.retry_index
@@ -283,9 +304,11 @@ impl EventLog {
     /// Returns the number of finished streams with a response that a client may still fetch; see [`Self::fetched`].
     pub fn unfetched(&self, patience: Duration) -> usize {
         let now = clock::now();
-        let expects =
-            |stream: &Stream| stream.with_machine(|machine| machine.reader_expected_until(patience, now)).is_some();
-        self.streams.entries.iter().filter(|entry| entry.value().stream().is_some_and(|stream| expects(stream))).count()
+        let expects = |known: &StreamEntry| match known {
+            StreamEntry::Stream(stream) => stream.with_machine(|machine| machine.reader_expected_until(patience, now)),
+            StreamEntry::Stub(stub) => stub.end.reader_expected_until(patience, now),
+        };
+        self.streams.entries.iter().filter(|entry| expects(entry.value()).is_some()).count()
     }
 
     /// Waits until no client can be expected to fetch the response of a finished stream, if clients reconnect within

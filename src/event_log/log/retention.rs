@@ -1,8 +1,7 @@
 //! Retention: a finished stream is kept for retries and resumes, and forgotten in the end.
 //!
-//! Owned here: the start of a retention, its checks by the sweeper, and its extension in the store. A stream whose
-//! delivery is proven becomes a stub meanwhile (`stubs.rs`). Absent: eviction before the end of the retention
-//! (`writer/eviction.rs`).
+//! Owned here: the start of a retention, its checks by the sweeper, and its extension in the store. A stream that no task
+//! uses is a stub meanwhile (`stubs.rs`). Absent: eviction before the end of the retention (`writer/eviction.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,8 +26,6 @@ impl EventLog {
         let until = stream.kept_until();
         let at = until.unwrap_or_else(|| clock::now() + stream.with_machine(|machine| machine.policy().retention));
         self.sweeper.schedule(at, stream.id());
-        // The delivery may have been proven before the end of the stream.
-        self.reduce_to_stub(stream);
     }
 
     /// Forgets the stream now.
@@ -38,20 +35,20 @@ impl EventLog {
         }
     }
 
-    /// Notes the delivery of the response with the stream's last message. A stream with a proven delivery shrinks to a
-    /// stub. A response that passed through is forgotten, unless a retry may still match it.
-    pub fn note_delivered(&self, stream: &Arc<Stream>, delivery: DeliveryCertainty) {
+    /// Notes the delivery of the response with the stream's last message, and releases the stream. A response that passed
+    /// through is forgotten, unless a retry may still match it.
+    pub fn note_delivered(&self, stream: Arc<Stream>, delivery: DeliveryCertainty) {
         stream.note_delivered(delivery);
         if stream.with_machine(|machine| machine.phase() != Phase::Passed) {
-            return self.reduce_to_stub(stream);
+            return self.release(stream);
         }
         if stream.with_machine(|machine| machine.policy().has_idempotency_key) {
             return;
         }
         if stream.has_retries() && !stream.has_arrived() {
-            self.retain(stream);
+            self.retain(&stream);
         } else {
-            self.forget(stream);
+            self.forget(&stream);
         }
     }
 
@@ -73,8 +70,8 @@ impl EventLog {
                 Verdict::Gone
             }
             until => {
-                // A stream that was rebuilt from its stub shrinks again.
-                self.reduce_to_stub(&stream);
+                // A stream that was rebuilt from its stub may be unused again.
+                self.release(stream);
                 self.keep_for(id, until, now);
                 Verdict::Until(until)
             }

@@ -1,4 +1,5 @@
-//! Stubs in the log: a stream with a proven delivery is replaced by its stub, and a resume expands it again.
+//! Stubs in the log: a stream that has ended and that no task uses is replaced by its stub, and a client that returns
+//! expands it again.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,27 +9,59 @@ use crate::event_log::log::EventLog;
 use crate::event_log::stream::Stream;
 use crate::event_log::stream::delivery_certainty::DeliveryCertainty;
 use crate::event_log::sweeper::Verdict;
-use crate::event_log::writer::stream_table::StreamEntry;
+use crate::event_log::writer::stream_table::{Reduced, StreamEntry};
 use crate::protocol::ids::StreamId;
 use crate::simulation::{self, Bug};
 
+/// References to a stream that only the table and its last user have.
+const LAST_USER: usize = 2;
+
 impl EventLog {
-    /// Replaces a stream with a proven delivery by its stub, if the stub has all that may still be read.
-    pub(in crate::event_log) fn reduce_to_stub(&self, stream: &Arc<Stream>) {
-        if !stream.is_proven() || !self.streams.has(stream) {
+    /// Releases a stream that the caller no longer uses. If the caller was the last, and the stream has ended, its stub replaces
+    /// it.
+    pub fn release(&self, stream: Arc<Stream>) {
+        if Arc::strong_count(&stream) > LAST_USER || !stream.is_published() {
             return;
         }
-        let now = clock::now();
-        if let Some(stub) = stream.to_stub(now)
-            && self.streams.replace(stream, stub.enter())
-        {
-            // A delivered call cannot be retried.
-            stream.forget_retries();
-            self.sweeper.schedule(now + self.streams.quotas.global().allowance.delivered_retention, stream.id());
+        let (id, now) = (stream.id(), clock::now());
+        let Some(end) = stream.end_for_stub(now) else { return };
+        let Some(Reduced { calls, is_proven }) = self.streams.reduce(stream, end, now) else { return };
+        for call in calls {
+            self.retry_index.release_stream(&call, id);
+        }
+        if is_proven {
+            self.schedule_second_check(id, now);
         }
     }
 
-    /// Returns the stream, rebuilt from its stub if need be. A stub without a response stays in place, because its
+    /// Notes a proof that the response with the last message of stream `id` has arrived.
+    pub fn note_proven(&self, id: StreamId) {
+        let Some(mut known) = self.streams.entries.get_mut(&id) else { return };
+        match known.value_mut() {
+            StreamEntry::Stream(stream) => {
+                let stream = stream.clone();
+                // The guard of the map is dropped before the wait for the stream's lock.
+                drop(known);
+                self.note_delivered(stream, DeliveryCertainty::Proven);
+            }
+            StreamEntry::Stub(stub) => {
+                let now = clock::now();
+                let registrations = stub.prove(now);
+                // Each removes itself from the index, without the entry.
+                drop(known);
+                drop(registrations);
+                self.schedule_second_check(id, now);
+            }
+        }
+    }
+
+    /// Schedules a check beside that of the retention: of a stub whose last response is then dropped, or of a stream that is then
+    /// a stub again.
+    fn schedule_second_check(&self, id: StreamId, now: Instant) {
+        self.sweeper.schedule(now + self.streams.quotas.global().allowance.delivered_retention, id);
+    }
+
+    /// Returns the stream, rebuilt from its stub if need be. A stub that has nothing but the end stays in place, because its
     /// stream has no events to read; its retention begins anew.
     pub(in crate::event_log) fn expand(&self, id: StreamId) -> Option<Arc<Stream>> {
         let now = clock::now();
@@ -37,19 +70,21 @@ impl EventLog {
             StreamEntry::Stream(stream) => return Some(stream.clone()),
             StreamEntry::Stub(stub) => stub,
         };
-        stub.left_at = now;
-        let response = stub.response.take();
-        let has_response = response.is_some();
-        let stream =
-            Arc::new(Stream::from_stub(stub, response, self.identity.clone(), self.bounds, self.backing.clone()));
+        let is_bare = stub.is_bare();
+        if is_bare {
+            stub.end.left_at = now;
+        }
+        let stream = Arc::new(Stream::from_stub(stub, self.identity.clone(), self.bounds, self.backing.clone()));
         stream.publish_first();
-        if has_response {
+        if !is_bare {
             let stub = std::mem::replace(known.value_mut(), StreamEntry::Stream(stream.clone()));
             // In this order; see the locks of `StreamTable`.
             drop(known);
             drop(stub);
-            stream.note_delivered(DeliveryCertainty::Proven);
-            self.sweeper.schedule(now + self.streams.quotas.global().allowance.delivered_retention, id);
+            if stream.is_proven() {
+                stream.note_delivered(DeliveryCertainty::Proven);
+            }
+            self.schedule_second_check(id, now);
         }
         Some(stream)
     }
@@ -58,7 +93,7 @@ impl EventLog {
     pub(in crate::event_log) fn check_stub(&self, id: StreamId, now: Instant) -> Option<Verdict> {
         let mut known = self.streams.entries.get_mut(&id)?;
         let StreamEntry::Stub(stub) = known.value_mut() else { return None };
-        let until = stub.readable_until();
+        let until = stub.end.readable_until();
         if until <= now || simulation::has(Bug::ForgetsTheLastReader) {
             // The removal locks the entry again.
             drop(known);

@@ -143,7 +143,7 @@ impl Quota {
         self.resume_rate.owes_time(now)
     }
 
-    /// Returns the streams and stubs that may be evicted.
+    /// Returns the streams that may be evicted.
     pub(in crate::event_log) fn evictable(&self) -> &EvictionQueues {
         &self.evictable
     }

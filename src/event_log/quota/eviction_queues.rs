@@ -1,4 +1,4 @@
-//! Eviction queues of a quota: its finished streams and stubs, in the order in which an eviction takes them.
+//! Eviction queues of a quota: its finished streams, in the order in which an eviction takes them.
 //!
 //! Absent: the eviction itself (`writer/eviction.rs`).
 
@@ -13,6 +13,8 @@ use crate::sync;
 /// Reason for which a finished stream may be evicted. Streams of the first queue go first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::event_log) enum EvictionQueue {
+    /// The delivery of the last message is proven: what is left is the end, and for a while the last response.
+    Proven,
     /// The last message was delivered.
     Delivered,
     /// The connection with the last message was closed gracefully, but the client may lack the end. The stream is
@@ -23,6 +25,7 @@ pub(in crate::event_log) enum EvictionQueue {
 /// Finished streams of a quota that may be evicted, by the time at which they were queued.
 #[derive(Default)]
 struct Queues {
+    proven: BTreeSet<(Instant, StreamId)>,
     delivered: BTreeSet<(Instant, StreamId)>,
     /// Last stream whose front was trimmed.
     trimmed: Option<(Instant, StreamId)>,
@@ -32,18 +35,17 @@ struct Queues {
 impl Queues {
     fn of(&mut self, queue: EvictionQueue) -> &mut BTreeSet<(Instant, StreamId)> {
         match queue {
+            EvictionQueue::Proven => &mut self.proven,
             EvictionQueue::Delivered => &mut self.delivered,
             EvictionQueue::Unconfirmed => &mut self.unconfirmed,
         }
     }
 }
 
-/// Streams and stubs of a quota that may be evicted.
+/// Streams of a quota that may be evicted.
 #[derive(Default)]
 pub(in crate::event_log) struct EvictionQueues {
     queues: Mutex<Queues>,
-    /// Stubs by the time of their creation: they are evicted first.
-    stubs: Mutex<BTreeSet<(Instant, StreamId)>>,
 }
 
 impl EvictionQueues {
@@ -65,19 +67,6 @@ impl EvictionQueues {
         self.queues().of(queue).pop_first()
     }
 
-    pub(in crate::event_log) fn add_stub(&self, at: Instant, stream: StreamId) {
-        self.stubs().insert((at, stream));
-    }
-
-    pub(in crate::event_log) fn remove_stub(&self, at: Instant, stream: StreamId) {
-        self.stubs().remove(&(at, stream));
-    }
-
-    /// Takes the oldest stub.
-    pub(in crate::event_log) fn pop_stub(&self) -> Option<StreamId> {
-        self.stubs().pop_first().map(|(_, stream)| stream)
-    }
-
     /// Returns the stream that was delivered first among those not yet returned by this method. The stream stays in
     /// the queue.
     pub(in crate::event_log) fn next_to_trim(&self) -> Option<StreamId> {
@@ -86,10 +75,6 @@ impl EvictionQueues {
         let next = *queues.delivered.range((from, Bound::Unbounded)).next()?;
         queues.trimmed = Some(next);
         Some(next.1)
-    }
-
-    fn stubs(&self) -> MutexGuard<'_, BTreeSet<(Instant, StreamId)>> {
-        sync::lock(&self.stubs)
     }
 
     fn queues(&self) -> MutexGuard<'_, Queues> {

@@ -148,7 +148,7 @@ impl EventLog {
         let Some(call) = Fingerprint::from_wire(call) else { return RepeatedCall::Nothing };
         // A call that was claimed a moment ago may not be registered yet.
         drop(self.retry_index().registering(call).await);
-        let Some(stream) = self.retry_index().find(&call) else {
+        let Some(stream) = self.find_call(&call) else {
             let is_released = run.is_some_and(|run| self.has_released_claim(run));
             return if is_released { RepeatedCall::Another } else { RepeatedCall::Nothing };
         };

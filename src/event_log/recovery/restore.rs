@@ -48,7 +48,7 @@ impl EventLog {
     pub async fn restore_by_id(self: &Arc<Self>, id: StreamId) -> Result<Option<Arc<Stream>>, Unreachable> {
         let Some(backing) = self.backing.clone() else { return Ok(None) };
         self.restore_stream(&backing, id, LastEvent::default()).await?;
-        let found = self.streams.get(id);
+        let found = self.expand(id);
         Ok(found.filter(|stream| !stream.has_moved()))
     }
 
@@ -83,14 +83,17 @@ impl EventLog {
                 Err(_) => return Err(Unreachable),
             }
         }
+        // Only the store has the events that a stub lacks.
+        let has_rest = |known: &StreamEntry| known.stub().is_some_and(|stub| stub.has_after(seq));
+        let is_here = self.streams.entries.get(&id).is_some_and(|known| has_rest(known.value()));
         if is_unreachable {
-            // Only the store has the events that a stub lacks.
-            let has_rest = |known: &StreamEntry| matches!(known, StreamEntry::Stub(stub) if stub.has_after(seq));
-            let is_here = self.streams.entries.get(&id).is_some_and(|known| has_rest(known.value()));
             let stands = is_here && backing.on_unreachable == OnUnreachable::Degrade;
             return if stands { Ok(()) } else { Err(Unreachable) };
         }
-        // The store may have more of the stream than a stub here.
+        if is_here && backing.coordination.is_none() {
+            // No other process has more of it.
+            return Ok(());
+        }
         match self.load_from_store(backing, id).await {
             Ok(()) => Ok(()),
             Err(error) => {
@@ -132,7 +135,7 @@ impl EventLog {
         let known = self.streams.entries.get(&id)?;
         let stream = match known.value() {
             StreamEntry::Stream(stream) => stream.clone(),
-            StreamEntry::Stub(stub) => return Some(stub.tail),
+            StreamEntry::Stub(stub) => return Some(stub.end.tail),
         };
         // The guard of the map is dropped before the wait for the stream's lock.
         drop(known);

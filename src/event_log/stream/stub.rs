@@ -1,237 +1,412 @@
-//! Stub: the short form of a call with a proven delivery.
+//! Stub: the short form of a call that has ended and that no task uses.
 //!
-//! Owned here: the stub, which replaces the stream in the table, and the way back. A stub has the owner of the stream
-//! and its end, and for `delivered_retention` the name of the call and its last response with all that follows. A
-//! client that resumes for those events gets the stream again, without the earlier events. Invariants: a stub counts
-//! by its bytes alone, so that it refuses no call; it is evicted first; without name and response it is shorter than
-//! 512 bytes. Absent: the proof of a delivery (`delivery_certainty`).
+//! Owned here: the stub, which replaces the stream in the table, and the way back. A stub has the owner of the stream and its
+//! end. Until the delivery is proven it keeps all else that a client may ask for: the events, the name of the call, its entries
+//! of the retry index. With the proof it shrinks to the last response and all that follows, and `delivered_retention` later to
+//! the end alone. A client that returns gets the stream again. Invariants: only the last user of a stream makes its stub, and
+//! owns the stream while it does, so that no reader or writer of the stream exists beside the stub; a stub counts by its bytes
+//! alone, so that it refuses no call. Absent: the proof of a delivery (`delivery_certainty`), and the replacement
+//! (`writer/stream_table.rs`).
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::PoisonError;
+use std::time::Instant;
 
-use crate::event_log::backing::Backing;
+use http::StatusCode;
+
+use crate::event_log::backing::fingerprint::Fingerprint;
+use crate::event_log::backing::{Backing, StoreProgress};
 use crate::event_log::identity::Identity;
 use crate::event_log::identity::binding::Binding;
-use crate::event_log::quota::{Quota, Reservation, TailLimits};
-use crate::event_log::stream::delivery_certainty::Delivered;
+use crate::event_log::quota::{EvictionQueue, Quota, Reservation, TailLimits};
+use crate::event_log::retry_index::Registration;
+use crate::event_log::stream::delivery_certainty::{Delivered, DeliveryCertainty};
 use crate::event_log::stream::response_head::Head;
 use crate::event_log::stream::state::Inner;
 use crate::event_log::stream::summary::Summary;
 use crate::event_log::stream::{Spec, Stream};
 use crate::protocol::call_name::CallName;
-use crate::protocol::headers::Era;
+use crate::protocol::error::Failure;
+use crate::protocol::headers::Lines;
 use crate::protocol::ids::{Owner, Secret, Seq, StoreEpoch, StreamId, StreamKind};
-use crate::protocol::stream::Machine;
-use crate::protocol::stream::Policy;
-use crate::protocol::stream::{Outcome, Phase, Snapshot};
-use crate::store::tail::Tail;
-use std::sync::PoisonError;
+use crate::protocol::stream::{End, Machine, Outcome, Phase, Policy, Rest};
+use crate::store::WriterEpoch;
+use crate::store::tail::{PackedTail, Tail};
 
-/// Upper bound of a stub's cost without its response: itself, the session's id, and its entries in the table, in the
-/// quota and at the sweeper.
+/// Upper bound of the cost of a stub that has nothing but the end: itself, the session's id, and its entries in the table, in
+/// the quota and at the sweeper.
 const STUB_COST: usize = 512;
 
-/// Short form of a finished stream.
+/// Short form of a call that has ended.
 #[derive(Debug)]
 pub(in crate::event_log) struct Stub {
-    pub(in crate::event_log) id: StreamId,
-    pub(in crate::event_log) reservation: Reservation,
-    /// Key in the quota's set of stubs.
-    pub(in crate::event_log) proven_at: Instant,
+    id: StreamId,
+    reservation: Reservation,
+    /// Place in an eviction queue, or `None`.
+    queued: Option<(EvictionQueue, Instant)>,
     pub(in crate::event_log) binding: Binding,
-    pub(in crate::event_log) origin: (Owner, StoreEpoch),
-    pub(in crate::event_log) is_batch: bool,
-    pub(in crate::event_log) era: Era,
-    pub(in crate::event_log) connections: u32,
-    pub(in crate::event_log) can_pause: bool,
-    pub(in crate::event_log) outcome: Outcome,
-    pub(in crate::event_log) tail: Seq,
-    pub(in crate::event_log) created: Instant,
-    pub(in crate::event_log) sealed_at: Instant,
-    pub(in crate::event_log) left_at: Instant,
-    pub(in crate::event_log) retention: Duration,
-    /// Response, or `None` once its time is over. Boxed, because it is dropped long before the stub.
-    pub(in crate::event_log) response: Option<Box<KeptResponse>>,
+    origin: (Owner, StoreEpoch),
+    created: Instant,
+    pub(in crate::event_log) end: End,
+    is_batch: bool,
+    is_sent: bool,
+    should_poll: bool,
+    /// Everything else that a client may ask for, or `None` for the end alone. Boxed, because it is dropped long before the stub.
+    kept: Option<Box<Kept>>,
 }
 
-/// Temporary part of a stub.
+/// Part of a stub that goes once its delivery is proven and `delivered_retention` is over.
 #[derive(Debug)]
-pub(in crate::event_log) struct KeptResponse {
-    pub(in crate::event_log) name: Option<Arc<CallName>>,
-    pub(in crate::event_log) snapshot: Snapshot,
-    pub(in crate::event_log) secret: Option<Secret>,
-    /// Last response, and all that follows.
-    pub(in crate::event_log) tail: Tail,
+struct Kept {
+    rest: Rest,
+    events: PackedTail,
+    delivered: Delivered,
+    name: Option<Arc<CallName>>,
+    /// Parts of few streams, or `None` if this one has none of them.
+    rare: Option<Box<RareParts>>,
 }
 
-impl KeptResponse {
+/// Parts that few ended streams have.
+#[derive(Debug, Default)]
+struct RareParts {
+    secret: Option<Secret>,
+    registrations: Vec<Registration<Stream>>,
+    body_fingerprint: Option<Box<Fingerprint>>,
+    /// Head for a retry, or `None` if it is the proxy's own.
+    head: Option<ShortHead>,
+    store_progress: Option<Box<StoreProgress>>,
+    epoch: WriterEpoch,
+}
+
+/// Head of a response, in short.
+#[derive(Debug)]
+enum ShortHead {
+    Failed(Failure),
+    Stream(StatusCode, Lines),
+}
+
+impl Kept {
     fn byte_len(&self) -> usize {
         let name = self.name.as_ref().map_or(0, |name| size_of::<CallName>() + name.byte_len());
-        size_of::<Self>() + name + self.tail.byte_len()
+        let rare = self.rare.as_ref().map_or(0, |rare| rare.byte_len());
+        size_of::<Self>() + name + rare + self.rest.byte_len() + self.events.byte_len()
+    }
+}
+
+impl RareParts {
+    fn is_empty(&self) -> bool {
+        let Self { secret, registrations, body_fingerprint, head, store_progress, epoch: _ } = self;
+        secret.is_none()
+            && registrations.is_empty()
+            && body_fingerprint.is_none()
+            && head.is_none()
+            && store_progress.is_none()
+    }
+
+    fn byte_len(&self) -> usize {
+        let head = match &self.head {
+            Some(ShortHead::Stream(_, lines)) => lines.as_bytes().len(),
+            Some(ShortHead::Failed(_)) | None => 0,
+        };
+        let registrations = size_of_val(&*self.registrations);
+        let body = self.body_fingerprint.as_ref().map_or(0, |_| size_of::<Fingerprint>());
+        let store = self.store_progress.as_ref().map_or(0, |_| size_of::<StoreProgress>());
+        size_of::<Self>() + head + registrations + body + store
     }
 }
 
 impl Stub {
-    /// Counts the stub. [`StreamTable::replace`](crate::event_log::writer::stream_table::StreamTable::replace) adds it
-    /// to the quota's set.
-    pub(in crate::event_log) fn enter(mut self) -> Box<Self> {
-        self.count();
-        self.quota().global().metrics.observe_stream();
-        Box::new(self)
+    /// Returns the stub of a stream with this `end`, without what a client may still ask for.
+    pub(in crate::event_log) fn of(stream: &Stream, end: End) -> Box<Self> {
+        stream.quota.global().metrics.observe_stream();
+        Box::new(Self {
+            id: stream.id,
+            reservation: stream.quota.reserve(STUB_COST),
+            queued: None,
+            binding: stream.binding.clone(),
+            origin: stream.origin,
+            created: stream.created,
+            end,
+            is_batch: stream.is_batch,
+            is_sent: stream.is_sent(),
+            should_poll: stream.should_poll,
+            kept: None,
+        })
     }
 
-    pub(in crate::event_log) fn quota(&self) -> &Arc<Quota> {
+    fn quota(&self) -> &Arc<Quota> {
         self.reservation.quota()
     }
 
     fn count(&mut self) {
-        self.reservation.set(STUB_COST + self.response.as_ref().map_or(0, |kept| kept.byte_len()));
+        self.reservation.set(STUB_COST + self.kept.as_ref().map_or(0, |kept| kept.byte_len()));
+    }
+
+    /// Moves the state of the stream here. The stream is of no use afterwards, and is dropped without the entry of the table.
+    /// Returns the calls under which the retry index has it.
+    pub(in crate::event_log) fn fill(&mut self, stream: &mut Stream, now: Instant) -> Vec<Fingerprint> {
+        let registrations = std::mem::take(stream.registrations.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let inner = stream.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // Another user may have changed it until now.
+        if let Some(end) = inner.machine.end() {
+            self.end = end;
+        }
+        self.queued = inner.queued.take();
+        let is_retryable = !registrations.is_empty();
+        let calls = registrations.iter().map(Registration::call).collect();
+        let rare = RareParts {
+            secret: stream.secret.take(),
+            registrations,
+            body_fingerprint: stream.body_fingerprint.take(),
+            head: if is_retryable { ShortHead::of(&inner.head) } else { None },
+            store_progress: inner.store_progress.take(),
+            epoch: inner.epoch,
+        };
+        self.kept = Some(Box::new(Kept {
+            rest: inner.machine.take_rest(),
+            events: PackedTail::of(std::mem::take(&mut inner.tail)),
+            delivered: inner.delivered,
+            name: stream.name.take(),
+            rare: if rare.is_empty() { None } else { Some(Box::new(rare)) },
+        }));
+        if inner.delivered.is_proven() {
+            // Dropped with the stream.
+            *stream.registrations.get_mut().unwrap_or_else(PoisonError::into_inner) = self.shrink(now);
+        }
+        self.count();
+        calls
+    }
+
+    /// Notes the proof of the delivery. Returns the entries of the retry index, which are dropped without the entry of the
+    /// table: no retry matches any more.
+    pub(in crate::event_log) fn prove(&mut self, now: Instant) -> Vec<Registration<Stream>> {
+        let until = now + self.quota().global().allowance.delivered_retention;
+        let Some(kept) = &mut self.kept else { return Vec::new() };
+        let was_proven = kept.delivered.is_proven();
+        kept.delivered.note(DeliveryCertainty::Proven, until);
+        self.end.is_delivered = true;
+        if was_proven {
+            return Vec::new();
+        }
+        let registrations = self.shrink(now);
+        self.count();
+        registrations
+    }
+
+    /// Drops what precedes the last response, if no client may ask for it. Returns the entries of the retry index.
+    fn shrink(&mut self, now: Instant) -> Vec<Registration<Stream>> {
+        let Some(kept) = &mut self.kept else { return Vec::new() };
+        if self.end.has_idempotency_key || kept.rest.has_server_requests() {
+            if self.queued.is_none_or(|(queue, _)| queue == EvictionQueue::Unconfirmed) {
+                self.enqueue(EvictionQueue::Delivered, now);
+            }
+            return Vec::new();
+        }
+        let from = kept.rest.last_response().map_or(self.end.tail, |last| Seq(last.0.saturating_sub(1)));
+        kept.trim(from);
+        let registrations = kept.rare.as_mut().map(|rare| std::mem::take(&mut rare.registrations));
+        if kept.events.is_empty() {
+            self.kept = None;
+        }
+        self.enqueue(EvictionQueue::Proven, now);
+        registrations.unwrap_or_default()
+    }
+
+    /// Trims the front down to about `keep` bytes.
+    pub(in crate::event_log) fn trim_to(&mut self, keep: usize) {
+        let Some(kept) = &mut self.kept else { return };
+        let before = kept.rest.trimmed();
+        let after = kept.events.trimmed_to(keep, kept.rest.written());
+        kept.trim(after);
+        let trimmed = kept.rest.trimmed().0 - before.0;
+        self.count();
+        self.quota().observe_trim(trimmed, false);
+    }
+
+    fn enqueue(&mut self, queue: EvictionQueue, at: Instant) {
+        let before = self.queued.replace((queue, at));
+        let queues = self.quota().evictable();
+        if let Some(before) = before {
+            queues.dequeue(before, self.id);
+        }
+        queues.enqueue((queue, at), self.id);
+    }
+
+    /// Returns whether the stub has this place in the eviction queues.
+    pub(in crate::event_log) fn is_queued_at(&self, place: (EvictionQueue, Instant)) -> bool {
+        self.queued == Some(place)
     }
 
     /// Returns whether the stub has every event after `cursor`.
     pub(in crate::event_log) fn has_after(&self, cursor: Seq) -> bool {
-        let from = self.response.as_ref().map_or(self.tail, |kept| kept.tail.trimmed());
-        from <= cursor && cursor <= self.tail
+        let from = self.kept.as_ref().map_or(self.end.tail, |kept| kept.rest.trimmed());
+        from <= cursor && cursor <= self.end.tail
     }
 
-    pub(in crate::event_log) fn readable_until(&self) -> Instant {
-        self.sealed_at.max(self.left_at) + self.retention
+    /// Returns whether the delivery is proven, so that the last response goes before the end.
+    pub(in crate::event_log) fn is_proven(&self) -> bool {
+        self.queued.is_some_and(|(queue, _)| queue == EvictionQueue::Proven)
     }
 
-    /// Drops the response if its time is over. Returns whether it did.
+    /// Returns whether the stub has nothing but the end.
+    pub(in crate::event_log) fn is_bare(&self) -> bool {
+        self.kept.is_none()
+    }
+
+    /// Drops the last response if its time is over. Returns whether it did.
     pub(in crate::event_log) fn drop_response(&mut self, now: Instant) -> bool {
-        let is_due = now >= self.proven_at + self.quota().global().allowance.delivered_retention;
-        let drops = is_due && self.response.take().is_some();
+        let Some((EvictionQueue::Proven, at)) = self.queued else { return false };
+        let is_due = now >= at + self.quota().global().allowance.delivered_retention;
+        let drops = is_due && self.kept.take().is_some();
         self.count();
         drops
     }
 
     /// Returns a summary for the operator.
     pub(in crate::event_log) fn summary(&self, now: Instant) -> Summary {
+        let End { outcome, sealed_at, left_at, tail, connections, era, .. } = self.end;
+        let kept = self.kept.as_ref();
         Summary {
             id: self.id,
             kind: StreamKind::Request,
-            era: self.era,
-            name: self.response.as_ref().and_then(|kept| kept.name.clone()),
-            connections: self.connections,
-            failure: None,
-            phase: Phase::Sealed { outcome: self.outcome, at: self.sealed_at },
-            is_answered: self.outcome != Outcome::Cancelled,
+            era,
+            name: kept.and_then(|kept| kept.name.clone()),
+            connections,
+            failure: kept.and_then(|kept| kept.rest.failure()).map(|failure| failure.code),
+            phase: Phase::Sealed { outcome, at: sealed_at },
+            is_answered: outcome != Outcome::Cancelled,
             awaits_input: false,
             is_attached: false,
             age: now.saturating_duration_since(self.created),
-            reader_for: now.saturating_duration_since(self.left_at),
-            events: self.tail.0,
-            kept_events: self.response.as_ref().map_or(0, |kept| kept.tail.len()),
-            kept_bytes: self.response.as_ref().map_or(0, |kept| kept.tail.byte_len()),
+            reader_for: now.saturating_duration_since(left_at),
+            events: tail.0,
+            kept_events: kept.map_or(0, |kept| kept.events.len()),
+            kept_bytes: kept.map_or(0, |kept| kept.events.byte_len()),
         }
+    }
+}
+
+impl Kept {
+    fn trim(&mut self, upto: Seq) {
+        let dropped = upto.0.saturating_sub(self.rest.trimmed().0);
+        self.events.drop_first(usize::try_from(dropped).unwrap_or(usize::MAX));
+        self.rest.note_trimmed(upto);
     }
 }
 
 impl Drop for Stub {
     fn drop(&mut self) {
-        self.quota().evictable().remove_stub(self.proven_at, self.id);
+        if let Some(place) = self.queued {
+            self.quota().evictable().dequeue(place, self.id);
+        }
         self.quota().global().metrics.observe_stream_end();
     }
 }
 
-impl Stream {
-    /// Builds the stub that may replace the stream. Returns `None` while it runs or has a reader, and if more may be
-    /// asked for than a stub has: by an `Idempotency-Key`, a repeated client response, or a slice. A large last
-    /// response is moved, a small one copied.
-    pub(in crate::event_log) fn to_stub(&self, now: Instant) -> Option<Stub> {
-        let inner = &mut *self.lock();
-        let Phase::Sealed { outcome, at } = inner.machine.phase() else { return None };
-        if !inner.is_spent() || self.slices.is_some() || self.adopted_after().is_some() {
-            return None;
+impl ShortHead {
+    fn of(head: &Head) -> Option<Self> {
+        match head {
+            Head::Stream(status, headers) => Some(Self::Stream(*status, Lines::from(&**headers))),
+            Head::Failed(failure) => Some(Self::Failed(*failure)),
+            Head::Waiting | Head::Committed | Head::Plain(_) | Head::TakenOver => None,
         }
-        let snapshot = inner.machine.snapshot();
-        let last_response = inner.machine.owed_responses().last_response();
-        let tail = inner.machine.tail();
-        let kept = inner.tail.cut_after(last_response.map_or(tail, |last| Seq(last.0.saturating_sub(1))));
-        inner.machine.handle_trimmed(inner.tail.trimmed());
-        let policy = inner.machine.policy();
-        let (name, secret) = (self.name.get().cloned(), self.secret().cloned());
-        let response =
-            if kept.is_empty() { None } else { Some(Box::new(KeptResponse { name, snapshot, secret, tail: kept })) };
-        Some(Stub {
-            id: self.id,
-            reservation: self.quota.reserve(0),
-            proven_at: now,
-            binding: self.binding.clone(),
-            origin: self.origin,
-            is_batch: self.is_batch,
-            era: policy.era,
-            connections: inner.machine.reader().connections(),
-            can_pause: policy.can_pause,
-            outcome,
-            tail,
-            created: self.created,
-            sealed_at: at,
-            left_at: inner.machine.reader().since(),
-            retention: policy.retention,
-            response,
-        })
     }
 
-    /// Rebuilds the stream of a stub, with its `response` if that is still there.
+    fn into_head(self) -> Head {
+        match self {
+            Self::Failed(failure) => Head::Failed(failure),
+            Self::Stream(status, lines) => Head::Stream(status, Arc::new(lines.to_map())),
+        }
+    }
+}
+
+impl Stream {
+    /// Returns the end of a stream that its stub may replace, if no task uses it: the stream has ended, and is found by its id or
+    /// as a retry alone. Removes it from the retry index if no retry can match any more.
+    ///
+    /// A search by session or claim must find the stream itself, for a repeated client response, a resume token to be revoked, or
+    /// another replica.
+    pub(in crate::event_log) fn end_for_stub(&self, now: Instant) -> Option<End> {
+        if self.slices.is_some() || self.adopted_after().is_some() {
+            return None;
+        }
+        let inner = self.lock();
+        let end = inner.machine.end().filter(|_| inner.can_be_stub())?;
+        let has_key = end.has_idempotency_key;
+        let has_arrived = inner.machine.is_delivered() && !inner.delivered.is_doubted(now);
+        let is_beyond_retries = inner.machine.is_cancelled() || (has_arrived && !has_key);
+        let is_proven = inner.delivered.is_proven() && !has_key;
+        // The entries of the retry index are dropped without it.
+        drop(inner);
+        let is_shared = self.backing.as_ref().is_some_and(|backing| backing.coordination.is_some());
+        if !is_proven && (is_shared || self.secret().is_some()) {
+            return None;
+        }
+        if is_beyond_retries {
+            self.forget_retries();
+        }
+        if self.has_claim() { None } else { Some(end) }
+    }
+
+    /// Rebuilds the stream of a stub, and moves its state there.
     pub(in crate::event_log) fn from_stub(
-        stub: &Stub,
-        response: Option<Box<KeptResponse>>,
+        stub: &mut Stub,
         identity: Arc<Identity>,
         bounds: TailLimits,
         backing: Option<Arc<Backing>>,
     ) -> Self {
-        let policy = Policy::of_ended(stub.era, stub.retention, stub.can_pause);
+        let End { era, retention, tail, .. } = stub.end;
+        let is_shared = backing.as_ref().is_some_and(|backing| backing.coordination.is_some());
         let spec = Spec {
-            policy: policy.clone(),
+            // The machine of the stub has its own.
+            policy: Policy::of_ended(era, retention, true),
             binding: stub.binding.clone(),
             ids: Vec::new(),
             is_batch: stub.is_batch,
-            should_poll: false,
+            should_poll: stub.should_poll,
             body_fingerprint: None,
             slicing: None,
         };
-        let is_stored = backing.is_some();
         let reservation = stub.quota().reserve_stream(0);
         let mut stream = Self::new(stub.id, identity, bounds, backing, spec, reservation, stub.created);
         stream.origin = stub.origin;
-        let (snapshot, tail) = match response.map(|response| *response) {
-            Some(KeptResponse { name, snapshot, secret, tail }) => {
-                if let Some(name) = name {
-                    let _ = stream.name.set(name);
-                }
-                if let Some(secret) = secret {
-                    let _ = stream.secret.set(secret);
-                }
-                (Some(snapshot), tail)
-            }
-            None => (None, Tail::starting_at(stub.tail)),
-        };
-        let end = (stub.outcome, stub.sealed_at);
+        if stub.is_sent {
+            stream.note_sent();
+        }
         let inner = stream.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
-        *inner.machine =
-            Machine::ended(policy, snapshot, end, (stub.left_at, stub.connections), (stub.tail, tail.trimmed()));
-        inner.reservation.forget_request(tail.byte_len());
-        inner.tail = tail;
         inner.head = Head::Committed;
+        // A shared store gets nothing more of the stream.
+        inner.is_restored = is_shared;
+        inner.tail = Tail::starting_at(tail);
         inner.delivered = Delivered::proven();
-        // The store gets nothing more of the stream.
-        inner.is_restored = is_stored;
-        stream.note_sent();
+        let rest = stub.kept.take().map(|kept| {
+            let Kept { rest, events, delivered, name, rare } = *kept;
+            stream.name = name.map(Into::into).unwrap_or_default();
+            inner.delivered = delivered;
+            let rare = rare.map(|rare| *rare).unwrap_or_default();
+            stream.secret = rare.secret.map(Into::into).unwrap_or_default();
+            *stream.registrations.get_mut().unwrap_or_else(PoisonError::into_inner) = rare.registrations;
+            stream.body_fingerprint = rare.body_fingerprint;
+            inner.head = rare.head.map_or(Head::Committed, ShortHead::into_head);
+            inner.store_progress = rare.store_progress.or(inner.store_progress.take());
+            inner.epoch = rare.epoch;
+            inner.tail = events.unpack(tail, rare.epoch);
+            rest
+        });
+        *inner.machine = Machine::ended(&stub.end, rest);
+        inner.reservation.forget_request(inner.tail.byte_len());
+        if !stub.is_proven() {
+            inner.queued = stub.queued.take();
+        }
         stream
     }
 }
 
 impl Inner {
-    /// Returns whether the stream has no reader, and no client may ask for events before its last response.
-    fn is_spent(&self) -> bool {
-        let machine = &self.machine;
-        let is_call = machine.policy().kind == StreamKind::Request && !machine.policy().has_idempotency_key;
+    /// Returns whether a stub can have all that the stream has.
+    fn can_be_stub(&self) -> bool {
         // Events that the store lacks are rewritten from here.
         let is_stored = self.store_progress.as_ref().is_none_or(|store_progress| store_progress.is_sealed);
-        let is_here = !self.has_moved && !self.is_restored && is_stored;
-        let is_quiet = !machine.reader().is_attached() && machine.server_requests().is_empty();
-        self.delivered.is_proven() && is_call && is_here && is_quiet
+        !self.has_moved && !self.is_restored && is_stored && self.machine.server_requests().is_empty()
     }
 }

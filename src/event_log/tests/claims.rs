@@ -63,7 +63,7 @@ async fn run(log: &EventLog, body: Option<Fingerprint>) -> (Fingerprint, ClaimRe
     };
     let reservation = log.admit(&quota(log, 0), 0).unwrap();
     let stream = log.create_as(hold.stream(), Spec { body_fingerprint: body, ..spec() }, reservation);
-    let registered = log.retry_index().find_or_register(call, |_| false, || Ok::<_, ()>(stream.clone()));
+    let registered = log.find_or_register(call, |_| false, || Ok::<_, ()>(stream.clone()));
     let Ok(Match::New(_, registration)) = registered else { panic!("it is registered already") };
     stream.keep_registration(registration.with_claim(Some(hold)));
     (call, claim, stream)
@@ -178,7 +178,7 @@ async fn arrive(log: &EventLog, stream: &Arc<Stream>) {
     finish(log, stream, &writer);
     writer.seal().await;
     assert_eq!(Client::attach(stream, Seq(0)).read_all(), Poll::Ready(ReadOutcome::Ended));
-    log.note_delivered(stream, DeliveryCertainty::Likely);
+    log.note_delivered(stream.clone(), DeliveryCertainty::Likely);
 }
 
 #[tokio::test(start_paused = true)]

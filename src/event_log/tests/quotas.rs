@@ -57,7 +57,7 @@ fn deliver(log: &EventLog, stream: &Arc<Stream>, writer: &Writer) {
     let mut client = Client::attach(stream, Seq(0));
     assert_eq!(client.read_all(), Poll::Ready(ReadOutcome::Ended));
     drop(client);
-    log.note_delivered(stream, DeliveryCertainty::Likely);
+    log.note_delivered(stream.clone(), DeliveryCertainty::Likely);
 }
 
 pub(super) fn finish(log: &EventLog, stream: &Arc<Stream>, writer: &Writer) {
@@ -362,7 +362,8 @@ fn stubs_are_evicted_for_concurrent_calls_of_one_caller() {
                     let (stream, writer) = open_of(&log, 1);
                     finish(&log, &stream, &writer);
                     assert_eq!(Client::attach(&stream, Seq(0)).read_all(), Poll::Ready(ReadOutcome::Ended));
-                    log.note_delivered(&stream, DeliveryCertainty::Proven);
+                    drop(writer);
+                    log.note_delivered(stream, DeliveryCertainty::Proven);
                 }
             });
         }
@@ -691,7 +692,7 @@ async fn streams_after_a_graceful_close_are_evicted_whole_and_after_the_delivere
     // Once it is delivered it is one of the others.
     let (known, known_writer) = open_of(&log, 1);
     leave_gracefully(&log, &known, &known_writer, 10_000);
-    log.note_delivered(&known, DeliveryCertainty::Likely);
+    log.note_delivered(known.clone(), DeliveryCertainty::Likely);
     let (later, later_writer) = open_of(&log, 1);
     leave_gracefully(&log, &later, &later_writer, 10_000);
     while is_kept(&log, &known) {
@@ -702,15 +703,16 @@ async fn streams_after_a_graceful_close_are_evicted_whole_and_after_the_delivere
 
 /// Runs a call to a proven delivery.
 fn proven(log: &EventLog, caller: u8) {
-    end_proven(log, &create(log, caller));
+    end_proven(log, create(log, caller));
 }
 
-fn end_proven(log: &EventLog, stream: &Arc<Stream>) {
-    let writer = log.writer(stream);
+fn end_proven(log: &EventLog, stream: Arc<Stream>) {
+    let writer = log.writer(&stream);
     ready(writer.update(|machine, _| machine.handle_stream_head()));
-    log.publish_once(stream);
-    finish(log, stream, &writer);
-    assert_eq!(Client::attach(stream, Seq(0)).read_all(), Poll::Ready(ReadOutcome::Ended));
+    log.publish_once(&stream);
+    finish(log, &stream, &writer);
+    assert_eq!(Client::attach(&stream, Seq(0)).read_all(), Poll::Ready(ReadOutcome::Ended));
+    drop(writer);
     log.note_delivered(stream, DeliveryCertainty::Proven);
 }
 
@@ -755,7 +757,7 @@ fn a_full_process_admits_nearly_all_concurrent_calls() {
         };
         std::thread::scope(|scope| {
             for thread in 0..8 {
-                scope.spawn(move || (0..CALLS).for_each(|_| end_proven(log, &admit(thread % callers))));
+                scope.spawn(move || (0..CALLS).for_each(|_| end_proven(log, admit(thread % callers))));
             }
         });
         assert!(log.len() > 50, "{} are kept", log.len());

@@ -95,13 +95,12 @@ async fn a_stream_that_is_forgotten_during_a_retrys_lookup_blocks_no_task() {
     let log = log_with(None);
     let fingerprint = Fingerprint::of_body("", b"{}");
     let create = || Ok::<_, ErrorCode>(create(&log, 0));
-    let Ok(Match::New(stream, registration)) = log.retry_index().find_or_register(fingerprint, |_| false, create)
-    else {
+    let Ok(Match::New(stream, registration)) = log.find_or_register(fingerprint, |_| false, create) else {
         panic!("nothing is registered yet")
     };
     stream.keep_registration(registration);
     let mut only = Some(stream);
-    let again = log.retry_index().find_or_register(
+    let again = log.find_or_register(
         fingerprint,
         |_| {
             only.take();
@@ -112,6 +111,6 @@ async fn a_stream_that_is_forgotten_during_a_retrys_lookup_blocks_no_task() {
     let Ok(Match::New(stream, registration)) = again else { panic!("the old one did not match") };
     stream.keep_registration(registration);
     assert_eq!(log.retry_index().len(), 1);
-    let same = log.retry_index().find(&fingerprint).unwrap();
+    let same = log.find_call(&fingerprint).unwrap();
     assert!(Arc::ptr_eq(&same, &stream), "the old one's end took nothing of the new one's");
 }

@@ -23,7 +23,7 @@ fn ended(log: &EventLog, caller: u8, notes: usize) -> Arc<Stream> {
 fn proven(log: &EventLog, caller: u8, notes: usize) -> Vec<EventId> {
     let stream = ended(log, caller, notes);
     let ids = (0..=notes as u64 + 1).map(|seq| cursor_of(&stream, Seq(seq))).collect();
-    log.note_delivered(&stream, DeliveryCertainty::Proven);
+    log.note_delivered(stream, DeliveryCertainty::Proven);
     ids
 }
 
@@ -107,9 +107,8 @@ async fn a_stub_has_the_name_of_its_call_and_the_number_of_its_connections() {
     let stream = ended(&log, 0, 0);
     stream.name_call(br#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"slow"}}"#);
     let id = cursor_of(&stream, Seq(0));
-    log.note_delivered(&stream, DeliveryCertainty::Proven);
     let name = stream.call_name().cloned();
-    drop(stream);
+    log.note_delivered(stream, DeliveryCertainty::Proven);
     assert_eq!((stubs(&log), name.as_ref().and_then(|name| name.tool.as_deref())), (1, Some("slow")));
     let told = |log: &EventLog| {
         let summary = log.summaries().pop().expect("it is listed");
@@ -141,8 +140,8 @@ async fn a_stub_is_as_small_as_it_is_counted() {
     ready(writer.update(says(&text)));
     ready(writer.update(|machine, now| machine.handle_upstream_end(crate::protocol::stream::Ending::Clean, now)));
     log.retain(&stream);
-    log.note_delivered(&stream, DeliveryCertainty::Proven);
-    drop((stream, writer));
+    drop(writer);
+    log.note_delivered(stream, DeliveryCertainty::Proven);
     assert_eq!(stubs(&log), 1);
     assert!(quota(&log, 0).bytes() <= 512 + 460 + text.len(), "{} bytes", quota(&log, 0).bytes());
     // A boxed stub, the id of its session, its entry in a map that has just grown, and its entries in the lists by
@@ -167,8 +166,7 @@ async fn short_calls_that_have_arrived_never_keep_the_next_one_out() {
     assert!(quota(&log, 1).bytes() <= 100_000);
     // A delivery without a proof does not either.
     for _ in 0..2000 {
-        let stream = ended(&log, 1, 1);
-        log.note_delivered(&stream, DeliveryCertainty::Likely);
+        log.note_delivered(ended(&log, 1, 1), DeliveryCertainty::Likely);
     }
     assert!(quota(&log, 1).bytes() <= 100_000);
 }
@@ -177,7 +175,7 @@ async fn short_calls_that_have_arrived_never_keep_the_next_one_out() {
 async fn stubs_go_before_streams_that_have_arrived_and_the_oldest_of_them_first() {
     let log = tight(|allowance| allowance.max_bytes = 60_000);
     let likely = ended(&log, 1, 10);
-    log.note_delivered(&likely, DeliveryCertainty::Likely);
+    log.note_delivered(likely.clone(), DeliveryCertainty::Likely);
     let mut ids = Vec::new();
     for _ in 0..20 {
         tokio::time::advance(Duration::from_secs(1)).await;
@@ -202,32 +200,222 @@ async fn stubs_go_before_streams_that_have_arrived_and_the_oldest_of_them_first(
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_a_stub_could_not_serve_stays_whole() {
     let log = log_with(None);
-    // The delivery is only likely.
-    let likely = ended(&log, 0, 1);
-    log.note_delivered(&likely, DeliveryCertainty::Likely);
-    // A key may ask for it.
-    let reservation = log.admit(&quota(&log, 0), 0).unwrap();
-    let policy = Policy { has_idempotency_key: true, ..spec().policy };
-    let keyed = log.create(Spec { policy, ..spec() }, reservation);
-    let keyed_writer = log.writer(&keyed);
-    ready(keyed_writer.update(|machine, _| machine.handle_stream_head()));
-    log.publish_once(&keyed);
-    finish(&log, &keyed, &keyed_writer);
-    log.note_delivered(&keyed, DeliveryCertainty::Proven);
     // The server request may be answered once more.
     let (asked, asked_writer) = open_of(&log, 0);
     ready(asked_writer.update(says(r#"{"jsonrpc":"2.0","id":"q","method":"roots/list"}"#)));
     finish(&log, &asked, &asked_writer);
-    log.note_delivered(&asked, DeliveryCertainty::Proven);
-    // The stream has a reader again.
+    // The end of its session must find the stream, to revoke the token.
+    let token = ended(&log, 0, 1);
+    token.resume_token();
+    // A connection reads the stream.
     let read = ended(&log, 0, 1);
     let reader = Client::attach(&read, Seq(0));
-    log.note_delivered(&read, DeliveryCertainty::Proven);
-    for stream in [&likely, &keyed, &asked, &read] {
-        assert!(is_kept(&log, stream));
+    // The upstream has not ended.
+    let (open, open_writer) = open_of(&log, 0);
+    let ids = [&asked, &token, &read, &open].map(|stream| stream.id());
+    drop(asked_writer);
+    for stream in [asked, token, read, open] {
+        log.note_delivered(stream.clone(), DeliveryCertainty::Likely);
+        log.release(stream);
     }
+    assert!(ids.iter().all(|id| log.streams.get(*id).is_some()));
     assert_eq!(stubs(&log), 0);
-    drop(reader);
+    drop((reader, open_writer));
+}
+
+/// Reads the stream of `id` as a client that resumes; returns what it got. The stream is released.
+fn resumed(log: &EventLog, id: &EventId) -> String {
+    let (stream, cursor) = log.find(log.verify(id).as_ref(), &binding()).expect("it is kept");
+    let mut back = Client::attach(&stream, cursor);
+    assert_eq!(back.read_all(), Poll::Ready(ReadOutcome::Ended));
+    let text = back.text().to_owned();
+    drop(back);
+    log.release(stream);
+    text
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_over_is_a_stub_with_all_events_until_its_delivery_is_proven() {
+    let log = log_with(None);
+    let stream = ended(&log, 0, 3);
+    let ids: Vec<_> = (0..=4).map(|seq| cursor_of(&stream, Seq(seq))).collect();
+    let id = stream.id();
+    let whole = { Client::attach(&stream, Seq(0)) };
+    let handle = stream.handle().as_str().to_owned();
+    drop(whole);
+    log.release(stream);
+    assert_eq!(stubs(&log), 1);
+    for _ in 0..3 {
+        let text = resumed(&log, &ids[0]);
+        assert_eq!(text.matches("\n\n").count(), 4);
+        assert!(
+            text.contains(&note(2)) && text.contains(RESPONSE) && text.contains(&format!("id: {handle}")),
+            "{text}"
+        );
+        assert_eq!(stubs(&log), 1, "and it is a stub again");
+    }
+    assert_eq!(resumed(&log, &ids[3]).matches("\n\n").count(), 1);
+    let before = quota(&log, 0).bytes();
+    log.note_proven(id);
+    log.note_proven(id);
+    assert!(quota(&log, 0).bytes() < before);
+    assert_eq!(place(&log, &ids[2]), Some(CursorPlace::Lost));
+    assert_eq!(resumed(&log, &ids[3]).matches("\n\n").count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stub_is_kept_for_its_retention_from_its_last_reader_on() {
+    let log = Arc::new(log_with(None));
+    let sweeper = sweeping(&log);
+    let stream = ended(&log, 0, 1);
+    let id = cursor_of(&stream, Seq(0));
+    log.release(stream);
+    settle().await;
+    tokio::time::advance(RETENTION - Duration::from_secs(1)).await;
+    settle().await;
+    assert_eq!(resumed(&log, &id).matches("\n\n").count(), 2);
+    tokio::time::advance(RETENTION - Duration::from_secs(1)).await;
+    settle().await;
+    assert_eq!((log.len(), stubs(&log)), (1, 1));
+    tokio::time::advance(Duration::from_secs(2)).await;
+    settle().await;
+    assert!(log.is_empty());
+    assert_eq!(quota(&log, 0).bytes(), 0);
+    sweeper.abort();
+}
+
+/// Returns the stream of the call that a POST repeats, or `None` if the POST is a new call.
+fn repeated(log: &EventLog, call: Fingerprint) -> Option<Arc<Stream>> {
+    let matches = |stream: &Arc<Stream>| stream.match_retry(None) == RetryMatch::Retry;
+    log.find_or_register(call, matches, || Err(())).ok().map(|found| match found {
+        Match::Found(stream) | Match::New(stream, _) => stream,
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_retry_finds_the_stub_of_an_undelivered_call_with_its_head() {
+    let log = Arc::new(log_with(None));
+    let sweeper = sweeping(&log);
+    let call = Fingerprint::of_body("", b"{}");
+    let Ok(Match::New(stream, registration)) =
+        log.find_or_register(call, |_| false, || Ok::<_, ErrorCode>(create(&log, 0)))
+    else {
+        panic!("nothing is registered yet")
+    };
+    stream.keep_registration(registration);
+    stream.note_sent();
+    let writer = log.writer(&stream);
+    ready(writer.update(|machine, _| machine.handle_stream_head()));
+    let headers = http::HeaderMap::from_iter([(http::header::DATE, http::HeaderValue::from_static("today"))]);
+    writer.set_head(Head::Stream(http::StatusCode::ACCEPTED, Arc::new(headers.clone())));
+    log.publish_once(&stream);
+    finish(&log, &stream, &writer);
+    drop(writer);
+    let id = stream.id();
+    log.release(stream);
+    assert_eq!(stubs(&log), 1);
+    for _ in 0..2 {
+        let again = repeated(&log, call).expect("it was not delivered");
+        assert_eq!(again.id(), id);
+        let Head::Stream(status, head) = again.head_now() else { panic!("the head is the upstream's") };
+        assert_eq!((status, &*head), (http::StatusCode::ACCEPTED, &headers));
+        log.release(again);
+        assert_eq!(stubs(&log), 1);
+    }
+    // Once it is delivered the same POST is a new call.
+    let again = repeated(&log, call).expect("it was not delivered");
+    log.note_delivered(again, DeliveryCertainty::Likely);
+    assert_eq!((stubs(&log), log.retry_index().len()), (1, 0));
+    assert!(repeated(&log, call).is_none());
+    settle().await;
+    tokio::time::advance(RETENTION + Duration::from_secs(1)).await;
+    settle().await;
+    assert!(log.is_empty());
+    sweeper.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stub_leaves_the_retry_index_with_its_retention() {
+    let log = Arc::new(log_with(None));
+    let sweeper = sweeping(&log);
+    let call = Fingerprint::of_body("", b"{}");
+    let Ok(Match::New(stream, registration)) =
+        log.find_or_register(call, |_| false, || Ok::<_, ErrorCode>(open_of(&log, 0).0))
+    else {
+        panic!("nothing is registered yet")
+    };
+    stream.keep_registration(registration);
+    stream.note_sent();
+    let writer = log.writer(&stream);
+    finish(&log, &stream, &writer);
+    drop(writer);
+    log.release(stream);
+    assert_eq!((stubs(&log), log.retry_index().len()), (1, 1));
+    settle().await;
+    tokio::time::advance(RETENTION + Duration::from_secs(1)).await;
+    settle().await;
+    assert_eq!((log.len(), log.retry_index().len()), (0, 0));
+    sweeper.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_waits_for_the_client_of_a_stub() {
+    let log = log_with(None);
+    let patience = Duration::from_secs(3);
+    let stream = ended(&log, 0, 1);
+    log.release(stream);
+    assert_eq!((stubs(&log), log.unfetched(patience)), (1, 1));
+    tokio::time::advance(patience).await;
+    assert_eq!(log.unfetched(patience), 0);
+    log.note_delivered(ended(&log, 0, 1), DeliveryCertainty::Likely);
+    assert_eq!((stubs(&log), log.unfetched(patience)), (2, 0));
+}
+
+#[test]
+fn no_two_streams_stand_for_one_call_while_it_is_released_and_found() {
+    const USERS: usize = 4;
+    let log = log_with(None);
+    let call = Fingerprint::of_body("", b"{}");
+    let Ok(Match::New(stream, registration)) =
+        log.find_or_register(call, |_| false, || Ok::<_, ErrorCode>(open_of(&log, 0).0))
+    else {
+        panic!("nothing is registered yet")
+    };
+    stream.keep_registration(registration);
+    stream.note_sent();
+    let writer = log.writer(&stream);
+    (0..5).for_each(|n| ready(writer.update(says(&note(n)))));
+    finish(&log, &stream, &writer);
+    drop(writer);
+    let id = cursor_of(&stream, Seq(0));
+    log.release(stream);
+    let reduced = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for user in 0..USERS {
+            let (log, id, reduced) = (&log, &id, &reduced);
+            scope.spawn(move || {
+                for turn in 0..3000 {
+                    let by_retry = (user + turn) % 2 == 0;
+                    let stream = if by_retry { log.find_call(&call) } else { None };
+                    let stream = stream.or_else(|| Some(log.find(log.verify(id).as_ref(), &binding())?.0));
+                    let stream = stream.expect("it is kept");
+                    let same = log.find_call(&call).expect("it can be retried");
+                    assert!(Arc::ptr_eq(&stream, &same), "another stream stands for the call");
+                    drop(same);
+                    let mut client = Client::attach(&stream, Seq(0));
+                    match client.read_all() {
+                        Poll::Ready(ReadOutcome::Ended) => assert_eq!(client.text().matches("\n\n").count(), 6),
+                        outcome => assert!(matches!(outcome, Poll::Ready(ReadOutcome::TakenOver(_))), "{outcome:?}"),
+                    }
+                    drop(client);
+                    log.release(stream);
+                    reduced.fetch_add(stubs(log), Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert!(reduced.load(Ordering::Relaxed) > 0, "it was never a stub in between");
+    assert_eq!((log.len(), log.retry_index().len()), (1, 1));
 }
 
 #[tokio::test(start_paused = true)]
@@ -240,23 +428,12 @@ async fn a_large_response_moves_into_its_stub() {
     ready(writer.update(|machine, now| machine.handle_upstream_end(crate::protocol::stream::Ending::Clean, now)));
     log.retain(&stream);
     let before = cursor_of(&stream, Seq(1));
-    log.note_delivered(&stream, DeliveryCertainty::Proven);
-    assert!(stream.with_machine(|machine| machine.trimmed()) == Seq(2), "it is in one place");
-    drop((stream, writer));
+    drop(writer);
+    let held = quota(&log, 0).bytes();
+    log.note_delivered(stream, DeliveryCertainty::Proven);
+    assert!(quota(&log, 0).bytes() < held, "it is in one place");
     let (stream, cursor) = log.find(log.verify(&before).as_ref(), &binding()).unwrap();
     let mut back = Client::attach(&stream, cursor);
     assert_eq!(back.read_all(), Poll::Ready(ReadOutcome::Ended));
     assert!(back.text().contains(&large));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_stub_enters_the_eviction_queue_after_the_table() {
-    let log = log_with(None);
-    let stream = ended(&log, 0, 1);
-    stream.note_delivered(DeliveryCertainty::Proven);
-    let stub = stream.to_stub(clock::now()).expect("it is spent").enter();
-    // Another thread evicts now.
-    assert_eq!(quota(&log, 0).evictable().pop_stub(), None);
-    assert!(log.streams.replace(&stream, stub));
-    assert_eq!(quota(&log, 0).evictable().pop_stub(), Some(stream.id()));
 }

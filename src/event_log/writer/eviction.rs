@@ -1,7 +1,7 @@
 //! Eviction: frees memory when a limit is reached.
 //!
-//! Delivered data goes first: stubs, then the front of delivered streams, then those streams, the oldest first in each
-//! case. They belong to the principal over its quota, or, in a full process, to the largest quotas. A full quota also
+//! Delivered data goes first: streams with a proven delivery, then the front of delivered ones, then those streams, the
+//! oldest first in each case. They belong to the principal over its quota, or, in a full process, to the largest quotas. A full quota also
 //! trims the front of the stream that is being written (`stream/backpressure.rs`). Undelivered data is never evicted, with
 //! one exception, which goes last: a stream of which everything was written to a connection that closed gracefully may
 //! not have arrived. It is evicted whole, and only while no client has resumed it.
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::clock;
 use crate::event_log::quota::largest::LargestQuotas;
 use crate::event_log::quota::{EvictionQueue, Quota};
-use crate::event_log::writer::stream_table::StreamTable;
+use crate::event_log::writer::stream_table::{StreamEntry, StreamTable};
 use crate::protocol::error::ErrorCode;
 use crate::sync;
 
@@ -129,40 +129,38 @@ impl StreamTable {
 
     /// Makes one step; returns false if there is none left.
     fn evict_step(&self, quota: &Quota, now: Instant) -> bool {
-        self.evict_stub(quota) || self.trim_one(quota) || self.evict_one_stream(quota, now)
+        self.evict_first(quota, EvictionQueue::Proven, now)
+            || self.trim_one(quota)
+            || self.evict_first(quota, EvictionQueue::Delivered, now)
+            || self.evict_first(quota, EvictionQueue::Unconfirmed, now)
     }
 
     /// Trims a delivered stream of `quota` to what a client may still lack; returns false once all are trimmed.
     fn trim_one(&self, quota: &Quota) -> bool {
         let Some(id) = quota.evictable().next_to_trim() else { return false };
-        if let Some(stream) = self.get(id) {
-            stream.trim_to(KEPT_DELIVERED);
+        let Some(mut known) = self.entries.get_mut(&id) else { return true };
+        match known.value_mut() {
+            StreamEntry::Stub(stub) => stub.trim_to(KEPT_DELIVERED),
+            StreamEntry::Stream(stream) => {
+                let stream = stream.clone();
+                // The guard of the map is dropped before the wait for the stream's lock.
+                drop(known);
+                stream.trim_to(KEPT_DELIVERED);
+            }
         }
         true
     }
 
-    /// Forgets the oldest stub of `quota`; returns false if there is none.
-    fn evict_stub(&self, quota: &Quota) -> bool {
-        while let Some(id) = quota.evictable().pop_stub() {
-            if self.entries.remove_if(&id, |_, known| known.stream().is_none()).is_some() {
-                quota.global().metrics.observe_eviction();
-                return true;
-            }
-        }
-        false
-    }
-
-    /// Forgets the stream of `quota` that was delivered first, else the one whose client left first; returns false if
-    /// there are none without a reader.
-    fn evict_one_stream(&self, quota: &Quota, now: Instant) -> bool {
-        self.evict_first(quota, EvictionQueue::Delivered, now)
-            || self.evict_first(quota, EvictionQueue::Unconfirmed, now)
-    }
-
+    /// Forgets the first stream of `queue`, whole or a stub; returns false if there is none without a reader.
     fn evict_first(&self, quota: &Quota, queue: EvictionQueue, now: Instant) -> bool {
         // A stream with a reader moves to the end of the queue: each is checked once.
         for _ in 0..quota.evictable().queue_len(queue) {
             let Some((since, id)) = quota.evictable().pop_first_of(queue) else { return false };
+            let is_stub = |known: &StreamEntry| known.stub().is_some_and(|stub| stub.is_queued_at((queue, since)));
+            if self.entries.remove_if(&id, |_, known| is_stub(known)).is_some() {
+                quota.global().metrics.observe_eviction();
+                return true;
+            }
             let Some(stream) = self.get(id) else { continue };
             if stream.evict(queue, since, now) {
                 self.forget(&stream);

@@ -6,6 +6,7 @@ use std::time::Instant;
 use dashmap::DashMap;
 use tracing::warn;
 
+use crate::event_log::backing::fingerprint::Fingerprint;
 use crate::event_log::identity::binding::Binding;
 use crate::event_log::quota::Quotas;
 use crate::event_log::quota::largest::LargestQuotas;
@@ -13,6 +14,7 @@ use crate::event_log::stream::Stream;
 use crate::event_log::stream::stub::Stub;
 use crate::event_log::stream::summary::Summary;
 use crate::protocol::ids::StreamId;
+use crate::protocol::stream::End;
 
 /// Streams that can be found, and the quotas in which they count.
 ///
@@ -32,11 +34,26 @@ pub(in crate::event_log) enum StreamEntry {
     Stub(Box<Stub>),
 }
 
+/// Result of the replacement of a stream by its stub.
+pub(in crate::event_log) struct Reduced {
+    /// Calls under which the retry index has the stub.
+    pub(in crate::event_log) calls: Vec<Fingerprint>,
+    /// True if the delivery is proven.
+    pub(in crate::event_log) is_proven: bool,
+}
+
 impl StreamEntry {
     pub(in crate::event_log) fn stream(&self) -> Option<&Arc<Stream>> {
         match self {
             Self::Stream(stream) => Some(stream),
             Self::Stub(_) => None,
+        }
+    }
+
+    pub(in crate::event_log) fn stub(&self) -> Option<&Stub> {
+        match self {
+            Self::Stream(_) => None,
+            Self::Stub(stub) => Some(stub),
         }
     }
 
@@ -69,11 +86,6 @@ impl StreamTable {
         self.entries.get(&id)?.stream().cloned()
     }
 
-    /// Returns whether `stream` is in the table.
-    pub(in crate::event_log) fn has(&self, stream: &Arc<Stream>) -> bool {
-        self.entries.get(&stream.id()).is_some_and(|known| known.is(stream))
-    }
-
     /// Returns every whole stream.
     pub(in crate::event_log) fn all(&self) -> Vec<Arc<Stream>> {
         self.entries.iter().filter_map(|entry| entry.value().stream().cloned()).collect()
@@ -98,17 +110,34 @@ impl StreamTable {
         true
     }
 
-    /// Replaces `stream` by `stub`; returns false if it is not in the table.
-    pub(in crate::event_log) fn replace(&self, stream: &Arc<Stream>, stub: Box<Stub>) -> bool {
-        let Some(mut known) = self.entries.get_mut(&stream.id()).filter(|known| known.is(stream)) else { return false };
-        // In the table before the queue: an id in the queue that is not in the table counts as gone.
-        let (at, quota) = (stub.proven_at, stub.quota().clone());
-        let before = std::mem::replace(known.value_mut(), StreamEntry::Stub(stub));
-        quota.evictable().add_stub(at, stream.id());
-        // In this order; see the locks of `StreamTable`.
-        drop(known);
-        drop(before);
-        true
+    /// Replaces `stream`, which has this `end`, by its stub if only the table and the caller have it. Returns `None` if the
+    /// stream stays.
+    ///
+    /// Under the entry's lock no task finds the stream in the table, and one that finds it elsewhere keeps it whole: the stub
+    /// takes the state of a stream that is the caller's alone.
+    pub(in crate::event_log) fn reduce(&self, stream: Arc<Stream>, end: End, now: Instant) -> Option<Reduced> {
+        let mut known = self.entries.get_mut(&stream.id()).filter(|known| known.is(&stream))?;
+        let stub = Stub::of(&stream, end);
+        let entry = std::mem::replace(known.value_mut(), StreamEntry::Stub(stub));
+        // Not the last reference: the caller has one.
+        drop(entry);
+        match (Arc::try_unwrap(stream), known.value_mut()) {
+            (Ok(mut stream), StreamEntry::Stub(stub)) => {
+                let calls = stub.fill(&mut stream, now);
+                let is_proven = stub.is_proven();
+                // In this order; see the locks of `StreamTable`.
+                drop(known);
+                drop(stream);
+                Some(Reduced { calls, is_proven })
+            }
+            (Ok(_), StreamEntry::Stream(_)) => None,
+            (Err(stream), entry) => {
+                let stub = std::mem::replace(entry, StreamEntry::Stream(stream));
+                drop(known);
+                drop(stub);
+                None
+            }
+        }
     }
 
     /// Removes `stream` if it is in the table.

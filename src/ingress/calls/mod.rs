@@ -217,7 +217,7 @@ impl Calls {
         body: &[u8],
         retry: Retry,
     ) -> Result<Option<Arc<Stream>>, Unproven> {
-        let own_call = retry.fingerprint.and_then(|fingerprint| self.log.retry_index().find(&fingerprint));
+        let own_call = retry.fingerprint.and_then(|fingerprint| self.log.find_call(&fingerprint));
         let previous_call = if own_call.is_none() && context.binding.subject.is_some() {
             let find = |previous: &Binding| self.find_call_of(previous, context, call, body);
             Box::pin(self.tokens.find_previous_call(context, call.era(), find)).await?
@@ -239,7 +239,7 @@ impl Calls {
         body: &[u8],
     ) -> Option<Arc<Stream>> {
         let Retry { fingerprint, body, .. } = retry_of(context, previous, call, body);
-        let stream = self.log.retry_index().find(&fingerprint?)?;
+        let stream = self.log.find_call(&fingerprint?)?;
         // The client of that call may be about to disconnect.
         let may_match = body.is_some() || !stream.has_arrived();
         if may_match { Some(stream) } else { None }

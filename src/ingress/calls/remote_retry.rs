@@ -133,7 +133,7 @@ impl RemoteRetries {
         let mut is_recorded = false;
         loop {
             let lock = self.log.retry_index().registering(call).await;
-            let here = self.log.retry_index().find(&call);
+            let here = self.log.find_call(&call);
             if here.as_ref().is_some_and(|stream| stream.match_retry(body) != RetryMatch::NewCall) {
                 return EarlierCall::None(None);
             }
@@ -172,7 +172,7 @@ impl RemoteRetries {
         let Retry { fingerprint: Some(own), body, .. } = request.retry else {
             return ControlFlow::Break(EarlierCall::None(claim));
         };
-        if self.log.retry_index().find(&own).is_some_and(|stream| stream.match_retry(body) != RetryMatch::NewCall) {
+        if self.log.find_call(&own).is_some_and(|stream| stream.match_retry(body) != RetryMatch::NewCall) {
             return ControlFlow::Break(EarlierCall::None(claim));
         }
         let found = match &mut claim {
@@ -221,7 +221,7 @@ impl RemoteRetries {
         loop {
             // A call that was claimed a moment ago may not be registered yet.
             drop(self.log.retry_index().registering(call).await);
-            let here = self.log.retry_index().find(&call);
+            let here = self.log.find_call(&call);
             let retry_match = here.as_ref().map_or(RetryMatch::NewCall, |stream| stream.match_retry(body));
             if let Some(stream) = &here
                 && stream.id() == previous.run.stream

@@ -104,7 +104,7 @@ impl CallStarter {
             retry_match = stream.match_retry(body);
             retry_match != RetryMatch::NewCall
         };
-        match self.log.retry_index().find_or_register(fingerprint, matches, create)? {
+        match self.log.find_or_register(fingerprint, matches, create)? {
             Match::New(stream, registration) => {
                 stream.keep_registration(registration.with_claim(guard));
                 Ok(self.start(request, &stream))
@@ -117,7 +117,7 @@ impl CallStarter {
     /// During a drain, attaches a POST to an earlier call.
     fn rejoin(&self, request: &CallRequest) -> Result<StartedCall, ErrorCode> {
         let Retry { fingerprint, body, .. } = request.retry;
-        let found = fingerprint.and_then(|fingerprint| self.log.retry_index().find(&fingerprint));
+        let found = fingerprint.and_then(|fingerprint| self.log.find_call(&fingerprint));
         let Some(stream) = found else { return Err(ErrorCode::Draining) };
         match stream.match_retry(body) {
             RetryMatch::Retry => Ok(self.return_to(&request.context, &stream)),

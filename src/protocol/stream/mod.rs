@@ -19,6 +19,7 @@
 
 mod announcements;
 mod cursor_place;
+mod ended;
 mod event_batch;
 mod event_set;
 mod getters;
@@ -45,6 +46,7 @@ use std::time::{Duration, Instant};
 use announcements::AnnouncementState;
 pub use announcements::Announcements;
 pub use cursor_place::CursorPlace;
+pub use ended::{End, Rest};
 pub use event_batch::Batch;
 use input_turn::InputTurn;
 use numbering::Numbering;

@@ -50,12 +50,22 @@ struct Unanswered {
     is_cancelled: bool,
 }
 
+impl OwedResponse {
+    /// Returns the event of the response, or `None` if there is none.
+    pub(super) fn event(self) -> Option<Seq> {
+        match self {
+            Self::Answered(seq) => Some(seq),
+            Self::Due | Self::Cancelled => None,
+        }
+    }
+}
+
 impl OwedResponses {
     pub(super) fn new(ids: Vec<RequestId>) -> Self {
         Self::of(ids.into_iter().map(|id| (id, OwedResponse::Due)).collect(), None)
     }
 
-    fn of(owed: Vec<(RequestId, OwedResponse)>, last_error: Option<Seq>) -> Self {
+    pub(super) fn of(owed: Vec<(RequestId, OwedResponse)>, last_error: Option<Seq>) -> Self {
         let index = if owed.len() > UNINDEXED_MAX { Some(Box::new(index(&owed))) } else { None };
         let mut responses =
             Self { owed: Vec::new(), index, due: 0, answered: 0, responses: (Seq(0), Seq(0)), last_error };
@@ -72,6 +82,12 @@ impl OwedResponses {
 
     pub(super) fn to_parts(&self) -> (Vec<(RequestId, OwedResponse)>, Option<Seq>) {
         (self.owed.clone(), self.last_error)
+    }
+
+    /// Moves the parts out; none is owed afterwards.
+    pub(super) fn take_parts(&mut self) -> (Vec<(RequestId, OwedResponse)>, Option<Seq>) {
+        let Self { owed, last_error, .. } = std::mem::replace(self, Self::new(Vec::new()));
+        (owed, last_error)
     }
 
     pub(super) fn restore(&mut self, owed: Vec<(RequestId, OwedResponse)>, last_error: Option<Seq>) {

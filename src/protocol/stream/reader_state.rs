@@ -23,12 +23,18 @@ pub struct ReaderState {
     unacked_interim: Option<(AttachId, Seq)>,
     /// Number of connections that were ever attached here.
     connections: u32,
-    /// Number of takeovers in a row by readers that displace each other.
-    rival_takeovers: u32,
-    last_takeover: Option<Instant>,
+    takeovers: Takeovers,
     /// True if the last message is known to have arrived.
     is_delivered: bool,
     has_closed_gracefully: bool,
+}
+
+/// The takeovers of a stream by readers that displace each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Takeovers {
+    /// Number of takeovers in a row.
+    rivals: u32,
+    last: Option<Instant>,
 }
 
 /// The part of [`ReaderState`] that other processes need.
@@ -56,6 +62,10 @@ pub(super) struct ReaderProgress {
 }
 
 impl ReaderProgress {
+    pub(super) fn written(self) -> Seq {
+        self.written
+    }
+
     /// Returns the progress without the written position, which is always a little out of date in the store.
     pub(super) fn without_written(self) -> Self {
         Self { written: Seq(0), ..self }
@@ -71,16 +81,24 @@ impl ReaderState {
             position: Seq(0),
             unacked_interim: None,
             connections: 0,
-            rival_takeovers: 0,
-            last_takeover: None,
+            takeovers: Takeovers::default(),
             is_delivered: false,
             has_closed_gracefully: false,
         }
     }
 
-    /// Counts connections that were attached before the stream was trimmed to a stub.
-    pub(super) fn note_earlier(&mut self, connections: u32) {
-        self.connections = self.connections.saturating_add(connections);
+    /// Restores the state of a stream that has ended.
+    pub(super) fn of_ended(
+        (since, connections): (Instant, u32),
+        (is_delivered, has_closed_gracefully): (bool, bool),
+        progress: ReaderProgress,
+        takeovers: Takeovers,
+    ) -> Self {
+        Self { progress, takeovers, connections, is_delivered, has_closed_gracefully, ..Self::new(since) }
+    }
+
+    pub(super) fn takeovers(&self) -> Takeovers {
+        self.takeovers
     }
 
     pub(super) fn progress(&self) -> ReaderProgress {
@@ -206,16 +224,16 @@ impl ReaderState {
 
     /// Returns the `retry` for a displaced connection: doubled with each takeover within [`RIVAL_WINDOW`] of the one before.
     pub(super) fn takeover_retry(&self, base: Duration) -> Duration {
-        base.saturating_mul(1 << self.rival_takeovers.min(16)).min(RIVAL_RETRY_MAX).max(base)
+        base.saturating_mul(1 << self.takeovers.rivals.min(16)).min(RIVAL_RETRY_MAX).max(base)
     }
 
     pub(super) fn attach(&mut self, attach: AttachId, cursor: Seq, now: Instant) {
         self.position = cursor;
         self.connections = self.connections.saturating_add(1);
         if self.attached.is_some() {
-            let is_rival = self.last_takeover.is_some_and(|at| now.saturating_duration_since(at) < RIVAL_WINDOW);
-            self.rival_takeovers = if is_rival { self.rival_takeovers.saturating_add(1) } else { 1 };
-            self.last_takeover = Some(now);
+            let is_rival = self.takeovers.last.is_some_and(|at| now.saturating_duration_since(at) < RIVAL_WINDOW);
+            let rivals = if is_rival { self.takeovers.rivals.saturating_add(1) } else { 1 };
+            self.takeovers = Takeovers { rivals, last: Some(now) };
         }
         self.attached = Some(attach);
         self.has_closed_gracefully = false;

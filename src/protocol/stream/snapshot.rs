@@ -138,23 +138,6 @@ impl Machine {
         }
     }
 
-    /// Restores a stream that ended at `at` with `outcome`, that had `connections` readers, and that none has read since `since`.
-    pub fn ended(
-        policy: Policy,
-        snapshot: Option<Snapshot>,
-        (outcome, at): (Outcome, Instant),
-        (since, connections): (Instant, u32),
-        (tail, trimmed): (Seq, Seq),
-    ) -> Self {
-        let mut machine = Self::restore(policy, Vec::new(), snapshot, tail, trimmed, since);
-        machine.sealing = Some(outcome);
-        machine.phase = Phase::Sealed { outcome, at };
-        machine.timers.stop_all();
-        machine.reader.note_delivered();
-        machine.reader.note_earlier(connections);
-        machine
-    }
-
     /// The writer of the stream is in another process: it has logged events up to `tail` and trimmed up to `trimmed`. The current reader
     /// does not change.
     pub fn handle_remote_progress(&mut self, snapshot: Option<Snapshot>, tail: Seq, trimmed: Seq) {

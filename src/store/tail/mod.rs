@@ -4,10 +4,13 @@
 //! each would cost half as much again as the events. Absent: locking, which the stream does, so that the tail and the
 //! state machine change together.
 
+mod packed;
 #[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;
+
+pub use packed::PackedTail;
 
 use crate::protocol::ids::Seq;
 use crate::protocol::stream::Batch;
@@ -122,12 +125,12 @@ impl Tail {
     }
 
     /// Returns the events after `after`, in order. The caller has checked that `after` is not trimmed.
-    pub fn events_after(&self, after: Seq) -> impl Iterator<Item = (Seq, &[u8])> {
+    pub fn events_after(&self, after: Seq) -> impl Iterator<Item = (Seq, &[u8])> + Clone {
         self.segments_after(after).flat_map(move |segment| segment.events_after(after))
     }
 
     /// Returns the segments with the events after `after`.
-    fn segments_after(&self, after: Seq) -> impl Iterator<Item = &Segment> {
+    fn segments_after(&self, after: Seq) -> impl Iterator<Item = &Segment> + Clone {
         let start = match self.segments.back() {
             // A reader at the tail needs the last segment only.
             Some(last) if last.first.0 <= after.0 + 1 => self.segments.len() - 1,
@@ -192,14 +195,22 @@ impl Tail {
     /// Drops whole segments from the front, never beyond `upto`, until `bytes` of memory are free or no segment may go:
     /// smaller pieces free no memory.
     pub fn trim_to_free(&mut self, bytes: usize, upto: Seq) {
-        let mut freed = 0;
-        while freed < bytes
-            && let Some(front) = self.segments.front()
-            && front.last() <= upto
-        {
-            freed += front.size();
-            self.trim(front.last());
+        self.trim(self.end_of_spare(bytes, upto));
+    }
+
+    /// Returns the last event of the whole segments in front that hold `bytes` of memory together, as far as they do not go
+    /// beyond `upto`.
+    fn end_of_spare(&self, bytes: usize, upto: Seq) -> Seq {
+        let mut spare = 0;
+        let mut end = self.trimmed;
+        for segment in &self.segments {
+            if spare >= bytes || segment.last() > upto {
+                break;
+            }
+            spare += segment.size();
+            end = segment.last();
         }
+        end
     }
 
     /// Drops the events up to `upto`.
@@ -215,38 +226,6 @@ impl Tail {
             self.bytes -= front.size();
             self.segments.pop_front();
         }
-    }
-
-    /// Returns the events after `after` as a tail that takes no more memory than they need. Small ones are copied;
-    /// large ones are moved, and none are left here then.
-    pub fn cut_after(&mut self, after: Seq) -> Tail {
-        let after = after.max(self.trimmed).min(self.tail);
-        if self.byte_len_after(after, COPIED_MAX) < COPIED_MAX {
-            return self.copy_after(after);
-        }
-        self.trim(after);
-        let last = self.tail;
-        let mut cut = std::mem::replace(self, Tail::starting_at(last));
-        cut.segments.shrink_to_fit();
-        cut
-    }
-
-    /// Returns a copy of the events after `after`, in one segment.
-    fn copy_after(&self, after: Seq) -> Tail {
-        let live = self.events_after(after).map(|(_, event)| event.len()).sum();
-        let mut copy =
-            Tail { tail: self.tail, live, epoch: self.epoch, sealed: self.sealed, ..Tail::starting_at(after) };
-        if live > 0 {
-            let mut segment = Segment::new(Seq(after.0 + 1), live);
-            segment.ends.reserve_exact((self.tail.0 - after.0) as usize);
-            for (_, event) in self.events_after(after) {
-                segment.push(event);
-            }
-            copy.bytes = segment.size();
-            copy.segments = VecDeque::with_capacity(1);
-            copy.segments.push_back(segment);
-        }
-        copy
     }
 
     /// True if the events of `batch` follow `after` directly, byte for byte.
@@ -321,7 +300,7 @@ impl Segment {
         self.bytes.len() - start + (self.ends.len() - skip) * per_event
     }
 
-    fn events_after(&self, after: Seq) -> impl Iterator<Item = (Seq, &[u8])> {
+    fn events_after(&self, after: Seq) -> impl Iterator<Item = (Seq, &[u8])> + Clone {
         let skip = (after.0 + 1).saturating_sub(self.first.0) as usize;
         (skip..self.ends.len()).map(move |index| {
             let start = if index == 0 { 0 } else { self.ends[index - 1] as usize };

@@ -168,6 +168,10 @@ impl Pump {
             stream.drop_unread_response();
             self.log.retain(stream);
         }
+        // Its client may have left before.
+        let (log, stream) = (self.log.clone(), stream.clone());
+        drop(self);
+        log.release(stream);
     }
 
     /// Reports the outcome of a call to log and metrics.
