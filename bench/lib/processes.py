@@ -4,6 +4,7 @@ Each process runs for one `with` block. Loads and figures are the callers' busin
 """
 
 import contextlib
+import http.client
 import os
 import pathlib
 import resource
@@ -262,6 +263,29 @@ def start_mcp_resume(options, upstream, scratch, arguments=(), environment=None)
         environment["MCP_RESUME_UPSTREAM__TLS__CA"] = f"{upstream['tls']}/ca.pem"
     with listening(command, environment, scratch) as (url, child):
         yield Proxy(url, child)
+
+
+@contextlib.contextmanager
+def start_observed(options, upstream, scratch, environment=None):
+    """Starts mcp-resume with its defaults and an admin listener: the proxy, and the listener's address."""
+    command = [options.mcp_resume, "serve", "--upstream", upstream["url"], "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+    with listening(command, environment or {}, scratch) as (url, child):
+        yield Proxy(url, child), child.stdout.readline().split("admin on http://")[1].strip()
+
+
+def metrics(admin):
+    """The metrics of the mcp-resume with that admin listener, summed over labels."""
+    connection = http.client.HTTPConnection(admin, timeout=30)
+    with contextlib.closing(connection):
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    found = {}
+    for line in text.splitlines():
+        if line.startswith("mcp_resume_"):
+            name, value = line.removeprefix("mcp_resume_").rsplit(" ", 1)
+            name = name.split("{")[0]
+            found[name] = found.get(name, 0) + int(float(value))
+    return found
 
 
 @contextlib.contextmanager

@@ -35,17 +35,24 @@ impl Client {
             client.finish_handshake(&answer).await?;
             return Ok(client);
         }
-        client.post(INITIALIZE).await?;
-        let head = client.conn.response().await?;
+        client.initialize().await?;
+        Ok(client)
+    }
+
+    /// Opens a session, for all further requests.
+    pub(super) async fn initialize(&mut self) -> Result<()> {
+        self.session.clear();
+        self.post(INITIALIZE).await?;
+        let head = self.conn.response().await?;
         expect_ok(head.status, "initialize")?;
         let mut answer = Vec::new();
-        client.conn.rest(&mut answer).await?;
+        self.conn.rest(&mut answer).await?;
         let session = head.session.ok_or("initialize brought no session")?;
-        client.session = format!("Mcp-Session-Id: {session}\r\n");
-        if target.foreign {
-            client.finish_handshake(&answer).await?;
+        self.session = format!("Mcp-Session-Id: {session}\r\n");
+        if self.target.foreign {
+            self.finish_handshake(&answer).await?;
         }
-        Ok(client)
+        Ok(())
     }
 
     /// Connects and sends nothing: a client of a server without sessions.
