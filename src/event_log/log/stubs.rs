@@ -64,15 +64,30 @@ impl EventLog {
     /// Returns the stream, rebuilt from its stub if need be. A stub that has nothing but the end stays in place, because its
     /// stream has no events to read; its retention begins anew.
     pub(in crate::event_log) fn expand(&self, id: StreamId) -> Option<Arc<Stream>> {
-        let now = clock::now();
+        let (stream, is_new) = self.expand_briefly(id)?;
+        if is_new {
+            self.schedule_second_check(id, clock::now());
+        }
+        Some(stream)
+    }
+
+    /// Returns the stream unless only a stub with a proven delivery is left, which lacks events.
+    pub(in crate::event_log) fn expand_unproven(&self, id: StreamId) -> Option<Arc<Stream>> {
+        let is_proven = self.streams.entries.get(&id)?.value().stub().is_some_and(|stub| stub.is_proven());
+        if is_proven { None } else { self.expand(id) }
+    }
+
+    /// Returns the stream as [`Self::expand`] does, and whether it was made of its stub now. The caller releases it soon: nothing
+    /// checks whether it is still used.
+    pub(in crate::event_log) fn expand_briefly(&self, id: StreamId) -> Option<(Arc<Stream>, bool)> {
         let mut known = self.streams.entries.get_mut(&id)?;
         let stub = match known.value_mut() {
-            StreamEntry::Stream(stream) => return Some(stream.clone()),
+            StreamEntry::Stream(stream) => return Some((stream.clone(), false)),
             StreamEntry::Stub(stub) => stub,
         };
         let is_bare = stub.is_bare();
         if is_bare {
-            stub.end.left_at = now;
+            stub.end.left_at = clock::now();
         }
         let stream = Arc::new(Stream::from_stub(stub, self.identity.clone(), self.bounds, self.backing.clone()));
         stream.publish_first();
@@ -84,9 +99,8 @@ impl EventLog {
             if stream.is_proven() {
                 stream.note_delivered(DeliveryCertainty::Proven);
             }
-            self.schedule_second_check(id, now);
         }
-        Some(stream)
+        Some((stream, !is_bare))
     }
 
     /// Checks a stub whose time may have come. Returns `None` if there is none of this id.

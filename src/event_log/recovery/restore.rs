@@ -60,7 +60,7 @@ impl EventLog {
     ) -> Result<(), Unreachable> {
         let seq = last.seq;
         let is_unreachable = backing.store.health() == StoreHealth::Unreachable;
-        let here = self.streams.get(id);
+        let here = self.expand_unproven(id);
         if let Some(here) = here {
             if is_unreachable && backing.on_unreachable == OnUnreachable::Refuse {
                 return Err(Unreachable);

@@ -11,11 +11,13 @@ use std::time::Duration;
 
 use tracing::{debug, info};
 
+use crate::event_log::backing::Backing;
 use crate::event_log::backing::generation::StoreLoss;
 use crate::event_log::log::EventLog;
 use crate::event_log::stream::Stream;
 use crate::event_log::writer::recorder;
-use crate::protocol::ids::StoreEpoch;
+use crate::protocol::ids::{StoreEpoch, StreamId};
+use crate::store::Error;
 
 impl EventLog {
     /// Notes the epoch of the store's contents and the number of losses; tells whether [`Self::verify_and_rewrite`] or
@@ -39,6 +41,13 @@ impl EventLog {
             log.rewrite_records().await;
             for stream in over {
                 recorder::seal(&stream, &backing, || {}).await;
+            }
+            for id in log.streams.unproven_stubs() {
+                let Some(stream) = log.expand_written(id) else { continue };
+                if stream.note_store_loss() {
+                    recorder::seal(&stream, &backing, || {}).await;
+                }
+                log.release(stream);
             }
         });
     }
@@ -65,25 +74,39 @@ impl EventLog {
         let log = self.clone();
         tokio::spawn(async move {
             log.rewrite_records().await;
-            for stream in written {
-                let Some(store_progress) = stream.store_position() else { continue };
-                match backing.store.load(stream.id()).wait().await {
-                    Ok(Some(stored)) if store_progress.is_in(&stored) => {}
-                    Ok(_) => {
-                        info!(stream.id = %stream.id(), "the store has lost a part of a stream: the stream is rewritten");
-                        if stream.note_store_loss() {
-                            recorder::seal(&stream, &backing, || {}).await;
-                        }
-                    }
+            // One stub at a time is a stream meanwhile.
+            let stubs = log.streams.unproven_stubs().into_iter().filter_map(|id| log.expand_written(id));
+            for stream in written.into_iter().chain(stubs) {
+                if let Err(error) = verify(&stream, &backing).await {
                     // The next return of the store begins another check.
-                    Err(error) => return debug!(%error, "a store that is back cannot be verified"),
+                    return debug!(%error, "a store that is back cannot be verified");
                 }
+                log.release(stream);
             }
         });
+    }
+
+    /// Returns the stream of a stub that was written here, for a moment.
+    fn expand_written(&self, id: StreamId) -> Option<Arc<Stream>> {
+        let (stream, _) = self.expand_briefly(id)?;
+        if stream.is_restored() { None } else { Some(stream) }
     }
 
     /// Returns the streams in the log that were written here.
     fn written_here(&self) -> impl Iterator<Item = Arc<Stream>> {
         self.streams.all().into_iter().filter(|stream| !stream.is_restored())
     }
+}
+
+/// Compares a stream with the store, and rewrites it there if something is missing.
+async fn verify(stream: &Arc<Stream>, backing: &Arc<Backing>) -> Result<(), Error> {
+    let Some(store_progress) = stream.store_position() else { return Ok(()) };
+    let stored = backing.store.load(stream.id()).wait().await?;
+    if stored.is_none_or(|stored| !store_progress.is_in(&stored)) {
+        info!(stream.id = %stream.id(), "the store has lost a part of a stream: the stream is rewritten");
+        if stream.note_store_loss() {
+            recorder::seal(stream, backing, || {}).await;
+        }
+    }
+    Ok(())
 }

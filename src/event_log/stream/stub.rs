@@ -338,8 +338,7 @@ impl Stream {
         let is_proven = inner.delivered.is_proven() && !has_key;
         // The entries of the retry index are dropped without it.
         drop(inner);
-        let is_shared = self.backing.as_ref().is_some_and(|backing| backing.coordination.is_some());
-        if !is_proven && (is_shared || self.secret().is_some()) {
+        if !is_proven && self.secret().is_some() {
             return None;
         }
         if is_beyond_retries {
@@ -357,6 +356,7 @@ impl Stream {
     ) -> Self {
         let End { era, retention, tail, .. } = stub.end;
         let is_shared = backing.as_ref().is_some_and(|backing| backing.coordination.is_some());
+        let lacks_events = stub.is_proven();
         let spec = Spec {
             // The machine of the stub has its own.
             policy: Policy::of_ended(era, retention, true),
@@ -375,8 +375,8 @@ impl Stream {
         }
         let inner = stream.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
         inner.head = Head::Committed;
-        // A shared store gets nothing more of the stream.
-        inner.is_restored = is_shared;
+        // A shared store has more of such a stream, and gets nothing from here.
+        inner.is_restored = is_shared && lacks_events;
         inner.tail = Tail::starting_at(tail);
         inner.delivered = Delivered::proven();
         let rest = stub.kept.take().map(|kept| {

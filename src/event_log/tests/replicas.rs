@@ -659,3 +659,57 @@ async fn the_ten_minutes_start_again_for_a_replica_that_has_renewed_its_lease() 
     assert!(is_over(&store, &stream).await);
     two.kill();
 }
+
+/// Runs a call to its end at this replica, where no task uses it any more; returns the id of its beginning, and its events.
+async fn finished(replica: &Replica) -> (EventId, String) {
+    let (stream, writer) = open(&replica.log);
+    replica.log.publish_once(&stream);
+    writer.update(says(&note(0))).await;
+    writer.update(says(RESPONSE)).await;
+    writer.update(ended()).await;
+    writer.seal().await;
+    replica.log.retain(&stream);
+    let (id, text) = (event_id(&stream, 0), [wire(&stream, 1, &note(0)), wire(&stream, 2, RESPONSE)].concat());
+    drop(writer);
+    replica.log.release(stream);
+    (id, text)
+}
+
+fn stubs(replica: &Replica) -> usize {
+    replica.log.streams.unproven_stubs().len()
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_stubs_of_finished_calls_are_rewritten_after_a_data_loss() {
+    for rewrite in [EventLog::rewrite_all, EventLog::verify_and_rewrite] {
+        let store = TestStore::default();
+        let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
+        let calls = [finished(&one).await, finished(&one).await];
+        assert_eq!(stubs(&one), 2);
+        one.kill();
+        store.lose();
+        rewrite(&one.log);
+        settle().await;
+        assert_eq!(stubs(&one), 2, "they are stubs again");
+        for (id, text) in &calls {
+            let mut client = two.resume(id).await;
+            assert_eq!((client.read_all(), client.text()), (Poll::Ready(ReadOutcome::Ended), &**text));
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stub_serves_its_clients_while_the_store_is_unreachable() {
+    let store = TestStore::default();
+    let one = Replica::of(&store, 1).await;
+    let (id, text) = finished(&one).await;
+    store.set_away(true);
+    for _ in 0..2 {
+        let mut client = one.resume(&id).await;
+        assert_eq!((client.read_all(), client.text()), (Poll::Ready(ReadOutcome::Ended), &*text));
+        let stream = client.attachment.stream().clone();
+        drop(client);
+        one.log.release(stream);
+        assert_eq!(stubs(&one), 1);
+    }
+}

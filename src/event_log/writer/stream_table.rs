@@ -91,6 +91,12 @@ impl StreamTable {
         self.entries.iter().filter_map(|entry| entry.value().stream().cloned()).collect()
     }
 
+    /// Returns the ids of the stubs whose delivery is not proven.
+    pub(in crate::event_log) fn unproven_stubs(&self) -> Vec<StreamId> {
+        let stubs = self.entries.iter().filter(|entry| entry.value().stub().is_some_and(|stub| !stub.is_proven()));
+        stubs.map(|entry| *entry.key()).collect()
+    }
+
     /// Inserts `stream`.
     pub(in crate::event_log) fn insert(&self, stream: &Arc<Stream>) {
         self.entries.insert(stream.id(), StreamEntry::Stream(stream.clone()));
