@@ -29,6 +29,12 @@ pub fn wall() -> Duration {
     (wall + now.saturating_duration_since(begun)).saturating_sub(begun.saturating_duration_since(now))
 }
 
+/// Returns the time of the system since 1970, for the log alone: it jumps with the machine's clock, and does not move with [`now`].
+#[expect(clippy::disallowed_methods, reason = "the one place that may")]
+pub fn system() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
 /// Returns the time since the machine was started, including suspended time: leases are measured by it. On other systems than Linux, and in tests
 /// that move the clock, returns the same as [`wall`].
 pub fn boot() -> Duration {

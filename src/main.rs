@@ -22,7 +22,7 @@ use mcp_resume::check::{self, Report, summary::Summary};
 use mcp_resume::config::{Balancing, Config, Flags, Log, LogFormat};
 use mcp_resume::demo;
 use mcp_resume::descriptors;
-use mcp_resume::log::{self, Lines};
+use mcp_resume::log::{self, Lines, text};
 use mcp_resume::sidecar::{self, Addresses, Server};
 use tracing::{error, info};
 use tracing_subscriber::EnvFilter;
@@ -307,7 +307,7 @@ impl Output {
             .with_ansi(io::stderr().is_terminal())
             .with_writer(output.log.clone());
         match log.format {
-            LogFormat::Text => lines.init(),
+            LogFormat::Text => lines.with_timer(text::Time).fmt_fields(text::Fields::default()).init(),
             LogFormat::Json => lines.json().init(),
         }
         // The default hook writes to stderr and may block.

@@ -5,6 +5,7 @@
 //! allocations are the proxy's. The log lines are written to nowhere.
 
 use mcp_resume::config::Config;
+use mcp_resume::log::text;
 use mcp_resume::sidecar::Server;
 use std::future::{Future, pending};
 use std::io::Write as _;
@@ -52,7 +53,9 @@ pub(crate) const SESSION_EVENT: Kind = Kind { events: 1, has_session: true };
 
 /// Makes `times` calls, one after another, on one connection.
 pub(crate) fn call(times: usize, kind: Kind) -> Result<()> {
-    tracing_subscriber::fmt().with_env_filter(LOG).with_ansi(false).with_writer(std::io::sink).init();
+    // As `serve` writes its lines.
+    let lines = tracing_subscriber::fmt().with_env_filter(LOG).with_ansi(false).with_writer(std::io::sink);
+    lines.with_timer(text::Time).fmt_fields(text::Fields::default()).init();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let done = runtime.block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await?;

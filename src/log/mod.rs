@@ -3,7 +3,9 @@
 //! A pipe whose reader has stopped takes 64 KiB and then blocks each writer. So lines are queued, and a thread of its own writes them.
 //! The thread gathers lines for a moment and writes them together: a wake-up and a write for each line would cost more than a short call.
 //! Owned here: the limit of the queue, the count of dropped lines, and the end of the thread. Invariant: a worker that logs never waits for
-//! the output; a line for which the queue has no room is dropped and counted. Absent: the texts and the format of lines.
+//! the output; a line for which the queue has no room is dropped and counted. The format of a text line is in [`text`]. Absent: the texts.
+
+pub mod text;
 
 use std::fmt::{self, Display};
 use std::io::{self, Write};
