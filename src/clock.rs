@@ -72,8 +72,8 @@ pub async fn sleep_until(at: Instant) {
     tokio::time::sleep_until(TokioInstant::from_std(at)).await;
 }
 
-/// A timer that is set again and again, most often to a later time or to none before it fires. The runtime's timer is moved only if it would
-/// fire too late; one that fires too early is set again then.
+/// A timer that is set again and again, most often to a later time or to none before it fires. The runtime's timer is made at the first poll
+/// that has to wait. It is moved only if it would fire too late; one that fires too early is set again then.
 #[derive(Debug)]
 pub struct Alarm {
     at: Option<Instant>,
@@ -86,26 +86,23 @@ impl Alarm {
         Self { at: None, sleep: None }
     }
 
-    /// Sets the time of the alarm, or unsets the alarm if `at` is `None`.
+    /// Sets the time of the alarm, or unsets the alarm if `at` is `None`. Takes effect at the next poll.
     pub fn set(&mut self, at: Option<Instant>) {
         self.at = at;
-        let Some(at) = at.map(TokioInstant::from_std) else { return };
-        match &mut self.sleep {
-            Some(sleep) if sleep.deadline() <= at && !sleep.is_elapsed() => {}
-            Some(sleep) => sleep.as_mut().reset(at),
-            None => {
-                anchor(at);
-                self.sleep = Some(Box::pin(tokio::time::sleep_until(at)));
-            }
-        }
     }
 
     /// Returns ready once when the time has come, and unsets the alarm.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let (Some(at), Some(sleep)) = (self.at, &mut self.sleep) else { return Poll::Pending };
+        let Some(at) = self.at.map(TokioInstant::from_std) else { return Poll::Pending };
+        let sleep = self.sleep.get_or_insert_with(|| {
+            anchor(at);
+            Box::pin(tokio::time::sleep_until(at))
+        });
+        if sleep.deadline() > at {
+            sleep.as_mut().reset(at);
+        }
         loop {
             ready!(sleep.as_mut().poll(cx));
-            let at = TokioInstant::from_std(at);
             if sleep.deadline() >= at {
                 self.at = None;
                 return Poll::Ready(());
