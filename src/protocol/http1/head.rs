@@ -1,10 +1,12 @@
 //! Heads: writes that of a request, and parses that of a response.
 
+use std::mem::MaybeUninit;
 use std::sync::LazyLock;
 
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use httparse::ParserConfig;
 use memchr::memmem::Finder;
 
 use super::{Error, Framing, MAX_HEAD_BYTES, MAX_HEADERS, MAX_INTERIM_HEADS};
@@ -27,7 +29,7 @@ pub fn encode_request(method: &Method, target: &str, host: &str, lines: &Lines, 
     }
     write(lines.as_bytes());
     if body > 0 {
-        for piece in [CONTENT_LENGTH.as_str(), ": ", &body.to_string(), "\r\n"] {
+        for piece in [CONTENT_LENGTH.as_str(), ": ", itoa::Buffer::new().format(body), "\r\n"] {
             write(piece.as_bytes());
         }
     }
@@ -119,9 +121,10 @@ fn parse(bytes: &[u8], has_no_body: bool) -> Result<Option<Head>, Error> {
     if bytes.len() > MAX_HEAD_BYTES || has_lone_line_feed(None, bytes) {
         return Err(Error::Head);
     }
-    let mut lines = [httparse::EMPTY_HEADER; MAX_HEADERS];
-    let mut response = httparse::Response::new(&mut lines);
-    match response.parse(bytes) {
+    // Not initialised: that would cost more than the few lines of most heads.
+    let mut lines = [const { MaybeUninit::uninit() }; MAX_HEADERS];
+    let mut response = httparse::Response::new(&mut []);
+    match ParserConfig::default().parse_response_with_uninit_headers(&mut response, bytes, &mut lines) {
         Ok(httparse::Status::Complete(length)) if length == bytes.len() => {}
         Ok(_) | Err(_) => return Err(Error::Head),
     }
