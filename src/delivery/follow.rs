@@ -20,6 +20,9 @@ use crate::protocol::sse;
 use crate::protocol::stream::Machine;
 use crate::simulation::{self, Bug};
 
+/// Capacity for the beginning of a response: enough for all of most short calls.
+const START_ROOM: usize = 1024;
+
 /// Delivery plan of one connection. Fixed when its response begins.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -181,6 +184,7 @@ impl Follow {
     /// Writes the beginning of a response, in the same write as its head: without an id no client can resume.
     fn write_start(&mut self, out: &mut BytesMut) {
         let Some(start) = self.start.take() else { return };
+        out.reserve(START_ROOM);
         if self.plan.opening == Opening::PrimingEvent && !simulation::has(Bug::LeavesThePrimeOut) {
             let attach = match start {
                 Start::First => None,
@@ -429,6 +433,11 @@ impl Body for Follow {
         this.last_write = clock::now();
         this.metrics.observe_delivery(std::mem::take(&mut this.written), out.len());
         Poll::Ready(Some(Ok(Frame::data(this.attachment.counted(out)))))
+    }
+
+    /// True once the last piece was returned: hyper writes the end of the response with it.
+    fn is_end_stream(&self) -> bool {
+        self.state == State::Ended
     }
 }
 

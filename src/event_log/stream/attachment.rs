@@ -280,7 +280,7 @@ impl Attachment {
 
     /// Returns the event ID of the position after `cursor`; with `attach` if that differs from the event's own.
     pub fn id_of_place(&self, cursor: Seq, attach: Option<AttachId>) -> String {
-        let mut id = String::new();
+        let mut id = String::with_capacity(ID_LINE);
         let is_adopted = self.stream.adopted_after().is_some_and(|after| cursor > after);
         let written = if is_adopted {
             ids::write_adopted_id(&mut id, self.handle(), cursor, attach)

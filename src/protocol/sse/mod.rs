@@ -281,15 +281,20 @@ pub fn encode_empty(out: &mut BytesMut, id: Option<&str>, retry: Option<Duration
         encode_id(out, id);
     }
     if let Some(retry) = retry {
-        put_line(out, b"retry: ", retry.as_millis().to_string().as_bytes());
+        put_retry(out, retry);
     }
     out.put_slice(b"data: \n\n");
 }
 
 /// Writes a `retry` alone, which is no event.
 pub fn encode_retry(out: &mut BytesMut, retry: Duration) {
-    put_line(out, b"retry: ", retry.as_millis().to_string().as_bytes());
+    put_retry(out, retry);
     out.put_u8(b'\n');
+}
+
+fn put_retry(out: &mut BytesMut, retry: Duration) {
+    let millis = u64::try_from(retry.as_millis()).unwrap_or(u64::MAX);
+    put(out, b"retry: ", itoa::Buffer::new().format(millis).as_bytes());
 }
 
 /// Writes a comment as a block: a heartbeat, or a note for readers of the raw stream.
