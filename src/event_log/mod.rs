@@ -44,4 +44,4 @@ pub use stream::response_head::{Head, Plain};
 pub use stream::retries::RetryMatch;
 pub use stream::summary::Summary;
 pub use stream::{Collected, Spec, Stream};
-pub use writer::Writer;
+pub use writer::{Next, Writer};

@@ -165,6 +165,11 @@ impl Stream {
         self.id
     }
 
+    /// Returns the time at which the stream was created.
+    pub fn created(&self) -> Instant {
+        self.created
+    }
+
     /// Returns the stream's part of every event ID. Made at its first use, because a prompt JSON response needs none.
     /// Not to be called under the stream's lock.
     pub fn handle(&self) -> &Handle {

@@ -19,7 +19,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 
@@ -51,6 +51,14 @@ fn log_with(store: Option<Arc<dyn Store>>) -> EventLog {
         metrics: metrics.clone(),
     });
     EventLog::new(identity, TailLimits { max_bytes: 1 << 20, max_events: 10_000 }, allowance(), metrics, backing)
+}
+
+/// Returns the writer's next deadline, and whether it may read the upstream. No effect may be due.
+fn schedule(writer: &Writer) -> (Option<Instant>, bool) {
+    match writer.poll_next() {
+        Next::Input { deadline, may_read, .. } => (deadline, may_read),
+        Next::Effect(effect) => panic!("{effect:?} is due"),
+    }
 }
 
 /// Returns the log of a replica that shares its store.

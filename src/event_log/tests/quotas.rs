@@ -73,7 +73,7 @@ pub(super) fn is_kept(log: &EventLog, stream: &Stream) -> bool {
 }
 
 fn is_paused(writer: &Writer) -> bool {
-    !writer.schedule().1
+    !schedule(writer).1
 }
 
 #[tokio::test(start_paused = true)]
@@ -227,7 +227,7 @@ async fn a_pause_ends_when_another_stream_of_the_quota_frees_memory() {
     let (_, writer) = open_of(&log, 1);
     write(&writer, 25_000);
     assert!(is_paused(&writer));
-    let (deadline, _) = writer.schedule();
+    let (deadline, _) = schedule(&writer);
     assert!(deadline.unwrap() - clock::now() < Duration::from_secs(1), "it looks again soon");
     drop(other_writer);
     log.forget(&other);

@@ -194,7 +194,7 @@ async fn stubs_go_before_streams_that_have_arrived_and_the_oldest_of_them_first(
     }
     assert_eq!(stubs(&log), 0);
     // Then it is its turn, without a wait for its time.
-    assert!(writer.schedule().1, "that was room enough");
+    assert!(schedule(&writer).1, "that was room enough");
 }
 
 #[tokio::test(start_paused = true)]

@@ -16,11 +16,27 @@ use crate::event_log::stream::response_head::Head;
 use crate::event_log::stream::{Advanced, Stream, in_flight};
 use crate::event_log::writer::recorder::{Recorder, seal};
 use crate::event_log::writer::stream_table::StreamTable;
-use crate::protocol::stream::{Effect, Machine};
+use crate::protocol::stream::{Effect, Machine, Phase};
 
 /// Interval at which a paused stream checks for capacity freed by others of its principal. Its own reader notifies it
 /// at once.
 const CAPACITY_POLL: Duration = Duration::from_millis(250);
+
+/// Next step of a pump.
+#[derive(Debug)]
+pub enum Next {
+    /// Carry out an effect.
+    Effect(Effect),
+    /// Wait for an input.
+    Input {
+        /// Phase of the stream.
+        phase: Phase,
+        /// Time of the machine's next timeout, or of the next check for capacity; `None` if there is none.
+        deadline: Option<Instant>,
+        /// True if the upstream may be read.
+        may_read: bool,
+    },
+}
 
 /// The one writer of a stream. Not `Clone`, so that there is never a second.
 pub struct Writer {
@@ -97,25 +113,24 @@ impl Writer {
         inner.wake();
     }
 
-    /// Returns the next effect of the machine.
-    pub fn poll_effect(&self) -> Option<Effect> {
-        self.stream.lock().machine.poll_effect()
-    }
-
-    /// Returns the machine's next deadline, and whether the upstream may be read.
-    pub fn schedule(&self) -> (Option<Instant>, bool) {
-        let inner = self.stream.lock();
-        let deadline = inner.machine.poll_timeout();
+    /// Returns the next effect of the machine, or the input for which the pump waits if there is none.
+    pub fn poll_next(&self) -> Next {
+        let mut inner = self.stream.lock();
+        if let Some(effect) = inner.machine.poll_effect() {
+            return Next::Effect(effect);
+        }
+        let (phase, deadline) = (inner.machine.phase(), inner.machine.poll_timeout());
         let is_behind = inner
             .store_progress
             .as_ref()
             .is_some_and(|store_progress| store_progress.is_behind && !store_progress.is_memory_only);
         let is_paused = inner.machine.is_paused() || inner.is_held_up;
         if !is_paused && !is_behind {
-            return (deadline, true);
+            return Next::Input { phase, deadline, may_read: true };
         }
         let poll_at = clock::now() + CAPACITY_POLL;
-        (Some(deadline.map_or(poll_at, |deadline| deadline.min(poll_at))), !is_paused)
+        let deadline = Some(deadline.map_or(poll_at, |deadline| deadline.min(poll_at)));
+        Next::Input { phase, deadline, may_read: !is_paused }
     }
 
     /// Resolves when another task has changed the stream.

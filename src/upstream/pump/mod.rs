@@ -12,7 +12,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use http::header::CONTENT_ENCODING;
 use http::{HeaderMap, Response, StatusCode};
-use tracing::{Instrument, debug, info};
+use tracing::{Instrument, Level, debug, enabled, info};
 
 use super::input::{InputSource, UpstreamInput};
 use super::metrics::Metrics;
@@ -22,12 +22,12 @@ use super::sse_reader::{EventReader, GatherResult};
 use super::synthetic;
 use super::{Credentials, ResponseBody, Template, Upstream};
 use crate::clock::{self, Alarm};
-use crate::event_log::{EventLog, Head, Subject, Writer};
+use crate::event_log::{EventLog, Head, Next, Subject, Writer};
 use crate::protocol::error::{ErrorCode, Failure, Side};
 use crate::protocol::headers;
 use crate::protocol::ids::StreamKind;
 use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::stream::{Effect, Ending, Outcome, Phase};
+use crate::protocol::stream::{Effect, Ending, Machine, Outcome, Phase};
 
 /// One call to be made.
 pub struct Call {
@@ -59,6 +59,33 @@ pub struct Pump {
     arriving: usize,
     began: Instant,
     alarm: Alarm,
+}
+
+/// End of a stream, for its last log line.
+struct End {
+    kind: StreamKind,
+    outcome: Outcome,
+    failure: Option<Failure>,
+    is_attached: bool,
+    events: u64,
+    connections: u32,
+    at: Instant,
+}
+
+impl End {
+    /// Returns the end of a sealed stream, or `None` for another.
+    fn of(machine: &Machine, at: Instant) -> Option<Self> {
+        let Phase::Sealed { outcome, .. } = machine.phase() else { return None };
+        Some(Self {
+            kind: machine.policy().kind,
+            outcome,
+            failure: machine.failure(),
+            is_attached: machine.reader().is_attached(),
+            events: machine.tail().0,
+            connections: machine.reader().connections(),
+            at,
+        })
+    }
 }
 
 impl Drop for Pump {
@@ -98,11 +125,16 @@ impl Pump {
     /// Runs until the stream is sealed or the response has passed.
     pub async fn run(mut self: Box<Self>) {
         loop {
-            self.apply_effects().await;
-            if self.is_over() {
+            let (phase, deadline, may_read) = match self.writer.poll_next() {
+                Next::Effect(effect) => {
+                    self.apply_effect(effect).await;
+                    continue;
+                }
+                Next::Input { phase, deadline, may_read } => (phase, deadline, may_read),
+            };
+            if self.is_over(phase) {
                 break;
             }
-            let (deadline, may_read) = self.writer.schedule();
             self.alarm.set(deadline);
             tokio::select! {
                 // A random order would make simulated runs differ. The upstream is last, because it alone can be ready without end.
@@ -132,28 +164,26 @@ impl Pump {
         self.log.publish_once(stream);
     }
 
-    fn is_over(&self) -> bool {
-        self.writer.stream().with_machine(|machine| match machine.phase() {
+    fn is_over(&self, phase: Phase) -> bool {
+        match phase {
             Phase::Sealed { .. } => true,
             Phase::Passed => matches!(self.input, InputSource::Idle),
             Phase::Waiting | Phase::Open => false,
-        })
+        }
     }
 
     async fn finish(self: Box<Self>) {
         // Another task may have ended the stream since the last update, and its reader was not notified.
-        self.writer.update(|_, _| ()).await;
+        let end = self.writer.update(|machine, now| End::of(machine, now)).await;
         let stream = self.writer.stream();
-        let outcome = stream.with_machine(|machine| match machine.phase() {
-            Phase::Sealed { outcome, .. } => Some((outcome, machine.failure(), machine.reader().is_attached())),
-            Phase::Waiting | Phase::Passed | Phase::Open => None,
-        });
-        if let Some((outcome, failure, attached)) = outcome {
+        if let Some(end) = end {
             self.writer.seal().await;
-            match stream.with_machine(|machine| machine.policy().kind) {
-                StreamKind::Request => self.note_seal(outcome, failure, attached),
+            match end.kind {
+                StreamKind::Request => self.note_seal(&end),
                 // A standalone stream is no call, so it cannot fail or be abandoned.
-                StreamKind::Standalone => debug!(stream.id = %stream.id(), ?failure, "standalone stream ended"),
+                StreamKind::Standalone => {
+                    debug!(stream.id = %stream.id(), failure = ?end.failure, "standalone stream ended")
+                }
             }
             if !stream.is_sent() {
                 // No tool ran: a retry is a new call.
@@ -175,50 +205,51 @@ impl Pump {
     }
 
     /// Reports the outcome of a call to log and metrics.
-    fn note_seal(&self, outcome: Outcome, failure: Option<Failure>, is_attached: bool) {
+    fn note_seal(&self, end: &End) {
         let stream = self.writer.stream();
-        self.metrics.observe_seal(outcome, is_attached);
-        if failure.is_some_and(|failure| failure.code == ErrorCode::Abandoned) {
+        self.metrics.observe_seal(end.outcome, end.is_attached);
+        if end.failure.is_some_and(|failure| failure.code == ErrorCode::Abandoned) {
             self.metrics.observe_abandoned();
         }
-        if let Some(failure) = failure
+        if let Some(failure) = end.failure
             && failure.code.side() == Side::Upstream
         {
             self.metrics.errors.observe_upstream_failure(failure.code);
         }
         stream.name_call(self.call.template.body());
-        let (name, summary) = (stream.call_name(), stream.summary(clock::now()));
+        if !enabled!(Level::INFO) {
+            return;
+        }
+        let name = stream.call_name();
         info!(
             stream.id = %stream.id(),
             session = stream.binding().session_hash(),
             method = name.map(|name| &*name.method),
             tool = name.and_then(|name| name.tool.as_deref()),
-            duration_ms = summary.age.as_millis() as u64,
-            events = summary.events,
-            connections = summary.connections,
-            outcome = outcome.label(),
-            error = failure.map(|failure| failure.code.label()),
-            attached = is_attached,
+            duration_ms = end.at.saturating_duration_since(stream.created()).as_millis() as u64,
+            events = end.events,
+            connections = end.connections,
+            outcome = end.outcome.label(),
+            error = end.failure.map(|failure| failure.code.label()),
+            attached = end.is_attached,
             "call ended"
         );
     }
 
     // ── effects ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async fn apply_effects(&mut self) {
-        while let Some(effect) = self.writer.poll_effect() {
-            match effect {
-                Effect::Close => self.input = InputSource::Idle,
-                Effect::Reopen(last_id) => self.send(Arc::new(self.call.template.to_get(last_id.as_deref())), true),
-                Effect::AnnounceCancel(ids) if self.writer.stream().is_sent() => {
-                    for id in &ids {
-                        self.post_aside(synthetic::cancelled(id));
-                    }
+    async fn apply_effect(&mut self, effect: Effect) {
+        match effect {
+            Effect::Close => self.input = InputSource::Idle,
+            Effect::Reopen(last_id) => self.send(Arc::new(self.call.template.to_get(last_id.as_deref())), true),
+            Effect::AnnounceCancel(ids) if self.writer.stream().is_sent() => {
+                for id in &ids {
+                    self.post_aside(synthetic::cancelled(id));
                 }
-                Effect::AnnounceCancel(_) => {}
-                Effect::RefuseServerRequest(id) => self.refuse_server_request(id),
-                Effect::AnnounceGap => self.announce_gap().await,
             }
+            Effect::AnnounceCancel(_) => {}
+            Effect::RefuseServerRequest(id) => self.refuse_server_request(id),
+            Effect::AnnounceGap => self.announce_gap().await,
         }
     }
 
