@@ -3,10 +3,11 @@
 //! Time is tokio's, so that a paused runtime clock is the whole program's clock: tests and simulations move it by hand.
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::sync::OnceLock;
-use std::task::{Context, Poll, Waker, ready};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::time::{Instant as TokioInstant, Sleep};
@@ -139,8 +140,102 @@ impl Default for Alarm {
     }
 }
 
+/// A wait of a moment. The waits of a thread share one timer of the runtime.
+///
+/// A runtime wakes itself by a system call when a new timer is due before all others, as a timer of its own for such a wait would be. The
+/// shared timer is set for one wait and wakes all that are not dropped; those that are not over set it again.
+#[derive(Debug)]
+pub struct ShortWait {
+    until: Instant,
+    /// Place among the waits of a thread, once it was polled.
+    place: Option<(Arc<ShortWaits>, u64)>,
+}
+
+impl ShortWait {
+    /// Begins a wait of this time.
+    pub fn new(time: Duration) -> Self {
+        Self { until: now() + time, place: None }
+    }
+
+    /// Returns ready once the time is over.
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if now() >= self.until {
+            return Poll::Ready(());
+        }
+        self.leave();
+        self.place = Some(SHARED_TIMER.with_borrow_mut(|shared| shared.join(self.until, cx.waker())));
+        Poll::Pending
+    }
+
+    fn leave(&mut self) {
+        if let Some((waits, number)) = self.place.take() {
+            let mut all = waits.lock();
+            if let Ok(at) = all.binary_search_by_key(&number, |(number, _)| *number) {
+                all.remove(at);
+            }
+        }
+    }
+}
+
+impl Drop for ShortWait {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+thread_local! {
+    static SHARED_TIMER: RefCell<SharedTimer> = RefCell::default();
+}
+
+/// Timer that the short waits of a thread share.
+#[derive(Default)]
+struct SharedTimer {
+    timer: Option<Pin<Box<Sleep>>>,
+    waits: Arc<ShortWaits>,
+    /// Number of the last wait.
+    last: u64,
+}
+
+impl SharedTimer {
+    /// Adds a wait that ends at `until`. Returns its place.
+    fn join(&mut self, until: Instant, waker: &Waker) -> (Arc<ShortWaits>, u64) {
+        self.last += 1;
+        self.waits.lock().push_back((self.last, waker.clone()));
+        let until = TokioInstant::from_std(until);
+        // The timer of a runtime that has ended has elapsed as well.
+        let is_set = self.timer.as_ref().is_some_and(|timer| !timer.is_elapsed() && timer.deadline() <= until);
+        if !is_set {
+            let timer = self.timer.insert(Box::pin(tokio::time::sleep_until(until)));
+            // The first poll registers the timer.
+            let _ = timer.as_mut().poll(&mut Context::from_waker(&Waker::from(self.waits.clone())));
+        }
+        (self.waits.clone(), self.last)
+    }
+}
+
+/// Short waits of a thread, by their numbers, each with the waker of its task.
+#[derive(Debug, Default)]
+struct ShortWaits(Mutex<VecDeque<(u64, Waker)>>);
+
+impl ShortWaits {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<(u64, Waker)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Wake for ShortWaits {
+    fn wake(self: Arc<Self>) {
+        let waits = std::mem::take(&mut *self.lock());
+        for (_, waker) in waits {
+            waker.wake();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -176,5 +271,50 @@ mod tests {
         alarm.set(Some(begin + Duration::from_secs(2)));
         alarm.ring().await;
         assert_eq!(now() - begin, Duration::from_secs(3));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn short_waits_of_a_thread_end_each_at_its_time() {
+        let begin = now();
+        let ends = (0..4u64).map(|wait| async move {
+            // The last begins after the timer of the others.
+            sleep(Duration::from_millis([0, 2, 4, 20][wait as usize])).await;
+            let mut short = ShortWait::new(Duration::from_millis(5));
+            poll_fn(|cx| short.poll(cx)).await;
+            (now() - begin).as_millis()
+        });
+        let tasks: Vec<_> = ends.map(tokio::spawn).collect();
+        let mut ended = Vec::new();
+        for task in tasks {
+            ended.push(task.await.expect("no panic"));
+        }
+        assert_eq!(ended, [5, 7, 9, 25]);
+    }
+
+    #[derive(Default)]
+    struct Bell(AtomicUsize);
+
+    impl Wake for Bell {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_short_wait_that_was_dropped_wakes_no_task() {
+        let (dropped, kept) = (Arc::<Bell>::default(), Arc::<Bell>::default());
+        let mut waits: Vec<ShortWait> = Vec::new();
+        for bell in [&dropped, &kept] {
+            let mut wait = ShortWait::new(Duration::from_millis(1));
+            let waker = Waker::from(bell.clone());
+            // Polled twice, it has one place.
+            for _ in 0..2 {
+                assert!(wait.poll(&mut Context::from_waker(&waker)).is_pending());
+            }
+            waits.push(wait);
+        }
+        drop(waits.remove(0));
+        sleep(Duration::from_millis(2)).await;
+        assert_eq!([dropped, kept].map(|bell| bell.0.load(Ordering::Relaxed)), [0, 1]);
     }
 }

@@ -99,6 +99,16 @@ pub enum Start {
     After(Seq),
 }
 
+impl Start {
+    /// Returns the last event that the client has.
+    pub fn cursor(self) -> Seq {
+        match self {
+            Self::First => Seq(0),
+            Self::After(cursor) => cursor,
+        }
+    }
+}
+
 /// The body.
 pub struct Follow {
     attachment: Attachment,
@@ -142,10 +152,6 @@ impl Follow {
         start: Start,
     ) -> Self {
         let now = clock::now();
-        let cursor = match start {
-            Start::First => Seq(0),
-            Start::After(cursor) => cursor,
-        };
         metrics.observe_attach();
         receipts.begin_reading(&attachment);
         let piece = receipts.piece();
@@ -155,7 +161,7 @@ impl Follow {
             receipts,
             metrics,
             start: Some(start),
-            cursor,
+            cursor: start.cursor(),
             piece,
             written: 0,
             state: State::Open,

@@ -1,5 +1,7 @@
 //! Replicas that share a store, from their clients to the server behind them, over pipes on a paused clock.
 
+mod writes;
+
 use std::future::pending;
 use std::io;
 

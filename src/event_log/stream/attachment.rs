@@ -164,6 +164,19 @@ impl Attachment {
         }
     }
 
+    /// Waits for an event behind `cursor`, or for another reason to write to this reader: the end of the stream, a
+    /// takeover, or a gap.
+    pub fn poll_unread(&self, cx: &mut Context<'_>, cursor: Seq) -> Poll<()> {
+        let mut inner = self.stream.lock();
+        let is_at_tail =
+            matches!(inner.machine.locate(cursor), CursorPlace::After(_)) && cursor >= inner.machine.tail();
+        if !is_at_tail || inner.has_moved || !inner.machine.reader().is(self.attach) {
+            return Poll::Ready(());
+        }
+        inner.reader = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
     /// Stops wake-ups of this reader until it waits again: its task is about to look.
     pub fn clear_waker(&self) {
         let mut inner = self.stream.lock();

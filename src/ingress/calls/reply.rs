@@ -4,6 +4,7 @@ use std::future::{pending, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode};
@@ -12,7 +13,7 @@ use http_body_util::BodyExt;
 use super::commit::poll_begin;
 use super::request::Reply;
 use crate::body::BoxBody;
-use crate::clock;
+use crate::clock::{self, ShortWait};
 use crate::delivery::{DisconnectGuard, Follow, KeptResponseBody, Passthrough, Plan, Receipt};
 use crate::dialect;
 use crate::event_log::{Attachment, Collected, EventLog, Head, Plain};
@@ -24,10 +25,14 @@ use crate::lifecycle::drain::Drain;
 use crate::protocol::dialect::resume_tokens::Renaming;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers;
+use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc;
 use crate::protocol::stream::Phase;
 use crate::server::respond;
 use crate::upstream::InlineTask;
+
+/// Time for which the head of a stream is held for its first event. The client has no id before, as little as before the head.
+const FIRST_EVENT_WAIT: Duration = Duration::from_millis(1);
 
 /// Makes the responses to calls.
 pub(super) struct Replies {
@@ -47,28 +52,13 @@ impl Replies {
     /// Returns the response to a call once it begins. Until then this future drives `pump`.
     pub(super) async fn reply(&self, reply: Reply, attachment: Attachment, mut pump: InlineTask) -> Response<BoxBody> {
         let guard = DisconnectGuard::new(self.log.clone(), self.metrics.delivery.clone(), attachment);
-        let mut head = pin!(poll_fn(|cx| {
-            let Some(attachment) = guard.attachment() else { return Poll::Ready(Head::TakenOver) };
-            if !pump.is_over() {
-                attachment.clear_waker();
-                pump.poll(cx);
-            }
-            if reply.accept.sse { poll_begin(&self.log, attachment, cx) } else { poll_complete(attachment, cx) }
-        }));
-        let head = tokio::select! {
-            biased;
-            head = &mut head => Ok(head),
-            () = self.drain.ended() => {
-                if let Some(attachment) = guard.attachment() {
-                    attachment.stream().expire(ErrorCode::Draining);
-                }
-                Ok(head.await)
-            }
-            interim = self.wait_for_slice(&reply, guard.attachment()) => match interim {
-                Some(interim) if !reply.accept.sse => Err(interim),
-                Some(_) | None => Ok(head.await),
-            }
-        };
+        let head = self.wait_for_head(&reply, &guard, &mut pump).await;
+        if let (Ok(Head::Stream(..)), Some(attachment)) = (&head, guard.attachment())
+            && reply.accept.sse
+            && !pump.is_over()
+        {
+            wait_for_first_event(attachment, reply.beginning.start.cursor(), &mut pump).await;
+        }
         let Some((attachment, receipt)) = guard.begin() else { return self.refusals.refuse(ErrorCode::StreamLost) };
         let head = match head {
             Ok(head) => head,
@@ -85,6 +75,37 @@ impl Replies {
             }
             Head::Plain(plain) => self.pass(&plain, &reply, attachment, receipt),
             Head::Failed(failure) => self.fail(failure, &reply, Some((attachment, receipt))),
+        }
+    }
+
+    /// Waits for the head of the response, or for the interim result that takes its place. Drives `pump` meanwhile.
+    async fn wait_for_head(
+        &self,
+        reply: &Reply,
+        guard: &DisconnectGuard,
+        pump: &mut InlineTask,
+    ) -> Result<Head, Vec<u8>> {
+        let mut head = pin!(poll_fn(|cx| {
+            let Some(attachment) = guard.attachment() else { return Poll::Ready(Head::TakenOver) };
+            if !pump.is_over() {
+                attachment.clear_waker();
+                pump.poll(cx);
+            }
+            if reply.accept.sse { poll_begin(&self.log, attachment, cx) } else { poll_complete(attachment, cx) }
+        }));
+        tokio::select! {
+            biased;
+            head = &mut head => Ok(head),
+            () = self.drain.ended() => {
+                if let Some(attachment) = guard.attachment() {
+                    attachment.stream().expire(ErrorCode::Draining);
+                }
+                Ok(head.await)
+            }
+            interim = self.wait_for_slice(reply, guard.attachment()) => match interim {
+                Some(interim) if !reply.accept.sse => Err(interim),
+                Some(_) | None => Ok(head.await),
+            }
         }
     }
 
@@ -186,6 +207,24 @@ impl Replies {
             KeptResponseBody::new(body, attachment, receipt, receipts).followed_by(pieces).boxed_unsync();
         response
     }
+}
+
+/// Waits a moment for the first event behind `cursor`, so that it is written together with the head. Drives `pump` meanwhile.
+///
+/// Most servers send head and event of a short call one after the other. Without the wait each would be a write of its own, and the pump a
+/// task.
+async fn wait_for_first_event(attachment: &Attachment, cursor: Seq, pump: &mut InlineTask) {
+    let mut wait = ShortWait::new(FIRST_EVENT_WAIT);
+    // The wait begins in the same poll as the one that brought the head.
+    let mut is_polled = true;
+    poll_fn(|cx| {
+        if !std::mem::take(&mut is_polled) {
+            attachment.clear_waker();
+            pump.poll(cx);
+        }
+        if attachment.poll_unread(cx, cursor).is_ready() { Poll::Ready(()) } else { wait.poll(cx) }
+    })
+    .await;
 }
 
 /// Polls for the head of a response that begins when all results are there, for a client that takes no stream.
