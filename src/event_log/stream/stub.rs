@@ -344,7 +344,10 @@ impl Stream {
         if is_beyond_retries {
             self.forget_retries();
         }
-        if self.has_claim() { None } else { Some(end) }
+        // A call in a shared store may be claimed at any time while a retry may match it.
+        let is_shared = self.backing.as_ref().is_some_and(|backing| backing.coordination.is_some());
+        let is_claimed = if is_shared { self.has_retries() } else { self.has_claim() };
+        if is_claimed { None } else { Some(end) }
     }
 
     /// Rebuilds the stream of a stub, and moves its state there.

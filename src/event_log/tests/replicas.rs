@@ -713,3 +713,28 @@ async fn a_stub_serves_its_clients_while_the_store_is_unreachable() {
         assert_eq!(stubs(&one), 1);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_finished_call_in_a_shared_store_stays_whole_while_a_retry_may_match_it() {
+    let store = TestStore::default();
+    let one = Replica::of(&store, 1).await;
+    let call = Fingerprint::of_body("", b"{}");
+    let Ok(Match::New(stream, registration)) =
+        one.log.find_or_register(call, |_| false, || Ok::<_, ErrorCode>(open(&one.log).0))
+    else {
+        panic!("nothing is registered yet")
+    };
+    stream.keep_registration(registration);
+    stream.note_sent();
+    let writer = one.log.writer(&stream);
+    one.log.publish_once(&stream);
+    writer.update(says(RESPONSE)).await;
+    writer.update(ended()).await;
+    writer.seal().await;
+    one.log.retain(&stream);
+    drop(writer);
+    one.log.release(stream);
+    assert_eq!(stubs(&one), 0, "another replica may ask for its claim");
+    one.log.note_delivered(one.log.find_call(&call).expect("it is kept"), DeliveryCertainty::Likely);
+    assert_eq!((stubs(&one), one.log.retry_index().len()), (1, 0));
+}
