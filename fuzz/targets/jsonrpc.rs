@@ -117,8 +117,8 @@ fn is_message(value: &Value) -> Option<Message> {
     };
     match (value.get("method"), has("result"), has("error")) {
         (Some(Value::String(method)), false, false) => match id {
-            None => Some(Message::Notification { method: method.as_str().into() }),
-            Some(id) => Some(Message::Request { id: id?, method: method.as_str().into() }),
+            None => Some(Message::Notification { method: method.clone().into() }),
+            Some(id) => Some(Message::Request { id: id?, method: method.clone().into() }),
         },
         (None, true, false) => Some(Message::Response { id: id?, is_error: false }),
         (None, false, true) => Some(Message::Response { id: id.flatten(), is_error: true }),

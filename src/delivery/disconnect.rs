@@ -13,7 +13,7 @@ pub(super) fn report(metrics: &Metrics, stream: &Stream, left: Left, cursor: Opt
     let name = stream.call_name();
     info!(
         stream.id = %stream.id(),
-        session = stream.binding().session_hash(),
+        session = stream.binding().session_hash().as_deref(),
         method = name.map(|name| &*name.method),
         tool = name.and_then(|name| name.tool.as_deref()),
         cursor = cursor.map(|cursor| cursor.0),

@@ -37,7 +37,7 @@ impl Passthrough {
         let code = if is_timeout { ErrorCode::CallTimedOut } else { ErrorCode::UpstreamBroke };
         self.metrics.errors.observe_upstream_failure(code);
         let session = self.binding.session_hash();
-        info!(stream.id = %self.stream, session, error = code.label(), "a passthrough response broke off");
+        info!(stream.id = %self.stream, session = session.as_deref(), error = code.label(), "a passthrough response broke off");
     }
 }
 
@@ -72,7 +72,7 @@ impl Drop for Passthrough {
         if !self.is_ended {
             self.metrics.observe_disconnect(Left::Unresumable);
             let session = self.binding.session_hash();
-            info!(stream.id = %self.stream, session, can_resume = false, "client disconnected");
+            info!(stream.id = %self.stream, session = session.as_deref(), can_resume = false, "client disconnected");
         }
     }
 }

@@ -23,7 +23,7 @@ pub(super) fn log_return(stream: &Stream, how: &'static str, cursor: Seq) {
     };
     info!(
         stream.id = %stream.id(),
-        session = stream.binding().session_hash(),
+        session = stream.binding().session_hash().as_deref(),
         method = name.map(|name| &*name.method),
         tool = name.and_then(|name| name.tool.as_deref()),
         by = how,

@@ -179,6 +179,7 @@ impl StandaloneStreams {
         drop(self.starter.pump(
             context,
             template,
+            None,
             Accept { json: true, sse: true },
             ResponseObserver::default(),
             &stream,

@@ -13,6 +13,7 @@ use crate::lifecycle::drain::Drain;
 use crate::protocol::dialect::{Declared, Waits};
 use crate::protocol::headers::Accept;
 use crate::protocol::ids::StreamKind;
+use crate::protocol::jsonrpc::MethodName;
 use crate::upstream::{self, InlineTask, Pump, ResponseObserver, Template, Upstream};
 
 /// Starts the streams of calls and the standalone streams.
@@ -66,17 +67,20 @@ impl StreamStarter {
         }
     }
 
-    /// Prepares the upstream call of a stream. The call begins when the returned task is polled.
+    /// Prepares the upstream call of a stream: that of a request with this method, or of a standalone stream. The call begins when the
+    /// returned task is polled.
     pub(super) fn pump(
         &self,
         context: &RequestContext,
         template: Template,
+        method: Option<MethodName>,
         accept: Accept,
         observer: ResponseObserver,
         stream: &Arc<Stream>,
     ) -> InlineTask {
         let call = upstream::Call {
             template: Arc::new(template),
+            method,
             accept,
             credentials: context.credentials,
             subject: context.binding.subject,

@@ -2,7 +2,9 @@
 //!
 //! Both are text of the client, cut to a limit. Absent: arguments, which may be secret.
 
-use super::jsonrpc::{self, Body, Message};
+use std::borrow::Cow;
+
+use super::jsonrpc::{self, MethodName};
 
 /// Limit for a name. Longer ones are cut.
 const MAX_CHARS: usize = 64;
@@ -11,32 +13,35 @@ const MAX_CHARS: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallName {
     /// The method, or `batch` for an array.
-    pub method: Box<str>,
+    pub method: MethodName,
     /// The tool of a `tools/call`, or `None` for another method.
     pub tool: Option<Box<str>>,
 }
 
 impl CallName {
-    /// Reads the name from the body of a POST. Returns `None` for a body without a request.
-    pub fn of(body: &[u8]) -> Option<Self> {
-        match jsonrpc::peek(body).ok()? {
-            Body::Batch(_) => Some(Self { method: "batch".into(), tool: None }),
-            Body::Single(Message::Request { method, .. }) => {
-                let tool = if &*method == "tools/call" { jsonrpc::tool_name(body) } else { None };
-                Some(Self { method: short(&method), tool: tool.as_deref().map(short) })
-            }
-            Body::Single(Message::Notification { .. } | Message::Response { .. }) => None,
-        }
+    /// Returns the name of a call of `method`; reads the tool from its body.
+    pub fn of(method: &MethodName, body: &[u8]) -> Self {
+        let tool = if *method == "tools/call" { jsonrpc::tool_name(body) } else { None };
+        let method = match cut(method) {
+            Some(cut) => Cow::Owned(cut.to_owned()),
+            None => method.clone(),
+        };
+        Self { method, tool: tool.map(|tool| cut(&tool).map_or_else(|| tool.as_str().into(), Into::into)) }
     }
 
-    /// Returns the size of the name, in bytes.
+    /// Returns the memory of the name beside the value itself, in bytes.
     pub fn byte_len(&self) -> usize {
-        self.method.len() + self.tool.as_ref().map_or(0, |tool| tool.len())
+        let method = match &self.method {
+            Cow::Borrowed(_) => 0,
+            Cow::Owned(method) => method.len(),
+        };
+        method + self.tool.as_ref().map_or(0, |tool| tool.len())
     }
 }
 
-fn short(name: &str) -> Box<str> {
-    name.chars().take(MAX_CHARS).collect::<String>().into()
+/// Returns the beginning of a name that is too long.
+fn cut(name: &str) -> Option<&str> {
+    name.char_indices().nth(MAX_CHARS).map(|(end, _)| &name[..end])
 }
 
 #[cfg(test)]
@@ -45,16 +50,19 @@ mod tests {
 
     #[test]
     fn a_call_is_named_by_its_method_and_its_tool() {
-        let named = |body: &str| CallName::of(body.as_bytes()).map(|name| (name.method, name.tool));
         let call =
             r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"slow","arguments":{"name":"x"}}}"#;
-        assert_eq!(named(call), Some(("tools/call".into(), Some("slow".into()))));
-        let list = r#"{"jsonrpc":"2.0","id":1,"method":"prompts/get","params":{"name":"greet"}}"#;
-        assert_eq!(named(list), Some(("prompts/get".into(), None)));
-        assert_eq!(named(&format!("[{list}]")), Some(("batch".into(), None)));
-        assert_eq!(named(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#), None);
-        assert_eq!(named(""), None);
-        let long = call.replace("slow", &"ü".repeat(1000));
-        assert_eq!(named(&long).unwrap().1, Some("ü".repeat(MAX_CHARS).into()));
+        let named = |method: &'static str, body: &str| {
+            let CallName { method, tool } = CallName::of(&method.into(), body.as_bytes());
+            (method.into_owned(), tool.map(String::from))
+        };
+        assert_eq!(named("tools/call", call), ("tools/call".into(), Some("slow".into())));
+        assert_eq!(named("prompts/get", call), ("prompts/get".into(), None));
+        assert_eq!(named("batch", &format!("[{call}]")), ("batch".into(), None));
+        for (length, kept) in [(MAX_CHARS, MAX_CHARS), (MAX_CHARS + 1, MAX_CHARS), (1000, MAX_CHARS)] {
+            let long = call.replace("slow", &"ü".repeat(length));
+            assert_eq!(named("tools/call", &long).1, Some("ü".repeat(kept)));
+            assert_eq!(CallName::of(&"m".repeat(length).into(), b"").method, "m".repeat(kept));
+        }
     }
 }

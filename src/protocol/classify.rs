@@ -9,7 +9,7 @@ use super::dialect::{self, Declared};
 use super::error::ErrorCode;
 use super::headers::{self, Era, ProtocolVersion, names};
 use super::ids::EventId;
-use super::jsonrpc::{self, Body, Message, PeekError, RequestId};
+use super::jsonrpc::{self, Body, Message, MethodName, PeekError, RequestId};
 
 /// Default limit for the messages of an array. Clients of the only revision that has arrays send a handful.
 pub const BATCH_MAX: usize = 100;
@@ -44,6 +44,8 @@ pub struct Call {
     pub is_batch: bool,
     /// The protocol revision: that of the request, else that of its session, else the default.
     pub version: ProtocolVersion,
+    /// The method of its request, or `batch` for an array.
+    pub method: MethodName,
     methods: MethodSet,
 }
 
@@ -193,12 +195,11 @@ pub fn post(
         });
     }
     match version(headers, body, session_version) {
-        Some(version) => Route::Call(Call {
-            is_batch: matches!(messages, Body::Batch(_)),
-            version,
-            methods: MethodSet::of(messages.messages()),
-            ids: request_ids(messages),
-        }),
+        Some(version) => {
+            let (methods, is_batch) = (MethodSet::of(messages.messages()), matches!(messages, Body::Batch(_)));
+            let (method, ids) = method_and_ids(messages);
+            Route::Call(Call { ids, is_batch, version, method, methods })
+        }
         // Header and `_meta` disagree: the server refuses that in its own words.
         None => Route::Forward,
     }
@@ -217,14 +218,17 @@ fn dialect(messages: &[Message], enabled: Declared) -> Option<Route> {
     })
 }
 
-fn request_ids(messages: Body) -> Vec<RequestId> {
+/// Returns the method and the ids of a body's requests, as [`Call`] has them.
+fn method_and_ids(messages: Body) -> (MethodName, Vec<RequestId>) {
+    const BATCH: MethodName = MethodName::Borrowed("batch");
     let id_of = |message| match message {
         Message::Request { id, .. } => Some(id),
         Message::Notification { .. } | Message::Response { .. } => None,
     };
     match messages {
-        Body::Single(message) => id_of(message).into_iter().collect(),
-        Body::Batch(messages) => messages.into_iter().filter_map(id_of).collect(),
+        Body::Single(Message::Request { id, method }) => (method, vec![id]),
+        Body::Single(Message::Notification { .. } | Message::Response { .. }) => (BATCH, Vec::new()),
+        Body::Batch(messages) => (BATCH, messages.into_iter().filter_map(id_of).collect()),
     }
 }
 

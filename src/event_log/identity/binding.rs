@@ -1,10 +1,33 @@
 //! Ownership of streams.
 
+use std::ops::Deref;
+
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::event_log::identity::principal::{Principal, Subject};
 use crate::protocol::headers::SessionId;
+
+/// Hash of a session id for logs, in hexadecimal digits.
+#[derive(Clone, Copy, Debug)]
+pub struct SessionHash([u8; 8]);
+
+impl SessionHash {
+    fn of(session: &SessionId) -> Self {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let hash = Sha256::digest(session.as_str());
+        let digit = |at: usize| if at.is_multiple_of(2) { hash[at / 2] >> 4 } else { hash[at / 2] & 15 };
+        Self(std::array::from_fn(|at| DIGITS[usize::from(digit(at))]))
+    }
+}
+
+impl Deref for SessionHash {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        str::from_utf8(&self.0).unwrap_or_default()
+    }
+}
 
 /// Owner of a stream: only the same principal, in the same session if there is one, may have it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,9 +47,8 @@ impl Binding {
     }
 
     /// Returns a hash of the session id for logs, which opens nothing, or `None` without a session.
-    pub fn session_hash(&self) -> Option<String> {
-        let hash = Sha256::digest(self.session.as_ref()?.as_str());
-        Some(hash.iter().take(4).map(|byte| format!("{byte:02x}")).collect())
+    pub fn session_hash(&self) -> Option<SessionHash> {
+        Some(SessionHash::of(self.session.as_ref()?))
     }
 
     /// Returns whether `caller` may have a stream of this owner: the same principal, and the same session if there is
@@ -48,5 +70,21 @@ impl Binding {
 
     fn has_session_of(&self, caller: &Binding) -> bool {
         self.session.is_none() || self.session == caller.session
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_is_logged_by_the_beginning_of_its_hash() {
+        let hash = |session: Option<&str>| {
+            let session = session.and_then(SessionId::parse);
+            Binding { principal: Principal::Anonymous, subject: None, session }.session_hash()
+        };
+        // The beginning of the SHA-256 of "abc".
+        assert_eq!(hash(Some("abc")).as_deref(), Some("ba7816bf"));
+        assert!(hash(None).is_none());
     }
 }

@@ -185,13 +185,9 @@ impl Stream {
         Handle::mint(&self.identity.keys, kind, owner, epoch, self.id, ids, self.is_batch)
     }
 
-    /// Names the call after the body of its POST. Later calls change nothing.
-    pub fn name_call(&self, body: &[u8]) {
-        if self.name.get().is_none()
-            && let Some(name) = CallName::of(body)
-        {
-            let _ = self.name.set(Arc::new(name));
-        }
+    /// Names the call by `name`, unless it has a name.
+    pub fn name_call(&self, name: impl FnOnce() -> CallName) {
+        self.name.get_or_init(|| Arc::new(name()));
     }
 
     /// Returns the name of the call, or `None` if it has none yet.

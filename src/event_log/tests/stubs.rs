@@ -6,6 +6,7 @@ use super::retention::{cursor_of, settle, sweeping};
 use super::*;
 use crate::event_log::stream::stub::Stub;
 use crate::event_log::writer::stream_table::StreamEntry;
+use crate::protocol::call_name::CallName;
 use crate::protocol::ids::EventId;
 use crate::protocol::stream::CursorPlace;
 
@@ -105,7 +106,7 @@ async fn a_stub_that_is_asked_for_stays_for_its_retention_again() {
 async fn a_stub_has_the_name_of_its_call_and_the_number_of_its_connections() {
     let log = log_with(None);
     let stream = ended(&log, 0, 0);
-    stream.name_call(br#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"slow"}}"#);
+    stream.name_call(|| CallName { method: "tools/call".into(), tool: Some("slow".into()) });
     let id = cursor_of(&stream, Seq(0));
     let name = stream.call_name().cloned();
     log.note_delivered(stream, DeliveryCertainty::Proven);

@@ -176,7 +176,8 @@ impl CallStarter {
             }
         }
         let template = self.upstream.call(parts, connection.forwarded(), detached(request.body.clone()));
-        let pump = self.starter.pump(&request.context, template, request.accept, request.observer.clone(), stream);
+        let (method, observer) = (request.call.method.clone(), request.observer.clone());
+        let pump = self.starter.pump(&request.context, template, Some(method), request.accept, observer, stream);
         let beginning = Beginning { start: Start::First, has_gap: false };
         StartedCall { attachment, beginning, pump }
     }

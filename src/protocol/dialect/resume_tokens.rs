@@ -183,7 +183,7 @@ pub fn rename(data: &[u8], from: &Names, to: &Names) -> Renaming {
             Message::Response { id: Some(id), .. } if *id == from.id && from.id != to.id => {
                 splices.extend(replaced(data, text, &["id"], &to.id));
             }
-            Message::Notification { method } if **method == *"notifications/progress" => {
+            Message::Notification { method } if *method == "notifications/progress" => {
                 const PATH: &[&str] = &["params", "progressToken"];
                 let token = jsonrpc::member(text.as_bytes(), PATH).and_then(RequestId::from_json);
                 if token.is_none() || token != from.progress || from.progress == to.progress {
@@ -212,7 +212,7 @@ pub fn rename_cancelled(body: &[u8], renamed: &HashMap<&RequestId, RequestId>) -
     let Ok(peeked) = jsonrpc::peek(body) else { return None };
     let mut splices = Vec::new();
     for (message, text) in peeked.messages().iter().zip(jsonrpc::messages(body)) {
-        let is_cancel = matches!(message, Message::Notification { method } if **method == *"notifications/cancelled");
+        let is_cancel = matches!(message, Message::Notification { method } if *method == "notifications/cancelled");
         let from = if is_cancel { jsonrpc::cancelled_request_id(text.as_bytes()) } else { None };
         if let Some(to) = from.and_then(|from| renamed.get(&from)) {
             splices.extend(replaced(body, text, &["params", "requestId"], to));

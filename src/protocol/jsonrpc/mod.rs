@@ -19,11 +19,13 @@ use serde_json::value::RawValue;
 #[cfg(test)]
 pub(crate) mod counted;
 mod edit;
+mod scan;
 #[cfg(test)]
 mod tests;
 mod walk;
 
 pub use edit::{member, messages, span, splice, splice_apart, without_members};
+use scan::scan;
 use walk::{find, find_in_batch, from_slice};
 pub use walk::{find_message, for_each_element, for_each_message};
 
@@ -71,6 +73,25 @@ impl RequestId {
     }
 }
 
+/// The name of a method. The usual ones need no memory.
+pub type MethodName = Cow<'static, str>;
+
+/// The usual methods of MCP.
+const USUAL_METHODS: [&str; 12] = [
+    "tools/call",
+    "tools/list",
+    "notifications/progress",
+    "notifications/message",
+    "initialize",
+    "notifications/initialized",
+    "notifications/cancelled",
+    "ping",
+    "resources/list",
+    "resources/read",
+    "prompts/list",
+    "prompts/get",
+];
+
 /// The members of a JSON-RPC message that the proxy uses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Message {
@@ -79,12 +100,12 @@ pub enum Message {
         /// The id, which its response repeats.
         id: RequestId,
         /// The method's name.
-        method: Box<str>,
+        method: MethodName,
     },
     /// Message with a method and no id.
     Notification {
         /// The method's name.
-        method: Box<str>,
+        method: MethodName,
     },
     /// Message with a result or an error.
     Response {
@@ -189,7 +210,8 @@ pub fn cancelled_request_id(bytes: &[u8]) -> Option<RequestId> {
 
 /// Returns the ids of the requests that the notifications of a body cancel. `messages` are those of `body`, in order.
 pub fn cancelled_request_ids(messages: &[Message], body: &[u8]) -> Vec<RequestId> {
-    let is_cancel = |message: &Message| matches!(message, Message::Notification { method } if **method == *"notifications/cancelled");
+    let is_cancel =
+        |message: &Message| matches!(message, Message::Notification { method } if *method == "notifications/cancelled");
     if !messages.iter().any(is_cancel) {
         return Vec::new();
     }
@@ -207,9 +229,10 @@ pub fn requested_version(bytes: &[u8]) -> Option<String> {
     find(bytes, &["params", "protocolVersion"]).and_then(string).map(Cow::into_owned)
 }
 
-/// Returns `params.name` of a `tools/call`: the name of the tool.
+/// Returns `params.name` of a `tools/call` that [`peek`] accepts: the name of the tool.
 pub fn tool_name(bytes: &[u8]) -> Option<String> {
-    find(bytes, &["params", "name"]).and_then(string).map(Cow::into_owned)
+    let name = str::from_utf8(scan(bytes, &["params", "name"])?).ok()?;
+    unquoted(name).map(Cow::into_owned)
 }
 
 /// Parts of the result of an `initialize` that the proxy needs.
@@ -283,7 +306,7 @@ impl Members<'_> {
         }
         match (self.method, self.result.is_some(), self.error.is_some()) {
             (Some(method), false, false) => {
-                let method = string(method).ok_or(PeekError::NotMessage)?.into();
+                let method = method_name(string(method).ok_or(PeekError::NotMessage)?);
                 match self.id {
                     None => Ok(Message::Notification { method }),
                     Some(raw) => {
@@ -393,16 +416,28 @@ impl<'de> Visitor<'de> for BodySeed<'_> {
     }
 }
 
+fn method_name(name: Cow<'_, str>) -> MethodName {
+    match USUAL_METHODS.into_iter().find(|usual| *usual == name) {
+        Some(usual) => Cow::Borrowed(usual),
+        None => Cow::Owned(name.into_owned()),
+    }
+}
+
 fn is_version_2(raw: &RawValue) -> bool {
     // The usual form, without escapes.
     raw.get() == r#""2.0""# || string(raw).as_deref() == Some("2.0")
 }
 
 fn string(raw: &RawValue) -> Option<Cow<'_, str>> {
-    let quoted = raw.get().strip_prefix('"')?.strip_suffix('"')?;
+    unquoted(raw.get())
+}
+
+/// Returns the string that this JSON text is.
+fn unquoted(json: &str) -> Option<Cow<'_, str>> {
+    let quoted = json.strip_prefix('"')?.strip_suffix('"')?;
     // Most strings have no escapes.
     if memchr::memchr(b'\\', quoted.as_bytes()).is_none() {
         return Some(Cow::Borrowed(quoted));
     }
-    serde_json::from_str(raw.get()).ok().map(Cow::Owned)
+    serde_json::from_str(json).ok().map(Cow::Owned)
 }

@@ -34,9 +34,9 @@ fn model_one(members: &[(String, Value)]) -> Result<Message, PeekError> {
     let (result, error) = (!all("result").is_empty(), !all("error").is_empty());
     match all("method").first() {
         Some(Value::String(method)) if !result && !error => match id? {
-            None => Ok(Message::Notification { method: method.as_str().into() }),
+            None => Ok(Message::Notification { method: method.clone().into() }),
             Some(None) => Err(PeekError::BadId),
-            Some(Some(id)) => Ok(Message::Request { id, method: method.as_str().into() }),
+            Some(Some(id)) => Ok(Message::Request { id, method: method.clone().into() }),
         },
         None if result != error => match id? {
             None if result => Err(PeekError::NotMessage),
@@ -163,6 +163,17 @@ proptest! {
     }
 
     #[test]
+    fn a_scan_finds_what_a_parser_finds(members in members(), gap in "[ \n\t]{0,2}") {
+        const PATHS: [&[&str]; 6] =
+            [&["m", "id"], &["m", "method"], &["m", "params"], &["m", "result", "id"], &["m", "x"], &["m"]];
+        let written = format!(r#"{gap}{{"a":[],{gap}"m":{}}}"#, write(&members, &gap));
+        for path in PATHS {
+            let found = find(written.as_bytes(), path).map(|raw| raw.get().as_bytes());
+            prop_assert_eq!(scan(written.as_bytes(), path), found, "{:?} in {}", path, written);
+        }
+    }
+
+    #[test]
     fn ids_survive_json(id in prop_oneof![".*".prop_map(|s| text(&s)), any::<i64>().prop_map(|n| number(&n.to_string()))]) {
         prop_assert_eq!(RequestId::from_json(&id.to_json()), Some(id));
     }
@@ -245,6 +256,26 @@ fn the_revision_of_a_batch_is_the_first_one_named() {
         {"params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"later"}}}]"#;
     assert_eq!(meta_protocol_version(bytes).as_deref(), Some("2026-07-28"));
     assert_eq!(tool_name(br#"[{"params":{"name":"t"}}]"#), None);
+}
+
+#[test]
+fn the_tool_is_the_last_name_whatever_else_is_written() {
+    let tool = |params: &str| tool_name(format!(r#"{{"jsonrpc":"2.0","method":"m",{params},"id":1}}"#).as_bytes());
+    for (params, name) in [
+        (r#""params":{"name":"t"}"#, Some("t")),
+        (r#""params" : { "arguments" : {"name":"x","a":["}",{"name":1}]} , "name" : "t" }"#, Some("t")),
+        (r#""params":{"name":"s","name":"t"}"#, Some("t")),
+        (r#""params":{"name":"s"},"params":{"name":"t"}"#, Some("t")),
+        (r#""params":{"name":"s"},"params":{}"#, None),
+        (r#""par\u0061ms":{"n\u0061me":"\"t\\"}"#, Some("\"t\\")),
+        (r#""params":{"x":"\\","name":"t","y":"\",\"name\":\"n\""}"#, Some("t")),
+        (r#""params":{"name":1e999}"#, None),
+        (r#""params":["name","t"]"#, None),
+        (r#""params":"name""#, None),
+    ] {
+        assert_eq!(tool(params).as_deref(), name, "{params}");
+    }
+    assert_eq!(tool_name(b"{\"params\":{\"\xff\":\"\xfe\",\"name\":\"t\"}}").as_deref(), Some("t"));
 }
 
 #[test]

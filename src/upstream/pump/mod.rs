@@ -23,16 +23,19 @@ use super::synthetic;
 use super::{Credentials, ResponseBody, Template, Upstream};
 use crate::clock::{self, Alarm};
 use crate::event_log::{EventLog, Head, Next, Subject, Writer};
+use crate::protocol::call_name::CallName;
 use crate::protocol::error::{ErrorCode, Failure, Side};
 use crate::protocol::headers;
 use crate::protocol::ids::StreamKind;
-use crate::protocol::jsonrpc::RequestId;
+use crate::protocol::jsonrpc::{MethodName, RequestId};
 use crate::protocol::stream::{Effect, Ending, Machine, Outcome, Phase};
 
 /// One call to be made.
 pub struct Call {
     /// The request.
     pub template: Arc<Template>,
+    /// Method of the request, as the call is named after it, or `None` for a standalone stream.
+    pub method: Option<MethodName>,
     /// Media types that the client accepts.
     pub accept: headers::Accept,
     /// Credentials of the caller.
@@ -159,9 +162,16 @@ impl Pump {
 
     /// Publishes the stream under its call's name.
     fn publish(&self) {
-        let stream = self.writer.stream();
-        stream.name_call(self.call.template.body());
-        self.log.publish_once(stream);
+        self.name_call();
+        self.log.publish_once(self.writer.stream());
+    }
+
+    /// Names the call, if this is one.
+    fn name_call(&self) {
+        let Call { method, template, .. } = &self.call;
+        if let Some(method) = method {
+            self.writer.stream().name_call(|| CallName::of(method, template.body()));
+        }
     }
 
     fn is_over(&self, phase: Phase) -> bool {
@@ -216,14 +226,14 @@ impl Pump {
         {
             self.metrics.errors.observe_upstream_failure(failure.code);
         }
-        stream.name_call(self.call.template.body());
+        self.name_call();
         if !enabled!(Level::INFO) {
             return;
         }
         let name = stream.call_name();
         info!(
             stream.id = %stream.id(),
-            session = stream.binding().session_hash(),
+            session = stream.binding().session_hash().as_deref(),
             method = name.map(|name| &*name.method),
             tool = name.and_then(|name| name.tool.as_deref()),
             duration_ms = end.at.saturating_duration_since(stream.created()).as_millis() as u64,
