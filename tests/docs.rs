@@ -151,7 +151,8 @@ fn every_metric_is_explained() {
     let registered = source.split("registrar").skip(1).filter_map(|rest| {
         let call = rest.trim_start().strip_prefix('.')?;
         let (kind, arguments) = call.split_once('(')?;
-        let is_kind = matches!(kind, "counter" | "family" | "families" | "gauge" | "histogram" | "info");
+        let is_kind =
+            matches!(kind, "counter" | "counters" | "family" | "families" | "gauge" | "tally" | "histogram" | "info");
         is_kind.then(|| arguments.split('"').nth(1)).flatten()
     });
     // One is counted where nothing is registered yet.

@@ -1,9 +1,9 @@
 //! The balancer's metrics, registered once. Labels have fixed sets of values.
 
-use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts};
+use prometheus::{IntCounterVec, IntGauge, IntGaugeVec, Opts};
 
 use super::selection::Condition;
-use crate::metrics::{Error, Registrar};
+use crate::metrics::{Counter, Error, Registrar};
 use crate::protocol::error::ErrorCode;
 use crate::tls::{self, Side};
 
@@ -14,14 +14,14 @@ pub struct Metrics {
     failures: IntCounterVec,
     in_flight: IntGauge,
     retries: IntCounterVec,
-    cuts: IntCounter,
-    ejections: IntCounter,
-    rechecks: IntCounter,
+    cuts: Counter,
+    ejections: Counter,
+    rechecks: Counter,
     replicas: IntGaugeVec,
     duplicate_owners: IntGauge,
     connections: IntGauge,
     connections_max: IntGauge,
-    refused: IntCounter,
+    refused: Counter,
     tls: tls::Metrics,
 }
 

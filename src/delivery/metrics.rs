@@ -3,19 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
+use prometheus::IntCounterVec;
 
 use crate::event_log;
-use crate::metrics::{Error, Errors, Registrar};
+use crate::metrics::{Counter, Error, Errors, Histogram, Registrar, Tally};
 
 /// Metrics of delivery.
 pub struct Metrics {
     pub(super) errors: Arc<Errors>,
     pub(super) event_log: Arc<event_log::Metrics>,
-    attached: IntGauge,
-    takeovers: IntCounter,
-    events: IntCounter,
-    bytes: IntCounter,
+    attached: Tally,
+    takeovers: Counter,
+    events: Counter,
+    bytes: Counter,
     live_event_seconds: Histogram,
     disconnects: IntCounterVec,
 }
@@ -38,7 +38,7 @@ impl Metrics {
         Ok(Self {
             errors,
             event_log,
-            attached: registrar.gauge("streams_attached", "Streams that a connection reads.")?,
+            attached: registrar.tally("streams_attached", "Streams that a connection reads.")?,
             takeovers: registrar.counter("takeovers_total", "Connections whose stream a newer one took over.")?,
             events: registrar
                 .counter("delivered_events_total", "Events written downstream, again or for the first time.")?,

@@ -2,27 +2,27 @@
 
 use std::sync::Arc;
 
-use prometheus::{IntCounter, IntGauge};
+use prometheus::IntGauge;
 
-use crate::metrics::{Error, Registrar};
+use crate::metrics::{Counter, Error, Registrar, Tally};
 use crate::store;
 
 /// Metrics of the event log.
 pub struct Metrics {
     /// Metrics of the store behind the log.
     pub store: Arc<store::Metrics>,
-    gaps: IntCounter,
-    streams_kept: IntGauge,
+    gaps: Counter,
+    streams_kept: Tally,
     calls_detached: IntGauge,
     held_bytes: IntGauge,
-    evictions: IntCounter,
-    trimmed: IntCounter,
-    pauses: IntCounter,
-    sessions_kept: IntGauge,
-    session_evictions: IntCounter,
-    adopted: IntCounter,
-    fenced: IntCounter,
-    restored: IntCounter,
+    evictions: Counter,
+    trimmed: Counter,
+    pauses: Counter,
+    sessions_kept: Tally,
+    session_evictions: Counter,
+    adopted: Counter,
+    fenced: Counter,
+    restored: Counter,
 }
 
 impl Metrics {
@@ -34,7 +34,7 @@ impl Metrics {
         Ok(Self {
             store: Arc::new(store::Metrics::new(registrar)?),
             gaps: registrar.counter("gaps_total", "Readers notified of a gap: events that are no longer kept.")?,
-            streams_kept: registrar.gauge("streams_kept", "Streams, running and finished.")?,
+            streams_kept: registrar.tally("streams_kept", "Streams, running and finished.")?,
             calls_detached: registrar.gauge("calls_detached", "Running calls without a client connection.")?,
             held_bytes: registrar.gauge("held_bytes", "Bytes held for clients: requests, events and responses.")?,
             evictions: registrar.counter(
@@ -47,7 +47,7 @@ impl Metrics {
             )?,
             pauses: registrar
                 .counter("upstream_pauses_total", "Times that a stream let its upstream wait for memory.")?,
-            sessions_kept: registrar.gauge("sessions_kept", "Records of sessions.")?,
+            sessions_kept: registrar.tally("sessions_kept", "Records of sessions.")?,
             session_evictions: registrar
                 .counter("evicted_sessions_total", "Records of sessions that were forgotten early, by eviction.")?,
             adopted: registrar.counter("streams_adopted_total", "Streams of a writer that is gone, ended here.")?,

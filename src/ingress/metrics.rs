@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use prometheus::{IntCounter, IntCounterVec};
+use prometheus::IntCounterVec;
 
-use crate::metrics::{Error, Errors, Registrar};
+use crate::metrics::{Counter, Error, Errors, Registrar};
 use crate::{delivery, event_log, server, upstream};
 
 /// Metrics of the ingress, with those of the components below it.
@@ -20,13 +20,13 @@ pub struct Metrics {
     /// Metrics of the HTTP servers.
     pub server: Arc<server::Metrics>,
     resumes: IntCounterVec,
-    resumes_delayed: IntCounter,
-    retries: IntCounter,
-    commits: IntCounter,
-    unprotected: IntCounter,
-    responses_held: IntCounter,
-    responses_repeated: IntCounter,
-    notifications_withheld: IntCounter,
+    resumes_delayed: Counter,
+    retries: Counter,
+    commits: Counter,
+    unprotected: Counter,
+    responses_held: Counter,
+    responses_repeated: Counter,
+    notifications_withheld: Counter,
 }
 
 /// Means by which a client resumes a stream.

@@ -2,16 +2,18 @@
 //!
 //! Each component has its own families, in a `metrics.rs` of its folder: a struct with one method for each observation. This module holds only what
 //! they share. Label values are words of fixed sets, never anything a client sent, and every series is on the page from the start: the
-//! first increment of a counter is then an increase to Prometheus.
+//! first increment of a counter is then an increase to Prometheus. Metrics that each call observes count by thread ([`per_thread`]).
 
 mod errors;
+mod per_thread;
 mod process;
 
 use prometheus::{
-    Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    Encoder, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
 pub use errors::Errors;
+pub use per_thread::{Counter, Counters, Histogram, Tally};
 pub use process::Process;
 pub use prometheus::Error;
 
@@ -43,10 +45,21 @@ impl Registrar {
     ///
     /// # Errors
     /// If its name is taken.
-    pub fn counter(&self, name: &str, help: &str) -> Result<IntCounter, Error> {
-        let counter = IntCounter::new(name, help)?;
+    pub fn counter(&self, name: &str, help: &str) -> Result<Counter, Error> {
+        let counter = Counter::new(IntCounter::new(name, help)?);
         self.add(counter.clone())?;
         Ok(counter)
+    }
+
+    /// Registers a counter for each value of one label, to be counted by the number of the value.
+    ///
+    /// # Errors
+    /// If its name is taken.
+    pub fn counters(&self, name: &str, help: &str, label: Label<'_>) -> Result<Counters, Error> {
+        let (label, values) = label;
+        let counters = Counters::new(IntCounterVec::new(Opts::new(name, help), &[label])?, values)?;
+        self.add(counters.clone())?;
+        Ok(counters)
     }
 
     /// Registers a counter for each value of one label.
@@ -99,12 +112,23 @@ impl Registrar {
         Ok(gauge)
     }
 
+    /// Registers a gauge of things that begin and end.
+    ///
+    /// # Errors
+    /// If its name is taken.
+    pub fn tally(&self, name: &str, help: &str) -> Result<Tally, Error> {
+        let tally = Tally::new(IntGauge::new(name, help)?);
+        self.add(tally.clone())?;
+        Ok(tally)
+    }
+
     /// Registers a histogram with these upper bounds of its buckets.
     ///
     /// # Errors
     /// If its name is taken.
     pub fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> Result<Histogram, Error> {
-        let histogram = Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec()))?;
+        let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
+        let histogram = Histogram::new(prometheus::Histogram::with_opts(options)?);
         self.add(histogram.clone())?;
         Ok(histogram)
     }

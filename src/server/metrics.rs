@@ -2,14 +2,12 @@
 
 use std::sync::Arc;
 
-use prometheus::IntGauge;
-
-use crate::metrics::{Error, Errors, Registrar};
+use crate::metrics::{Error, Errors, Registrar, Tally};
 
 /// Metrics of HTTP servers.
 pub struct Metrics {
     pub(super) errors: Arc<Errors>,
-    connections: IntGauge,
+    connections: Tally,
 }
 
 impl Metrics {
@@ -18,7 +16,7 @@ impl Metrics {
     /// # Errors
     /// If a name is taken.
     pub fn new(registrar: &Registrar, errors: Arc<Errors>) -> Result<Self, Error> {
-        Ok(Self { errors, connections: registrar.gauge("connections", "Downstream connections.")? })
+        Ok(Self { errors, connections: registrar.tally("connections", "Downstream connections.")? })
     }
 
     /// Counts a connection that was accepted.

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use prometheus::{Histogram, IntCounterVec, IntGauge};
+use prometheus::{IntCounterVec, IntGauge};
 
 use super::Error;
-use crate::metrics::{self, Registrar};
+use crate::metrics::{self, Histogram, Registrar};
 
 /// Metrics of the store.
 pub struct Metrics {

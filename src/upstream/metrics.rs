@@ -3,23 +3,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
+use prometheus::{IntCounterVec, IntGauge};
 
 use super::ProbeOutcome;
 use crate::event_log;
-use crate::metrics::{Error, Errors, Registrar};
+use crate::metrics::{Counter, Counters, Error, Errors, Histogram, Registrar, Tally};
 use crate::protocol::stream::Outcome;
 
 /// Metrics of upstream calls.
 pub struct Metrics {
     pub(super) errors: Arc<Errors>,
     pub(super) event_log: Arc<event_log::Metrics>,
-    open: IntGauge,
-    sealed: IntCounterVec,
-    sealed_detached: IntCounter,
-    abandoned: IntCounter,
-    events: IntCounter,
-    event_bytes: IntCounter,
+    open: Tally,
+    sealed: Counters,
+    sealed_detached: Counter,
+    abandoned: Counter,
+    events: Counter,
+    event_bytes: Counter,
     head_seconds: Histogram,
     token_probes: IntCounterVec,
     ready: IntGauge,
@@ -34,11 +34,11 @@ impl Metrics {
         Ok(Self {
             errors,
             event_log,
-            open: registrar.gauge("streams_open", "Streams whose upstream call runs.")?,
-            sealed: registrar.family(
+            open: registrar.tally("streams_open", "Streams whose upstream call runs.")?,
+            sealed: registrar.counters(
                 "streams_sealed_total",
                 "Calls with a stream that ended, by outcome.",
-                ("outcome", &["completed", "failed", "cancelled", "expired"]),
+                ("outcome", &Outcome::ALL.map(Outcome::label)),
             )?,
             sealed_detached: registrar.counter(
                 "streams_sealed_detached_total",
@@ -81,7 +81,7 @@ impl Metrics {
 
     /// Counts a stream that was sealed, with or without a client attached.
     pub fn observe_seal(&self, outcome: Outcome, is_attached: bool) {
-        self.sealed.with_label_values(&[outcome.label()]).inc();
+        self.sealed.inc(outcome as usize);
         if !is_attached {
             self.sealed_detached.inc();
         }

@@ -21,6 +21,9 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// Every outcome, in the order of their numbers.
+    pub const ALL: [Self; 4] = [Self::Completed, Self::Failed, Self::Cancelled, Self::Expired];
+
     /// Returns the outcome in a word, for metrics, the log and the status page.
     pub fn label(self) -> &'static str {
         match self {
