@@ -97,7 +97,7 @@ impl StreamStarter {
                     let _of_session = of_session;
                     run.await;
                 };
-                InlineTask::new(self.drain.calls().track_future(run))
+                InlineTask::new(self.drain.track(run))
             }
             // A standalone stream never ends by itself, so the drain does not wait for it.
             StreamKind::Standalone => InlineTask::new(run),

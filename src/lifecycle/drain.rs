@@ -6,6 +6,7 @@
 //! share the store, clients are sent there at once. At the timeout, which counts from the beginning, the remaining calls end with an
 //! error. Absent: signals (in the binary), listeners (in the composition root), and requests for a drain (on the admin listener).
 
+use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -13,11 +14,13 @@ use std::time::{Duration, Instant};
 use http::HeaderName;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TrackedFuture;
 use tracing::{info, warn};
 
 use crate::clock;
 use crate::event_log::EventLog;
 use crate::protocol::error::ErrorCode;
+use crate::sync::PerThread;
 
 /// Header that a request for a drain must have, with any value: a page of another origin cannot send it without a preflight request.
 pub const X_DRAIN: HeaderName = HeaderName::from_static("x-drain");
@@ -31,11 +34,11 @@ pub struct Drain {
     refuse_from: OnceLock<Instant>,
     /// The refusal of new calls was logged.
     is_refusal_logged: AtomicBool,
-    /// Running calls. Standalone streams do not count: they do not end by themselves.
-    calls: TaskTracker,
-    ending: CancellationToken,
-    /// Signal that clients are sent to another replica.
+    /// Running calls, and those that wait for the end of the drain.
+    running: RunningCalls,
+    /// Signal that clients are sent to another replica, and true once it was given.
     leaving: CancellationToken,
+    is_leaving: AtomicBool,
     times: Times,
     /// Reconnection delay of clients that are sent to another replica, or `None` if no other replica has the streams.
     reconnect_elsewhere: Option<Duration>,
@@ -56,9 +59,16 @@ impl Drain {
     /// Creates a drain that has not begun. `reconnect_elsewhere` is the reconnection delay of clients that other replicas can serve, or `None` if
     /// there are none.
     pub fn new(log: Arc<EventLog>, times: Times, reconnect_elsewhere: Option<Duration>) -> Self {
-        let (ending, leaving) = (CancellationToken::new(), CancellationToken::new());
-        let (refuse_from, is_refusal_logged, calls) = (OnceLock::new(), AtomicBool::new(false), TaskTracker::new());
-        Self { log, refuse_from, is_refusal_logged, calls, ending, leaving, times, reconnect_elsewhere }
+        Self {
+            log,
+            refuse_from: OnceLock::new(),
+            is_refusal_logged: AtomicBool::new(false),
+            running: RunningCalls::default(),
+            leaving: CancellationToken::new(),
+            is_leaving: AtomicBool::new(false),
+            times,
+            reconnect_elsewhere,
+        }
     }
 
     /// Returns true if the drain has begun: the process is not ready.
@@ -73,7 +83,7 @@ impl Drain {
 
     /// Returns true if clients are sent to another replica.
     pub fn is_sending_away(&self) -> bool {
-        self.leaving.is_cancelled()
+        self.is_leaving.load(Ordering::Relaxed)
     }
 
     /// Resolves when clients are sent to another replica. Their connections end after the responses in progress.
@@ -81,38 +91,38 @@ impl Drain {
         self.leaving.cancelled().await;
     }
 
-    /// Returns the tracker of running calls.
-    pub fn calls(&self) -> &TaskTracker {
-        &self.calls
+    /// Counts `call` as a running call until it is finished or dropped.
+    pub fn track<F: Future>(&self, call: F) -> TrackedFuture<F> {
+        self.running.0.own().calls.track_future(call)
     }
 
     /// Resolves when the remaining calls are ended.
     pub async fn ended(&self) {
-        self.ending.cancelled().await;
+        self.running.0.own().ending.cancelled().await;
     }
 
     /// Drains, and returns when the drain is over, at the latest at the timeout. A later call waits as well, for no longer than the timeout from
     /// its own beginning. Dropping the future does not cancel the drain.
     pub async fn run(&self) {
         let refuse_from = *self.refuse_from.get_or_init(|| {
-            info!(calls = self.calls.len(), delay = ?self.times.delay, "draining: not ready");
+            info!(calls = self.running.len(), delay = ?self.times.delay, "draining: not ready");
             self.send_away();
             clock::now() + self.times.delay
         });
-        self.calls.close();
+        self.running.close();
         let over = async {
             if refuse_from > clock::now() {
                 clock::sleep_until(refuse_from).await;
             }
             if !self.is_refusal_logged.swap(true, Ordering::Relaxed) {
-                info!(calls = self.calls.len(), "draining: new calls are refused");
+                info!(calls = self.running.len(), "draining: new calls are refused");
                 // Clients that connected during the delay.
                 self.send_away();
             }
             self.wait_until_over().await;
         };
         if tokio::time::timeout(self.times.timeout, over).await.is_err() {
-            warn!(calls = self.calls.len(), "calls that still ran at the drain's timeout are ended");
+            warn!(calls = self.running.len(), "calls that still ran at the drain's timeout are ended");
             self.end().await;
         }
         info!("drained");
@@ -122,16 +132,17 @@ impl Drain {
     fn send_away(&self) {
         if let Some(retry) = self.reconnect_elsewhere {
             self.log.close_readers(retry);
+            self.is_leaving.store(true, Ordering::Relaxed);
             self.leaving.cancel();
         }
     }
 
     async fn wait_until_over(&self) {
         loop {
-            if !self.calls.is_empty() {
-                info!(calls = self.calls.len(), "draining: waits for calls to end");
+            if !self.running.is_empty() {
+                info!(calls = self.running.len(), "draining: waits for calls to end");
             }
-            self.calls.wait().await;
+            self.running.wait().await;
             // Responses in a shared store can be fetched from another replica.
             if self.reconnect_elsewhere.is_none() {
                 let responses = self.log.unfetched(self.times.resume_wait);
@@ -141,7 +152,7 @@ impl Drain {
                 }
             }
             // A session may have begun a call meanwhile.
-            if self.calls.is_empty() {
+            if self.running.is_empty() {
                 return;
             }
         }
@@ -150,8 +161,51 @@ impl Drain {
     /// Ends the remaining calls, with an error for each owed response.
     pub async fn end(&self) {
         self.log.end_all(ErrorCode::Draining);
-        self.ending.cancel();
-        let _ = tokio::time::timeout(ERROR_GRACE, self.calls.wait()).await;
+        self.running.end();
+        let _ = tokio::time::timeout(ERROR_GRACE, self.running.wait()).await;
+    }
+}
+
+/// Running calls, by the thread that runs them: each call enters and leaves, and threads would contend for one list. Standalone streams do
+/// not count, because they do not end by themselves.
+#[derive(Default)]
+struct RunningCalls(PerThread<CallsOfThread>);
+
+#[derive(Default)]
+struct CallsOfThread {
+    calls: TaskTracker,
+    /// Signal that the calls are ended.
+    ending: CancellationToken,
+}
+
+impl RunningCalls {
+    fn len(&self) -> usize {
+        self.0.iter().map(|own| own.calls.len()).sum()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.iter().all(|own| own.calls.is_empty())
+    }
+
+    /// Lets [`Self::wait`] resolve once there are no calls.
+    fn close(&self) {
+        for own in self.0.iter() {
+            own.calls.close();
+        }
+    }
+
+    /// Waits until each thread has had no call. Calls may begin meanwhile.
+    async fn wait(&self) {
+        for own in self.0.iter() {
+            own.calls.wait().await;
+        }
+    }
+
+    /// Gives the signal that the calls are ended.
+    fn end(&self) {
+        for own in self.0.iter() {
+            own.ending.cancel();
+        }
     }
 }
 
@@ -217,7 +271,7 @@ mod tests {
             async move { drain.run().await }
         });
         clock::sleep_until(began + Duration::from_secs(4)).await;
-        let call = drain.calls().track_future(clock::sleep_until(began + Duration::from_secs(20)));
+        let call = drain.track(clock::sleep_until(began + Duration::from_secs(20)));
         tokio::join!(call, async { running.await.unwrap() });
         assert_eq!(clock::now() - began, Duration::from_secs(20));
     }
@@ -232,7 +286,7 @@ mod tests {
         });
         let mut calls = Vec::new();
         while !drain.is_refusing_calls() {
-            calls.push(tokio::spawn(drain.calls().track_future(std::future::pending::<()>())));
+            calls.push(tokio::spawn(drain.track(std::future::pending::<()>())));
             clock::sleep(Duration::from_secs(1)).await;
         }
         let ended = tokio::spawn({
