@@ -169,6 +169,7 @@ fn goes_up(head: &HeaderMap) {
 
 fn comes_down(head: &HeaderMap) {
     let mut down = head.clone();
+    remove_hop_by_hop(&mut down);
     sse_downstream(&mut down);
     let mut gone = vec!["content-length", "etag", "last-modified", "accept-ranges", "content-range"];
     let codings = elements(&rest(head, &[]), &header::CONTENT_ENCODING);

@@ -149,18 +149,17 @@ where
 {
     let mut head = HeaderMap::new();
     head.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers::sse_downstream(&mut head);
     let mut response = stream_with(StatusCode::OK, head, body);
     response.extensions_mut().insert(OwnHead);
     response
 }
 
-/// Returns an SSE response under the upstream's head.
-pub fn stream_with<B>(status: StatusCode, mut head: HeaderMap, body: B) -> Response<BoxBody>
+/// Returns an SSE response under a head that is ready for the client.
+pub fn stream_with<B>(status: StatusCode, head: HeaderMap, body: B) -> Response<BoxBody>
 where
     B: http_body::Body<Data = Bytes, Error = crate::body::BoxError> + Send + 'static,
 {
-    headers::sse_downstream(&mut head);
-    headers::expose_ours(&mut head);
     let mut response = Response::new(body.boxed_unsync());
     *response.status_mut() = status;
     *response.headers_mut() = head;

@@ -24,7 +24,6 @@ use crate::ingress::stream_response::StreamResponder;
 use crate::lifecycle::drain::Drain;
 use crate::protocol::dialect::resume_tokens::Renaming;
 use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::headers;
 use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc;
 use crate::protocol::stream::Phase;
@@ -201,7 +200,6 @@ impl Replies {
         let mut response = respond::json(StatusCode::OK, Bytes::new());
         let mut headers = head.clone();
         headers.remove(http::header::CONTENT_TYPE);
-        headers::expose_ours(&mut headers);
         response.headers_mut().extend(headers);
         *response.body_mut() =
             KeptResponseBody::new(body, attachment, receipt, receipts).followed_by(pieces).boxed_unsync();

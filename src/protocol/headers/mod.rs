@@ -274,10 +274,14 @@ fn content_type_is(headers: &HeaderMap, media_type: &str) -> bool {
 ///
 /// [RFC 9110 §7.6.1]: https://www.rfc-editor.org/rfc/rfc9110#section-7.6.1
 pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    if !headers.contains_key(header::CONNECTION) {
+        return remove_where(headers, is_always_hop_by_hop);
+    }
     let named = named_by_connection(headers);
-    // Few heads have any: a search costs less than the removal of absent headers.
     let found: Vec<_> = headers.keys().filter(|name| is_hop_by_hop(name, &named)).cloned().collect();
-    remove_all(headers, found);
+    for name in found {
+        headers.remove(name);
+    }
 }
 
 fn named_by_connection(headers: &HeaderMap) -> Vec<&str> {
@@ -285,7 +289,16 @@ fn named_by_connection(headers: &HeaderMap) -> Vec<&str> {
 }
 
 fn is_hop_by_hop(name: &HeaderName, named: &[&str]) -> bool {
-    let always = matches!(
+    let is_named = || named.iter().any(|named| named.eq_ignore_ascii_case(name.as_str()));
+    is_always_hop_by_hop(name) || (is_named() && !identifies_client(name))
+}
+
+fn identifies_client(name: &HeaderName) -> bool {
+    matches!(name.as_str(), "authorization" | "cookie" | "x-api-key") || client_address::describes_client(name)
+}
+
+fn is_always_hop_by_hop(name: &HeaderName) -> bool {
+    matches!(
         name.as_str(),
         "connection"
             | "keep-alive"
@@ -298,11 +311,7 @@ fn is_hop_by_hop(name: &HeaderName, named: &[&str]) -> bool {
             | "trailer"
             | "transfer-encoding"
             | "upgrade"
-    );
-    let is_named = || named.iter().any(|named| named.eq_ignore_ascii_case(name.as_str()));
-    let identifies_client =
-        || matches!(name.as_str(), "authorization" | "cookie" | "x-api-key") || client_address::describes_client(name);
-    always || (is_named() && !identifies_client())
+    )
 }
 
 /// One header.
@@ -333,16 +342,15 @@ pub fn end_to_end(headers: &HeaderMap) -> impl Iterator<Item = Line<'_>> {
     headers.iter().filter(move |(name, _)| **name != header::HOST && !is_hop_by_hop(name, &named))
 }
 
-/// Turns the head of an upstream SSE response into that of the client's response.
+/// Turns the end-to-end headers of an upstream SSE response into the head of the client's response.
 ///
 /// The proxy's body has other bytes than the upstream's, so the headers that describe those (length, validators, ranges) are removed, and
 /// a `Content-Encoding` of `identity` too. Any other coding stays for the caller, who must not decode that body as events. No
 /// intermediary before the client may store, change or delay the response.
 pub fn sse_downstream(headers: &mut HeaderMap) {
-    remove_hop_by_hop(headers);
-    let of_other_bytes =
-        [header::CONTENT_LENGTH, header::ETAG, header::LAST_MODIFIED, header::ACCEPT_RANGES, header::CONTENT_RANGE];
-    remove_all(headers, of_other_bytes);
+    remove_where(headers, |name| {
+        matches!(name.as_str(), "content-length" | "etag" | "last-modified" | "accept-ranges" | "content-range")
+    });
     if list(headers, header::CONTENT_ENCODING).all(|coding| coding.eq_ignore_ascii_case("identity")) {
         headers.remove(header::CONTENT_ENCODING);
     }
@@ -350,8 +358,10 @@ pub fn sse_downstream(headers: &mut HeaderMap) {
     headers.insert(names::X_ACCEL_BUFFERING, HeaderValue::from_static("no"));
 }
 
-fn remove_all(headers: &mut HeaderMap, names: impl IntoIterator<Item = HeaderName>) {
-    for name in names {
+/// Removes the headers with one of the few names that `goes` accepts. Few heads have any: a search costs less than the removal of absent
+/// headers.
+fn remove_where(headers: &mut HeaderMap, goes: impl Fn(&HeaderName) -> bool) {
+    while let Some(name) = headers.keys().find(|name| goes(name)).cloned() {
         headers.remove(name);
     }
 }

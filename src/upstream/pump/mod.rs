@@ -452,6 +452,7 @@ impl Pump {
             return self.handle_failure(Failure::after_send(ErrorCode::UpstreamGarbage), false).await;
         }
         headers::sse_downstream(&mut parts.headers);
+        headers::expose_ours(&mut parts.headers);
         self.input = InputSource::Reading(Box::new(EventReader::new(body, self.call.max_event_bytes)));
         if self.writer.update(|machine, _| machine.handle_stream_head()).await {
             self.publish();

@@ -46,6 +46,7 @@ impl Pump {
             return self.handle_failure(Failure::after_send(ErrorCode::UpstreamGarbage), false).await;
         }
         headers::sse_downstream(&mut parts.headers);
+        headers::expose_ours(&mut parts.headers);
         parts.headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
         if self.writer.update(|machine, _| machine.handle_stream_head()).await {
             self.publish();
