@@ -193,7 +193,7 @@ mod tests {
             max_sessions: 1,
         };
         let quotas = Quotas::new(allowance, Arc::new(Metrics::new(&Registrar::default()).unwrap()));
-        quotas.of(QuotaKey::Known([0; 16]), clock::now())
+        quotas.of(QuotaKey::Known([0; 16]))
     }
 
     /// Reads the sent body. Returns the result, the time that it took, and the most bytes that were reserved meanwhile.

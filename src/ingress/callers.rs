@@ -36,8 +36,13 @@ impl Callers {
         }
     }
 
-    /// Returns the context of a request that came by `connection`.
-    pub(super) fn identify(&self, mut parts: Parts, connection: Arc<Connection>) -> Box<RequestContext> {
+    /// Returns the context of a request that came by `connection`, with a head of this size.
+    pub(super) fn identify(
+        &self,
+        mut parts: Parts,
+        head_bytes: usize,
+        connection: Arc<Connection>,
+    ) -> Box<RequestContext> {
         let presented = PresentedCredentials {
             headers: &parts.headers,
             query: parts.uri.query(),
@@ -78,6 +83,7 @@ impl Callers {
             session_kind,
             sender: if is_marked { Sender::Balancer } else { Sender::Client },
             quota,
+            head_bytes,
             body_bytes: 0,
             reservation: None,
             connection,

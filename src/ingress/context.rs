@@ -24,6 +24,8 @@ pub(super) struct RequestContext {
     pub(super) sender: Sender,
     /// Quota that the sender's requests count against.
     pub(super) quota: Arc<Quota>,
+    /// Size of the head as it was sent; see [`head_bytes`].
+    pub(super) head_bytes: usize,
     /// Bytes of the body, once it was read whole.
     pub(super) body_bytes: usize,
     /// Reservation for head and body, from when the body was read until they count as a stream's or go upstream.
@@ -82,8 +84,13 @@ impl RequestContext {
 
     /// Reserves bytes for the head and the body for as long as the request waits, unless they are reserved.
     pub(super) fn reserve(&mut self) -> &Reservation {
-        let Self { parts, body_bytes, quota, reservation, .. } = self;
-        reservation.get_or_insert_with(|| quota.reserve(head_bytes(parts) + *body_bytes))
+        let Self { head_bytes, body_bytes, quota, reservation, .. } = self;
+        reservation.get_or_insert_with(|| quota.reserve(*head_bytes + *body_bytes))
+    }
+
+    /// Takes the reservation of the request, for a stream that the bytes will belong to.
+    pub(super) fn take_reservation(&mut self) -> Reservation {
+        self.reservation.take().unwrap_or_else(|| self.quota.reserve(0))
     }
 
     /// True if the proxy issued the session.

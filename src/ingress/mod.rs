@@ -217,7 +217,8 @@ impl Ingress {
     /// for the largest.
     async fn dispatch(&self, connection: Arc<Connection>, request: Request<Incoming>) -> Response<BoxBody> {
         let (mut parts, body) = request.into_parts();
-        if head_bytes(&parts) > self.config.limits.header_bytes {
+        let head_bytes = head_bytes(&parts);
+        if head_bytes > self.config.limits.header_bytes {
             return self.refusals.refuse(ErrorCode::HeadTooLarge);
         }
         if parts.uri.path() == status_document::PATH {
@@ -238,7 +239,7 @@ impl Ingress {
         }
         // The upstream does not see the stream that the target names.
         let stream_url = if self.config.dialects.stream_url { take(&mut parts.uri) } else { None };
-        let mut context = self.callers.identify(parts, connection);
+        let mut context = self.callers.identify(parts, head_bytes, connection);
         // On HTTP/2 a request says nothing about other responses.
         context.connection.receipts().note_request(&context.binding, context.parts.version >= Version::HTTP_2);
         let is_known = !self.log.has_store()

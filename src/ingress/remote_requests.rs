@@ -12,7 +12,7 @@ use super::callers::Callers;
 use super::client_responses::{ClientResponses, PostDelivery, UrlResponses};
 use super::components::Components;
 use super::connection::Connection;
-use super::context::{RequestContext, Sender};
+use super::context::{RequestContext, Sender, head_bytes};
 use super::forward::Forwarder;
 use super::forward_to_replicas::OwnerForwarder;
 use super::misdirected::OwnerCheck;
@@ -122,7 +122,8 @@ impl RemoteRequests {
         let scheme = if message.is_secure { "https" } else { "http" };
         let peer = Peer { address: (message.peer, 0).into(), scheme, certificate: message.certificate };
         let connection = Arc::new(Connection::new(peer, trust));
-        let mut context = self.callers.identify(parts, connection);
+        let head_bytes = head_bytes(&parts);
+        let mut context = self.callers.identify(parts, head_bytes, connection);
         context.sender = Sender::Replica { is_marked: context.sender.is_marked() };
         context.body_bytes = message.body.0.len();
         context.reserve();

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::Response;
 
 use super::components::Components;
-use super::context::{RequestContext, head_bytes};
+use super::context::RequestContext;
 use super::forward::Forwarder;
 use super::metrics::{Metrics, ResumeMeans, Resumed};
 use super::refusals::Refusals;
@@ -147,7 +147,7 @@ impl StandaloneStreams {
             return self.refusals.refuse(ErrorCode::Draining);
         }
         self.starter.register_session(context).await;
-        let reservation = match self.log.admit_standalone(&context.quota, head_bytes(&context.parts)) {
+        let reservation = match self.log.admit_standalone(&context.quota, context.head_bytes) {
             Ok(reservation) => reservation,
             Err(code) => return self.refusals.refuse(code),
         };

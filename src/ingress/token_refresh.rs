@@ -11,7 +11,7 @@ use std::sync::Arc;
 use http::Response;
 
 use super::components::Components;
-use super::context::{RequestContext, head_bytes};
+use super::context::RequestContext;
 use super::forward::Forwarder;
 use super::refusals::Refusals;
 use crate::body::BoxBody;
@@ -147,7 +147,7 @@ impl TokenRefresh {
         // The request waits for the upstream. One without a body has no reservation yet.
         let head = match context.reservation {
             Some(_) => None,
-            None => Some(context.quota.reserve(head_bytes(&context.parts))),
+            None => Some(context.quota.reserve(context.head_bytes)),
         };
         if let Some(reservation) = head.as_ref().or(context.reservation.as_ref()) {
             self.log.evict_for(reservation).map_err(Unproven::Unavailable)?;

@@ -87,7 +87,7 @@ impl EventLog {
 
     /// Returns the quota of `key`.
     pub fn quota(&self, key: QuotaKey) -> Arc<Quota> {
-        self.streams.quotas.of(key, clock::now())
+        self.streams.quotas.of(key)
     }
 
     /// Reserves memory for one more call of `quota` with a request of this size. May evict delivered streams.
@@ -96,10 +96,18 @@ impl EventLog {
     /// The limit that was reached: `TooManyDetached`, `ShareFull`, `ProxyFull` or `TooManyStreams`; or `StoreFailed`
     /// if no call may begin without a store.
     pub fn admit(&self, quota: &Arc<Quota>, request_bytes: usize) -> Result<StreamReservation, ErrorCode> {
+        self.admit_held(quota.reserve(0), request_bytes)
+    }
+
+    /// Does as [`Self::admit`] for a request that has reserved memory already: `held` becomes the stream's reservation.
+    ///
+    /// # Errors
+    /// As for [`Self::admit`].
+    pub fn admit_held(&self, held: Reservation, request_bytes: usize) -> Result<StreamReservation, ErrorCode> {
         if !self.can_take_calls() {
             return Err(ErrorCode::StoreFailed);
         }
-        self.streams.admit(quota, request_bytes)
+        self.streams.admit(held, request_bytes)
     }
 
     /// Reserves memory for a session's standalone stream. That is no call: the limits of running and of detached calls

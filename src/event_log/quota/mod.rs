@@ -27,6 +27,7 @@ use std::time::Instant;
 
 use dashmap::DashMap;
 
+use crate::clock;
 use crate::event_log::metrics::Metrics;
 use crate::event_log::quota::account::GlobalQuota;
 
@@ -55,12 +56,12 @@ impl Quotas {
     }
 
     /// Returns the quota of `key`; creates it if there is none.
-    pub fn of(&self, key: QuotaKey, now: Instant) -> Arc<Quota> {
+    pub fn of(&self, key: QuotaKey) -> Arc<Quota> {
         if let Some(quota) = self.quotas.get(&key) {
             return quota.clone();
         }
         if self.quotas.len() >= self.sweep_at.load(Ordering::Relaxed) {
-            self.sweep(now);
+            self.sweep(clock::now());
         }
         self.quotas.entry(key).or_insert_with(|| Arc::new(Quota::new(self.global.clone()))).clone()
     }

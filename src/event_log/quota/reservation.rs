@@ -24,20 +24,7 @@ impl Quota {
     /// Reserves memory for one more stream with a request of this size. The stream reports later that it is a running
     /// call.
     pub(in crate::event_log) fn reserve_stream(self: &Arc<Self>, request_bytes: usize) -> StreamReservation {
-        self.global.metrics.observe_stream();
-        let base = STREAM_COST + request_bytes;
-        StreamReservation {
-            reservation: self.reserve(base),
-            base,
-            server_requests: 0,
-            events: 0,
-            staged: 0,
-            arriving: 0,
-            overrun: None,
-            global_overrun: None,
-            is_running: false,
-            is_detached: false,
-        }
+        Reservation { quota: self.clone(), bytes: 0 }.into_stream(request_bytes)
     }
 }
 
@@ -66,6 +53,25 @@ impl Reservation {
     /// Returns the quota in which the bytes count.
     pub fn quota(&self) -> &Arc<Quota> {
         &self.quota
+    }
+
+    /// Makes this the reservation of a stream with a request of this size.
+    pub(in crate::event_log) fn into_stream(mut self, request_bytes: usize) -> StreamReservation {
+        self.quota.global.metrics.observe_stream();
+        let base = STREAM_COST + request_bytes;
+        self.set(base);
+        StreamReservation {
+            reservation: self,
+            base,
+            server_requests: 0,
+            events: 0,
+            staged: 0,
+            arriving: 0,
+            overrun: None,
+            global_overrun: None,
+            is_running: false,
+            is_detached: false,
+        }
     }
 }
 
@@ -202,9 +208,8 @@ impl StreamReservation {
 
     /// Releases the request of a call that is over; `events` are the bytes of its events.
     pub(in crate::event_log) fn forget_request(&mut self, events: usize) {
-        self.base = STREAM_COST;
-        self.set_arriving(0);
-        self.set_events(events);
+        (self.base, self.arriving, self.events) = (STREAM_COST, 0, events);
+        self.count();
     }
 
     /// Sets whether the stream is a running call. A finished one counts by its bytes alone.

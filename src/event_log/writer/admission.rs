@@ -5,24 +5,25 @@
 
 use std::sync::Arc;
 
-use crate::event_log::quota::{Quota, StreamReservation};
+use crate::event_log::quota::{Quota, Reservation, StreamReservation};
 use crate::event_log::writer::stream_table::StreamTable;
 use crate::protocol::error::ErrorCode;
 
 impl StreamTable {
-    /// Reserves memory for one more call of `quota` with a request of this size.
+    /// Reserves memory for one more call with a request of this size. `held` are bytes that its request holds so far.
     pub(in crate::event_log) fn admit(
         &self,
-        quota: &Arc<Quota>,
+        held: Reservation,
         request_bytes: usize,
     ) -> Result<StreamReservation, ErrorCode> {
+        let quota = held.quota().clone();
         let allowance = &quota.global().allowance;
         if quota.detached() >= allowance.max_detached {
             return Err(ErrorCode::TooManyDetached);
         }
-        self.ensure_within_limits(quota)?;
+        self.ensure_within_limits(&quota)?;
         // Counted before the comparison, so that two concurrent calls do not both get the last place.
-        let mut reservation = quota.reserve_stream(request_bytes);
+        let mut reservation = held.into_stream(request_bytes);
         reservation.set_running(true);
         if quota.streams() > allowance.max_streams { Err(ErrorCode::TooManyStreams) } else { Ok(reservation) }
     }

@@ -172,11 +172,12 @@ impl Calls {
         } else {
             EarlierCall::None(None)
         };
-        // From here on the bytes count as the stream's.
-        request.context.reservation = None;
         let started = match remote_call {
             EarlierCall::None(_) if let Some(code) = request.context.remote_session_error() => Err(code),
-            EarlierCall::None(claim) => self.call_starter.begin(&request, previous_call, claim),
+            EarlierCall::None(claim) => {
+                let held = request.context.take_reservation();
+                self.call_starter.begin(&request, held, previous_call, claim)
+            }
             EarlierCall::Stream(stream) => Ok(self.call_starter.return_to(&request.context, &stream)),
             EarlierCall::Response(response) => {
                 self.metrics.observe_retry();

@@ -9,9 +9,9 @@ use super::remote_retry::PendingClaim;
 use super::request::{Beginning, CallRequest, Retry};
 use crate::config::{Config, Mode};
 use crate::delivery::Start;
-use crate::event_log::{self, Attachment, EventLog, Match, RetryMatch, Spec, Stream};
+use crate::event_log::{self, Attachment, EventLog, Match, Reservation, RetryMatch, Spec, Stream};
 use crate::ingress::components::Components;
-use crate::ingress::context::{RequestContext, detached, head_bytes};
+use crate::ingress::context::{RequestContext, detached};
 use crate::ingress::metrics::Metrics;
 use crate::ingress::request_log::log_return;
 use crate::ingress::stream_finder::StreamFinder;
@@ -68,10 +68,12 @@ impl CallStarter {
     }
 
     /// Attaches to the call's stream, before the pump of a new one begins: a stream without a reader may be removed. `previous_call` is
-    /// the call of an older token of the caller. A client that comes back to its call needs no further room.
+    /// the call of an older token of the caller. A client that comes back to its call needs no further room. The bytes of the request,
+    /// `held` so far, become the stream's.
     pub(super) fn begin(
         &self,
         request: &CallRequest,
+        held: Reservation,
         previous_call: Option<Arc<Stream>>,
         claim: Option<PendingClaim>,
     ) -> Result<StartedCall, ErrorCode> {
@@ -86,8 +88,8 @@ impl CallStarter {
         if !self.admission.can_admit(request) {
             return self.rejoin(request);
         }
-        let request_bytes = head_bytes(&request.context.parts) + request.body.len();
-        let reservation = self.log.admit(&request.context.quota, request_bytes);
+        let request_bytes = request.context.head_bytes + request.body.len();
+        let reservation = self.log.admit_held(held, request_bytes);
         let (guard, _lock) = claim.map(|PendingClaim { guard, lock }| (guard, lock)).unzip();
         let create = || {
             let (spec, reservation) = (self.spec(request), reservation?);

@@ -13,7 +13,7 @@ use crate::body::BoxBody;
 use crate::clock;
 use crate::event_log::{EventLog, PostSlot, QueuedTurn, Session, Stream, Turn, UploadReservation, stream_owing};
 use crate::ingress::components::Components;
-use crate::ingress::context::{RequestContext, head_bytes};
+use crate::ingress::context::RequestContext;
 use crate::ingress::forward::Forwarder;
 use crate::ingress::metrics::Metrics;
 use crate::protocol::error::{ErrorCode, Failure};
@@ -326,5 +326,5 @@ pub(super) fn running_calls<'a>(records: impl Iterator<Item = &'a Arc<Session>>)
 
 /// Reserves bytes in the sender's quota for a POST on its way upstream.
 pub(super) fn reserve_upload(context: &RequestContext, body: usize) -> UploadReservation {
-    context.quota.reserve_upload(head_bytes(&context.parts) + body)
+    context.quota.reserve_upload(context.head_bytes + body)
 }
