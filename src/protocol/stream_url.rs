@@ -8,6 +8,7 @@
 
 use std::fmt::Write;
 
+use bytes::Bytes;
 use http::header::{LINK, REFERRER_POLICY};
 use http::{HeaderMap, HeaderValue, Uri};
 
@@ -68,9 +69,8 @@ pub fn named(target: &Uri) -> Option<EventId> {
 /// Adds the link to the stream to the response head of a request with this query (without the parameter). A link of this relation is
 /// replaced, and others stay. The referrer policy keeps pages from disclosing the URL.
 pub fn put(headers: &mut HeaderMap, query: Option<&str>, handle: &Handle) {
-    let own = query.filter(|query| !query.is_empty()).map(|query| format!("{query}&")).unwrap_or_default();
-    let target = format!("{own}{PARAMETER}={}", handle.as_str());
-    let Ok(link) = HeaderValue::from_str(&format!("<?{}>; rel=\"{RELATION}\"", escaped(&target))) else { return };
+    let Ok(link) = HeaderValue::from_maybe_shared(Bytes::from(link_to(query, handle))) else { return };
+    // Few responses have other links.
     let lines: Vec<HeaderValue> = headers.get_all(LINK).iter().cloned().collect();
     headers.insert(LINK, link);
     for line in &lines {
@@ -84,23 +84,39 @@ pub fn put(headers: &mut HeaderMap, query: Option<&str>, handle: &Handle) {
     headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
 }
 
+/// Returns the link to the stream, for a request with this query.
+fn link_to(query: Option<&str>, handle: &Handle) -> String {
+    /// Characters of the link beside the query and the handle.
+    const MORE: usize = "<?&=>; rel=\"\"".len() + PARAMETER.len() + RELATION.len();
+    let query = query.filter(|query| !query.is_empty());
+    let mut link = String::with_capacity(MORE + query.map_or(0, str::len) + handle.as_str().len());
+    link.push_str("<?");
+    if let Some(query) = query {
+        push_escaped(&mut link, query);
+        link.push('&');
+    }
+    // No character of a handle needs an escape.
+    for piece in [PARAMETER, "=", handle.as_str(), ">; rel=\"", RELATION, "\""] {
+        link.push_str(piece);
+    }
+    link
+}
+
 fn value_of(parameter: &str) -> Option<&str> {
     let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
     if name == PARAMETER { Some(value) } else { None }
 }
 
-/// Escapes bytes that queries hold in practice, and that a link target between angle brackets must not.
-fn escaped(query: &str) -> String {
-    let mut escaped = String::with_capacity(query.len());
+/// Adds a query with escapes for bytes that queries hold in practice, and that a link target between angle brackets must not.
+fn push_escaped(link: &mut String, query: &str) {
     for byte in query.bytes() {
         match byte {
             b'<' | b'>' | b'"' | ..=0x20 | 0x7f.. => {
-                write!(escaped, "%{byte:02X}").expect("a String grows as it is written to");
+                write!(link, "%{byte:02X}").expect("a String grows as it is written to");
             }
-            _ => escaped.push(char::from(byte)),
+            _ => link.push(char::from(byte)),
         }
     }
-    escaped
 }
 
 /// Returns true if a link ([RFC 8288 §3]) has this relation, alone or among others. The first `rel` counts.
@@ -164,7 +180,11 @@ mod tests {
             let mut uri: Uri = format!("/mcp{target}").parse().unwrap();
             let Some(Named::Stream(id)) = take(&mut uri) else { panic!("{uri}") };
             assert_eq!(id.handle_text(), handle().as_str());
-            let own = query.map(escaped).filter(|query| !query.is_empty());
+            let own = query.filter(|query| !query.is_empty()).map(|query| {
+                let mut escaped = String::new();
+                push_escaped(&mut escaped, query);
+                escaped
+            });
             assert_eq!((uri.path(), uri.query()), ("/mcp", own.as_deref()));
             let mut again: Uri = with(&uri, handle().as_str()).parse().unwrap();
             assert!(matches!(take(&mut again), Some(Named::Stream(id)) if id.handle_text() == handle().as_str()));

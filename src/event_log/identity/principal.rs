@@ -108,7 +108,8 @@ impl Subject {
 #[derive(Clone)]
 pub struct Principals {
     source: PrincipalSource,
-    key: [u8; 32],
+    /// HMAC that has taken the key already, which saves that work for every hash.
+    keyed: Hmac<Sha256>,
     /// Subjects found in tokens, by principal. A token comes with every request of its caller, and decoding it costs
     /// more than all other steps here.
     subjects: Arc<DashMap<Principal, Subject>>,
@@ -117,7 +118,8 @@ pub struct Principals {
 impl Principals {
     /// Creates a resolver that reads the credential from `source` and hashes it with `key`.
     pub fn new(source: PrincipalSource, key: [u8; 32]) -> Self {
-        Self { source, key, subjects: Arc::default() }
+        let keyed = Hmac::new_from_slice(&key).expect("HMAC takes a key of any length");
+        Self { source, keyed, subjects: Arc::default() }
     }
 
     /// True if the usual headers identify callers.
@@ -188,7 +190,7 @@ impl Principals {
     }
 
     fn hash<'p, 'v>(&self, parts: impl IntoIterator<Item = (&'p str, &'v [u8])>) -> [u8; 16] {
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.key).expect("HMAC takes a key of any length");
+        let mut mac = self.keyed.clone();
         for (place, value) in parts {
             for part in [place.as_bytes(), value] {
                 mac.update(&(part.len() as u64).to_be_bytes());

@@ -75,7 +75,9 @@ impl StreamId {
 /// 16 characters of base64url.
 impl fmt::Display for StreamId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&URL_SAFE_NO_PAD.encode(self.0))
+        let mut text = [0; 16];
+        let length = URL_SAFE_NO_PAD.encode_slice(self.0, &mut text).unwrap_or_default();
+        f.write_str(str::from_utf8(&text[..length]).unwrap_or_default())
     }
 }
 
@@ -167,14 +169,15 @@ impl Handle {
         batch: bool,
     ) -> Self {
         let shape = Shape::of(kind, ids, batch);
-        let mut bytes = vec![VERSION, shape as u8];
+        let ids = if matches!(shape, Shape::One | Shape::Batch) { ids } else { &[] };
+        let ids_len: usize = ids.iter().map(|id| ID_HEAD_BYTES + id.text().len()).sum();
+        let mut bytes = Vec::with_capacity(FIXED_BYTES + ids_len + MAC_BYTES);
+        bytes.extend_from_slice(&[VERSION, shape as u8]);
         bytes.extend_from_slice(&owner.0.to_be_bytes());
         bytes.extend_from_slice(&epoch.0.to_be_bytes());
         bytes.extend_from_slice(&stream.0);
-        if matches!(shape, Shape::One | Shape::Batch) {
-            for id in ids {
-                put_id(&mut bytes, id);
-            }
+        for id in ids {
+            put_id(&mut bytes, id);
         }
         let mac = keys.sign(&bytes);
         bytes.extend_from_slice(&mac);
