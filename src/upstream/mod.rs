@@ -62,7 +62,7 @@ use crate::config::{self, HostHeader, UpstreamUrl};
 use crate::event_log::Stream;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Line, Lines};
-use crate::protocol::http1::check_length;
+use crate::protocol::http1::{Error as HeadError, check_length};
 use crate::protocol::ids::Owner;
 use crate::tls::{self, ClientFiles};
 
@@ -278,7 +278,7 @@ impl Upstream {
         let code = match outcome {
             // No request asks for another protocol.
             Ok(Ok(response)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => ErrorCode::UpstreamGarbage,
-            Ok(Ok(mut response)) => match check_length(response.status(), response.headers_mut()) {
+            Ok(Ok(mut response)) => match check_head(&mut response) {
                 Ok(()) => {
                     self.observed.note_any_status(response.status());
                     return Ok(response);
@@ -382,6 +382,14 @@ impl Upstream {
         let path = uri.path_and_query()?.as_str();
         let root = if path.starts_with('/') { "" } else { "/" };
         if is_ours { Some(format!("{root}{path}")) } else { None }
+    }
+}
+
+/// Checks the length that a head declares. The proxy's own client has checked it.
+fn check_head(response: &mut Response<ResponseBody>) -> Result<(), HeadError> {
+    match response.body() {
+        ResponseBody::Http1(_) => Ok(()),
+        ResponseBody::Hyper(_) => check_length(response.status(), response.headers_mut()),
     }
 }
 

@@ -42,7 +42,7 @@ pub fn encode_request(method: &Method, target: &str, host: &str, lines: &Lines, 
 pub struct Head {
     /// The status code.
     pub status: StatusCode,
-    /// Every header line, in order. The values share one allocation of the head's size.
+    /// Every header line, in order, with one length at most. The values share one allocation of the head's size.
     pub headers: HeaderMap,
     /// Framing of the body.
     pub framing: Framing,
@@ -135,8 +135,8 @@ fn parse(bytes: &[u8], has_no_body: bool) -> Result<Option<Head>, Error> {
         status if status.is_informational() => return Ok(None),
         _ => {}
     }
-    let headers = header_map(bytes, response.headers)?;
-    let framing = framing(status, has_no_body, is_http11, &headers)?;
+    let mut headers = header_map(bytes, response.headers)?;
+    let framing = framing(status, has_no_body, is_http11, &mut headers)?;
     let can_keep_alive = is_http11 && framing != Framing::UntilClose && !has_close(&headers);
     Ok(Some(Head { status, headers, framing, can_keep_alive }))
 }
@@ -160,8 +160,8 @@ fn header_map(bytes: &[u8], lines: &[httparse::Header<'_>]) -> Result<HeaderMap,
 }
 
 /// Returns the framing by [RFC 9112 §6.3](https://www.rfc-editor.org/rfc/rfc9112#section-6.3), and refuses every ambiguous case.
-fn framing(status: StatusCode, has_no_body: bool, is_http11: bool, headers: &HeaderMap) -> Result<Framing, Error> {
-    let (length, is_chunked) = declared_length(status, headers)?;
+fn framing(status: StatusCode, has_no_body: bool, is_http11: bool, headers: &mut HeaderMap) -> Result<Framing, Error> {
+    let (length, is_chunked) = checked_length(status, headers)?;
     if is_chunked && !is_http11 {
         return Err(Error::Framing);
     }
@@ -183,13 +183,18 @@ fn framing(status: StatusCode, has_no_body: bool, is_http11: bool, headers: &Hea
 ///
 /// [RFC 9110 §8.6]: https://www.rfc-editor.org/rfc/rfc9110#section-8.6
 pub fn check_length(status: StatusCode, headers: &mut HeaderMap) -> Result<(), Error> {
-    let (length, _) = declared_length(status, headers)?;
+    checked_length(status, headers).map(|_| ())
+}
+
+/// Checks the length as [`check_length`] does, and returns it as [`declared_length`] does.
+fn checked_length(status: StatusCode, headers: &mut HeaderMap) -> Result<(Option<u64>, bool), Error> {
+    let (length, is_chunked) = declared_length(status, headers)?;
     if let Some(length) = length
         && headers.get_all(CONTENT_LENGTH).iter().nth(1).is_some()
     {
         headers.insert(CONTENT_LENGTH, length.into());
     }
-    Ok(())
+    Ok((length, is_chunked))
 }
 
 /// Returns the length that a head declares, and true if the body is chunked. Refuses a 204 that declares a body, since readers differ in
