@@ -23,6 +23,13 @@ impl<Io> PrefixedIo<Io> {
         Self { prefix: BytesMut::new(), io }
     }
 
+    /// Puts bytes back that were read from here last.
+    pub(super) fn put_back(&mut self, unread: &[u8]) {
+        if !unread.is_empty() {
+            self.prefix = [unread, &self.prefix].concat().as_slice().into();
+        }
+    }
+
     /// Bytes that were read ahead and not yet taken.
     pub(super) fn prefix(&self) -> &[u8] {
         &self.prefix

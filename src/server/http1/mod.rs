@@ -1,29 +1,54 @@
-//! HTTP/1.1 connections: hyper's, with two additions.
+//! HTTP/1.1 connections: hyper's, with three additions.
 //!
-//! A client that leaves while a response runs is noticed at once ([`socket`]), and one that takes nothing of its response is ended
-//! ([`send_timeout`]).
+//! A client that leaves while a response runs is noticed at once ([`socket`]), one that takes nothing of its response is ended
+//! ([`send_timeout`]), and a connection that waits for its next request gives hyper's buffers back ([`head_wait`]). It keeps its socket and
+//! the handler's state, and hyper begins anew on it with the next bytes.
 
+mod head_wait;
 mod send_timeout;
 mod socket;
+#[cfg(test)]
+mod tests;
 
 use std::convert::Infallible;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
-use std::task::Poll;
+use std::task::{Context, Poll, ready};
 
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tracing::{debug, info};
 
 use super::HEAD_TIMEOUT;
-use super::handler::{ConnectionState, Handler, NewConnection};
+use super::handler::{ConnectionState, Deadlines, Handler, NewConnection};
 use super::prefixed_io::PrefixedIo;
+use head_wait::{HeadWait, WaitEvent, WaitWatch};
 use send_timeout::SendTimeout;
 
+/// Outcome of hyper's service of a connection.
+enum Served {
+    /// The connection ended without an error.
+    Ended,
+    /// The connection broke, or was ended for its client's fault.
+    Broken,
+    /// The connection waits for a request.
+    Idle,
+}
+
+/// End of the wait of an idle connection.
+enum Woken {
+    /// Bytes have come.
+    Bytes,
+    /// The client has left, or the server stops.
+    Ended,
+    /// The connection broke, or no request came in time.
+    Broken,
+}
+
 /// Serves one connection.
-pub(super) async fn serve<Io, H>(io: PrefixedIo<Io>, new: NewConnection<H>)
+pub(super) async fn serve<Io, H>(mut io: PrefixedIo<Io>, new: NewConnection<H>)
 where
     Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     H: Handler,
@@ -31,44 +56,112 @@ where
     let header_bytes = new.header_bytes;
     let (requests, mut deadlines, stop) = new.begin();
     let mut send_timeout = SendTimeout::new(requests.connection().clone());
-    let (socket, watch) = socket::share(io);
-    let service = service_fn(move |request| {
+    let wait = HeadWait::default();
+    let mut wait_watch = WaitWatch::new(wait.clone());
+    let requests = Box::new((requests, wait.clone()));
+    let mut service = service_fn(move |request| {
+        let (requests, wait) = &*requests;
+        wait.end();
         let response = requests.handle(request);
         async move { Ok::<_, Infallible>(response.await) }
     });
-    let mut hyper = pin!(
-        http1::Builder::new()
-            // Without half-close hyper allocates a buffer for each running response, only to notice its client leave. The watch
-            // notices it without one.
-            .half_close(true)
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_TIMEOUT)
-            .max_buf_size(header_bytes)
-            .serve_connection(TokioIo::new(socket), service)
-    );
     let mut stop = pin!(stop);
-    let (mut is_stopping, mut is_stalled) = (false, false);
-    let ended = poll_fn(|cx| {
-        if !is_stopping && stop.as_mut().poll(cx).is_ready() {
-            is_stopping = true;
-            hyper.as_mut().graceful_shutdown();
+    let mut is_stopping = false;
+    let is_clean = loop {
+        let (socket, watch) = socket::share(io);
+        // Boxed, so that an idle connection reserves no room for it.
+        let mut hyper = Box::new(
+            http1::Builder::new()
+                // Without half-close hyper allocates a buffer for each running response, only to notice its client leave. The watch
+                // notices it without one.
+                .half_close(true)
+                .timer(wait.clone())
+                .header_read_timeout(HEAD_TIMEOUT)
+                .max_buf_size(header_bytes)
+                .serve_connection(TokioIo::new(socket), service),
+        );
+        let served = poll_fn(|cx| {
+            if !is_stopping && stop.as_mut().poll(cx).is_ready() {
+                is_stopping = true;
+                Pin::new(&mut *hyper).graceful_shutdown();
+            }
+            watch.before_hyper();
+            if let Poll::Ready(ended) = Pin::new(&mut *hyper).poll(cx) {
+                return Poll::Ready(match ended {
+                    Ok(()) if !watch.is_broken() => Served::Ended,
+                    Ok(()) => Served::Broken,
+                    Err(error) => {
+                        debug!(%error, "connection ended");
+                        Served::Broken
+                    }
+                });
+            }
+            deadlines.poll(cx);
+            if send_timeout.poll(cx, watch.blocked_since()).is_ready() {
+                info!("a connection ends whose client takes nothing");
+                return Poll::Ready(Served::Broken);
+            }
+            if watch.poll_left(cx).is_ready() {
+                return Poll::Ready(if watch.is_broken() { Served::Broken } else { Served::Ended });
+            }
+            loop {
+                match ready!(wait_watch.poll(cx)) {
+                    // hyper holds no byte of a response: it waits for a head, and the socket has taken all.
+                    WaitEvent::Idle if !is_stopping && watch.is_at_rest() => return Poll::Ready(Served::Idle),
+                    WaitEvent::Idle => {}
+                    WaitEvent::TooLong => {
+                        debug!("no request came in time");
+                        return Poll::Ready(Served::Broken);
+                    }
+                }
+            }
+        })
+        .await;
+        match served {
+            Served::Ended => break true,
+            Served::Broken => break false,
+            Served::Idle => {}
         }
-        watch.before_hyper();
-        if let Poll::Ready(ended) = Pin::new(&mut hyper).poll(cx) {
-            return Poll::Ready(ended);
+        let parts = hyper.into_parts();
+        service = parts.service;
+        drop(parts.io);
+        let Some(rest) = watch.into_io(&parts.read_buf) else { break false };
+        io = rest;
+        match poll_fn(|cx| poll_idle(&mut io, &mut deadlines, &mut wait_watch, stop.as_mut(), cx)).await {
+            Woken::Bytes => {}
+            Woken::Ended => {
+                // The client need not take part.
+                let _ = tokio::time::timeout(HEAD_TIMEOUT, io.shutdown()).await;
+                break true;
+            }
+            Woken::Broken => break false,
         }
-        deadlines.poll(cx);
-        if send_timeout.poll(cx, watch.blocked_since()).is_ready() {
-            info!("a connection ends whose client takes nothing");
-            is_stalled = true;
-            return Poll::Ready(Ok(()));
-        }
-        watch.poll_left(cx).map(Ok)
-    })
-    .await;
-    match ended {
-        Ok(()) if !is_stalled && !watch.is_broken() => deadlines.connection().ended(),
-        Ok(()) => {}
-        Err(error) => debug!(%error, "connection ended"),
+    };
+    if is_clean {
+        deadlines.connection().ended();
     }
+}
+
+/// Polls an idle connection. Its first bytes are read into the prefix of `io`.
+fn poll_idle<Io: AsyncRead + Unpin, C: ConnectionState>(
+    io: &mut PrefixedIo<Io>,
+    deadlines: &mut Deadlines<C>,
+    wait_watch: &mut WaitWatch,
+    stop: Pin<&mut impl Future<Output = ()>>,
+    cx: &mut Context<'_>,
+) -> Poll<Woken> {
+    if stop.poll(cx).is_ready() {
+        return Poll::Ready(Woken::Ended);
+    }
+    match io.poll_read_ahead(cx) {
+        Poll::Ready(Ok(0)) => return Poll::Ready(Woken::Ended),
+        Poll::Ready(Ok(_)) => return Poll::Ready(Woken::Bytes),
+        Poll::Ready(Err(_)) => return Poll::Ready(Woken::Broken),
+        Poll::Pending => {}
+    }
+    deadlines.poll(cx);
+    wait_watch.poll(cx).map(|_| {
+        debug!("no request came in time");
+        Woken::Broken
+    })
 }

@@ -5,7 +5,7 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
@@ -72,6 +72,19 @@ impl<Io: AsyncRead + Unpin> SocketWatch<Io> {
             }
         }
         Poll::Pending
+    }
+
+    /// True if hyper waits for bytes of the client, and the client has taken all that was written.
+    pub(super) fn is_at_rest(&self) -> bool {
+        let socket = sync::lock(&self.0);
+        socket.is_awaited && socket.blocked_since.is_none()
+    }
+
+    /// Returns the I/O behind both handles, whose next bytes are `unread`. `None` if hyper's handle is still in use.
+    pub(super) fn into_io(self, unread: &[u8]) -> Option<PrefixedIo<Io>> {
+        let mut io = Arc::into_inner(self.0)?.into_inner().unwrap_or_else(PoisonError::into_inner).io;
+        io.put_back(unread);
+        Some(io)
     }
 
     /// Time since which the client takes nothing of the written bytes, or `None` if it takes them.
