@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::{Appended, Error, Read, Store, StoreHealth, Stored, WriterEpoch};
+use crate::clock;
 use crate::protocol::ids::{Seq, StreamId};
 use crate::protocol::stream::Batch;
 use crate::random;
@@ -28,6 +29,7 @@ macro_rules! suite {
             of_two_writers_one_is_fenced
             a_fenced_writer_stays_fenced
             a_sealed_stream_takes_nothing_more
+            a_whole_stream_is_written_in_one_step
             sealing_again_is_ok
             a_stream_is_loaded_with_its_description_and_its_last_state
             a_state_is_written_with_its_batch_or_alone_or_not_at_all
@@ -241,6 +243,41 @@ pub(crate) async fn a_sealed_stream_takes_nothing_more(store: Arc<dyn Store>) {
     assert_eq!(book.append(0, &["a"]).await, Appended::Ok, "it is there already");
     assert_eq!(book.taken_over().await.append(1, &["b"]).await, Appended::Sealed);
     assert_eq!(book.all().await, events(0, &["a"]));
+}
+
+pub(crate) async fn a_whole_stream_is_written_in_one_step(store: Arc<dyn Store>) {
+    for is_there in [false, true] {
+        let book = if is_there { Some(Book::new(&store).await) } else { None };
+        if let Some(book) = &book {
+            // In two appends: the second may be a plain one.
+            book.append(0, &["old"]).await;
+            book.append(1, &["older"]).await;
+        }
+        let stream = book.as_ref().map_or_else(name, |book| book.stream);
+        let following = store.subscribe(stream).wait().await.unwrap();
+        // Again, because the first reply may have been lost.
+        for _ in 0..2 {
+            let epoch = store.write_whole(stream, ABOUT, &batch(0, &["a", "b"]), END, KEEP).wait().await.unwrap();
+            following.changed().await;
+            let whole = Book { store: store.clone(), stream, epoch };
+            let stored = whole.load().await;
+            assert_eq!((&stored.about[..], &stored.state[..]), (ABOUT, END));
+            assert_eq!((stored.epoch, stored.trimmed, stored.tail, stored.sealed), (epoch, Seq(0), Seq(2), true));
+            assert_eq!(whole.all().await, events(0, &["a", "b"]));
+            assert_eq!(whole.append(2, &["c"]).await, Appended::Sealed);
+            assert_eq!(whole.append(0, &["a", "b"]).await, Appended::Ok, "it is there already");
+            assert_eq!(whole.seal().await, Appended::Ok);
+            assert_eq!(store.open_streams(stored.owner).wait().await.unwrap(), []);
+        }
+        if is_there {
+            store.expire(stream).wait().await.unwrap();
+        }
+    }
+    let stream = name();
+    store.write_whole(stream, ABOUT, &batch(0, &["a"]), END, MOMENT).wait().await.unwrap();
+    while store.load(stream).wait().await.unwrap().is_some() {
+        clock::sleep(MOMENT).await;
+    }
 }
 
 pub(crate) async fn sealing_again_is_ok(store: Arc<dyn Store>) {

@@ -178,6 +178,17 @@ pub trait Store: Send + Sync + 'static {
         keep: Duration,
     ) -> Pending<Result<Appended, Error>>;
 
+    /// Writes a stream that is over, in one step: as [`Self::create`] with no events, [`Self::append`] of `batch`, which has the first event
+    /// and all others, and [`Self::seal`] with `state` and `keep`. Another stream of this name is replaced, as by [`Self::create`].
+    fn write_whole(
+        &self,
+        stream: StreamId,
+        about: &[u8],
+        batch: &Batch,
+        state: &[u8],
+        keep: Duration,
+    ) -> Pending<Result<WriterEpoch, Error>>;
+
     /// Makes the caller the writer and fences the previous one, in one step. The tail and a seal stay.
     fn take_over(&self, stream: StreamId) -> Pending<Result<WriterEpoch, Error>>;
 

@@ -242,6 +242,25 @@ impl Store for TestStore {
         })
     }
 
+    fn write_whole(
+        &self,
+        stream: StreamId,
+        about: &[u8],
+        batch: &Batch,
+        state: &[u8],
+        keep: Duration,
+    ) -> Pending<Result<WriterEpoch, Error>> {
+        let Pending::Ready(created) = self.create(stream, about, Seq(0), keep) else { unreachable!("it is ready") };
+        match created {
+            Ok(epoch) => {
+                drop(self.append(stream, epoch, Seq(0), batch, None));
+                drop(self.seal(stream, epoch, state, keep));
+                Pending::Ready(Ok(epoch))
+            }
+            Err(error) => Pending::Ready(Err(error)),
+        }
+    }
+
     fn take_over(&self, stream: StreamId) -> Pending<Result<WriterEpoch, Error>> {
         if self.refused.contains_key(&stream) {
             return Pending::Ready(Err(Error::Unavailable("refused".into())));

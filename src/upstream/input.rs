@@ -8,7 +8,7 @@ use http::{Response, StatusCode};
 use http_body_util::BodyExt;
 
 use super::ResponseBody;
-use super::sse_reader::EventReader;
+use super::sse_reader::{EventReader, poll_once};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::stream::Ending;
 
@@ -85,6 +85,11 @@ impl InputSource {
     /// Collects a body that becomes an event; `None` for one that cannot.
     pub(super) fn collecting(status: StatusCode, json: Option<ResponseBody>, limit: usize) -> Self {
         InputSource::Collecting(Box::new(ResponseCollector { status, body: json, buffer: BytesMut::new(), limit }))
+    }
+
+    /// Returns the next input if it is ready and `may_read`.
+    pub(super) async fn next_if_ready(&mut self, may_read: bool) -> Option<UpstreamInput> {
+        if may_read { poll_once(self.next()).await } else { None }
     }
 
     /// Waits for the next input. Dropping the future loses nothing.

@@ -109,7 +109,7 @@ impl GatherResult {
 }
 
 /// Polls the future once, and returns its result if it is ready.
-async fn poll_once<F: Future>(future: F) -> Option<F::Output> {
+pub(super) async fn poll_once<F: Future>(future: F) -> Option<F::Output> {
     let mut future = std::pin::pin!(future);
     std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
         std::task::Poll::Ready(value) => std::task::Poll::Ready(Some(value)),

@@ -159,6 +159,11 @@ impl StoreProgress {
         is_due
     }
 
+    /// Returns whether the store has nothing of the stream, and could have all of it.
+    pub(in crate::event_log) fn is_new(&self) -> bool {
+        !self.is_created && !self.is_behind && !self.is_memory_only
+    }
+
     /// Returns whether the store has everything up to `after`, so that the next event can follow.
     pub(in crate::event_log) fn is_level_with(&self, after: Seq) -> bool {
         self.is_created && !self.is_behind && self.upto == after

@@ -108,6 +108,25 @@ impl Store for Slow {
         }))
     }
 
+    fn write_whole(
+        &self,
+        stream: StreamId,
+        about: &[u8],
+        batch: &Batch,
+        state: &[u8],
+        keep: Duration,
+    ) -> Pending<Result<WriterEpoch, Error>> {
+        if self.is_broken() {
+            return Pending::Ready(Err(Error::Unavailable("broken".into())));
+        }
+        let (behind, gate) = (self.behind.clone(), self.gate.clone());
+        let (about, batch, state) = (about.to_vec(), batch.clone(), state.to_vec());
+        Pending::Later(Box::pin(async move {
+            gate.acquire().await.expect("the gate is never closed").forget();
+            behind.write_whole(stream, &about, &batch, &state, keep).wait().await
+        }))
+    }
+
     fn take_over(&self, stream: StreamId) -> Pending<Result<WriterEpoch, Error>> {
         self.behind.take_over(stream)
     }

@@ -133,6 +133,12 @@ impl Writer {
         Next::Input { phase, deadline, may_read: !is_paused }
     }
 
+    /// Returns whether the upstream may be read.
+    pub fn may_read(&self) -> bool {
+        let inner = self.stream.lock();
+        !inner.machine.is_paused() && !inner.is_held_up
+    }
+
     /// Resolves when another task has changed the stream.
     pub async fn changed(&self, may_read: bool) {
         let changed = self.stream.pump.notified();

@@ -179,6 +179,9 @@ impl Recorder<'_> {
                     )
                     .into());
                 }
+                if self.write_whole(staged).await? {
+                    return Ok(());
+                }
                 self.create().await?;
                 if !self.catch_up().await? {
                     return Ok(());
@@ -199,6 +202,35 @@ impl Recorder<'_> {
             }
         }
         Err(Error::Unavailable("it has lost an accepted event".into()).into())
+    }
+
+    /// Writes a stream of which the store has nothing yet, and whose last event is in `staged`, in one step. Returns false for any other stream.
+    async fn write_whole(&self, staged: &Staged) -> Result<bool, Error> {
+        let Some(state) = &staged.state else { return Ok(false) };
+        let batch = &staged.batch;
+        let (is_whole, retention) = {
+            let inner = self.stream.lock();
+            let is_new = inner.store_progress.as_deref().is_some_and(StoreProgress::is_new);
+            let has_all = !batch.is_empty() && batch.first() == Seq(1) && inner.machine.ending().is_some();
+            (is_new && has_all, inner.machine.policy().retention)
+        };
+        if !is_whole {
+            return Ok(false);
+        }
+        let (store, id, about) = (&self.backing.store, self.stream.id, self.stream.about().encode());
+        let epoch = store.write_whole(id, &about, batch, &state.encoded, retention).wait().await?;
+        let mut inner = self.stream.lock();
+        inner.epoch = epoch;
+        if let Some(store_progress) = &mut inner.store_progress {
+            **store_progress = StoreProgress {
+                is_created: true,
+                is_sealed: true,
+                upto: Seq(batch.len() as u64),
+                digest: state.digest,
+                ..StoreProgress::default()
+            };
+        }
+        Ok(true)
     }
 
     async fn create(&self) -> Result<(), Error> {
@@ -302,6 +334,9 @@ impl Recorder<'_> {
     async fn seal(&self) -> SealOutcome {
         if self.stream.with_store_progress(|store_progress| !store_progress.is_created && !store_progress.is_behind) {
             // The stream never began: a response that passed through, or an early failure.
+            return SealOutcome::Sealed;
+        }
+        if self.stream.with_store_progress(|store_progress| store_progress.is_sealed) {
             return SealOutcome::Sealed;
         }
         match self.try_persist(&Staged::default()).await {

@@ -159,7 +159,7 @@ impl Machine {
     }
 
     /// Returns the outcome of a stream whose last event is numbered, or `None` if more may come.
-    fn ending(&self) -> Option<Outcome> {
+    pub fn ending(&self) -> Option<Outcome> {
         match self.phase {
             Phase::Sealed { outcome, .. } => Some(outcome),
             Phase::Waiting | Phase::Passed | Phase::Open => self.sealing,

@@ -361,6 +361,20 @@ impl Store for Disk {
         self.call(state.len(), |reply| Command::Seal { stream, epoch, state, keep, reply })
     }
 
+    fn write_whole(
+        &self,
+        stream: StreamId,
+        about: &[u8],
+        batch: &Batch,
+        state: &[u8],
+        keep: Duration,
+    ) -> Pending<Result<WriterEpoch, Error>> {
+        let (events, batch) = (batch.len() as u64, layout::encode_batch(batch));
+        let (about, state, keep) = (about.to_vec(), state.to_vec(), millis(keep));
+        let bytes = about.len() + batch.len() + state.len();
+        self.call(bytes, |reply| Command::WriteWhole { stream, about, events, batch, state, keep, reply })
+    }
+
     fn take_over(&self, stream: StreamId) -> Pending<Result<WriterEpoch, Error>> {
         self.call(0, |reply| Command::TakeOver { stream, reply })
     }

@@ -274,10 +274,7 @@ impl Store for Redis {
     fn create(&self, stream: StreamId, about: &[u8], tail: Seq, keep: Duration) -> Pending<Result<WriterEpoch, Error>> {
         let mut create = self.core.names.change(&scripts::CREATE, stream);
         create.arg(about).arg(keys::of(self.core.owner)).arg(millis(keep)).arg(tail.0);
-        self.core.call(stream, vec![self.index(stream), create], |answers| match words(&last(answers)).as_slice() {
-            ["ok", epoch] => Ok(WriterEpoch(number(epoch)?)),
-            _ => Err(unexpected_reply()),
-        })
+        self.core.call(stream, vec![self.index(stream), create], |answers| parse_created(&last(answers)))
     }
 
     fn append(
@@ -315,6 +312,21 @@ impl Store for Redis {
             }
         });
         self.core.call_and_note(stream, vec![seal], note, |answers| parse_appended(&last(answers)))
+    }
+
+    /// The owner's index has only streams that may be open, so a whole stream needs no place there.
+    fn write_whole(
+        &self,
+        stream: StreamId,
+        about: &[u8],
+        batch: &Batch,
+        state: &[u8],
+        keep: Duration,
+    ) -> Pending<Result<WriterEpoch, Error>> {
+        let mut whole = self.core.names.change(&scripts::WHOLE, stream);
+        whole.arg(about).arg(keys::of(self.core.owner)).arg(millis(keep));
+        whole.arg(batch.len()).arg(entry::encode(batch)).arg(state);
+        self.call(stream, whole, |answer| parse_created(&answer))
     }
 
     fn take_over(&self, stream: StreamId) -> Pending<Result<WriterEpoch, Error>> {
@@ -510,6 +522,13 @@ fn parse_events(answer: Value, after: Seq, max_bytes: usize) -> Result<Read, Err
         }
     }
     Ok(Read::Events(reader.events))
+}
+
+fn parse_created(answer: &Value) -> Result<WriterEpoch, Error> {
+    match words(answer).as_slice() {
+        ["ok", epoch] => Ok(WriterEpoch(number(epoch)?)),
+        _ => Err(unexpected_reply()),
+    }
 }
 
 fn parse_appended(answer: &Value) -> Result<Appended, Error> {

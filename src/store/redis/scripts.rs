@@ -159,6 +159,21 @@ keep(tonumber(ARGV[5]))
 tell()
 return {'ok', epoch}
 "
+    /// Creates a stream with all its events, sealed. Arguments: about, owner, keep, last, events, state.
+    WHOLE(3, STREAM) "
+local old = redis.call('HMGET', meta, 'p', 'g', 'h')
+local epoch = old[1] and text(tonumber(old[1]) + 1) or '0'
+called(old[2] or '0')
+local before = events
+if (old[3] or '') ~= '' then called(text(tonumber(generation) + 1)) end
+redis.call('HSET', meta, 'a', ARGV[3], 's', ARGV[8], 'o', ARGV[4], 'p', epoch, 't', ARGV[6], 'x', '0', 'z', '1', 'k', ARGV[5],
+  'g', generation, 'h', '')
+redis.call('DEL', before)
+redis.call('XADD', events, ARGV[6] .. '-0', 'f', '1', 'd', ARGV[7])
+keep(tonumber(ARGV[5]))
+tell()
+return {'ok', epoch}
+"
     /// Appends a batch. Arguments: epoch, after, after + 1, last, count, events, 1 if there is a state, state, candidate for
     /// holder.
     ///

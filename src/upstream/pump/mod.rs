@@ -28,6 +28,7 @@ use crate::protocol::error::{ErrorCode, Failure, Side};
 use crate::protocol::headers;
 use crate::protocol::ids::StreamKind;
 use crate::protocol::jsonrpc::{MethodName, RequestId};
+use crate::protocol::sse;
 use crate::protocol::stream::{Effect, Ending, Machine, Outcome, Phase};
 
 /// One call to be made.
@@ -88,6 +89,32 @@ impl End {
             connections: machine.reader().connections(),
             at,
         })
+    }
+}
+
+/// Events that have arrived.
+struct Arrived {
+    events: Vec<sse::Event>,
+    /// Bytes of their data.
+    bytes: usize,
+    /// True if the next event is too large.
+    is_too_large: bool,
+    /// End of the response behind the events, or `None` if it goes on.
+    ending: Option<Ending>,
+}
+
+impl Arrived {
+    /// Passes the events to the machine. They are dropped here, before a store is waited for: they are encoded by then.
+    fn pass_to(self, machine: &mut Machine, now: Instant) {
+        machine.reserve(self.events.len(), self.bytes);
+        for event in &self.events {
+            machine.handle_event(event, now);
+        }
+        if self.is_too_large {
+            machine.handle_failure(Failure::after_send(ErrorCode::EventTooLarge), now);
+        } else if let Some(ending) = self.ending {
+            machine.handle_upstream_end(ending, now);
+        }
     }
 }
 
@@ -338,7 +365,13 @@ impl Pump {
     }
 
     async fn handle_piece(&mut self, piece: Bytes) {
-        let InputSource::Reading(reader) = &mut self.input else { return };
+        let Some(arrived) = self.gather(piece).await else { return };
+        self.writer.update(move |machine, now| arrived.pass_to(machine, now)).await;
+    }
+
+    /// Returns the events of `piece` and of all further pieces that are ready, or `None` if no stream is read.
+    async fn gather(&mut self, piece: Bytes) -> Option<Arrived> {
+        let InputSource::Reading(reader) = &mut self.input else { return None };
         let GatherResult { mut events, error, ending } = reader.gather(piece).await;
         let held = if error.is_some() || ending.is_some() { 0 } else { reader.held() };
         if self.call.observer.is_active() {
@@ -353,20 +386,7 @@ impl Pump {
             self.input = InputSource::Idle;
         }
         self.note_arriving(held);
-        // The closure drops the events, before the store is waited for: they are encoded by then.
-        self.writer
-            .update(move |machine, now| {
-                machine.reserve(events.len(), bytes);
-                for event in &events {
-                    machine.handle_event(event, now);
-                }
-                if error.is_some() {
-                    machine.handle_failure(Failure::after_send(ErrorCode::EventTooLarge), now);
-                } else if let Some(ending) = ending {
-                    machine.handle_upstream_end(ending, now);
-                }
-            })
-            .await;
+        Some(Arrived { events, bytes, is_too_large: error.is_some(), ending })
     }
 
     async fn handle_failure(&mut self, failure: Failure, is_reopening: bool) {
@@ -454,9 +474,25 @@ impl Pump {
         headers::sse_downstream(&mut parts.headers);
         headers::expose_ours(&mut parts.headers);
         self.input = InputSource::Reading(Box::new(EventReader::new(body, self.call.max_event_bytes)));
-        if self.writer.update(|machine, _| machine.handle_stream_head()).await {
+        // A short response is often there as a whole. Then it is one step, and one call of a store.
+        let (arrived, end) = match self.input.next_if_ready(self.writer.may_read()).await {
+            Some(UpstreamInput::Piece(piece)) => (self.gather(piece).await, None),
+            Some(UpstreamInput::End(ending)) => (None, Some(ending)),
+            Some(_) | None => (None, None),
+        };
+        let handle = |machine: &mut Machine, now: Instant| {
+            let may_respond = machine.handle_stream_head();
+            if let Some(arrived) = arrived {
+                arrived.pass_to(machine, now);
+            }
+            may_respond
+        };
+        if self.writer.update(handle).await {
             self.publish();
             self.writer.set_head(Head::Stream(parts.status, Arc::new(parts.headers)));
+        }
+        if let Some(ending) = end {
+            self.end(ending).await;
         }
     }
 

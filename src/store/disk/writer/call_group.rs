@@ -164,7 +164,9 @@ impl Command {
             completion::deliver([reply.with(Err(failure.clone().into()))]);
         }
         match self {
-            Command::Create { reply, .. } | Command::TakeOver { reply, .. } => refuse(reply, failure),
+            Command::Create { reply, .. } | Command::WriteWhole { reply, .. } | Command::TakeOver { reply, .. } => {
+                refuse(reply, failure)
+            }
             Command::Append { reply, .. } | Command::Seal { reply, .. } => refuse(reply, failure),
             Command::Claim { reply, .. } => refuse(reply, failure),
             Command::Trim { reply, .. }
@@ -197,6 +199,11 @@ impl Writer {
             Command::Seal { stream, epoch, state, keep, reply } => {
                 let sealed = self.seal(stream, epoch, state, keep, at);
                 self.group.add_reply(reply, sealed);
+            }
+            Command::WriteWhole { stream, about, events, batch, state, keep, reply } => {
+                let append = Append { epoch: WriterEpoch::default(), after: Seq(0), events, batch, state: None };
+                let written = self.write_whole(stream, about, append, state, keep, at);
+                self.group.add_reply(reply, written);
             }
             Command::TakeOver { stream, reply } => {
                 let taken = self.change(stream, at, |meta| {
@@ -379,6 +386,24 @@ impl Writer {
             self.group.set_meta(stream, Some(&before), Some(meta));
         }
         Ok(Appended::Ok)
+    }
+
+    /// Creates a stream, appends `append` and seals it. There is space for all of it before anything is changed.
+    fn write_whole(
+        &mut self,
+        stream: StreamId,
+        about: Vec<u8>,
+        append: Append,
+        state: Vec<u8>,
+        keep: u64,
+        at: u64,
+    ) -> Result<WriterEpoch, Error> {
+        let bytes = about.len() + append.batch.len() + state.len() + layout::META_BYTES;
+        self.ensure_space(bytes as u64 + 4 * OVERHEAD, at)?;
+        let epoch = self.create(stream, about, Seq(0), keep, at)?;
+        self.append(stream, append, at)?;
+        self.seal(stream, epoch, state, keep, at)?;
+        Ok(epoch)
     }
 
     pub(super) fn forget(&mut self, stream: StreamId) {

@@ -80,6 +80,17 @@ pub(super) enum Command {
         keep: u64,
         reply: Reply<Appended>,
     },
+    WriteWhole {
+        stream: StreamId,
+        about: Vec<u8>,
+        /// Number of events.
+        events: u64,
+        /// The events, encoded as stored.
+        batch: Vec<u8>,
+        state: Vec<u8>,
+        keep: u64,
+        reply: Reply<WriterEpoch>,
+    },
     TakeOver {
         stream: StreamId,
         reply: Reply<WriterEpoch>,
