@@ -120,10 +120,12 @@ impl<'a> LeaseKeeper<'a> {
         if is_taken != self.is_name_taken.swap(is_taken, Ordering::Relaxed) && is_taken {
             error!("another process that uses this store is called the same: this one serves nothing new");
         }
+        if renewal == Renewal::Extended {
+            return;
+        }
+        self.log.note_lease_acquired();
         // The lease had expired or is another's: other replicas may have ended streams of this one.
-        if renewal != Renewal::Extended
-            && let Err(error) = self.log.drop_taken_over().await
-        {
+        if let Err(error) = self.log.drop_taken_over().await {
             warn!(%error, "the store could not be asked which streams other replicas have adopted");
         }
     }

@@ -9,8 +9,8 @@ use tokio::sync::oneshot;
 use tracing::debug;
 
 use super::lease::cut_off_key;
-use crate::event_log::{ClaimRecord, EventLog, Fingerprint};
-use crate::protocol::cluster::{HttpMessage, Message, RepeatedCall};
+use crate::event_log::{Binding, ClaimRecord, EventLog, Fingerprint};
+use crate::protocol::cluster::{HttpMessage, JoinedSession, Message, RepeatedCall};
 use crate::protocol::ids::{Owner, Seq, StreamId};
 use crate::store::{Coordination, Error};
 use crate::sync;
@@ -98,14 +98,23 @@ impl Requests {
     /// # Errors
     /// If the store fails, or has only just lost its contents.
     pub async fn others(&self, group: &[u8]) -> Result<Vec<Owner>, Error> {
-        let mut members = self.coordination.members(group).wait().await?;
-        members.retain(|owner| *owner != self.coordination.owner());
+        let mut members = self.members(group).await?;
         if members.is_empty() {
-            return self.unless_recovering(members);
+            return Ok(members);
         }
         let living = self.coordination.live_replicas().wait().await?;
         members.retain(|owner| living.contains(owner));
         Ok(members)
+    }
+
+    /// Returns the other replicas that are members of `group`, dead ones included.
+    ///
+    /// # Errors
+    /// As for [`Self::others`].
+    pub async fn members(&self, group: &[u8]) -> Result<Vec<Owner>, Error> {
+        let mut members = self.coordination.members(group).wait().await?;
+        members.retain(|owner| *owner != self.coordination.owner());
+        if members.is_empty() { self.unless_recovering(members) } else { Ok(members) }
     }
 
     /// Forwards `request` to another replica and waits for the reply, without a timeout. Returns `None` if the request concerns nothing there. A
@@ -178,14 +187,34 @@ impl Requests {
         call: &Fingerprint,
         body: Option<&Fingerprint>,
     ) -> Result<Option<RepeatedCall>, Error> {
-        let owner = run.owner;
+        self.ask_about_call(run.owner, call, Some(run.stream), body, None).await
+    }
+
+    /// Tells `owner` that this replica joins the session of `binding` with `call`, and waits until that replica has claimed its calls there, without
+    /// a timeout. Returns `None` if that replica does not live.
+    ///
+    /// # Errors
+    /// If the replica could not be told.
+    pub async fn join_session(&self, owner: Owner, binding: &Binding, call: &Fingerprint) -> Result<Option<()>, Error> {
+        let joined = binding.joined_session();
+        Ok(self.ask_about_call(owner, call, None, None, joined).await?.map(|_| ()))
+    }
+
+    async fn ask_about_call(
+        &self,
+        owner: Owner,
+        call: &Fingerprint,
+        run: Option<StreamId>,
+        body: Option<&Fingerprint>,
+        joined: Option<JoinedSession>,
+    ) -> Result<Option<RepeatedCall>, Error> {
         if !self.lives(owner).await? {
             return Ok(None);
         }
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let (_guard, replied) = self.calls.register(number);
         let (call, body) = (call.to_wire(), body.map(Fingerprint::to_wire));
-        let message = Message::Repeated { from: self.coordination.owner(), number, call, run: Some(run.stream), body };
+        let message = Message::Repeated { from: self.coordination.owner(), number, call, run, body, joined };
         self.coordination.send(owner, &message.encode(), MESSAGE_TTL).wait().await?;
         Ok(replied.await.ok())
     }

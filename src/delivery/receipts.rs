@@ -324,6 +324,7 @@ impl Receipt {
 impl Drop for Receipt {
     fn drop(&mut self) {
         let Some(stream) = self.stream.take() else { return };
+        stream.note_disconnect();
         if stream.has_unclaimed_response() {
             self.log.retain(&stream);
         }

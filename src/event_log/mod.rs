@@ -3,7 +3,7 @@
 //! Each of these modules imports only those after it: `recovery` brings streams, sessions and calls back, of this process and of others; `log`
 //! creates, finds, keeps and forgets streams; `writer` appends and evicts; `stream` is one stream with its reader;
 //! `backing` is the store behind the log; `identity` and `quota` say whose a stream is and how much its owner
-//! may hold. `sessions`, `retry_index` and `sweeper` stand beside them. Invariant: no index keeps a stream
+//! may hold. `sessions`, `retry_index`, `young_calls` and `sweeper` stand beside them. Invariant: no index keeps a stream
 //! longer than its retention. Absent: HTTP (`ingress`), SSE responses (`delivery`) and the upstream (`upstream`).
 
 mod backing;
@@ -19,6 +19,7 @@ mod sweeper;
 #[cfg(test)]
 mod tests;
 mod writer;
+mod young_calls;
 
 pub use backing::Backing;
 pub use backing::claim::{ClaimGuard, ClaimOutcome, ClaimRecord, ClaimRequest, SubjectClaim};
@@ -35,7 +36,7 @@ pub use metrics::Metrics;
 pub use quota::{Quota, QuotaKey, QuotaLimits, Quotas, Reservation, StreamReservation, TailLimits, UploadReservation};
 pub use recovery::restore::Unreachable;
 pub use recovery::sessions::session_group;
-pub use retry_index::{Match, Registration, RegistrationLock, RetryIndex};
+pub use retry_index::{CallClaim, Match, Registration, RegistrationLock, RetryIndex};
 pub use sessions::{Opened, PostSlot, QueuedTurn, Session, Sessions, Turn, stream_owing};
 pub use stream::attachment::{Attachment, ReadOutcome};
 pub use stream::delivery_certainty::DeliveryCertainty;

@@ -77,18 +77,47 @@ pub struct Registration<T> {
     index: Arc<RetryIndex<T>>,
     fingerprint: Fingerprint,
     id: StreamId,
-    claim: Option<ClaimGuard>,
+    claim: CallClaim,
+}
+
+/// Claim that tells other replicas of a call.
+#[derive(Debug, Default)]
+pub enum CallClaim {
+    /// No claim: no other replica can get the call, or the store was away.
+    #[default]
+    None,
+    /// The claim is written once the call is no longer young.
+    Deferred,
+    /// The claim was written.
+    Written(ClaimGuard),
 }
 
 impl<T> Registration<T> {
-    /// Adds the claim that tells other replicas of the call.
-    pub fn with_claim(mut self, claim: Option<ClaimGuard>) -> Self {
+    /// Adds the claim of the call.
+    pub fn with_claim(mut self, claim: CallClaim) -> Self {
         self.claim = claim;
         self
     }
 
+    /// Returns the claim, or `None` if none was written.
     pub(super) fn claim(&self) -> Option<&ClaimGuard> {
-        self.claim.as_ref()
+        match &self.claim {
+            CallClaim::Written(claim) => Some(claim),
+            CallClaim::None | CallClaim::Deferred => None,
+        }
+    }
+
+    /// Returns whether the claim is deferred.
+    pub(super) fn is_deferred(&self) -> bool {
+        matches!(self.claim, CallClaim::Deferred)
+    }
+
+    /// Adds the guard that `claim` makes in place of a deferred claim, and returns it.
+    pub(super) fn end_deferral(&mut self, claim: impl FnOnce(&Fingerprint) -> ClaimGuard) -> Option<&ClaimGuard> {
+        if self.is_deferred() {
+            self.claim = CallClaim::Written(claim(&self.fingerprint));
+        }
+        self.claim()
     }
 
     /// Returns the fingerprint of the call.
@@ -135,7 +164,7 @@ impl<T> RetryIndex<T> {
         // The guard of the map goes first.
         drop(entry.insert(Call { id, stream: Arc::downgrade(&stream) }));
         drop(stale);
-        Ok(Match::New(stream, Registration { index: self.clone(), fingerprint, id, claim: None }))
+        Ok(Match::New(stream, Registration { index: self.clone(), fingerprint, id, claim: CallClaim::None }))
     }
 
     /// Releases the memory of the stream `id`, which is a stub from now on. Not to be called under an entry of the stream
@@ -175,7 +204,7 @@ impl<T> RetryIndex<T> {
 impl<T> Drop for Registration<T> {
     fn drop(&mut self) {
         // The claim goes before the entry: a retry that misses the entry must miss the claim too.
-        drop(self.claim.take());
+        drop(std::mem::take(&mut self.claim));
         // A newer call may have taken the place.
         self.index.calls.remove_if(&self.fingerprint, |_, call| call.id == self.id);
     }

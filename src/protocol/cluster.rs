@@ -55,6 +55,10 @@ pub enum Message {
         run: Option<StreamId>,
         /// The fingerprint of the call's body, or `None` if it has no `Idempotency-Key`.
         body: Option<Base64>,
+        /// The session of the call, if the replica that waits joins the session with this call, and asks for the claims of all calls in
+        /// it. The reply is [`RepeatedCall::Nothing`] then. A replica that does not know this field claims each call before it runs.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        joined: Option<JoinedSession>,
     },
     /// The reply to [`Message::Repeated`].
     Known {
@@ -79,6 +83,15 @@ pub enum Message {
         /// The HTTP response, or `None` if the request concerns nothing there.
         reply: Option<HttpMessage>,
     },
+}
+
+/// A session that another replica begins to serve.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JoinedSession {
+    /// The id of the session.
+    pub id: String,
+    /// The principal in whose name the replica serves it.
+    pub principal: Base64,
 }
 
 /// The state of a repeated call at the replica that ran it.
@@ -229,6 +242,7 @@ mod tests {
                 call: Base64(vec![0xff; 32]),
                 run: Some(stream),
                 body: None,
+                joined: Some(JoinedSession { id: "s".to_owned(), principal: Base64(vec![0]) }),
             },
             Message::Known { number: 4, known: RepeatedCall::Stream(stream) },
             Message::Known { number: 5, known: RepeatedCall::Failed(Failure::after_send(ErrorCode::UpstreamBroke)) },

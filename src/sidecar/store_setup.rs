@@ -82,6 +82,7 @@ impl StoreSetup {
             lease_health: Arc::default(),
             generation: Arc::default(),
             displacing: Arc::default(),
+            released: Arc::default(),
             metrics: metrics.ingress.event_log.clone(),
         };
         Ok(Self::with(&kept, &keys, given, backing))
@@ -102,6 +103,7 @@ impl StoreSetup {
             lease_health: Arc::default(),
             generation: Arc::default(),
             displacing: Arc::default(),
+            released: Arc::default(),
             metrics: metrics.ingress.event_log.clone(),
         };
         Ok(Self::with(name, &keys, given, backing))

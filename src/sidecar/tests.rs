@@ -177,6 +177,7 @@ impl Replica {
             lease_health: Arc::default(),
             generation: Arc::default(),
             displacing: Arc::default(),
+            released: Arc::default(),
             metrics: metrics.ingress.event_log.clone(),
         };
         let keys = Keyring::new([7; 32], Vec::new());

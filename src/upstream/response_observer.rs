@@ -111,7 +111,7 @@ impl ResponseObserver {
     /// Saves a session that was recorded, before the client can use it on any replica.
     pub(super) async fn save_session(&mut self, log: &EventLog, credentials: &Credentials) {
         if let (Some(opened), Some(session)) = (self.unsaved.take(), &self.session) {
-            log.save_session(session, &credentials.principal, &opened).await;
+            log.save_opened_session(session, &credentials.principal, &opened).await;
         }
     }
 }

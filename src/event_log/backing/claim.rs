@@ -1,6 +1,6 @@
 //! Claims: records of calls that a client may send again to another replica, or after a restart.
 //!
-//! Owned here: the records' form and keys, and the guard that extends, rewrites and removes them. Absent: lookups and
+//! Owned here: the records' form and keys, and the guard that writes, extends and removes them. Absent: lookups and
 //! decisions (`recovery/claims.rs`).
 
 use std::collections::HashSet;
@@ -11,17 +11,21 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use tracing::warn;
 
 use crate::clock;
 use crate::event_log::backing::STORE_RETRY_PAUSE;
 use crate::event_log::backing::fingerprint::Fingerprint;
 use crate::protocol::ids::{Owner, StreamId};
 use crate::random;
-use crate::store::{Error, Store};
+use crate::store::{Error, Pending, Store};
 use crate::sync;
 
 /// Interval at which claims are checked for extension.
 pub(in crate::event_log) const CHECK_EVERY: Duration = Duration::from_secs(15);
+
+/// Time after which a write has reached the store or failed.
+const WRITE_MAX: Duration = Duration::from_secs(10);
 
 /// Record of a claim: a call and the replica that runs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,7 +76,7 @@ pub enum ClaimOutcome {
 /// Calls whose records are being removed from the store. The calls are over or never ran, even if the store still has
 /// their records.
 #[derive(Debug, Default)]
-pub(in crate::event_log) struct ReleasedClaims(Mutex<HashSet<StreamId>>);
+pub struct ReleasedClaims(Mutex<HashSet<StreamId>>);
 
 impl ReleasedClaims {
     fn lock(&self) -> MutexGuard<'_, HashSet<StreamId>> {
@@ -118,7 +122,19 @@ impl ClaimGuard {
         key: Vec<u8>,
         claim: ClaimRequest,
     ) -> Self {
-        let claim_record = ClaimRecord { owner, stream: StreamId::from_bytes(random::bytes()), body: claim.body };
+        Self::for_stream(StreamId::from_bytes(random::bytes()), owner, released, store, key, claim)
+    }
+
+    /// Returns the guard of a claim for a call whose stream exists. Nothing is written.
+    pub(in crate::event_log) fn for_stream(
+        stream: StreamId,
+        owner: Owner,
+        released: Arc<ReleasedClaims>,
+        store: Arc<dyn Store>,
+        key: Vec<u8>,
+        claim: ClaimRequest,
+    ) -> Self {
+        let claim_record = ClaimRecord { owner, stream, body: claim.body };
         Self {
             store,
             released,
@@ -180,6 +196,17 @@ impl ClaimGuard {
         }
     }
 
+    /// Writes the record of the call. Repeated without harm.
+    pub(in crate::event_log) fn write(&self) -> ClaimWrite {
+        let Record { key, value } = &self.record;
+        ClaimWrite { stream: self.stream, value: value.clone(), claimed: self.store.claim(key, value, self.keep()) }
+    }
+
+    /// Returns whether the record was written too long ago for the write to be in flight.
+    pub(in crate::event_log) fn is_settled(&self, now: Instant) -> bool {
+        now.saturating_duration_since(*sync::lock(&self.kept_at)) >= WRITE_MAX
+    }
+
     /// Removes the records. Retries until the store confirms it or the record has expired there: a record that stays
     /// would report a finished call, or one that never ran, as possibly run.
     fn release(&self) {
@@ -219,6 +246,26 @@ impl Record {
         // A claim whose connection broke may take effect later.
         clock::sleep(CHECK_EVERY).await;
         let _ = store.expire_if_equal(&self.key, &self.value, None).wait().await;
+    }
+}
+
+/// A claim that was sent to the store.
+pub(in crate::event_log) struct ClaimWrite {
+    stream: StreamId,
+    value: Vec<u8>,
+    claimed: Pending<Result<Option<Bytes>, Error>>,
+}
+
+impl ClaimWrite {
+    /// Waits until the store has the claim.
+    ///
+    /// # Errors
+    /// If the store has not confirmed it.
+    pub(in crate::event_log) async fn wait(self) -> Result<(), Error> {
+        if self.claimed.wait().await?.is_some_and(|there| there != self.value) {
+            warn!(stream.id = %self.stream, "another replica has claimed a call that runs here");
+        }
+        Ok(())
     }
 }
 

@@ -22,6 +22,8 @@ const ROW_GAP_MAX: Duration = Duration::from_secs(10);
 pub struct LeaseHealth {
     /// End of the lease in milliseconds, or 0 without a lease.
     until: AtomicU64,
+    /// Number of times that the lease was acquired after it had expired.
+    leases: AtomicU64,
     /// Failed renewals in a row, and the time of the last one in milliseconds.
     failures: AtomicU32,
     failed_at: AtomicU64,
@@ -31,7 +33,18 @@ impl LeaseHealth {
     /// Notes a renewal: the lease runs until then.
     pub(in crate::event_log) fn note(&self, until: Duration) {
         self.failures.store(0, Ordering::Relaxed);
-        self.until.store(millis(until), Ordering::Relaxed);
+        // A reader of this renewal has the number of leases that it belongs to.
+        self.until.store(millis(until), Ordering::Release);
+    }
+
+    /// Notes that the lease was not extended: it had expired, or never ran. To be called before [`Self::note`].
+    pub(in crate::event_log) fn note_acquired(&self) {
+        self.leases.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the number of times that the lease was acquired.
+    pub(in crate::event_log) fn leases(&self) -> u64 {
+        self.leases.load(Ordering::Relaxed)
     }
 
     /// Notes a failed renewal. To be called by one task.
@@ -42,9 +55,14 @@ impl LeaseHealth {
         self.failed_at.store(millis(clock::boot()), Ordering::Relaxed);
     }
 
+    /// True if this replica holds its lease, so that the others count it among the living.
+    pub(in crate::event_log) fn is_held(&self) -> bool {
+        self.until.load(Ordering::Acquire) > millis(clock::boot())
+    }
+
     /// True if the lease has expired, so that others may have adopted this replica's streams.
     pub(in crate::event_log) fn is_expired(&self) -> bool {
-        let until = self.until.load(Ordering::Relaxed);
+        let until = self.until.load(Ordering::Acquire);
         until > 0 && until <= millis(clock::boot())
     }
 

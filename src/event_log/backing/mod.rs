@@ -20,13 +20,14 @@ use tracing::warn;
 
 use crate::clock;
 use crate::config::OnUnreachable;
+use crate::event_log::backing::claim::ReleasedClaims;
 use crate::event_log::backing::generation::Generation;
 use crate::event_log::backing::lease_health::LeaseHealth;
 use crate::event_log::backing::schema::StateDigest;
 use crate::event_log::metrics::Metrics;
 use crate::protocol::ids::{Seq, StoreEpoch};
 use crate::protocol::stream::Batch;
-use crate::store::{Coordination, Error, Pending, Store, Stored, WriterEpoch};
+use crate::store::{Coordination, Error, Pending, Store, StoreHealth, Stored, WriterEpoch};
 
 /// Retention of an unsealed stream in the store after its writer was last seen. Adoption by another replica happens
 /// far earlier; this only frees streams that none adopts.
@@ -51,6 +52,8 @@ pub struct Backing {
     pub generation: Arc<Generation>,
     /// Notifies of a new local reader that may displace one at another replica.
     pub displacing: Arc<Notify>,
+    /// Calls whose claims are being removed.
+    pub released: Arc<ReleasedClaims>,
     /// Metrics for failures of the store.
     pub metrics: Arc<Metrics>,
 }
@@ -59,6 +62,17 @@ impl Backing {
     /// Returns the epoch of the store's contents, or `None` if they cannot be lost while this process runs.
     pub(in crate::event_log) fn epoch(&self) -> Option<StoreEpoch> {
         self.coordination.as_ref().map(|coordination| coordination.epoch())
+    }
+
+    /// Returns the term of this replica. `None` if other replicas may have declared it dead, if the store is not ready or not shared, or if
+    /// no call may begin without a word of the store: an outage is not noticed at once.
+    pub(in crate::event_log) fn term(&self) -> Option<Term> {
+        let coordination = self.coordination.as_ref()?;
+        let may_begin = match self.on_unreachable {
+            OnUnreachable::Degrade => self.store.health() == StoreHealth::Ready && self.lease_health.is_held(),
+            OnUnreachable::Refuse => false,
+        };
+        if may_begin { Some(Term::new(*coordination.possible_losses().borrow(), &self.lease_health)) } else { None }
     }
 
     /// Returns whether an operation that failed with `error` waits for the store.
@@ -98,6 +112,20 @@ impl Backing {
         self.coordination
             .as_ref()
             .is_some_and(|coordination| self.generation.is_recovering(*coordination.possible_losses().borrow()))
+    }
+}
+
+/// A time in which this replica held its lease, and the store lost nothing. What the other replicas know of this one at the beginning of a
+/// term, they know to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::event_log) struct Term {
+    losses: u64,
+    leases: u64,
+}
+
+impl Term {
+    pub(in crate::event_log) fn new(losses: u64, lease_health: &LeaseHealth) -> Self {
+        Self { losses, leases: lease_health.leases() }
     }
 }
 

@@ -12,7 +12,6 @@ use tokio::sync::Semaphore;
 use crate::clock;
 use crate::config::OnUnreachable;
 use crate::event_log::backing::Backing;
-use crate::event_log::backing::claim::ReleasedClaims;
 use crate::event_log::backing::fingerprint::Fingerprint;
 use crate::event_log::backing::reader_table::ReaderTable;
 use crate::event_log::identity::Identity;
@@ -28,6 +27,7 @@ use crate::event_log::stream::{Spec, Stream};
 use crate::event_log::sweeper::Sweeper;
 use crate::event_log::writer::Writer;
 use crate::event_log::writer::stream_table::{StreamEntry, StreamTable};
+use crate::event_log::young_calls::YoungCalls;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::{
@@ -50,7 +50,8 @@ pub struct EventLog {
     pub(in crate::event_log) streams: Arc<StreamTable>,
     pub(in crate::event_log) sessions: Sessions,
     pub(in crate::event_log) retry_index: Arc<RetryIndex<Stream>>,
-    pub(in crate::event_log) released: Arc<ReleasedClaims>,
+    /// Calls whose claims are deferred.
+    pub(in crate::event_log) young_calls: YoungCalls<Stream>,
     pub(in crate::event_log) sweeper: Sweeper,
     pub(in crate::event_log) readers: ReaderTable,
     /// Permits for the late responses that are written to the store.
@@ -76,7 +77,7 @@ impl EventLog {
             streams: Arc::new(StreamTable::new(Quotas::new(allowance, metrics.clone()))),
             sessions: Sessions::new(metrics, allowance.max_sessions),
             retry_index: Arc::default(),
-            released: Arc::default(),
+            young_calls: YoungCalls::default(),
             sweeper: Sweeper::default(),
             readers: ReaderTable::default(),
             late_responses: Arc::new(Semaphore::new(LATE_WRITES_MAX)),

@@ -1,29 +1,50 @@
 //! Claims of calls: by its claim, a call that a client sends again to another replica or after a restart finds the
 //! replica that runs it.
 //!
-//! Owned here: the claims and their removal, and the replies to other replicas about the calls of this one. A call is claimed before it
-//! goes upstream, and its claim is removed with its entry in the retry index. With a shared store every call that a
-//! retry may match has a claim, else only one with a key. A call with a key whose caller shows a JWT has a second
+//! Owned here: the claims and their removal, and the replies to other replicas about the calls of this one. A call with a key is claimed
+//! before it goes upstream, and with a shared store so is every call that a retry may match, unless its claim is deferred. The claim is removed
+//! with its entry in the retry index. A call with a key whose caller shows a JWT has a second
 //! record, by which the same caller finds it with another token. Invariants: of concurrent copies of a call, one
 //! claims it; a change or removal applies to the record that was seen, never to its successor; the claim of a call
 //! that its replica leaves behind stays; the claim of a call that never ran is removed, with as many attempts as the
-//! store needs. Absent: the response to the client (`ingress`), and responses that outlive the process
-//! (`kept_responses.rs`).
+//! store needs.
+//!
+//! A claim is **deferred** for a call without a key, in a session that its replica alone serves: it is written when the call is 20 ms old, when its client
+//! disconnects, or when another replica joins the session, unless the response was delivered by then. The call runs once all the same:
+//!
+//! 1. Only the replica that opened a session can be its sole replica, and it is registered for the session before any client knows its id.
+//! 2. Each other replica joins the session before its first call in it without a key: it asks all replicas that are registered, and waits for the
+//!    reply of each that lives. The sole replica then claims its calls of the session, and replies when the store has the claims.
+//! 3. A call that begins at the sole replica is in the session's list before that claims the calls, or it is claimed before it runs
+//!    (`sessions/sharing.rs`). So the joined replica finds the claim of each such call, and from then on both claim before they run a call.
+//! 4. A replica whose lease may have expired, or whose store may have lost data, is no longer sole: others may have joined without its reply.
+//!
+//! The exception: a replica that dies or is frozen leaves no claim of calls that began less than 20 ms before.
+//!
+//! The alternative, no handshake and a question to each replica of the session before each call, costs two messages for every call in a shared
+//! session, where a claim costs one request.
+//!
+//! Absent: the response to the client (`ingress`), and responses that outlive the process (`kept_responses.rs`).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 
 use crate::clock;
 use crate::event_log::backing::claim::{
-    CHECK_EVERY, ClaimGuard, ClaimOutcome, ClaimRecord, ClaimRequest, Record, SubjectClaim, encode, existing, key,
-    read_subject_claim, subject_key,
+    CHECK_EVERY, ClaimGuard, ClaimOutcome, ClaimRecord, ClaimRequest, ClaimWrite, Record, SubjectClaim, encode,
+    existing, key, read_subject_claim, subject_key,
 };
 use crate::event_log::backing::fingerprint::Fingerprint;
+use crate::event_log::identity::principal::Principal;
 use crate::event_log::log::EventLog;
 use crate::event_log::recovery::kept_responses;
+use crate::event_log::sessions::Session;
+use crate::event_log::stream::Stream;
 use crate::event_log::stream::retries::RetryMatch;
-use crate::protocol::cluster::{Base64, RepeatedCall};
+use crate::protocol::cluster::{Base64, JoinedSession, RepeatedCall};
+use crate::protocol::headers::SessionId;
 use crate::protocol::ids::StreamId;
 use crate::store::Error;
 
@@ -49,7 +70,7 @@ impl EventLog {
             return Ok(store.get(&key).wait().await?.map_or(ClaimOutcome::Unclaimed, existing));
         }
         // The guard exists before the write: if the client leaves now, the record goes too.
-        let guard = ClaimGuard::new(self.owner(), self.released.clone(), store, key, claim);
+        let guard = ClaimGuard::new(self.owner(), backing.released.clone(), store, key, claim);
         let Record { key, value } = &guard.record;
         let claimed = guard.store.claim(key, value, guard.keep()).wait().await;
         match claimed.inspect_err(|error| backing.note_failure(error))? {
@@ -139,7 +160,7 @@ impl EventLog {
 
     /// Returns whether a call that was claimed here is over or never ran, so that its claim is void.
     pub fn has_released_claim(&self, stream: StreamId) -> bool {
-        self.released.contains(stream)
+        self.backing.as_ref().is_some_and(|backing| backing.released.contains(stream))
     }
 
     /// Replies to another replica that received a call again: `run` is the stream in the call's claim, and `body` is
@@ -171,6 +192,58 @@ impl EventLog {
         }
     }
 
+    /// Calls `begin` if this replica alone serves `session` and the store is ready: a call without a key that `begin` adds to the session
+    /// needs no claim yet. Another replica joins before or after that.
+    pub fn begin_as_sole<R>(&self, session: &Session, begin: impl FnOnce() -> R) -> Option<R> {
+        session.begin_as_sole(self.backing.as_ref()?.term(), begin)
+    }
+
+    /// Defers the claim of a call that begins, until it is no longer young.
+    pub fn defer_claim(&self, stream: &Arc<Stream>) {
+        self.young_calls.add(stream);
+    }
+
+    /// Claims the calls of a session that another replica joins, and lets later ones be claimed before they run.
+    ///
+    /// # Errors
+    /// If the store has not confirmed each claim.
+    pub async fn share_session(&self, joined: &JoinedSession) -> Result<(), Error> {
+        let (id, principal) = (SessionId::parse(&joined.id), Principal::from_wire(&joined.principal));
+        let session = id.zip(principal).and_then(|(id, principal)| self.sessions.find(&id, &principal));
+        let Some(session) = session else { return Ok(()) };
+        session.share();
+        claim_all(session.streams()).await
+    }
+
+    /// Claims all young calls: this process ends.
+    ///
+    /// # Errors
+    /// If the store has not confirmed each claim.
+    pub async fn claim_young_calls(&self) -> Result<(), Error> {
+        claim_all(self.young_calls.take_all()).await
+    }
+
+    /// Claims each call once it is no longer young, until dropped.
+    pub async fn write_deferred_claims(&self) {
+        let claim = |calls: Vec<Arc<Stream>>| {
+            let writes = write_claims(calls);
+            let Some(backing) = self.backing.clone() else { return };
+            if writes.is_empty() {
+                return;
+            }
+            // Spawned: younger calls do not wait for the store.
+            tokio::spawn(async move {
+                for write in writes {
+                    if let Err(error) = write.wait().await {
+                        // The record may be there, and is removed with the call's entry. It is written again when the store is back.
+                        backing.note_failure(&error);
+                    }
+                }
+            });
+        };
+        self.young_calls.run(claim).await;
+    }
+
     /// Extends the claims of this replica's calls, until dropped.
     pub async fn keep_claims(&self) {
         if !self.has_store() {
@@ -184,4 +257,18 @@ impl EventLog {
             }
         }
     }
+}
+
+/// Sends the missing claims of `calls` to the store.
+fn write_claims(calls: Vec<Arc<Stream>>) -> Vec<ClaimWrite> {
+    let now = clock::now();
+    calls.iter().flat_map(|call| call.write_claims(now)).collect()
+}
+
+/// Claims `calls`, all at once.
+async fn claim_all(calls: Vec<Arc<Stream>>) -> Result<(), Error> {
+    for write in write_claims(calls) {
+        write.wait().await?;
+    }
+    Ok(())
 }

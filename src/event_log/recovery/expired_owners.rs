@@ -22,6 +22,14 @@ impl EventLog {
         }
     }
 
+    /// Notes that the lease of this replica was not extended but acquired, before the renewal itself is noted: other replicas may have counted
+    /// this one as dead meanwhile.
+    pub fn note_lease_acquired(&self) {
+        if let Some(backing) = &self.backing {
+            backing.lease_health.note_acquired();
+        }
+    }
+
     /// Notes that a renewal of this replica's lease failed.
     pub fn note_renewal_failed(&self) {
         if let Some(backing) = &self.backing {

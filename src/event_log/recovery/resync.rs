@@ -62,7 +62,7 @@ impl EventLog {
             match session.opened() {
                 Some(opened) if session.is_home() => self.save_session(&id, session.principal(), opened).await,
                 Some(_) | None => self.register_session(&id).await,
-            }
+            };
         }
     }
 

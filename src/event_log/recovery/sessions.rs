@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tracing::{debug, warn};
 
+use crate::clock;
 use crate::event_log::identity::binding::Binding;
 use crate::event_log::identity::principal::Principal;
 use crate::event_log::log::EventLog;
@@ -20,25 +21,51 @@ const KEEP: Duration = Duration::from_secs(24 * 3600);
 const KEEP_ENDED: Duration = Duration::from_secs(60);
 
 impl EventLog {
+    /// Stores a session that was opened here, before its client can use it anywhere. If no other replica has served it, this one is its sole
+    /// replica: a call there is claimed later, see [`EventLog::begin_as_sole`].
+    pub async fn save_opened_session(&self, id: &SessionId, principal: &Principal, opened: &Opened) {
+        let term = self.backing.as_ref().and_then(|backing| backing.term());
+        let is_registered = self.save_session(id, principal, opened).await;
+        if let Some(term) = term
+            && is_registered
+            && self.has_one_member(id).await
+            && let Some(session) = self.sessions.find(id, principal)
+        {
+            session.note_sole(term, clock::now() + KEEP / 2);
+        }
+    }
+
+    /// Returns whether this replica is known to be the only one that is registered for the session.
+    async fn has_one_member(&self, id: &SessionId) -> bool {
+        let Some(coordination) = self.coordination() else { return false };
+        match coordination.members(&session_group(id)).wait().await {
+            Ok(members) => members == [self.owner()],
+            Err(error) => {
+                debug!(%error, "the store could not be asked for the replicas of a session");
+                false
+            }
+        }
+    }
+
     /// Stores the result of a session's `initialize`. With an unreachable store, the session is known here alone; with
     /// [`OnUnreachable::Refuse`](crate::config::OnUnreachable::Refuse) this waits instead, because another replica
-    /// would serve the session as an unknown one.
-    pub async fn save_session(&self, id: &SessionId, principal: &Principal, opened: &Opened) {
-        let Some(backing) = &self.backing else { return };
-        self.register_session(id).await;
+    /// would serve the session as an unknown one. Returns whether this replica was registered for the session.
+    pub(super) async fn save_session(&self, id: &SessionId, principal: &Principal, opened: &Opened) -> bool {
+        let Some(backing) = &self.backing else { return false };
+        let is_registered = self.register_session(id).await;
         let record = serde_json::to_vec(opened).expect("a record has no maps with keys that are no text");
         let key = key(id, principal);
         backing.retry_until_available(|| backing.store.put(&key, &record, KEEP), "take the record of a session").await;
+        is_registered
     }
 
     /// Registers this replica for the session in the store, so that other replicas find it. An unreachable store is
-    /// handled as in [`EventLog::save_session`].
-    pub async fn register_session(&self, id: &SessionId) {
-        let Some(backing) = &self.backing else { return };
-        if let Some(coordination) = &backing.coordination {
-            let group = session_group(id);
-            backing.retry_until_available(|| coordination.join(&group, KEEP), "record the replica of a session").await;
-        }
+    /// handled as in [`EventLog::save_session`]. Returns whether the store has the registration.
+    pub async fn register_session(&self, id: &SessionId) -> bool {
+        let Some(backing) = &self.backing else { return false };
+        let Some(coordination) = &backing.coordination else { return false };
+        let group = session_group(id);
+        backing.retry_until_available(|| coordination.join(&group, KEEP), "record the replica of a session").await
     }
 
     /// Loads the session from the store; `None` if it has no record, which is remembered.

@@ -8,6 +8,7 @@
 //! the IDs of sessions that the proxy itself issues (`protocol/ids`).
 
 mod lru_queue;
+mod sharing;
 mod turns;
 
 use std::fmt;
@@ -19,10 +20,12 @@ use dashmap::DashMap;
 use serde::{Deserialize, Serialize};
 
 use lru_queue::{Found, LruQueue};
+use sharing::Sharing;
 use turns::PostSlots;
 pub use turns::{PostSlot, QueuedTurn, Turn};
 
 use crate::clock;
+use crate::event_log::backing::Term;
 use crate::event_log::identity::principal::Principal;
 use crate::event_log::metrics::Metrics;
 use crate::event_log::stream::Stream;
@@ -61,6 +64,7 @@ pub struct Session {
     post_slots: Arc<PostSlots>,
     /// Number of running calls.
     calls: AtomicUsize,
+    sharing: Sharing,
 }
 
 /// A running call of a session, counted for as long as this lives.
@@ -139,7 +143,33 @@ impl Session {
             held_posts: Arc::default(),
             post_slots: Arc::default(),
             calls: AtomicUsize::new(0),
+            sharing: Sharing::default(),
         })
+    }
+
+    /// Notes that this replica opened the session and alone serves it, in `term` and until `until`.
+    pub(super) fn note_sole(&self, term: Term, until: Instant) {
+        self.sharing.note_sole(term, until);
+    }
+
+    /// Calls `begin` if this replica alone serves the session, and before another joins it. `begin` adds the stream of a new call to the session.
+    pub(super) fn begin_as_sole<R>(&self, term: Option<Term>, begin: impl FnOnce() -> R) -> Option<R> {
+        self.sharing.begin_as_sole(term, clock::now(), begin)
+    }
+
+    /// Returns whether the other replicas that serve the session must be told before a call without a key runs here.
+    pub fn is_unannounced(&self) -> bool {
+        self.sharing.is_unannounced()
+    }
+
+    /// Notes that all other replicas that serve the session know that this one does.
+    pub fn note_announced(&self) {
+        self.sharing.note_announced();
+    }
+
+    /// Notes that another replica begins to serve the session: from now on each call is claimed before it runs.
+    pub(super) fn share(&self) {
+        self.sharing.share();
     }
 
     /// Counts a new call.
@@ -363,7 +393,9 @@ impl Sessions {
         };
         while queue.len() >= self.max_opened {
             let Some((key, serial)) = queue.pop(find) else { break };
-            if self.sessions.remove_if(&key, |_, session| session.serial == serial).is_some() {
+            if let Some((_, session)) = self.sessions.remove_if(&key, |_, session| session.serial == serial) {
+                // A replica that joins would not find it.
+                session.share();
                 self.record_count.metrics.observe_session_eviction();
             }
         }
@@ -463,6 +495,7 @@ impl Sessions {
     /// Forgets a session and returns it, so that its streams can be ended.
     pub fn remove(&self, id: &SessionId, principal: &Principal) -> Option<Arc<Session>> {
         let (_, session) = self.sessions.remove(&(id.clone(), *principal))?;
+        session.share();
         if session.opened.is_some() {
             self.lru_queue().forget(1);
         }

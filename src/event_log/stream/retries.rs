@@ -3,6 +3,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::clock;
+use crate::event_log::backing::claim::{self, ClaimGuard, ClaimRequest, ClaimWrite};
 use crate::event_log::backing::fingerprint::Fingerprint;
 use crate::event_log::retry_index::Registration;
 use crate::event_log::stream::Stream;
@@ -110,8 +112,42 @@ impl Stream {
         }
     }
 
-    /// Leaves the claims in the store when the stream goes here.
+    /// Writes the deferred claims, and again those whose writes may be in flight, unless no retry can match the call any more. The store has
+    /// all of them once the returned writes are done. A dropped one is not undone.
+    pub(in crate::event_log) fn write_claims(&self, now: Instant) -> Vec<ClaimWrite> {
+        let Some(backing) = &self.backing else { return Vec::new() };
+        if self.has_arrived() {
+            return Vec::new();
+        }
+        let retention = self.with_machine(|machine| machine.policy().retention);
+        let request = ClaimRequest { retention, body: None };
+        let new_claim = |call: &Fingerprint| {
+            let (released, store) = (backing.released.clone(), backing.store.clone());
+            ClaimGuard::for_stream(self.id, self.identity.owner, released, store, claim::key(call), request)
+        };
+        let mut entries = sync::lock(&self.registrations);
+        let claims = entries.iter_mut().filter_map(|entry| entry.end_deferral(new_claim));
+        claims.filter(|claim| !claim.is_settled(now)).map(ClaimGuard::write).collect()
+    }
+
+    /// Returns whether a claim of the call is deferred.
+    pub(in crate::event_log) fn has_deferred_claim(&self) -> bool {
+        sync::lock(&self.registrations).iter().any(Registration::is_deferred)
+    }
+
+    /// Notes that the client may have disconnected before the response arrived, and may send the call again elsewhere.
+    pub fn note_disconnect(&self) {
+        if self.has_deferred_claim() {
+            // Not awaited, as at any loss of a client: another replica that joins the session waits for the writes.
+            drop(self.write_claims(clock::now()));
+        }
+    }
+
+    /// Leaves the claims in the store when the stream goes here. Deferred ones are written.
     pub(in crate::event_log) fn leave_claims(&self) {
+        if self.has_deferred_claim() {
+            drop(self.write_claims(clock::now()));
+        }
         let entries = sync::lock(&self.registrations);
         for claim in entries.iter().filter_map(Registration::claim) {
             claim.leave();

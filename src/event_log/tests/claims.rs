@@ -3,7 +3,7 @@
 use super::quotas::finish;
 use super::*;
 use crate::event_log::stream::response_head::Head;
-use crate::event_log::{ClaimOutcome, ClaimRequest, Match};
+use crate::event_log::{CallClaim, ClaimOutcome, ClaimRequest, Match};
 use crate::protocol::cluster::RepeatedCall;
 use crate::protocol::error::{ErrorCode, Failure};
 
@@ -65,7 +65,7 @@ async fn run(log: &EventLog, body: Option<Fingerprint>) -> (Fingerprint, ClaimRe
     let stream = log.create_as(hold.stream(), Spec { body_fingerprint: body, ..spec() }, reservation);
     let registered = log.find_or_register(call, |_| false, || Ok::<_, ()>(stream.clone()));
     let Ok(Match::New(_, registration)) = registered else { panic!("it is registered already") };
-    stream.keep_registration(registration.with_claim(Some(hold)));
+    stream.keep_registration(registration.with_claim(CallClaim::Written(hold)));
     (call, claim, stream)
 }
 

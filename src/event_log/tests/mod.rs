@@ -2,6 +2,7 @@
 
 mod claims;
 mod framing;
+mod joining;
 mod large;
 mod property;
 mod quotas;
@@ -48,6 +49,7 @@ fn log_with(store: Option<Arc<dyn Store>>) -> EventLog {
         lease_health: Arc::default(),
         generation: Arc::default(),
         displacing: Arc::default(),
+        released: Arc::default(),
         metrics: metrics.clone(),
     });
     EventLog::new(identity, TailLimits { max_bytes: 1 << 20, max_events: 10_000 }, allowance(), metrics, backing)
@@ -72,6 +74,7 @@ fn log_of(owner: Owner, store: Arc<TestStore>) -> EventLog {
         lease_health: Arc::default(),
         generation: Arc::default(),
         displacing: Arc::default(),
+        released: Arc::default(),
         metrics: metrics.clone(),
     };
     let identity = Identity { owner, epoch: StoreEpoch(1), keys };

@@ -558,6 +558,7 @@ fn tight_before(store: &Arc<Slow>) -> EventLog {
         lease_health: Arc::default(),
         generation: Arc::default(),
         displacing: Arc::default(),
+        released: Arc::default(),
         metrics: metrics.clone(),
     };
     let small = QuotaLimits { max_bytes: 40_000, max_bytes_total: 1 << 24, ..allowance() };

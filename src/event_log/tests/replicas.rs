@@ -11,27 +11,31 @@ use crate::protocol::stream::{Batch, CursorPlace};
 use crate::store::test_store::TestStore;
 use crate::store::{Appended, Coordination, Read, Renewal};
 
-const LEASE: Duration = Duration::from_secs(15);
+pub(super) const LEASE: Duration = Duration::from_secs(15);
 
 /// A replica with its messages.
-struct Replica {
-    log: Arc<EventLog>,
+pub(super) struct Replica {
+    pub(super) log: Arc<EventLog>,
+    pub(super) replicas: Arc<Replicas>,
     store: Arc<TestStore>,
     running: tokio::task::JoinHandle<()>,
 }
 
 impl Replica {
-    async fn of(store: &TestStore, owner: u32) -> Self {
+    pub(super) async fn of(store: &TestStore, owner: u32) -> Self {
         let store = Arc::new(store.as_of(Owner(owner)));
         let log = Arc::new(log_of(Owner(owner), store.clone()));
         let coordination = log.coordination().unwrap();
         let replicas = Replicas::begin(coordination, log.clone(), LEASE).await.unwrap();
-        let running = tokio::spawn(async move { replicas.run(|_| async { None }).await });
-        Self { log, store, running }
+        let running = tokio::spawn({
+            let replicas = replicas.clone();
+            async move { replicas.run(|_| async { None }).await }
+        });
+        Self { log, replicas, store, running }
     }
 
     /// Stops all tasks of the replica at once, without a message to the others.
-    fn kill(&self) {
+    pub(super) fn kill(&self) {
         self.running.abort();
     }
 
@@ -45,7 +49,7 @@ impl Replica {
 }
 
 /// Lets every task run as far as it can.
-async fn settle() {
+pub(super) async fn settle() {
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }

@@ -21,7 +21,7 @@ use self::partial_results::{PartialResults, PartialResultsPolicy};
 use self::remote_retry::{EarlierCall, RemoteRetries};
 use self::reply::Replies;
 use self::request::{CallRequest, Reply, Retry, retry_of};
-use self::start::{CallStarter, StartedCall};
+use self::start::{CallStarter, StartClaim, StartedCall};
 use super::components::Components;
 use super::context::RequestContext;
 use super::forward_to_replicas;
@@ -167,16 +167,17 @@ impl Calls {
         // A call of an older token here needs no search at other replicas.
         let is_found =
             previous_call.as_ref().is_some_and(|stream| stream.match_retry(retry.body) != RetryMatch::NewCall);
-        let remote_call = if !is_found && self.remote_retries.may_be_recorded(retry) {
-            Box::pin(self.remote_retries.find(&request)).await
-        } else {
-            EarlierCall::None(None)
-        };
+        let may_be_recorded = !is_found && self.remote_retries.may_be_recorded(retry);
+        if may_be_recorded && let Some(started) = self.begin_as_sole(&mut request, previous_call.as_ref()) {
+            return self.reply_to(request, started).await;
+        }
+        let remote_call =
+            if may_be_recorded { Box::pin(self.remote_retries.find(&request)).await } else { EarlierCall::None(None) };
         let started = match remote_call {
             EarlierCall::None(_) if let Some(code) = request.context.remote_session_error() => Err(code),
             EarlierCall::None(claim) => {
                 let held = request.context.take_reservation();
-                self.call_starter.begin(&request, held, previous_call, claim)
+                self.call_starter.begin(&request, held, previous_call, claim.into())
             }
             EarlierCall::Stream(stream) => Ok(self.call_starter.return_to(&request.context, &stream)),
             EarlierCall::Response(response) => {
@@ -186,6 +187,23 @@ impl Calls {
             EarlierCall::Unproven(unproven) => return self.refuse_unproven(unproven, &request.call),
             EarlierCall::Refused(failure) => return self.refusals.fail_call(failure, &request.call),
         };
+        self.reply_to(request, started).await
+    }
+
+    /// Begins a call without a key, without a look-up, if this replica alone serves its session. Returns `None` if another may.
+    fn begin_as_sole(
+        &self,
+        request: &mut CallRequest,
+        previous_call: Option<&Arc<Stream>>,
+    ) -> Option<Result<StartedCall, ErrorCode>> {
+        let session = request.context.session.clone().filter(|_| request.retry.body.is_none())?;
+        self.log.begin_as_sole(&session, || {
+            let held = request.context.take_reservation();
+            self.call_starter.begin(request, held, previous_call.cloned(), StartClaim::Deferred)
+        })
+    }
+
+    async fn reply_to(&self, request: CallRequest, started: Result<StartedCall, ErrorCode>) -> Response<BoxBody> {
         match started {
             Ok(started) => self.reply(request, started).await,
             Err(code) => self.refusals.refuse_call(code, &request.call),

@@ -1,7 +1,8 @@
 //! Retries of calls that another replica runs, or that ran before a restart.
 //!
 //! A call that a retry may match is recorded in the store before it goes upstream (`event_log/recovery/claims.rs`): every such
-//! call if replicas share the store, else calls with a key. A replica that finds the record asks the one that runs the call, and returns
+//! call if replicas share the store, else calls with a key. The one exception are calls without a key in a session that one replica alone
+//! serves; another replica joins such a session before it searches. A replica that finds the record asks the one that runs the call, and returns
 //! that call's response, or its stream, which it serves from the store. A call with a key that an older token of the caller began is found
 //! by the subject that both tokens claim, once the server has confirmed the newer one.
 //!
@@ -22,20 +23,22 @@ use crate::clock;
 use crate::cluster::{Absence, Replicas};
 use crate::config::OnUnreachable;
 use crate::event_log::{
-    ClaimGuard, ClaimOutcome, ClaimRecord, ClaimRequest, EventLog, Fingerprint, RegistrationLock, RetryMatch, Stream,
-    SubjectClaim,
+    Binding, ClaimGuard, ClaimOutcome, ClaimRecord, ClaimRequest, EventLog, Fingerprint, RegistrationLock, RetryMatch,
+    Stream, SubjectClaim, session_group,
 };
 use crate::ingress::components::Components;
 use crate::ingress::stream_finder::StreamFinder;
 use crate::ingress::token_refresh::{TokenRefresh, Unproven};
 use crate::protocol::cluster::{HttpMessage, RepeatedCall};
 use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::ids::EventId;
+use crate::protocol::ids::{EventId, Owner};
 use crate::store::{Error, StoreHealth};
 use crate::upstream::Upstream;
 
 /// Time for a replica to respond. After it, a live replica is asked again.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time for a replica to respond that another joins a session. After it, a live replica is asked again.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time after which a live replica that has not responded is given up.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time after which a pending write or removal is expected to be done.
@@ -110,6 +113,9 @@ impl RemoteRetries {
 
     /// Returns the recorded call that `request` retries, or claims the call for this replica.
     pub(super) async fn find(&self, request: &CallRequest) -> EarlierCall {
+        if let Err(outcome) = self.join_session(request).await {
+            return outcome;
+        }
         loop {
             let claim = match self.find_by_own_token(request).await {
                 EarlierCall::None(claim) => claim,
@@ -120,6 +126,60 @@ impl RemoteRetries {
             match Box::pin(self.find_by_previous_tokens(request, &subject, claim)).await {
                 ControlFlow::Break(outcome) => return outcome,
                 ControlFlow::Continue(()) => {}
+            }
+        }
+    }
+
+    /// Tells the other replicas that serve the session of a call without a key that this one does too, once, and waits until they have claimed
+    /// their calls in it.
+    async fn join_session(&self, request: &CallRequest) -> Result<(), EarlierCall> {
+        let Retry { fingerprint: Some(call), body: None, .. } = request.retry else { return Ok(()) };
+        let (context, Some(replicas)) = (&request.context, &self.replicas) else { return Ok(()) };
+        let (Some(session), Some(id)) = (&context.session, &context.binding.session) else { return Ok(()) };
+        if !session.is_unannounced() || self.log.store_health() != StoreHealth::Ready {
+            return Ok(());
+        }
+        let members = match replicas.requests().members(&session_group(id)).await {
+            Ok(members) => members,
+            Err(error) => {
+                // The next call asks again. Until then the claims alone decide, as far as the store has them.
+                debug!(%error, "the other replicas of a session are unknown");
+                return Ok(());
+            }
+        };
+        for member in members {
+            self.join_at(replicas, member, &context.binding, &call).await?;
+        }
+        session.note_announced();
+        Ok(())
+    }
+
+    /// Joins the session of `binding` at one replica. Waits while that replica may be about to run the call: it holds its lease, or its lease
+    /// has only just expired, as all do in an outage of the store.
+    async fn join_at(
+        &self,
+        replicas: &Replicas,
+        member: Owner,
+        binding: &Binding,
+        call: &Fingerprint,
+    ) -> Result<(), EarlierCall> {
+        let began = clock::now();
+        loop {
+            let joining = replicas.requests().join_session(member, binding, call);
+            match tokio::time::timeout(JOIN_TIMEOUT, joining).await {
+                Ok(Ok(Some(()))) => return Ok(()),
+                Ok(Ok(None)) => match replicas.requests().absence(member).await {
+                    Ok(Absence::Gone | Absence::CutOff) => return Ok(()),
+                    Ok(Absence::Expired) => clock::sleep(PAUSE).await,
+                    Err(error) => return Err(self.without_store(&error, None)),
+                },
+                Ok(Err(_)) if self.log.is_store_recovering() => clock::sleep(PAUSE).await,
+                Ok(Err(error)) => return Err(self.without_store(&error, None)),
+                Err(_) => {}
+            }
+            if clock::now().saturating_duration_since(began) >= SILENCE_TIMEOUT {
+                warn!(owner = member.0, "a replica does not respond about a session");
+                return Err(EarlierCall::Refused(Failure::before_run(ErrorCode::StoreFailed)));
             }
         }
     }

@@ -9,7 +9,7 @@ use super::remote_retry::PendingClaim;
 use super::request::{Beginning, CallRequest, Retry};
 use crate::config::{Config, Mode};
 use crate::delivery::Start;
-use crate::event_log::{self, Attachment, EventLog, Match, Reservation, RetryMatch, Spec, Stream};
+use crate::event_log::{self, Attachment, CallClaim, EventLog, Match, Reservation, RetryMatch, Spec, Stream};
 use crate::ingress::components::Components;
 use crate::ingress::context::{RequestContext, detached};
 use crate::ingress::metrics::Metrics;
@@ -29,6 +29,22 @@ pub(super) struct StartedCall {
     pub(super) beginning: Beginning,
     /// Upstream call, if this request began it.
     pub(super) pump: InlineTask,
+}
+
+/// Claim of a call that starts.
+pub(super) enum StartClaim {
+    /// No claim.
+    None,
+    /// Written while the call runs, if it runs for long enough.
+    Deferred,
+    /// Written.
+    Written(PendingClaim),
+}
+
+impl From<Option<PendingClaim>> for StartClaim {
+    fn from(claim: Option<PendingClaim>) -> Self {
+        claim.map_or(Self::None, Self::Written)
+    }
 }
 
 /// Begins calls, and attaches retries to them.
@@ -75,7 +91,7 @@ impl CallStarter {
         request: &CallRequest,
         held: Reservation,
         previous_call: Option<Arc<Stream>>,
-        claim: Option<PendingClaim>,
+        claim: StartClaim,
     ) -> Result<StartedCall, ErrorCode> {
         let Retry { fingerprint, body, .. } = request.retry;
         if let Some(stream) = previous_call {
@@ -90,12 +106,16 @@ impl CallStarter {
         }
         let request_bytes = request.context.head_bytes + request.body.len();
         let reservation = self.log.admit_held(held, request_bytes);
-        let (guard, _lock) = claim.map(|PendingClaim { guard, lock }| (guard, lock)).unzip();
+        let (claim, _lock) = match claim {
+            StartClaim::None => (CallClaim::None, None),
+            StartClaim::Deferred => (CallClaim::Deferred, None),
+            StartClaim::Written(PendingClaim { guard, lock }) => (CallClaim::Written(guard), Some(lock)),
+        };
         let create = || {
             let (spec, reservation) = (self.spec(request), reservation?);
-            Ok(match &guard {
-                Some(guard) => self.log.create_as(guard.stream(), spec, reservation),
-                None => self.log.create(spec, reservation),
+            Ok(match &claim {
+                CallClaim::Written(guard) => self.log.create_as(guard.stream(), spec, reservation),
+                CallClaim::None | CallClaim::Deferred => self.log.create(spec, reservation),
             })
         };
         let Some(fingerprint) = fingerprint else {
@@ -108,8 +128,13 @@ impl CallStarter {
         };
         match self.log.find_or_register(fingerprint, matches, create)? {
             Match::New(stream, registration) => {
-                stream.keep_registration(registration.with_claim(guard));
-                Ok(self.start(request, &stream))
+                let is_deferred = matches!(claim, CallClaim::Deferred);
+                stream.keep_registration(registration.with_claim(claim));
+                let started = self.start(request, &stream);
+                if is_deferred {
+                    self.log.defer_claim(&stream);
+                }
+                Ok(started)
             }
             Match::Found(stream) if retry_match == RetryMatch::Retry => Ok(self.return_to(&request.context, &stream)),
             Match::Found(_) => Err(ErrorCode::KeyReused),

@@ -168,6 +168,7 @@ async fn calls_of_a_replica_that_is_cut_off_from_redis_are_refused_for_a_retry()
     let silent = session.post(call(2)).with("Accept", "application/json");
     let pending = silent.start(one.proxy.addr).await;
     let run = one.upstream.expect("tools/call").await;
+    redis.has_claims(2).await;
     relay.cut(true);
     until("it is seen", async || one.metric("store_ready").await == 0.0).await;
     let (sse, mut response, begun) = one.begin(&session.post(call(3))).await;

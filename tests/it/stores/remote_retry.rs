@@ -1,6 +1,9 @@
 //! A call that a client sends again to another replica: the tool runs once.
 
+use serde_json::json;
+
 use super::*;
+use crate::dialects::open;
 
 #[tokio::test]
 async fn a_call_sent_again_elsewhere_comes_back_to_the_first_run() {
@@ -70,6 +73,7 @@ async fn a_call_whose_replica_was_killed_is_not_run_again() {
     let silent = session.post(call(2)).with("Accept", "application/json");
     let pending = silent.start(one.proxy.addr).await;
     let _run = one.upstream.expect("tools/call").await;
+    redis.has_claims(2).await;
     one.proxy.kill().await;
     drop(pending);
     let texts = {
@@ -115,4 +119,90 @@ async fn a_call_whose_reader_sat_on_a_replica_that_died_or_froze_is_not_run_agai
         assert_eq!(rest(&mut again).await, [result(1)]);
         assert!(one.upstream.is_quiet() && three.upstream.is_quiet(), "the tool ran once");
     }
+}
+
+/// The first call that another replica gets in a session is its first there, the second is not. Every second session is one that the
+/// proxy has issued.
+#[tokio::test]
+async fn of_two_replicas_that_get_a_call_without_a_key_at_once_one_runs_it() {
+    let (_redis, mut one, mut two, _) = pair().await;
+    for n in 0..16 {
+        let id = format!("session-{n}");
+        let (capabilities, id) = if n % 2 == 0 { (json!({}), Some(&*id)) } else { (json!({ "streams": {} }), None) };
+        let (session, _) = open(&one.proxy, &mut one.upstream, capabilities, id).await;
+        for id in [1, 2] {
+            let request = session.post(call(id)).with("Accept", "application/json");
+            let first = request.start(one.proxy.addr).await;
+            let run = if n % 4 < 2 { Some(one.upstream.expect("tools/call").await) } else { None };
+            let second = request.start(two.proxy.addr).await;
+            let run = match run {
+                Some(run) => run,
+                None => tokio::select! {
+                    run = one.upstream.expect("tools/call") => run,
+                    run = two.upstream.expect("tools/call") => run,
+                },
+            };
+            run.json(200, result(id)).await;
+            for pending in [first, second] {
+                assert_eq!(pending.response().await.body().await, result(id).as_bytes());
+            }
+            assert!(one.upstream.is_quiet() && two.upstream.is_quiet(), "call {id} of session {n} ran once");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_call_whose_client_disconnects_at_once_is_not_run_again_elsewhere() {
+    let (_redis, mut one, two, _) = pair().await;
+    for n in 1..=10 {
+        let session = Session::open_as(&one.proxy, &mut one.upstream, V2025_11, &format!("session-{n}"), None).await;
+        let request = session.post(call(1));
+        let pending = request.start(one.proxy.addr).await;
+        let run = one.upstream.expect("tools/call").await;
+        pending.reset();
+        let again = request.start(two.proxy.addr).await;
+        run.json(200, result(1)).await;
+        assert_eq!(again.response().await.body().await, result(1).as_bytes());
+        assert!(one.upstream.is_quiet() && two.upstream.is_quiet(), "the tool ran once");
+    }
+}
+
+/// Makes a hundred calls one after another, with `respond` at the server, and returns the number of scripts that Redis has run for them.
+async fn scripts_of_calls(
+    redis: &Redis,
+    one: &mut Replica,
+    session: &Session,
+    first: u64,
+    respond: impl AsyncFn(Call, u64),
+) -> u64 {
+    let mut client = Client::connect(one.proxy.addr).await;
+    let mut before = 0;
+    for id in first..first + 110 {
+        if id == first + 10 {
+            before = redis.calls_of("evalsha");
+        }
+        client.send(&session.post(call(id)).bytes(one.proxy.addr)).await;
+        respond(one.upstream.expect("tools/call").await, id).await;
+        let mut response = client.response().await;
+        let text = if response.is_sse() { rest(&mut response).await.concat().into() } else { response.body().await };
+        assert!(text.ends_with(result(id).as_bytes()));
+        client = response.into_client();
+    }
+    redis.calls_of("evalsha") - before
+}
+
+/// A lease may be renewed meanwhile, and some calls may take long on a busy machine: the limits leave room for that.
+#[tokio::test]
+async fn quick_calls_of_a_session_at_one_replica_cost_the_store_little() {
+    let (redis, mut one, _two, session) = pair().await;
+    let scripts =
+        scripts_of_calls(&redis, &mut one, &session, 1, async |call, id| call.json(200, result(id)).await).await;
+    assert!(scripts < 100, "{scripts} scripts for 100 calls that are answered with JSON");
+    let whole = async |call: Call, id| {
+        let event = format!("data: {}\n\n", result(id));
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length:";
+        call.whole(format!("{head} {}\r\n\r\n{event}", event.len())).await;
+    };
+    let scripts = scripts_of_calls(&redis, &mut one, &session, 1001, whole).await;
+    assert!((100..250).contains(&scripts), "{scripts} scripts for 100 calls that are answered with one event");
 }

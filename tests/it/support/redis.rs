@@ -150,6 +150,26 @@ impl Redis {
         last.try_into().ok().map(Duration::from_millis)
     }
 
+    /// Waits until it has as many claims of calls.
+    pub(crate) async fn has_claims(&self, claims: usize) {
+        let count = async || {
+            let mut connection = TcpStream::connect(("127.0.0.1", self.port)).expect("it runs");
+            write!(connection, "EVAL \"return #redis.call('KEYS', '*rec:run*')\" 0\r\n").expect("it listens");
+            BufReader::new(connection).lines().next().expect("it answers").expect("text")
+        };
+        super::until("the calls are claimed", async || count().await == format!(":{claims}")).await;
+    }
+
+    /// Returns the number of times that it ran a command.
+    pub(crate) fn calls_of(&self, command: &str) -> u64 {
+        let mut connection = TcpStream::connect(("127.0.0.1", self.port)).expect("it runs");
+        connection.write_all(b"INFO commandstats\r\nQUIT\r\n").expect("it listens");
+        let mut lines = BufReader::new(connection).lines().map_while(Result::ok);
+        let prefix = format!("cmdstat_{command}:calls=");
+        let calls = lines.find_map(|line| line.strip_prefix(&prefix)?.split(',').next()?.parse().ok());
+        calls.unwrap_or_default()
+    }
+
     /// The number of its process, which a frozen one cannot tell.
     pub(crate) fn process_id(&self) -> String {
         let mut connection = TcpStream::connect(("127.0.0.1", self.port)).expect("it runs");

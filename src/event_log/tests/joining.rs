@@ -1,0 +1,209 @@
+//! Deferred claims: calls in a session that one replica alone serves, until another joins it.
+
+use super::quotas::finish;
+use super::replicas::{LEASE, Replica, settle};
+use super::*;
+use crate::event_log::{CallClaim, ClaimOutcome, ClaimRequest, Match};
+use crate::protocol::headers::{ProtocolVersion, SessionId};
+
+const CLAIM: ClaimRequest = ClaimRequest { retention: RETENTION, body: None };
+
+fn in_session() -> Binding {
+    Binding { session: SessionId::parse("s"), ..binding() }
+}
+
+/// Records the session as one that was opened at `replica`.
+async fn open_at(replica: &Replica) {
+    let (id, principal) = (in_session().session.unwrap(), in_session().principal);
+    let opened = Opened { version: ProtocolVersion::DEFAULT, logging: false, declared: Default::default() };
+    replica.log.sessions().record(id.clone(), principal, opened.clone());
+    replica.log.save_opened_session(&id, &principal, &opened).await;
+}
+
+async fn solo() -> (TestStore, Replica) {
+    let store = TestStore::default();
+    let one = Replica::of(&store, 1).await;
+    settle().await;
+    open_at(&one).await;
+    (store, one)
+}
+
+fn call(n: u8) -> Fingerprint {
+    Fingerprint::of_call(&in_session(), "", &[n])
+}
+
+/// Begins a call without a look-up, or returns `None` if that is not permitted.
+fn begin(replica: &Replica, n: u8) -> Option<Arc<Stream>> {
+    let log = &replica.log;
+    let session = log.sessions().find(&in_session().session.unwrap(), &in_session().principal)?;
+    log.begin_as_sole(&session, || {
+        let reservation = log.admit(&quota(log, 0), 0).unwrap();
+        let stream = log.create(Spec { binding: in_session(), ..spec() }, reservation);
+        let registered = log.find_or_register(call(n), |_| false, || Ok::<_, ()>(stream.clone()));
+        let Ok(Match::New(_, registration)) = registered else { panic!("it is registered already") };
+        stream.keep_registration(registration.with_claim(CallClaim::Deferred));
+        session.add_stream(&stream);
+        log.defer_claim(&stream);
+        stream
+    })
+}
+
+/// Returns whether the store has a claim of call `n` by the replica with `stream`.
+async fn is_claimed(by: &Replica, n: u8, stream: &Stream) -> bool {
+    match by.log.claim(&call(n), CLAIM, true).await.unwrap() {
+        ClaimOutcome::Existing(run, _) => {
+            assert_eq!((run.owner, run.stream, run.body), (Owner(1), stream.id(), None));
+            true
+        }
+        _ => false,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_is_claimed_when_it_is_no_longer_young() {
+    let (_, one) = solo().await;
+    let claiming = tokio::spawn({
+        let log = one.log.clone();
+        async move { log.write_deferred_claims().await }
+    });
+    let stream = begin(&one, 1).expect("no other replica serves the session");
+    settle().await;
+    tokio::time::sleep(Duration::from_millis(14)).await;
+    assert!(!is_claimed(&one, 1, &stream).await);
+    // Claimed together with the first, at an age of 16 ms.
+    let second = begin(&one, 2).unwrap();
+    tokio::time::sleep(Duration::from_millis(7)).await;
+    settle().await;
+    assert!(is_claimed(&one, 1, &stream).await && !is_claimed(&one, 2, &second).await);
+    tokio::time::sleep(Duration::from_millis(14)).await;
+    settle().await;
+    assert!(is_claimed(&one, 2, &second).await);
+    // As when no retry can match it any more.
+    stream.forget_retries();
+    settle().await;
+    assert!(!is_claimed(&one, 1, &stream).await);
+    claiming.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_delivered_while_it_is_young_is_never_claimed() {
+    let (store, one) = solo().await;
+    let before = store.records().len();
+    let claiming = tokio::spawn({
+        let log = one.log.clone();
+        async move { log.write_deferred_claims().await }
+    });
+    let stream = begin(&one, 1).unwrap();
+    let writer = one.log.writer(&stream);
+    writer.update(|machine, _| machine.handle_stream_head()).await;
+    one.log.publish_once(&stream);
+    finish(&one.log, &stream, &writer);
+    writer.seal().await;
+    assert_eq!(Client::attach(&stream, Seq(0)).read_all(), Poll::Ready(ReadOutcome::Ended));
+    one.log.note_delivered(stream.clone(), DeliveryCertainty::Likely);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    settle().await;
+    stream.note_disconnect();
+    assert_eq!(store.records().len(), before);
+    drop(stream);
+    settle().await;
+    claiming.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_over_while_it_is_young_is_claimed_unless_it_is_delivered() {
+    let (_, one) = solo().await;
+    let claiming = tokio::spawn({
+        let log = one.log.clone();
+        async move { log.write_deferred_claims().await }
+    });
+    let stream = begin(&one, 1).unwrap();
+    let writer = one.log.writer(&stream);
+    writer.update(|machine, _| machine.handle_stream_head()).await;
+    one.log.publish_once(&stream);
+    finish(&one.log, &stream, &writer);
+    writer.seal().await;
+    one.log.retain(&stream);
+    drop(writer);
+    // No task uses it any more.
+    one.log.release(stream);
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    settle().await;
+    assert!(matches!(one.log.claim(&call(1), CLAIM, true).await.unwrap(), ClaimOutcome::Existing(..)));
+    claiming.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_is_claimed_when_its_client_disconnects() {
+    let (_, one) = solo().await;
+    let stream = begin(&one, 1).unwrap();
+    stream.note_disconnect();
+    assert!(is_claimed(&one, 1, &stream).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_joins_a_session_finds_the_claim_of_each_call_in_it() {
+    let (store, one) = solo().await;
+    let two = Replica::of(&store, 2).await;
+    let stream = begin(&one, 1).unwrap();
+    assert!(!is_claimed(&two, 1, &stream).await);
+    let joined = two.replicas.requests().join_session(Owner(1), &in_session(), &call(2)).await;
+    assert_eq!(joined.unwrap(), Some(()));
+    assert!(is_claimed(&two, 1, &stream).await);
+    assert!(begin(&one, 3).is_none(), "from now on each call is claimed first");
+    // Another caller's session of this name is another session.
+    let stranger = Binding { principal: Principal::Known([1; 16]), ..in_session() };
+    assert!(two.replicas.requests().join_session(Owner(1), &stranger, &call(2)).await.unwrap().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_joins_waits_until_the_claims_are_in_the_store() {
+    let (store, one) = solo().await;
+    let two = Replica::of(&store, 2).await;
+    let stream = begin(&one, 1).unwrap();
+    let (binding, call) = (in_session(), call(1));
+    let mut joining = ByHand::new(two.replicas.requests().join_session(Owner(1), &binding, &call));
+    store.set_slow(true);
+    assert!(joining.poll().is_pending());
+    settle().await;
+    assert!(joining.poll().is_pending(), "it would run the call");
+    tokio::time::sleep(LEASE).await;
+    let Poll::Ready(joined) = joining.poll() else { panic!("the store has the claim") };
+    assert!(joined.unwrap().is_some());
+    assert!(is_claimed(&two, 1, &stream).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_others_may_have_counted_as_dead_claims_each_call_first() {
+    let (store, one) = solo().await;
+    assert!(begin(&one, 1).is_some());
+    one.kill();
+    tokio::time::sleep(LEASE).await;
+    assert!(begin(&one, 2).is_none(), "the lease has expired");
+    let again = Replica::of(&store, 1).await;
+    settle().await;
+    open_at(&again).await;
+    assert!(begin(&again, 1).is_some());
+    again.log.note_lease_acquired();
+    assert!(begin(&again, 2).is_none(), "the lease had expired");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_whose_store_may_have_lost_data_claims_each_call_first() {
+    let (store, one) = solo().await;
+    assert!(begin(&one, 1).is_some());
+    store.set_away(true);
+    assert!(begin(&one, 2).is_none());
+    store.set_away(false);
+    store.lose();
+    assert!(begin(&one, 2).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_replicas_that_open_one_session_the_later_claims_each_call_first() {
+    let (store, one) = solo().await;
+    let two = Replica::of(&store, 2).await;
+    settle().await;
+    open_at(&two).await;
+    assert!(begin(&two, 1).is_none() && begin(&one, 1).is_some());
+}
