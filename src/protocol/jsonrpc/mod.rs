@@ -7,9 +7,12 @@
 //! written here are the proxy's own errors.
 
 use std::borrow::Cow;
+use std::cell::Cell;
+use std::fmt;
 use std::sync::LazyLock;
 
 use memchr::memmem::Finder;
+use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -22,8 +25,8 @@ mod tests;
 mod walk;
 
 pub use edit::{member, messages, span, splice, splice_apart, without_members};
-use scan::{Scanner, find_member, is_json};
-use walk::{find, find_in_batch};
+use scan::scan;
+use walk::{find, find_in_batch, from_slice};
 pub use walk::{find_message, for_each_element, for_each_message};
 
 /// The id of a JSON-RPC request. It keeps its type: `1` and `"1"` are two ids.
@@ -58,14 +61,13 @@ impl RequestId {
 
     /// Parses a JSON number or string. Returns `None` for anything else.
     pub fn from_json(text: &str) -> Option<Self> {
-        Self::of_value(serde_json::from_str::<&RawValue>(text).ok()?.get())
+        Self::from_raw(serde_json::from_str(text).ok()?)
     }
 
-    /// Returns the id that the text of a JSON value is.
-    fn of_value(json: &str) -> Option<Self> {
-        match json.as_bytes().first()? {
-            b'"' => Some(Self::String(string(json)?.into())),
-            b'-' | b'0'..=b'9' => Some(Self::Number(json.into())),
+    fn from_raw(raw: &RawValue) -> Option<Self> {
+        match raw.get().as_bytes().first()? {
+            b'"' => Some(Self::String(string(raw)?.into())),
+            b'-' | b'0'..=b'9' => Some(Self::Number(raw.get().into())),
             _ => None,
         }
     }
@@ -167,9 +169,11 @@ pub fn peek(bytes: &[u8]) -> Result<Body, PeekError> {
 /// # Errors
 /// See [`PeekError`].
 pub fn peek_up_to(bytes: &[u8], longest: usize) -> Result<Body, PeekError> {
-    match read_body(bytes, longest) {
+    let is_too_long = Cell::new(false);
+    match from_slice(bytes, BodySeed { longest, is_too_long: &is_too_long }) {
         Some(body) => body,
-        None if is_json(bytes) => Err(PeekError::NotMessage),
+        None if is_too_long.get() => Err(PeekError::TooLong),
+        None if from_slice(bytes, std::marker::PhantomData::<IgnoredAny>).is_some() => Err(PeekError::NotMessage),
         None => Err(PeekError::NotJson),
     }
 }
@@ -196,12 +200,12 @@ pub fn meta_protocol_version(bytes: &[u8]) -> Option<String> {
     if FINDER.find(bytes).is_none() && memchr::memchr(b'\\', bytes).is_none() {
         return None;
     }
-    find_in_batch(bytes, PATH).map(RawValue::get).and_then(string).map(Cow::into_owned)
+    find_in_batch(bytes, PATH).and_then(string).map(Cow::into_owned)
 }
 
 /// Returns `params.requestId` of a `notifications/cancelled`: the id of the cancelled request.
 pub fn cancelled_request_id(bytes: &[u8]) -> Option<RequestId> {
-    find(bytes, &["params", "requestId"]).map(RawValue::get).and_then(RequestId::of_value)
+    find(bytes, &["params", "requestId"]).and_then(RequestId::from_raw)
 }
 
 /// Returns the ids of the requests that the notifications of a body cancel. `messages` are those of `body`, in order.
@@ -222,13 +226,13 @@ pub fn cancelled_request_ids(messages: &[Message], body: &[u8]) -> Vec<RequestId
 
 /// Returns `params.protocolVersion` of an `initialize`: the requested revision.
 pub fn requested_version(bytes: &[u8]) -> Option<String> {
-    find(bytes, &["params", "protocolVersion"]).map(RawValue::get).and_then(string).map(Cow::into_owned)
+    find(bytes, &["params", "protocolVersion"]).and_then(string).map(Cow::into_owned)
 }
 
 /// Returns `params.name` of a `tools/call` that [`peek`] accepts: the name of the tool.
 pub fn tool_name(bytes: &[u8]) -> Option<String> {
-    let name = str::from_utf8(find_member(bytes, &["params", "name"])?).ok()?;
-    string(name).map(Cow::into_owned)
+    let name = str::from_utf8(scan(bytes, &["params", "name"])?).ok()?;
+    unquoted(name).map(Cow::into_owned)
 }
 
 /// Parts of the result of an `initialize` that the proxy needs.
@@ -242,8 +246,7 @@ pub struct Initialized {
 
 /// Parses the result of an `initialize`. Returns `None` if it names no revision, as an error does not.
 pub fn initialize_result(bytes: &[u8]) -> Option<Initialized> {
-    let protocol_version =
-        find(bytes, &["result", "protocolVersion"]).map(RawValue::get).and_then(string)?.into_owned();
+    let protocol_version = find(bytes, &["result", "protocolVersion"]).and_then(string)?.into_owned();
     let logging = find(bytes, &["result", "capabilities", "logging"]);
     Some(Initialized { protocol_version, logging: logging.is_some_and(|raw| raw.get() != "null") })
 }
@@ -270,49 +273,30 @@ pub fn error_message(id: Option<&RequestId>, code: i64, message: &str, data: ser
     format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#).into_bytes()
 }
 
-/// The members that decide the kind of a message, as JSON text. Payloads are reduced to their presence.
+/// The members that decide the kind of a message. Payloads are reduced to their presence.
 #[derive(Default)]
 struct Members<'a> {
-    jsonrpc: Option<&'a str>,
-    id: Option<&'a str>,
-    method: Option<&'a str>,
-    has_result: bool,
-    has_error: bool,
+    jsonrpc: Option<&'a RawValue>,
+    id: Option<&'a RawValue>,
+    method: Option<&'a RawValue>,
+    result: Option<IgnoredAny>,
+    error: Option<IgnoredAny>,
     duplicate: Option<&'static str>,
 }
 
-impl<'a> Members<'a> {
-    /// Reads an object. Returns `None` if the JSON is invalid, or not UTF-8 in a key or in a member that decides.
-    fn read(scanner: &mut Scanner<'a>) -> Option<Self> {
-        let (mut members, mut are_readable) = (Self::default(), true);
-        scanner.read_object(|key, value| are_readable &= members.note(key, value).is_some())?;
-        if are_readable { Some(members) } else { None }
-    }
+#[derive(serde::Deserialize)]
+#[serde(field_identifier, rename_all = "lowercase")]
+enum Key {
+    Jsonrpc,
+    Id,
+    Method,
+    Result,
+    Error,
+    #[serde(other)]
+    Other,
+}
 
-    /// Notes a member with this key, in its quotes. Returns `None` if it cannot be read.
-    fn note(&mut self, key: &'a [u8], value: &'a [u8]) -> Option<()> {
-        let unescaped: String;
-        let name = if memchr::memchr(b'\\', key).is_some() {
-            unescaped = serde_json::from_slice(key).ok()?;
-            unescaped.as_bytes()
-        } else {
-            &key[1..key.len() - 1]
-        };
-        let text = || str::from_utf8(value).ok();
-        let (name, is_duplicate) = match name {
-            b"jsonrpc" => ("jsonrpc", self.jsonrpc.replace(text()?).is_some()),
-            b"id" => ("id", self.id.replace(text()?).is_some()),
-            b"method" => ("method", self.method.replace(text()?).is_some()),
-            b"result" => ("result", std::mem::replace(&mut self.has_result, true)),
-            b"error" => ("error", std::mem::replace(&mut self.has_error, true)),
-            other => return str::from_utf8(other).ok().map(|_| ()),
-        };
-        if is_duplicate {
-            self.duplicate = Some(name);
-        }
-        Some(())
-    }
-
+impl Members<'_> {
     fn to_message(&self) -> Result<Message, PeekError> {
         if let Some(key) = self.duplicate {
             return Err(PeekError::DuplicateKey(key));
@@ -320,13 +304,13 @@ impl<'a> Members<'a> {
         if !self.jsonrpc.is_some_and(is_version_2) {
             return Err(PeekError::NotMessage);
         }
-        match (self.method, self.has_result, self.has_error) {
+        match (self.method, self.result.is_some(), self.error.is_some()) {
             (Some(method), false, false) => {
                 let method = method_name(string(method).ok_or(PeekError::NotMessage)?);
                 match self.id {
                     None => Ok(Message::Notification { method }),
-                    Some(id) => {
-                        let id = RequestId::of_value(id).ok_or(PeekError::BadId)?;
+                    Some(raw) => {
+                        let id = RequestId::from_raw(raw).ok_or(PeekError::BadId)?;
                         Ok(Message::Request { id, method })
                     }
                 }
@@ -336,8 +320,8 @@ impl<'a> Members<'a> {
                     // An error about a request with an unreadable id may omit it.
                     None if error => None,
                     None => return Err(PeekError::NotMessage),
-                    Some("null") => None,
-                    Some(id) => Some(RequestId::of_value(id).ok_or(PeekError::BadId)?),
+                    Some(raw) if raw.get() == "null" => None,
+                    Some(raw) => Some(RequestId::from_raw(raw).ok_or(PeekError::BadId)?),
                 };
                 Ok(Message::Response { id, is_error: error })
             }
@@ -346,46 +330,89 @@ impl<'a> Members<'a> {
     }
 }
 
-/// Reads an object, or an array of at most `longest` objects. Returns `None` for anything else.
-fn read_body(bytes: &[u8], longest: usize) -> Option<Result<Body, PeekError>> {
-    let mut scanner = Scanner::new(bytes);
-    let body = match scanner.next()? {
-        b'{' => Members::read(&mut scanner)?.to_message().map(Body::Single),
-        b'[' => match read_batch(&mut scanner, longest)? {
-            Err(PeekError::TooLong) => return Some(Err(PeekError::TooLong)),
-            messages => messages.map(Body::Batch),
-        },
-        _ => return None,
-    };
-    scanner.end()?;
-    Some(body)
+impl<'de> Deserialize<'de> for Members<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(MembersVisitor)
+    }
 }
 
-/// Reads an array of objects. Each becomes a message as it is read; of a malformed batch only the first error is kept.
-fn read_batch(scanner: &mut Scanner<'_>, longest: usize) -> Option<Result<Vec<Message>, PeekError>> {
-    scanner.take(b'[')?;
-    if scanner.next()? == b']' {
-        scanner.take(b']')?;
-        return Some(Err(PeekError::NotMessage));
+struct MembersVisitor;
+
+impl<'de> Visitor<'de> for MembersVisitor {
+    type Value = Members<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON-RPC message")
     }
-    let (mut messages, mut length) = (Ok(Vec::new()), 0);
-    loop {
-        let members = Members::read(scanner)?;
-        length += 1;
-        if length > longest {
-            return Some(Err(PeekError::TooLong));
-        }
-        if let Ok(all) = &mut messages {
-            match members.to_message() {
-                Ok(message) => all.push(message),
-                Err(error) => messages = Err(error),
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut members = Members::default();
+        while let Some(key) = map.next_key()? {
+            let (name, is_duplicate) = match key {
+                Key::Jsonrpc => ("jsonrpc", members.jsonrpc.replace(map.next_value()?).is_some()),
+                Key::Id => ("id", members.id.replace(map.next_value()?).is_some()),
+                Key::Method => ("method", members.method.replace(map.next_value()?).is_some()),
+                Key::Result => ("result", members.result.replace(map.next_value()?).is_some()),
+                Key::Error => ("error", members.error.replace(map.next_value()?).is_some()),
+                Key::Other => {
+                    map.next_value::<IgnoredAny>()?;
+                    continue;
+                }
+            };
+            if is_duplicate {
+                members.duplicate = Some(name);
             }
         }
-        if scanner.next()? == b']' {
-            scanner.take(b']')?;
-            return Some(messages);
+        Ok(members)
+    }
+}
+
+/// An object, or an array of at most `longest` objects. Each becomes a message as it is read; of a malformed batch only the first error is
+/// kept.
+struct BodySeed<'c> {
+    longest: usize,
+    is_too_long: &'c Cell<bool>,
+}
+
+impl<'de> DeserializeSeed<'de> for BodySeed<'_> {
+    type Value = Result<Body, PeekError>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for BodySeed<'_> {
+    type Value = Result<Body, PeekError>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON-RPC message or a batch")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+        MembersVisitor.visit_map(map).map(|members| members.to_message().map(Body::Single))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut messages = Ok(Vec::new());
+        let mut length = 0;
+        while let Some(members) = list.next_element::<Members>()? {
+            length += 1;
+            if length > self.longest {
+                self.is_too_long.set(true);
+                return Err(A::Error::custom(PeekError::TooLong));
+            }
+            if let Ok(all) = &mut messages {
+                match members.to_message() {
+                    Ok(message) => all.push(message),
+                    Err(error) => messages = Err(error),
+                }
+            }
         }
-        scanner.take(b',')?;
+        match messages {
+            Ok(none) if none.is_empty() => Ok(Err(PeekError::NotMessage)),
+            messages => Ok(messages.map(Body::Batch)),
+        }
     }
 }
 
@@ -396,13 +423,17 @@ fn method_name(name: Cow<'_, str>) -> MethodName {
     }
 }
 
-fn is_version_2(json: &str) -> bool {
+fn is_version_2(raw: &RawValue) -> bool {
     // The usual form, without escapes.
-    json == r#""2.0""# || string(json).as_deref() == Some("2.0")
+    raw.get() == r#""2.0""# || string(raw).as_deref() == Some("2.0")
 }
 
-/// Returns the string that the text of a JSON value is.
-fn string(json: &str) -> Option<Cow<'_, str>> {
+fn string(raw: &RawValue) -> Option<Cow<'_, str>> {
+    unquoted(raw.get())
+}
+
+/// Returns the string that this JSON text is.
+fn unquoted(json: &str) -> Option<Cow<'_, str>> {
     let quoted = json.strip_prefix('"')?.strip_suffix('"')?;
     // Most strings have no escapes.
     if memchr::memchr(b'\\', quoted.as_bytes()).is_none() {

@@ -1,11 +1,6 @@
-use std::cell::Cell;
-use std::fmt;
-
 use proptest::prelude::*;
-use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Value, json};
 
-use super::walk::from_slice;
 use super::*;
 
 fn number(text: &str) -> RequestId {
@@ -168,134 +163,19 @@ proptest! {
     }
 
     #[test]
-    fn a_member_is_found_as_by_a_parser(members in members(), gap in "[ \n\t]{0,2}") {
+    fn a_scan_finds_what_a_parser_finds(members in members(), gap in "[ \n\t]{0,2}") {
         const PATHS: [&[&str]; 6] =
             [&["m", "id"], &["m", "method"], &["m", "params"], &["m", "result", "id"], &["m", "x"], &["m"]];
         let written = format!(r#"{gap}{{"a":[],{gap}"m":{}}}"#, write(&members, &gap));
         for path in PATHS {
             let found = find(written.as_bytes(), path).map(|raw| raw.get().as_bytes());
-            prop_assert_eq!(find_member(written.as_bytes(), path), found, "{:?} in {}", path, written);
+            prop_assert_eq!(scan(written.as_bytes(), path), found, "{:?} in {}", path, written);
         }
     }
 
     #[test]
     fn ids_survive_json(id in prop_oneof![".*".prop_map(|s| text(&s)), any::<i64>().prop_map(|n| number(&n.to_string()))]) {
         prop_assert_eq!(RequestId::from_json(&id.to_json()), Some(id));
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(4000))]
-
-    #[test]
-    fn damaged_json_is_read_as_by_a_parser(
-        list in prop::collection::vec(members(), 1..4),
-        is_batch in any::<bool>(),
-        gap in "[ \n\t\r]{0,2}",
-        damages in prop::collection::vec((any::<prop::sample::Index>(), 0usize..4, damage()), 0..4),
-        longest in 1usize..4,
-    ) {
-        let written: Vec<_> = list.iter().map(|members| write(members, &gap)).collect();
-        let mut bytes = if is_batch { format!("[{}]{gap}", written.join(",")) } else { written[0].clone() }.into_bytes();
-        for (at, replaced, damage) in damages {
-            let at = at.index(bytes.len() + 1);
-            bytes.splice(at..(at + replaced).min(bytes.len()), damage);
-        }
-        let by_parser = peek_by_callbacks(&bytes, longest);
-        prop_assert_eq!(peek_up_to(&bytes, longest), by_parser, "{}", bytes.escape_ascii());
-        let is_valid = from_slice(&bytes, std::marker::PhantomData::<IgnoredAny>).is_some();
-        prop_assert_eq!(is_json(&bytes), is_valid, "{}", bytes.escape_ascii());
-    }
-}
-
-/// Bytes that change the structure of JSON, mostly.
-fn damage() -> impl Strategy<Value = Vec<u8>> {
-    let piece = prop::sample::select(vec![
-        "",
-        "{",
-        "}",
-        "[",
-        "]",
-        "\"",
-        "\\",
-        ",",
-        ":",
-        " ",
-        "0",
-        "00",
-        "1",
-        "-",
-        "-0",
-        ".",
-        "1.5",
-        "e",
-        "E+1",
-        "1e999",
-        "true",
-        "fals",
-        "null",
-        "nul",
-        "\u{0}",
-        "\u{1f}",
-        "\u{7f}",
-        "\\u00e",
-        "\\u0069",
-        "\\ud800",
-        "\\x",
-        "\\\\",
-        "\\\"",
-        "[]",
-        "{}",
-        "[1,]",
-        "{\"a\":1,}",
-        "{\"id\":2",
-        "\"id\":1,",
-        "\"jsonrpc\"",
-        "\"2.0\"",
-        "\"result\":{},",
-        "\"error\":0,",
-        "\"method\":\"x\",",
-        "\u{e9}",
-        "\t",
-        "\u{c}",
-        "\u{feff}",
-    ]);
-    prop_oneof![8 => piece.prop_map(|piece| piece.as_bytes().to_vec()), 1 => prop::collection::vec(any::<u8>(), 1..3)]
-}
-
-#[test]
-fn strings_of_every_length_end_where_they_end() {
-    for length in 0..40 {
-        for (special, is_valid) in [
-            ("", true),
-            ("\\\"", true),
-            ("\\", false),
-            ("\n", false),
-            ("\u{1f}", false),
-            ("\u{e9}", true),
-            ("\\u12G4", false),
-        ] {
-            let text = format!("[\"{}{special}{}\",1]", "x".repeat(length), "y".repeat(40 - length));
-            let by_parser = from_slice(text.as_bytes(), std::marker::PhantomData::<IgnoredAny>).is_some();
-            // A backslash escapes the next letter, which is no escape.
-            assert_eq!((is_json(text.as_bytes()), by_parser), (is_valid, is_valid), "{text}");
-        }
-    }
-}
-
-#[test]
-fn nesting_is_matched_at_every_depth() {
-    for depth in [1, 63, 64, 65, 127, 128, 129, 1000] {
-        let kinds: Vec<bool> = (0..depth).map(|level| level % 3 == 0).collect();
-        let open: String = kinds.iter().map(|is_object| if *is_object { "{\"a\":" } else { "[" }).collect();
-        let close: String = kinds.iter().rev().map(|is_object| if *is_object { "}" } else { "]" }).collect();
-        assert!(is_json(format!("{open}1{close}").as_bytes()), "{depth}");
-        assert!(!is_json(format!("{open}1{}", &close[..depth - 1]).as_bytes()), "{depth}");
-        for at in [0, depth / 2, depth - 1] {
-            let other = if &close[at..=at] == "}" { "]" } else { "}" };
-            let crossed = format!("{open}1{}{other}{}", &close[..at], &close[at + 1..]);
-            assert!(!is_json(crossed.as_bytes()), "{depth} {at}");
-        }
     }
 }
 
@@ -379,7 +259,7 @@ fn the_revision_of_a_batch_is_the_first_one_named() {
 }
 
 #[test]
-fn the_tool_is_the_last_name_of_the_last_params() {
+fn the_tool_is_the_last_name_whatever_else_is_written() {
     let tool = |params: &str| tool_name(format!(r#"{{"jsonrpc":"2.0","method":"m",{params},"id":1}}"#).as_bytes());
     for (params, name) in [
         (r#""params":{"name":"t"}"#, Some("t")),
@@ -460,157 +340,4 @@ fn messages_are_shown_one_by_one() {
     let second = |message: &str| (message == "2").then_some(true);
     assert_eq!(find_message(b"[1,2,3]", second), Some(true));
     assert_eq!(find_message(b"[1,2,3", second), None, "what is cut off has nothing");
-}
-
-/// The peek by a parser that calls back for each value.
-fn peek_by_callbacks(bytes: &[u8], longest: usize) -> Result<Body, PeekError> {
-    let is_too_long = Cell::new(false);
-    match from_slice(bytes, CalledBody { longest, is_too_long: &is_too_long }) {
-        Some(body) => body,
-        None if is_too_long.get() => Err(PeekError::TooLong),
-        None if from_slice(bytes, std::marker::PhantomData::<IgnoredAny>).is_some() => Err(PeekError::NotMessage),
-        None => Err(PeekError::NotJson),
-    }
-}
-
-#[derive(Default)]
-struct Called<'a> {
-    jsonrpc: Option<&'a RawValue>,
-    id: Option<&'a RawValue>,
-    method: Option<&'a RawValue>,
-    result: Option<IgnoredAny>,
-    error: Option<IgnoredAny>,
-    duplicate: Option<&'static str>,
-}
-
-#[derive(serde::Deserialize)]
-#[serde(field_identifier, rename_all = "lowercase")]
-enum Key {
-    Jsonrpc,
-    Id,
-    Method,
-    Result,
-    Error,
-    #[serde(other)]
-    Other,
-}
-
-impl Called<'_> {
-    fn to_message(&self) -> Result<Message, PeekError> {
-        if let Some(key) = self.duplicate {
-            return Err(PeekError::DuplicateKey(key));
-        }
-        if !self.jsonrpc.is_some_and(|raw| is_version_2(raw.get())) {
-            return Err(PeekError::NotMessage);
-        }
-        match (self.method, self.result.is_some(), self.error.is_some()) {
-            (Some(method), false, false) => {
-                let method = method_name(string(method.get()).ok_or(PeekError::NotMessage)?);
-                match self.id {
-                    None => Ok(Message::Notification { method }),
-                    Some(raw) => {
-                        let id = RequestId::of_value(raw.get()).ok_or(PeekError::BadId)?;
-                        Ok(Message::Request { id, method })
-                    }
-                }
-            }
-            (None, result, error) if result != error => {
-                let id = match self.id {
-                    // An error about a request with an unreadable id may omit it.
-                    None if error => None,
-                    None => return Err(PeekError::NotMessage),
-                    Some(raw) if raw.get() == "null" => None,
-                    Some(raw) => Some(RequestId::of_value(raw.get()).ok_or(PeekError::BadId)?),
-                };
-                Ok(Message::Response { id, is_error: error })
-            }
-            _ => Err(PeekError::NotMessage),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for Called<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(CalledVisitor)
-    }
-}
-
-struct CalledVisitor;
-
-impl<'de> Visitor<'de> for CalledVisitor {
-    type Value = Called<'de>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a JSON-RPC message")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut members = Called::default();
-        while let Some(key) = map.next_key()? {
-            let (name, is_duplicate) = match key {
-                Key::Jsonrpc => ("jsonrpc", members.jsonrpc.replace(map.next_value()?).is_some()),
-                Key::Id => ("id", members.id.replace(map.next_value()?).is_some()),
-                Key::Method => ("method", members.method.replace(map.next_value()?).is_some()),
-                Key::Result => ("result", members.result.replace(map.next_value()?).is_some()),
-                Key::Error => ("error", members.error.replace(map.next_value()?).is_some()),
-                Key::Other => {
-                    map.next_value::<IgnoredAny>()?;
-                    continue;
-                }
-            };
-            if is_duplicate {
-                members.duplicate = Some(name);
-            }
-        }
-        Ok(members)
-    }
-}
-
-/// An object, or an array of at most `longest` objects. Each becomes a message as it is read; of a malformed batch only the first error is
-/// kept.
-struct CalledBody<'c> {
-    longest: usize,
-    is_too_long: &'c Cell<bool>,
-}
-
-impl<'de> DeserializeSeed<'de> for CalledBody<'_> {
-    type Value = Result<Body, PeekError>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for CalledBody<'_> {
-    type Value = Result<Body, PeekError>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a JSON-RPC message or a batch")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
-        CalledVisitor.visit_map(map).map(|members| members.to_message().map(Body::Single))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-        let mut messages = Ok(Vec::new());
-        let mut length = 0;
-        while let Some(members) = list.next_element::<Called>()? {
-            length += 1;
-            if length > self.longest {
-                self.is_too_long.set(true);
-                return Err(A::Error::custom(PeekError::TooLong));
-            }
-            if let Ok(all) = &mut messages {
-                match members.to_message() {
-                    Ok(message) => all.push(message),
-                    Err(error) => messages = Err(error),
-                }
-            }
-        }
-        match messages {
-            Ok(none) if none.is_empty() => Ok(Err(PeekError::NotMessage)),
-            messages => Ok(messages.map(Body::Batch)),
-        }
-    }
 }
