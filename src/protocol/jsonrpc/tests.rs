@@ -259,7 +259,7 @@ fn the_revision_of_a_batch_is_the_first_one_named() {
 }
 
 #[test]
-fn the_tool_is_the_last_name_whatever_else_is_written() {
+fn the_tool_is_the_last_name_beside_any_other_member() {
     let tool = |params: &str| tool_name(format!(r#"{{"jsonrpc":"2.0","method":"m",{params},"id":1}}"#).as_bytes());
     for (params, name) in [
         (r#""params":{"name":"t"}"#, Some("t")),
