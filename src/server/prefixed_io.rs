@@ -26,7 +26,10 @@ impl<Io> PrefixedIo<Io> {
     /// Puts bytes back that were read from here last.
     pub(super) fn put_back(&mut self, unread: &[u8]) {
         if !unread.is_empty() {
-            self.prefix = [unread, &self.prefix].concat().as_slice().into();
+            let mut prefix = BytesMut::with_capacity(unread.len() + self.prefix.len());
+            prefix.extend_from_slice(unread);
+            prefix.extend_from_slice(&self.prefix);
+            self.prefix = prefix;
         }
     }
 

@@ -125,7 +125,7 @@ where
         let parts = hyper.into_parts();
         service = parts.service;
         drop(parts.io);
-        let Some(rest) = watch.into_io(&parts.read_buf) else { break false };
+        let Some(rest) = watch.into_io(parts.read_buf) else { break false };
         io = rest;
         match poll_fn(|cx| poll_idle(&mut io, &mut deadlines, &mut wait_watch, stop.as_mut(), cx)).await {
             Woken::Bytes => {}

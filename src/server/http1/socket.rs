@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
+use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::clock;
@@ -80,10 +81,11 @@ impl<Io: AsyncRead + Unpin> SocketWatch<Io> {
         socket.is_awaited && socket.blocked_since.is_none()
     }
 
-    /// Returns the I/O behind both handles, whose next bytes are `unread`. `None` if hyper's handle is still in use.
-    pub(super) fn into_io(self, unread: &[u8]) -> Option<PrefixedIo<Io>> {
+    /// Returns the I/O behind both handles, whose next bytes are `unread`. `None` if hyper's handle is still in use. The bytes are copied, and
+    /// the buffer of `unread`, which may be far larger, is dropped.
+    pub(super) fn into_io(self, unread: Bytes) -> Option<PrefixedIo<Io>> {
         let mut io = Arc::into_inner(self.0)?.into_inner().unwrap_or_else(PoisonError::into_inner).io;
-        io.put_back(unread);
+        io.put_back(&unread);
         Some(io)
     }
 

@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::serve;
+use super::{serve, socket};
 use crate::body::{BoxBody, Incoming, whole};
 use crate::clock;
 use crate::server::HEAD_TIMEOUT;
@@ -166,6 +166,25 @@ async fn a_connection_that_waits_gives_its_buffers_back_and_serves_the_next_requ
     drop(served.client);
     served.task.await.expect("no panic");
     assert_eq!(served.counts.all(), [1, 5, 1]);
+}
+
+#[test]
+fn the_io_of_a_connection_keeps_the_unread_bytes_and_not_their_buffer() {
+    /// Buffer that is much larger than the bytes in use.
+    struct Buffer(Arc<()>);
+
+    impl AsRef<[u8]> for Buffer {
+        fn as_ref(&self) -> &[u8] {
+            b"GET"
+        }
+    }
+
+    let alive = Arc::new(());
+    let (socket, watch) = socket::share(PrefixedIo::new(tokio::io::empty()));
+    drop(socket);
+    let io = watch.into_io(Bytes::from_owner(Buffer(alive.clone()))).expect("the only handle");
+    assert_eq!(io.prefix(), b"GET");
+    assert_eq!(Arc::strong_count(&alive), 1, "the buffer is gone");
 }
 
 #[tokio::test(start_paused = true)]
