@@ -170,16 +170,16 @@ async fn a_connection_that_waits_gives_its_buffers_back_and_serves_the_next_requ
 
 #[test]
 fn the_io_of_a_connection_keeps_the_unread_bytes_and_not_their_buffer() {
-    /// Buffer that is much larger than the bytes in use.
-    struct Buffer(Arc<()>);
+    /// Buffer that is alive as long as another handle of its bytes sees it.
+    struct Buffer(Arc<[u8; 3]>);
 
     impl AsRef<[u8]> for Buffer {
         fn as_ref(&self) -> &[u8] {
-            b"GET"
+            self.0.as_slice()
         }
     }
 
-    let alive = Arc::new(());
+    let alive = Arc::new(*b"GET");
     let (socket, watch) = socket::share(PrefixedIo::new(tokio::io::empty()));
     drop(socket);
     let io = watch.into_io(Bytes::from_owner(Buffer(alive.clone()))).expect("the only handle");
