@@ -28,9 +28,13 @@ pub(super) struct Args {
     /// The form of what is held
     #[arg(long, value_enum, default_value = "stream")]
     what: What,
-    /// Seconds of silence before the mark `open`
+    /// Seconds of silence before the mark `open`, and between two waves
     #[arg(long, default_value_t = 0.0)]
     after_secs: f64,
+    /// Waves in which connections are opened. With several, those of the second half are measured, from the mark `start` on: malloc then has the
+    /// memory that earlier ones gave back
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    waves: u64,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -44,21 +48,30 @@ enum What {
 }
 
 pub(super) async fn run(target: Target, args: Args) -> Result<Value> {
-    let held = match args.what {
-        What::Session => open_sessions(&target, args.streams).await?,
-        What::Stream | What::Connection => open_connections(&target, &args).await?,
-    };
-    sleep(Duration::from_secs_f64(args.after_secs)).await;
+    let in_wave = args.streams / usize::try_from(args.waves)?;
+    let (mut held, mut measured) = (Vec::new(), 0);
+    for wave in 0..args.waves {
+        if args.waves > 1 && wave == args.waves / 2 {
+            pause("start").await?;
+            measured = 0;
+        }
+        held.extend(match args.what {
+            What::Session => open_sessions(&target, in_wave).await?,
+            What::Stream | What::Connection => open_connections(&target, in_wave, args.what).await?,
+        });
+        measured += in_wave;
+        sleep(Duration::from_secs_f64(args.after_secs)).await;
+    }
     pause("open").await?;
-    Ok(json!({ "load": "idle", "streams": args.streams, "connections": held.len() }))
+    Ok(json!({ "load": "idle", "streams": measured, "connections": held.len() }))
 }
 
-/// Opens a connection each.
-async fn open_connections(target: &Target, args: &Args) -> Result<Vec<Client>> {
+/// Opens `number` connections, with a stream each if that is `what` is held.
+async fn open_connections(target: &Target, number: usize, what: What) -> Result<Vec<Client>> {
     let opening = Arc::new(Semaphore::new(OPENING));
     let mut tasks = JoinSet::new();
-    for _ in 0..args.streams {
-        let (target, opening, what) = (target.clone(), Arc::clone(&opening), args.what);
+    for _ in 0..number {
+        let (target, opening) = (target.clone(), Arc::clone(&opening));
         tasks.spawn(async move {
             let _permit = opening.acquire().await?;
             match what {
