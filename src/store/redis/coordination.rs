@@ -1,7 +1,6 @@
 //! Coordination of replicas through Redis: leases, messages, groups.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ::redis::{Cmd, Value};
@@ -108,9 +107,11 @@ impl Coordination for Redis {
         for key in names.mail(to) {
             cmd.arg(key);
         }
-        // By its number, a message that is sent twice is stored once.
-        let number = self.core.sent.fetch_add(1, Ordering::Relaxed);
-        cmd.arg(names.channel(to)).arg(MAIL).arg(&self.core.incarnation).arg(number).arg(millis(keep)).arg(message);
+        // By its number, a message that is sent twice is stored once. Numbers are queued in their order, because a lower one behind a higher one
+        // counts as sent.
+        let mut sent = sync::lock(&self.core.sent);
+        *sent += 1;
+        cmd.arg(names.channel(to)).arg(MAIL).arg(&self.core.incarnation).arg(*sent).arg(millis(keep)).arg(message);
         self.core.call(order(("mail", to.0)), vec![cmd], |_| Ok(()))
     }
 

@@ -1,6 +1,6 @@
 //! State shared by the store and its tasks.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use ::redis::{Cmd, Value};
@@ -37,8 +37,8 @@ pub(super) struct Core {
     pub(super) possible_losses: watch::Sender<u64>,
     /// Number of the first message of the last delivery, and the number of messages in it, as Redis encodes them.
     pub(super) taken: Mutex<(Vec<u8>, Vec<u8>)>,
-    /// Number of the next message to be sent.
-    pub(super) sent: AtomicU64,
+    /// Number of the last message that was queued. Locked until the message is queued.
+    pub(super) sent: Mutex<u64>,
     keys: Keys,
     epoch: AtomicU32,
     health: AtomicU8,
@@ -60,7 +60,7 @@ impl Core {
             probe_now: Notify::new(),
             possible_losses: watch::Sender::new(0),
             taken: Mutex::default(),
-            sent: AtomicU64::new(0),
+            sent: Mutex::new(0),
             epoch: AtomicU32::new(keys.epoch.0),
             keys,
             health: AtomicU8::new(StoreHealth::Ready as u8),

@@ -40,6 +40,7 @@ both! {
     a_replica_that_leaves_is_neither_living_nor_expired
     one_that_is_expected_expires_unless_it_is_heard_of
     messages_come_in_order_each_once
+    messages_of_several_threads_all_arrive
     messages_wait_for_an_absent_replica_until_they_are_too_old
     members_are_those_that_joined_and_were_not_dismissed
     replicas_agree_on_the_keys
@@ -162,6 +163,25 @@ mod clause {
         }
         two.one.send(Owner(2), b"last", KEEP).wait().await.unwrap();
         assert_eq!(receive(&two.two).await, [&b"last"[..]], "each is taken once");
+    }
+
+    pub(super) async fn messages_of_several_threads_all_arrive(two: Two) {
+        const EACH: usize = 500;
+        let threads = ["a", "b", "c"].map(|from| {
+            let store = two.one.clone();
+            tokio::spawn(async move {
+                for number in 0..EACH {
+                    store.send(Owner(2), format!("{from} {number}").as_bytes(), KEEP).wait().await.unwrap();
+                }
+            })
+        });
+        let mut got = Vec::new();
+        while got.len() < 3 * EACH {
+            got.extend(receive(&two.two).await);
+        }
+        for thread in threads {
+            thread.await.unwrap();
+        }
     }
 
     pub(super) async fn messages_wait_for_an_absent_replica_until_they_are_too_old(two: Two) {
