@@ -121,7 +121,7 @@ impl TestStore {
         self.deaf.store(deaf, Ordering::Relaxed);
     }
 
-    /// Refuses records that are put, as a full store does, or accepts them again.
+    /// Refuses records that are put and claims, as a full store does, or accepts them again.
     pub(crate) fn set_full(&self, full: bool) {
         self.full.store(full, Ordering::Relaxed);
     }
@@ -351,6 +351,9 @@ impl Store for TestStore {
     }
 
     fn claim(&self, key: &[u8], value: &[u8], keep: Duration) -> Pending<Result<Option<Bytes>, Error>> {
+        if self.full.load(Ordering::Relaxed) {
+            return Pending::Ready(Err(Error::Full("full".into())));
+        }
         if let Err(error) = self.reach() {
             if self.deaf.load(Ordering::Relaxed) {
                 self.records.insert(key.to_vec(), (Bytes::copy_from_slice(value), clock::now() + keep));

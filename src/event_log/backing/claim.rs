@@ -24,9 +24,6 @@ use crate::sync;
 /// Interval at which claims are checked for extension.
 pub(in crate::event_log) const CHECK_EVERY: Duration = Duration::from_secs(15);
 
-/// Time after which a write has reached the store or failed.
-const WRITE_MAX: Duration = Duration::from_secs(10);
-
 /// Record of a claim: a call and the replica that runs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClaimRecord {
@@ -106,6 +103,8 @@ pub struct ClaimGuard {
     retention: Duration,
     kept_at: Mutex<Instant>,
     is_left: AtomicBool,
+    /// True once the store has confirmed the record of the call.
+    is_confirmed: Arc<AtomicBool>,
 }
 
 impl fmt::Debug for ClaimGuard {
@@ -144,6 +143,7 @@ impl ClaimGuard {
             retention: claim.retention,
             kept_at: Mutex::new(clock::now()),
             is_left: AtomicBool::new(false),
+            is_confirmed: Arc::default(),
         }
     }
 
@@ -199,12 +199,18 @@ impl ClaimGuard {
     /// Writes the record of the call. Repeated without harm.
     pub(in crate::event_log) fn write(&self) -> ClaimWrite {
         let Record { key, value } = &self.record;
-        ClaimWrite { stream: self.stream, value: value.clone(), claimed: self.store.claim(key, value, self.keep()) }
+        let claimed = self.store.claim(key, value, self.keep());
+        ClaimWrite { stream: self.stream, value: value.clone(), is_confirmed: self.is_confirmed.clone(), claimed }
     }
 
-    /// Returns whether the record was written too long ago for the write to be in flight.
-    pub(in crate::event_log) fn is_settled(&self, now: Instant) -> bool {
-        now.saturating_duration_since(*sync::lock(&self.kept_at)) >= WRITE_MAX
+    /// Notes that the store has the record of the call.
+    pub(in crate::event_log) fn note_confirmed(&self) {
+        self.is_confirmed.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether the store has confirmed the record of the call.
+    pub(in crate::event_log) fn is_confirmed(&self) -> bool {
+        self.is_confirmed.load(Ordering::Relaxed)
     }
 
     /// Removes the records. Retries until the store confirms it or the record has expired there: a record that stays
@@ -253,6 +259,7 @@ impl Record {
 pub(in crate::event_log) struct ClaimWrite {
     stream: StreamId,
     value: Vec<u8>,
+    is_confirmed: Arc<AtomicBool>,
     claimed: Pending<Result<Option<Bytes>, Error>>,
 }
 
@@ -265,6 +272,7 @@ impl ClaimWrite {
         if self.claimed.wait().await?.is_some_and(|there| there != self.value) {
             warn!(stream.id = %self.stream, "another replica has claimed a call that runs here");
         }
+        self.is_confirmed.store(true, Ordering::Relaxed);
         Ok(())
     }
 }

@@ -26,7 +26,7 @@
 //!
 //! Absent: the response to the client (`ingress`), and responses that outlive the process (`kept_responses.rs`).
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -37,6 +37,7 @@ use crate::event_log::backing::claim::{
     existing, key, read_subject_claim, subject_key,
 };
 use crate::event_log::backing::fingerprint::Fingerprint;
+use crate::event_log::backing::{Backing, STORE_RETRY_PAUSE};
 use crate::event_log::identity::principal::Principal;
 use crate::event_log::log::EventLog;
 use crate::event_log::recovery::kept_responses;
@@ -74,10 +75,12 @@ impl EventLog {
         let Record { key, value } = &guard.record;
         let claimed = guard.store.claim(key, value, guard.keep()).wait().await;
         match claimed.inspect_err(|error| backing.note_failure(error))? {
-            None => Ok(ClaimOutcome::Claimed(guard)),
-            // The claim was sent twice on the way.
-            Some(there) if there == *value => Ok(ClaimOutcome::Claimed(guard)),
-            Some(there) => Ok(existing(there)),
+            // The claim may have been sent twice on the way.
+            Some(there) if there != *value => Ok(existing(there)),
+            None | Some(_) => {
+                guard.note_confirmed();
+                Ok(ClaimOutcome::Claimed(guard))
+            }
         }
     }
 
@@ -226,20 +229,14 @@ impl EventLog {
     /// Claims each call once it is no longer young, until dropped.
     pub async fn write_deferred_claims(&self) {
         let claim = |calls: Vec<Arc<Stream>>| {
-            let writes = write_claims(calls);
+            let writes = write_claims(&calls);
             let Some(backing) = self.backing.clone() else { return };
             if writes.is_empty() {
                 return;
             }
+            let calls = calls.iter().map(Arc::downgrade).collect();
             // Spawned: younger calls do not wait for the store.
-            tokio::spawn(async move {
-                for write in writes {
-                    if let Err(error) = write.wait().await {
-                        // The record may be there, and is removed with the call's entry. It is written again when the store is back.
-                        backing.note_failure(&error);
-                    }
-                }
-            });
+            tokio::spawn(confirm_claims(backing, calls, writes));
         };
         self.young_calls.run(claim).await;
     }
@@ -259,15 +256,34 @@ impl EventLog {
     }
 }
 
-/// Sends the missing claims of `calls` to the store.
-fn write_claims(calls: Vec<Arc<Stream>>) -> Vec<ClaimWrite> {
-    let now = clock::now();
-    calls.iter().flat_map(|call| call.write_claims(now)).collect()
+/// Sends the claims of `calls` that the store has not confirmed.
+fn write_claims(calls: &[Arc<Stream>]) -> Vec<ClaimWrite> {
+    calls.iter().flat_map(|call| call.write_claims()).collect()
+}
+
+/// Waits for `writes`, the claims of `calls`, and repeats those that failed until the store has confirmed them. A call that is over or
+/// delivered needs none.
+async fn confirm_claims(backing: Arc<Backing>, calls: Vec<Weak<Stream>>, mut writes: Vec<ClaimWrite>) {
+    while !writes.is_empty() {
+        let mut is_confirmed = true;
+        for write in writes {
+            if let Err(error) = write.wait().await {
+                is_confirmed = false;
+                backing.note_failure(&error);
+            }
+        }
+        if is_confirmed {
+            return;
+        }
+        clock::sleep(STORE_RETRY_PAUSE).await;
+        let running: Vec<_> = calls.iter().filter_map(Weak::upgrade).collect();
+        writes = write_claims(&running);
+    }
 }
 
 /// Claims `calls`, all at once.
 async fn claim_all(calls: Vec<Arc<Stream>>) -> Result<(), Error> {
-    for write in write_claims(calls) {
+    for write in write_claims(&calls) {
         write.wait().await?;
     }
     Ok(())

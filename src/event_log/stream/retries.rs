@@ -3,7 +3,6 @@
 
 use std::time::{Duration, Instant};
 
-use crate::clock;
 use crate::event_log::backing::claim::{self, ClaimGuard, ClaimRequest, ClaimWrite};
 use crate::event_log::backing::fingerprint::Fingerprint;
 use crate::event_log::retry_index::Registration;
@@ -112,9 +111,9 @@ impl Stream {
         }
     }
 
-    /// Writes the deferred claims, and again those whose writes may be in flight, unless no retry can match the call any more. The store has
+    /// Writes the deferred claims, and again those that the store has not confirmed, unless no retry can match the call any more. The store has
     /// all of them once the returned writes are done. A dropped one is not undone.
-    pub(in crate::event_log) fn write_claims(&self, now: Instant) -> Vec<ClaimWrite> {
+    pub(in crate::event_log) fn write_claims(&self) -> Vec<ClaimWrite> {
         let Some(backing) = &self.backing else { return Vec::new() };
         if self.has_arrived() {
             return Vec::new();
@@ -127,7 +126,7 @@ impl Stream {
         };
         let mut entries = sync::lock(&self.registrations);
         let claims = entries.iter_mut().filter_map(|entry| entry.end_deferral(new_claim));
-        claims.filter(|claim| !claim.is_settled(now)).map(ClaimGuard::write).collect()
+        claims.filter(|claim| !claim.is_confirmed()).map(ClaimGuard::write).collect()
     }
 
     /// Returns whether a claim of the call is deferred.
@@ -139,14 +138,14 @@ impl Stream {
     pub fn note_disconnect(&self) {
         if self.has_deferred_claim() {
             // Not awaited, as at any loss of a client: another replica that joins the session waits for the writes.
-            drop(self.write_claims(clock::now()));
+            drop(self.write_claims());
         }
     }
 
     /// Leaves the claims in the store when the stream goes here. Deferred ones are written.
     pub(in crate::event_log) fn leave_claims(&self) {
         if self.has_deferred_claim() {
-            drop(self.write_claims(clock::now()));
+            drop(self.write_claims());
         }
         let entries = sync::lock(&self.registrations);
         for claim in entries.iter().filter_map(Registration::claim) {

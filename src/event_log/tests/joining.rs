@@ -86,6 +86,31 @@ async fn a_call_is_claimed_when_it_is_no_longer_young() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_claim_that_a_full_store_has_refused_is_written_once_there_is_room() {
+    let (store, one) = solo().await;
+    let two = Replica::of(&store, 2).await;
+    let claiming = tokio::spawn({
+        let log = one.log.clone();
+        async move { log.write_deferred_claims().await }
+    });
+    let stream = begin(&one, 1).unwrap();
+    store.set_full(true);
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    settle().await;
+    let (binding, other) = (in_session(), call(2));
+    let mut joining = ByHand::new(two.replicas.requests().join_session(Owner(1), &binding, &other));
+    assert!(joining.poll().is_pending());
+    settle().await;
+    assert!(joining.poll().is_pending(), "the store has no claim");
+    assert!(!is_claimed(&one, 1, &stream).await);
+    store.set_full(false);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    settle().await;
+    assert!(is_claimed(&one, 1, &stream).await);
+    claiming.abort();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_call_that_is_delivered_while_it_is_young_is_never_claimed() {
     let (store, one) = solo().await;
     let before = store.records().len();
