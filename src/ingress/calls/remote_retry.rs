@@ -134,6 +134,10 @@ impl RemoteRetries {
     /// their calls in it.
     async fn join_session(&self, request: &CallRequest) -> Result<(), EarlierCall> {
         let Retry { fingerprint: Some(call), body: None, .. } = request.retry else { return Ok(()) };
+        // A call that cannot run here needs no claims of the others.
+        if request.context.has_remote_session() || !self.admission.can_admit(request) {
+            return Ok(());
+        }
         let (context, Some(replicas)) = (&request.context, &self.replicas) else { return Ok(()) };
         let (Some(session), Some(id)) = (&context.session, &context.binding.session) else { return Ok(()) };
         if !session.is_unannounced() || self.log.store_health() != StoreHealth::Ready {
