@@ -12,14 +12,19 @@
 //! A claim is **deferred** for a call without a key, in a session that its replica alone serves: it is written when the call is 20 ms old, when its client
 //! disconnects, or when another replica joins the session, unless the response was delivered by then. The call runs once all the same:
 //!
-//! 1. Only the replica that opened a session can be its sole replica, and it is registered for the session before any client knows its id.
+//! 1. Only the replica that opened a session can be its sole replica. It is registered for the session before any client knows its id, unless
+//!    the result of `initialize` comes behind the head of an event stream.
 //! 2. Each other replica joins the session before its first call in it without a key: it asks all replicas that are registered, and waits for the
 //!    reply of each that lives. The sole replica then claims its calls of the session, and replies when the store has the claims.
 //! 3. A call that begins at the sole replica is in the session's list before that claims the calls, or it is claimed before it runs
 //!    (`sessions/sharing.rs`). So the joined replica finds the claim of each such call, and from then on both claim before they run a call.
 //! 4. A replica whose lease may have expired, or whose store may have lost data, is no longer sole: others may have joined without its reply.
 //!
-//! The exception: a replica that dies or is frozen leaves no claim of calls that began less than 20 ms before.
+//! A replica joins no session for a call that it refuses in any case.
+//!
+//! Exceptions, in which a call that began less than 20 ms before can run twice: its replica died or was frozen. The session was used at the
+//! other replica before the first one had stored it. The same session ID was opened again, or the record of the session was evicted: the
+//! replica that joins then finds no list of its calls.
 //!
 //! The alternative, no handshake and a question to each replica of the session before each call, costs two messages for every call in a shared
 //! session, where a claim costs one request.
