@@ -48,6 +48,12 @@ fn begin(replica: &Replica, n: u8) -> Option<Arc<Stream>> {
     })
 }
 
+/// Writes the deferred claims of `replica`, until aborted.
+fn write_claims(replica: &Replica) -> tokio::task::JoinHandle<()> {
+    let log = replica.log.clone();
+    tokio::spawn(async move { log.write_deferred_claims().await })
+}
+
 /// Returns whether the store has a claim of call `n` by the replica with `stream`.
 async fn is_claimed(by: &Replica, n: u8, stream: &Stream) -> bool {
     match by.log.claim(&call(n), CLAIM, true).await.unwrap() {
@@ -62,10 +68,7 @@ async fn is_claimed(by: &Replica, n: u8, stream: &Stream) -> bool {
 #[tokio::test(start_paused = true)]
 async fn a_call_is_claimed_when_it_is_no_longer_young() {
     let (_, one) = solo().await;
-    let claiming = tokio::spawn({
-        let log = one.log.clone();
-        async move { log.write_deferred_claims().await }
-    });
+    let claiming = write_claims(&one);
     let stream = begin(&one, 1).expect("no other replica serves the session");
     settle().await;
     tokio::time::sleep(Duration::from_millis(14)).await;
@@ -89,10 +92,7 @@ async fn a_call_is_claimed_when_it_is_no_longer_young() {
 async fn a_claim_that_a_full_store_has_refused_is_written_once_there_is_room() {
     let (store, one) = solo().await;
     let two = Replica::of(&store, 2).await;
-    let claiming = tokio::spawn({
-        let log = one.log.clone();
-        async move { log.write_deferred_claims().await }
-    });
+    let claiming = write_claims(&one);
     let stream = begin(&one, 1).unwrap();
     store.set_full(true);
     tokio::time::sleep(Duration::from_secs(20)).await;
@@ -114,10 +114,7 @@ async fn a_claim_that_a_full_store_has_refused_is_written_once_there_is_room() {
 async fn a_call_that_is_delivered_while_it_is_young_is_never_claimed() {
     let (store, one) = solo().await;
     let before = store.records().len();
-    let claiming = tokio::spawn({
-        let log = one.log.clone();
-        async move { log.write_deferred_claims().await }
-    });
+    let claiming = write_claims(&one);
     let stream = begin(&one, 1).unwrap();
     let writer = one.log.writer(&stream);
     writer.update(|machine, _| machine.handle_stream_head()).await;
@@ -138,10 +135,7 @@ async fn a_call_that_is_delivered_while_it_is_young_is_never_claimed() {
 #[tokio::test(start_paused = true)]
 async fn a_call_that_is_over_while_it_is_young_is_claimed_unless_it_is_delivered() {
     let (_, one) = solo().await;
-    let claiming = tokio::spawn({
-        let log = one.log.clone();
-        async move { log.write_deferred_claims().await }
-    });
+    let claiming = write_claims(&one);
     let stream = begin(&one, 1).unwrap();
     let writer = one.log.writer(&stream);
     writer.update(|machine, _| machine.handle_stream_head()).await;
