@@ -26,6 +26,7 @@ use super::handler::{ConnectionState, Deadlines, Handler, NewConnection};
 use super::prefixed_io::PrefixedIo;
 use head_wait::{HeadWait, WaitEvent, WaitWatch};
 use send_timeout::SendTimeout;
+use socket::SocketWatch;
 
 /// Outcome of hyper's service of a connection.
 enum Served {
@@ -87,14 +88,7 @@ where
             }
             watch.before_hyper();
             if let Poll::Ready(ended) = Pin::new(&mut *hyper).poll(cx) {
-                return Poll::Ready(match ended {
-                    Ok(()) if !watch.is_broken() => Served::Ended,
-                    Ok(()) => Served::Broken,
-                    Err(error) => {
-                        debug!(%error, "connection ended");
-                        Served::Broken
-                    }
-                });
+                return Poll::Ready(served(ended, &watch));
             }
             deadlines.poll(cx);
             if send_timeout.poll(cx, watch.blocked_since()).is_ready() {
@@ -104,17 +98,7 @@ where
             if watch.poll_left(cx).is_ready() {
                 return Poll::Ready(if watch.is_broken() { Served::Broken } else { Served::Ended });
             }
-            loop {
-                match ready!(wait_watch.poll(cx)) {
-                    // hyper holds no byte of a response: it waits for a head, and the socket has taken all.
-                    WaitEvent::Idle if !is_stopping && watch.is_at_rest() => return Poll::Ready(Served::Idle),
-                    WaitEvent::Idle => {}
-                    WaitEvent::TooLong => {
-                        debug!("no request came in time");
-                        return Poll::Ready(Served::Broken);
-                    }
-                }
-            }
+            poll_wait(&mut wait_watch, is_stopping, &watch, cx)
         })
         .await;
         match served {
@@ -139,6 +123,38 @@ where
     };
     if is_clean {
         deadlines.connection().ended();
+    }
+}
+
+/// Returns how hyper's service of a connection ended.
+fn served<Io: AsyncRead + Unpin>(ended: hyper::Result<()>, watch: &SocketWatch<Io>) -> Served {
+    match ended {
+        Ok(()) if !watch.is_broken() => Served::Ended,
+        Ok(()) => Served::Broken,
+        Err(error) => {
+            debug!(%error, "connection ended");
+            Served::Broken
+        }
+    }
+}
+
+/// Polls the wait for the head of a request. Ready if the connection may give its buffers back, or if the head took too long.
+fn poll_wait<Io: AsyncRead + Unpin>(
+    wait_watch: &mut WaitWatch,
+    is_stopping: bool,
+    watch: &SocketWatch<Io>,
+    cx: &mut Context<'_>,
+) -> Poll<Served> {
+    loop {
+        match ready!(wait_watch.poll(cx)) {
+            // hyper holds no byte of a response: it waits for a head, and the socket has taken all.
+            WaitEvent::Idle if !is_stopping && watch.is_at_rest() => return Poll::Ready(Served::Idle),
+            WaitEvent::Idle => {}
+            WaitEvent::TooLong => {
+                debug!("no request came in time");
+                return Poll::Ready(Served::Broken);
+            }
+        }
     }
 }
 
