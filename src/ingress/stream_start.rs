@@ -45,12 +45,11 @@ impl StreamStarter {
     pub(super) async fn register_session(&self, context: &RequestContext) {
         if self.has_replicas
             && let (Some(session), Some(id)) = (&context.session, &context.binding.session)
-            && !session.is_home()
             && session.version().is_some()
-            && session.note_registered()
+            && session.begin_registration()
         {
-            // Boxed: it happens once in a session.
-            Box::pin(self.log.register_session(id)).await;
+            // Boxed: it happens once or twice a day in a session.
+            Box::pin(self.log.register_session(id, session)).await;
         }
     }
 

@@ -12,19 +12,18 @@
 //! A claim is **deferred** for a call without a key, in a session that its replica alone serves: it is written when the call is 20 ms old, when its client
 //! disconnects, or when another replica joins the session, unless the response was delivered by then. The call runs once all the same:
 //!
-//! 1. Only the replica that opened a session can be its sole replica. It is registered for the session before any client knows its id, unless
-//!    the result of `initialize` comes behind the head of an event stream.
-//! 2. Each other replica joins the session before its first call in it without a key: it asks all replicas that are registered, and waits for the
-//!    reply of each that lives. The sole replica then claims its calls of the session, and replies when the store has the claims.
+//! 1. Only the replica that opened a session can be its sole replica: if it finds no other replica registered once it is registered itself.
+//! 2. Each other replica joins the session before its first call in it without a key. It registers itself, whether or not it knows the session,
+//!    then asks all replicas that are registered, and waits for the reply of each that lives. Of two replicas, one at least finds the other. The
+//!    sole replica then claims its calls of the session, and replies when the store has the claims. A replica renews its registration, and joins
+//!    again, at half of its lifetime.
 //! 3. A call that begins at the sole replica is in the session's list before that claims the calls, or it is claimed before it runs
 //!    (`sessions/sharing.rs`). So the joined replica finds the claim of each such call, and from then on both claim before they run a call.
 //! 4. A replica whose lease may have expired, or whose store may have lost data, is no longer sole: others may have joined without its reply.
 //!
-//! A replica joins no session for a call that it refuses in any case.
+//! A replica joins no session for a call that it refuses in any case. A record of a session that is replaced or evicted passes its calls on.
 //!
-//! Exceptions, in which a call that began less than 20 ms before can run twice: its replica died or was frozen. The session was used at the
-//! other replica before the first one had stored it. The same session ID was opened again, or the record of the session was evicted: the
-//! replica that joins then finds no list of its calls.
+//! Exception, in which a call that began less than 20 ms before can run twice: its replica died or was frozen.
 //!
 //! The alternative, no handshake and a question to each replica of the session before each call, costs two messages for every call in a shared
 //! session, where a claim costs one request.
@@ -217,10 +216,10 @@ impl EventLog {
     /// If the store has not confirmed each claim.
     pub async fn share_session(&self, joined: &JoinedSession) -> Result<(), Error> {
         let (id, principal) = (SessionId::parse(&joined.id), Principal::from_wire(&joined.principal));
-        let session = id.zip(principal).and_then(|(id, principal)| self.sessions.find(&id, &principal));
-        let Some(session) = session else { return Ok(()) };
-        session.share();
-        claim_all(session.streams()).await
+        match id.zip(principal) {
+            Some(key) => claim_all(self.sessions.share(&key)).await,
+            None => Ok(()),
+        }
     }
 
     /// Claims all young calls: this process ends.

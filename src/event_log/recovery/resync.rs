@@ -60,9 +60,9 @@ impl EventLog {
         }
         for (id, session) in self.sessions.registered() {
             match session.opened() {
-                Some(opened) if session.is_home() => self.save_session(&id, session.principal(), opened).await,
-                Some(_) | None => self.register_session(&id).await,
-            };
+                Some(opened) if session.is_home() => drop(self.save_session(&id, session.principal(), opened).await),
+                Some(_) | None => self.register_session(&id, &session).await,
+            }
         }
     }
 

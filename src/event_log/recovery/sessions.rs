@@ -30,6 +30,7 @@ impl EventLog {
             && is_registered
             && self.has_one_member(id).await
             && let Some(session) = self.sessions.find(id, principal)
+            && session.is_home()
         {
             session.note_sole(term, clock::now() + KEEP / 2);
         }
@@ -52,7 +53,7 @@ impl EventLog {
     /// would serve the session as an unknown one. Returns whether this replica was registered for the session.
     pub(super) async fn save_session(&self, id: &SessionId, principal: &Principal, opened: &Opened) -> bool {
         let Some(backing) = &self.backing else { return false };
-        let is_registered = self.register_session(id).await;
+        let is_registered = self.register(id, KEEP).await;
         let record = serde_json::to_vec(opened).expect("a record has no maps with keys that are no text");
         let key = key(id, principal);
         backing.retry_until_available(|| backing.store.put(&key, &record, KEEP), "take the record of a session").await;
@@ -60,12 +61,27 @@ impl EventLog {
     }
 
     /// Registers this replica for the session in the store, so that other replicas find it. An unreachable store is
-    /// handled as in [`EventLog::save_session`]. Returns whether the store has the registration.
-    pub async fn register_session(&self, id: &SessionId) -> bool {
+    /// handled as in [`EventLog::save_session`].
+    pub async fn register_session(&self, id: &SessionId, session: &Session) {
+        let began = clock::now();
+        if self.register(id, session.registration_time()).await {
+            session.note_registered(began);
+        }
+    }
+
+    /// Returns whether the store has this replica's registration for the session. Registers it if need be.
+    pub async fn is_registered(&self, id: &SessionId, session: &Session) -> bool {
+        if !session.has_registration() {
+            self.register_session(id, session).await;
+        }
+        session.has_registration()
+    }
+
+    async fn register(&self, id: &SessionId, keep: Duration) -> bool {
         let Some(backing) = &self.backing else { return false };
         let Some(coordination) = &backing.coordination else { return false };
         let group = session_group(id);
-        backing.retry_until_available(|| coordination.join(&group, KEEP), "record the replica of a session").await
+        backing.retry_until_available(|| coordination.join(&group, keep), "record the replica of a session").await
     }
 
     /// Loads the session from the store; `None` if it has no record, which is remembered.

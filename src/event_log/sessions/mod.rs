@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
 use serde::{Deserialize, Serialize};
 
 use lru_queue::{Found, LruQueue};
@@ -40,6 +41,10 @@ const IDLE: Duration = Duration::from_secs(3600);
 /// Idle time for a session that was opened elsewhere: without a stream its record is empty, and any caller can invent
 /// an id.
 const IDLE_UNOPENED: Duration = Duration::from_secs(60);
+/// Lifetime of a registration of this replica for a session that a replica has opened.
+const REGISTRATION: Duration = Duration::from_secs(24 * 3600);
+/// Lifetime of a registration for a session that no replica is known to have opened. A made-up one costs the store a small record for as long.
+const REGISTRATION_UNOPENED: Duration = Duration::from_secs(600);
 /// Time after the end of a call within which its session counts as busy.
 const BUSY_AFTER: Duration = Duration::from_secs(5);
 /// Divisor of the limit of sessions opened here: this many records of sessions opened elsewhere may exist beside those
@@ -106,10 +111,19 @@ struct State {
     resumption: Resumption,
     /// True if the store was asked and has no record.
     is_looked_up: bool,
-    /// True if this replica has registered itself for the session in the store.
-    is_registered: bool,
+    /// Registration of this replica for the session in the store, or `None` if it was not begun. A session that was opened here is registered
+    /// with its record.
+    registration: Option<Registration>,
     used: Instant,
     call_ended: Option<Instant>,
+}
+
+/// Registration of this replica for a session.
+#[derive(Clone, Copy, Debug)]
+struct Registration {
+    until: Instant,
+    /// True if the store has it.
+    is_confirmed: bool,
 }
 
 impl State {
@@ -128,7 +142,7 @@ impl Session {
             prune_at: STREAMS_MIN,
             resumption: Resumption::NotSeen,
             is_looked_up: false,
-            is_registered: false,
+            registration: None,
             used: clock::now(),
             call_ended: None,
         };
@@ -159,12 +173,14 @@ impl Session {
 
     /// Returns whether the other replicas that serve the session must be told before a call without a key runs here.
     pub fn is_unannounced(&self) -> bool {
-        self.sharing.is_unannounced()
+        self.sharing.is_unannounced(clock::now())
     }
 
-    /// Notes that all other replicas that serve the session know that this one does.
+    /// Notes that all other replicas that serve the session know that this one does, and that those which begin to serve it find this one's
+    /// registration.
     pub fn note_announced(&self) {
-        self.sharing.note_announced();
+        // A registration is renewed at half of its time.
+        self.sharing.note_announced(clock::now() + self.registration_time() / 2);
     }
 
     /// Notes that another replica begins to serve the session: from now on each call is claimed before it runs.
@@ -201,12 +217,41 @@ impl Session {
 
     /// Returns whether this replica is registered for the session, so that other replicas find it by the session.
     pub(super) fn is_registered(&self) -> bool {
-        self.is_home || self.lock().is_registered
+        self.is_home || self.lock().registration.is_some()
     }
 
-    /// Notes that this replica registers itself for the session. Returns true the first time.
-    pub fn note_registered(&self) -> bool {
-        !std::mem::replace(&mut self.lock().is_registered, true)
+    /// Returns the lifetime of a registration of this replica for the session. Any client can invent a session that no replica has opened.
+    pub(super) fn registration_time(&self) -> Duration {
+        if self.opened.is_some() { REGISTRATION } else { REGISTRATION_UNOPENED }
+    }
+
+    /// Returns whether this replica is to register itself for the session now, or again, and notes that it begins to.
+    pub fn begin_registration(&self) -> bool {
+        if self.is_home {
+            return false;
+        }
+        let (now, lifetime) = (clock::now(), self.registration_time());
+        let mut state = self.lock();
+        let is_due = state.registration.is_none_or(|registration| registration.until <= now + lifetime / 2);
+        if is_due {
+            state.registration = Some(Registration { until: now + lifetime, is_confirmed: false });
+        }
+        is_due
+    }
+
+    /// Returns whether the store is known to have this replica's registration, for half of its lifetime at least.
+    pub(super) fn has_registration(&self) -> bool {
+        let (now, lifetime) = (clock::now(), self.registration_time());
+        let registration = self.lock().registration;
+        self.is_home
+            || registration
+                .is_some_and(|registration| registration.is_confirmed && registration.until > now + lifetime / 2)
+    }
+
+    /// Notes that the store has this replica's registration, which was written after `began`.
+    pub(super) fn note_registered(&self, began: Instant) {
+        let until = began + self.registration_time();
+        self.lock().registration = Some(Registration { until, is_confirmed: true });
     }
 
     /// Returns whether all is known that can be: the result of `initialize`, or that the store has no record.
@@ -262,6 +307,14 @@ impl Session {
             state.prune();
         }
         state.streams.push(Arc::downgrade(stream));
+    }
+
+    /// Takes over the streams of an earlier record of the session.
+    fn take_over_streams(&self, before: &Session) {
+        let streams = before.lock().streams.clone();
+        let mut state = self.lock();
+        state.streams = streams;
+        state.prune();
     }
 
     /// Adds a stream that was begun in another session, unless it is there.
@@ -349,6 +402,8 @@ pub struct Sessions {
     record_count: Arc<RecordCount>,
     /// Sessions that were opened here, by their last use. Not to be locked under an entry of the map.
     lru_queue: Mutex<LruQueue>,
+    /// Calls of evicted records whose claims were not in the store, at most the running ones.
+    unclaimed: DashMap<Key, Vec<Weak<Stream>>>,
     /// Limit of the sessions opened here.
     max_opened: usize,
     /// Number of records of sessions opened elsewhere at which some are forgotten.
@@ -364,6 +419,7 @@ impl Sessions {
         Self {
             sessions: DashMap::new(),
             standalone: DashMap::new(),
+            unclaimed: DashMap::new(),
             record_count: Arc::new(RecordCount { unopened: AtomicUsize::new(0), serials: AtomicU64::new(0), metrics }),
             lru_queue: Mutex::default(),
             max_opened: most,
@@ -371,15 +427,34 @@ impl Sessions {
         }
     }
 
-    /// Records a session that has just been assigned. May forget another.
+    /// Records a session that has just been assigned. If it has a record, the new one takes over its streams. May forget another.
     pub fn record(&self, id: SessionId, principal: Principal, opened: Opened) {
         let session = Session::new(principal, Some(opened), true, self.record_count.clone());
         let (key, serial) = ((id, principal), session.serial);
-        let before = self.sessions.insert(key.clone(), session);
+        while !self.replace(&key, &session) {}
+        self.enter(key, serial);
+    }
+
+    /// Replaces the present record of the session, if there is one. Returns false if another record has become the present one meanwhile.
+    fn replace(&self, key: &Key, session: &Arc<Session>) -> bool {
+        let before = self.sessions.get(key).map(|entry| entry.value().clone());
+        if let Some(before) = &before {
+            // Not under the entry: it waits for calls that are about to begin.
+            before.share();
+            session.take_over_streams(before);
+        }
+        match (self.sessions.entry(key.clone()), &before) {
+            (Entry::Vacant(entry), None) => drop(entry.insert(session.clone())),
+            (Entry::Occupied(mut entry), Some(before)) if Arc::ptr_eq(entry.get(), before) => {
+                entry.insert(session.clone());
+            }
+            (Entry::Vacant(_), Some(_)) | (Entry::Occupied(_), _) => return false,
+        }
+        // The queue is not locked under an entry of the map.
         if before.is_some_and(|before| before.opened.is_some()) {
             self.lru_queue().forget(1);
         }
-        self.enter(key, serial);
+        true
     }
 
     /// Queues a record of a session opened here that is now in the map. Beyond the limit the least recently used goes;
@@ -393,15 +468,41 @@ impl Sessions {
         };
         while queue.len() >= self.max_opened {
             let Some((key, serial)) = queue.pop(find) else { break };
-            if let Some((_, session)) = self.sessions.remove_if(&key, |_, session| session.serial == serial) {
-                // A replica that joins would not find it.
-                session.share();
+            self.keep_unclaimed(&key);
+            if self.sessions.remove_if(&key, |_, session| session.serial == serial).is_some() {
                 self.record_count.metrics.observe_session_eviction();
             }
         }
         // After all that were skipped: the newest is the last to go.
         queue.push(key, serial, clock::now());
         queue.prune(self.max_opened, |key, serial| matches!(find(key, serial), Found::Used(..)));
+    }
+
+    /// Keeps the calls of a record that is about to be evicted and whose claims are not in the store: a replica that joins the session waits
+    /// for them. Each later call is claimed before it runs.
+    fn keep_unclaimed(&self, key: &Key) {
+        let Some(session) = self.sessions.get(key).map(|entry| entry.value().clone()) else { return };
+        session.share();
+        let unclaimed: Vec<_> =
+            session.streams().iter().filter(|stream| stream.is_unclaimed()).map(Arc::downgrade).collect();
+        if !unclaimed.is_empty() {
+            self.unclaimed.entry(key.clone()).or_default().extend(unclaimed);
+        }
+    }
+
+    /// Notes that another replica joins a session: from now on each call in it is claimed before it runs. Returns the calls whose claims may
+    /// have been deferred.
+    pub(super) fn share(&self, key: &Key) -> Vec<Arc<Stream>> {
+        // Looked up first: an eviction adds to the list before it removes the record.
+        let session = self.sessions.get(key).map(|entry| entry.value().clone());
+        let mut calls = session.map_or_else(Vec::new, |session| {
+            session.share();
+            session.streams()
+        });
+        if let Some(evicted) = self.unclaimed.get(key) {
+            calls.extend(evicted.iter().filter_map(Weak::upgrade));
+        }
+        calls
     }
 
     fn lru_queue(&self) -> MutexGuard<'_, LruQueue> {
@@ -573,12 +674,19 @@ impl Sessions {
     /// Forgets idle sessions, and standalone streams that have ended.
     pub fn sweep(&self, now: Instant) {
         self.standalone.retain(|_, stream| is_living(stream));
+        self.unclaimed.retain(|_, calls| {
+            calls.retain(|call| call.upgrade().is_some_and(|call| call.is_unclaimed()));
+            !calls.is_empty()
+        });
         let mut gone = 0;
         self.sessions.retain(|key, session| {
             let listens = self.standalone.contains_key(key);
             let idle = if session.opened.is_some() { IDLE } else { IDLE_UNOPENED };
             let used = session.lock().used;
             let stays = listens || now.saturating_duration_since(used) < idle || session.has_streams();
+            if !stays {
+                session.share();
+            }
             gone += usize::from(!stays && session.opened.is_some());
             stays
         });
@@ -592,6 +700,12 @@ impl Sessions {
     /// Returns the number of sessions.
     pub fn len(&self) -> usize {
         self.sessions.len()
+    }
+
+    /// Returns the number of evicted records whose calls another replica may have to wait for.
+    #[cfg(test)]
+    pub(super) fn unclaimed_len(&self) -> usize {
+        self.unclaimed.len()
     }
 
     /// Returns the length of the queue of sessions opened here.

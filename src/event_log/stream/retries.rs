@@ -134,6 +134,14 @@ impl Stream {
         sync::lock(&self.registrations).iter().any(Registration::is_deferred)
     }
 
+    /// Returns whether a retry may match the call, and the store is not known to have its claim.
+    pub(in crate::event_log) fn is_unclaimed(&self) -> bool {
+        let is_pending = |entry: &Registration<Self>| {
+            entry.is_deferred() || entry.claim().is_some_and(|claim| !claim.is_confirmed())
+        };
+        !self.has_arrived() && sync::lock(&self.registrations).iter().any(is_pending)
+    }
+
     /// Notes that the client may have disconnected before the response arrived, and may send the call again elsewhere.
     pub fn note_disconnect(&self) {
         if self.has_deferred_claim() {

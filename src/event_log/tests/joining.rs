@@ -3,7 +3,7 @@
 use super::quotas::finish;
 use super::replicas::{LEASE, Replica, settle};
 use super::*;
-use crate::event_log::{CallClaim, ClaimOutcome, ClaimRequest, Match};
+use crate::event_log::{CallClaim, ClaimOutcome, ClaimRequest, Match, session_group};
 use crate::protocol::headers::{ProtocolVersion, SessionId};
 
 const CLAIM: ClaimRequest = ClaimRequest { retention: RETENTION, body: None };
@@ -225,4 +225,88 @@ async fn of_two_replicas_that_open_one_session_the_later_claims_each_call_first(
     settle().await;
     open_at(&two).await;
     assert!(begin(&two, 1).is_none() && begin(&one, 1).is_some());
+}
+
+/// Uses the session at `replica`, which then asks the other replicas that are registered for it. Returns those.
+async fn use_at(replica: &Replica) -> Vec<Owner> {
+    let (id, principal) = (in_session().session.unwrap(), in_session().principal);
+    let session = replica.log.sessions().find_or_record(&id, &principal);
+    assert!(session.is_unannounced());
+    assert!(replica.log.is_registered(&id, &session).await);
+    let others = replica.replicas.requests().members(&session_group(&id)).await.unwrap();
+    session.note_announced();
+    others
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_used_the_session_before_it_was_opened_is_found() {
+    let store = TestStore::default();
+    let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
+    settle().await;
+    assert_eq!(use_at(&two).await, []);
+    open_at(&one).await;
+    assert!(begin(&one, 1).is_none(), "the other replica may have run the call");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_uses_an_unknown_session_asks_again_before_its_registration_ends() {
+    let store = TestStore::default();
+    let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
+    settle().await;
+    let (id, principal) = (in_session().session.unwrap(), in_session().principal);
+    let session = two.log.sessions().find_or_record(&id, &principal);
+    assert_eq!(use_at(&two).await, []);
+    tokio::time::sleep(Duration::from_secs(299)).await;
+    assert!(!session.is_unannounced());
+    open_at(&one).await;
+    assert!(begin(&one, 1).is_none());
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(use_at(&two).await, [Owner(1)]);
+    // The renewed registration lasts beyond the first.
+    tokio::time::sleep(Duration::from_secs(299 + 5)).await;
+    open_at(&one).await;
+    assert!(begin(&one, 1).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_of_a_session_that_is_opened_again_are_claimed_when_another_replica_joins() {
+    let (store, one) = solo().await;
+    let two = Replica::of(&store, 2).await;
+    let stream = begin(&one, 1).unwrap();
+    open_at(&one).await;
+    let later = begin(&one, 2).expect("no other replica serves the session");
+    let joined = two.replicas.requests().join_session(Owner(1), &in_session(), &call(3)).await;
+    assert_eq!(joined.unwrap(), Some(()));
+    assert!(is_claimed(&two, 1, &stream).await && is_claimed(&two, 2, &later).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_has_found_a_record_before_the_session_is_opened_again_is_claimed_first() {
+    let (_store, one) = solo().await;
+    let (id, principal) = (in_session().session.unwrap(), in_session().principal);
+    let before = one.log.sessions().find(&id, &principal).unwrap();
+    open_at(&one).await;
+    assert!(one.log.begin_as_sole(&before, || ()).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_of_an_evicted_session_are_claimed_when_another_replica_joins() {
+    let store = TestStore::default();
+    let one = Replica::limited(&store, 1, QuotaLimits { max_sessions: 1, ..allowance() }).await;
+    let two = Replica::of(&store, 2).await;
+    settle().await;
+    open_at(&one).await;
+    let (id, principal) = (in_session().session.unwrap(), in_session().principal);
+    let before = one.log.sessions().find(&id, &principal).unwrap();
+    let stream = begin(&one, 1).unwrap();
+    let opened = Opened { version: ProtocolVersion::DEFAULT, logging: false, declared: Default::default() };
+    one.log.sessions().record(SessionId::parse("next").unwrap(), principal, opened);
+    assert!(one.log.sessions().find(&id, &principal).is_none());
+    assert!(one.log.begin_as_sole(&before, || ()).is_none(), "each later call is claimed first");
+    assert_eq!(one.log.sessions().unclaimed_len(), 1);
+    let joined = two.replicas.requests().join_session(Owner(1), &in_session(), &call(2)).await;
+    assert_eq!(joined.unwrap(), Some(()));
+    assert!(is_claimed(&two, 1, &stream).await);
+    one.log.sessions().sweep(clock::now());
+    assert_eq!(one.log.sessions().unclaimed_len(), 0);
 }

@@ -65,6 +65,10 @@ fn schedule(writer: &Writer) -> (Option<Instant>, bool) {
 
 /// Returns the log of a replica that shares its store.
 fn log_of(owner: Owner, store: Arc<TestStore>) -> EventLog {
+    limited_log_of(owner, store, allowance())
+}
+
+fn limited_log_of(owner: Owner, store: Arc<TestStore>, allowance: QuotaLimits) -> EventLog {
     let keys = Keyring::new([7; 32], Vec::new());
     let metrics = Arc::new(Metrics::new(&Registrar::default()).unwrap());
     let backing = Backing {
@@ -78,7 +82,7 @@ fn log_of(owner: Owner, store: Arc<TestStore>) -> EventLog {
         metrics: metrics.clone(),
     };
     let identity = Identity { owner, epoch: StoreEpoch(1), keys };
-    EventLog::new(identity, TailLimits { max_bytes: 1 << 20, max_events: 10_000 }, allowance(), metrics, Some(backing))
+    EventLog::new(identity, TailLimits { max_bytes: 1 << 20, max_events: 10_000 }, allowance, metrics, Some(backing))
 }
 
 /// Limits above what unrelated tests hold.

@@ -23,8 +23,12 @@ pub(super) struct Replica {
 
 impl Replica {
     pub(super) async fn of(store: &TestStore, owner: u32) -> Self {
+        Self::limited(store, owner, allowance()).await
+    }
+
+    pub(super) async fn limited(store: &TestStore, owner: u32, allowance: QuotaLimits) -> Self {
         let store = Arc::new(store.as_of(Owner(owner)));
-        let log = Arc::new(log_of(Owner(owner), store.clone()));
+        let log = Arc::new(limited_log_of(Owner(owner), store.clone(), allowance));
         let coordination = log.coordination().unwrap();
         let replicas = Replicas::begin(coordination, log.clone(), LEASE).await.unwrap();
         let running = tokio::spawn({

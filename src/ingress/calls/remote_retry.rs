@@ -143,6 +143,10 @@ impl RemoteRetries {
         if !session.is_unannounced() || self.log.store_health() != StoreHealth::Ready {
             return Ok(());
         }
+        // Registered before it asks: a replica that opens the session later finds this one.
+        if !self.log.is_registered(id, session).await {
+            return Ok(());
+        }
         let members = match replicas.requests().members(&session_group(id)).await {
             Ok(members) => members,
             Err(error) => {

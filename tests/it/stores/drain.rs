@@ -46,6 +46,22 @@ async fn clients_that_come_back_are_sent_away_and_read_on_elsewhere() {
     assert_eq!(rest(&mut back).await, [progress(1), result(1)]);
 }
 
+/// A session that no replica has opened: one that joins it registers itself first.
+#[tokio::test]
+async fn a_replica_that_drains_joins_no_session_for_a_call_that_it_refuses() {
+    let (redis, mut one, mut two, session) = pair_with(drains).await;
+    let is_joined = |id: &str| redis.lasts(&format!("*group:*{id}")).is_some();
+    let pending = session.post(call(1)).with("Mcp-Session-Id", "unknown-1").start(two.proxy.addr).await;
+    two.upstream.expect("tools/call").await.json(200, result(1)).await;
+    assert_eq!(pending.response().await.status, 200);
+    assert!(is_joined("unknown-1"));
+    let (_sse, _response, _) = one.begin(&session.post(call(2))).await;
+    let _draining = begin_drain(&one).await;
+    let refused = one.send(session.post(call(1)).with("Mcp-Session-Id", "unknown-2")).await;
+    assert_eq!(refused.status, 503);
+    assert!(!is_joined("unknown-2"));
+}
+
 #[tokio::test]
 async fn clients_that_are_not_known_to_come_back_stay() {
     let (_redis, mut one, two, _) = pair_with(drains).await;
