@@ -132,6 +132,7 @@ fn upstream(reader: &mut Reader) -> Option<Upstream> {
     let host = s.text("host", host).unwrap_or(HostHeader::Upstream);
     let http2 = s.boolean("http2");
     let connect_timeout = s.millis("connect_timeout_ms", 1..=DAY_MS);
+    let wait = s.secs("wait_secs", 0..=YEAR);
     let unready = s.secs("unready_secs", 0..=YEAR);
     let header_timeout = s.secs("header_timeout_secs", 0..=YEAR);
     let pool_idle = s.secs("pool_idle_secs", 0..=YEAR);
@@ -147,6 +148,7 @@ fn upstream(reader: &mut Reader) -> Option<Upstream> {
         http2: http2.unwrap_or(false),
         tls,
         connect_timeout: connect_timeout.unwrap_or(Duration::from_secs(5)),
+        wait: wait.unwrap_or(Duration::from_secs(20)),
         unready: unready.unwrap_or(Duration::from_secs(5)),
         connections: usize::MAX,
         header_timeout: header_timeout.and_then(none_if_zero),

@@ -119,6 +119,8 @@ pub struct Upstream {
     pub tls: UpstreamTls,
     /// Longest wait for a TCP connection.
     pub connect_timeout: Duration,
+    /// Time for which a call waits for a server that accepts no connections, from its first attempt; zero = not at all.
+    pub wait: Duration,
     /// Time that connections must have failed before the proxy is not ready.
     pub unready: Duration,
     /// Most connections to the server at once; at least 1. Derived from the limit of open files, without a key.

@@ -84,6 +84,8 @@ impl StreamStarter {
             credentials: context.credentials,
             subject: context.binding.subject,
             observer,
+            // A balancer sends a call that names no replica to another one, whose server may be there.
+            should_wait: !context.sender.is_marked() || context.binding.session.is_some(),
             max_event_bytes: self.config.streams.max_event_bytes,
         };
         let writer = self.log.writer(stream);

@@ -22,7 +22,29 @@ pub struct Metrics {
     event_bytes: Counter,
     head_seconds: Histogram,
     token_probes: IntCounterVec,
+    waiting: IntGauge,
+    waits: IntCounterVec,
     ready: IntGauge,
+}
+
+/// Outcome of a call's wait for a server that accepts no connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WaitOutcome {
+    /// The request was sent.
+    Connected,
+    /// The server accepted no connection within `upstream.wait_secs`.
+    TimedOut,
+    /// The call ended before.
+    Ended,
+}
+
+impl WaitOutcome {
+    const LABELS: [&str; 3] = ["connected", "timed_out", "ended"];
+
+    /// Returns the name in metrics and log.
+    pub(super) fn label(self) -> &'static str {
+        Self::LABELS[self as usize]
+    }
 }
 
 impl Metrics {
@@ -59,6 +81,12 @@ impl Metrics {
                 "token_probes_total",
                 "Probes of refreshed tokens at the upstream, by outcome.",
                 ("outcome", &["genuine", "foreign", "inconclusive", "refused", "unknown"]),
+            )?,
+            waiting: registrar.gauge("calls_waiting", "Calls that wait for a server that accepts no connections.")?,
+            waits: registrar.family(
+                "upstream_waits_total",
+                "Calls that waited for a server that accepted no connections, by outcome.",
+                ("outcome", &WaitOutcome::LABELS),
             )?,
             ready: registrar.gauge("upstream_ready", "1 if the upstream accepts connections, else 0.")?,
         })
@@ -101,6 +129,17 @@ impl Metrics {
     /// Records the time from the beginning of a call to the head of its response.
     pub fn observe_head(&self, after: Duration) {
         self.head_seconds.observe(after.as_secs_f64());
+    }
+
+    /// Counts a call that begins to wait for the server.
+    pub(super) fn observe_wait(&self) {
+        self.waiting.inc();
+    }
+
+    /// Counts a call that waits no longer.
+    pub(super) fn observe_wait_end(&self, outcome: WaitOutcome) {
+        self.waiting.dec();
+        self.waits.with_label_values(&[outcome.label()]).inc();
     }
 
     /// Counts a probe of a token by its outcome.

@@ -27,6 +27,7 @@ mod synthetic;
 mod token_probe;
 mod token_subjects;
 mod tool_schemas;
+mod wait;
 
 use std::borrow::Cow;
 use std::error::Error;
@@ -70,6 +71,21 @@ use crate::tls::{self, ClientFiles};
 const MAX_REDIRECTS: usize = 3;
 /// Usual size of a request's headers. For larger ones memory is allocated once more.
 const USUAL_HEAD: usize = 512;
+
+/// A request without a response.
+#[derive(Debug)]
+struct Unanswered {
+    failure: Failure,
+    /// True if no connection to the server could be made, or none that took a byte of the request. A failed TLS handshake is no such case: a
+    /// server that is restarted does not mend it.
+    is_unconnected: bool,
+}
+
+impl From<Failure> for Unanswered {
+    fn from(failure: Failure) -> Self {
+        Self { failure, is_unconnected: false }
+    }
+}
 
 /// The MCP server behind the proxy.
 pub struct Upstream {
@@ -214,12 +230,20 @@ impl Upstream {
     }
 
     /// Sends a request to the endpoint and waits for the response head. Follows 307 and 308 within the origin, with the body. A
-    /// request whose bytes were written is never sent again.
+    /// request whose bytes were written is never sent again. Does not wait for a server that accepts no connections.
     pub async fn send(
         &self,
         template: &Template,
         sent: Option<&Arc<Stream>>,
     ) -> Result<Response<ResponseBody>, Failure> {
+        self.send_once(template, sent).await.map_err(|unanswered| unanswered.failure)
+    }
+
+    async fn send_once(
+        &self,
+        template: &Template,
+        sent: Option<&Arc<Stream>>,
+    ) -> Result<Response<ResponseBody>, Unanswered> {
         let mut target = match (template.query(), &self.endpoint) {
             (None, Some(endpoint)) => Cow::Borrowed(endpoint),
             (query, _) => Cow::Owned(self.uri(&self.endpoint_target(query))?),
@@ -238,7 +262,7 @@ impl Upstream {
                 }
             }
         }
-        Err(Failure::after_send(ErrorCode::UpstreamGarbage))
+        Err(Failure::after_send(ErrorCode::UpstreamGarbage).into())
     }
 
     /// Sends a request for any path with its body, and waits for the response head.
@@ -257,7 +281,8 @@ impl Upstream {
         *request.uri_mut() = self.uri(&path)?;
         *request.version_mut() = Version::HTTP_11;
         let sending = pin!(self.clients.forward(request));
-        let mut response = self.await_head(sending, &SentFlag::always_sent()).await?;
+        let head = self.await_head(sending, &SentFlag::always_sent()).await;
+        let mut response = head.map_err(|unanswered| unanswered.failure)?;
         headers::remove_hop_by_hop(response.headers_mut());
         if let Some(sessions) = sessions {
             sessions.wrap(response.headers_mut());
@@ -270,7 +295,7 @@ impl Upstream {
         &self,
         sending: Pin<&mut impl Future<Output = Result<Response<ResponseBody>, client::Error>>>,
         sent_flag: &SentFlag,
-    ) -> Result<Response<ResponseBody>, Failure> {
+    ) -> Result<Response<ResponseBody>, Unanswered> {
         let outcome = match self.config.header_timeout {
             Some(limit) => tokio::time::timeout(limit, sending).await.map_err(|_| ErrorCode::UpstreamTimeout),
             None => Ok(sending.await),
@@ -293,16 +318,24 @@ impl Upstream {
                 } else {
                     ErrorCode::Unreachable
                 };
-                return Err(Failure::before_run(code));
+                // A server whose HTTP/2 connection takes no request is there.
+                let is_unconnected =
+                    code != ErrorCode::TooManyConnections && !error.is_stuck() && !is_caused_by_tls(&error);
+                return Err(Unanswered { failure: Failure::before_run(code), is_unconnected });
             }
             // The server promises that it did not process the request.
-            Ok(Err(error)) if is_refused_stream(&error) => return Err(Failure::before_run(ErrorCode::UpstreamBroke)),
+            Ok(Err(error)) if is_refused_stream(&error) => {
+                return Err(Failure::before_run(ErrorCode::UpstreamBroke).into());
+            }
             Ok(Err(error)) if error.is_garbage() => ErrorCode::UpstreamGarbage,
             Ok(Err(_)) => ErrorCode::UpstreamBroke,
             Err(code) => code,
         };
         // The connection may be about to take the request at this moment.
-        Err(if sent_flag.withdraw() { Failure::before_run(code) } else { Failure::after_send(code) })
+        Err(match sent_flag.withdraw() {
+            true => Unanswered { failure: Failure::before_run(code), is_unconnected: true },
+            false => Failure::after_send(code).into(),
+        })
     }
 
     /// Returns the path and query of the endpoint: the configured query is always sent, the client's is added.
@@ -406,6 +439,12 @@ fn origin(url: &UpstreamUrl) -> Uri {
 fn is_caused_by_timeout(error: &(dyn Error + 'static)) -> bool {
     let timed_out = |io: &std::io::Error| io.kind() == std::io::ErrorKind::TimedOut;
     causes(error).any(|cause| cause.downcast_ref().is_some_and(timed_out))
+}
+
+/// Returns true for a failed TLS handshake: the server is there, and does not speak TLS or shows a wrong certificate.
+fn is_caused_by_tls(error: &(dyn Error + 'static)) -> bool {
+    let is_invalid = |io: &std::io::Error| io.kind() == std::io::ErrorKind::InvalidData;
+    causes(error).any(|cause| cause.downcast_ref().is_some_and(is_invalid))
 }
 
 fn is_caused_by_limit(error: &(dyn Error + 'static)) -> bool {

@@ -1,6 +1,6 @@
 //! Reachability of the server, found from connection attempts, for readiness.
 //!
-//! Owned here: the state, the check that a readiness request starts, and the log lines of a change. Every attempt counts, those
+//! Owned here: the state, the check that a readiness request starts, the notice of calls that wait, and the log lines of a change. Every attempt counts, those
 //! of calls included. Invariant: one state for all threads, so that every listener reports the same. Absent: how a connection is
 //! made ([`super::connect`]), and the other conditions of readiness.
 
@@ -8,6 +8,8 @@ use std::error::Error;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use tokio::sync::futures::Notified;
+use tokio::sync::{Notify, OwnedMutexGuard};
 use tracing::{info, warn};
 
 use crate::clock;
@@ -25,6 +27,10 @@ pub(super) struct Reach {
     address: String,
     unready_after: Duration,
     state: Mutex<State>,
+    /// Notified of the first connection that is accepted after others failed.
+    accepted: Notify,
+    /// Held by the one of the waiting calls that tries to connect.
+    turn: Arc<tokio::sync::Mutex<()>>,
     /// Beginning of the last check; locked while a check runs.
     checked: Arc<tokio::sync::Mutex<Option<Instant>>>,
 }
@@ -55,7 +61,30 @@ pub enum Reachability {
 impl Reach {
     /// Reachability of the server at `address`, which is lost once connections have failed for `unready_after`.
     pub(super) fn new(address: String, unready_after: Duration) -> Self {
-        Self { address, unready_after, state: Mutex::default(), checked: Arc::default() }
+        Self {
+            address,
+            unready_after,
+            state: Mutex::default(),
+            accepted: Notify::new(),
+            turn: Arc::default(),
+            checked: Arc::default(),
+        }
+    }
+
+    /// Returns true if the last attempts failed.
+    pub(super) fn is_failing(&self) -> bool {
+        self.lock().failing_since.is_some()
+    }
+
+    /// Waits for the next connection that is accepted after a failure, from when it is enabled or first polled. Those that wait are notified in
+    /// the order in which they began.
+    pub(super) fn accepted(&self) -> Notified<'_> {
+        self.accepted.notified()
+    }
+
+    /// Waits for the turn to try to connect, which one waiting call has at a time, in the order of their requests for it.
+    pub(super) async fn turn(&self) -> OwnedMutexGuard<()> {
+        self.turn.clone().lock_owned().await
     }
 
     /// Returns the state after `check`, which makes a connection and notes its outcome. Returns the last state if the last check
@@ -84,7 +113,10 @@ impl Reach {
     /// still fail.
     pub(super) fn note_accepted(&self) {
         let mut state = self.lock();
-        (state.accepted, state.failing_since) = (Some(clock::now()), None);
+        state.accepted = Some(clock::now());
+        if state.failing_since.take().is_some() {
+            self.accepted.notify_waiters();
+        }
         if state.reachability == Reachability::Lost {
             state.reachability = Reachability::Accepting;
             info!(upstream.addr = self.address, "the MCP server accepts connections again: ready");

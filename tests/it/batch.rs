@@ -8,6 +8,7 @@ async fn setup_with_batches() -> (Upstream, Proxy, Session) {
     let proxy = Proxy::start(&upstream, |c| {
         c.streams.linger = SOON;
         c.streams.cancel_grace = SOON;
+        c.upstream.wait = SOON;
     })
     .await;
     let session = Session::open(&proxy, &mut upstream, V2025_03).await;

@@ -49,6 +49,7 @@ mod token_refresh;
 mod torture;
 mod upstream_close;
 mod upstream_death;
+mod upstream_wait;
 mod well_known;
 
 /// The proxy runs on the test's own thread.

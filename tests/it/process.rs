@@ -246,7 +246,8 @@ async fn the_log_holds_no_secret_at_any_level() {
     sse.reset().await;
     response.events().await;
     upstream.refuse().await;
-    assert_eq!(post(call("secret-4")).send(proxy.addr).await.status, 502);
+    let pending = post(call("secret-4")).start(proxy.addr).await;
+    assert_eq!(pending.response().await.status, 502);
     proxy.stop().await;
 
     let log = std::fs::read_to_string(&path).expect("a log");

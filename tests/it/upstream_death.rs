@@ -23,7 +23,7 @@ async fn fails_with(response: &mut Response, id: u64, code: i64) -> Vec<Frame> {
 
 #[tokio::test]
 async fn a_refused_upstream_connection_is_an_error_status() {
-    let (mut upstream, proxy, session) = setup().await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.upstream.wait = Duration::ZERO).await;
     upstream.refuse().await;
     let mut response = session.post(call(1)).send(proxy.addr).await;
     assert!(matches!(response.status, 502..=504), "{}", response.status);
@@ -331,7 +331,7 @@ async fn a_modern_stream_that_breaks_ends_with_an_error() {
 
 #[tokio::test]
 async fn a_call_outlives_the_refusals_of_its_upstream() {
-    let (mut upstream, proxy, session) = setup().await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.upstream.wait = Duration::ZERO).await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     upstream.refuse().await;
     let refused = session.post(call(2)).send(proxy.addr).await;

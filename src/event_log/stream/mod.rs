@@ -106,6 +106,8 @@ pub struct Stream {
     /// Quota of the stream's principal.
     quota: Arc<Quota>,
     sent: SetOnce<()>,
+    /// True while the call waits for a server that accepts no connections.
+    is_waiting: AtomicBool,
     is_published: AtomicBool,
     /// Store behind the log, or `None` if memory is the store.
     pub(super) backing: Option<Arc<Backing>>,
@@ -153,6 +155,7 @@ impl Stream {
             slices: spec.slicing.map(|slicing| Box::new(Slices::new(slicing))),
             quota,
             sent: SetOnce::new(),
+            is_waiting: AtomicBool::new(false),
             is_published: AtomicBool::new(false),
             backing,
             inner: Mutex::new(inner),
@@ -282,6 +285,16 @@ impl Stream {
     /// Waits until the request was handed to an upstream connection; for ever if it never is.
     pub async fn sent(&self) {
         self.sent.wait().await;
+    }
+
+    /// Sets whether the call waits for a server that accepts no connections.
+    pub fn set_waiting(&self, is_waiting: bool) {
+        self.is_waiting.store(is_waiting, Ordering::Relaxed);
+    }
+
+    /// Returns whether the call waits for a server that accepts no connections. Nothing of its request was sent then.
+    pub fn is_waiting(&self) -> bool {
+        self.is_waiting.load(Ordering::Relaxed) && !self.is_sent()
     }
 
     /// Returns whether resumes can find the stream, or once could.

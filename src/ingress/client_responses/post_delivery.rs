@@ -24,8 +24,6 @@ use crate::upstream::{Credentials, ResponseBody, Template, Upstream};
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 /// Longest time for which a response is held if its stream is unknown, and for which an upstream that has it may give no status.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(600);
-/// Longest time for which a POST with credentials that the upstream has not accepted lately is retried while it refuses connections.
-const UNPROVEN_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time, from when it was sent, for which a written response keeps later POSTs waiting for its status.
 const LATE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -75,6 +73,9 @@ pub(in crate::ingress) struct PostDelivery {
     /// Time for the upstream to respond before the proxy responds with 202, or `None` if it never does.
     commit_after: Option<Duration>,
     connect_timeout: Duration,
+    /// Longest time for which a POST that no open call waits for, or with credentials that the upstream has not accepted lately, is retried
+    /// while the upstream refuses connections.
+    wait: Duration,
     /// Largest number of held POSTs of a session.
     max_held: usize,
 }
@@ -89,6 +90,7 @@ impl PostDelivery {
             forwarder,
             commit_after: config.delivery.commit_after,
             connect_timeout: config.upstream.connect_timeout,
+            wait: config.upstream.wait,
             max_held: config.limits.held_posts_per_session,
         }
     }
@@ -111,6 +113,11 @@ impl PostDelivery {
     /// ends in either case.
     async fn await_cancelled(&self, post: &UpstreamPost) {
         for (stream, id) in post.owing() {
+            if stream.is_waiting() {
+                // Its own caller takes it back before any of it left.
+                stream.cancel(&id);
+                continue;
+            }
             let limit = self.connect_timeout;
             // A request that is never sent needs no cancel upstream.
             let _ = tokio::time::timeout(limit, stream.sent()).await;
@@ -142,13 +149,14 @@ impl PostDelivery {
             attempt.acknowledge();
             attempt.turn = Some(queued.await);
         }
-        let until = clock::now() + if post.on_accepted.is_some() { UNPROVEN_TIMEOUT } else { HOLD_TIMEOUT };
+        let now = clock::now();
+        let until = Deadlines { server: now + self.wait, held: now + HOLD_TIMEOUT };
         let mut backoff = BACKOFF;
         loop {
             match attempt.send().await {
                 Ok(response) => return attempt.finish(response),
                 Err(failure) if failure.may_have_run => return attempt.fail(failure),
-                Err(failure) if !post.is_wanted(until) => return attempt.fail(failure),
+                Err(failure) if !post.is_wanted(&until) => return attempt.fail(failure),
                 Err(_) if let Err(code) = self.log.evict_for(post.reservation.reservation()) => {
                     return attempt.fail(Failure::before_run(code));
                 }
@@ -195,15 +203,27 @@ impl UpstreamPost {
         }
     }
 
-    /// True while a call upstream waits for the POST: a call whose request it answers, or any call of the session if it answers none.
-    fn is_wanted(&self, until: Instant) -> bool {
+    /// True while the POST is to be tried again. A client response is tried while the call whose request it answers runs, any other POST until the
+    /// wait for the server is over, and while a call of its session runs. Credentials that the upstream may refuse wait no longer than for
+    /// the server.
+    fn is_wanted(&self, until: &Deadlines) -> bool {
+        let now = clock::now();
+        let until_held = if self.on_accepted.is_some() { until.server } else { until.held };
         let is_open = |stream: &Arc<Stream>| !stream.with_machine(|machine| machine.is_sealed());
-        let has_open_call = match self.answered.as_slice() {
-            [] => self.records().any(|session| session.streams().iter().any(is_open)),
-            answered => answered.iter().any(|(stream, _)| is_open(stream)),
-        };
-        clock::now() < until && has_open_call
+        match self.answered.as_slice() {
+            [] if now < until.server => true,
+            [] => now < until_held && self.records().any(|session| session.streams().iter().any(is_open)),
+            answered => now < until_held && answered.iter().any(|(stream, _)| is_open(stream)),
+        }
     }
+}
+
+/// Ends of the time for which a POST is tried again.
+struct Deadlines {
+    /// Without a call that waits for it.
+    server: Instant,
+    /// With a call that waits for it.
+    held: Instant,
 }
 
 /// Upstream response to a POST.

@@ -82,7 +82,7 @@ async fn a_request_that_timed_out_before_it_was_sent_is_withdrawn() {
             poll().await.unwrap();
         }
         let sending = std::pin::pin!(std::future::pending());
-        let failure = upstream.await_head(sending, &sent_flag).await.unwrap_err();
+        let failure = upstream.await_head(sending, &sent_flag).await.unwrap_err().failure;
         assert_eq!(failure.code, ErrorCode::UpstreamTimeout);
         assert_eq!(failure.may_have_run, is_taken_first);
         if !is_taken_first {

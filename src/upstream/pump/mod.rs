@@ -20,7 +20,7 @@ use super::response_observer::ResponseObserver;
 use super::server_request_refusals::Refusals;
 use super::sse_reader::{EventReader, GatherResult};
 use super::synthetic;
-use super::{Credentials, ResponseBody, Template, Upstream};
+use super::{Credentials, ResponseBody, Template, Upstream, wait};
 use crate::clock::{self, Alarm};
 use crate::event_log::{EventLog, Head, Next, Subject, Writer};
 use crate::protocol::call_name::CallName;
@@ -45,6 +45,8 @@ pub struct Call {
     pub subject: Option<Subject>,
     /// Observer of the response.
     pub observer: ResponseObserver,
+    /// True if the call waits for a server that accepts no connections.
+    pub should_wait: bool,
     /// Size limit of an event, and of a JSON response that becomes one.
     pub max_event_bytes: usize,
 }
@@ -304,7 +306,16 @@ impl Pump {
     fn send(&mut self, template: Arc<Template>, is_reopening: bool) {
         let upstream = self.upstream.clone();
         let stream = self.writer.stream().clone();
-        let response = Box::pin(async move { upstream.send(&template, Some(&stream)).await });
+        let (metrics, began) = (self.metrics.clone(), self.began);
+        // A request that resumes the stream is repeated by the machine.
+        let should_wait = self.call.should_wait && !is_reopening;
+        let response = Box::pin(async move {
+            if should_wait {
+                wait::send_when_reachable(&upstream, &template, &stream, &metrics, began).await
+            } else {
+                upstream.send(&template, Some(&stream)).await
+            }
+        });
         self.input = InputSource::Sending { response, is_reopening };
     }
 

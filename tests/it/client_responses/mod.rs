@@ -26,7 +26,7 @@ async fn answers(proxy: &Proxy, upstream: &mut Upstream, session: &Session, id: 
 }
 
 /// A POST of the client's that the proxy takes without the upstream.
-async fn held(proxy: &Proxy, session: &Session, body: String) {
+pub(crate) async fn held(proxy: &Proxy, session: &Session, body: String) {
     let response = session.post(body).send(proxy.addr).await;
     assert_eq!(response.status, 202);
 }

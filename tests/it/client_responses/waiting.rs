@@ -96,7 +96,7 @@ async fn a_notification_waits_while_the_upstream_refuses() {
 
 #[tokio::test]
 async fn a_notification_that_no_call_waits_for_is_refused_and_delays_no_other_request() {
-    let (mut upstream, proxy, session) = setup().await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.upstream.wait = Duration::ZERO).await;
     upstream.refuse().await;
     let changed = r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#;
     assert_eq!(session.post(changed).send(proxy.addr).await.status, 502);

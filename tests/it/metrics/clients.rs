@@ -4,6 +4,7 @@ use super::events::four_events;
 use super::{Meter, finish, left, observed, observed_with};
 use crate::bounds::sessions::make_up;
 use crate::support::*;
+use std::time::Duration;
 
 pub(super) async fn a_connection(connections: &Meter) {
     let (mut upstream, proxy, _) = observed().await;
@@ -147,7 +148,7 @@ pub(super) async fn a_request_that_is_refused(rejects: &Meter) {
 }
 
 pub(super) async fn an_upstream_that_is_not_there(failures: &Meter) {
-    let (mut upstream, proxy, session) = observed().await;
+    let (mut upstream, proxy, session) = observed_with(|c| c.upstream.wait = Duration::ZERO).await;
     assert_eq!(failures.of(&proxy, "reason=unreachable").await, 0.0);
     upstream.refuse().await;
     assert_eq!(session.post(call(1)).send(proxy.addr).await.status, 502);

@@ -109,6 +109,8 @@ every_metric! {
     "sessions_kept" is moved by a_session_that_is_named;
     "evicted_sessions_total" is moved by sessions_that_are_made_up;
     "upstream_ready" is moved by a_server_that_is_gone_and_comes_back;
+    "calls_waiting" is moved by a_call_that_waits_for_its_server;
+    "upstream_waits_total" is moved by the_end_of_a_wait_for_the_server;
     "store_ready" is moved by a_store_that_is_gone_and_comes_back;
     "store_append_seconds" is moved by an_event_that_the_store_takes;
     "store_failures_total" is moved by an_event_that_the_store_cannot_take;

@@ -1,6 +1,6 @@
 //! Streams: those there are, and how they end.
 
-use super::{Meter, finish, left, observed};
+use super::{Meter, finish, left, observed, observed_with};
 use crate::support::*;
 use std::time::Duration;
 
@@ -118,6 +118,37 @@ pub(super) async fn a_server_that_is_gone_and_comes_back(ready: &Meter) {
     until("it is seen", async || ready.read(&proxy).await == 0.0).await;
     upstream.listen_again().await;
     until("it is seen", async || ready.read(&proxy).await == 1.0).await;
+}
+
+pub(super) async fn a_call_that_waits_for_its_server(waiting: &Meter) {
+    let (mut upstream, proxy, session) = observed().await;
+    upstream.refuse().await;
+    let pending = session.post(call(1)).start(proxy.addr).await;
+    until("it waits", async || waiting.read(&proxy).await == 1.0).await;
+    upstream.listen_again().await;
+    upstream.expect("tools/call").await.json(200, result(1)).await;
+    assert_eq!(pending.response().await.status, 200);
+    assert_eq!(waiting.read(&proxy).await, 0.0);
+}
+
+pub(super) async fn the_end_of_a_wait_for_the_server(waits: &Meter) {
+    let (mut upstream, proxy, session) = observed_with(|c| c.upstream.wait = Duration::from_secs(1)).await;
+    let ended = async |outcome: &str| waits.of(&proxy, &format!("outcome={outcome}")).await;
+    let waiting = async || metric(&proxy, "mcp_resume_calls_waiting").await;
+    upstream.refuse().await;
+    assert_eq!(session.post(call(1)).send(proxy.addr).await.status, 502);
+    assert_eq!(ended("timed_out").await, 1.0);
+    // No id was written to the client, which is gone.
+    let pending = modern(2).start(proxy.addr).await;
+    until("it waits", async || waiting().await == 1.0).await;
+    pending.reset();
+    until("it is over", async || ended("ended").await == 1.0).await;
+    let pending = session.post(call(3)).start(proxy.addr).await;
+    until("it waits", async || waiting().await == 1.0).await;
+    upstream.listen_again().await;
+    upstream.expect("tools/call").await.json(200, result(3)).await;
+    assert_eq!(pending.response().await.status, 200);
+    assert_eq!(ended("connected").await, 1.0);
 }
 
 pub(super) async fn the_version_that_runs(info: &Meter) {

@@ -79,6 +79,7 @@ impl Proxy {
     /// The binary before `upstream`, as `serve` runs it, with everything it can say in the file `log`.
     pub(crate) async fn binary(upstream: &Upstream, log: &Path) -> Proxy {
         let mut command = command(upstream);
+        command.env("MCP_RESUME_UPSTREAM__WAIT_SECS", "0");
         command.env("MCP_RESUME_LOG__LEVEL", "trace").stderr(File::create(log).expect("a log file"));
         Proxy::process(command).await
     }
