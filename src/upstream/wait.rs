@@ -2,8 +2,8 @@
 //!
 //! Owned here: the further attempts of one call until `upstream.wait_secs` after its first, and the queue of the calls that wait. Of these one
 //! tries to connect, up to four times a second; once a connection is accepted, all others try as well. Invariants: a request is sent again only
-//! if no byte of it left; a call that ended or was cancelled while it waited is not sent. Absent: the reachability of the server ([`super::reach`]),
-//! and the end of a call whose client is away (the stream machine).
+//! if no byte of it left; a call that ended while it waited is not sent, nor is one that was cancelled between two attempts. Absent: the
+//! reachability of the server ([`super::reach`]), and the end of a call whose client is away (the stream machine).
 
 use std::pin::pin;
 use std::sync::Arc;
