@@ -45,7 +45,8 @@ pub(crate) struct Contents {
     leases: DashMap<Owner, (Option<u64>, Instant)>,
     messages: DashMap<Owner, VecDeque<Bytes>>,
     sent: Notify,
-    groups: DashMap<Vec<u8>, Vec<Owner>>,
+    /// Members of each group, with the ends of their times.
+    groups: DashMap<Vec<u8>, Vec<(Owner, Instant)>>,
     /// Number of losses of the whole contents.
     lost: watch::Sender<u64>,
     /// True while the store is unreachable.
@@ -495,16 +496,20 @@ impl Coordination for TestStore {
         }))
     }
 
-    fn join(&self, group: &[u8], _: Duration) -> Pending<Result<(), Error>> {
+    fn join(&self, group: &[u8], keep: Duration) -> Pending<Result<(), Error>> {
+        let until = clock::now() + keep;
         Pending::Ready(self.reach().map(|()| {
             let mut members = self.groups.entry(group.to_vec()).or_default();
-            if !members.contains(&self.owner) {
-                members.push(self.owner);
-            }
+            members.retain(|(owner, _)| *owner != self.owner);
+            members.push((self.owner, until));
         }))
     }
 
     fn members(&self, group: &[u8]) -> Pending<Result<Vec<Owner>, Error>> {
-        Pending::Ready(Ok(self.groups.get(group).map(|members| members.value().clone()).unwrap_or_default()))
+        let now = clock::now();
+        let living = |members: &Vec<(Owner, Instant)>| {
+            members.iter().filter(|(_, until)| *until > now).map(|(owner, _)| *owner).collect()
+        };
+        Pending::Ready(Ok(self.groups.get(group).map(|members| living(members.value())).unwrap_or_default()))
     }
 }
