@@ -1,8 +1,8 @@
 //! Reachability of the server, found from connection attempts, for readiness.
 //!
-//! Owned here: the state, the check that a readiness request starts, the notice of calls that wait, and the log lines of a change. Every attempt counts, those
-//! of calls included. Invariant: one state for all threads, so that every listener reports the same. Absent: how a connection is
-//! made ([`super::connect`]), and the other conditions of readiness.
+//! Owned here: the state, the check that a readiness request starts, the notice to calls that wait, and the log lines of a change. Every
+//! attempt counts, those of calls included. Invariant: one state for all threads, so that every listener reports the same. Absent: how a
+//! connection is made ([`super::connect`]), and the other conditions of readiness.
 
 use std::error::Error;
 use std::sync::{Arc, Mutex, MutexGuard};
