@@ -1,5 +1,6 @@
 //! Replicas that share a store, from their clients to the server behind them, over pipes on a paused clock.
 
+mod waits;
 mod writes;
 
 use std::future::pending;
@@ -166,6 +167,10 @@ impl Replica {
         farm: Option<mpsc::UnboundedSender<DuplexStream>>,
         on_unreachable: OnUnreachable,
     ) -> Self {
+        Self::by(store, owner, Arc::new(ToFarm(farm)), on_unreachable).await
+    }
+
+    async fn by(store: &TestStore, owner: u32, dialer: Arc<dyn Dial>, on_unreachable: OnUnreachable) -> Self {
         let mut config = Config::for_upstream("http://upstream.test:9/mcp").unwrap();
         config.replica.lease = LEASE;
         let store = Arc::new(store.as_of(Owner(owner)));
@@ -183,7 +188,7 @@ impl Replica {
         let keys = Keyring::new([7; 32], Vec::new());
         let identity = Identity { owner: Owner(owner), epoch: StoreEpoch(1), keys };
         let setup = StoreSetup { identity, principal_key: [8; 32], backing: Some(backing) };
-        let upstream = Upstream::with_dialer(config.upstream.clone(), Arc::new(ToFarm(farm))).unwrap();
+        let upstream = Upstream::with_dialer(config.upstream.clone(), dialer).unwrap();
         let components = recover(compose(config, setup, &metrics, upstream)).await.unwrap();
         let (connect, connections) = mpsc::unbounded_channel();
         let config = data_listener(&components, None);

@@ -34,7 +34,7 @@ pub(super) enum WaitOutcome {
     Connected,
     /// The server accepted no connection within `upstream.wait_secs`.
     TimedOut,
-    /// The call ended before.
+    /// The call ended before its request was sent: it was cancelled, or failed for another reason.
     Ended,
 }
 

@@ -1,12 +1,15 @@
 //! Wait of calls for a server that accepts no connections, as while it restarts.
 //!
 //! Owned here: the further attempts of one call until `upstream.wait_secs` after its first, and the queue of the calls that wait. Of these one
-//! tries to connect, up to four times a second; once a connection is accepted, all others try as well. Invariants: a request is sent again only
-//! if no byte of it left; a call that ended while it waited is not sent, nor is one that was cancelled between two attempts. Absent: the
-//! reachability of the server ([`super::reach`]), and the end of a call whose client is away (the stream machine).
+//! tries to connect, up to four times a second; once a connection is accepted, all others try as well. A call waits until its request is sent;
+//! its run is no part of the wait. Invariants: a request is sent again only if no byte of it left; a call that ended or was cancelled before its
+//! request was sent is not sent. Absent: the reachability of the server ([`super::reach`]), and the end of a call whose client is away (the
+//! stream machine).
 
+use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use http::Response;
@@ -26,7 +29,8 @@ const PAUSES: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_m
 
 /// Sends the request of a call that began at `began`. If no connection can be made, waits for the server.
 ///
-/// Dropping the future withdraws a request that waits.
+/// Dropping the future withdraws a request that waits. A call whose stream was cancelled is withdrawn at the next poll: the pump polls after each
+/// change of its stream.
 ///
 /// # Errors
 /// The failure of the last attempt. An attempt that has begun is awaited, so that the error may come `upstream.connect_timeout_ms` later.
@@ -82,18 +86,34 @@ impl<'a> WaitingCall<'a> {
                 self.outcome = WaitOutcome::TimedOut;
                 return Err(failure);
             }
-            if self.stream.with_machine(|machine| machine.is_cancelled()) {
-                return Err(failure);
-            }
-            match self.upstream.send_once(self.template, Some(self.stream)).await {
-                Err(Unanswered { failure: last, is_unconnected: true }) => failure = last,
-                response => {
+            let mut response = pin!(self.upstream.send_once(self.template, Some(self.stream)));
+            let unsent = tokio::select! {
+                biased;
+                () = withdrawn(self.stream) => return Err(failure),
+                response = &mut response => Some(response),
+                () = self.stream.sent() => None,
+            };
+            match unsent {
+                Some(Err(Unanswered { failure: last, is_unconnected: true })) => failure = last,
+                Some(response) => return response.map_err(|unanswered| unanswered.failure),
+                None => {
                     self.outcome = WaitOutcome::Connected;
-                    return response.map_err(|unanswered| unanswered.failure);
+                    // The turn is for calls that wait: the response may take as long as the call runs.
+                    drop((self, attempts));
+                    return response.await.map_err(|unanswered| unanswered.failure);
                 }
             }
         }
     }
+}
+
+/// Resolves at the first poll after the call of `stream` was cancelled, unless its request was sent.
+async fn withdrawn(stream: &Stream) {
+    poll_fn(|_| match !stream.is_sent() && stream.with_machine(|machine| machine.is_cancelled()) {
+        true => Poll::Ready(()),
+        false => Poll::Pending,
+    })
+    .await;
 }
 
 impl Drop for WaitingCall<'_> {
@@ -112,7 +132,7 @@ impl Drop for WaitingCall<'_> {
 /// The times at which one caller tries to connect to a server that accepts no connections.
 pub(super) struct Attempts<'a> {
     reach: &'a Reach,
-    /// Turn to try, held until this caller stops waiting.
+    /// Turn to try, held until this caller stops waiting: its request is sent, or its wait ends.
     turn: Option<OwnedMutexGuard<()>>,
     pauses: Backoff,
 }

@@ -202,6 +202,25 @@ async fn a_call_of_a_balancer_waits_only_in_a_session() {
     assert_eq!(pending.response().await.status, 200);
 }
 
+/// A server in orderly shutdown closes its port and finishes its calls.
+#[tokio::test]
+async fn a_call_that_waited_and_runs_keeps_no_other_from_connecting() {
+    let (mut upstream, proxy, session) = gone(|_| {}).await;
+    let first = session.post(call(1)).start(proxy.addr).await;
+    waiting(&proxy, 1).await;
+    upstream.listen_again().await;
+    let running = upstream.expect("tools/call").await;
+    waiting(&proxy, 0).await;
+    upstream.refuse().await;
+    let second = session.post(call(2)).start(proxy.addr).await;
+    waiting(&proxy, 1).await;
+    upstream.listen_again().await;
+    upstream.expect("tools/call").await.json(200, result(2)).await;
+    assert_eq!(second.response().await.body().await, result(2).as_bytes());
+    running.json(200, result(1)).await;
+    assert_eq!(first.response().await.body().await, result(1).as_bytes());
+}
+
 /// A status is the server's word, and a broken connection may have carried the call.
 #[tokio::test]
 async fn nothing_else_is_waited_for() {

@@ -290,6 +290,22 @@ impl Stream {
     /// Sets whether the call waits for a server that accepts no connections.
     pub fn set_waiting(&self, is_waiting: bool) {
         self.is_waiting.store(is_waiting, Ordering::Relaxed);
+        if !is_waiting {
+            self.lock().wake();
+        }
+    }
+
+    /// Waits until the call no longer waits for the server: its request was sent, or never will be.
+    pub async fn wait_over(&self) {
+        poll_fn(|cx| {
+            let mut inner = self.lock();
+            if self.is_waiting() {
+                inner.watch(cx);
+                return Poll::Pending;
+            }
+            Poll::Ready(())
+        })
+        .await;
     }
 
     /// Returns whether the call waits for a server that accepts no connections. Nothing of its request was sent then.

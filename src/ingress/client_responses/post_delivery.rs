@@ -113,12 +113,13 @@ impl PostDelivery {
     /// ends in either case.
     async fn await_cancelled(&self, post: &UpstreamPost) {
         for (stream, id) in post.owing() {
+            let limit = self.connect_timeout;
             if stream.is_waiting() {
-                // Its own caller takes it back before any of it left.
+                // The call withdraws its request, unless that is being sent at this moment.
                 stream.cancel(&id);
+                let _ = tokio::time::timeout(limit, stream.wait_over()).await;
                 continue;
             }
-            let limit = self.connect_timeout;
             // A request that is never sent needs no cancel upstream.
             let _ = tokio::time::timeout(limit, stream.sent()).await;
             if post.on_accepted.is_none() {
