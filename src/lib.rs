@@ -29,6 +29,7 @@ pub mod demo;
 pub mod descriptors;
 pub mod dialect;
 pub mod event_log;
+mod eviction;
 pub mod ingress;
 pub mod lifecycle;
 pub mod log;

@@ -8,8 +8,8 @@ use http::header::ACCESS_CONTROL_ALLOW_ORIGIN;
 use http::{HeaderMap, HeaderValue, StatusCode};
 
 use super::TokenSubjects;
-use super::observed_eviction::evict_if_full;
 use crate::event_log::Principal;
+use crate::eviction::evict_if_full;
 use crate::protocol::headers::{self, Lines};
 
 /// Time after a 2xx for which the upstream counts as accepting the same credentials.

@@ -11,8 +11,8 @@ use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use tokio::sync::watch;
 
-use super::observed_eviction::evict_if_full;
 use crate::event_log::{Principal, Subject};
+use crate::eviction::evict_if_full;
 use crate::protocol::headers::SessionId;
 
 /// Validity of a probe's result.

@@ -1,4 +1,4 @@
-//! Eviction from a table of observed facts: the entry that was confirmed longest ago goes first.
+//! Eviction from a table of bounded size: the entry that was confirmed or used longest ago goes first.
 
 use std::hash::Hash;
 use std::time::Instant;
@@ -10,7 +10,7 @@ const EVICTED: usize = 4;
 
 /// Evicts from a full table of at most `most` entries, so that one more fits. `at` returns the time when an entry was last
 /// confirmed. Concurrent inserts may exceed the limit by one entry for each thread.
-pub(super) fn evict_if_full<K: Eq + Hash, V>(table: &DashMap<K, V>, most: usize, at: impl Fn(&V) -> Instant) {
+pub(crate) fn evict_if_full<K: Eq + Hash, V>(table: &DashMap<K, V>, most: usize, at: impl Fn(&V) -> Instant) {
     if table.len() < most {
         return;
     }
