@@ -18,6 +18,7 @@ pub mod ids;
 pub mod jsonrpc;
 pub mod jwt;
 pub mod routing;
+pub mod session_refusal;
 pub mod sse;
 pub mod stream;
 pub mod stream_url;

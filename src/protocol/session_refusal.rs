@@ -1,0 +1,307 @@
+//! Refusals of a session that a server does not know, as it answers after a restart.
+//!
+//! The protocol asks for the status 404, and many servers answer otherwise. Owned here: the wordings of servers in use, and those of the
+//! configuration. Invariant: a response that may come from a tool that ran is no refusal, so neither is any of status 200, nor an error
+//! under the request's own ID with an unknown wording. Absent: whether the session lives after all, and what follows from a refusal.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde_json::Value;
+
+use super::jsonrpc::RequestId;
+
+/// Size limit of a body that can show a refusal, in bytes. The body of a larger one proves nothing.
+pub const BODY_MAX: usize = 4096;
+
+/// Status of a refusal by the specification.
+const NOT_FOUND: u16 = 404;
+/// Status of servers that refuse a request without a known session as malformed.
+const BAD_REQUEST: u16 = 400;
+/// ID that Python servers give to an error that concerns no request.
+const NO_REQUEST: &str = "server-error";
+
+/// Wordings of a 404, in lower case.
+const NOT_FOUND_WORDINGS: [&str; 7] = [
+    "session not found",
+    "session has been terminated",
+    "session terminated",
+    "invalid session id",
+    "session is closing",
+    "not found or has expired",
+    "could not find session",
+];
+/// Wordings of a 400, in lower case.
+const BAD_REQUEST_WORDINGS: [&str; 4] =
+    ["no valid session id", "invalid or missing session id", "server not initialized", "unknown mcp-session-id header"];
+
+/// A further kind of refusal, from the configuration: a status and a wording.
+#[derive(Clone, PartialEq, Eq)]
+pub struct RefusalPattern {
+    status: u16,
+    /// In lower case.
+    wording: String,
+}
+
+/// A text that is no [`RefusalPattern`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected a status from 400 to 599, a blank and a wording, as in \"400 session expired\"")]
+pub struct InvalidPattern;
+
+impl RefusalPattern {
+    /// Parses a status from 400 to 599, a blank, and the wording that a body of this status holds, in any case of letters.
+    ///
+    /// # Errors
+    /// If the text has another form, or the wording is blank.
+    pub fn parse(text: &str) -> Result<Self, InvalidPattern> {
+        let (status, wording) = text.split_once(' ').ok_or(InvalidPattern)?;
+        let wording = wording.trim().to_lowercase();
+        match status.parse() {
+            Ok(status @ 400..=599) if !wording.is_empty() => Ok(Self { status, wording }),
+            Ok(_) | Err(_) => Err(InvalidPattern),
+        }
+    }
+}
+
+impl FromStr for RefusalPattern {
+    type Err = InvalidPattern;
+
+    fn from_str(text: &str) -> Result<Self, InvalidPattern> {
+        Self::parse(text)
+    }
+}
+
+impl fmt::Debug for RefusalPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.status, self.wording)
+    }
+}
+
+/// All known refusals.
+#[derive(Clone, Debug, Default)]
+pub struct SessionRefusals {
+    configured: Vec<RefusalPattern>,
+}
+
+impl SessionRefusals {
+    /// Returns the built-in refusals and those of the configuration.
+    pub fn new(configured: Vec<RefusalPattern>) -> Self {
+        Self { configured }
+    }
+
+    /// Returns whether a response of this status can be a refusal, so that its body has to be read.
+    pub fn may_have(&self, status: u16) -> bool {
+        matches!(status, NOT_FOUND | BAD_REQUEST) || self.configured.iter().any(|pattern| pattern.status == status)
+    }
+
+    /// Returns whether the response to a request that named a session refuses that session. `body` is `None` if the body is larger than
+    /// [`BODY_MAX`] or could not be read. `ids` are those of the request; a GET, a DELETE, a notification and a client response have none.
+    pub fn contain(&self, status: u16, body: Option<&[u8]>, ids: &[RequestId]) -> bool {
+        if !self.may_have(status) {
+            return false;
+        }
+        let Some(body) = body else { return status == NOT_FOUND && ids.is_empty() };
+        let text = String::from_utf8_lossy(body).to_lowercase();
+        let holds = |wordings: &[&str]| wordings.iter().any(|wording| text.contains(wording));
+        let is_configured =
+            |pattern: &RefusalPattern| pattern.status == status && text.contains(pattern.wording.as_str());
+        if self.configured.iter().any(is_configured) {
+            return true;
+        }
+        let subject = Subject::of(body, ids);
+        match status {
+            NOT_FOUND => match subject {
+                Subject::Result => false,
+                Subject::Error => holds(&NOT_FOUND_WORDINGS),
+                Subject::NoRequest | Subject::Other => true,
+            },
+            BAD_REQUEST => subject == Subject::NoRequest && holds(&BAD_REQUEST_WORDINGS),
+            _ => false,
+        }
+    }
+}
+
+/// The request that a body concerns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Subject {
+    /// The body has a result of the request.
+    Result,
+    /// The body has an error of the request.
+    Error,
+    /// The body names no request.
+    NoRequest,
+    /// The body names another request, or this one without a result or an error.
+    Other,
+}
+
+impl Subject {
+    fn of(body: &[u8], ids: &[RequestId]) -> Self {
+        let Ok(value) = serde_json::from_slice::<Value>(body) else { return Self::NoRequest };
+        let messages = match &value {
+            Value::Array(messages) => messages.as_slice(),
+            single => std::slice::from_ref(single),
+        };
+        let subjects: Vec<_> = messages.iter().map(|message| Self::of_message(message, ids)).collect();
+        let all = [Self::Result, Self::Error, Self::Other];
+        all.into_iter().find(|subject| subjects.contains(subject)).unwrap_or(Self::NoRequest)
+    }
+
+    fn of_message(message: &Value, ids: &[RequestId]) -> Self {
+        match message.get("id") {
+            None | Some(Value::Null) => Self::NoRequest,
+            Some(Value::String(id)) if id == NO_REQUEST => Self::NoRequest,
+            Some(id) if !ids.iter().any(|own| is_same(own, id)) => Self::Other,
+            Some(_) if message.get("result").is_some() => Self::Result,
+            Some(_) if message.get("error").is_some() => Self::Error,
+            Some(_) => Self::Other,
+        }
+    }
+}
+
+/// Compares the IDs of a request and of a response. Some servers answer 7 as 7.0 or as "7": that is still the same request.
+fn is_same(own: &RequestId, id: &Value) -> bool {
+    let (RequestId::Number(own) | RequestId::String(own)) = own;
+    let other = match id {
+        Value::String(text) => text.clone(),
+        number => number.to_string(),
+    };
+    let number = |text: &str| text.trim().parse::<f64>().ok();
+    **own == *other || number(own).is_some_and(|own| number(&other) == Some(own))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refuses(status: u16, body: &str) -> bool {
+        let ids = [RequestId::from_json("7").unwrap()];
+        SessionRefusals::default().contain(status, Some(body.as_bytes()), &ids)
+    }
+
+    #[test]
+    fn refusals_of_servers_are_recognised() {
+        let bodies = [
+            // TypeScript 1 and 2, supergateway 4, mcp-proxy of npm.
+            (404, r#"{"jsonrpc":"2.0","error":{"code":-32001,"message":"Session not found"},"id":null}"#),
+            // Maps of sessions that are written by hand.
+            (404, ""),
+            // Playwright.
+            (404, "Session not found"),
+            // server-everything.
+            (400, r#"{"jsonrpc":"2.0","error":{"code":-32000,"message":"Bad Request: No valid session ID provided"}}"#),
+            // supergateway 3.4.3, examples of TypeScript up to 1.25.
+            (
+                400,
+                r#"{"jsonrpc":"2.0","error":{"code":-32000,"message":"Bad Request: No valid session ID provided"},"id":null}"#,
+            ),
+            (400, "Invalid or missing session ID"),
+            // TypeScript 1 with one transport for the process.
+            (
+                400,
+                r#"{"jsonrpc":"2.0","error":{"code":-32000,"message":"Bad Request: Server not initialized"},"id":null}"#,
+            ),
+            // mcp 1.30, mcp-proxy of PyPI.
+            (404, r#"{"jsonrpc":"2.0","id":"server-error","error":{"code":-32600,"message":"Session not found"}}"#),
+            (
+                404,
+                r#"{"jsonrpc":"2.0","id":"server-error","error":{"code":-32600,"message":"Not Found: Session has been terminated"}}"#,
+            ),
+            // mcp 2.3, FastMCP 4.1, and the servers of Ruby, PHP and Kotlin.
+            (404, r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"Session not found"}}"#),
+            (
+                404,
+                r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"Session not found or has expired."}}"#,
+            ),
+            // mcp 1.22.
+            (400, "Bad Request: No valid session ID provided"),
+            // rmcp, Go, mcp-go.
+            (404, "Not Found: Session not found"),
+            (404, "session not found"),
+            (404, "session is closing"),
+            (404, "Invalid session ID"),
+            (404, "Session terminated"),
+            // C#, with the request's own ID.
+            (404, r#"{"error":{"code":-32001,"message":"Session not found"},"id":7,"jsonrpc":"2.0"}"#),
+            // Java: JSON that is no JSON-RPC.
+            (404, r#"{"jsonRpcError":{"code":-32603,"message":"Session not found: abc"},"stackTrace":[]}"#),
+            // Helidon: neither a result nor an error.
+            (404, r#"{"jsonrpc":"2.0","id":7}"#),
+            (400, "Unknown Mcp-Session-Id header"),
+            (400, "No valid session ID or not an initialize request"),
+        ];
+        for (status, body) in bodies {
+            assert!(refuses(status, body), "{status} {body}");
+        }
+    }
+
+    #[test]
+    fn other_answers_are_no_refusals() {
+        let strangers = [
+            (200, r#"{"jsonrpc":"2.0","id":7,"error":{"code":-32002,"message":"Server not initialized"}}"#),
+            (
+                200,
+                r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"missing or invalid Mcp-Session-Id"}}"#,
+            ),
+            // The error of a tool that ran.
+            (200, r#"{"jsonrpc":"2.0","id":7,"error":{"code":-32603,"message":"Session not found"}}"#),
+            (404, r#"{"jsonrpc":"2.0","id":7,"error":{"code":-32601,"message":"Method not found"}}"#),
+            (404, r#"{"jsonrpc":"2.0","id":7.0,"error":{"code":-32002,"message":"Resource not found"}}"#),
+            (404, r#"{"jsonrpc":"2.0","id":"7","error":{"code":-32002,"message":"Resource not found"}}"#),
+            (404, r#"{"jsonrpc":"2.0","id":7,"result":{"content":[{"type":"text","text":"Session not found"}]}}"#),
+            (503, r#"{"jsonrpc":"2.0","error":{"code":-32000,"message":"Too many open sessions"},"id":null}"#),
+            (400, r#"{"jsonrpc":"2.0","error":{"code":-32000,"message":"Too many open sessions"},"id":null}"#),
+            (
+                400,
+                r#"{"jsonrpc":"2.0","error":{"code":-32600,"message":"Invalid Request: Server already initialized"},"id":null}"#,
+            ),
+            (
+                400,
+                r#"{"jsonrpc":"2.0","error":{"code":-32000,"message":"Bad Request: Unsupported protocol version"},"id":null}"#,
+            ),
+            (400, "Mcp-Session-Id header is not supported in stateless mode"),
+            (400, r#"{"jsonrpc":"2.0","id":7,"error":{"code":-32000,"message":"No valid session ID"}}"#),
+            (400, r#"{"jsonrpc":"2.0","id":8,"error":{"code":-32000,"message":"No valid session ID"}}"#),
+            (400, "session"),
+            (403, "Session not found"),
+            (503, "Server is shutting down"),
+            (502, "Session not found"),
+        ];
+        for (status, body) in strangers {
+            assert!(!refuses(status, body), "{status} {body}");
+        }
+    }
+
+    #[test]
+    fn a_404_without_a_readable_body_refuses_a_request_that_has_no_id() {
+        let refusals = SessionRefusals::default();
+        assert!(refusals.contain(404, None, &[]));
+        assert!(!refusals.contain(404, None, &[RequestId::from_json("7").unwrap()]));
+        assert!(!refusals.contain(400, None, &[]));
+    }
+
+    #[test]
+    fn a_configured_refusal_counts_under_any_id() {
+        let refusals = SessionRefusals::new(vec![RefusalPattern::parse("410 Session Expired").unwrap()]);
+        let own = r#"{"jsonrpc":"2.0","id":7,"error":{"code":1,"message":"your SESSION expired"}}"#;
+        let ids = [RequestId::from_json("7").unwrap()];
+        assert!(refusals.may_have(410) && refusals.contain(410, Some(own.as_bytes()), &ids));
+        assert!(!refusals.contain(410, Some(b"gone"), &ids) && !refusals.contain(410, None, &[]));
+        assert!(!SessionRefusals::default().may_have(410));
+    }
+
+    #[test]
+    fn a_pattern_is_a_status_and_a_wording() {
+        assert_eq!(format!("{:?}", RefusalPattern::parse("400 Session expired").unwrap()), "400 session expired");
+        for text in ["", "400", "400 ", "400  ", "200 gone", "600 gone", "gone 400", "-400 gone", "404session"] {
+            assert_eq!(RefusalPattern::parse(text), Err(InvalidPattern), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_batch_is_judged_by_its_messages() {
+        let error = r#"{"jsonrpc":"2.0","id":7,"error":{"code":-32601,"message":"Method not found"}}"#;
+        assert!(!refuses(404, &format!("[{error}]")));
+        assert!(refuses(404, r#"[{"jsonrpc":"2.0","id":null,"error":{"code":-32001,"message":"no"}}]"#));
+        assert!(refuses(404, "[]"));
+    }
+}
