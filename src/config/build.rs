@@ -16,7 +16,7 @@ use super::value::{
 };
 use super::{
     Admin, Auth, Config, Delivery, Dialects, DiskStore, Fsync, HostHeader, Limits, Listen, ListenTls, Log, LogFormat,
-    Mode, OnUnreachable, Prime, PrincipalSource, Problems, RedisStore, Replica, ResumeTokens, Store, Streams,
+    Mode, OnUnreachable, Prime, PrincipalSource, Problems, RedisStore, Replica, ResumeTokens, Sessions, Store, Streams,
     ToolOverrides, Turns, Upstream, UpstreamTls, UpstreamUrl,
 };
 use crate::protocol::access::{AllowedHosts, AllowedOrigins, HostPattern, OriginPattern};
@@ -77,6 +77,7 @@ struct Sections {
     limits: Limits,
     store: Store,
     replica: Replica,
+    sessions: Sessions,
     balance: Balance,
     admin: Admin,
     log: Log,
@@ -89,10 +90,25 @@ pub(super) fn config(reader: &mut Reader) -> Option<Config> {
         let text = "is required: give --upstream URL, MCP_RESUME_UPSTREAM__URL, or url in [upstream]";
         reader.missing("upstream", "url", text);
     }
-    let Sections { listen, streams, delivery, dialects, tools, auth, limits, store, replica, admin, log, .. } =
-        sections;
+    let Sections {
+        listen, streams, delivery, dialects, tools, auth, limits, store, replica, sessions, admin, log, ..
+    } = sections;
     let upstream = sections.upstream?;
-    Some(Config { listen, upstream, streams, delivery, dialects, tools, auth, limits, store, replica, admin, log })
+    Some(Config {
+        listen,
+        upstream,
+        streams,
+        delivery,
+        dialects,
+        tools,
+        auth,
+        limits,
+        store,
+        replica,
+        sessions,
+        admin,
+        log,
+    })
 }
 
 fn sections(reader: &mut Reader) -> Sections {
@@ -121,9 +137,25 @@ fn sections(reader: &mut Reader) -> Sections {
     let store = store(reader);
     let limits = limits(&mut reader.section("limits"));
     let replica = replica(reader);
+    let sessions = sessions(&mut reader.section("sessions"));
     let balance = balance(reader);
     let log = log(&mut reader.section("log"));
-    Sections { listen, upstream, streams, delivery, dialects, tools, auth, limits, store, replica, balance, admin, log }
+    Sections {
+        listen,
+        upstream,
+        streams,
+        delivery,
+        dialects,
+        tools,
+        auth,
+        limits,
+        store,
+        replica,
+        sessions,
+        balance,
+        admin,
+        log,
+    }
 }
 
 fn upstream(reader: &mut Reader) -> Option<Upstream> {
@@ -359,6 +391,14 @@ fn limits(s: &mut Section<'_>) -> Limits {
         batch: s.count("batch", 1).unwrap_or(classify::BATCH_MAX),
         sessions: s.count("sessions", 1).unwrap_or(65_536),
         held_posts_per_session: s.count("held_posts_per_session", 1).unwrap_or(256),
+    }
+}
+
+fn sessions(s: &mut Section<'_>) -> Sessions {
+    Sessions {
+        revive: s.one_of("revive", &[("auto", true), ("never", false)]).unwrap_or(true),
+        refusals: s.list("refusals", 0).unwrap_or_default(),
+        keep: s.secs("keep_secs", 1..=YEAR).unwrap_or(Duration::from_secs(604_800)),
     }
 }
 

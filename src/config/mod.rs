@@ -42,6 +42,7 @@ use http::{HeaderName, HeaderValue};
 use crate::protocol::access::{AllowedHosts, AllowedOrigins};
 use crate::protocol::client_address::Trust;
 use crate::protocol::dialect::Declared;
+use crate::protocol::session_refusal::RefusalPattern;
 
 /// The configuration of `serve`. See `config.example.toml` for the reason behind each default.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,6 +67,8 @@ pub struct Config {
     pub store: Store,
     /// This process as one of several replicas.
     pub replica: Replica,
+    /// Sessions that their server has forgotten.
+    pub sessions: Sessions,
     /// The listeners for probes and metrics.
     pub admin: Admin,
     /// Logging.
@@ -411,6 +414,17 @@ pub struct Replica {
     pub drain_delay: Option<Duration>,
     /// Time for which calls may continue during a drain.
     pub drain_timeout: Duration,
+}
+
+/// Sessions that their server has forgotten.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sessions {
+    /// True if they are opened again.
+    pub revive: bool,
+    /// Refusals of a session in addition to those that the proxy knows.
+    pub refusals: Vec<RefusalPattern>,
+    /// Lifetime of the record of a session after its last use.
+    pub keep: Duration,
 }
 
 /// The listeners for probes and metrics.

@@ -131,6 +131,17 @@ impl Forwarder {
         }
     }
 
+    /// Does as [`Self::send`], and returns whether the response refuses the session of the request.
+    pub(super) async fn send_examined(&self, template: &Template) -> (Response<BoxBody>, bool) {
+        match self.upstream.send(template, None).await {
+            Ok(response) => {
+                let (response, is_refused) = self.upstream.is_session_refused(response).await;
+                (self.pass_response(template, response), is_refused)
+            }
+            Err(failure) => (self.refusals.fail_forward(failure), false),
+        }
+    }
+
     /// Returns the endpoint's response to `template` without hop-by-hop headers.
     pub(super) fn pass_response(&self, template: &Template, response: Response<ResponseBody>) -> Response<BoxBody> {
         let (mut parts, body) = response.into_parts();

@@ -25,6 +25,7 @@ mod remote_requests;
 mod request_log;
 mod resume;
 mod session_end;
+mod session_state;
 mod standalone;
 mod status_document;
 mod stream_finder;

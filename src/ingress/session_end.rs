@@ -16,7 +16,7 @@ use crate::event_log::{Binding, EventLog, Session};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::SessionId;
 use crate::server::respond;
-use crate::upstream::Upstream;
+use crate::upstream::{Template, Upstream};
 
 /// Ends sessions for their clients.
 pub(super) struct SessionEnds {
@@ -73,7 +73,7 @@ impl SessionEnds {
             Err(unproven) => return unproven.into_response(&self.refusals),
         };
         let template = self.upstream.pass(&context.parts, context.connection.forwarded(), body);
-        let mut response = self.forwarder.send(&template).await;
+        let mut response = self.delete_upstream(&binding, &template).await;
         if let Some(owner_unknown) = owner_unknown {
             response = owner_unknown.check(&self.refusals, response);
         }
@@ -91,6 +91,22 @@ impl SessionEnds {
             self.owners.announce_session_end(&context).await;
         }
         response
+    }
+
+    /// Sends the DELETE. A session that its server has forgotten is ended all the same, if it could have been opened again.
+    async fn delete_upstream(&self, binding: &Binding, template: &Template) -> Response<BoxBody> {
+        let handshakes = self.log.sessions().handshakes();
+        let handshake = binding.session.as_ref().and_then(|id| handshakes.find(id));
+        let Some(handshake) = handshake.filter(|handshake| handshake.may_revive(&binding.principal)) else {
+            return self.forwarder.send(template).await;
+        };
+        let (response, is_refused) = self.forwarder.send_examined(template).await;
+        let has_ended = is_refused || response.status().is_success() || response.status() == StatusCode::NOT_FOUND;
+        if has_ended && let Some(id) = &binding.session {
+            handshakes.forget(id);
+            drop(handshake);
+        }
+        if is_refused { respond::status(StatusCode::OK) } else { response }
     }
 
     /// Ends the streams of a session that its server has ended, and forgets the session.

@@ -77,6 +77,10 @@ impl StreamStarter {
         observer: ResponseObserver,
         stream: &Arc<Stream>,
     ) -> InlineTask {
+        let may_revive = self.upstream.revives_sessions()
+            && context.binding.session.is_some()
+            && !observer.opens_session()
+            && !self.drain.is_refusing_calls();
         let call = upstream::Call {
             template: Arc::new(template),
             method,
@@ -86,6 +90,8 @@ impl StreamStarter {
             observer,
             // A balancer sends a call that names no replica to another one, whose server may be there.
             should_wait: !context.sender.is_marked() || context.binding.session.is_some(),
+            may_revive,
+            is_guest: context.session.as_ref().is_some_and(|session| !session.is_home()),
             max_event_bytes: self.config.streams.max_event_bytes,
         };
         let writer = self.log.writer(stream);

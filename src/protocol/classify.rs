@@ -86,6 +86,11 @@ impl Call {
         self.methods.has_any(MethodSet::CALL_TOOL)
     }
 
+    /// Returns true if it changes what the server keeps for the session: its log level or its subscriptions.
+    pub fn changes_session(&self) -> bool {
+        self.methods.has_any(MethodSet::CHANGE_SESSION)
+    }
+
     /// Returns true if it holds `tools/list`.
     pub fn has_tool_list(&self) -> bool {
         self.methods.has_any(MethodSet::LIST_TOOLS)
@@ -103,6 +108,7 @@ impl MethodSet {
     const LISTEN: Self = Self(1 << 2);
     const CALL_TOOL: Self = Self(1 << 3);
     const LIST_TOOLS: Self = Self(1 << 4);
+    const CHANGE_SESSION: Self = Self(1 << 5);
 
     /// Returns the methods of the requests among `messages`.
     fn of(messages: &[Message]) -> Self {
@@ -122,6 +128,7 @@ impl MethodSet {
             "subscriptions/listen" => Self::LISTEN,
             "tools/call" => Self::CALL_TOOL,
             "tools/list" => Self::LIST_TOOLS,
+            "logging/setLevel" | "resources/subscribe" | "resources/unsubscribe" => Self::CHANGE_SESSION,
             _ => Self::NONE,
         }
     }

@@ -256,7 +256,7 @@ async fn serve_data(
 
 fn compose(config: Config, setup: StoreSetup, metrics: &Metrics, upstream: Upstream) -> Components {
     let StoreSetup { identity, principal_key, backing } = setup;
-    let upstream = if config.replica.wrap_sessions { upstream.wrapping(identity.owner) } else { upstream };
+    let owner = if config.replica.wrap_sessions { Some(identity.owner) } else { None };
     let bounds = TailLimits { max_bytes: config.streams.max_bytes, max_events: config.streams.max_events };
     let allowance = QuotaLimits {
         max_bytes: config.streams.max_bytes_per_principal,
@@ -268,6 +268,7 @@ fn compose(config: Config, setup: StoreSetup, metrics: &Metrics, upstream: Upstr
         max_sessions: config.limits.sessions,
     };
     let log = Arc::new(EventLog::new(identity, bounds, allowance, metrics.ingress.event_log.clone(), backing));
+    let upstream = upstream.with_sessions(owner, &config.sessions, log.sessions().handshakes().clone());
     let retry = match config.delivery.mode {
         Mode::Stream => config.delivery.retry,
         Mode::Poll => config.delivery.poll_retry,

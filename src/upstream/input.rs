@@ -2,13 +2,15 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use http::{Response, StatusCode};
 use http_body_util::BodyExt;
 
-use super::ResponseBody;
+use super::revival::Settled;
 use super::sse_reader::{EventReader, poll_once};
+use super::{ResponseBody, Template};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::stream::Ending;
 
@@ -16,7 +18,7 @@ use crate::protocol::stream::Ending;
 pub(super) enum InputSource {
     /// A request whose response head is awaited; `is_reopening` if it resumes a stream.
     Sending {
-        response: Pin<Box<dyn Future<Output = Result<Response<ResponseBody>, Failure>> + Send>>,
+        response: Pin<Box<dyn Future<Output = Settled> + Send>>,
         is_reopening: bool,
     },
     Reading(Box<EventReader>),
@@ -29,6 +31,8 @@ pub(super) enum InputSource {
 pub(super) enum UpstreamInput {
     Head {
         response: Result<Box<Response<ResponseBody>>, Failure>,
+        /// The request as it was sent again in a session with another name, or `None` if it was sent once.
+        sent_again: Option<Arc<Template>>,
         is_reopening: bool,
     },
     Piece(Bytes),
@@ -97,7 +101,8 @@ impl InputSource {
         match self {
             InputSource::Sending { response, is_reopening } => {
                 let is_reopening = *is_reopening;
-                UpstreamInput::Head { response: response.await.map(Box::new), is_reopening }
+                let Settled { response, sent_again } = response.await;
+                UpstreamInput::Head { response: response.map(Box::new), sent_again, is_reopening }
             }
             InputSource::Reading(reader) => match reader.next().await {
                 Ok(piece) => UpstreamInput::Piece(piece),

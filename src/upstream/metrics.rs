@@ -24,6 +24,7 @@ pub struct Metrics {
     token_probes: IntCounterVec,
     waiting: IntGauge,
     waits: IntCounterVec,
+    revivals: IntCounterVec,
     ready: IntGauge,
 }
 
@@ -40,6 +41,31 @@ pub(super) enum WaitOutcome {
 
 impl WaitOutcome {
     const LABELS: [&str; 3] = ["connected", "timed_out", "ended"];
+
+    /// Returns the name in metrics and log.
+    pub(super) fn label(self) -> &'static str {
+        Self::LABELS[self as usize]
+    }
+}
+
+/// Outcome of an attempt to open a session again that its server has forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RevivalOutcome {
+    Revived,
+    /// The server refused the caller.
+    Unauthorized,
+    /// The server is another one, or lacks a capability.
+    Differs,
+    /// The client ended the session meanwhile.
+    Ended,
+    /// The handshake failed.
+    Failed,
+    /// A limit forbade the attempt.
+    Limited,
+}
+
+impl RevivalOutcome {
+    const LABELS: [&str; 6] = ["revived", "unauthorized", "differs", "ended", "failed", "limited"];
 
     /// Returns the name in metrics and log.
     pub(super) fn label(self) -> &'static str {
@@ -87,6 +113,11 @@ impl Metrics {
                 "upstream_waits_total",
                 "Calls that waited for a server that accepted no connections, by outcome.",
                 ("outcome", &WaitOutcome::LABELS),
+            )?,
+            revivals: registrar.family(
+                "session_revivals_total",
+                "Attempts to open a session again that its server had forgotten, by outcome.",
+                ("outcome", &RevivalOutcome::LABELS),
             )?,
             ready: registrar.gauge("upstream_ready", "1 if the upstream accepts connections, else 0.")?,
         })
@@ -140,6 +171,11 @@ impl Metrics {
     pub(super) fn observe_wait_end(&self, outcome: WaitOutcome) {
         self.waiting.dec();
         self.waits.with_label_values(&[outcome.label()]).inc();
+    }
+
+    /// Counts an attempt to open a session again.
+    pub(super) fn observe_revival(&self, outcome: RevivalOutcome) {
+        self.revivals.with_label_values(&[outcome.label()]).inc();
     }
 
     /// Counts a probe of a token by its outcome.

@@ -13,12 +13,12 @@ mod inline_task;
 mod input;
 mod metrics;
 mod observed;
-mod observed_eviction;
 mod pump;
 mod reach;
 mod request;
 mod response_body;
 mod response_observer;
+mod revival;
 mod sent_flag;
 mod server_request_refusals;
 mod session_names;
@@ -33,6 +33,7 @@ use std::borrow::Cow;
 use std::error::Error;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{HOST, LOCATION};
@@ -53,18 +54,20 @@ pub use reach::Reachability;
 pub use request::{Body, Template};
 pub use response_body::ResponseBody;
 pub use response_observer::ResponseObserver;
+use revival::Revivals;
 use sent_flag::SentFlag;
-use session_names::SessionNames;
+use session_names::{OwnName, SessionNames};
 pub use synthetic::gap_warning;
 pub use token_probe::ProbeOutcome;
 pub use token_subjects::{ProbeGuard, ProbeWaiter, TokenSubjects, TokenUse};
 
 use crate::config::{self, HostHeader, UpstreamUrl};
-use crate::event_log::Stream;
+use crate::event_log::{Handshakes, Stream};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Line, Lines};
 use crate::protocol::http1::{Error as HeadError, check_length};
 use crate::protocol::ids::Owner;
+use crate::protocol::session_refusal::SessionRefusals;
 use crate::tls::{self, ClientFiles};
 
 /// Limit of redirects for one request: more is a loop.
@@ -98,6 +101,7 @@ pub struct Upstream {
     endpoint: Option<Uri>,
     observed: Arc<Observed>,
     sessions: Arc<SessionNames>,
+    revivals: Arc<Revivals>,
 }
 
 impl Upstream {
@@ -138,6 +142,7 @@ impl Upstream {
             endpoint: None,
             observed: Arc::default(),
             sessions: Arc::default(),
+            revivals: Arc::new(Revivals::new(SessionRefusals::default(), false, Duration::ZERO)),
         };
         upstream.endpoint = upstream.uri(&upstream.endpoint_target(None)).ok();
         upstream
@@ -146,13 +151,20 @@ impl Upstream {
     /// Returns the same upstream with connections of its own. A connection belongs to the runtime it was made on; requests from
     /// another runtime would pass between threads.
     pub fn with_own_connections(&self) -> Self {
-        let (observed, sessions) = (self.observed.clone(), self.sessions.clone());
-        Self { observed, sessions, ..Self::by(self.connector.clone(), self.config.clone()) }
+        let (observed, sessions, revivals) = (self.observed.clone(), self.sessions.clone(), self.revivals.clone());
+        Self { observed, sessions, revivals, ..Self::by(self.connector.clone(), self.config.clone()) }
     }
 
-    /// Returns the same upstream with `owner` in the session names that clients see.
-    pub fn wrapping(self, owner: Owner) -> Self {
-        Self { sessions: Arc::new(SessionNames::wrapped_for(owner)), ..self }
+    /// Returns the same upstream with `owner`, if any, in the session names that clients see, and with these rules for sessions that the
+    /// server has forgotten. `handshakes` has the sessions that can be opened again.
+    pub fn with_sessions(self, owner: Option<Owner>, config: &config::Sessions, handshakes: Arc<Handshakes>) -> Self {
+        let handshakes = if config.revive { Some(handshakes) } else { None };
+        let refusals = SessionRefusals::new(config.refusals.clone());
+        Self {
+            sessions: Arc::new(SessionNames::new(owner, handshakes)),
+            revivals: Arc::new(Revivals::new(refusals, config.revive, config.keep)),
+            ..self
+        }
     }
 
     /// Returns the facts observed in responses.
@@ -174,6 +186,11 @@ impl Upstream {
     /// second at most.
     pub async fn reachability(&self) -> Reachability {
         self.connector.reachability().await
+    }
+
+    /// Returns whether sessions that the server has forgotten are opened again.
+    pub fn revives_sessions(&self) -> bool {
+        self.revivals.is_enabled()
     }
 
     /// Returns true if the upstream is also resumed after hard cuts.
@@ -220,9 +237,11 @@ impl Upstream {
             if client.collects((name, value), &mut received) {
                 continue;
             }
-            match sessions.and_then(|sessions| sessions.unwrapped(name, value)) {
-                Some(own) => lines.push_pieces(name, [own]),
-                None => lines.push(name, value),
+            match sessions.map_or(OwnName::Unchanged, |sessions| sessions.own_name(name, value)) {
+                OwnName::Unchanged => lines.push(name, value),
+                OwnName::Part(own) => lines.push_pieces(name, [own]),
+                OwnName::Renamed(Some(own)) => lines.push_pieces(name, [own.as_str().as_bytes()]),
+                OwnName::Renamed(None) => {}
             }
         }
         client.append_to(&received, client_host, &mut lines);
@@ -239,7 +258,23 @@ impl Upstream {
         self.send_once(template, sent).await.map_err(|unanswered| unanswered.failure)
     }
 
+    /// Does as [`Self::send`], with the session of the response under the server's name.
+    async fn send_unnamed(&self, template: &Template) -> Result<Response<ResponseBody>, Failure> {
+        self.exchange(template, None).await.map_err(|unanswered| unanswered.failure)
+    }
+
     async fn send_once(
+        &self,
+        template: &Template,
+        sent: Option<&Arc<Stream>>,
+    ) -> Result<Response<ResponseBody>, Unanswered> {
+        let mut response = self.exchange(template, sent).await?;
+        self.sessions.wrap(response.headers_mut());
+        Ok(response)
+    }
+
+    /// Sends a request and waits for the response head. Follows redirects; see [`Self::send`].
+    async fn exchange(
         &self,
         template: &Template,
         sent: Option<&Arc<Stream>>,
@@ -250,16 +285,13 @@ impl Upstream {
         };
         for _ in 0..=MAX_REDIRECTS {
             let sent_flag = if template.is_empty() { SentFlag::always_sent() } else { SentFlag::default() };
-            let mut response = {
+            let response = {
                 let sending = pin!(self.clients.send(template, &target, &sent_flag, sent));
                 self.await_head(sending, &sent_flag).await?
             };
             match self.redirect_target(&response) {
                 Some(next) => target = Cow::Owned(self.uri(&next)?),
-                None => {
-                    self.sessions.wrap(response.headers_mut());
-                    return Ok(response);
-                }
+                None => return Ok(response),
             }
         }
         Err(Failure::after_send(ErrorCode::UpstreamGarbage).into())
@@ -421,7 +453,7 @@ impl Upstream {
 /// Checks the length that a head declares. The proxy's own client has checked it.
 fn check_head(response: &mut Response<ResponseBody>) -> Result<(), HeadError> {
     match response.body() {
-        ResponseBody::Http1(_) => Ok(()),
+        ResponseBody::Http1(_) | ResponseBody::Begun(_) => Ok(()),
         ResponseBody::Hyper(_) => check_length(response.status(), response.headers_mut()),
     }
 }

@@ -13,7 +13,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 
 use super::sent_flag::SentFlag;
 use crate::body::{BoxBody, BoxError};
-use crate::event_log::Stream;
+use crate::event_log::{Stream, UpstreamName};
 use crate::protocol::headers::{self, Lines};
 
 /// A request to the endpoint. It is sent once, and again only if nothing of it had left.
@@ -103,6 +103,24 @@ impl Template {
         headers.insert(name, value);
         self.lines = Lines::from(&headers);
         self
+    }
+
+    /// Returns the same request in a session with another name at the server.
+    pub(super) fn in_session(mut self, name: &UpstreamName) -> Self {
+        let UpstreamName::Renamed(name) = name else { return self };
+        let mut headers = self.lines.to_map();
+        match name.as_ref().map(|name| HeaderValue::from_str(name.as_str())) {
+            Some(Ok(name)) => drop(headers.insert(headers::names::MCP_SESSION_ID, name)),
+            Some(Err(_)) | None => drop(headers.remove(headers::names::MCP_SESSION_ID)),
+        }
+        self.lines = Lines::from(&headers);
+        self
+    }
+
+    /// Returns true if the request names its session as the server does now.
+    pub(super) fn is_in_session(&self, name: &UpstreamName) -> bool {
+        let UpstreamName::Renamed(name) = name else { return true };
+        self.lines.get(&headers::names::MCP_SESSION_ID) == name.as_ref().map(|name| name.as_str().as_bytes())
     }
 
     /// Returns the same call as a GET for the events after `last_event_id`, which is one of the upstream's own.

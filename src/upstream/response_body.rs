@@ -17,13 +17,31 @@ pub enum ResponseBody {
     Http1(Box<http1::Body>),
     /// Body of hyper's client: the connection's task reads the connection.
     Hyper(Incoming<Option<Slot>>),
+    /// A body of either whose beginning was read already.
+    Begun(Box<Begun>),
+}
+
+/// A body whose beginning was read.
+#[derive(Debug)]
+pub struct Begun {
+    first: Option<Bytes>,
+    rest: ResponseBody,
 }
 
 impl ResponseBody {
+    /// Puts the bytes that were read of a body before the rest of it.
+    pub(super) fn begun(first: Bytes, rest: Self) -> Self {
+        ResponseBody::Begun(Box::new(Begun { first: Some(first).filter(|first| !first.is_empty()), rest }))
+    }
+
     /// Returns true if the body's reader reads the connection itself. The other kind hands over one read at a time, through another
     /// task.
     pub(super) fn is_gathered(&self) -> bool {
-        matches!(self, ResponseBody::Http1(_))
+        match self {
+            ResponseBody::Http1(_) => true,
+            ResponseBody::Hyper(_) => false,
+            ResponseBody::Begun(begun) => begun.first.is_none() && begun.rest.is_gathered(),
+        }
     }
 }
 
@@ -35,6 +53,10 @@ impl Body for ResponseBody {
         match &mut *self {
             ResponseBody::Http1(body) => Pin::new(body).poll_frame(cx),
             ResponseBody::Hyper(body) => Pin::new(body).poll_frame(cx),
+            ResponseBody::Begun(begun) => match begun.first.take() {
+                Some(first) => Poll::Ready(Some(Ok(Frame::data(first)))),
+                None => Pin::new(&mut begun.rest).poll_frame(cx),
+            },
         }
     }
 
@@ -42,6 +64,7 @@ impl Body for ResponseBody {
         match self {
             ResponseBody::Http1(body) => body.is_end_stream(),
             ResponseBody::Hyper(body) => body.is_end_stream(),
+            ResponseBody::Begun(begun) => begun.first.is_none() && begun.rest.is_end_stream(),
         }
     }
 
@@ -49,6 +72,14 @@ impl Body for ResponseBody {
         match self {
             ResponseBody::Http1(body) => body.size_hint(),
             ResponseBody::Hyper(body) => body.size_hint(),
+            ResponseBody::Begun(begun) => {
+                let (first, mut hint) = (begun.first.as_ref().map_or(0, Bytes::len) as u64, begun.rest.size_hint());
+                if let Some(upper) = hint.upper() {
+                    hint.set_upper(upper + first);
+                }
+                hint.set_lower(hint.lower() + first);
+                hint
+            }
         }
     }
 }

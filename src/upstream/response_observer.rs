@@ -11,21 +11,25 @@ use http::{HeaderMap, HeaderValue, Response};
 
 use super::{Credentials, ResponseBody, Upstream};
 use crate::config::ResumeTokens;
-use crate::event_log::{EventLog, Opened};
+use crate::event_log::{EventLog, Handshake, Opened};
 use crate::protocol::dialect::resume_tokens::ToolList;
 use crate::protocol::headers::{self, SessionId};
 use crate::protocol::ids::IssuedSession;
-use crate::protocol::jsonrpc;
+use crate::protocol::jsonrpc::{self, InitializeParams, ServerFacts};
 
 /// Observer of one call's response. Most calls need none.
 #[derive(Clone, Debug, Default)]
 pub struct ResponseObserver {
     /// Facts about the client of a call that carries `initialize`: its response opens a session.
     initialize: Option<IssuedSession>,
+    /// Parameters of the `initialize`, if the session can be opened again with them.
+    params: Option<InitializeParams>,
     /// Tools that may be answered in slices, for a call that lists tools: the list shows which can, and tells the client.
     tools: Option<Arc<ResumeTokens>>,
     /// Session named by the head of a response to `initialize`.
     session: Option<SessionId>,
+    /// True if the proxy issued that session.
+    is_issued: bool,
     /// Record of that session, until the store has it.
     unsaved: Option<Opened>,
 }
@@ -33,7 +37,17 @@ pub struct ResponseObserver {
 impl ResponseObserver {
     /// Creates the observer of a call that carries `initialize`, or lists `tools` that may be answered in slices, or neither.
     pub fn new(initialize: Option<IssuedSession>, tools: Option<Arc<ResumeTokens>>) -> Self {
-        Self { initialize, tools, session: None, unsaved: None }
+        Self { initialize, params: None, tools, session: None, is_issued: false, unsaved: None }
+    }
+
+    /// Sets the parameters with which the session can be opened again.
+    pub fn with_params(self, params: Option<InitializeParams>) -> Self {
+        Self { params, ..self }
+    }
+
+    /// Returns true if the response opens a session.
+    pub fn opens_session(&self) -> bool {
+        self.initialize.is_some()
     }
 
     /// Returns true if the response has to be read before it passes.
@@ -54,6 +68,7 @@ impl ResponseObserver {
         if let Some(value) = value {
             response.headers_mut().insert(headers::names::MCP_SESSION_ID, value);
             self.session = issued;
+            self.is_issued = true;
         }
     }
 
@@ -66,7 +81,7 @@ impl ResponseObserver {
         credentials: &Credentials,
     ) -> Bytes {
         if self.initialize.is_some() {
-            self.note_initialized(&message, log, credentials);
+            self.note_initialized(&message, upstream, log, credentials);
         }
         let Some(tokens) = &self.tools else { return message };
         let ToolList { tools, edited } = ToolList::of(&message, |name| tokens.tools.contains(name));
@@ -94,11 +109,18 @@ impl ResponseObserver {
     }
 
     /// Records the session that the result of `initialize` opens, before the client can use it.
-    fn note_initialized(&mut self, message: &[u8], log: &EventLog, credentials: &Credentials) {
+    fn note_initialized(&mut self, message: &[u8], upstream: &Upstream, log: &EventLog, credentials: &Credentials) {
         if let Some(session) = &self.session
             && let Some(initialized) = jsonrpc::initialize_result(message)
             && let Some(version) = headers::ProtocolVersion::parse(&initialized.protocol_version)
         {
+            if let Some(params) = self.params.take()
+                && !self.is_issued
+            {
+                let (server, keep) = (ServerFacts::of(message), upstream.revivals.keep());
+                let handshake = Handshake::new(params, version.clone(), server, credentials.principal, keep);
+                log.sessions().handshakes().record(session.clone(), handshake);
+            }
             let declared = self.initialize.as_ref().map(|initialize| initialize.declared).unwrap_or_default();
             let opened = Opened { version, logging: initialized.logging, declared };
             if log.has_store() {

@@ -1,15 +1,18 @@
-//! Sessions under two names: the server's name, and the name for clients, which has the owner before it.
+//! Sessions under two names: the server's name, and the name for clients.
 //!
+//! A session that its server forgot and that was opened again has a new name at the server, while its client keeps the old one. In addition:
 //! A balancer routes a session by its name alone. Therefore clients get names that include the owner of the session's server
 //! (`replica.wrap_sessions`). The proxy uses the clients' names everywhere; only the server sees its own. Requests are unwrapped
 //! here, and responses wrapped. No state is kept: a name stays valid after a restart. Invariant: a name with another owner, or
 //! none, passes unchanged.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tracing::warn;
 
+use crate::event_log::{Handshakes, UpstreamName};
 use crate::protocol::headers::{SessionId, names};
 use crate::protocol::ids::Owner;
 use crate::protocol::routing;
@@ -19,27 +22,57 @@ use crate::protocol::routing;
 pub(super) struct SessionNames {
     /// Owner in the names for clients, or `None` if both names are the same.
     owner: Option<Owner>,
+    /// Names of the sessions that were opened again, or `None` if sessions are not.
+    handshakes: Option<Arc<Handshakes>>,
     has_warned: AtomicBool,
 }
 
+/// Name of a session for a request to the server.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum OwnName<'a> {
+    /// The header passes unchanged.
+    Unchanged,
+    /// The server's name for the session.
+    Part(&'a [u8]),
+    /// A name that the server gave when the session was opened again, or `None` if it gave none.
+    Renamed(Option<SessionId>),
+}
+
 impl SessionNames {
-    /// Creates a translation that puts `owner` into the names for clients.
-    pub(super) fn wrapped_for(owner: Owner) -> Self {
-        Self { owner: Some(owner), has_warned: AtomicBool::new(false) }
+    /// Creates a translation that puts `owner`, if any, into the names for clients, and knows the sessions that were opened again.
+    pub(super) fn new(owner: Option<Owner>, handshakes: Option<Arc<Handshakes>>) -> Self {
+        Self { owner, handshakes, has_warned: AtomicBool::new(false) }
     }
 
-    /// Returns the server's name of the session in a client's header, or `None` if the header passes unchanged.
-    pub(super) fn unwrapped<'a>(&self, name: &HeaderName, value: &'a HeaderValue) -> Option<&'a [u8]> {
+    /// Returns the server's name of the session in a client's header.
+    pub(super) fn own_name<'a>(&self, name: &HeaderName, value: &'a HeaderValue) -> OwnName<'a> {
         if *name != names::MCP_SESSION_ID {
-            return None;
+            return OwnName::Unchanged;
         }
-        routing::strip(self.owner?, value.to_str().ok()?).map(str::as_bytes)
+        let Ok(id) = value.to_str() else { return OwnName::Unchanged };
+        if let Some(handshakes) = &self.handshakes
+            && let UpstreamName::Renamed(name) = handshakes.upstream_name(id)
+        {
+            return OwnName::Renamed(name);
+        }
+        match self.owner.and_then(|owner| routing::strip(owner, id)) {
+            Some(own) => OwnName::Part(own.as_bytes()),
+            None => OwnName::Unchanged,
+        }
     }
 
     /// Gives the session of a response its name for clients. A name that would become too long stays unchanged.
     pub(super) fn wrap(&self, headers: &mut HeaderMap) {
-        let Some(owner) = self.owner else { return };
+        if self.owner.is_none() && !self.handshakes.as_ref().is_some_and(|handshakes| handshakes.has_renamed()) {
+            return;
+        }
         let Some(session) = SessionId::from_headers(headers) else { return };
+        let known = self.handshakes.as_ref().and_then(|handshakes| handshakes.client_name(&session));
+        if let Some(known) = known.and_then(|known| HeaderValue::from_str(known.as_str()).ok()) {
+            headers.insert(names::MCP_SESSION_ID, known);
+            return;
+        }
+        let Some(owner) = self.owner else { return };
         match routing::wrap(owner, &session).and_then(|wrapped| HeaderValue::from_str(wrapped.as_str()).ok()) {
             Some(wrapped) => {
                 headers.insert(names::MCP_SESSION_ID, wrapped);
@@ -60,7 +93,10 @@ mod tests {
     const OWN: Owner = Owner(0xbad_cafe);
 
     fn unwrapped<'a>(sessions: &SessionNames, value: &'a HeaderValue) -> Option<&'a str> {
-        sessions.unwrapped(&names::MCP_SESSION_ID, value).map(|name| std::str::from_utf8(name).unwrap())
+        match sessions.own_name(&names::MCP_SESSION_ID, value) {
+            OwnName::Part(name) => Some(std::str::from_utf8(name).unwrap()),
+            OwnName::Unchanged | OwnName::Renamed(_) => None,
+        }
     }
 
     fn wrapped(sessions: &SessionNames, name: &str) -> String {
@@ -72,7 +108,7 @@ mod tests {
 
     #[test]
     fn a_name_is_wrapped_in_responses_and_unwrapped_in_requests() {
-        let sessions = SessionNames::wrapped_for(OWN);
+        let sessions = SessionNames::new(Some(OWN), None);
         for name in ["s", "a~b", "deadbeef~s", "0badcafe~s"] {
             let seen = wrapped(&sessions, name);
             assert_eq!(seen, format!("0badcafe~{name}"));
@@ -82,17 +118,17 @@ mod tests {
 
     #[test]
     fn a_name_with_another_owner_or_none_passes_unchanged() {
-        let sessions = SessionNames::wrapped_for(OWN);
+        let sessions = SessionNames::new(Some(OWN), None);
         for name in ["s", "deadbeef~s", "0badcafe~", "0badcafe", "0BADCAFE~s"] {
             assert_eq!(unwrapped(&sessions, &HeaderValue::from_str(name).unwrap()), None, "{name}");
         }
         let other = HeaderName::from_static("x-session");
-        assert_eq!(sessions.unwrapped(&other, &HeaderValue::from_static("0badcafe~s")), None);
+        assert_eq!(sessions.own_name(&other, &HeaderValue::from_static("0badcafe~s")), OwnName::Unchanged);
     }
 
     #[test]
     fn a_name_that_is_too_long_stays_unchanged() {
-        let sessions = SessionNames::wrapped_for(OWN);
+        let sessions = SessionNames::new(Some(OWN), None);
         let longest = "s".repeat(1024 - "0badcafe~".len());
         assert_eq!(wrapped(&sessions, &longest).len(), 1024);
         let longer = format!("{longest}s");

@@ -4,7 +4,7 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method};
 
 use super::Template;
-use crate::protocol::jsonrpc::{self, RequestId};
+use crate::protocol::jsonrpc::{self, RequestId, ServerFacts};
 
 /// Returns a JSON POST with the credentials and the session of a call.
 pub(super) fn post(call: &Template, body: Vec<u8>) -> Template {
@@ -26,9 +26,23 @@ pub(super) fn refusal(id: &RequestId) -> Vec<u8> {
     jsonrpc::error_message(Some(id), METHOD_NOT_FOUND, text, serde_json::json!({ "fault": "client" }))
 }
 
+/// Returns the messages for a client whose session was opened again: the change of each list that the server announces, and a warning if the
+/// server declared `logging`.
+pub(super) fn revival_messages(server: &ServerFacts) -> Vec<Vec<u8>> {
+    let changed = |method| serde_json::json!({ "jsonrpc": "2.0", "method": method }).to_string().into_bytes();
+    let mut messages: Vec<_> = server.list_changes().map(changed).collect();
+    if server.has_logging() {
+        messages.push(warning("the server was restarted: all that it kept for this session is gone"));
+    }
+    messages
+}
+
 /// Returns the log message that reports lost events to a client.
 pub fn gap_warning() -> Vec<u8> {
-    let text = "messages of this stream were lost";
+    warning("messages of this stream were lost")
+}
+
+fn warning(text: &str) -> Vec<u8> {
     let params = serde_json::json!({ "level": "warning", "logger": "mcp-resume", "data": text });
     let message = serde_json::json!({ "jsonrpc": "2.0", "method": "notifications/message", "params": params });
     message.to_string().into_bytes()

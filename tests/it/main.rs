@@ -37,6 +37,7 @@ mod principal;
 mod process;
 mod resume;
 mod retry;
+mod revival;
 mod session;
 mod shared_connection;
 mod standalone;

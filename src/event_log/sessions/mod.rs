@@ -7,6 +7,7 @@
 //! here; beyond the limit the least recently used go first. The upstream remains the judge of a session. Absent:
 //! the IDs of sessions that the proxy itself issues (`protocol/ids`).
 
+pub(super) mod handshakes;
 mod lru_queue;
 mod sharing;
 mod turns;
@@ -20,6 +21,7 @@ use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use serde::{Deserialize, Serialize};
 
+use handshakes::Handshakes;
 use lru_queue::{Found, LruQueue};
 use sharing::Sharing;
 use turns::PostSlots;
@@ -399,6 +401,8 @@ pub struct Sessions {
     sessions: DashMap<Key, Arc<Session>>,
     /// Standalone streams need no record, because a GET names its session.
     standalone: DashMap<Key, Arc<Stream>>,
+    /// Handshakes of the sessions that were opened here.
+    handshakes: Arc<Handshakes>,
     record_count: Arc<RecordCount>,
     /// Sessions that were opened here, by their last use. Not to be locked under an entry of the map.
     lru_queue: Mutex<LruQueue>,
@@ -420,6 +424,7 @@ impl Sessions {
             sessions: DashMap::new(),
             standalone: DashMap::new(),
             unclaimed: DashMap::new(),
+            handshakes: Arc::new(Handshakes::new(most)),
             record_count: Arc::new(RecordCount { unopened: AtomicUsize::new(0), serials: AtomicU64::new(0), metrics }),
             lru_queue: Mutex::default(),
             max_opened: most,
@@ -671,6 +676,26 @@ impl Sessions {
         session.streams().into_iter().chain(self.standalone(id, &session.principal)).collect()
     }
 
+    /// Returns every live stream of a session under these principals, the standalone ones included.
+    pub fn streams_of(&self, id: &SessionId, principals: &[Principal]) -> Vec<Arc<Stream>> {
+        let of = |principal: &Principal| {
+            let session = self.sessions.get(&(id.clone(), *principal)).map(|entry| entry.value().clone());
+            session.map_or_else(Vec::new, |session| session.streams())
+        };
+        principals.iter().flat_map(of).chain(self.standalone_of(id, principals)).collect()
+    }
+
+    /// Returns the open standalone streams of a session under these principals.
+    pub fn standalone_of(&self, id: &SessionId, principals: &[Principal]) -> Vec<Arc<Stream>> {
+        let is_open = |stream: &Arc<Stream>| stream.with_machine(|machine| machine.phase() == Phase::Open);
+        principals.iter().filter_map(|principal| self.standalone(id, principal)).filter(is_open).collect()
+    }
+
+    /// Returns the handshakes of the sessions that were opened here.
+    pub fn handshakes(&self) -> &Arc<Handshakes> {
+        &self.handshakes
+    }
+
     /// Forgets idle sessions, and standalone streams that have ended.
     pub fn sweep(&self, now: Instant) {
         self.standalone.retain(|_, stream| is_living(stream));
@@ -686,11 +711,13 @@ impl Sessions {
             let stays = listens || now.saturating_duration_since(used) < idle || session.has_streams();
             if !stays {
                 session.share();
+                self.handshakes.note_use(&key.0, used);
             }
             gone += usize::from(!stays && session.opened.is_some());
             stays
         });
         self.lru_queue().forget(gone);
+        self.handshakes.sweep(now, || self.sessions.iter().map(|entry| entry.key().0.clone()).collect());
         // The extra limit for records in use shrinks with them.
         let left = self.record_count.unopened.load(Ordering::Relaxed);
         let most = unopened_max(self.max_opened);

@@ -108,6 +108,8 @@ pub struct Stream {
     sent: SetOnce<()>,
     /// True while the call waits for a server that accepts no connections.
     is_waiting: AtomicBool,
+    /// True while a response of the upstream is read.
+    is_read_upstream: AtomicBool,
     is_published: AtomicBool,
     /// Store behind the log, or `None` if memory is the store.
     pub(super) backing: Option<Arc<Backing>>,
@@ -156,6 +158,7 @@ impl Stream {
             quota,
             sent: SetOnce::new(),
             is_waiting: AtomicBool::new(false),
+            is_read_upstream: AtomicBool::new(false),
             is_published: AtomicBool::new(false),
             backing,
             inner: Mutex::new(inner),
@@ -285,6 +288,30 @@ impl Stream {
     /// Waits until the request was handed to an upstream connection; for ever if it never is.
     pub async fn sent(&self) {
         self.sent.wait().await;
+    }
+
+    /// Sets whether an event stream of the upstream is read for this stream.
+    pub fn set_read_upstream(&self, is_read: bool) {
+        self.is_read_upstream.store(is_read, Ordering::Relaxed);
+    }
+
+    /// Returns whether an event stream of the upstream is read for this stream.
+    pub fn is_read_upstream(&self) -> bool {
+        self.is_read_upstream.load(Ordering::Relaxed)
+    }
+
+    /// Opens a standalone stream anew, in its session that is being opened again.
+    pub fn reopen_in_session(&self) {
+        let mut inner = self.lock();
+        inner.machine.handle_session_reopened(clock::now());
+        self.notify_pump(inner);
+    }
+
+    /// Announces on a standalone stream that its session was opened again.
+    pub fn announce_revival(&self) {
+        let mut inner = self.lock();
+        inner.machine.handle_session_revived();
+        self.notify_pump(inner);
     }
 
     /// Sets whether the call waits for a server that accepts no connections.

@@ -27,6 +27,7 @@ use super::context::RequestContext;
 use super::forward_to_replicas;
 use super::metrics::Metrics;
 use super::refusals::Refusals;
+use super::session_state::SessionStates;
 use super::stream_finder::StreamFinder;
 use super::stream_response::StreamResponder;
 use super::stream_start::StreamStarter;
@@ -57,6 +58,7 @@ pub(super) struct Calls {
     commit: CommitRules,
     replies: Arc<Replies>,
     continuations: Continuations,
+    session_states: SessionStates,
 }
 
 impl Calls {
@@ -87,6 +89,7 @@ impl Calls {
                 starter.clone(),
             ),
             continuations: Continuations::new(components, refusals.clone(), finder, replies.clone()),
+            session_states: SessionStates::new(components),
             refusals,
             tokens,
             starter,
@@ -162,7 +165,9 @@ impl Calls {
         if !context.has_remote_session() {
             self.partial.observe_tool(&context, &call, partial.as_deref()).await;
         }
-        let observer = ResponseObserver::new(initialize, self.partial.edited_list(&call));
+        self.session_states.note_call(&context, &call, &body);
+        let observer = ResponseObserver::new(initialize, self.partial.edited_list(&call))
+            .with_params(self.session_states.params_of(&call, &body));
         let mut request = CallRequest { context, call, accept, body, partial, retry, observer };
         // A call of an older token here needs no search at other replicas.
         let is_found =

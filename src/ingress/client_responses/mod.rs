@@ -26,6 +26,7 @@ use super::forward::Forwarder;
 use super::forward_to_replicas::{self, OwnerForwarder, OwnerUnknown};
 use super::metrics::Metrics;
 use super::refusals::Refusals;
+use super::session_state::SessionStates;
 use super::token_refresh::{self, TokenRefresh, Unproven};
 use crate::body::BoxBody;
 use crate::clock;
@@ -49,6 +50,7 @@ pub(super) struct ClientResponses {
     owners: Arc<OwnerForwarder>,
     tokens: Arc<TokenRefresh>,
     delivery: Arc<PostDelivery>,
+    session_states: SessionStates,
 }
 
 /// Messages of a POST, and the session that it names.
@@ -79,6 +81,7 @@ impl ClientResponses {
             owners,
             tokens,
             delivery,
+            session_states: SessionStates::new(components),
         }
     }
 
@@ -92,6 +95,7 @@ impl ClientResponses {
         let (Some(session), Some(id)) = (context.session.clone(), &context.binding.session) else {
             return self.forwarder.forward_post(context, body).await;
         };
+        self.session_states.note_messages(&context, &messages);
         let cancelled = jsonrpc::cancelled_request_ids(&messages, &body);
         let post = SessionPost { id, session: &session, messages: &messages, cancelled: &cancelled };
         let owner_unknown = match self.forward_to_owner(&context, &post, &body).await {
@@ -131,7 +135,12 @@ impl ClientResponses {
         let on_accepted =
             if is_proven { None } else { Some(note_on_acceptance(id, records().cloned().collect(), messages)) };
         let post = UpstreamPost {
-            template: self.upstream.call(&context.parts, context.connection.forwarded(), detached(body)),
+            template: self.upstream.in_newest_session(
+                self.upstream.call(&context.parts, context.connection.forwarded(), detached(body)),
+                &self.log,
+                id,
+            ),
+            session_id: Some(id.clone()),
             session: Some(session),
             previous,
             answered,
@@ -143,7 +152,7 @@ impl ClientResponses {
             may_be_sent_again: |status| !status.is_success(),
         };
         match self.delivery.start(post, queued).await {
-            Ok(Outcome::Held) => respond::status(StatusCode::ACCEPTED),
+            Ok(Outcome::Held | Outcome::Dropped) => respond::status(StatusCode::ACCEPTED),
             Ok(Outcome::Response(response)) => match owner_unknown {
                 Some(owner_unknown) => owner_unknown.check(&self.refusals, response),
                 None => response,

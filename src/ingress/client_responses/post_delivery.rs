@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use http::{Response, StatusCode};
 use tokio::sync::oneshot;
-use tracing::{Instrument, info, warn};
+use tracing::{Instrument, debug, info, warn};
 
 use crate::backoff::Backoff;
 use crate::body::BoxBody;
@@ -17,6 +17,7 @@ use crate::ingress::context::RequestContext;
 use crate::ingress::forward::Forwarder;
 use crate::ingress::metrics::Metrics;
 use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::headers::SessionId;
 use crate::protocol::jsonrpc::RequestId;
 use crate::upstream::{Credentials, ResponseBody, Template, Upstream};
 
@@ -30,6 +31,8 @@ const LATE_TIMEOUT: Duration = Duration::from_secs(5);
 /// One POST on its way upstream.
 pub(super) struct UpstreamPost {
     pub(super) template: Template,
+    /// Name of the session for clients, if the POST names one.
+    pub(super) session_id: Option<SessionId>,
     /// Session of the POST, if it has one. Later POSTs of the session wait behind it.
     pub(super) session: Option<Arc<Session>>,
     /// Records of the session under the caller's older tokens, if one of them is concerned.
@@ -58,6 +61,8 @@ pub(super) type OnAccepted = Box<dyn Fn(&EventLog) + Send + Sync>;
 pub(super) enum Outcome {
     /// The POST is held until the upstream takes it.
     Held,
+    /// The server has forgotten the session, which the next request of the client may open again.
+    Dropped,
     /// Response of the upstream.
     Response(Response<BoxBody>),
     /// The POST cannot be delivered, or its outcome is unknown.
@@ -128,6 +133,23 @@ impl PostDelivery {
         }
     }
 
+    /// Returns whether the server refused the session of a POST, and the next request of the client may open it again: then the POST is
+    /// dropped. The server asks anew for what it still needs. The returned response has its whole body.
+    async fn is_dropped(
+        &self,
+        post: &UpstreamPost,
+        response: Response<ResponseBody>,
+    ) -> (Response<ResponseBody>, bool) {
+        match (&post.session_id, &post.session) {
+            (Some(id), Some(session)) => {
+                let examining =
+                    self.upstream.is_refused_in_revivable_session(&self.log, id, session.principal(), response);
+                Box::pin(examining).await
+            }
+            (None, _) | (_, None) => (response, false),
+        }
+    }
+
     /// Delivers a POST in a task of its own, in its turn of the session if it is `queued`: a client that disconnects now has still
     /// responded. The task sends the outcome for the client.
     pub(super) fn start(
@@ -155,7 +177,10 @@ impl PostDelivery {
         let mut backoff = BACKOFF;
         loop {
             match attempt.send().await {
-                Ok(response) => return attempt.finish(response),
+                Ok(response) => {
+                    let (response, is_dropped) = self.is_dropped(&post, response).await;
+                    return attempt.finish(response, is_dropped);
+                }
                 Err(failure) if failure.may_have_run => return attempt.fail(failure),
                 Err(failure) if !post.is_wanted(&until) => return attempt.fail(failure),
                 Err(_) if let Err(code) = self.log.evict_for(post.reservation.reservation()) => {
@@ -307,7 +332,14 @@ impl Attempt<'_> {
         }
     }
 
-    fn finish(self, response: Response<ResponseBody>) {
+    fn finish(self, response: Response<ResponseBody>, is_dropped: bool) {
+        if is_dropped {
+            debug!("a POST without requests is dropped: the server has forgotten its session");
+            if let Some(reply) = self.reply {
+                let _ = reply.send(Outcome::Dropped);
+            }
+            return;
+        }
         let status = response.status();
         self.delivery.upstream.observed().note_status(self.post.credentials, status, clock::now());
         if (self.post.may_be_sent_again)(status) {

@@ -164,6 +164,7 @@ impl UrlResponses {
             reservation: reserve_upload(context, message.len()),
             slot: None,
             template: self.upstream.call(&context.parts, context.connection.forwarded(), detached(message)),
+            session_id: context.binding.session.clone(),
             session: context.session.clone(),
             previous: Vec::new(),
             answered: match id {
@@ -243,7 +244,7 @@ impl UrlResponses {
                 Ok(())
             }
             Ok(Outcome::Failed(failure)) => Err(Box::new(self.refusals.fail_forward(failure))),
-            Ok(Outcome::Response(_) | Outcome::Held) | Err(_) => Ok(()),
+            Ok(Outcome::Response(_) | Outcome::Held | Outcome::Dropped) | Err(_) => Ok(()),
         }
     }
 }

@@ -49,6 +49,11 @@ impl Lines {
         lines(&self.0).any(|(other, _)| other == name.as_str().as_bytes())
     }
 
+    /// Returns the value of the first line of this name. The search is linear.
+    pub fn get(&self, name: &HeaderName) -> Option<&[u8]> {
+        lines(&self.0).find(|(other, _)| *other == name.as_str().as_bytes()).map(|(_, value)| value)
+    }
+
     /// Returns the lines as a map.
     pub fn to_map(&self) -> HeaderMap {
         let shared = Bytes::copy_from_slice(&self.0);

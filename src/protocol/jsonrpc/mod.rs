@@ -19,12 +19,14 @@ use serde_json::value::RawValue;
 #[cfg(test)]
 pub(crate) mod counted;
 mod edit;
+mod handshake;
 mod scan;
 #[cfg(test)]
 mod tests;
 mod walk;
 
 pub use edit::{member, messages, span, splice, splice_apart, without_members};
+pub use handshake::{InitializeParams, ServerFacts, SessionChange, session_change};
 use scan::scan;
 use walk::{find, find_in_batch, from_slice};
 pub use walk::{find_message, for_each_element, for_each_message};

@@ -46,6 +46,11 @@ impl Machine {
         self.is_cancelled
     }
 
+    /// Returns true if the upstream no longer knows the session of this standalone stream.
+    pub fn is_dormant(&self) -> bool {
+        self.is_dormant
+    }
+
     /// Returns true if no token opens the stream any more: it was cancelled or abandoned, or its session was deleted.
     pub fn is_revoked(&self) -> bool {
         let was_abandoned = self.failure.is_some_and(|failure| failure.code == ErrorCode::Abandoned);

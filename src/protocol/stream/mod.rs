@@ -86,6 +86,8 @@ pub struct Machine {
     timers: TimerTable,
     /// True if the client has cancelled the stream.
     is_cancelled: bool,
+    /// True if the upstream no longer knows the stream's session, which a later request may open again.
+    is_dormant: bool,
     /// True if tokens no longer open the stream for any other reason.
     is_revoked: bool,
     input_turn: InputTurn,
@@ -110,6 +112,7 @@ impl Machine {
             last_retry: policy.retry,
             timers: TimerTable::default(),
             is_cancelled: false,
+            is_dormant: false,
             is_revoked: false,
             input_turn: InputTurn::new(now),
             announcements: None,
@@ -203,10 +206,29 @@ impl Machine {
                 self.timers.set(Timer::Reopen, now + pause);
                 self.effects.push_back(Effect::AnnounceGap);
             }
+            Next::Wait => self.is_dormant = true,
             Next::Fail(failure) => {
                 self.timers.stop(Timer::Reopen);
                 self.fail(Outcome::Failed, failure, now);
             }
+        }
+    }
+
+    /// The session of a standalone stream is being opened again: the stream is opened anew under its new name, at once.
+    pub fn handle_session_reopened(&mut self, now: Instant) {
+        if self.policy.kind == StreamKind::Standalone && self.phase == Phase::Open && self.sealing.is_none() {
+            self.is_dormant = false;
+            self.upstream.begin_anew();
+            self.server_requests.answer_all();
+            self.effects.push_back(Effect::Close);
+            self.timers.set(Timer::Reopen, now);
+        }
+    }
+
+    /// The session of a standalone stream was opened again: the client is told that all that the server kept for the session is gone.
+    pub fn handle_session_revived(&mut self) {
+        if self.policy.kind == StreamKind::Standalone && self.phase == Phase::Open && self.sealing.is_none() {
+            self.effects.push_back(Effect::AnnounceRevival);
         }
     }
 

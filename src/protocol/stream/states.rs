@@ -75,4 +75,6 @@ pub enum Effect {
     Reopen(Option<Bytes>),
     /// Announce to the client that the upstream could not go on where it was, and that messages in between are lost.
     AnnounceGap,
+    /// Announce to the client that its session was opened again at a server that had forgotten it.
+    AnnounceRevival,
 }

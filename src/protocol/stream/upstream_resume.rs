@@ -29,6 +29,8 @@ pub enum Ending {
     Broken,
     /// The upstream refused to go on, with this status.
     Refused(u16),
+    /// The upstream no longer knows the session. A standalone stream stays open until its session is opened again.
+    SessionLost,
     /// The upstream cannot resume the call now: there was no connection, or its status is temporary.
     Unavailable,
 }
@@ -39,6 +41,8 @@ pub(super) enum Next {
     Reopen(Duration),
     /// The call is resumed after this pause, without the event ID that was refused: the events after that ID are lost.
     ReopenAnew(Duration),
+    /// The stream stays open without an upstream.
+    Wait,
     /// The call has failed.
     Fail(Failure),
 }
@@ -79,6 +83,9 @@ impl UpstreamCursor {
     /// Returns the consequence of the end of a response.
     pub(super) fn after_end(&mut self, ending: Ending, policy: &Policy) -> Next {
         let is_anew = policy.kind == StreamKind::Standalone && self.forget_refused_id(ending);
+        if ending == Ending::SessionLost && policy.kind == StreamKind::Standalone {
+            return Next::Wait;
+        }
         let pause = match policy.kind {
             StreamKind::Standalone if is_anew => Ok(self.back_off()),
             StreamKind::Standalone => self.standalone_pause(ending),
@@ -99,6 +106,9 @@ impl UpstreamCursor {
             Ending::Refused(status) => {
                 return Err(Failure { http_status: Some(status), ..Failure::after_send(ErrorCode::UpstreamStatus) });
             }
+            Ending::SessionLost => {
+                return Err(Failure { http_status: Some(404), ..Failure::after_send(ErrorCode::UpstreamStatus) });
+            }
             Ending::Unavailable => false,
         };
         if is_on_purpose && self.has_new_id && self.last_id.is_some() {
@@ -113,7 +123,9 @@ impl UpstreamCursor {
             Ending::Refused(status) if status < SERVER_ERROR => {
                 Err(Failure { http_status: Some(status), ..Failure::after_send(ErrorCode::UpstreamStatus) })
             }
-            Ending::Refused(_) | Ending::Clean | Ending::Broken | Ending::Unavailable => Ok(self.back_off()),
+            Ending::Refused(_) | Ending::Clean | Ending::Broken | Ending::SessionLost | Ending::Unavailable => {
+                Ok(self.back_off())
+            }
         }
     }
 
@@ -126,6 +138,13 @@ impl UpstreamCursor {
             self.last_id = None;
         }
         is_refused
+    }
+
+    /// Forgets the position: the session was opened again, and its server knows no event ID from before.
+    pub(super) fn begin_anew(&mut self) {
+        self.last_id = None;
+        self.has_sent_id = false;
+        self.attempts = 0;
     }
 
     /// Returns the pause before the next attempt: the latest `retry`, doubled with each attempt since the last response.

@@ -17,12 +17,13 @@ use tracing::{Instrument, Level, debug, enabled, info};
 use super::input::{InputSource, UpstreamInput};
 use super::metrics::Metrics;
 use super::response_observer::ResponseObserver;
+use super::revival::{Refused, Settled};
 use super::server_request_refusals::Refusals;
 use super::sse_reader::{EventReader, GatherResult};
 use super::synthetic;
 use super::{Credentials, ResponseBody, Template, Upstream, wait};
 use crate::clock::{self, Alarm};
-use crate::event_log::{EventLog, Head, Next, Subject, Writer};
+use crate::event_log::{EventLog, Handshake, Head, Next, Subject, Writer};
 use crate::protocol::call_name::CallName;
 use crate::protocol::error::{ErrorCode, Failure, Side};
 use crate::protocol::headers;
@@ -47,6 +48,10 @@ pub struct Call {
     pub observer: ResponseObserver,
     /// True if the call waits for a server that accepts no connections.
     pub should_wait: bool,
+    /// True if a session that its server has forgotten may be opened again for the call.
+    pub may_revive: bool,
+    /// True if the server has to accept the caller before it may cause that.
+    pub is_guest: bool,
     /// Size limit of an event, and of a JSON response that becomes one.
     pub max_event_bytes: usize,
 }
@@ -279,8 +284,11 @@ impl Pump {
 
     async fn apply_effect(&mut self, effect: Effect) {
         match effect {
-            Effect::Close => self.input = InputSource::Idle,
-            Effect::Reopen(last_id) => self.send(Arc::new(self.call.template.to_get(last_id.as_deref())), true),
+            Effect::Close => self.set_input(InputSource::Idle),
+            Effect::Reopen(last_id) => {
+                self.follow_session();
+                self.send(Arc::new(self.call.template.to_get(last_id.as_deref())), true);
+            }
             Effect::AnnounceCancel(ids) if self.writer.stream().is_sent() => {
                 for id in &ids {
                     self.post_aside(synthetic::cancelled(id));
@@ -289,6 +297,7 @@ impl Pump {
             Effect::AnnounceCancel(_) => {}
             Effect::RefuseServerRequest(id) => self.refuse_server_request(id),
             Effect::AnnounceGap => self.announce_gap().await,
+            Effect::AnnounceRevival => Box::pin(self.announce_revival()).await,
         }
     }
 
@@ -306,17 +315,53 @@ impl Pump {
     fn send(&mut self, template: Arc<Template>, is_reopening: bool) {
         let upstream = self.upstream.clone();
         let stream = self.writer.stream().clone();
-        let (metrics, began) = (self.metrics.clone(), self.began);
-        // A request that resumes the stream is repeated by the machine.
+        let (log, metrics, began) = (self.log.clone(), self.metrics.clone(), self.began);
+        // A request that resumes the stream is repeated by the machine, and has no credentials that a client has just used.
         let should_wait = self.call.should_wait && !is_reopening;
+        let may_revive = self.call.may_revive && !is_reopening;
         let response = Box::pin(async move {
-            if should_wait {
+            let response = if should_wait {
                 wait::send_when_reachable(&upstream, &template, &stream, &metrics, began).await
             } else {
                 upstream.send(&template, Some(&stream)).await
+            };
+            match response {
+                Ok(response) if may_revive && upstream.revivals.may_concern(response.status()) => {
+                    let (upstream, log, metrics) = (&upstream, &log, &metrics);
+                    let refused = Refused { upstream, log, metrics, stream: &stream, template: &template };
+                    // Boxed: each call would carry the size of this future.
+                    Box::pin(refused.settle(response)).await
+                }
+                response => Settled { response, sent_again: None },
             }
         });
-        self.input = InputSource::Sending { response, is_reopening };
+        self.set_input(InputSource::Sending { response, is_reopening });
+    }
+
+    /// Gives a standalone stream the present name of its session at the server. A call stays in the session in which it began.
+    fn follow_session(&mut self) {
+        let stream = self.writer.stream();
+        if stream.with_machine(|machine| machine.policy().kind) != StreamKind::Standalone {
+            return;
+        }
+        if let Some(name) = self.handshake().map(|handshake| handshake.newest_name())
+            && !self.call.template.is_in_session(&name)
+        {
+            self.call.template = Arc::new((*self.call.template).clone().in_session(&name));
+        }
+    }
+
+    /// Tells the client on its standalone stream which lists may have changed, and that what the server kept for the session is gone.
+    async fn announce_revival(&mut self) {
+        let Some(handshake) = self.handshake() else { return };
+        for message in synthetic::revival_messages(&handshake.server) {
+            self.writer.update(|machine, now| machine.handle_message(b"message", &message, now)).await;
+        }
+    }
+
+    fn set_input(&mut self, input: InputSource) {
+        self.writer.stream().set_read_upstream(matches!(input, InputSource::Reading(_)));
+        self.input = input;
     }
 
     /// Refuses a request of the server.
@@ -342,12 +387,15 @@ impl Pump {
 
     async fn handle_input(&mut self, input: UpstreamInput) {
         match input {
-            UpstreamInput::Head { response: Ok(response), is_reopening: false } => self.handle_head(response).await,
-            UpstreamInput::Head { response: Ok(response), is_reopening: true } => {
-                Box::pin(self.handle_reopened(response)).await
-            }
-            UpstreamInput::Head { response: Err(failure), is_reopening } => {
-                self.handle_failure(failure, is_reopening).await
+            UpstreamInput::Head { response, sent_again, is_reopening } => {
+                if let Some(template) = sent_again {
+                    self.call.template = template;
+                }
+                match response {
+                    Ok(response) if is_reopening => Box::pin(self.handle_reopened(response)).await,
+                    Ok(response) => self.handle_head(response).await,
+                    Err(failure) => self.handle_failure(failure, is_reopening).await,
+                }
             }
             UpstreamInput::Piece(piece) => self.handle_piece(piece).await,
             UpstreamInput::End(ending) => self.end(ending).await,
@@ -370,7 +418,7 @@ impl Pump {
     }
 
     async fn end(&mut self, ending: Ending) {
-        self.input = InputSource::Idle;
+        self.set_input(InputSource::Idle);
         self.note_arriving(0);
         self.writer.update(|machine, now| machine.handle_upstream_end(ending, now)).await;
     }
@@ -394,14 +442,14 @@ impl Pump {
         let bytes = events.iter().map(|event| event.data.len()).sum();
         self.metrics.observe_events(events.len(), bytes);
         if error.is_some() || ending.is_some() {
-            self.input = InputSource::Idle;
+            self.set_input(InputSource::Idle);
         }
         self.note_arriving(held);
         Some(Arrived { events, bytes, is_too_large: error.is_some(), ending })
     }
 
     async fn handle_failure(&mut self, failure: Failure, is_reopening: bool) {
-        self.input = InputSource::Idle;
+        self.set_input(InputSource::Idle);
         if is_reopening {
             self.end(Ending::Unavailable).await;
             return self.note_failure(failure.code, is_reopening);
@@ -454,13 +502,21 @@ impl Pump {
     async fn handle_reopened(&mut self, response: Box<Response<ResponseBody>>) {
         let status = response.status();
         if status.is_success() && headers::is_sse(response.headers()) && !is_compressed(response.headers()) {
-            self.input =
-                InputSource::Reading(Box::new(EventReader::new(response.into_body(), self.call.max_event_bytes)));
+            let reader = EventReader::new(response.into_body(), self.call.max_event_bytes);
+            self.set_input(InputSource::Reading(Box::new(reader)));
             self.writer.update(|machine, _| machine.handle_stream_head()).await;
+            self.note_listening();
             return;
         }
         let is_standalone =
             self.writer.stream().with_machine(|machine| machine.policy().kind == StreamKind::Standalone);
+        if is_standalone && let Some(handshake) = self.handshake() {
+            let (_, is_refused) = self.upstream.is_session_refused(*response).await;
+            handshake.note_listening();
+            if is_refused && !handshake.is_over() {
+                return self.end(Ending::SessionLost).await;
+            }
+        }
         let ending = match status {
             // The server still has the old stream, is unavailable, or is busy.
             StatusCode::CONFLICT
@@ -477,6 +533,18 @@ impl Pump {
         self.end(ending).await;
     }
 
+    fn handshake(&self) -> Option<Arc<Handshake>> {
+        let session = self.writer.stream().binding().session.as_ref()?;
+        self.log.sessions().handshakes().find(session)
+    }
+
+    /// Notes that a standalone stream is open in its session.
+    fn note_listening(&self) {
+        if let Some(handshake) = self.handshake() {
+            handshake.note_listening();
+        }
+    }
+
     async fn handle_stream(&mut self, response: Box<Response<ResponseBody>>) {
         let (mut parts, body) = response.into_parts();
         if is_compressed(&parts.headers) {
@@ -484,7 +552,7 @@ impl Pump {
         }
         headers::sse_downstream(&mut parts.headers);
         headers::expose_ours(&mut parts.headers);
-        self.input = InputSource::Reading(Box::new(EventReader::new(body, self.call.max_event_bytes)));
+        self.set_input(InputSource::Reading(Box::new(EventReader::new(body, self.call.max_event_bytes))));
         // A short response is often there as a whole. Then it is one step, and one call of a store.
         let (arrived, end) = match self.input.next_if_ready(self.writer.may_read()).await {
             Some(UpstreamInput::Piece(piece)) => (self.gather(piece).await, None),
@@ -511,6 +579,12 @@ impl Pump {
     fn note_response(&self, response: &Response<ResponseBody>) {
         let observed = self.upstream.observed();
         observed.note_status(self.call.credentials, response.status(), clock::now());
+        if response.status().is_success()
+            && self.call.is_guest
+            && let Some(handshake) = self.handshake()
+        {
+            handshake.note_accepted(self.writer.stream().binding().principal);
+        }
         if response.status().is_success()
             && let Some(subject) = self.call.subject
         {

@@ -27,7 +27,7 @@ impl Pump {
     /// Takes the head of a response that is no stream. The response passes as it is, or becomes an event if the client has a stream
     /// already or accepts nothing else.
     pub(super) async fn handle_plain_response(&mut self, response: Box<Response<ResponseBody>>) {
-        self.input = InputSource::Idle;
+        self.set_input(InputSource::Idle);
         let json = headers::is_json(response.headers());
         if response.status().is_success() && json && !self.call.accept.json && self.call.accept.sse {
             return Box::pin(self.convert_to_event(response)).await;
@@ -58,12 +58,12 @@ impl Pump {
     /// Collects the body as input of the pump's loop, so that timers and cancellations go on meanwhile.
     fn collect_body(&mut self, status: StatusCode, json: bool, body: ResponseBody) {
         let limit = self.call.max_event_bytes;
-        self.input = InputSource::collecting(status, if json { Some(body) } else { None }, limit);
+        self.set_input(InputSource::collecting(status, if json { Some(body) } else { None }, limit));
     }
 
     /// Logs a collected response. A JSON-RPC body of any status is the message for its request; anything else is the proxy's error.
     pub(super) async fn log_collected(&mut self, CollectedResponse { status, body }: CollectedResponse) {
-        self.input = InputSource::Idle;
+        self.set_input(InputSource::Idle);
         let refused = refused_by(status);
         let body = body.and_then(|body| self.as_owed_response(body).ok_or(refused)).map(|body| self.observe(body));
         Box::pin(self.call.observer.save_session(&self.log, &self.call.credentials)).await;

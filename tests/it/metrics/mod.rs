@@ -111,6 +111,7 @@ every_metric! {
     "upstream_ready" is moved by a_server_that_is_gone_and_comes_back;
     "calls_waiting" is moved by a_call_that_waits_for_its_server;
     "upstream_waits_total" is moved by the_end_of_a_wait_for_the_server;
+    "session_revivals_total" is moved by a_session_that_its_server_has_forgotten;
     "store_ready" is moved by a_store_that_is_gone_and_comes_back;
     "store_append_seconds" is moved by an_event_that_the_store_takes;
     "store_failures_total" is moved by an_event_that_the_store_cannot_take;

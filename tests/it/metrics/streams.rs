@@ -151,6 +151,26 @@ pub(super) async fn the_end_of_a_wait_for_the_server(waits: &Meter) {
     assert_eq!(ended("connected").await, 1.0);
 }
 
+pub(super) async fn a_session_that_its_server_has_forgotten(revivals: &Meter) {
+    let (mut upstream, proxy, session) = observed().await;
+    let outcomes = ["unauthorized", "failed", "differs"];
+    for (id, outcome) in outcomes.into_iter().enumerate() {
+        let pending = session.post(call(id)).start(proxy.addr).await;
+        upstream.expect("tools/call").await.status(404).await;
+        let opening = upstream.expect("initialize").await;
+        match outcome {
+            "unauthorized" => opening.status(401).await,
+            "failed" => opening.status(500).await,
+            _ => {
+                let response = serde_json::json!({ "jsonrpc": "2.0", "id": opening.json_body()["id"], "result": {} });
+                opening.json(200, response.to_string()).await;
+            }
+        }
+        assert!(pending.response().await.status >= 400);
+        assert_eq!(revivals.of(&proxy, &format!("outcome={outcome}")).await, 1.0);
+    }
+}
+
 pub(super) async fn the_version_that_runs(info: &Meter) {
     let (_upstream, proxy, _) = observed().await;
     assert_eq!(info.of(&proxy, &format!("version={}", env!("CARGO_PKG_VERSION"))).await, 1.0);

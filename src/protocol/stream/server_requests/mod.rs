@@ -96,6 +96,15 @@ impl ServerRequests {
         self.0.get_or_insert_default().add(id, seq, is_alone, at);
     }
 
+    /// Counts every outstanding request as answered: no answer to it can reach its session any more.
+    pub(super) fn answer_all(&mut self) {
+        let waiting: Vec<_> =
+            self.0.iter().flat_map(|ledger| ledger.waiting.values()).map(|it| it.id.clone()).collect();
+        for id in waiting {
+            self.answer(&id);
+        }
+    }
+
     /// Returns a record of each remembered request, and the spent events if the requests do not determine them.
     pub(super) fn to_parts(&self) -> (Vec<ServerRequestRecord>, Option<EventSet>) {
         let Some(ledger) = &self.0 else { return (Vec::new(), None) };

@@ -273,6 +273,7 @@ fn ending() -> impl Strategy<Value = Ending> {
         4 => Just(Ending::Clean),
         2 => Just(Ending::Broken),
         1 => prop_oneof![Just(400), Just(404), Just(500)].prop_map(Ending::Refused),
+        1 => Just(Ending::SessionLost),
         1 => Just(Ending::Unavailable),
     ]
 }

@@ -97,6 +97,11 @@ impl Model {
         }
         let pause = match ending {
             Ending::Refused(status) if self.is_request() || (status < 500 && !is_anew) => None,
+            Ending::SessionLost if !self.is_request() => {
+                self.call = Call::Over;
+                return;
+            }
+            Ending::SessionLost => None,
             Ending::Refused(_) | Ending::Clean | Ending::Broken | Ending::Unavailable if !self.is_request() => {
                 let first = self.upstream_retry.max(STANDALONE_PAUSE_MIN);
                 let doubled = first << self.attempts.min(16);
@@ -118,6 +123,9 @@ impl Model {
                 let failure = match ending {
                     Ending::Refused(status) => {
                         Failure { http_status: Some(status), ..Failure::after_send(ErrorCode::UpstreamStatus) }
+                    }
+                    Ending::SessionLost => {
+                        Failure { http_status: Some(404), ..Failure::after_send(ErrorCode::UpstreamStatus) }
                     }
                     Ending::Clean | Ending::Broken | Ending::Unavailable => {
                         Failure::after_send(ErrorCode::UpstreamBroke)

@@ -1,0 +1,269 @@
+//! The handshake that opens a forgotten session again, in the name of its client.
+//!
+//! Owned here: the messages, their order and their time limits, and the comparison with the server as it was. Each message has the headers of
+//! the request at hand, so the server judges its caller. Invariant: the client's requests get the new name only once the handshake is
+//! complete. Absent: the decision to begin, and the limits of attempts ([`super`]).
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ACCEPT, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
+
+use super::super::body::collect;
+use super::super::sse_reader::EventReader;
+use super::super::{ResponseBody, Template, Upstream};
+use crate::backoff::Backoff;
+use crate::clock;
+use crate::event_log::{EventLog, Handshake, Stream};
+use crate::protocol::headers::{self, ProtocolVersion, SessionId, names};
+use crate::protocol::jsonrpc::{self, Message, RequestId, ServerFacts};
+use crate::random;
+
+/// Time limit for a handshake.
+const LIMIT: Duration = Duration::from_secs(30);
+/// Size limit of a response of the handshake.
+const RESPONSE_MAX: usize = 1024 * 1024;
+/// Pauses between attempts to reach a server that has not restarted yet.
+const PAUSES: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_millis(250));
+/// Time for the standalone stream to be opened, so that the server can ask on it.
+const LISTENING_WAIT: Duration = Duration::from_secs(2);
+/// Time within which a server that asks for the client's roots begins to.
+const QUESTION_WAIT: Duration = Duration::from_millis(500);
+/// Time for the client's answer, from the end of the handshake.
+const ANSWER_WAIT: Duration = Duration::from_secs(2);
+const ANSWER_STEP: Duration = Duration::from_millis(25);
+
+/// Outcome of a handshake.
+pub(super) enum Opened {
+    Revived,
+    /// The server refuses the caller, with this response.
+    Unauthorized(Box<Response<ResponseBody>>),
+    /// The server is another one, or lacks a capability.
+    Differs,
+    /// The client has ended the session meanwhile.
+    Ended,
+    /// The session was not opened, for this reason.
+    Failed(&'static str),
+}
+
+/// A handshake to be made.
+pub(super) struct Handshaking {
+    pub(super) upstream: Arc<Upstream>,
+    pub(super) log: Arc<EventLog>,
+    pub(super) id: SessionId,
+    pub(super) handshake: Arc<Handshake>,
+    /// The refused request, whose headers the messages have.
+    pub(super) request: Arc<Template>,
+}
+
+impl Handshaking {
+    /// Makes the handshake. On success the session has its new name.
+    pub(super) async fn run(self) -> Opened {
+        match tokio::time::timeout(LIMIT, self.open()).await {
+            Ok(opened) => opened,
+            Err(_) => Opened::Failed("no complete handshake within 30 s"),
+        }
+    }
+
+    async fn open(&self) -> Opened {
+        let id = own_id();
+        let response = match self.initialize(&id).await {
+            Ok(response) => response,
+            Err(reason) => return Opened::Failed(reason),
+        };
+        match response.status() {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return Opened::Unauthorized(Box::new(response)),
+            status if !status.is_success() => return Opened::Failed("initialize was refused"),
+            _ => {}
+        }
+        let name = SessionId::from_headers(response.headers());
+        let Some(result) = read_response(response, &id).await else {
+            return Opened::Failed("initialize was not answered");
+        };
+        if !self.is_as_before(&result) {
+            self.log.sessions().handshakes().forget(&self.id);
+            self.end(name.as_ref()).await;
+            return Opened::Differs;
+        }
+        if self.handshake.is_over() {
+            self.end(name.as_ref()).await;
+            return Opened::Ended;
+        }
+        self.handshake.note_opening(name.clone());
+        let standalone = self.reopen_standalone().await;
+        if self.handshake.is_initialized() && !self.complete(name.as_ref()).await {
+            self.end(name.as_ref()).await;
+            return Opened::Failed("notifications/initialized was refused");
+        }
+        if self.handshake.params.declares_roots() {
+            await_answers(&standalone).await;
+        }
+        if !self.log.sessions().handshakes().rename(&self.id, &self.handshake, name.clone()) {
+            self.end(name.as_ref()).await;
+            return Opened::Ended;
+        }
+        for stream in &standalone {
+            stream.announce_revival();
+        }
+        Opened::Revived
+    }
+
+    /// Sends `initialize` until the server accepts a connection. A handshake that broke is begun again: at worst the server keeps a session
+    /// that is never used.
+    async fn initialize(&self, id: &str) -> Result<Response<ResponseBody>, &'static str> {
+        let params = self.handshake.params.as_json();
+        let body = format!(r#"{{"jsonrpc":"2.0","id":"{id}","method":"initialize","params":{params}}}"#);
+        let mut headers = self.headers();
+        headers.remove(names::MCP_PROTOCOL_VERSION);
+        let template = self.request.beside(Method::POST, &headers, body.into());
+        let mut pauses = PAUSES;
+        loop {
+            match self.upstream.send_unnamed(&template).await {
+                Ok(response) => return Ok(response),
+                Err(_) if self.handshake.is_over() => return Err("the session was ended"),
+                Err(_) => clock::sleep(pauses.next_pause()).await,
+            }
+        }
+    }
+
+    /// Headers of the request at hand, for a message of the handshake.
+    fn headers(&self) -> HeaderMap {
+        let mut headers = self.request.own_headers();
+        headers.remove(names::MCP_SESSION_ID);
+        headers.remove(names::LAST_EVENT_ID);
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
+        headers
+    }
+
+    /// Returns whether the result of `initialize` is that of the server as the client knows it.
+    fn is_as_before(&self, result: &[u8]) -> bool {
+        let version = jsonrpc::initialize_result(result).and_then(|it| ProtocolVersion::parse(&it.protocol_version));
+        version.as_ref() == Some(&self.handshake.version) && self.handshake.server.are_kept_by(&ServerFacts::of(result))
+    }
+
+    /// Lets the standalone streams of the session be opened under its new name, before the server has a reason to ask. Returns those that
+    /// are open downstream.
+    async fn reopen_standalone(&self) -> Vec<Arc<Stream>> {
+        let streams = self.log.sessions().standalone_of(&self.id, &self.handshake.principals());
+        if !streams.is_empty() {
+            let mut listening = pin!(self.handshake.listening());
+            listening.as_mut().enable();
+            for stream in &streams {
+                stream.reopen_in_session();
+            }
+            // A server without such streams refuses them.
+            let _ = tokio::time::timeout(LISTENING_WAIT, listening).await;
+        }
+        streams
+    }
+
+    /// Sends the rest of the handshake, and what the client has set in the session since. Returns false if the server refuses the handshake.
+    async fn complete(&self, name: Option<&SessionId>) -> bool {
+        let initialized = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#.to_owned();
+        if !self.post(name, initialized).await {
+            return false;
+        }
+        let level = self.handshake.log_level().map(|level| request("logging/setLevel", "level", &level));
+        let subscriptions = self.handshake.subscriptions();
+        let subscriptions = subscriptions.iter().map(|uri| request("resources/subscribe", "uri", uri));
+        for message in level.into_iter().chain(subscriptions) {
+            // Refused by a server that has changed, or whose resource is gone: the session serves all the same.
+            self.post(name, message).await;
+        }
+        true
+    }
+
+    /// Sends a message in the new session. Returns whether the server has accepted it.
+    async fn post(&self, name: Option<&SessionId>, message: String) -> bool {
+        let template = self.request.beside(Method::POST, &self.headers_in(name), message.into());
+        match self.upstream.send_unnamed(&template).await {
+            Ok(response) => {
+                let is_accepted = response.status().is_success();
+                // A response that is read to its end leaves its connection to the next request.
+                let _ = tokio::time::timeout(ANSWER_WAIT, collect(response.into_body(), RESPONSE_MAX)).await;
+                is_accepted
+            }
+            Err(_) => false,
+        }
+    }
+
+    fn headers_in(&self, name: Option<&SessionId>) -> HeaderMap {
+        let mut headers = self.headers();
+        if let Some(name) = name.and_then(|name| HeaderValue::from_str(name.as_str()).ok()) {
+            headers.insert(names::MCP_SESSION_ID, name);
+        }
+        if let Ok(version) = HeaderValue::from_str(self.handshake.version.as_str()) {
+            headers.insert(names::MCP_PROTOCOL_VERSION, version);
+        }
+        headers
+    }
+
+    /// Ends a session that no client will use.
+    async fn end(&self, name: Option<&SessionId>) {
+        if name.is_none() {
+            return;
+        }
+        let mut headers = self.headers_in(name);
+        headers.remove(CONTENT_TYPE);
+        let template = self.request.beside(Method::DELETE, &headers, Bytes::new());
+        let _ = self.upstream.send_unnamed(&template).await;
+    }
+}
+
+/// Waits for the answers to requests that the server sends at the end of the handshake, such as the one for the client's roots.
+async fn await_answers(standalone: &[Arc<Stream>]) {
+    let began = clock::now();
+    let is_asked = |stream: &Arc<Stream>| stream.with_machine(|machine| machine.server_requests().has_outstanding());
+    let is_read = |stream: &&Arc<Stream>| stream.with_machine(|machine| machine.reader().is_attached());
+    let read: Vec<_> = standalone.iter().filter(is_read).collect();
+    let mut was_asked = false;
+    while !read.is_empty() {
+        let waited = clock::now().saturating_duration_since(began);
+        let asked = read.iter().any(|stream| is_asked(stream));
+        was_asked |= asked;
+        let limit = if was_asked { ANSWER_WAIT } else { QUESTION_WAIT };
+        if (was_asked && !asked) || waited >= limit {
+            return;
+        }
+        clock::sleep(ANSWER_STEP).await;
+    }
+}
+
+/// Returns an ID that no client uses.
+fn own_id() -> String {
+    format!("mcp-resume-{:016x}", u64::from_be_bytes(random::bytes()))
+}
+
+fn request(method: &str, member: &str, value: &str) -> String {
+    let params = serde_json::json!({ member: value });
+    serde_json::json!({ "jsonrpc": "2.0", "id": own_id(), "method": method, "params": params }).to_string()
+}
+
+/// Reads the response to the request `id` from a JSON body or an event stream. Requests and notifications before it are skipped.
+async fn read_response(response: Response<ResponseBody>, id: &str) -> Option<Bytes> {
+    let is_response = |message: &Bytes| {
+        let Ok(body) = jsonrpc::peek(message) else { return false };
+        body.messages().iter().any(|message| match message {
+            Message::Response { id: Some(RequestId::String(other)), is_error: false } => **other == *id,
+            Message::Response { .. } | Message::Request { .. } | Message::Notification { .. } => false,
+        })
+    };
+    if !headers::is_sse(response.headers()) {
+        return collect(response.into_body(), RESPONSE_MAX).await.ok().filter(is_response);
+    }
+    let mut reader = EventReader::new(response.into_body(), RESPONSE_MAX);
+    loop {
+        let piece = reader.next().await.ok()?;
+        let gathered = reader.gather(piece).await;
+        if let Some(event) = gathered.events.into_iter().find(|event| is_response(&event.data)) {
+            return Some(event.data);
+        }
+        if gathered.error.is_some() || gathered.ending.is_some() {
+            return None;
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! Revival: a session that its server has forgotten is opened again, and the refused request is sent once more.
+//!
+//! A server forgets its sessions when it restarts, and some end idle ones. Owned here: the recognition of a refused session, the decision
+//! whether it may be opened again, and the limits. Invariants: one handshake at a time in a session; a request that was refused is sent
+//! again once; a request that may have run never is. Absent: the handshake ([`handshake`]), its record (`event_log`), and the wordings of
+//! refusals (`protocol`). A notification or a client response causes no revival: refused, it is dropped.
+
+mod handshake;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use http::{Response, StatusCode};
+use http_body_util::BodyExt;
+use tokio::sync::Semaphore;
+use tracing::{Instrument, debug, info, warn};
+
+use super::metrics::{Metrics, RevivalOutcome};
+use super::{ResponseBody, Template, Upstream};
+use crate::clock;
+use crate::event_log::{EventLog, Handshake, Principal, Stream};
+use crate::protocol::error::Failure;
+use crate::protocol::headers::SessionId;
+use crate::protocol::jsonrpc::RequestId;
+use crate::protocol::session_refusal::{self, SessionRefusals};
+use handshake::{Handshaking, Opened};
+
+/// Limit of handshakes at once with one upstream.
+const HANDSHAKES_MAX: usize = 32;
+/// Time limit for the body of a response that may be a refusal.
+const BODY_WAIT: Duration = Duration::from_secs(1);
+/// Time for which a stream of the session must stay open after a refusal to show that the session lives.
+const LIVING_FOR: Duration = Duration::from_secs(1);
+const LIVING_STEP: Duration = Duration::from_millis(50);
+
+/// Rules for sessions that the server has forgotten.
+#[derive(Debug)]
+pub(super) struct Revivals {
+    refusals: SessionRefusals,
+    is_enabled: bool,
+    keep: Duration,
+    permits: Arc<Semaphore>,
+}
+
+/// Answer to a request after a possible revival.
+pub(super) struct Settled {
+    pub(super) response: Result<Response<ResponseBody>, Failure>,
+    /// The request as it was sent again, or `None` if it was sent once.
+    pub(super) sent_again: Option<Arc<Template>>,
+}
+
+/// Outcome of an attempt to open a session again, for one request.
+enum Attempt {
+    /// The session has the newest name.
+    Revived,
+    /// The server refuses the caller.
+    Unauthorized(Response<ResponseBody>),
+    /// The server cannot serve the session as before, or its client has ended it.
+    Gone,
+    /// The session was not opened.
+    Failed,
+}
+
+impl Revivals {
+    /// Creates the rules. The record of a session is kept for `keep` after its last use.
+    pub(super) fn new(refusals: SessionRefusals, is_enabled: bool, keep: Duration) -> Self {
+        Self { refusals, is_enabled, keep, permits: Arc::new(Semaphore::new(HANDSHAKES_MAX)) }
+    }
+
+    /// Returns whether sessions are opened again.
+    pub(super) fn is_enabled(&self) -> bool {
+        self.is_enabled
+    }
+
+    /// Returns the lifetime of the record of a session after its last use.
+    pub(super) fn keep(&self) -> Duration {
+        self.keep
+    }
+
+    /// Returns whether a response of this status may refuse a session that could be opened again.
+    pub(super) fn may_concern(&self, status: StatusCode) -> bool {
+        self.is_enabled && self.refusals.may_have(status.as_u16())
+    }
+
+    /// Reads as much of a response as shows whether it refuses the session. The returned response has its whole body.
+    async fn examine(&self, response: Response<ResponseBody>, ids: &[RequestId]) -> (Response<ResponseBody>, bool) {
+        let (parts, mut body) = response.into_parts();
+        let mut begun = BytesMut::new();
+        let read = tokio::time::timeout(BODY_WAIT, read_up_to(&mut body, &mut begun)).await;
+        let whole = if matches!(read, Ok(true)) { Some(&begun[..]) } else { None };
+        let is_refused = self.refusals.contain(parts.status.as_u16(), whole, ids);
+        let body = ResponseBody::begun(begun.freeze(), body);
+        (Response::from_parts(parts, body), is_refused)
+    }
+}
+
+/// Reads a body up to the size at which it proves nothing. Returns true if it is complete.
+async fn read_up_to(body: &mut ResponseBody, begun: &mut BytesMut) -> bool {
+    while let Some(frame) = body.frame().await {
+        let Ok(frame) = frame else { return false };
+        begun.extend_from_slice(&frame.into_data().unwrap_or_default());
+        if begun.len() > session_refusal::BODY_MAX {
+            return false;
+        }
+    }
+    true
+}
+
+/// A request in a session, whose response may refuse that session.
+pub(super) struct Refused<'a> {
+    pub(super) upstream: &'a Arc<Upstream>,
+    pub(super) log: &'a Arc<EventLog>,
+    pub(super) metrics: &'a Arc<Metrics>,
+    pub(super) stream: &'a Arc<Stream>,
+    pub(super) template: &'a Arc<Template>,
+}
+
+impl Refused<'_> {
+    /// Opens the session again if `response` refuses it, and sends the request once more.
+    pub(super) async fn settle(self, response: Response<ResponseBody>) -> Settled {
+        let pass = |response| Settled { response: Ok(response), sent_again: None };
+        let binding = self.stream.binding();
+        let Some(id) = &binding.session else { return pass(response) };
+        let Some(handshake) = self.log.sessions().handshakes().find(id) else { return pass(response) };
+        let ids =
+            self.stream.with_machine(|machine| machine.owed_responses().unanswered().cloned().collect::<Vec<_>>());
+        let (mut response, is_refused) = self.upstream.revivals.examine(response, &ids).await;
+        if !is_refused || !handshake.may_revive(&binding.principal) {
+            return pass(response);
+        }
+        if self.is_living(id, &handshake).await {
+            warn!(
+                "the server refused a session whose streams are open: it tells callers apart, or its balancer does not keep sessions"
+            );
+            return pass(response);
+        }
+        match self.open_again(id, &handshake).await {
+            Attempt::Revived => {
+                if self.stream.with_machine(|machine| machine.is_cancelled() || machine.is_sealed()) {
+                    return pass(response);
+                }
+                let again = Arc::new((**self.template).clone().in_session(&handshake.name()));
+                let response = self.upstream.send(&again, Some(self.stream)).await;
+                Settled { response, sent_again: Some(again) }
+            }
+            Attempt::Unauthorized(unauthorized) => pass(unauthorized),
+            Attempt::Gone => {
+                // The client opens a session of its own.
+                *response.status_mut() = StatusCode::NOT_FOUND;
+                pass(response)
+            }
+            Attempt::Failed => pass(response),
+        }
+    }
+
+    /// Returns whether a stream of the session is open and stays open for a second: then the session lives, and the refusal concerns this
+    /// caller or this connection alone.
+    async fn is_living(&self, id: &SessionId, handshake: &Handshake) -> bool {
+        let (sessions, principals) = (self.log.sessions(), handshake.principals());
+        let until = clock::now() + LIVING_FOR;
+        loop {
+            let is_read = |stream: &Arc<Stream>| !Arc::ptr_eq(stream, self.stream) && stream.is_read_upstream();
+            if !sessions.streams_of(id, &principals).iter().any(is_read) {
+                return false;
+            }
+            if clock::now() >= until {
+                return true;
+            }
+            clock::sleep(LIVING_STEP).await;
+        }
+    }
+
+    /// Opens the session again, unless another request has done so meanwhile. The attempt goes on if this future is dropped.
+    async fn open_again(&self, id: &SessionId, handshake: &Arc<Handshake>) -> Attempt {
+        let ended = handshake.ended();
+        let turn = handshake.turn().await;
+        if handshake.is_over() {
+            return Attempt::Gone;
+        }
+        if !self.template.is_in_session(&handshake.name()) {
+            return Attempt::Revived;
+        }
+        if handshake.has_failed_since(ended) {
+            return Attempt::Failed;
+        }
+        let Ok(permit) = self.upstream.revivals.permits.clone().try_acquire_owned() else {
+            self.metrics.observe_revival(RevivalOutcome::Limited);
+            return Attempt::Failed;
+        };
+        if !handshake.begin_attempt(clock::now()) {
+            self.metrics.observe_revival(RevivalOutcome::Limited);
+            debug!("a session is not opened again: the limit of attempts is reached");
+            return Attempt::Failed;
+        }
+        let handshaking = Handshaking {
+            upstream: self.upstream.clone(),
+            log: self.log.clone(),
+            id: id.clone(),
+            handshake: handshake.clone(),
+            request: self.template.clone(),
+        };
+        let (handshake, metrics) = (handshake.clone(), self.metrics.clone());
+        let began = clock::now();
+        let attempt = async move {
+            let opened = handshaking.run().await;
+            let outcome = match &opened {
+                Opened::Revived => RevivalOutcome::Revived,
+                Opened::Unauthorized(_) => RevivalOutcome::Unauthorized,
+                Opened::Differs => RevivalOutcome::Differs,
+                Opened::Ended => RevivalOutcome::Ended,
+                Opened::Failed(_) => RevivalOutcome::Failed,
+            };
+            handshake.end_attempt(matches!(opened, Opened::Failed(_)));
+            metrics.observe_revival(outcome);
+            let reason = if let Opened::Failed(reason) = &opened { Some(*reason) } else { None };
+            let took_ms = clock::now().saturating_duration_since(began).as_millis() as u64;
+            info!(
+                outcome = outcome.label(),
+                reason, took_ms, "a session that its server had forgotten was opened again, or not"
+            );
+            drop((turn, permit));
+            opened
+        };
+        match tokio::spawn(attempt.in_current_span()).await {
+            Ok(Opened::Revived) => Attempt::Revived,
+            Ok(Opened::Unauthorized(response)) => Attempt::Unauthorized(*response),
+            Ok(Opened::Differs | Opened::Ended) => Attempt::Gone,
+            Ok(Opened::Failed(_)) | Err(_) => Attempt::Failed,
+        }
+    }
+}
+
+impl Upstream {
+    /// Returns whether a POST without requests was refused because its session is one that the next request of its client opens again. The
+    /// returned response has its whole body.
+    pub async fn is_refused_in_revivable_session(
+        &self,
+        log: &EventLog,
+        id: &SessionId,
+        principal: &Principal,
+        response: Response<ResponseBody>,
+    ) -> (Response<ResponseBody>, bool) {
+        if !self.revivals.may_concern(response.status()) {
+            return (response, false);
+        }
+        let handshake = log.sessions().handshakes().find(id);
+        if !handshake.is_some_and(|handshake| handshake.may_revive(principal)) {
+            return (response, false);
+        }
+        self.revivals.examine(response, &[]).await
+    }
+
+    /// Returns a POST with client responses for the newest name of its session: that of a handshake in progress, in which the server may have
+    /// asked.
+    pub fn in_newest_session(&self, template: Template, log: &EventLog, id: &SessionId) -> Template {
+        match log.sessions().handshakes().find(id) {
+            Some(handshake) if handshake.is_opening() => template.in_session(&handshake.newest_name()),
+            Some(_) | None => template,
+        }
+    }
+
+    /// Returns whether the response to a DELETE or to the re-opening of a stream refuses its session. The returned response has its whole
+    /// body.
+    pub async fn is_session_refused(&self, response: Response<ResponseBody>) -> (Response<ResponseBody>, bool) {
+        if !self.revivals.may_concern(response.status()) {
+            return (response, false);
+        }
+        self.revivals.examine(response, &[]).await
+    }
+}
