@@ -7,13 +7,14 @@
 //! here; beyond the limit the least recently used go first. The upstream remains the judge of a session. Absent:
 //! the IDs of sessions that the proxy itself issues (`protocol/ids`).
 
+mod eviction;
 pub(super) mod handshakes;
 mod lru_queue;
+mod registration;
 mod sharing;
 mod turns;
 
-use std::fmt;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
@@ -21,8 +22,10 @@ use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use serde::{Deserialize, Serialize};
 
+use eviction::{RecordCount, unopened_max};
 use handshakes::Handshakes;
-use lru_queue::{Found, LruQueue};
+use lru_queue::LruQueue;
+use registration::Registration;
 use sharing::Sharing;
 use turns::PostSlots;
 pub use turns::{PostSlot, QueuedTurn, Turn};
@@ -38,20 +41,8 @@ use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::{ClientResponse, Phase};
 use crate::sync;
 
-/// Idle time after which a session without streams is forgotten. The upstream may still know it.
-const IDLE: Duration = Duration::from_secs(3600);
-/// Idle time for a session that was opened elsewhere: without a stream its record is empty, and any caller can invent
-/// an id.
-const IDLE_UNOPENED: Duration = Duration::from_secs(60);
-/// Lifetime of a registration of this replica for a session that a replica has opened.
-const REGISTRATION: Duration = Duration::from_secs(24 * 3600);
-/// Lifetime of a registration for a session that no replica is known to have opened. A made-up one costs the store a small record for as long.
-const REGISTRATION_UNOPENED: Duration = Duration::from_secs(600);
 /// Time after the end of a call within which its session counts as busy.
 const BUSY_AFTER: Duration = Duration::from_secs(5);
-/// Divisor of the limit of sessions opened here: this many records of sessions opened elsewhere may exist beside those
-/// in use. A record has up to 1.5 KiB.
-const UNOPENED: usize = 4;
 /// Number of a session's streams below which no search for ended ones takes place.
 const STREAMS_MIN: usize = 4;
 
@@ -120,14 +111,6 @@ struct State {
     call_ended: Option<Instant>,
 }
 
-/// Registration of this replica for a session.
-#[derive(Clone, Copy, Debug)]
-struct Registration {
-    until: Instant,
-    /// True if the store has it.
-    is_confirmed: bool,
-}
-
 impl State {
     /// Drops the references to dead streams; the next pruning follows at twice the number of live ones.
     fn prune(&mut self) {
@@ -152,7 +135,7 @@ impl Session {
             principal,
             opened,
             is_home,
-            serial: record_count.serials.fetch_add(1, Ordering::Relaxed),
+            serial: record_count.next_serial(),
             record_count,
             state: Mutex::new(state),
             turns: Arc::default(),
@@ -215,45 +198,6 @@ impl Session {
     /// Returns the result of `initialize`, or `None` if unknown.
     pub(super) fn opened(&self) -> Option<&Opened> {
         self.opened.as_ref()
-    }
-
-    /// Returns whether this replica is registered for the session, so that other replicas find it by the session.
-    pub(super) fn is_registered(&self) -> bool {
-        self.is_home || self.lock().registration.is_some()
-    }
-
-    /// Returns the lifetime of a registration of this replica for the session. Any client can invent a session that no replica has opened.
-    pub(super) fn registration_time(&self) -> Duration {
-        if self.opened.is_some() { REGISTRATION } else { REGISTRATION_UNOPENED }
-    }
-
-    /// Returns whether this replica is to register itself for the session now, or again, and notes that it begins to.
-    pub fn begin_registration(&self) -> bool {
-        if self.is_home {
-            return false;
-        }
-        let (now, lifetime) = (clock::now(), self.registration_time());
-        let mut state = self.lock();
-        let is_due = state.registration.is_none_or(|registration| registration.until <= now + lifetime / 2);
-        if is_due {
-            state.registration = Some(Registration { until: now + lifetime, is_confirmed: false });
-        }
-        is_due
-    }
-
-    /// Returns whether the store is known to have this replica's registration, for half of its lifetime at least.
-    pub(super) fn has_registration(&self) -> bool {
-        let (now, lifetime) = (clock::now(), self.registration_time());
-        let registration = self.lock().registration;
-        self.is_home
-            || registration
-                .is_some_and(|registration| registration.is_confirmed && registration.until > now + lifetime / 2)
-    }
-
-    /// Notes that the store has this replica's registration, which was written after `began`.
-    pub(super) fn note_registered(&self, began: Instant) {
-        let until = began + self.registration_time();
-        self.lock().registration = Some(Registration { until, is_confirmed: true });
     }
 
     /// Returns whether all is known that can be: the result of `initialize`, or that the store has no record.
@@ -364,31 +308,6 @@ impl Drop for Session {
     }
 }
 
-/// Number of records, forgotten ones that are still used included.
-struct RecordCount {
-    unopened: AtomicUsize,
-    serials: AtomicU64,
-    metrics: Arc<Metrics>,
-}
-
-impl RecordCount {
-    fn enter(&self, is_opened: bool) {
-        self.unopened.fetch_add(usize::from(!is_opened), Ordering::Relaxed);
-        self.metrics.observe_session();
-    }
-
-    fn leave(&self, is_opened: bool) {
-        self.unopened.fetch_sub(usize::from(!is_opened), Ordering::Relaxed);
-        self.metrics.observe_session_end();
-    }
-}
-
-impl fmt::Debug for RecordCount {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RecordCount").field("unopened", &self.unopened).finish_non_exhaustive()
-    }
-}
-
 /// Returns the newest stream among `running` that owes a response for `id`, with the upstream's id of that request.
 pub fn stream_owing(running: &[Arc<Stream>], id: &RequestId) -> Option<(Arc<Stream>, RequestId)> {
     let owing = running.iter().rev().filter_map(|stream| Some((stream.clone(), stream.upstream_id(id)?)));
@@ -425,7 +344,7 @@ impl Sessions {
             standalone: DashMap::new(),
             unclaimed: DashMap::new(),
             handshakes: Arc::new(Handshakes::new(most)),
-            record_count: Arc::new(RecordCount { unopened: AtomicUsize::new(0), serials: AtomicU64::new(0), metrics }),
+            record_count: Arc::new(RecordCount::new(metrics)),
             lru_queue: Mutex::default(),
             max_opened: most,
             evict_at: AtomicUsize::new(unopened_max(most)),
@@ -462,39 +381,6 @@ impl Sessions {
         true
     }
 
-    /// Queues a record of a session opened here that is now in the map. Beyond the limit the least recently used goes;
-    /// one in use goes only if those before it are in use as well.
-    fn enter(&self, key: Key, serial: u64) {
-        let mut queue = self.lru_queue();
-        let find = |key: &Key, serial: u64| {
-            let Some(entry) = self.sessions.get(key).filter(|entry| entry.serial == serial) else { return Found::Gone };
-            let used = entry.lock().used;
-            Found::Used(used, self.is_in_use(key, entry.value()))
-        };
-        while queue.len() >= self.max_opened {
-            let Some((key, serial)) = queue.pop(find) else { break };
-            self.keep_unclaimed(&key);
-            if self.sessions.remove_if(&key, |_, session| session.serial == serial).is_some() {
-                self.record_count.metrics.observe_session_eviction();
-            }
-        }
-        // After all that were skipped: the newest is the last to go.
-        queue.push(key, serial, clock::now());
-        queue.prune(self.max_opened, |key, serial| matches!(find(key, serial), Found::Used(..)));
-    }
-
-    /// Keeps the calls of a record that is about to be evicted and whose claims are not in the store: a replica that joins the session waits
-    /// for them. Each later call is claimed before it runs.
-    fn keep_unclaimed(&self, key: &Key) {
-        let Some(session) = self.sessions.get(key).map(|entry| entry.value().clone()) else { return };
-        session.share();
-        let unclaimed: Vec<_> =
-            session.streams().iter().filter(|stream| stream.is_unclaimed()).map(Arc::downgrade).collect();
-        if !unclaimed.is_empty() {
-            self.unclaimed.entry(key.clone()).or_default().extend(unclaimed);
-        }
-    }
-
     /// Notes that another replica joins a session: from now on each call in it is claimed before it runs. Returns the calls whose claims may
     /// have been deferred.
     pub(super) fn share(&self, key: &Key) -> Vec<Arc<Stream>> {
@@ -508,10 +394,6 @@ impl Sessions {
             calls.extend(evicted.iter().filter_map(Weak::upgrade));
         }
         calls
-    }
-
-    fn lru_queue(&self) -> MutexGuard<'_, LruQueue> {
-        sync::lock(&self.lru_queue)
     }
 
     /// Returns the record of a session that the proxy issued, whose id holds all that is to be known.
@@ -540,12 +422,6 @@ impl Sessions {
         session
     }
 
-    /// Returns the sessions for which this replica is registered.
-    pub(super) fn registered(&self) -> Vec<(SessionId, Arc<Session>)> {
-        let registered = self.sessions.iter().filter(|entry| entry.is_registered());
-        registered.map(|entry| (entry.key().0.clone(), entry.value().clone())).collect()
-    }
-
     /// Returns the record of a session for this principal, or `None`.
     pub fn find(&self, id: &SessionId, principal: &Principal) -> Option<Arc<Session>> {
         let session = self.sessions.get(&(id.clone(), *principal)).map(|entry| entry.value().clone())?;
@@ -561,41 +437,6 @@ impl Sessions {
             let entry = self.sessions.entry((id.clone(), *principal));
             entry.or_insert_with(|| Session::new(*principal, None, false, self.record_count.clone())).clone()
         })
-    }
-
-    /// Forgets half of the unused records of sessions opened elsewhere, the least recently used, if there are too
-    /// many. A search scans the whole map, so there is one per half the limit of new records.
-    fn keep_bound(&self) {
-        let evict_at = self.evict_at.load(Ordering::Relaxed);
-        let is_due = self.record_count.unopened.load(Ordering::Relaxed) >= evict_at;
-        // One task searches at a time.
-        let begins =
-            || self.evict_at.compare_exchange(evict_at, usize::MAX, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-        if !is_due || !begins() {
-            return;
-        }
-        let unused = self.sessions.iter().filter(|entry| self.may_evict(entry.key(), entry.value()));
-        let mut unused: Vec<_> = unused.map(|entry| (entry.lock().used, entry.key().clone())).collect();
-        unused.sort_unstable_by(|(a, (a_id, _)), (b, (b_id, _))| (a, a_id).cmp(&(b, b_id)));
-        let half = unopened_max(self.max_opened) / 2;
-        unused.truncate(unused.len().saturating_sub(half));
-        for (_, key) in &unused {
-            if self.sessions.remove_if(key, |key, session| self.may_evict(key, session)).is_some() {
-                self.record_count.metrics.observe_session_eviction();
-            }
-        }
-        let left = self.record_count.unopened.load(Ordering::Relaxed);
-        self.evict_at.store(left + half.max(1), Ordering::Relaxed);
-    }
-
-    /// Returns whether the record may be forgotten: all it holds is whether its client can resume.
-    fn may_evict(&self, key: &Key, session: &Arc<Session>) -> bool {
-        session.opened.is_none() && !self.is_in_use(key, session)
-    }
-
-    /// Returns whether a request or a live stream uses the record.
-    fn is_in_use(&self, key: &Key, session: &Arc<Session>) -> bool {
-        Arc::strong_count(session) > 1 || session.has_streams() || self.standalone.contains_key(key)
     }
 
     /// Forgets a session and returns it, so that its streams can be ended.
@@ -696,34 +537,6 @@ impl Sessions {
         &self.handshakes
     }
 
-    /// Forgets idle sessions, and standalone streams that have ended.
-    pub fn sweep(&self, now: Instant) {
-        self.standalone.retain(|_, stream| is_living(stream));
-        self.unclaimed.retain(|_, calls| {
-            calls.retain(|call| call.upgrade().is_some_and(|call| call.is_unclaimed()));
-            !calls.is_empty()
-        });
-        let mut gone = 0;
-        self.sessions.retain(|key, session| {
-            let listens = self.standalone.contains_key(key);
-            let idle = if session.opened.is_some() { IDLE } else { IDLE_UNOPENED };
-            let used = session.lock().used;
-            let stays = listens || now.saturating_duration_since(used) < idle || session.has_streams();
-            if !stays {
-                session.share();
-                self.handshakes.note_use(&key.0, used);
-            }
-            gone += usize::from(!stays && session.opened.is_some());
-            stays
-        });
-        self.lru_queue().forget(gone);
-        self.handshakes.sweep(now, || self.sessions.iter().map(|entry| entry.key().0.clone()).collect());
-        // The extra limit for records in use shrinks with them.
-        let left = self.record_count.unopened.load(Ordering::Relaxed);
-        let most = unopened_max(self.max_opened);
-        self.evict_at.fetch_min(most.max(left + most / 2), Ordering::Relaxed);
-    }
-
     /// Returns the number of sessions.
     pub fn len(&self) -> usize {
         self.sessions.len()
@@ -745,11 +558,6 @@ impl Sessions {
     pub fn is_empty(&self) -> bool {
         self.sessions.is_empty()
     }
-}
-
-/// Returns the limit for sessions opened elsewhere, from the limit for those opened here.
-fn unopened_max(most: usize) -> usize {
-    (most / UNOPENED).max(1)
 }
 
 fn is_living(stream: &Arc<Stream>) -> bool {

@@ -1,0 +1,73 @@
+//! Registration of this replica for a session, by which the other replicas find its calls there.
+//!
+//! Owned here: the lifetimes of registrations, and what is known of those in the store. Absent: the requests to the store
+//! (`recovery/sessions.rs`).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::clock;
+use crate::event_log::sessions::{Session, Sessions};
+use crate::protocol::headers::SessionId;
+
+/// Lifetime of a registration of this replica for a session that a replica has opened.
+const REGISTRATION: Duration = Duration::from_secs(24 * 3600);
+/// Lifetime of a registration for a session that no replica is known to have opened. A made-up one costs the store a small record for as long.
+const REGISTRATION_UNOPENED: Duration = Duration::from_secs(600);
+
+/// Registration of this replica for a session.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Registration {
+    until: Instant,
+    /// True if the store has it.
+    is_confirmed: bool,
+}
+
+impl Session {
+    /// Returns whether this replica is registered for the session, so that other replicas find it by the session.
+    pub(in crate::event_log) fn is_registered(&self) -> bool {
+        self.is_home || self.lock().registration.is_some()
+    }
+
+    /// Returns the lifetime of a registration of this replica for the session. Any client can invent a session that no replica has opened.
+    pub(in crate::event_log) fn registration_time(&self) -> Duration {
+        if self.opened.is_some() { REGISTRATION } else { REGISTRATION_UNOPENED }
+    }
+
+    /// Returns whether this replica is to register itself for the session now, or again, and notes that it begins to.
+    pub fn begin_registration(&self) -> bool {
+        if self.is_home {
+            return false;
+        }
+        let (now, lifetime) = (clock::now(), self.registration_time());
+        let mut state = self.lock();
+        let is_due = state.registration.is_none_or(|registration| registration.until <= now + lifetime / 2);
+        if is_due {
+            state.registration = Some(Registration { until: now + lifetime, is_confirmed: false });
+        }
+        is_due
+    }
+
+    /// Returns whether the store is known to have this replica's registration, for half of its lifetime at least.
+    pub(in crate::event_log) fn has_registration(&self) -> bool {
+        let (now, lifetime) = (clock::now(), self.registration_time());
+        let registration = self.lock().registration;
+        self.is_home
+            || registration
+                .is_some_and(|registration| registration.is_confirmed && registration.until > now + lifetime / 2)
+    }
+
+    /// Notes that the store has this replica's registration, which was written after `began`.
+    pub(in crate::event_log) fn note_registered(&self, began: Instant) {
+        let until = began + self.registration_time();
+        self.lock().registration = Some(Registration { until, is_confirmed: true });
+    }
+}
+
+impl Sessions {
+    /// Returns the sessions for which this replica is registered.
+    pub(in crate::event_log) fn registered(&self) -> Vec<(SessionId, Arc<Session>)> {
+        let registered = self.sessions.iter().filter(|entry| entry.is_registered());
+        registered.map(|entry| (entry.key().0.clone(), entry.value().clone())).collect()
+    }
+}
