@@ -9,13 +9,11 @@ use crate::clock;
 use crate::event_log::identity::binding::Binding;
 use crate::event_log::identity::principal::Principal;
 use crate::event_log::log::EventLog;
+use crate::event_log::sessions::registration::REGISTRATION;
 use crate::event_log::sessions::{Opened, Session};
 use crate::protocol::headers::SessionId;
 use crate::store::Error;
 
-/// Lifetime of a session's record after its opening or its last lookup elsewhere. A client without a record is served
-/// as if its `initialize` had not passed here.
-const KEEP: Duration = Duration::from_secs(24 * 3600);
 /// Time after its end for which this replica stays registered for a session, because messages from before the end may arrive
 /// late.
 const KEEP_ENDED: Duration = Duration::from_secs(60);
@@ -32,7 +30,7 @@ impl EventLog {
             && let Some(session) = self.sessions.find(id, principal)
             && session.is_home()
         {
-            session.note_sole(term, clock::now() + KEEP / 2);
+            session.note_sole(term, clock::now() + REGISTRATION / 2);
         }
     }
 
@@ -53,10 +51,12 @@ impl EventLog {
     /// would serve the session as an unknown one. Returns whether this replica was registered for the session.
     pub(super) async fn save_session(&self, id: &SessionId, principal: &Principal, opened: &Opened) -> bool {
         let Some(backing) = &self.backing else { return false };
-        let is_registered = self.register(id, KEEP).await;
+        let is_registered = self.register(id, REGISTRATION).await;
         let record = serde_json::to_vec(opened).expect("a record has no maps with keys that are no text");
         let key = key(id, principal);
-        backing.retry_until_available(|| backing.store.put(&key, &record, KEEP), "take the record of a session").await;
+        backing
+            .retry_until_available(|| backing.store.put(&key, &record, REGISTRATION), "take the record of a session")
+            .await;
         is_registered
     }
 
@@ -69,8 +69,8 @@ impl EventLog {
         }
     }
 
-    /// Returns whether the store has this replica's registration for the session. Registers it if need be.
-    pub async fn is_registered(&self, id: &SessionId, session: &Session) -> bool {
+    /// Registers this replica for the session, unless the store is known to have its registration. Returns whether the store has it.
+    pub async fn ensure_registered(&self, id: &SessionId, session: &Session) -> bool {
         if !session.has_registration() {
             self.register_session(id, session).await;
         }

@@ -10,7 +10,7 @@
 mod eviction;
 pub(super) mod handshakes;
 mod lru_queue;
-mod registration;
+pub(super) mod registration;
 mod sharing;
 mod turns;
 

@@ -10,8 +10,9 @@ use crate::clock;
 use crate::event_log::sessions::{Session, Sessions};
 use crate::protocol::headers::SessionId;
 
-/// Lifetime of a registration of this replica for a session that a replica has opened.
-const REGISTRATION: Duration = Duration::from_secs(24 * 3600);
+/// Lifetime of the record of a session in the store, and of the registration of a replica for a session that a replica has opened. A client
+/// without a record is served as if its `initialize` had not passed here.
+pub(in crate::event_log) const REGISTRATION: Duration = Duration::from_secs(24 * 3600);
 /// Lifetime of a registration for a session that no replica is known to have opened. A made-up one costs the store a small record for as long.
 const REGISTRATION_UNOPENED: Duration = Duration::from_secs(600);
 

@@ -232,7 +232,7 @@ async fn use_at(replica: &Replica) -> Vec<Owner> {
     let (id, principal) = (in_session().session.unwrap(), in_session().principal);
     let session = replica.log.sessions().find_or_record(&id, &principal);
     assert!(session.is_unannounced());
-    assert!(replica.log.is_registered(&id, &session).await);
+    assert!(replica.log.ensure_registered(&id, &session).await);
     let others = replica.replicas.requests().members(&session_group(&id)).await.unwrap();
     session.note_announced();
     others

@@ -144,7 +144,7 @@ impl RemoteRetries {
             return Ok(());
         }
         // Registered before it asks: a replica that opens the session later finds this one.
-        if !self.log.is_registered(id, session).await {
+        if !self.log.ensure_registered(id, session).await {
             return Ok(());
         }
         let members = match replicas.requests().members(&session_group(id)).await {
