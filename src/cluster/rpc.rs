@@ -11,6 +11,7 @@ use tracing::debug;
 use super::lease::cut_off_key;
 use crate::event_log::{Binding, ClaimRecord, EventLog, Fingerprint};
 use crate::protocol::cluster::{HttpMessage, JoinedSession, Message, RepeatedCall};
+use crate::protocol::headers::SessionId;
 use crate::protocol::ids::{Owner, Seq, StreamId};
 use crate::store::{Coordination, Error};
 use crate::sync;
@@ -93,12 +94,12 @@ impl Requests {
         }
     }
 
-    /// Returns the other live replicas that are members of `group`.
+    /// Returns the other live replicas that are registered for a session.
     ///
     /// # Errors
     /// If the store fails, or has only just lost its contents.
-    pub async fn others(&self, group: &[u8]) -> Result<Vec<Owner>, Error> {
-        let mut members = self.members(group).await?;
+    pub async fn others(&self, session: &SessionId) -> Result<Vec<Owner>, Error> {
+        let mut members = self.members(session).await?;
         if members.is_empty() {
             return Ok(members);
         }
@@ -107,12 +108,12 @@ impl Requests {
         Ok(members)
     }
 
-    /// Returns the other replicas that are members of `group`, dead ones included.
+    /// Returns the other replicas that are registered for a session, dead ones included.
     ///
     /// # Errors
     /// As for [`Self::others`].
-    pub async fn members(&self, group: &[u8]) -> Result<Vec<Owner>, Error> {
-        let mut members = self.coordination.members(group).wait().await?;
+    pub async fn members(&self, session: &SessionId) -> Result<Vec<Owner>, Error> {
+        let mut members = self.log.session_members(session).await?;
         members.retain(|owner| *owner != self.coordination.owner());
         if members.is_empty() { self.unless_recovering(members) } else { Ok(members) }
     }

@@ -35,7 +35,6 @@ pub use log::{EventLog, new_attach};
 pub use metrics::Metrics;
 pub use quota::{Quota, QuotaKey, QuotaLimits, Quotas, Reservation, StreamReservation, TailLimits, UploadReservation};
 pub use recovery::restore::Unreachable;
-pub use recovery::sessions::session_group;
 pub use retry_index::{CallClaim, Match, Registration, RegistrationLock, RetryIndex};
 pub use sessions::handshakes::{Handshake, Handshakes, UpstreamName};
 pub use sessions::{Opened, PostSlot, QueuedTurn, Session, Sessions, Turn, stream_owing};

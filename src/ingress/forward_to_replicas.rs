@@ -21,7 +21,7 @@ use super::refusals::Refusals;
 use crate::body::{BoxBody, whole};
 use crate::clock;
 use crate::cluster::Replicas;
-use crate::event_log::{EventLog, session_group};
+use crate::event_log::EventLog;
 use crate::protocol::cluster::{Base64, HttpMessage, Recipient};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::names;
@@ -90,7 +90,7 @@ impl OwnerForwarder {
         let recipients = [Recipient::Concerned, Recipient::Any];
         let recipients = &recipients[usize::from(!has_request_id)..if is_home { 1 } else { 2 }];
         let forwarding = async {
-            let others = replicas.requests().others(&session_group(id)).await?;
+            let others = replicas.requests().others(id).await?;
             for to in recipients {
                 for other in &others {
                     let request = HttpMessage { to: *to, ..message(context, target_of(context), body) };
@@ -127,7 +127,7 @@ impl OwnerForwarder {
         let Some(replicas) = self.replicas_for(context) else { return Ok(None) };
         let Some(id) = context.binding.session.as_ref() else { return Ok(None) };
         let forwarding = async {
-            let others = replicas.requests().others(&session_group(id)).await?;
+            let others = replicas.requests().others(id).await?;
             for to in [Recipient::Home, Recipient::Any] {
                 for other in &others {
                     let request = HttpMessage { to, ..message(context, target_of(context), &Bytes::new()) };
@@ -149,7 +149,7 @@ impl OwnerForwarder {
     /// Notifies all other replicas that run calls in a session of its end.
     pub(super) async fn announce_session_end(&self, context: &RequestContext) {
         let (Some(replicas), Some(id)) = (self.replicas.as_ref(), context.binding.session.as_ref()) else { return };
-        let others = match replicas.requests().others(&session_group(id)).await {
+        let others = match replicas.requests().others(id).await {
             Ok(others) => others,
             Err(error) => return warn!(%error, "other replicas could not be notified of the end of a session"),
         };
@@ -212,7 +212,7 @@ impl OwnerForwarder {
         let Some(id) = context.binding.session.as_ref() else { return Ok(None) };
         let mut response = None;
         let mut are_all_notified = true;
-        let others = match replicas.requests().others(&session_group(id)).await {
+        let others = match replicas.requests().others(id).await {
             Ok(others) => others,
             Err(error) => {
                 warn!(%error, "other replicas could not be notified of the end of a session");

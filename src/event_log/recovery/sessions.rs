@@ -1,4 +1,7 @@
 //! Sessions in the store: the result of `initialize` is known to every process that shares it, and after a restart.
+//!
+//! Owned here: the records of sessions in the store, and the groups of the replicas that are registered for them. Absent: the records of this
+//! process (`sessions/mod.rs`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +15,7 @@ use crate::event_log::log::EventLog;
 use crate::event_log::sessions::registration::REGISTRATION;
 use crate::event_log::sessions::{Opened, Session};
 use crate::protocol::headers::SessionId;
+use crate::protocol::ids::Owner;
 use crate::store::Error;
 
 /// Time after its end for which this replica stays registered for a session, because messages from before the end may arrive
@@ -36,8 +40,7 @@ impl EventLog {
 
     /// Returns whether this replica is known to be the only one that is registered for the session.
     async fn has_one_member(&self, id: &SessionId) -> bool {
-        let Some(coordination) = self.coordination() else { return false };
-        match coordination.members(&session_group(id)).wait().await {
+        match self.session_members(id).await {
             Ok(members) => members == [self.owner()],
             Err(error) => {
                 debug!(%error, "the store could not be asked for the replicas of a session");
@@ -46,12 +49,30 @@ impl EventLog {
         }
     }
 
+    /// Returns the replicas that are registered for a session, one that no replica has opened included, in no order. Dead ones and this one are
+    /// among them.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub async fn session_members(&self, id: &SessionId) -> Result<Vec<Owner>, Error> {
+        let Some(coordination) = self.coordination() else { return Ok(Vec::new()) };
+        // Both are asked before one is waited for.
+        let [opened, unopened] = [true, false].map(|is_opened| coordination.members(&group(id, is_opened)));
+        let mut members = opened.wait().await?;
+        for member in unopened.wait().await? {
+            if !members.contains(&member) {
+                members.push(member);
+            }
+        }
+        Ok(members)
+    }
+
     /// Stores the result of a session's `initialize`. With an unreachable store, the session is known here alone; with
     /// [`OnUnreachable::Refuse`](crate::config::OnUnreachable::Refuse) this waits instead, because another replica
     /// would serve the session as an unknown one. Returns whether this replica was registered for the session.
     pub(super) async fn save_session(&self, id: &SessionId, principal: &Principal, opened: &Opened) -> bool {
         let Some(backing) = &self.backing else { return false };
-        let is_registered = self.register(id, REGISTRATION).await;
+        let is_registered = self.register(group(id, true), REGISTRATION).await;
         let record = serde_json::to_vec(opened).expect("a record has no maps with keys that are no text");
         let key = key(id, principal);
         backing
@@ -64,7 +85,7 @@ impl EventLog {
     /// handled as in [`EventLog::save_session`].
     pub async fn register_session(&self, id: &SessionId, session: &Session) {
         let began = clock::now();
-        if self.register(id, session.registration_time()).await {
+        if self.register(group(id, session.opened().is_some()), session.registration_time()).await {
             session.note_registered(began);
         }
     }
@@ -77,10 +98,9 @@ impl EventLog {
         session.has_registration()
     }
 
-    async fn register(&self, id: &SessionId, keep: Duration) -> bool {
+    async fn register(&self, group: Vec<u8>, keep: Duration) -> bool {
         let Some(backing) = &self.backing else { return false };
         let Some(coordination) = &backing.coordination else { return false };
-        let group = session_group(id);
         backing.retry_until_available(|| coordination.join(&group, keep), "record the replica of a session").await
     }
 
@@ -143,15 +163,19 @@ impl EventLog {
             return;
         }
         let Some(coordination) = self.coordination() else { return };
-        if let Err(error) = coordination.join(&session_group(id), KEEP_ENDED).wait().await {
+        let group = group(id, session.opened().is_some());
+        if let Err(error) = coordination.join(&group, KEEP_ENDED).wait().await {
             debug!(%error, "the end of a session could not be noted in the store");
         }
     }
 }
 
-/// Returns the name under which replicas share the places of a session.
-pub fn session_group(id: &SessionId) -> Vec<u8> {
-    [b"session\0", id.as_str().as_bytes()].concat()
+/// Returns the name of the group of replicas that are registered for a session. A session that no replica is known to have opened has a group
+/// of its own: a registration there is shorter, and would replace that of the same replica for the opened session, which its client may use with
+/// another token.
+fn group(id: &SessionId, is_opened: bool) -> Vec<u8> {
+    let kind: &[u8] = if is_opened { b"session\0" } else { b"unopened\0" };
+    [kind, id.as_str().as_bytes()].concat()
 }
 
 fn key(id: &SessionId, principal: &Principal) -> Vec<u8> {

@@ -1,7 +1,8 @@
 //! Registration of this replica for a session, by which the other replicas find its calls there.
 //!
-//! Owned here: the lifetimes of registrations, and what is known of those in the store. Absent: the requests to the store
-//! (`recovery/sessions.rs`).
+//! Owned here: the lifetimes of registrations, and what is known of those in the store. A registration belongs to a session and not to a
+//! record: those of sessions that a replica has opened are apart from the others, so that no record of an unknown session shortens them.
+//! Absent: the requests to the store (`recovery/sessions.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -3,7 +3,7 @@
 use super::quotas::finish;
 use super::replicas::{LEASE, Replica, settle};
 use super::*;
-use crate::event_log::{CallClaim, ClaimOutcome, ClaimRequest, Match, session_group};
+use crate::event_log::{CallClaim, ClaimOutcome, ClaimRequest, Match};
 use crate::protocol::headers::{ProtocolVersion, SessionId};
 
 const CLAIM: ClaimRequest = ClaimRequest { retention: RETENTION, body: None };
@@ -227,15 +227,29 @@ async fn of_two_replicas_that_open_one_session_the_later_claims_each_call_first(
     assert!(begin(&two, 1).is_none() && begin(&one, 1).is_some());
 }
 
+/// Returns the record of the session at `replica` for `principal`.
+fn record_at(replica: &Replica, principal: Principal) -> Arc<Session> {
+    replica.log.sessions().find_or_record(&in_session().session.unwrap(), &principal)
+}
+
 /// Uses the session at `replica`, which then asks the other replicas that are registered for it. Returns those.
 async fn use_at(replica: &Replica) -> Vec<Owner> {
-    let (id, principal) = (in_session().session.unwrap(), in_session().principal);
-    let session = replica.log.sessions().find_or_record(&id, &principal);
+    use_as(replica, in_session().principal).await
+}
+
+/// Uses the session at `replica` as another caller.
+async fn use_as(replica: &Replica, principal: Principal) -> Vec<Owner> {
+    let session = record_at(replica, principal);
     assert!(session.is_unannounced());
-    assert!(replica.log.ensure_registered(&id, &session).await);
-    let others = replica.replicas.requests().members(&session_group(&id)).await.unwrap();
+    assert!(replica.log.ensure_registered(&in_session().session.unwrap(), &session).await);
+    let others = others_at(replica).await;
     session.note_announced();
     others
+}
+
+/// Returns the other replicas that `replica` finds registered for the session.
+async fn others_at(replica: &Replica) -> Vec<Owner> {
+    replica.replicas.requests().members(&in_session().session.unwrap()).await.unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -309,4 +323,21 @@ async fn calls_of_an_evicted_session_are_claimed_when_another_replica_joins() {
     assert!(is_claimed(&two, 1, &stream).await);
     one.log.sessions().sweep(clock::now());
     assert_eq!(one.log.sessions().unclaimed_len(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_with_another_token_leaves_the_registration_of_an_opened_session_as_it_is() {
+    let (store, one) = solo().await;
+    let two = Replica::of(&store, 2).await;
+    settle().await;
+    assert_eq!(use_as(&one, Principal::Known([1; 16])).await, []);
+    tokio::time::sleep(Duration::from_secs(601)).await;
+    let stream = begin(&one, 1).expect("no other replica serves the session");
+    assert_eq!(use_at(&two).await, [Owner(1)]);
+    let joined = two.replicas.requests().join_session(Owner(1), &in_session(), &call(2)).await;
+    assert_eq!(joined.unwrap(), Some(()));
+    assert!(is_claimed(&two, 1, &stream).await);
+    // A replica is found once, however many of its records are registered.
+    assert_eq!(use_as(&one, Principal::Known([2; 16])).await, [Owner(2)]);
+    assert_eq!(others_at(&two).await, [Owner(1)]);
 }

@@ -24,7 +24,7 @@ use crate::cluster::{Absence, Replicas};
 use crate::config::OnUnreachable;
 use crate::event_log::{
     Binding, ClaimGuard, ClaimOutcome, ClaimRecord, ClaimRequest, EventLog, Fingerprint, RegistrationLock, RetryMatch,
-    Stream, SubjectClaim, session_group,
+    Stream, SubjectClaim,
 };
 use crate::ingress::components::Components;
 use crate::ingress::stream_finder::StreamFinder;
@@ -147,7 +147,7 @@ impl RemoteRetries {
         if !self.log.ensure_registered(id, session).await {
             return Ok(());
         }
-        let members = match replicas.requests().members(&session_group(id)).await {
+        let members = match replicas.requests().members(id).await {
             Ok(members) => members,
             Err(error) => {
                 // The next call asks again. Until then the claims alone decide, as far as the store has them.

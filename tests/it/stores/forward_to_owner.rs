@@ -231,6 +231,19 @@ async fn a_stranger_cannot_answer_cancel_or_end_anything_elsewhere() {
     }
 }
 
+#[tokio::test]
+async fn a_cancel_reaches_a_call_in_a_session_that_no_replica_opened() {
+    let redis = Redis::start();
+    let (mut one, two) = (Replica::start(&redis, "one").await, Replica::start(&redis, "two").await);
+    let session = Session::opened_elsewhere(V2025_11, "s-1", None);
+    let (sse, response, place) = one.begin(&session.post(call(1))).await;
+    response.reset();
+    cancel(&two.proxy, &mut one.upstream, session.post(cancelled(1))).await;
+    sse.end().await;
+    until("the stream is over", async || one.send(session.resume(&place.at(0))).await.status == 204).await;
+    assert!(one.upstream.is_quiet() && two.upstream.is_quiet());
+}
+
 /// Servers that share their sessions run a call at the replica where its POST arrives.
 #[tokio::test]
 async fn a_cancel_goes_to_the_replica_that_runs_the_call_and_not_to_the_one_that_opened_the_session() {
