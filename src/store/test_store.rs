@@ -24,7 +24,7 @@ use crate::store::{
 };
 use crate::sync;
 
-/// Delay of the result of a slow claim.
+/// Delay of the result of a slow claim, or of a slow query for members.
 const SLOW: Duration = Duration::from_secs(2);
 
 /// Handle of one replica to the shared contents. Streams are found by id; each has its own lock, and one lock is one
@@ -51,7 +51,7 @@ pub(crate) struct Contents {
     lost: watch::Sender<u64>,
     /// True while the store is unreachable.
     away: AtomicBool,
-    /// True while results of claims are delayed.
+    /// True while results of claims and of queries for members are delayed.
     slow: AtomicBool,
     /// True while claims take effect but report that the store is unavailable.
     deaf: AtomicBool,
@@ -112,7 +112,7 @@ impl TestStore {
         self.lost.send_modify(|times| *times += 1);
     }
 
-    /// Delays the results of claims, which take effect at once, or stops delaying them.
+    /// Delays the results of claims and of queries for members, which take effect at once, or stops delaying them.
     pub(crate) fn set_slow(&self, slow: bool) {
         self.slow.store(slow, Ordering::Relaxed);
     }
@@ -510,6 +510,13 @@ impl Coordination for TestStore {
         let living = |members: &Vec<(Owner, Instant)>| {
             members.iter().filter(|(_, until)| *until > now).map(|(owner, _)| *owner).collect()
         };
-        Pending::Ready(Ok(self.groups.get(group).map(|members| living(members.value())).unwrap_or_default()))
+        let found = self.groups.get(group).map(|members| living(members.value())).unwrap_or_default();
+        if self.slow.load(Ordering::Relaxed) {
+            return Pending::Later(Box::pin(async move {
+                clock::sleep_until(now + SLOW).await;
+                Ok(found)
+            }));
+        }
+        Pending::Ready(Ok(found))
     }
 }

@@ -23,8 +23,8 @@
 //!
 //! A replica joins no session for a call that it refuses in any case. A record of a session that is replaced or evicted passes its calls on.
 //!
-//! Exceptions, in which a call that began less than 20 ms before can run twice: its replica died or was frozen. Its session was opened again
-//! while its members were read. It was opened after a loss in the store, before the other replicas had registered again.
+//! Exceptions, in which a call that began less than 20 ms before can run twice: its replica died or was frozen. Its session was opened after a
+//! loss in the store, before the other replicas had registered again.
 //!
 //! The alternative, no handshake and a question to each replica of the session before each call, costs two messages for every call in a shared
 //! session, where a claim costs one request.

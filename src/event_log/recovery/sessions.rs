@@ -27,12 +27,12 @@ impl EventLog {
     /// replica: a call there is claimed later, see [`EventLog::begin_as_sole`].
     pub async fn save_opened_session(&self, id: &SessionId, principal: &Principal, opened: &Opened) {
         let term = self.backing.as_ref().and_then(|backing| backing.term());
+        // Found before the replicas of the session are read: one that joins meanwhile shares this record, and perhaps not its successor.
+        let session = self.sessions.find(id, principal).filter(|session| session.is_home());
         let is_registered = self.save_session(id, principal, opened).await;
-        if let Some(term) = term
+        if let (Some(session), Some(term)) = (session, term)
             && is_registered
             && self.has_one_member(id).await
-            && let Some(session) = self.sessions.find(id, principal)
-            && session.is_home()
         {
             session.note_sole(term, clock::now() + REGISTRATION / 2);
         }

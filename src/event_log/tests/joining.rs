@@ -341,3 +341,20 @@ async fn a_caller_with_another_token_leaves_the_registration_of_an_opened_sessio
     assert_eq!(use_as(&one, Principal::Known([2; 16])).await, [Owner(2)]);
     assert_eq!(others_at(&two).await, [Owner(1)]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_is_opened_again_while_its_members_are_read_and_another_replica_joins_is_shared() {
+    let store = TestStore::default();
+    let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
+    settle().await;
+    store.set_slow(true);
+    let mut opening = ByHand::new(open_at(&one));
+    assert!(opening.poll().is_pending(), "its members are read");
+    let joined = two.replicas.requests().join_session(Owner(1), &in_session(), &call(1)).await;
+    assert_eq!(joined.unwrap(), Some(()));
+    let opened = Opened { version: ProtocolVersion::DEFAULT, logging: false, declared: Default::default() };
+    one.log.sessions().record(in_session().session.unwrap(), in_session().principal, opened);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(opening.poll().is_ready());
+    assert!(begin(&one, 1).is_none(), "the replica that joined does not ask again");
+}
