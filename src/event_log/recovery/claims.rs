@@ -12,7 +12,8 @@
 //! A claim is **deferred** for a call without a key, in a session that its replica alone serves: it is written when the call is 20 ms old, when its client
 //! disconnects, or when another replica joins the session, unless the response was delivered by then. The call runs once all the same:
 //!
-//! 1. Only the replica that opened a session can be its sole replica: if it finds no other replica registered once it is registered itself.
+//! 1. Only the replica that opened a session can be its sole replica: if it finds no other replica registered once it is registered itself, and
+//!    if the store has lost nothing for a lease time, in which the other replicas register again.
 //! 2. Each other replica joins the session before its first call in it without a key. It registers itself, whether or not it knows the session,
 //!    then asks all replicas that are registered, and waits for the reply of each that lives. Of two replicas, one at least finds the other. The
 //!    sole replica then claims its calls of the session, and replies when the store has the claims. A replica renews its registration, and joins
@@ -23,8 +24,8 @@
 //!
 //! A replica joins no session for a call that it refuses in any case. A record of a session that is replaced or evicted passes its calls on.
 //!
-//! Exceptions, in which a call that began less than 20 ms before can run twice: its replica died or was frozen. Its session was opened after a
-//! loss in the store, before the other replicas had registered again.
+//! Exceptions, in which a call that began less than 20 ms before can run twice: its replica died or was frozen. Its session was opened anew,
+//! within a lease time after a loss, at a replica that had begun after the loss and cannot know of it.
 //!
 //! The alternative, no handshake and a question to each replica of the session before each call, costs two messages for every call in a shared
 //! session, where a claim costs one request.

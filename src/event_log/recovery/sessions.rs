@@ -26,7 +26,9 @@ impl EventLog {
     /// Stores a session that was opened here, before its client can use it anywhere. If no other replica has served it, this one is its sole
     /// replica: a call there is claimed later, see [`EventLog::begin_as_sole`].
     pub async fn save_opened_session(&self, id: &SessionId, principal: &Principal, opened: &Opened) {
-        let term = self.backing.as_ref().and_then(|backing| backing.term());
+        let Some(backing) = &self.backing else { return };
+        // For a lease after a loss, other replicas that serve the session may not be registered again.
+        let term = backing.term().filter(|_| !backing.is_recovering());
         // Found before the replicas of the session are read: one that joins meanwhile shares this record, and perhaps not its successor.
         let session = self.sessions.find(id, principal).filter(|session| session.is_home());
         let is_registered = self.save_session(id, principal, opened).await;

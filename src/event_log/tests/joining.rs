@@ -358,3 +358,21 @@ async fn a_session_that_is_opened_again_while_its_members_are_read_and_another_r
     assert!(opening.poll().is_ready());
     assert!(begin(&one, 1).is_none(), "the replica that joined does not ask again");
 }
+
+#[tokio::test(start_paused = true)]
+async fn no_replica_is_the_only_one_within_a_lease_of_a_loss() {
+    let store = TestStore::default();
+    let one = Replica::of(&store, 1).await;
+    settle().await;
+    store.lose();
+    // Before and after the loss is noted: another replica may not be registered again.
+    for pause in [Duration::ZERO, LEASE - Duration::from_secs(1)] {
+        tokio::time::sleep(pause).await;
+        settle().await;
+        open_at(&one).await;
+        assert!(begin(&one, 1).is_none());
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    open_at(&one).await;
+    assert!(begin(&one, 1).is_some());
+}
