@@ -92,6 +92,9 @@ impl<'a> LeaseKeeper<'a> {
                     if renewal != Renewal::HeldByAnother {
                         // The lease counts from before the request: the store may have answered late.
                         self.log.note_lease_renewed(began + self.lease);
+                        if renewal == Renewal::Acquired {
+                            self.log.renew_registrations();
+                        }
                     }
                     if now.saturating_duration_since(since) >= self.lease && renewal != Renewal::HeldByAnother {
                         self.sweep().await;

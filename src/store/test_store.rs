@@ -469,7 +469,9 @@ impl Coordination for TestStore {
     fn forget(&self, owner: Owner) -> Pending<Result<(), Error>> {
         let now = clock::now();
         Pending::Ready(self.reach().map(|()| {
-            self.leases.remove_if(&owner, |_, (_, until)| *until <= now);
+            if self.leases.remove_if(&owner, |_, (_, until)| *until <= now).is_some() {
+                self.groups.iter_mut().for_each(|mut members| members.retain(|(member, _)| *member != owner));
+            }
         }))
     }
 

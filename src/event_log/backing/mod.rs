@@ -64,15 +64,22 @@ impl Backing {
         self.coordination.as_ref().map(|coordination| coordination.epoch())
     }
 
-    /// Returns the term of this replica. `None` if other replicas may have declared it dead, if the store is not ready or not shared, or if
-    /// no call may begin without a word of the store: an outage is not noticed at once.
+    /// Returns the term of this replica. `None` if other replicas may have declared it dead, or if the store is not shared.
     pub(in crate::event_log) fn term(&self) -> Option<Term> {
         let coordination = self.coordination.as_ref()?;
-        let may_begin = match self.on_unreachable {
-            OnUnreachable::Degrade => self.store.health() == StoreHealth::Ready && self.lease_health.is_held(),
-            OnUnreachable::Refuse => false,
-        };
-        if may_begin { Some(Term::new(*coordination.possible_losses().borrow(), &self.lease_health)) } else { None }
+        if !self.lease_health.is_held() {
+            return None;
+        }
+        Some(Term::new(*coordination.possible_losses().borrow(), &self.lease_health))
+    }
+
+    /// Returns the term of this replica if a call may begin without a word of the store. `None` as for [`Self::term`], or if the store is not
+    /// ready, or with [`OnUnreachable::Refuse`]: an outage is not noticed at once.
+    pub(in crate::event_log) fn ready_term(&self) -> Option<Term> {
+        match self.on_unreachable {
+            OnUnreachable::Degrade if self.store.health() == StoreHealth::Ready => self.term(),
+            OnUnreachable::Degrade | OnUnreachable::Refuse => None,
+        }
     }
 
     /// Returns whether an operation that failed with `error` waits for the store.
@@ -126,6 +133,11 @@ pub(in crate::event_log) struct Term {
 impl Term {
     pub(in crate::event_log) fn new(losses: u64, lease_health: &LeaseHealth) -> Self {
         Self { losses, leases: lease_health.leases() }
+    }
+
+    /// Returns whether both are terms of one lease: no other replica has declared this one dead between them.
+    pub(in crate::event_log) fn has_lease_of(self, other: Term) -> bool {
+        self.leases == other.leases
     }
 }
 

@@ -20,7 +20,9 @@
 //!    again, at half of its lifetime.
 //! 3. A call that begins at the sole replica is in the session's list before that claims the calls, or it is claimed before it runs
 //!    (`sessions/sharing.rs`). So the joined replica finds the claim of each such call, and from then on both claim before they run a call.
-//! 4. A replica whose lease may have expired, or whose store may have lost data, is no longer sole: others may have joined without its reply.
+//! 4. A replica whose lease may have expired, or whose store may have lost data, is no longer sole: others may have joined without its reply. In
+//!    either case it renews its registrations at once. With a new lease it joins its sessions again, since others may have forgotten it and opened
+//!    them.
 //!
 //! A replica joins no session for a call that it refuses in any case. A record of a session that is replaced or evicted passes its calls on.
 //!
@@ -47,7 +49,7 @@ use crate::event_log::backing::{Backing, STORE_RETRY_PAUSE};
 use crate::event_log::identity::principal::Principal;
 use crate::event_log::log::EventLog;
 use crate::event_log::recovery::kept_responses;
-use crate::event_log::sessions::Session;
+use crate::event_log::sessions::{Announcement, Session};
 use crate::event_log::stream::Stream;
 use crate::event_log::stream::retries::RetryMatch;
 use crate::protocol::cluster::{Base64, JoinedSession, RepeatedCall};
@@ -204,7 +206,14 @@ impl EventLog {
     /// Calls `begin` if this replica alone serves `session` and the store is ready: a call without a key that `begin` adds to the session
     /// needs no claim yet. Another replica joins before or after that.
     pub fn begin_as_sole<R>(&self, session: &Session, begin: impl FnOnce() -> R) -> Option<R> {
-        session.begin_as_sole(self.backing.as_ref()?.term(), begin)
+        session.begin_as_sole(self.backing.as_ref()?.ready_term(), begin)
+    }
+
+    /// Begins to tell the other replicas that serve `session` that this one does, which is due before a call without a key runs here. Returns
+    /// `None` if they know, or if no replicas share the store.
+    pub fn begin_announcement(&self, session: &Session) -> Option<Announcement> {
+        let backing = self.backing.as_ref().filter(|backing| backing.coordination.is_some())?;
+        session.begin_announcement(backing.term())
     }
 
     /// Defers the claim of a call that begins, until it is no longer young.

@@ -59,10 +59,7 @@ impl EventLog {
             self.rewrite_response(&stream);
         }
         for (id, session) in self.sessions.registered() {
-            match session.opened() {
-                Some(opened) if session.is_home() => drop(self.save_session(&id, session.principal(), opened).await),
-                Some(_) | None => self.register_session(&id, &session).await,
-            }
+            let _ = self.rewrite_session(&id, &session).await;
         }
     }
 

@@ -1,7 +1,6 @@
 //! Sessions in the store: the result of `initialize` is known to every process that shares it, and after a restart.
 //!
-//! Owned here: the records of sessions in the store, and the groups of the replicas that are registered for them. Absent: the records of this
-//! process (`sessions/mod.rs`).
+//! Owned here: the records of sessions in the store, and the groups of the replicas that are registered for them. Absent: the records of this process (`sessions/mod.rs`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,15 +27,20 @@ impl EventLog {
     pub async fn save_opened_session(&self, id: &SessionId, principal: &Principal, opened: &Opened) {
         let Some(backing) = &self.backing else { return };
         // For a lease after a loss, other replicas that serve the session may not be registered again.
-        let term = backing.term().filter(|_| !backing.is_recovering());
+        let term = backing.ready_term().filter(|_| !backing.is_recovering());
+        let until = clock::now() + REGISTRATION / 2;
         // Found before the replicas of the session are read: one that joins meanwhile shares this record, and perhaps not its successor.
         let session = self.sessions.find(id, principal).filter(|session| session.is_home());
-        let is_registered = self.save_session(id, principal, opened).await;
+        let is_registered = match &session {
+            Some(session) => self.register_session(id, session).await,
+            None => false,
+        };
+        self.save_session(id, principal, opened).await;
         if let (Some(session), Some(term)) = (session, term)
             && is_registered
             && self.has_one_member(id).await
         {
-            session.note_sole(term, clock::now() + REGISTRATION / 2);
+            session.note_sole(term, until);
         }
     }
 
@@ -71,39 +75,64 @@ impl EventLog {
 
     /// Stores the result of a session's `initialize`. With an unreachable store, the session is known here alone; with
     /// [`OnUnreachable::Refuse`](crate::config::OnUnreachable::Refuse) this waits instead, because another replica
-    /// would serve the session as an unknown one. Returns whether this replica was registered for the session.
-    pub(super) async fn save_session(&self, id: &SessionId, principal: &Principal, opened: &Opened) -> bool {
-        let Some(backing) = &self.backing else { return false };
-        let is_registered = self.register(group(id, true), REGISTRATION).await;
+    /// would serve the session as an unknown one.
+    async fn save_session(&self, id: &SessionId, principal: &Principal, opened: &Opened) {
+        let Some(backing) = &self.backing else { return };
         let record = serde_json::to_vec(opened).expect("a record has no maps with keys that are no text");
-        let key = key(id, principal);
-        backing
-            .retry_until_available(|| backing.store.put(&key, &record, REGISTRATION), "take the record of a session")
-            .await;
-        is_registered
+        let (key, keep) = (key(id, principal), REGISTRATION);
+        backing.retry_until_available(|| backing.store.put(&key, &record, keep), "take the record of a session").await;
     }
 
     /// Registers this replica for the session in the store, so that other replicas find it. An unreachable store is
-    /// handled as in [`EventLog::save_session`].
-    pub async fn register_session(&self, id: &SessionId, session: &Session) {
-        let began = clock::now();
-        if self.register(group(id, session.opened().is_some()), session.registration_time()).await {
-            session.note_registered(began);
+    /// handled as in [`EventLog::save_opened_session`]. Returns whether the store has the registration.
+    pub async fn register_session(&self, id: &SessionId, session: &Session) -> bool {
+        let Some(backing) = &self.backing else { return false };
+        let Some(coordination) = &backing.coordination else { return false };
+        let (term, began) = (backing.term(), clock::now());
+        let (group, keep) = (group(id, session.opened().is_some()), session.registration_time());
+        let join = || coordination.join(&group, keep);
+        let is_registered = backing.retry_until_available(join, "record the replica of a session").await;
+        if is_registered {
+            session.note_registered(term, began);
         }
+        is_registered
     }
 
     /// Registers this replica for the session, unless the store is known to have its registration. Returns whether the store has it.
     pub async fn ensure_registered(&self, id: &SessionId, session: &Session) -> bool {
-        if !session.has_registration() {
-            self.register_session(id, session).await;
-        }
-        session.has_registration()
+        let term = self.backing.as_ref().and_then(|backing| backing.term());
+        session.has_registration(term) || self.register_session(id, session).await
     }
 
-    async fn register(&self, group: Vec<u8>, keep: Duration) -> bool {
-        let Some(backing) = &self.backing else { return false };
-        let Some(coordination) = &backing.coordination else { return false };
-        backing.retry_until_available(|| coordination.join(&group, keep), "record the replica of a session").await
+    /// Writes to the store again what it holds of the session from this replica, unless the session has ended. Returns false if the store does
+    /// not take it.
+    pub(super) async fn rewrite_session(&self, id: &SessionId, session: &Arc<Session>) -> bool {
+        if !self.sessions.has(id, session) {
+            return true;
+        }
+        let is_registered = self.register_session(id, session).await;
+        if session.is_home()
+            && let Some(opened) = session.opened()
+        {
+            self.save_session(id, session.principal(), opened).await;
+        }
+        is_registered
+    }
+
+    /// Renews all registrations of this replica in the background, once its lease was acquired: the other replicas may have forgotten them.
+    pub fn renew_registrations(self: &Arc<Self>) {
+        let log = self.clone();
+        tokio::spawn(async move { log.rewrite_due_sessions().await });
+    }
+
+    async fn rewrite_due_sessions(&self) {
+        let Some(term) = self.backing.as_ref().and_then(|backing| backing.term()) else { return };
+        for (id, session) in self.sessions.due_registrations(term) {
+            // If one cannot be written, neither can the others. They stay due.
+            if !self.rewrite_session(&id, &session).await {
+                return;
+            }
+        }
     }
 
     /// Loads the session from the store; `None` if it has no record, which is remembered.

@@ -26,6 +26,7 @@ use eviction::{RecordCount, unopened_max};
 use handshakes::Handshakes;
 use lru_queue::LruQueue;
 use registration::Registration;
+pub use sharing::Announcement;
 use sharing::Sharing;
 use turns::PostSlots;
 pub use turns::{PostSlot, QueuedTurn, Turn};
@@ -104,8 +105,7 @@ struct State {
     resumption: Resumption,
     /// True if the store was asked and has no record.
     is_looked_up: bool,
-    /// Registration of this replica for the session in the store, or `None` if it was not begun. A session that was opened here is registered
-    /// with its record.
+    /// Registration of this replica for the session in the store, or `None` if it was not begun.
     registration: Option<Registration>,
     used: Instant,
     call_ended: Option<Instant>,
@@ -156,16 +156,19 @@ impl Session {
         self.sharing.begin_as_sole(term, clock::now(), begin)
     }
 
-    /// Returns whether the other replicas that serve the session must be told before a call without a key runs here.
-    pub fn is_unannounced(&self) -> bool {
-        self.sharing.is_unannounced(clock::now())
+    /// Begins to tell the other replicas that serve the session that this one does, which is due before a call without a key runs here. Returns
+    /// `None` if they know in the lease of the present `term`.
+    pub(super) fn begin_announcement(&self, term: Option<Term>) -> Option<Announcement> {
+        let now = clock::now();
+        // A registration is renewed at half of its time.
+        let announcement = Announcement { term, until: now + self.registration_time() / 2 };
+        if self.sharing.is_announced(term, now) { None } else { Some(announcement) }
     }
 
     /// Notes that all other replicas that serve the session know that this one does, and that those which begin to serve it find this one's
     /// registration.
-    pub fn note_announced(&self) {
-        // A registration is renewed at half of its time.
-        self.sharing.note_announced(clock::now() + self.registration_time() / 2);
+    pub fn note_announced(&self, announcement: Announcement) {
+        self.sharing.note_announced(announcement);
     }
 
     /// Notes that another replica begins to serve the session: from now on each call is claimed before it runs.

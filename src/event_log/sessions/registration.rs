@@ -2,12 +2,14 @@
 //!
 //! Owned here: the lifetimes of registrations, and what is known of those in the store. A registration belongs to a session and not to a
 //! record: those of sessions that a replica has opened are apart from the others, so that no record of an unknown session shortens them.
-//! Absent: the requests to the store (`recovery/sessions.rs`).
+//! Invariant: a registration counts only in the term in which the store took it, since other replicas or the store may have lost it after
+//! that. Absent: the requests to the store (`recovery/sessions.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::clock;
+use crate::event_log::backing::Term;
 use crate::event_log::sessions::{Session, Sessions};
 use crate::protocol::headers::SessionId;
 
@@ -21,8 +23,8 @@ const REGISTRATION_UNOPENED: Duration = Duration::from_secs(600);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Registration {
     until: Instant,
-    /// True if the store has it.
-    is_confirmed: bool,
+    /// Term in which the store took it, or `None` if the store may not have it.
+    term: Option<Term>,
 }
 
 impl Session {
@@ -36,7 +38,7 @@ impl Session {
         if self.opened.is_some() { REGISTRATION } else { REGISTRATION_UNOPENED }
     }
 
-    /// Returns whether this replica is to register itself for the session now, or again, and notes that it begins to.
+    /// Returns whether this replica is to register itself now, or again, for a session that it did not open, and notes that it begins to.
     pub fn begin_registration(&self) -> bool {
         if self.is_home {
             return false;
@@ -45,24 +47,23 @@ impl Session {
         let mut state = self.lock();
         let is_due = state.registration.is_none_or(|registration| registration.until <= now + lifetime / 2);
         if is_due {
-            state.registration = Some(Registration { until: now + lifetime, is_confirmed: false });
+            state.registration = Some(Registration { until: now + lifetime, term: None });
         }
         is_due
     }
 
-    /// Returns whether the store is known to have this replica's registration, for half of its lifetime at least.
-    pub(in crate::event_log) fn has_registration(&self) -> bool {
-        let (now, lifetime) = (clock::now(), self.registration_time());
+    /// Returns whether the store is known to have this replica's registration in the present `term`, for half of its lifetime at least.
+    pub(in crate::event_log) fn has_registration(&self, term: Option<Term>) -> bool {
+        let later = clock::now() + self.registration_time() / 2;
         let registration = self.lock().registration;
-        self.is_home
-            || registration
-                .is_some_and(|registration| registration.is_confirmed && registration.until > now + lifetime / 2)
+        term.is_some()
+            && registration.is_some_and(|registration| registration.term == term && registration.until > later)
     }
 
-    /// Notes that the store has this replica's registration, which was written after `began`.
-    pub(in crate::event_log) fn note_registered(&self, began: Instant) {
+    /// Notes that the store has this replica's registration, which was written after `began`. `term` is that of `began`.
+    pub(in crate::event_log) fn note_registered(&self, term: Option<Term>, began: Instant) {
         let until = began + self.registration_time();
-        self.lock().registration = Some(Registration { until, is_confirmed: true });
+        self.lock().registration = Some(Registration { until, term });
     }
 }
 
@@ -71,5 +72,17 @@ impl Sessions {
     pub(in crate::event_log) fn registered(&self) -> Vec<(SessionId, Arc<Session>)> {
         let registered = self.sessions.iter().filter(|entry| entry.is_registered());
         registered.map(|entry| (entry.key().0.clone(), entry.value().clone())).collect()
+    }
+
+    /// Returns whether `session` is still the record of its session.
+    pub(in crate::event_log) fn has(&self, id: &SessionId, session: &Arc<Session>) -> bool {
+        self.sessions.get(&(id.clone(), session.principal)).is_some_and(|entry| Arc::ptr_eq(entry.value(), session))
+    }
+
+    /// Returns the sessions for which this replica is registered, or was to be, and is to register itself again in `term`.
+    pub(in crate::event_log) fn due_registrations(&self, term: Term) -> Vec<(SessionId, Arc<Session>)> {
+        let mut due = self.registered();
+        due.retain(|(_, session)| !session.has_registration(Some(term)));
+        due
     }
 }

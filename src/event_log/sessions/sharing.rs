@@ -13,10 +13,20 @@ use crate::sync;
 #[derive(Debug, Default)]
 pub(super) struct Sharing(RwLock<State>);
 
+/// Message to the other replicas that serve a session, that this one does, while it is under way.
+#[derive(Clone, Copy, Debug)]
+pub struct Announcement {
+    /// Term in which it began, or `None` if this replica may have been declared dead: it is repeated then.
+    pub(super) term: Option<Term>,
+    /// Time until which replicas that begin to serve the session find this one.
+    pub(super) until: Instant,
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
-    /// Time until which all other replicas that serve the session know that this one does, and those that begin to serve it find that out.
-    announced_until: Option<Instant>,
+    /// Term in whose lease, and time until which, all other replicas that serve the session know that this one does, and those that begin to
+    /// serve it find that out. A loss in the store changes nothing: this replica registers again before another can be the only one.
+    announced: Option<(Term, Instant)>,
     sole: Sole,
 }
 
@@ -26,50 +36,54 @@ enum Sole {
     /// Not known.
     #[default]
     Unknown,
-    /// This replica opened the session, and is the only one in this term and until this time.
-    Until(Term, Instant),
+    /// This replica opened the session, and is the only one in the term in which it is announced.
+    Yes,
     /// Another replica may serve the session too.
     Never,
+}
+
+impl State {
+    fn is_announced(&self, term: Option<Term>, now: Instant) -> bool {
+        let is_of_lease = |of: Term| term.is_some_and(|term| of.has_lease_of(term));
+        self.announced.is_some_and(|(of, until)| is_of_lease(of) && now < until)
+    }
 }
 
 impl Sharing {
     /// Notes that this replica is the only one in `term`, until `until`, unless another has joined.
     pub(super) fn note_sole(&self, term: Term, until: Instant) {
         let mut state = sync::write(&self.0);
-        if matches!(*state, State { announced_until: None, sole: Sole::Unknown }) {
-            state.sole = Sole::Until(term, until);
+        if matches!(*state, State { announced: None, sole: Sole::Unknown }) {
+            // It is told of each other replica that joins.
+            *state = State { announced: Some((term, until)), sole: Sole::Yes };
         }
     }
 
     /// Calls `begin` if this replica is the only one. Another replica joins after that.
     pub(super) fn begin_as_sole<R>(&self, term: Option<Term>, now: Instant, begin: impl FnOnce() -> R) -> Option<R> {
         let state = sync::read(&self.0);
-        match state.sole {
-            Sole::Until(of, until) if Some(of) == term && now < until => Some(begin()),
-            Sole::Unknown | Sole::Until(..) | Sole::Never => None,
+        match (state.sole, state.announced) {
+            (Sole::Yes, Some((of, until))) if Some(of) == term && now < until => Some(begin()),
+            (Sole::Unknown | Sole::Yes | Sole::Never, Some(_) | None) => None,
         }
     }
 
-    /// Returns whether the other replicas must be told before this one runs a call.
-    pub(super) fn is_unannounced(&self, now: Instant) -> bool {
-        let state = sync::read(&self.0);
-        state.announced_until.is_none_or(|until| until <= now) && !matches!(state.sole, Sole::Until(..))
+    /// Returns whether the other replicas know, in the lease of `term`, that this one serves the session. If not, they must be told before it
+    /// runs a call.
+    pub(super) fn is_announced(&self, term: Option<Term>, now: Instant) -> bool {
+        sync::read(&self.0).is_announced(term, now)
     }
 
-    /// Notes that the other replicas were told, and that those which begin to serve the session find this one until `until`.
-    pub(super) fn note_announced(&self, until: Instant) {
-        *sync::write(&self.0) = State { announced_until: Some(until), sole: Sole::Never };
+    /// Notes that the other replicas were told, and that those which begin to serve the session find this one.
+    pub(super) fn note_announced(&self, announcement: Announcement) {
+        let Announcement { term, until } = announcement;
+        *sync::write(&self.0) = State { announced: term.map(|term| (term, until)), sole: Sole::Never };
     }
 
     /// Notes that another replica joins the session, or that its record goes. Waits for the calls that are about to begin; from then on
     /// this replica is never the only one.
     pub(super) fn share(&self) {
-        let mut state = sync::write(&self.0);
-        // A replica that was the only one is told of each that joins.
-        if let Sole::Until(_, until) = state.sole {
-            state.announced_until = Some(until);
-        }
-        state.sole = Sole::Never;
+        sync::write(&self.0).sole = Sole::Never;
     }
 }
 
@@ -89,30 +103,40 @@ mod tests {
     async fn a_replica_is_the_only_one_for_a_term_until_another_joins() {
         let lease_health = LeaseHealth::default();
         let (sharing, now) = (Sharing::default(), clock::now());
+        let later = now + Duration::from_secs(1);
         let is_sole = |term, now| sharing.begin_as_sole(term, now, || ()).is_some();
-        let first = term(&lease_health);
-        assert!(sharing.is_unannounced(now) && !is_sole(Some(first), now));
-        sharing.note_sole(first, now + Duration::from_secs(1));
-        assert!(!sharing.is_unannounced(now) && is_sole(Some(first), now));
+        let first = Some(term(&lease_health));
+        assert!(!sharing.is_announced(first, now) && !is_sole(first, now));
+        sharing.note_sole(term(&lease_health), later);
+        assert!(sharing.is_announced(first, now) && is_sole(first, now));
         assert!(!is_sole(None, now), "the store is away");
-        assert!(!is_sole(Some(first), now + Duration::from_secs(1)));
+        assert!(!is_sole(first, later) && !sharing.is_announced(first, later));
+        let after_loss = Some(Term::new(1, &lease_health));
+        assert!(!is_sole(after_loss, now) && sharing.is_announced(after_loss, now));
         lease_health.note_acquired();
-        assert!(!is_sole(Some(term(&lease_health)), now), "another replica may have joined unheard");
+        let second = Some(term(&lease_health));
+        assert!(!is_sole(second, now), "another replica may have joined unheard");
+        assert!(!sharing.is_announced(second, now), "the others may have forgotten this one");
         sharing.share();
-        sharing.note_sole(first, now + Duration::from_secs(1));
-        assert!(!sharing.is_unannounced(now) && !is_sole(Some(first), now));
+        sharing.note_sole(term(&lease_health), later);
+        assert!(sharing.is_announced(first, now) && !is_sole(first, now) && !is_sole(second, now));
     }
 
     #[test]
     fn a_replica_that_another_has_told_still_tells_the_others() {
         let (sharing, term, now) = (Sharing::default(), term(&LeaseHealth::default()), clock::now());
         sharing.share();
-        assert!(sharing.is_unannounced(now));
+        assert!(!sharing.is_announced(Some(term), now));
         let until = now + Duration::from_secs(1);
         sharing.note_sole(term, until);
         let is_sole = sharing.begin_as_sole(Some(term), now, || ()).is_some();
-        assert!(sharing.is_unannounced(now) && !is_sole, "the members were read before the other replica was one");
-        sharing.note_announced(until);
-        assert!(!sharing.is_unannounced(now) && sharing.is_unannounced(until));
+        assert!(
+            !sharing.is_announced(Some(term), now) && !is_sole,
+            "the members were read before the other replica was one"
+        );
+        sharing.note_announced(Announcement { term: None, until });
+        assert!(!sharing.is_announced(Some(term), now) && !sharing.is_announced(None, now), "it had no lease");
+        sharing.note_announced(Announcement { term: Some(term), until });
+        assert!(sharing.is_announced(Some(term), now) && !sharing.is_announced(Some(term), until));
     }
 }

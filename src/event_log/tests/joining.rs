@@ -5,6 +5,7 @@ use super::replicas::{LEASE, Replica, settle};
 use super::*;
 use crate::event_log::{CallClaim, ClaimOutcome, ClaimRequest, Match};
 use crate::protocol::headers::{ProtocolVersion, SessionId};
+use crate::store::Coordination;
 
 const CLAIM: ClaimRequest = ClaimRequest { retention: RETENTION, body: None };
 
@@ -240,16 +241,21 @@ async fn use_at(replica: &Replica) -> Vec<Owner> {
 /// Uses the session at `replica` as another caller.
 async fn use_as(replica: &Replica, principal: Principal) -> Vec<Owner> {
     let session = record_at(replica, principal);
-    assert!(session.is_unannounced());
+    let announcement = replica.log.begin_announcement(&session).expect("the others do not know");
     assert!(replica.log.ensure_registered(&in_session().session.unwrap(), &session).await);
     let others = others_at(replica).await;
-    session.note_announced();
+    session.note_announced(announcement);
     others
 }
 
 /// Returns the other replicas that `replica` finds registered for the session.
 async fn others_at(replica: &Replica) -> Vec<Owner> {
     replica.replicas.requests().members(&in_session().session.unwrap()).await.unwrap()
+}
+
+/// Returns whether the other replicas know that `replica` uses the session.
+fn is_announced(replica: &Replica) -> bool {
+    replica.log.begin_announcement(&record_at(replica, in_session().principal)).is_none()
 }
 
 #[tokio::test(start_paused = true)]
@@ -267,11 +273,9 @@ async fn a_replica_that_uses_an_unknown_session_asks_again_before_its_registrati
     let store = TestStore::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
     settle().await;
-    let (id, principal) = (in_session().session.unwrap(), in_session().principal);
-    let session = two.log.sessions().find_or_record(&id, &principal);
     assert_eq!(use_at(&two).await, []);
     tokio::time::sleep(Duration::from_secs(299)).await;
-    assert!(!session.is_unannounced());
+    assert!(is_announced(&two));
     open_at(&one).await;
     assert!(begin(&one, 1).is_none());
     tokio::time::sleep(Duration::from_secs(2)).await;
@@ -375,4 +379,25 @@ async fn no_replica_is_the_only_one_within_a_lease_of_a_loss() {
     tokio::time::sleep(Duration::from_secs(2)).await;
     open_at(&one).await;
     assert!(begin(&one, 1).is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_was_forgotten_with_its_lease_is_found_again_once_it_has_one() {
+    let store = TestStore::default();
+    let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
+    settle().await;
+    assert_eq!(use_at(&two).await, []);
+    store.set_away(true);
+    tokio::time::sleep(LEASE * 2).await;
+    assert!(!is_announced(&two), "its lease has expired");
+    store.set_away(false);
+    store.forget(Owner(2)).wait().await.unwrap();
+    assert_eq!(others_at(&one).await, []);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    settle().await;
+    assert!(!is_announced(&two), "another replica may have opened the session meanwhile");
+    assert_eq!(others_at(&one).await, [Owner(2)]);
+    open_at(&one).await;
+    assert!(begin(&one, 1).is_none());
+    assert_eq!(use_at(&two).await, [Owner(1)]);
 }

@@ -140,7 +140,8 @@ impl RemoteRetries {
         }
         let (context, Some(replicas)) = (&request.context, &self.replicas) else { return Ok(()) };
         let (Some(session), Some(id)) = (&context.session, &context.binding.session) else { return Ok(()) };
-        if !session.is_unannounced() || self.log.store_health() != StoreHealth::Ready {
+        let Some(announcement) = self.log.begin_announcement(session) else { return Ok(()) };
+        if self.log.store_health() != StoreHealth::Ready {
             return Ok(());
         }
         // Registered before it asks: a replica that opens the session later finds this one.
@@ -158,7 +159,7 @@ impl RemoteRetries {
         for member in members {
             self.join_at(replicas, member, &context.binding, &call).await?;
         }
-        session.note_announced();
+        session.note_announced(announcement);
         Ok(())
     }
 
