@@ -83,7 +83,13 @@ impl Lifecycle {
         }
         let log = components.log.clone();
         tasks.spawn(async move {
-            tokio::join!(log.sweep(), log.keep_open(), log.keep_claims(), log.write_deferred_claims());
+            tokio::join!(
+                log.sweep(),
+                log.keep_open(),
+                log.keep_registrations(),
+                log.keep_claims(),
+                log.write_deferred_claims()
+            );
         });
         if let Some(replicas) = components.replicas.clone() {
             let requests = Arc::new(RemoteRequests::new(&components));

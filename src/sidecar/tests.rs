@@ -197,7 +197,7 @@ impl Replica {
         let tasks = vec![
             tokio::spawn(serve_data(Listener(connections), components.clone(), config, pending())),
             tokio::spawn(async move {
-                tokio::join!(log.sweep(), log.keep_open(), log.keep_claims());
+                tokio::join!(log.sweep(), log.keep_open(), log.keep_claims(), log.keep_registrations());
             }),
             tokio::spawn(async move { replicas.run(move |message| requests.clone().handle(message)).await }),
         ];

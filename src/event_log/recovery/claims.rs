@@ -16,8 +16,8 @@
 //!    if the store has lost nothing for a lease time, in which the other replicas register again.
 //! 2. Each other replica joins the session before its first call in it without a key. It registers itself, whether or not it knows the session,
 //!    then asks all replicas that are registered, and waits for the reply of each that lives. Of two replicas, one at least finds the other. The
-//!    sole replica then claims its calls of the session, and replies when the store has the claims. A replica renews its registration, and joins
-//!    again, at half of its lifetime.
+//!    sole replica then claims its calls of the session, and replies when the store has the claims. A replica renews its registration at half of
+//!    its lifetime, for as long as it has a record of the session, and joins again then.
 //! 3. A call that begins at the sole replica is in the session's list before that claims the calls, or it is claimed before it runs
 //!    (`sessions/sharing.rs`). So the joined replica finds the claim of each such call, and from then on both claim before they run a call.
 //! 4. A replica whose lease may have expired, or whose store may have lost data, is no longer sole: others may have joined without its reply. In

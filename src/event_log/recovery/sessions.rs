@@ -1,6 +1,7 @@
 //! Sessions in the store: the result of `initialize` is known to every process that shares it, and after a restart.
 //!
-//! Owned here: the records of sessions in the store, and the groups of the replicas that are registered for them. Absent: the records of this process (`sessions/mod.rs`).
+//! Owned here: the records of sessions in the store, and the groups of the replicas that are registered for them. Invariant: while a session is
+//! known here, what the store holds of it from this replica is renewed. Absent: the records of this process (`sessions/mod.rs`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +21,8 @@ use crate::store::Error;
 /// Time after its end for which this replica stays registered for a session, because messages from before the end may arrive
 /// late.
 const KEEP_ENDED: Duration = Duration::from_secs(60);
+/// Interval at which registrations are checked for renewal.
+const CHECK_EVERY: Duration = Duration::from_secs(60);
 
 impl EventLog {
     /// Stores a session that was opened here, before its client can use it anywhere. If no other replica has served it, this one is its sole
@@ -117,6 +120,18 @@ impl EventLog {
             self.save_session(id, session.principal(), opened).await;
         }
         is_registered
+    }
+
+    /// Renews the registrations of this replica and the records of the sessions that it opened, at half of their lifetimes and for as long as
+    /// the sessions are known here, until dropped.
+    pub async fn keep_registrations(&self) {
+        if self.coordination().is_none() {
+            return std::future::pending().await;
+        }
+        loop {
+            clock::sleep(CHECK_EVERY).await;
+            self.rewrite_due_sessions().await;
+        }
     }
 
     /// Renews all registrations of this replica in the background, once its lease was acquired: the other replicas may have forgotten them.

@@ -258,6 +258,12 @@ fn is_announced(replica: &Replica) -> bool {
     replica.log.begin_announcement(&record_at(replica, in_session().principal)).is_none()
 }
 
+/// Renews the registrations of `replica`, until aborted.
+fn keep_registrations(replica: &Replica) -> tokio::task::JoinHandle<()> {
+    let log = replica.log.clone();
+    tokio::spawn(async move { log.keep_registrations().await })
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_replica_that_used_the_session_before_it_was_opened_is_found() {
     let store = TestStore::default();
@@ -400,4 +406,39 @@ async fn a_replica_that_was_forgotten_with_its_lease_is_found_again_once_it_has_
     open_at(&one).await;
     assert!(begin(&one, 1).is_none());
     assert_eq!(use_at(&two).await, [Owner(1)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_renews_its_registrations_for_as_long_as_it_knows_the_sessions() {
+    let (store, one) = solo().await;
+    let (two, three) = (Replica::of(&store, 2).await, Replica::of(&store, 3).await);
+    let keeping = [keep_registrations(&one), keep_registrations(&two)];
+    settle().await;
+    // As with one call alone, which keeps the record, at a replica that does not know the session.
+    assert_eq!(use_at(&two).await, [Owner(1)]);
+    tokio::time::sleep(Duration::from_secs(11 * 60)).await;
+    assert_eq!(others_at(&three).await, [Owner(1), Owner(2)]);
+    tokio::time::sleep(Duration::from_secs(25 * 3600)).await;
+    assert_eq!(others_at(&three).await, [Owner(1), Owner(2)]);
+    let (id, principal) = (in_session().session.unwrap(), in_session().principal);
+    assert!(three.log.load_session(&id, &principal).await.unwrap().is_some(), "the record is renewed too");
+    two.log.sessions().remove(&id, &principal);
+    tokio::time::sleep(Duration::from_secs(11 * 60)).await;
+    assert_eq!(others_at(&three).await, [Owner(1)]);
+    keeping.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_registration_that_the_store_refused_is_repeated() {
+    let store = TestStore::default();
+    let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
+    let keeping = keep_registrations(&one);
+    settle().await;
+    store.set_away(true);
+    open_at(&one).await;
+    store.set_away(false);
+    assert_eq!(others_at(&two).await, []);
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    assert_eq!(others_at(&two).await, [Owner(1)]);
+    keeping.abort();
 }
