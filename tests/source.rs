@@ -11,6 +11,7 @@ const FLOORS: &[&str] = &[
     "clock",
     "sync",
     "backoff",
+    "eviction",
     "body",
     "descriptors",
     "protocol",

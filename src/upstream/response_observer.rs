@@ -116,8 +116,9 @@ impl ResponseObserver {
         {
             if let Some(params) = self.params.take()
                 && !self.is_issued
+                && let Some(server) = ServerFacts::of(message)
             {
-                let (server, keep) = (ServerFacts::of(message), upstream.revivals.keep());
+                let keep = upstream.revivals.keep();
                 let handshake = Handshake::new(params, version.clone(), server, credentials.principal, keep);
                 log.sessions().handshakes().record(session.clone(), handshake);
             }

@@ -61,6 +61,11 @@ impl SessionNames {
         }
     }
 
+    /// Returns the name that a client gets for a session that the server has just opened.
+    pub(super) fn visible_name(&self, name: &SessionId) -> SessionId {
+        self.owner.and_then(|owner| routing::wrap(owner, name)).unwrap_or_else(|| name.clone())
+    }
+
     /// Gives the session of a response its name for clients. A name that would become too long stays unchanged.
     pub(super) fn wrap(&self, headers: &mut HeaderMap) {
         if self.owner.is_none() && !self.handshakes.as_ref().is_some_and(|handshakes| handshakes.has_renamed()) {

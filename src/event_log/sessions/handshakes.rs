@@ -1,14 +1,15 @@
 //! Records of the handshakes that opened sessions, by which the proxy can open a session again after its server forgot it.
 //!
 //! Owned here: one record for each session, for all principals that use it, and the two names of a session that was opened again: clients
-//! keep the name that they were given, and the server gets its own. Invariants: a record holds at most 16 KiB of parameters and 256
-//! subscriptions; a session beyond that has no record. Records may hold secrets, so none is logged. Absent: the exchange with the server
-//! (`upstream/revival`), and records in the store: they end with the process.
+//! keep the name that they were given, and the server gets its own. Invariants: a record holds at most 16 KiB of parameters, as much of what
+//! the server stated, and 256 subscriptions; a session beyond that is not opened again. All records together hold 2 KiB for each of the most
+//! sessions. They may hold secrets, so none is logged. Absent: the exchange with the server (`upstream/revival`), and records in the store:
+//! they end with the process.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
@@ -24,6 +25,12 @@ use crate::sync;
 
 /// Limit of the subscriptions of a session. Beyond it the session is not opened again.
 const SUBSCRIPTIONS_MAX: usize = 256;
+/// Bytes that all records may hold, for each of the most sessions.
+const BYTES_EACH: usize = 2048;
+/// Approximate size of a record beside its variable parts.
+const RECORD_COST: usize = 512;
+/// Size limit of the name of a log level, in bytes.
+const LOG_LEVEL_MAX: usize = 64;
 /// Limit of the principals that may cause a session to be opened again.
 const PRINCIPALS_MAX: usize = 8;
 /// Interval within which [`ATTEMPTS_MAX`] attempts may begin.
@@ -42,6 +49,7 @@ pub struct Handshake {
     keep: Duration,
     state: Mutex<State>,
     turn: Arc<tokio::sync::Mutex<()>>,
+    bytes: HeldBytes,
     /// Notified when a standalone stream of the session was opened under a new name.
     listening: Notify,
 }
@@ -89,6 +97,8 @@ impl Handshake {
         opener: Principal,
         keep: Duration,
     ) -> Arc<Self> {
+        let bytes = HeldBytes::default();
+        bytes.add(RECORD_COST + params.as_json().len() + server.byte_len());
         let state = State {
             name: UpstreamName::Original,
             generation: 0,
@@ -110,6 +120,7 @@ impl Handshake {
             keep,
             state: Mutex::new(state),
             turn: Arc::default(),
+            bytes,
             listening: Notify::new(),
         })
     }
@@ -121,19 +132,32 @@ impl Handshake {
 
     /// Notes the level that the client has asked log messages for.
     pub fn note_log_level(&self, level: &str) {
-        self.lock().log_level = Some(level.into());
+        if level.len() <= LOG_LEVEL_MAX {
+            self.lock().log_level = Some(level.into());
+        }
     }
 
-    /// Notes that the client has subscribed to a resource. Beyond 256 subscriptions the session is not opened again.
+    /// Notes that the client has subscribed to a resource. Beyond 256 subscriptions, and where all records hold too much, the session is not
+    /// opened again.
     pub fn note_subscription(&self, uri: &str) {
         let mut state = self.lock();
-        state.subscriptions.insert(uri.into());
-        state.is_over |= state.subscriptions.len() > SUBSCRIPTIONS_MAX;
+        if state.is_over || !state.subscriptions.insert(uri.into()) {
+            return;
+        }
+        let has_room = self.bytes.add(uri.len());
+        if !has_room || state.subscriptions.len() > SUBSCRIPTIONS_MAX {
+            state.is_over = true;
+            let freed = state.subscriptions.iter().map(|uri| uri.len()).sum();
+            state.subscriptions.clear();
+            self.bytes.remove(freed);
+        }
     }
 
     /// Notes that the client has ended a subscription.
     pub fn note_subscription_end(&self, uri: &str) {
-        self.lock().subscriptions.remove(uri);
+        if self.lock().subscriptions.remove(uri) {
+            self.bytes.remove(uri.len());
+        }
     }
 
     /// Notes that the server has accepted a principal in the session. Eight may cause the session to be opened again.
@@ -252,6 +276,54 @@ impl Handshake {
     }
 }
 
+/// Bytes of one record, which count in those of all records while the record is among them.
+#[derive(Default)]
+struct HeldBytes {
+    own: AtomicUsize,
+    all: OnceLock<Arc<AllBytes>>,
+}
+
+#[derive(Debug)]
+struct AllBytes {
+    held: AtomicUsize,
+    most: usize,
+}
+
+impl AllBytes {
+    fn are_full(&self) -> bool {
+        self.held.load(Ordering::Relaxed) > self.most
+    }
+}
+
+impl HeldBytes {
+    /// Counts further bytes. Returns false if all records hold too much.
+    fn add(&self, bytes: usize) -> bool {
+        self.own.fetch_add(bytes, Ordering::Relaxed);
+        let Some(all) = self.all.get() else { return true };
+        all.held.fetch_add(bytes, Ordering::Relaxed);
+        !all.are_full()
+    }
+
+    fn remove(&self, bytes: usize) {
+        self.own.fetch_sub(bytes, Ordering::Relaxed);
+        if let Some(all) = self.all.get() {
+            all.held.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+
+    fn count_in(&self, all: &Arc<AllBytes>) {
+        if self.all.set(all.clone()).is_ok() {
+            all.held.fetch_add(self.own.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for HeldBytes {
+    fn drop(&mut self) {
+        self.remove(self.own.load(Ordering::Relaxed));
+    }
+}
+
 /// Records of the handshakes of all sessions that were opened here.
 #[derive(Debug)]
 pub struct Handshakes {
@@ -260,18 +332,28 @@ pub struct Handshakes {
     by_upstream_name: DashMap<SessionId, SessionId>,
     /// True once a session was opened again. Before that no request looks for its names.
     has_renamed: AtomicBool,
+    all_bytes: Arc<AllBytes>,
     most: usize,
 }
 
 impl Handshakes {
     /// Creates an empty set of at most `most` records.
     pub fn new(most: usize) -> Self {
-        Self { by_session: DashMap::new(), by_upstream_name: DashMap::new(), has_renamed: AtomicBool::new(false), most }
+        let all_bytes = Arc::new(AllBytes { held: AtomicUsize::new(0), most: most.saturating_mul(BYTES_EACH) });
+        Self {
+            all_bytes,
+            by_session: DashMap::new(),
+            by_upstream_name: DashMap::new(),
+            has_renamed: AtomicBool::new(false),
+            most,
+        }
     }
 
-    /// Keeps the record of a session. Beyond the limit those that were used longest ago go.
+    /// Keeps the record of a session. Beyond the limits of number and bytes those that were used longest ago go.
     pub fn record(&self, id: SessionId, handshake: Arc<Handshake>) {
-        evict_if_full(&self.by_session, self.most, |handshake| handshake.lock().used);
+        handshake.bytes.count_in(&self.all_bytes);
+        let most = if self.all_bytes.are_full() { self.by_session.len().max(1) } else { self.most };
+        evict_if_full(&self.by_session, most, |handshake| handshake.lock().used);
         if let Some(before) = self.by_session.insert(id, handshake) {
             before.lock().is_over = true;
         }
@@ -307,8 +389,24 @@ impl Handshakes {
         self.by_upstream_name.retain(|_, id| self.by_session.contains_key(id));
     }
 
-    /// Gives a session the name at the server under which it was opened again. Returns false if the session is over.
-    pub fn rename(&self, id: &SessionId, handshake: &Handshake, name: Option<SessionId>) -> bool {
+    /// Gives a session the name at the server under which it was opened again. Returns false if the session is over. `visible` is the name that
+    /// a client would have got for it. A session with that name is gone at the server: `placeholder` takes its place, which the server
+    /// refuses, so that the session is opened again in its turn.
+    pub fn rename(
+        &self,
+        id: &SessionId,
+        handshake: &Handshake,
+        name: Option<SessionId>,
+        visible: Option<&SessionId>,
+        placeholder: SessionId,
+    ) -> bool {
+        let displaced = visible.filter(|visible| *visible != id).and_then(|visible| self.find(visible));
+        if let Some(displaced) = displaced {
+            let mut state = displaced.lock();
+            if state.name == UpstreamName::Original {
+                state.name = UpstreamName::Renamed(Some(placeholder));
+            }
+        }
         let mut state = handshake.lock();
         if state.is_over {
             return false;
@@ -358,7 +456,7 @@ mod tests {
 
     fn handshake() -> Arc<Handshake> {
         let params = InitializeParams::of(br#"{"params":{"capabilities":{}}}"#).unwrap();
-        let server = ServerFacts::of(br#"{"result":{"capabilities":{}}}"#);
+        let server = ServerFacts::of(br#"{"result":{"capabilities":{}}}"#).unwrap();
         let version = ProtocolVersion::parse("2025-11-25").unwrap();
         Handshake::new(params, version, server, Principal::Anonymous, Duration::from_secs(60))
     }
@@ -373,15 +471,54 @@ mod tests {
         let handshake = handshake();
         handshakes.record(id("a"), handshake.clone());
         assert_eq!(handshakes.upstream_name("a"), UpstreamName::Original);
-        assert!(handshakes.rename(&id("a"), &handshake, Some(id("b"))));
+        let rename = |name: Option<SessionId>| {
+            let visible = name.clone();
+            handshakes.rename(&id("a"), &handshake, name, visible.as_ref(), id("placeholder"))
+        };
+        assert!(rename(Some(id("b"))));
         assert_eq!(handshakes.upstream_name("a"), UpstreamName::Renamed(Some(id("b"))));
         assert_eq!(handshakes.client_name(&id("b")), Some(id("a")));
-        assert!(handshakes.rename(&id("a"), &handshake, Some(id("c"))));
+        assert!(rename(Some(id("c"))));
         assert_eq!((handshakes.client_name(&id("b")), handshakes.client_name(&id("c"))), (None, Some(id("a"))));
         handshakes.forget(&id("a"));
-        assert!(handshake.is_over() && !handshakes.rename(&id("a"), &handshake, None));
+        assert!(handshake.is_over() && !rename(None));
         handshakes.sweep(clock::now(), HashSet::new);
         assert_eq!(handshakes.client_name(&id("c")), None);
+    }
+
+    /// As of a server that numbers its sessions.
+    #[test]
+    fn a_session_whose_name_the_server_gives_to_another_is_opened_again() {
+        let handshakes = Handshakes::new(10);
+        let (first, second) = (handshake(), handshake());
+        handshakes.record(id("1"), first.clone());
+        handshakes.record(id("2"), second.clone());
+        assert!(handshakes.rename(&id("2"), &second, Some(id("1")), Some(&id("1")), id("placeholder")));
+        assert_eq!(handshakes.upstream_name("1"), UpstreamName::Renamed(Some(id("placeholder"))));
+        assert_eq!(handshakes.client_name(&id("1")), Some(id("2")));
+        assert!(handshakes.rename(&id("1"), &first, Some(id("2")), Some(&id("2")), id("placeholder")));
+        assert_eq!(handshakes.upstream_name("1"), UpstreamName::Renamed(Some(id("2"))));
+        assert_eq!(handshakes.upstream_name("2"), UpstreamName::Renamed(Some(id("1"))));
+    }
+
+    #[test]
+    fn the_bytes_of_all_records_are_bounded() {
+        let handshakes = Handshakes::new(8);
+        let params = format!(r#"{{"params":{{"x":"{}"}}}}"#, "x".repeat(10_000));
+        for number in 0..100 {
+            let params = InitializeParams::of(params.as_bytes()).unwrap();
+            let version = ProtocolVersion::parse("2025-11-25").unwrap();
+            let server = ServerFacts::default();
+            let handshake = Handshake::new(params, version, server, Principal::Anonymous, Duration::from_secs(60));
+            handshakes.record(id(&number.to_string()), handshake);
+            assert!(handshakes.all_bytes.held.load(Ordering::Relaxed) <= 8 * BYTES_EACH + 2 * 11_000);
+        }
+        let last = handshakes.find(&id("99")).unwrap();
+        last.note_subscription(&"u".repeat(20_000));
+        assert!(last.is_over());
+        drop(last);
+        handshakes.by_session.clear();
+        assert_eq!(handshakes.all_bytes.held.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -4,10 +4,14 @@
 
 use std::fmt;
 
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 /// Size limit of the parameters of an `initialize` that can be sent again, in bytes.
 const PARAMS_MAX: usize = 16 * 1024;
+
+/// Size limit of the facts that a server states, in bytes.
+const FACTS_MAX: usize = 16 * 1024;
 
 /// Kinds of lists whose changes a server may announce: the capability, and the notification.
 const LISTS: [(&str, &str); 3] = [
@@ -60,16 +64,37 @@ impl InitializeParams {
 pub struct ServerFacts {
     name: Option<String>,
     capabilities: Map<String, Value>,
+    size: usize,
 }
 
 impl ServerFacts {
-    /// Takes the facts from the response to an `initialize`.
-    pub fn of(message: &[u8]) -> Self {
-        let Ok(message) = serde_json::from_slice::<Value>(message) else { return Self::default() };
-        let result = &message["result"];
-        let name = result["serverInfo"]["name"].as_str().map(ToOwned::to_owned);
-        let capabilities = result["capabilities"].as_object().cloned().unwrap_or_default();
-        Self { name, capabilities }
+    /// Takes the facts from the response to an `initialize`. Returns `None` beyond 16 KiB.
+    pub fn of(message: &[u8]) -> Option<Self> {
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct Response {
+            result: InitializeResult,
+        }
+        #[derive(Default, Deserialize)]
+        #[serde(default, rename_all = "camelCase")]
+        struct InitializeResult {
+            server_info: Map<String, Value>,
+            capabilities: Map<String, Value>,
+        }
+        let Response { result } = serde_json::from_slice(message).ok()?;
+        let name = result.server_info.get("name").and_then(Value::as_str).map(ToOwned::to_owned);
+        let size = serde_json::to_string(&result.capabilities).map_or(usize::MAX, |capabilities| capabilities.len());
+        let facts = Self {
+            size: size.saturating_add(name.as_ref().map_or(0, String::len)),
+            name,
+            capabilities: result.capabilities,
+        };
+        Some(facts).filter(|facts| facts.size <= FACTS_MAX)
+    }
+
+    /// Returns the size of the facts as text, in bytes.
+    pub fn byte_len(&self) -> usize {
+        self.size
     }
 
     /// Returns whether `later` states the same server with all capabilities: each is there, and none that was true is false.
@@ -143,7 +168,7 @@ mod tests {
 
     fn facts(capabilities: &str) -> ServerFacts {
         let info = r#""serverInfo":{"name":"s","version":"1"}"#;
-        ServerFacts::of(format!(r#"{{"result":{{{info},"capabilities":{capabilities}}}}}"#).as_bytes())
+        ServerFacts::of(format!(r#"{{"result":{{{info},"capabilities":{capabilities}}}}}"#).as_bytes()).unwrap()
     }
 
     #[test]

@@ -101,7 +101,10 @@ impl Handshaking {
         if self.handshake.params.declares_roots() {
             await_answers(&standalone).await;
         }
-        if !self.log.sessions().handshakes().rename(&self.id, &self.handshake, name.clone()) {
+        let visible = name.as_ref().map(|name| self.upstream.sessions.visible_name(name));
+        let placeholder = SessionId::parse(&own_id()).expect("visible ASCII");
+        let handshakes = self.log.sessions().handshakes();
+        if !handshakes.rename(&self.id, &self.handshake, name.clone(), visible.as_ref(), placeholder) {
             self.end(name.as_ref()).await;
             return Opened::Ended;
         }
@@ -142,7 +145,8 @@ impl Handshaking {
     /// Returns whether the result of `initialize` is that of the server as the client knows it.
     fn is_as_before(&self, result: &[u8]) -> bool {
         let version = jsonrpc::initialize_result(result).and_then(|it| ProtocolVersion::parse(&it.protocol_version));
-        version.as_ref() == Some(&self.handshake.version) && self.handshake.server.are_kept_by(&ServerFacts::of(result))
+        version.as_ref() == Some(&self.handshake.version)
+            && ServerFacts::of(result).is_some_and(|later| self.handshake.server.are_kept_by(&later))
     }
 
     /// Lets the standalone streams of the session be opened under its new name, before the server has a reason to ask. Returns those that

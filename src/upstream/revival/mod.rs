@@ -232,8 +232,8 @@ impl Refused<'_> {
 }
 
 impl Upstream {
-    /// Returns whether a POST without requests was refused because its session is one that the next request of its client opens again. The
-    /// returned response has its whole body.
+    /// Returns whether a POST without requests was refused because the server has forgotten its session, and the next request of its client
+    /// may open it again. While a stream of the session is open the session lives. The returned response has its whole body.
     pub async fn is_refused_in_revivable_session(
         &self,
         log: &EventLog,
@@ -244,8 +244,9 @@ impl Upstream {
         if !self.revivals.may_concern(response.status()) {
             return (response, false);
         }
-        let handshake = log.sessions().handshakes().find(id);
-        if !handshake.is_some_and(|handshake| handshake.may_revive(principal)) {
+        let Some(handshake) = log.sessions().handshakes().find(id) else { return (response, false) };
+        let streams = log.sessions().streams_of(id, &handshake.principals());
+        if !handshake.may_revive(principal) || streams.iter().any(|stream| stream.is_read_upstream()) {
             return (response, false);
         }
         self.revivals.examine(response, &[]).await

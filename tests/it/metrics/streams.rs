@@ -155,6 +155,7 @@ pub(super) async fn a_session_that_its_server_has_forgotten(revivals: &Meter) {
     let (mut upstream, proxy, session) = observed().await;
     let outcomes = ["unauthorized", "failed", "differs"];
     for (id, outcome) in outcomes.into_iter().enumerate() {
+        assert_eq!(revivals.of(&proxy, &format!("outcome={outcome}")).await, 0.0);
         let pending = session.post(call(id)).start(proxy.addr).await;
         upstream.expect("tools/call").await.status(404).await;
         let opening = upstream.expect("initialize").await;
