@@ -1,5 +1,6 @@
-// Shared parts of the TypeScript clients of the suite: flags, JSON lines, one call with a limit.
+// Shared parts of the TypeScript clients of the suite: flags, JSON lines, calls with a limit.
 
+import { createInterface } from 'node:readline';
 import { parseArgs } from 'node:util';
 
 const { values } = parseArgs({
@@ -10,7 +11,8 @@ const { values } = parseArgs({
         mode: { type: 'string', default: 'legacy' },
         'timeout-ms': { type: 'string', default: '30000' },
         'linger-ms': { type: 'string', default: '200' },
-        'resume-tokens': { type: 'string', default: 'false' }
+        'resume-tokens': { type: 'string', default: 'false' },
+        then: { type: 'string', default: 'false' }
     }
 });
 
@@ -21,7 +23,8 @@ export const flags = {
     mode: values.mode,
     timeout: Number(values['timeout-ms']),
     linger: Number(values['linger-ms']),
-    resumeTokens: values['resume-tokens'] === 'true'
+    resumeTokens: values['resume-tokens'] === 'true',
+    then: values.then === 'true'
 };
 
 export const say = line => console.log(JSON.stringify(line));
@@ -41,30 +44,46 @@ export const answers = {
     }
 };
 
-/** Runs `call(params)` for the tool; with --resume-tokens again for each token in a result. */
-export async function callTool(call) {
-    let given = flags.args;
-    for (;;) {
-        const result = await call({ name: flags.tool, arguments: given });
-        if (!flags.resumeTokens || !result.nextResumeToken) return result;
-        say({ event: 'slice' });
-        given = { ...flags.args, resumeToken: result.nextResumeToken };
-    }
-}
-
-/** Runs `connect`, then, within the limit, `call`; prints the outcome, and exits after the linger. */
+/** Runs `connect`, then each call within the limit; prints the outcomes, and exits after the linger. */
 export async function main(connect, call) {
-    let limit;
     try {
         say({ event: 'connected', protocol: await connect() });
-        limit = setTimeout(() => leave({ event: 'error', message: 'timeout' }), flags.timeout);
-        const result = await call(progress => say({ event: 'progress', n: progress.progress }));
-        say({ event: result.isError ? 'error' : 'result', text: result.content[0].text });
+        for await (const asked of calls()) await makeCall(asked, call);
+    } catch (error) {
+        say({ event: 'error', message: String(error) });
+    }
+    setTimeout(leave, flags.linger);
+}
+
+/** The call of the flags and, with --then, those of standard input. */
+async function* calls() {
+    yield { tool: flags.tool, args: flags.args };
+    if (!flags.then) return;
+    for await (const line of createInterface({ input: process.stdin })) yield JSON.parse(line);
+}
+
+async function makeCall(asked, call) {
+    const limit = setTimeout(() => leave({ event: 'error', message: 'timeout' }), flags.timeout);
+    try {
+        const onprogress = progress => say({ event: 'progress', n: progress.progress });
+        const result = await callTool(asked, params => call(params, onprogress));
+        const [{ text }] = result.content;
+        say(result.isError ? { event: 'error', message: text } : { event: 'result', text });
     } catch (error) {
         say({ event: 'error', message: String(error) });
     }
     clearTimeout(limit);
-    setTimeout(leave, flags.linger);
+}
+
+/** Runs `call(params)` for the tool; with --resume-tokens again for each token in a result. */
+async function callTool({ tool, args }, call) {
+    let given = args;
+    for (;;) {
+        const result = await call({ name: tool, arguments: given });
+        if (!flags.resumeTokens || !result.nextResumeToken) return result;
+        say({ event: 'slice' });
+        given = { ...args, resumeToken: result.nextResumeToken };
+    }
 }
 
 function leave(line) {

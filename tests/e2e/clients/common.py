@@ -1,9 +1,10 @@
-"""Shared parts of the Python clients of the suite: flags, JSON lines, one call with a limit."""
+"""Shared parts of the Python clients of the suite: flags, JSON lines, calls with a limit."""
 
 import argparse
 import asyncio
 import json
 import os
+import sys
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--url", required=True)
@@ -13,6 +14,7 @@ parser.add_argument("--mode", choices=["legacy", "modern"], default="legacy")
 parser.add_argument("--timeout-ms", type=int, default=30_000)
 parser.add_argument("--linger-ms", type=int, default=200)
 parser.add_argument("--resume-tokens", choices=["true", "false"], default="false")
+parser.add_argument("--then", choices=["true", "false"], default="false")
 flags = parser.parse_args()
 
 
@@ -32,16 +34,44 @@ def say_result(failed, text):
         say("result", text=text)
 
 
-async def call_tool(call):
+async def call_tool(call, tool, arguments):
     """Runs `call(tool, arguments)`; with --resume-tokens again for each token in a result."""
-    given = flags.args
+    given = arguments
     while True:
-        result = await call(flags.tool, given)
+        result = await call(tool, given)
         token = (result.model_extra or {}).get("nextResumeToken")
         if flags.resume_tokens == "false" or token is None:
             return result
         say("slice")
-        given = {**flags.args, "resumeToken": token}
+        given = {**arguments, "resumeToken": token}
+
+
+async def make_calls(call):
+    """Makes the call of the flags and, with --then, those of standard input; `call(tool, arguments)` makes one and prints its result."""
+    if flags.then == "false":
+        await call(flags.tool, flags.args)
+        return
+    asked = {"tool": flags.tool, "args": flags.args}
+    while asked:
+        limit = asyncio.get_running_loop().call_later(flags.timeout_ms / 1000, leave_at_limit)
+        try:
+            await call(asked["tool"], asked["args"])
+        except Exception as error:
+            say("error", message=repr(error))
+        limit.cancel()
+        line = await asyncio.to_thread(sys.stdin.readline)
+        asked = json.loads(line) if line else None
+
+
+def leave_at_limit():
+    say("error", message="timeout")
+    leave()
+
+
+def leave():
+    say("closed")
+    # Unfinished work of the SDK must not keep the process alive.
+    os._exit(0)
 
 
 connected = asyncio.Event()
@@ -54,21 +84,20 @@ def say_connected(protocol):
 
 
 def main(session):
-    """Runs `session()`, which connects, calls, prints the result and lingers; exits then, or at the limit."""
+    """Runs `session()`, which connects, calls, prints the results and lingers; exits then, or at the limit."""
 
     async def limited():
         call = asyncio.create_task(session())
         started = asyncio.create_task(connected.wait())
         await asyncio.wait({call, started}, return_when=asyncio.FIRST_COMPLETED)
-        # Not cancelled at the limit, since an SDK may take long to cancel.
-        await asyncio.wait({call}, timeout=(flags.timeout_ms + flags.linger_ms) / 1000)
+        # Not cancelled at the limit, since an SDK may take long to cancel. With --then each call has a limit of its own.
+        limit = (flags.timeout_ms + flags.linger_ms) / 1000 if flags.then == "false" else None
+        await asyncio.wait({call}, timeout=limit)
         if not call.done():
-            say("error", message="timeout")
+            leave_at_limit()
         elif error := call.exception():
             say("error", message=repr(error))
-        say("closed")
-        # Unfinished work of the SDK must not keep the process alive.
-        os._exit(0)
+        leave()
 
     asyncio.run(limited())
 

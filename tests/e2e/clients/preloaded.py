@@ -2,7 +2,8 @@
 
 The import takes one to three seconds of CPU, longer than most calls. So this process imports the modules of CLIENT once, and
 forks for each run. A run is a connection to SOCKET, a name in Linux's abstract namespace. It carries the client's arguments,
-as JSON, and the descriptor of its output. The reply is the id of the new process; the connection ends with that process.
+as JSON, and the descriptors of its output and, if it has one, of its input. The reply is the id of the new process; the
+connection ends with that process.
 """
 
 import ast
@@ -28,12 +29,15 @@ def import_modules(client):
     exec(compile(tree, client, "exec"), {})
 
 
-def run(client, arguments, output):
+def run(client, arguments, output, *given):
     """Runs the client in this process, and ends it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
+    for source in given:
+        os.dup2(source, 0)
+        os.close(source)
     sys.argv = [client, *arguments]
     status = 1
     try:
@@ -59,13 +63,13 @@ def main(client, name):
         print("ready", flush=True)
         while True:
             connection, _ = listener.accept()
-            message, descriptors, _, _ = socket.recv_fds(connection, MESSAGE_MAX, 1)
+            message, descriptors, _, _ = socket.recv_fds(connection, MESSAGE_MAX, 2)
             # A harness that was cancelled has sent nothing.
             if message:
                 pid = os.fork()
                 if pid == 0:
                     listener.close()
-                    run(client, json.loads(message), descriptors[0])
+                    run(client, json.loads(message), *descriptors)
                 try:
                     connection.send(str(pid).encode())
                 except OSError:

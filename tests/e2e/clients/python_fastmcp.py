@@ -1,6 +1,6 @@
-"""One tool call through the stock FastMCP client."""
+"""Tool calls through the stock FastMCP client."""
 
-from common import flags, linger, main, on_progress, say, say_connected, say_result
+from common import flags, linger, main, make_calls, on_progress, say, say_connected, say_result
 from fastmcp import Client
 from fastmcp.client.elicitation import ElicitResult
 
@@ -36,8 +36,12 @@ async def session():
     )
     async with client:
         say_connected(client.protocol_version)
-        result = await client.call_tool(flags.tool, flags.args, raise_on_error=False)
-        say_result(result.is_error, result.content[0].text)
+
+        async def call(tool, arguments):
+            result = await client.call_tool(tool, arguments, raise_on_error=False)
+            say_result(result.is_error, result.content[0].text)
+
+        await make_calls(call)
         await linger()
 
 

@@ -1,8 +1,8 @@
-"""One tool call through the stock Python SDK 1.x."""
+"""Tool calls through the stock Python SDK 1.x."""
 
 from functools import partial
 
-from common import call_tool, flags, linger, main, on_progress, say, say_connected, say_result
+from common import call_tool, flags, linger, main, make_calls, on_progress, say, say_connected, say_result
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CreateMessageResult, ElicitResult, ListRootsResult, Root, TextContent
@@ -40,8 +40,12 @@ async def session():
         ) as client,
     ):
         say_connected((await client.initialize()).protocolVersion)
-        result = await call_tool(partial(client.call_tool, progress_callback=on_progress))
-        say_result(result.isError, result.content[0].text)
+
+        async def call(tool, arguments):
+            result = await call_tool(partial(client.call_tool, progress_callback=on_progress), tool, arguments)
+            say_result(result.isError, result.content[0].text)
+
+        await make_calls(call)
         await linger()
 
 

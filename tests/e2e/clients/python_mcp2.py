@@ -1,6 +1,6 @@
-"""One tool call through the stock Python SDK 2.x."""
+"""Tool calls through the stock Python SDK 2.x."""
 
-from common import flags, linger, main, on_progress, say, say_connected, say_result
+from common import flags, linger, main, make_calls, on_progress, say, say_connected, say_result
 from mcp import Client
 from mcp_types import CreateMessageResult, ElicitResult, ListRootsResult, Root, TextContent
 
@@ -34,8 +34,12 @@ async def session():
         logging_callback=log,
     ) as client:
         say_connected(client.protocol_version)
-        result = await client.call_tool(flags.tool, flags.args, progress_callback=on_progress)
-        say_result(result.is_error, result.content[0].text)
+
+        async def call(tool, arguments):
+            result = await client.call_tool(tool, arguments, progress_callback=on_progress)
+            say_result(result.is_error, result.content[0].text)
+
+        await make_calls(call)
         await linger()
 
 

@@ -1,4 +1,4 @@
-// One tool call through the stock TypeScript SDK v1.
+// Tool calls through the stock TypeScript SDK v1.
 
 import { Client } from '@modelcontextprotocol/sdk/client/index.js';
 import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js';
@@ -8,7 +8,7 @@ import {
     ListRootsRequestSchema,
     LoggingMessageNotificationSchema
 } from '@modelcontextprotocol/sdk/types.js';
-import { answers, callTool, flags, main, say } from './common.mjs';
+import { answers, flags, main, say } from './common.mjs';
 
 const client = new Client(
     { name: 'e2e-typescript-v1', version: '1.0.0' },
@@ -27,5 +27,5 @@ await main(
         await client.connect(transport);
         return transport.protocolVersion;
     },
-    onprogress => callTool(params => client.callTool(params, undefined, { onprogress }))
+    (params, onprogress) => client.callTool(params, undefined, { onprogress })
 );

@@ -1,7 +1,7 @@
-// One tool call through the stock TypeScript SDK v2. `--mode modern` pins 2026-07-28, which is never chosen by default.
+// Tool calls through the stock TypeScript SDK v2. `--mode modern` pins 2026-07-28, which is never chosen by default.
 
 import { Client, StreamableHTTPClientTransport } from '@modelcontextprotocol/client';
-import { answers, callTool, flags, main, say } from './common.mjs';
+import { answers, flags, main, say } from './common.mjs';
 
 const options = { capabilities: { sampling: {}, elicitation: {}, roots: {} } };
 if (flags.mode === 'modern') options.versionNegotiation = { mode: { pin: '2026-07-28' } };
@@ -18,5 +18,5 @@ await main(
         await client.connect(transport);
         return client.getNegotiatedProtocolVersion?.() ?? transport.protocolVersion;
     },
-    onprogress => callTool(params => client.callTool(params, { onprogress }))
+    (params, onprogress) => client.callTool(params, { onprogress })
 );

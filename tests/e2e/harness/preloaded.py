@@ -11,7 +11,8 @@ import socket
 class Preloaded:
     """A run of a client, with the part of `asyncio.subprocess.Process` that the harness uses."""
 
-    def __init__(self, connection, process, stdout, transport):
+    def __init__(self, connection, process, stdin, stdout, transport):
+        self.stdin = stdin
         self.stdout = stdout
         self.returncode = None
         # A descriptor: the kernel may give the number of an ended process to another one.
@@ -30,6 +31,8 @@ class Preloaded:
             await asyncio.get_running_loop().sock_recv(self._connection, 1)
             self._connection.close()
             self._transport.close()
+            if self.stdin is not None:
+                self.stdin.close()
             if self._process is not None:
                 os.close(self._process)
                 self._process = None
@@ -37,7 +40,7 @@ class Preloaded:
         return self.returncode
 
 
-async def start(name, arguments):
+async def start(name, arguments, has_stdin=False):
     """Starts a run at the socket `name` of a preloaded client."""
     loop = asyncio.get_running_loop()
     with contextlib.ExitStack() as unless_started:
@@ -46,13 +49,22 @@ async def start(name, arguments):
         await loop.sock_connect(connection, f"\0{name}")
         reader, writer = os.pipe()
         output = unless_started.enter_context(os.fdopen(reader, "rb"))
-        with os.fdopen(writer, "wb"):
-            socket.send_fds(connection, [json.dumps(arguments).encode()], [writer])
+        given = [writer]
+        stdin = None
+        if has_stdin:
+            source, sink = os.pipe()
+            given.append(source)
+            stdin = unless_started.enter_context(os.fdopen(sink, "wb", buffering=0))
+        try:
+            socket.send_fds(connection, [json.dumps(arguments).encode()], given)
+        finally:
+            for descriptor in given:
+                os.close(descriptor)
         pid = int(await loop.sock_recv(connection, 100))
         stdout = asyncio.StreamReader()
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdout), output)
         unless_started.pop_all()
-    return Preloaded(connection, process_of(pid), stdout, transport)
+    return Preloaded(connection, process_of(pid), stdin, stdout, transport)
 
 
 def process_of(pid):

@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import contextlib
 import json
 import os
 import re
@@ -311,6 +312,12 @@ class Transcript:
         return next((line["message"] for line in self._all("error")), None)
 
     @property
+    def outcomes(self):
+        """The ends of the calls in their order: ("result", text) or ("error", message)."""
+        ends = [line for _, line in self.lines if line["event"] in ("result", "error")]
+        return [(line["event"], line["text" if line["event"] == "result" else "message"]) for line in ends]
+
+    @property
     def ended_at(self):
         """The end of the call, on the clock of the event loop."""
         return next((at for at, line in self.lines if line["event"] in ("result", "error")), None)
@@ -324,10 +331,14 @@ class Transcript:
 
 
 class Client:
-    """`async with Client(…) as client`: a running client; `await client.finish()` returns its transcript."""
+    """`async with Client(…) as client`: a running client; `await client.finish()` returns its transcript.
 
-    def __init__(self, name, era, url, tool, arguments, timeout_ms=30_000, linger_ms=200, resume_tokens=False):
+    `then`: the client makes further calls in the same session, those of `begin`, until `finish`.
+    """
+
+    def __init__(self, name, era, url, tool, arguments, timeout_ms=30_000, linger_ms=200, resume_tokens=False, then=False):
         self._name = name
+        self._then = then
         self.transcript = Transcript()
         self._arguments = [
             *("--url", url),
@@ -337,18 +348,19 @@ class Client:
             *("--timeout-ms", str(timeout_ms)),
             *("--linger-ms", str(linger_ms)),
             *(("--resume-tokens", "true") if resume_tokens else ()),
+            *(("--then", "true") if then else ()),
         ]
         self._limit = (timeout_ms + linger_ms) / 1000 + START_LIMIT
 
     async def __aenter__(self):
         if self._name in PRELOADED:
-            self._process = await preloaded.start(PRELOADED[self._name], self._arguments)
+            self._process = await preloaded.start(PRELOADED[self._name], self._arguments, self._then)
         else:
             self._process = await asyncio.create_subprocess_exec(
                 *CLIENTS[self._name].command,
                 *self._arguments,
                 cwd=ROOT,
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.PIPE if self._then else asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
             )
@@ -372,8 +384,20 @@ class Client:
         """Waits until `happened(transcript)`."""
         await eventually(lambda: happened(self.transcript), limit)
 
+    def begin(self, tool, arguments):
+        """Begins a further call; the client makes it when the one before has ended, unless it has left."""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps({"tool": tool, "args": arguments}).encode() + b"\n")
+
+    async def outcome(self, n, limit=START_LIMIT):
+        """Waits for the end of call `n`, from 0, or of the client; returns ("result", text), ("error", message) or `None`."""
+        await eventually(lambda: len(self.transcript.outcomes) > n or self._reading.done(), limit)
+        return next(iter(self.transcript.outcomes[n:]), None)
+
     async def finish(self):
         """Waits until the client has left; a client that exceeds its time limit and that for its start is killed."""
+        if self._then:
+            self._process.stdin.close()
         await asyncio.wait({self._reading}, timeout=self._limit)
         if not self._reading.done():
             self._process.kill()

@@ -1,4 +1,4 @@
-//! One tool call through the stock rmcp client, told as JSON lines on stdout.
+//! Tool calls through the stock rmcp client, told as JSON lines on stdout.
 //!
 //! The flags and the lines are those of every client of the suite (`clients/README.md`). The runtime is
 //! current-thread on purpose: rmcp hands each notification to a task of its own, and only there do they keep their order.
@@ -19,6 +19,7 @@ use rmcp::{
     transport::StreamableHttpClientTransport,
 };
 use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, BufReader};
 
 fn say(line: &Value) {
     println!("{line}");
@@ -109,18 +110,27 @@ async fn call(flags: &HashMap<String, String>, timeout: Duration, linger: Durati
     say(&json!({"event": "connected", "protocol": protocol}));
 
     let arguments = flags.get("args").map_or("{}", String::as_str);
-    let tool = flags.get("tool").ok_or("--tool is needed")?.clone();
-    let params = CallToolRequestParams::new(tool).with_arguments(serde_json::from_str(arguments)?);
-    match tokio::time::timeout(timeout, client.call_tool(params)).await {
-        Ok(Ok(result)) => {
-            let result = serde_json::to_value(result)?;
-            let failed = result["isError"] == json!(true);
-            let name = if failed { "error" } else { "result" };
-            say(&json!({"event": name, "text": result["content"][0]["text"]}));
+    let mut asked = json!({"tool": flags.get("tool"), "args": serde_json::from_str::<Value>(arguments)?});
+    let mut more = BufReader::new(tokio::io::stdin()).lines();
+    loop {
+        let tool = asked["tool"].as_str().ok_or("--tool is needed")?.to_owned();
+        let params = CallToolRequestParams::new(tool).with_arguments(serde_json::from_value(asked["args"].take())?);
+        match tokio::time::timeout(timeout, client.call_tool(params)).await {
+            Ok(Ok(result)) => {
+                let result = serde_json::to_value(result)?;
+                let failed = result["isError"] == json!(true);
+                let (event, name) = if failed { ("error", "message") } else { ("result", "text") };
+                say(&json!({"event": event, name: result["content"][0]["text"]}));
+            }
+            Ok(Err(error)) => say(&json!({"event": "error", "message": error.to_string()})),
+            // Left as it is: to close a session in mid-call takes rmcp its own time.
+            Err(_) => return Err("timeout".into()),
         }
-        Ok(Err(error)) => say(&json!({"event": "error", "message": error.to_string()})),
-        // Left as it is: to close a session in mid-call takes rmcp its own time.
-        Err(_) => return Err("timeout".into()),
+        if flags.get("then").is_none_or(|then| then != "true") {
+            break;
+        }
+        let Some(line) = more.next_line().await? else { break };
+        asked = serde_json::from_str(&line)?;
     }
     tokio::time::sleep(linger).await;
     client.cancel().await?;
