@@ -44,7 +44,10 @@ made() {
 }
 
 # Cargo compiles while npm and pip wait for the network.
-cargo build --quiet --locked --manifest-path clients/rmcp/Cargo.toml --target-dir clients/rmcp/target &
+build() {
+    cargo build --quiet --locked --manifest-path "$1/rmcp/Cargo.toml" --target-dir clients/rmcp/target
+}
+(build clients && build servers) &
 building=$!
 trap 'kill $building 2>/dev/null || true' EXIT
 
@@ -66,5 +69,5 @@ for list in requirements/*.txt; do
     made "$venv" "$list"
 done
 
-wait $building || die "the rmcp client does not build"
+wait $building || die "the programs on rmcp do not build"
 trap - EXIT

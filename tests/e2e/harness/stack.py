@@ -37,30 +37,92 @@ class ServerKind:
     command: tuple
     eras: tuple = (LEGACY,)
     env: tuple = ()
-    # The published reference server has a tool of its own and no counters.
-    foreign: bool = False
+    # A published program has tools of its own and no counters.
+    foreign = False
+    # The event of a call's end.
+    ending = "result"
 
     def long(self, steps, interval_ms, key):
         """Name and arguments of the long call, and the text of its result."""
-        if self.foreign:
-            seconds = steps * interval_ms / 1000
-            arguments = {"steps": steps, "duration": seconds, "key": key}
-            done = f"Long running operation completed. Duration: {seconds:g} seconds, Steps: {steps}."
-            return "trigger-long-running-operation", arguments, done
         return "long", {"steps": steps, "interval_ms": interval_ms, "key": key}, f"done {steps}"
+
+    def quick(self, key):
+        """Name and arguments of the quick call, and the text of its result."""
+        return "quick", {"key": key}, "quick"
+
+
+class EverythingKind(ServerKind):
+    """The published reference server, or a gateway in front of it."""
+
+    foreign = True
+
+    def long(self, steps, interval_ms, key):
+        seconds = steps * interval_ms / 1000
+        done = f"Long running operation completed. Duration: {seconds:g} seconds, Steps: {steps}."
+        return "trigger-long-running-operation", {"steps": steps, "duration": seconds, "key": key}, done
+
+    def quick(self, key):
+        return "echo", {"message": key}, f"Echo: {key}"
+
+
+class PlaywrightKind(ServerKind):
+    """Playwright's server without a browser: every tool fails, after BROWSER_SECS."""
+
+    foreign = True
+    ending = "error"
+
+    def long(self, steps, interval_ms, key):
+        return self.quick(key)
+
+    def quick(self, key):
+        return "browser_tabs", {"action": "list"}, "### Error"
 
 
 TYPESCRIPT_V1 = ("node", "servers/typescript-v1.mjs")
+
+
+def published(package, file, *arguments):
+    """The command of a published program, whose port is the first that it opens."""
+    return ("node", "servers/published.mjs", package, file, *arguments)
+
+
+EVERYTHING = ("@modelcontextprotocol/server-everything", "dist/index.js")
+EVERYTHING_STDIO = ("node", f"node_modules/{'/'.join(EVERYTHING)}", "stdio")
+
+
+def supergateway(package):
+    """The command of supergateway in front of the reference server, with a child for each session."""
+    kept = ("--outputTransport", "streamableHttp", "--stateful", "--port", "PORT")
+    return published(package, "dist/index.js", "--stdio", " ".join(EVERYTHING_STDIO), *kept)
+
+
+MCP_PROXY = published("mcp-proxy", "dist/bin/mcp-proxy.mjs", "--port", "PORT", "--", *EVERYTHING_STDIO)
+PLAYWRIGHT = (
+    *published("@playwright/mcp", "cli.js", "--port", "PORT", "--allowed-hosts", "*", "--headless", "--isolated"),
+    *("--executable-path", str(ROOT / "servers/no-browser.sh")),
+)
 
 SERVERS = {
     "typescript-v1": ServerKind(TYPESCRIPT_V1),
     "typescript-v1-stateless": ServerKind(TYPESCRIPT_V1, env=(("STATELESS", "1"),)),
     "typescript-v1-json": ServerKind(TYPESCRIPT_V1, env=(("JSON", "1"),)),
-    "everything": ServerKind(("node", "servers/everything.mjs"), foreign=True),
+    "everything": EverythingKind(published(*EVERYTHING, "streamableHttp")),
     "python-mcp1": ServerKind((python("mcp1"), "servers/python_mcp1.py")),
     "python-mcp2": ServerKind((python("mcp2"), "servers/python_mcp2.py"), (LEGACY, MODERN)),
     "fastmcp": ServerKind((python("fastmcp"), "servers/python_fastmcp.py"), (LEGACY, MODERN)),
     "typescript-v2": ServerKind(("node", "servers/typescript-v2.mjs"), (LEGACY, MODERN)),
+}
+
+# Further servers that keep sessions, each of which refuses an unknown one in its own way. Cases start those that they need.
+SESSION_SERVERS = {
+    "typescript-v2-sessions": ServerKind(("node", "servers/typescript-v2.mjs"), env=(("SESSIONS", "1"),)),
+    "typescript-v1-single": ServerKind(TYPESCRIPT_V1, env=(("SINGLE", "1"),)),
+    "python-mcp1-22": ServerKind((python("mcp1-22"), "servers/python_mcp1.py")),
+    "rmcp": ServerKind((str(ROOT / "clients/rmcp/target/debug/rmcp-server"),), (LEGACY, MODERN)),
+    "supergateway-3": EverythingKind(supergateway("supergateway-3")),
+    "supergateway-4": EverythingKind(supergateway("supergateway")),
+    "npm-mcp-proxy": EverythingKind(MCP_PROXY),
+    "playwright": PlaywrightKind(PLAYWRIGHT),
 }
 
 
@@ -159,9 +221,13 @@ def clean_environment():
     return {name: value for name, value in os.environ.items() if not name.startswith("MCP_RESUME_")}
 
 
+def server_kind(name):
+    return SERVERS.get(name) or SESSION_SERVERS[name]
+
+
 def start_server(name, **env):
-    """Starts one of `SERVERS`; `.found["port"]` is its port once `.wait()` has returned."""
-    kind = SERVERS[name]
+    """Starts one of `SERVERS` or `SESSION_SERVERS`; `.found["port"]` is its port once `.wait()` has returned."""
+    kind = server_kind(name)
     return start_program(kind.command, **{**dict(kind.env), **env})
 
 

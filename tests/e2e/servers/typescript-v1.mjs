@@ -1,7 +1,8 @@
 // A server on the TypeScript SDK v1 without an event store; it cannot resume.
 //
-// STATELESS=1: no sessions, one server for each request. JSON=1: responses are JSON, never SSE. AUTH=TOKEN: every request needs
-// that bearer token and is refused with 401 otherwise, AUTH_DELAY_MS later.
+// STATELESS=1: no sessions, one server for each request. SINGLE=1: one transport, hence one session, for the life of the process.
+// JSON=1: responses are JSON, never SSE. AUTH=TOKEN: every request needs that bearer token and is refused with 401 otherwise,
+// AUTH_DELAY_MS later.
 
 import { randomUUID } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -11,6 +12,7 @@ import { z } from 'zod';
 import { listen, progress, progressUntil, run, text } from './common.mjs';
 
 const STATELESS = process.env.STATELESS === '1';
+const SINGLE = process.env.SINGLE === '1';
 const JSON_ANSWERS = process.env.JSON === '1';
 const { AUTH, AUTH_DELAY_MS = '0' } = process.env;
 
@@ -90,9 +92,10 @@ async function ask(server, kind, relatedRequestId) {
 }
 
 const sessions = new Map();
+let single;
 
 async function transportOf(request) {
-    const known = sessions.get(request.headers['mcp-session-id']);
+    const known = single ?? sessions.get(request.headers['mcp-session-id']);
     if (known) return known;
     const transport = new StreamableHTTPServerTransport({
         sessionIdGenerator: STATELESS ? undefined : randomUUID,
@@ -100,6 +103,7 @@ async function transportOf(request) {
         onsessioninitialized: id => sessions.set(id, transport),
         onsessionclosed: id => sessions.delete(id)
     });
+    if (SINGLE) single = transport;
     await build().connect(transport);
     return transport;
 }
@@ -115,7 +119,7 @@ listen(async (request, response) => {
         return;
     }
     const session = request.headers['mcp-session-id'];
-    if (session && !sessions.has(session)) {
+    if (session && !SINGLE && !sessions.has(session)) {
         response.writeHead(404, { 'content-type': 'application/json' });
         response.end('{"jsonrpc":"2.0","error":{"code":-32001,"message":"Session not found"},"id":null}');
         return;

@@ -1,7 +1,10 @@
 // A server on the TypeScript SDK v2: 2026-07-28, and older revisions without sessions. It cannot resume.
+//
+// SESSIONS=1: older revisions alone, with sessions; an unknown one is refused with an empty 404.
 
+import { randomUUID } from 'node:crypto';
 import { createMcpHandler, McpServer } from '@modelcontextprotocol/server';
-import { toNodeHandler } from '@modelcontextprotocol/node';
+import { NodeStreamableHTTPServerTransport, toNodeHandler } from '@modelcontextprotocol/node';
 import { z } from 'zod';
 import { listen, progress, progressUntil, run, text } from './common.mjs';
 
@@ -34,4 +37,24 @@ function build() {
     return server;
 }
 
-listen(toNodeHandler(createMcpHandler(build)));
+const sessions = new Map();
+
+async function handleSession(request, response) {
+    const session = request.headers['mcp-session-id'];
+    let transport = sessions.get(session);
+    if (session && !transport) {
+        response.writeHead(404).end();
+        return;
+    }
+    if (!transport) {
+        transport = new NodeStreamableHTTPServerTransport({
+            sessionIdGenerator: randomUUID,
+            onsessioninitialized: id => sessions.set(id, transport),
+            onsessionclosed: id => sessions.delete(id)
+        });
+        await build().connect(transport);
+    }
+    await transport.handleRequest(request, response);
+}
+
+listen(process.env.SESSIONS === '1' ? handleSession : toNodeHandler(createMcpHandler(build)));

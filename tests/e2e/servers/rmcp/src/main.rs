@@ -1,0 +1,167 @@
+//! A server on the stock rmcp SDK; it keeps sessions, and the events of a call that runs.
+//!
+//! `PORT`: the port of the loopback interface (0 or unset: any), told on stdout. `KEEP_ALIVE_SECS`: the time without a
+//! message after which a session ends (unset: rmcp's own 300). The tools and the counters are those of every server of
+//! the suite (`servers/README.md`).
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    env,
+    error::Error,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, combinators::BoxBody};
+use hyper::{Request, Response, body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use rmcp::{
+    ErrorData, RoleServer, ServerHandler,
+    model::{
+        CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, Implementation, JsonObject,
+        ListToolsResult, PaginatedRequestParams, ProgressNotificationParam, ServerCapabilities, ServerConfig, Tool,
+    },
+    service::RequestContext,
+    transport::streamable_http_server::{
+        StreamableHttpServerConfig, StreamableHttpService, session::local::LocalSessionManager,
+    },
+};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+#[derive(Clone, Copy, Default)]
+struct Runs {
+    started: u64,
+    finished: u64,
+    cancelled: u64,
+}
+
+#[derive(Clone, Default)]
+struct Counters(Arc<Mutex<HashMap<String, Runs>>>);
+
+impl Counters {
+    fn count(&self, key: &str, change: impl FnOnce(&mut Runs)) {
+        let mut runs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        change(runs.entry(key.to_owned()).or_default());
+    }
+
+    /// The answer to `/counters?key=K`.
+    fn page(&self, query: &str) -> Value {
+        let key = query.strip_prefix("key=").unwrap_or_default();
+        let runs = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(key).copied().unwrap_or_default();
+        json!({"started": runs.started, "finished": runs.finished, "cancelled": runs.cancelled})
+    }
+}
+
+#[derive(Clone)]
+struct Server {
+    counters: Counters,
+}
+
+impl Server {
+    /// Sends progress 1 … `steps`, one each interval; returns false if the client cancelled the call.
+    async fn progress(&self, steps: u64, interval: Duration, context: &RequestContext<RoleServer>) -> bool {
+        for n in 1..=steps {
+            tokio::select! {
+                () = context.ct.cancelled() => return false,
+                () = tokio::time::sleep(interval) => {}
+            }
+            if let Some(token) = context.meta.get_progress_token() {
+                let param = ProgressNotificationParam::new(token, n as f64)
+                    .with_total(steps as f64)
+                    .with_message(format!("step {n}"));
+                // A client that cannot be reached gets the rest of its call all the same.
+                let _ = context.peer.notify_progress(param).await;
+            }
+        }
+        true
+    }
+}
+
+impl ServerHandler for Server {
+    fn get_info(&self) -> ServerConfig {
+        let capabilities = ServerCapabilities::builder().enable_tools().build();
+        ServerConfig::new(capabilities).with_server_info(Implementation::new("rmcp", "1.0.0"))
+    }
+
+    async fn list_tools(
+        &self,
+        _: Option<PaginatedRequestParams>,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
+        let any = JsonObject::from_iter([("type".to_owned(), json!("object"))]);
+        let tools = ["long", "plain", "quick"].map(|name| Tool::new(name, "", any.clone()));
+        Ok(ListToolsResult::with_all_items(tools.to_vec()))
+    }
+
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        let arguments = request.arguments.unwrap_or_default();
+        let number = |name: &str| arguments.get(name).and_then(Value::as_u64).unwrap_or_default();
+        let key = arguments.get("key").and_then(Value::as_str).unwrap_or_default();
+        let (steps, text) = match &*request.name {
+            "long" | "plain" => (number("steps"), format!("done {}", number("steps"))),
+            "quick" => (0, "quick".to_owned()),
+            _ => return Err(ErrorData::invalid_params("there is no such tool", None)),
+        };
+        self.counters.count(key, |runs| runs.started += 1);
+        if !self.progress(steps, Duration::from_millis(number("interval_ms")), &context).await {
+            self.counters.count(key, |runs| runs.cancelled += 1);
+            return Err(ErrorData::internal_error("cancelled", None));
+        }
+        self.counters.count(key, |runs| runs.finished += 1);
+        Ok(CallToolResult::success(vec![ContentBlock::text(text)]).into())
+    }
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let counters = Counters::default();
+    let server = Server { counters: counters.clone() };
+    let mut sessions = LocalSessionManager::default();
+    if let Ok(secs) = env::var("KEEP_ALIVE_SECS") {
+        sessions.session_config.keep_alive = Some(Duration::from_secs(secs.parse()?));
+    }
+    let service = StreamableHttpService::new(
+        move || Ok(server.clone()),
+        Arc::new(sessions),
+        StreamableHttpServerConfig::default(),
+    );
+    let port = env::var("PORT").unwrap_or_else(|_| "0".to_owned());
+    let listener = TcpListener::bind(("127.0.0.1", port.parse()?)).await?;
+    println!("{}", json!({"port": listener.local_addr()?.port()}));
+    loop {
+        let (connection, _) = listener.accept().await?;
+        let (service, counters) = (service.clone(), counters.clone());
+        let answer = service_fn(move |request: Request<Incoming>| {
+            let (service, counters) = (service.clone(), counters.clone());
+            async move { Ok::<_, Infallible>(answer(request, &service, &counters).await) }
+        });
+        // A client that resets its connection ends that connection alone.
+        tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(connection), answer));
+    }
+}
+
+async fn answer(
+    request: Request<Incoming>,
+    service: &StreamableHttpService<Server, LocalSessionManager>,
+    counters: &Counters,
+) -> Response<BoxBody<Bytes, Infallible>> {
+    match request.uri().path() {
+        "/counters" => {
+            let page = counters.page(request.uri().query().unwrap_or_default()).to_string();
+            Response::new(Full::new(Bytes::from(page)).boxed())
+        }
+        "/mcp" => service.handle(request).await,
+        _ => {
+            let mut response = Response::new(Full::default().boxed());
+            *response.status_mut() = hyper::StatusCode::NOT_FOUND;
+            response
+        }
+    }
+}
