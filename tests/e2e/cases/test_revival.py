@@ -1,0 +1,226 @@
+"""A server that is restarted forgets its sessions: their clients go on in them, and open no others."""
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from harness import stack
+from harness.checks import assert_runs
+from harness.relay import Relay
+from harness.restarts import Restarted
+from harness.stack import CLIENTS, LEGACY, Client, eventually, server_kind, together
+
+pytestmark = pytest.mark.anyio
+
+# Each refuses an unknown session in its own way, or keeps its sessions in its own.
+SERVERS = [
+    "typescript-v1",
+    "typescript-v1-json",
+    "typescript-v2-sessions",
+    "everything",
+    "python-mcp1",
+    "python-mcp1-22",
+    "python-mcp2",
+    "fastmcp",
+    "rmcp",
+    "supergateway-3",
+    "supergateway-4",
+    "npm-mcp-proxy",
+    "playwright",
+]
+
+# The port of a process is back after two seconds.
+REFUSED = 2.0
+
+# The warning at a session that was opened again.
+GONE = "the server was restarted: all that it kept for this session is gone"
+
+
+@dataclass
+class Session:
+    """One client, the relay in front of it, and the server's program."""
+
+    client: Client
+    relay: Relay
+    kind: stack.ServerKind
+
+    @property
+    def handshakes(self):
+        """The number of sessions that the client has opened."""
+        return sum(m.get("method") == "initialize" for exchange in self.relay.exchanges for m in exchange.messages)
+
+    @property
+    def statuses(self):
+        """The statuses of the calls' responses, `None` before."""
+        return [exchange.status for exchange in self.relay.calls]
+
+    @property
+    def listens(self):
+        """True if the session's standalone stream is open."""
+        return any(exchange.kind == "standalone" and exchange.status == 200 for exchange in self.relay.exchanges)
+
+    def begin(self, key):
+        tool, arguments, _ = self.kind.quick(key)
+        self.client.begin(tool, arguments)
+
+    async def ended_well(self, n, key):
+        """True if call `n`, a quick one, has its result."""
+        ending, words = await self.client.outcome(n) or ("no", "end")
+        return ending == self.kind.ending and words.startswith(self.kind.quick(key)[2])
+
+    def report(self):
+        said = self.client.transcript
+        return "\n".join([str(said.outcomes), self.relay.report(), *said.noise[-20:]])
+
+
+@asynccontextmanager
+async def sessions_at(port, server, key, clients=CLIENTS, **limits):
+    """A session of each client, by its name, in which one quick call has ended."""
+    kind = server_kind(server)
+    tool, arguments, _ = kind.quick(key)
+    async with AsyncExitStack() as running:
+
+        async def open_one(name):
+            relay = await running.enter_async_context(Relay(port))
+            client = Client(name, LEGACY, relay.url(), tool, arguments, linger_ms=0, then=True, **limits)
+            return Session(await running.enter_async_context(client), relay, kind)
+
+        sessions = {name: await open_one(name) for name in clients}
+        await assert_go_on(sessions, 0, key)
+        yield sessions
+        await together(*(session.client.finish() for session in sessions.values()))
+
+
+async def assert_go_on(sessions, n, key):
+    """Call `n` of each session has its result, and no client has opened another session."""
+    for name, session in sessions.items():
+        assert await session.ended_well(n, key), f"{name}: {session.report()}"
+        assert session.handshakes == 1, f"{name}: {session.report()}"
+
+
+@pytest.mark.parametrize("server", SERVERS)
+async def test_between_two_calls(server, start, key):
+    restarted, proxy = await behind_a_proxy(start, server)
+    async with sessions_at(proxy.found["port"], server, key) as sessions:
+        await restarted.restart()
+        for session in sessions.values():
+            session.begin(key)
+        await assert_go_on(sessions, 1, key)
+
+
+@pytest.mark.parametrize("server", SERVERS)
+async def test_a_call_while_the_server_is_away(server, start, key):
+    restarted, proxy = await behind_a_proxy(start, server)
+    async with sessions_at(proxy.found["port"], server, key) as sessions:
+        await restarted.end()
+        for session in sessions.values():
+            session.begin(key)
+        await eventually(lambda: all(len(session.relay.calls) == 2 for session in sessions.values()))
+        await asyncio.sleep(REFUSED)
+        for name, session in sessions.items():
+            assert len(session.client.transcript.outcomes) == 1, f"{name}: {session.report()}"
+        await restarted.begin()
+        await assert_go_on(sessions, 1, key)
+
+
+@pytest.mark.parametrize("server", SERVERS)
+async def test_a_call_that_runs_ends_with_an_error(server, start, key):
+    """It is never run again, and the next one goes on in the session."""
+    restarted, proxy = await behind_a_proxy(start, server, BROWSER_SECS="5")
+    async with sessions_at(proxy.found["port"], server, f"{key}-quick") as sessions:
+        kind = server_kind(server)
+        tool, arguments, _ = kind.long(600, 100, key)
+        for session in sessions.values():
+            session.client.begin(tool, arguments)
+        # The response has begun: a status of 502 would end the client of Python's SDK 1.x, not the call alone.
+        await eventually(lambda: all(session.statuses == [200, 200] for session in sessions.values()))
+        await restarted.end()
+        for name, session in sessions.items():
+            ending, message = await session.client.outcome(1) or ("no", "end")
+            assert (ending, message != "timeout") == ("error", True), f"{name}: {session.report()}"
+            assert server != "playwright" or not message.startswith("### Error"), f"{name}: {session.report()}"
+        await restarted.begin()
+        for session in sessions.values():
+            session.begin(f"{key}-quick")
+        await assert_go_on(sessions, 2, f"{key}-quick")
+    if not kind.foreign:
+        assert_runs(restarted.port, key, started=0, finished=0)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_a_server_of_one_session(client, start, key):
+    """It takes one `initialize` in its life: none may be wasted."""
+    server = "typescript-v1-single"
+    restarted, proxy = await behind_a_proxy(start, server)
+    async with sessions_at(proxy.found["port"], server, key, [client]) as sessions:
+        await restarted.restart()
+        sessions[client].begin(key)
+        await assert_go_on(sessions, 1, key)
+
+
+async def test_the_server_reaches_the_client_as_before(start, key):
+    """Its questions, numbered from 0 in each session, and its messages outside of calls arrive; a warning says what is gone."""
+    restarted, proxy = await behind_a_proxy(start, "typescript-v1")
+    async with sessions_at(proxy.found["port"], "typescript-v1", key) as sessions:
+        await eventually(lambda: all(session.listens for session in sessions.values()))
+        for n in (1, 2):
+            await restarted.restart()
+            for session in sessions.values():
+                session.client.begin("ask", {"kind": "sampling"})
+            for session in sessions.values():
+                assert await session.client.outcome(n) == ("result", "answered sampled"), session.report()
+        for session in sessions.values():
+            session.client.begin("announce", {"steps": 3, "interval_ms": 50})
+        for session in sessions.values():
+            said = session.client.transcript
+            await eventually(lambda said=said: said.logged == [GONE, GONE, 1, 2, 3])
+            assert said.asked == ["sampling", "sampling"]
+            assert session.handshakes == 1, session.report()
+
+
+async def test_a_session_that_its_server_ended_for_idleness(start, key):
+    restarted, proxy = await behind_a_proxy(start, "rmcp", KEEP_ALIVE_SECS="1")
+    async with sessions_at(proxy.found["port"], "rmcp", key) as sessions:
+        await asyncio.sleep(3)
+        for session in sessions.values():
+            session.begin(key)
+        await assert_go_on(sessions, 1, key)
+    assert_runs(restarted.port, key, started=2 * len(CLIENTS), finished=2 * len(CLIENTS))
+    revived = stack.metric(proxy.found["admin"], 'session_revivals_total{outcome="revived"}')
+    assert revived >= len(CLIENTS)
+
+
+@pytest.mark.parametrize("server", SERVERS)
+async def test_straight_to_the_server_the_session_is_lost(server, start, key):
+    """No client gets its result; rmcp does where it understands the refusal, and opens another session for it."""
+    restarted = await asyncio.to_thread(Restarted, start, server)
+    await assert_lost(restarted, restarted.port, server, key)
+
+
+async def test_with_revival_switched_off_the_session_is_lost(start, key):
+    restarted, proxy = await behind_a_proxy(start, "typescript-v1", SESSIONS__REVIVE="never")
+    await assert_lost(restarted, proxy.found["port"], "typescript-v1", key)
+
+
+async def assert_lost(restarted, port, server, key):
+    async with sessions_at(port, server, key, timeout_ms=5_000) as sessions:
+        await restarted.restart()
+        for session in sessions.values():
+            session.begin(key)
+        kept = [
+            name
+            for name, session in sessions.items()
+            if await session.ended_well(1, key) and session.handshakes == 1
+        ]
+    assert kept == []
+
+
+async def behind_a_proxy(start, server, **settings):
+    """The server, and a proxy in front of it. Settings with two underscores are the proxy's, the others the server's."""
+    of_proxy = {name: value for name, value in settings.items() if "__" in name}
+    of_server = {name: value for name, value in settings.items() if "__" not in name}
+    restarted = await asyncio.to_thread(Restarted, start, server, **of_server)
+    proxy = await asyncio.to_thread(start, stack.start_proxy, restarted.port, **of_proxy)
+    return restarted, proxy
