@@ -197,6 +197,10 @@ impl StandaloneStreams {
         preface: Option<Vec<u8>>,
     ) -> Response<BoxBody> {
         stream.note_resume(None);
+        if stream.with_machine(|machine| machine.is_dormant()) && !self.drain.is_refusing_calls() {
+            let get = self.upstream.call(&context.parts, context.connection.forwarded(), Bytes::new());
+            self.upstream.reopen_session(&self.log, &self.metrics.upstream, stream, get);
+        }
         let attachment = stream.attach(event_log::new_attach(), cursor);
         let head = poll_fn(|cx| attachment.poll_head(cx)).await;
         self.reply_standalone(context, head, attachment, Start::After(cursor), preface)

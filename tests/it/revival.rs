@@ -307,6 +307,29 @@ async fn a_get_opens_its_session_again() {
     assert_eq!(response.event().await.bytes(), progress(1).as_bytes());
 }
 
+/// The stream is open here and silent, because the server has forgotten the session.
+#[tokio::test]
+async fn a_get_that_joins_a_silent_stream_opens_the_session_again() {
+    let (mut upstream, proxy, session) = ready().await;
+    let (sse, response) = listen(&mut upstream, &proxy, &session).await;
+    response.reset();
+    sse.reset().await;
+    pass(Duration::from_secs(2)).await;
+    refuse(&mut upstream, "GET", "s-1").await;
+    settle(&proxy, &mut upstream).await;
+    let mut back = session.get().send(proxy.addr).await.sse();
+    back.prime().await;
+    answer_initialize(upstream.expect("initialize").await, "s-2").await;
+    let get = upstream.expect("GET").await;
+    assert_eq!(get.header("mcp-session-id"), Some("s-2"));
+    let sse = get.sse().await;
+    complete(&mut upstream, "s-2").await;
+    assert_eq!(back.event().await.json()["method"], "notifications/tools/list_changed");
+    back.event().await;
+    sse.event(progress(1)).await;
+    assert_eq!(back.event().await.bytes(), progress(1).as_bytes());
+}
+
 #[tokio::test]
 async fn a_refusal_of_a_living_session_passes() {
     let (mut upstream, proxy, session) = ready().await;

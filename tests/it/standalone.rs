@@ -115,7 +115,7 @@ async fn an_upstream_that_is_away_for_a_moment_is_opened_again() {
 #[tokio::test]
 async fn an_upstream_that_refuses_to_open_it_again_ends_it() {
     for status in [401, 403, 404, 405] {
-        let (mut upstream, proxy, session) = setup().await;
+        let (mut upstream, proxy, session) = setup_with(|c| c.sessions.revive = false).await;
         let (sse, mut response) = open(&proxy, &mut upstream, &session).await;
         response.prime().await;
         sse.end().await;
@@ -156,7 +156,7 @@ async fn an_upstream_that_refuses_its_own_id_is_asked_once_without() {
 
 #[tokio::test]
 async fn an_upstream_that_knows_the_session_no_more_is_not_asked_without_its_id() {
-    let (mut upstream, proxy, session) = setup().await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.sessions.revive = false).await;
     let (sse, mut response) = open(&proxy, &mut upstream, &session).await;
     response.prime().await;
     sse.bytes(format!("id: u1\nretry: 1\ndata: {}\n\n", notice(1))).await;

@@ -18,6 +18,7 @@ use super::super::{ResponseBody, Template, Upstream};
 use crate::backoff::Backoff;
 use crate::clock;
 use crate::event_log::{EventLog, Handshake, Stream};
+use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{self, ProtocolVersion, SessionId, names};
 use crate::protocol::jsonrpc::{self, Message, RequestId, ServerFacts};
 use crate::random;
@@ -85,6 +86,9 @@ impl Handshaking {
         };
         if !self.is_as_before(&result) {
             self.log.sessions().handshakes().forget(&self.id);
+            for stream in self.log.sessions().standalone_of(&self.id, &self.handshake.principals()) {
+                stream.expire(ErrorCode::Abandoned);
+            }
             self.end(name.as_ref()).await;
             return Opened::Differs;
         }

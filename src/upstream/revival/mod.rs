@@ -232,6 +232,31 @@ impl Refused<'_> {
 }
 
 impl Upstream {
+    /// Opens the session of a standalone stream again that waits for that, with the headers of its client's GET. Returns at once.
+    pub fn reopen_session(
+        self: &Arc<Self>,
+        log: &Arc<EventLog>,
+        metrics: &Arc<Metrics>,
+        stream: &Arc<Stream>,
+        get: Template,
+    ) {
+        let (upstream, log, metrics, stream) = (self.clone(), log.clone(), metrics.clone(), stream.clone());
+        let opening = async move {
+            let binding = stream.binding();
+            let Some(id) = &binding.session else { return };
+            let handshake = log.sessions().handshakes().find(id);
+            let Some(handshake) = handshake.filter(|handshake| handshake.may_revive(&binding.principal)) else {
+                return;
+            };
+            let template = Arc::new(get);
+            let (upstream, log, metrics) = (&upstream, &log, &metrics);
+            let refused = Refused { upstream, log, metrics, stream: &stream, template: &template };
+            // The stream itself shows the outcome.
+            let _ = refused.open_again(id, &handshake).await;
+        };
+        tokio::spawn(opening.in_current_span());
+    }
+
     /// Returns whether a POST without requests was refused because the server has forgotten its session, and the next request of its client
     /// may open it again. While a stream of the session is open the session lives. The returned response has its whole body.
     pub async fn is_refused_in_revivable_session(
