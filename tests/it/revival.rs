@@ -519,3 +519,58 @@ async fn a_committed_call_is_sent_once_more() {
     assert_eq!(response.event().await.bytes(), result(1).as_bytes());
     response.ends().await;
 }
+
+/// As after the restart of a server with many sessions.
+#[tokio::test]
+async fn many_sessions_are_opened_again_a_few_at_a_time() {
+    const SESSIONS: usize = 40;
+    const AT_ONCE: usize = 32;
+    let (mut upstream, proxy, _) = ready().await;
+    let mut sessions = Vec::new();
+    for number in 0..SESSIONS {
+        let id = format!("old-{number}");
+        sessions.push(Session::open_as(&proxy, &mut upstream, V2025_11, &id, None).await);
+    }
+    let mut pending = Vec::new();
+    for (number, session) in sessions.iter().enumerate() {
+        pending.push(session.post(call(number)).start(proxy.addr).await);
+    }
+    for _ in 0..SESSIONS {
+        upstream.expect("tools/call").await.json(404, FORGOTTEN).await;
+    }
+    let mut opening = Vec::new();
+    for _ in 0..AT_ONCE {
+        opening.push(upstream.expect("initialize").await);
+    }
+    settle(&proxy, &mut upstream).await;
+    assert!(upstream.is_quiet());
+    let (mut opened, mut answered) = (0, 0);
+    while answered < SESSIONS {
+        if let Some(call) = opening.pop() {
+            let body = call.json_body();
+            let info = json!({ "name": "scripted", "version": "1" });
+            let result = json!({ "protocolVersion": V2025_11, "capabilities": { "tools": {}, "logging": {} }, "serverInfo": info });
+            let result = json!({ "jsonrpc": "2.0", "id": body["id"], "result": result }).to_string();
+            call.json_with(200, &format!("Mcp-Session-Id: new-{opened}\r\n"), result).await;
+            opened += 1;
+            continue;
+        }
+        let call = upstream.next().await;
+        match call.rpc_method().as_str() {
+            "initialize" => opening.push(call),
+            "notifications/initialized" => call.status(202).await,
+            _ => {
+                assert!(call.header("mcp-session-id").is_some_and(|name| name.starts_with("new-")));
+                let id = call.json_body()["id"].as_u64().expect("a number");
+                call.json(200, result(id)).await;
+                answered += 1;
+            }
+        }
+    }
+    for (number, pending) in pending.into_iter().enumerate() {
+        let mut response = pending.response().await;
+        assert_eq!(response.header("mcp-session-id"), None);
+        assert_eq!(response.body().await, result(number).as_bytes());
+    }
+    assert_eq!(opened, SESSIONS);
+}

@@ -28,6 +28,8 @@ use handshake::{Handshaking, Opened};
 
 /// Limit of handshakes at once with one upstream.
 const HANDSHAKES_MAX: usize = 32;
+/// Time limit for the wait for one of them to end.
+const PERMIT_WAIT: Duration = Duration::from_secs(30);
 /// Time limit for the body of a response that may be a refusal.
 const BODY_WAIT: Duration = Duration::from_secs(1);
 /// Time for which a stream of the session must stay open after a refusal to show that the session lives.
@@ -184,7 +186,9 @@ impl Refused<'_> {
         if handshake.has_failed_since(ended) {
             return Attempt::Failed;
         }
-        let Ok(permit) = self.upstream.revivals.permits.clone().try_acquire_owned() else {
+        // After a restart many sessions are opened again at once, each for a moment.
+        let permit = self.upstream.revivals.permits.clone().acquire_owned();
+        let Ok(Ok(permit)) = tokio::time::timeout(PERMIT_WAIT, permit).await else {
             self.metrics.observe_revival(RevivalOutcome::Limited);
             return Attempt::Failed;
         };
