@@ -15,9 +15,9 @@ use super::value::{
     socket_address,
 };
 use super::{
-    Admin, Auth, Config, Delivery, Dialects, DiskStore, Fsync, HostHeader, Limits, Listen, ListenTls, Log, LogFormat,
-    Mode, OnUnreachable, Prime, PrincipalSource, Problems, RedisStore, Replica, ResumeTokens, Sessions, Store, Streams,
-    ToolOverrides, Turns, Upstream, UpstreamTls, UpstreamUrl,
+    Admin, AnswerPings, Auth, Config, Delivery, Dialects, DiskStore, Fsync, HostHeader, Limits, Listen, ListenTls, Log,
+    LogFormat, Mode, OnUnreachable, Prime, PrincipalSource, Problems, RedisStore, Replica, ResumeTokens, Sessions,
+    Store, Streams, ToolOverrides, Turns, Upstream, UpstreamTls, UpstreamUrl,
 };
 use crate::protocol::access::{AllowedHosts, AllowedOrigins, HostPattern, OriginPattern};
 use crate::protocol::classify;
@@ -169,6 +169,7 @@ fn upstream(reader: &mut Reader) -> Option<Upstream> {
     let header_timeout = s.secs("header_timeout_secs", 0..=YEAR);
     let pool_idle = s.secs("pool_idle_secs", 0..=YEAR);
     let resume = s.boolean("resume");
+    let answer_pings = s.one_of("answer_pings", &[("absent", AnswerPings::Absent), ("never", AnswerPings::Never)]);
     let tls = upstream_tls(reader);
     if tls != UpstreamTls::default() && url.as_ref().is_some_and(|url| !url.is_https()) {
         let text = "[upstream.tls] is for an https:// upstream, and upstream.url is none".to_owned();
@@ -186,6 +187,7 @@ fn upstream(reader: &mut Reader) -> Option<Upstream> {
         header_timeout: header_timeout.and_then(none_if_zero),
         pool_idle: pool_idle.unwrap_or(Duration::from_secs(4)),
         resume: resume.unwrap_or(false),
+        answer_pings: answer_pings.unwrap_or(AnswerPings::Absent),
     })
 }
 

@@ -134,6 +134,17 @@ pub struct Upstream {
     pub pool_idle: Duration,
     /// True if the proxy resumes upstream streams also after a broken connection, not only after a deliberate close.
     pub resume: bool,
+    /// Pings of the server that the proxy answers.
+    pub answer_pings: AnswerPings,
+}
+
+/// Pings of the server that the proxy answers in its clients' place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AnswerPings {
+    /// All that no client is there to answer.
+    Absent,
+    /// None.
+    Never,
 }
 
 /// TLS to the upstream.

@@ -246,6 +246,10 @@ impl Ingress {
         let is_known = !self.log.has_store()
             || context.session.as_ref().is_some_and(|session| session.is_known())
             || Box::pin(self.callers.restore_session(&mut context)).await.is_ok();
+        if !context.has_remote_session() {
+            let call = || self.upstream.call(&context.parts, context.connection.forwarded(), Bytes::new());
+            self.upstream.ping_headers().renew(&context.binding, call);
+        }
         if let Some(named) = stream_url
             && matches!(context.parts.method, Method::GET | Method::POST)
         {

@@ -17,7 +17,7 @@ use super::stream_start::StreamStarter;
 use super::token_refresh::{TokenRefresh, Unproven};
 use crate::body::{BoxBody, whole};
 use crate::clock;
-use crate::config::Config;
+use crate::config::{AnswerPings, Config};
 use crate::delivery::Start;
 use crate::event_log::{self, Attachment, EventLog, Head, Spec, Stream};
 use crate::lifecycle::drain::Drain;
@@ -258,6 +258,7 @@ impl StandaloneStreams {
             can_pause: false,
             should_resume_hard_cuts: true,
             should_refuse_requests: false,
+            should_answer_pings: self.config.upstream.answer_pings == AnswerPings::Absent,
             should_announce_cancel: false,
         }
     }

@@ -22,6 +22,7 @@ pub struct Metrics {
     event_bytes: Counter,
     head_seconds: Histogram,
     token_probes: IntCounterVec,
+    ping_answers: IntCounterVec,
     waiting: IntGauge,
     waits: IntCounterVec,
     revivals: IntCounterVec,
@@ -73,6 +74,28 @@ impl RevivalOutcome {
     }
 }
 
+/// Outcome of a ping's answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PingOutcome {
+    /// The server responded with 2xx.
+    Accepted,
+    /// The server responded with another status.
+    Refused,
+    /// No response came, or nothing could be sent.
+    Failed,
+    /// Nothing was sent, because the server has refused the credentials and no newer ones have come.
+    Withheld,
+}
+
+impl PingOutcome {
+    const LABELS: [&str; 4] = ["accepted", "refused", "failed", "withheld"];
+
+    /// Returns the name in metrics and log.
+    pub(super) fn label(self) -> &'static str {
+        Self::LABELS[self as usize]
+    }
+}
+
 impl Metrics {
     /// Registers the metrics.
     ///
@@ -107,6 +130,11 @@ impl Metrics {
                 "token_probes_total",
                 "Probes of refreshed tokens at the upstream, by outcome.",
                 ("outcome", &["genuine", "foreign", "inconclusive", "refused", "unknown"]),
+            )?,
+            ping_answers: registrar.family(
+                "pings_answered_total",
+                "Pings of the server that the proxy answered for a client, by the outcome of the answer.",
+                ("outcome", &PingOutcome::LABELS),
             )?,
             waiting: registrar.gauge("calls_waiting", "Calls that wait for a server that accepts no connections.")?,
             waits: registrar.family(
@@ -188,6 +216,11 @@ impl Metrics {
             ProbeOutcome::Unknown => "unknown",
         };
         self.token_probes.with_label_values(&[outcome]).inc();
+    }
+
+    /// Counts an answer to a ping of the server.
+    pub(super) fn observe_ping_answer(&self, outcome: PingOutcome) {
+        self.ping_answers.with_label_values(&[outcome.label()]).inc();
     }
 
     /// Sets whether the upstream accepts connections.

@@ -13,6 +13,8 @@ mod inline_task;
 mod input;
 mod metrics;
 mod observed;
+mod ping_headers;
+mod pings;
 mod pump;
 mod reach;
 mod request;
@@ -49,6 +51,7 @@ use forwarded::ReceivedHeaders;
 pub use inline_task::InlineTask;
 pub use metrics::Metrics;
 pub use observed::{Credentials, Observed};
+pub use ping_headers::PingHeaders;
 pub use pump::{Call, Pump};
 pub use reach::Reachability;
 pub use request::{Body, Template};
@@ -102,6 +105,7 @@ pub struct Upstream {
     observed: Arc<Observed>,
     sessions: Arc<SessionNames>,
     revivals: Arc<Revivals>,
+    ping_headers: Arc<PingHeaders>,
 }
 
 impl Upstream {
@@ -143,6 +147,7 @@ impl Upstream {
             observed: Arc::default(),
             sessions: Arc::default(),
             revivals: Arc::new(Revivals::new(SessionRefusals::default(), false, Duration::ZERO)),
+            ping_headers: Arc::default(),
         };
         upstream.endpoint = upstream.uri(&upstream.endpoint_target(None)).ok();
         upstream
@@ -151,8 +156,9 @@ impl Upstream {
     /// Returns the same upstream with connections of its own. A connection belongs to the runtime it was made on; requests from
     /// another runtime would pass between threads.
     pub fn with_own_connections(&self) -> Self {
-        let (observed, sessions, revivals) = (self.observed.clone(), self.sessions.clone(), self.revivals.clone());
-        Self { observed, sessions, revivals, ..Self::by(self.connector.clone(), self.config.clone()) }
+        let (observed, sessions) = (self.observed.clone(), self.sessions.clone());
+        let (revivals, ping_headers) = (self.revivals.clone(), self.ping_headers.clone());
+        Self { observed, sessions, revivals, ping_headers, ..Self::by(self.connector.clone(), self.config.clone()) }
     }
 
     /// Returns the same upstream with `owner`, if any, in the session names that clients see, and with these rules for sessions that the
@@ -170,6 +176,11 @@ impl Upstream {
     /// Returns the facts observed in responses.
     pub fn observed(&self) -> &Observed {
         &self.observed
+    }
+
+    /// Returns the headers of pings in sessions whose own were refused.
+    pub fn ping_headers(&self) -> &PingHeaders {
+        &self.ping_headers
     }
 
     /// Returns the TLS files, or `None` without TLS. New connections use the newest.

@@ -1,5 +1,6 @@
 //! Requests to the upstream: the headers kept of the client's, and those added.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -121,6 +122,19 @@ impl Template {
     pub(super) fn is_in_session(&self, name: &UpstreamName) -> bool {
         let UpstreamName::Renamed(name) = name else { return true };
         self.lines.get(&headers::names::MCP_SESSION_ID) == name.as_ref().map(|name| name.as_str().as_bytes())
+    }
+
+    /// Returns the same request in the session that `other` names: streams of one session may have begun under different names of it.
+    pub(super) fn in_session_of(&self, other: &Self) -> Cow<'_, Self> {
+        let name = |template: &Self| template.lines.get(&headers::names::MCP_SESSION_ID).map(<[u8]>::to_vec);
+        let wanted = name(other);
+        if name(self) == wanted {
+            return Cow::Borrowed(self);
+        }
+        match wanted.and_then(|name| HeaderValue::from_bytes(&name).ok()) {
+            Some(name) => Cow::Owned(self.clone().with(headers::names::MCP_SESSION_ID, name)),
+            None => Cow::Borrowed(self),
+        }
     }
 
     /// Returns the same call as a GET for the events after `last_event_id`, which is one of the upstream's own.

@@ -19,6 +19,11 @@ pub(super) fn cancelled(id: &RequestId) -> Vec<u8> {
     format!("{head}{},\"reason\":\"the call was given up\"}}}}", id.to_json()).into_bytes()
 }
 
+/// Returns the answer to a ping of the server.
+pub(super) fn pong(id: &RequestId) -> Vec<u8> {
+    format!(r#"{{"jsonrpc":"2.0","id":{},"result":{{}}}}"#, id.to_json()).into_bytes()
+}
+
 /// Returns the error for a server's request to a client that takes no stream.
 pub(super) fn refusal(id: &RequestId) -> Vec<u8> {
     const METHOD_NOT_FOUND: i64 = -32601;
@@ -46,4 +51,26 @@ fn warning(text: &str) -> Vec<u8> {
     let params = serde_json::json!({ "level": "warning", "logger": "mcp-resume", "data": text });
     let message = serde_json::json!({ "jsonrpc": "2.0", "method": "notifications/message", "params": params });
     message.to_string().into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: &str = include_str!("../../docs/added-messages.md");
+
+    /// Returns the message as the page has it, with `…` in the place of `id`.
+    fn shown(message: Vec<u8>, id: &str) -> String {
+        let message = String::from_utf8(message).unwrap();
+        format!("\n{}\n", message.replace(&format!(":{id},"), ":…,"))
+    }
+
+    #[test]
+    fn the_page_of_added_messages_has_their_bytes() {
+        let id = RequestId::Number("7".into());
+        for message in [pong(&id), refusal(&id), cancelled(&id), gap_warning()] {
+            let shown = shown(message, "7");
+            assert!(PAGE.contains(&shown), "docs/added-messages.md has no line {shown}");
+        }
+    }
 }

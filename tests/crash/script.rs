@@ -80,7 +80,7 @@ impl Script {
                 "progressToken": self.seed, "progress": number, "message": self.padding(padding)}})
                 .to_string()
             }
-            What::Question => json!({"jsonrpc": "2.0", "id": self.question(), "method": "ping"}).to_string(),
+            What::Question => json!({"jsonrpc": "2.0", "id": self.question(), "method": "roots/list"}).to_string(),
         }
     }
 

@@ -33,6 +33,7 @@ mod misdirected;
 mod modern;
 mod origin;
 mod passthrough;
+mod pings;
 mod principal;
 mod process;
 mod resume;

@@ -151,6 +151,7 @@ fn spec() -> Spec {
         should_resume_hard_cuts: false,
         should_refuse_requests: false,
         should_announce_cancel: true,
+        should_answer_pings: true,
     };
     Spec {
         policy,

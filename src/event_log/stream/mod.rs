@@ -453,9 +453,10 @@ impl Stream {
     /// Notes that a client response never reached the upstream.
     pub fn note_client_response_lost(&self, id: &RequestId) {
         let mut inner = self.lock();
-        inner.machine.handle_client_response_lost(id);
+        inner.machine.handle_client_response_lost(id, clock::now());
         // The reader may have to be told that it is its turn again.
         inner.wake();
+        self.notify_pump(inner);
     }
 
     /// Ends the stream with the error `code` for each owed response: its session was deleted, or the process ends.

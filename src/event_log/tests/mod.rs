@@ -136,6 +136,7 @@ fn spec() -> Spec {
         can_pause: true,
         should_resume_hard_cuts: false,
         should_refuse_requests: false,
+        should_answer_pings: true,
         should_announce_cancel: true,
     };
     Spec {

@@ -7,7 +7,7 @@ use super::drain_admission::Admission;
 use super::partial_results::PartialResultsPolicy;
 use super::remote_retry::PendingClaim;
 use super::request::{Beginning, CallRequest, Retry};
-use crate::config::{Config, Mode};
+use crate::config::{AnswerPings, Config, Mode};
 use crate::delivery::Start;
 use crate::event_log::{self, Attachment, CallClaim, EventLog, Match, Reservation, RetryMatch, Spec, Stream};
 use crate::ingress::components::Components;
@@ -179,6 +179,7 @@ impl CallStarter {
             can_pause: !call.has_listen() && accept.sse,
             should_resume_hard_cuts: self.upstream.resumes_hard_cuts(),
             should_refuse_requests: !accept.sse,
+            should_answer_pings: call.era() == Era::Legacy && self.config.upstream.answer_pings == AnswerPings::Absent,
             should_announce_cancel: call.era() == Era::Legacy && !call.has_initialize(),
         };
         Spec {

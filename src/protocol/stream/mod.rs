@@ -26,6 +26,7 @@ mod getters;
 mod input_turn;
 mod numbering;
 mod owed_responses;
+mod pings;
 mod policy;
 mod reader_state;
 mod retention;
@@ -51,6 +52,7 @@ pub use event_batch::Batch;
 use input_turn::InputTurn;
 use numbering::Numbering;
 pub use owed_responses::{OwedResponse, OwedResponses};
+use pings::PING;
 pub use policy::Policy;
 pub use reader_state::ReaderState;
 pub use server_requests::{ClientResponse, ServerRequests};
@@ -105,7 +107,7 @@ impl Machine {
             owed_responses: OwedResponses::new(ids),
             server_requests: ServerRequests::default(),
             reader: ReaderState::new(now),
-            upstream: UpstreamCursor::new(),
+            upstream: UpstreamCursor::new(now),
             numbering: Numbering::new(),
             sealing: None,
             failure: None,
@@ -168,14 +170,18 @@ impl Machine {
         if !self.can_append() {
             return;
         }
-        let seq = self.numbering.push(name, data);
         self.input_turn.note_activity(now);
-        let had_owed = !self.owed_responses.is_settled();
         // Data that does not decode is an opaque event: only framing, size or a missing response fails a call. Of data that decodes, only
         // messages with an id matter here.
-        if jsonrpc::may_have_id(data)
-            && let Ok(body) = jsonrpc::peek(data)
+        let body = if jsonrpc::may_have_id(data) { jsonrpc::peek(data).ok() } else { None };
+        if let Some(body) = &body
+            && self.answer_unlogged(body)
         {
+            return;
+        }
+        let seq = self.numbering.push(name, data);
+        let had_owed = !self.owed_responses.is_settled();
+        if let Some(body) = body {
             let is_alone = body.messages().iter().all(|message| matches!(message, Message::Request { .. }));
             for message in body.messages() {
                 self.note_message(message, seq, is_alone, now);
@@ -200,7 +206,7 @@ impl Machine {
         if self.owes_nothing() {
             return self.begin_seal(self.settled_outcome(), now);
         }
-        match self.upstream.after_end(ending, &self.policy) {
+        match self.upstream.after_end(ending, &self.policy, now) {
             Next::Reopen(pause) => self.timers.set(Timer::Reopen, now + pause),
             Next::ReopenAnew(pause) => {
                 self.timers.set(Timer::Reopen, now + pause);
@@ -256,6 +262,7 @@ impl Machine {
     pub fn handle_detach(&mut self, attach: AttachId, now: Instant) {
         if self.reader.detach(attach, now) {
             self.restart_abandon();
+            self.answer_pings(now);
         }
     }
 
@@ -361,8 +368,9 @@ impl Machine {
     }
 
     /// The client's response could not be passed to the upstream after all: the request is outstanding again.
-    pub fn handle_client_response_lost(&mut self, id: &RequestId) {
+    pub fn handle_client_response_lost(&mut self, id: &RequestId, now: Instant) {
         self.server_requests.unanswer(id);
+        self.answer_pings(now);
     }
 
     /// The response must begin now, with or without a head of the upstream: an id is about to be written. Returns false if it cannot, because the
@@ -459,9 +467,13 @@ impl Machine {
 
     fn note_message(&mut self, message: &Message, seq: Seq, is_alone: bool, now: Instant) {
         match message {
-            Message::Request { id, .. } => {
+            Message::Request { id, method } => {
                 self.server_requests.add(id.clone(), seq, is_alone, now);
-                if self.policy.should_refuse_requests {
+                if self.policy.should_answer_pings && method == PING {
+                    self.upstream.note_ping();
+                    self.server_requests.mark_ping(id);
+                    self.answer_pings(now);
+                } else if self.policy.should_refuse_requests {
                     self.server_requests.answer(id);
                     self.effects.push_back(Effect::RefuseServerRequest(id.clone()));
                 }

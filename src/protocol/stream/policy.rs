@@ -46,6 +46,9 @@ pub struct Policy {
     /// True if the client accepts no stream: server→client requests are refused on its behalf.
     #[serde(rename = "refuses_asks")]
     pub should_refuse_requests: bool,
+    /// True if the proxy answers the server's pings where the client cannot. Never in the modern era, which has none.
+    #[serde(rename = "answers_pings", default)]
+    pub should_answer_pings: bool,
     /// True if an abandoned call is announced upstream by `notifications/cancelled` (never for `initialize`).
     #[serde(rename = "announces_cancel")]
     pub should_announce_cancel: bool,
@@ -71,6 +74,7 @@ impl Policy {
             can_pause,
             should_resume_hard_cuts: false,
             should_refuse_requests: false,
+            should_answer_pings: false,
             should_announce_cancel: false,
         }
     }

@@ -69,6 +69,8 @@ pub enum Effect {
     AnnounceCancel(Vec<RequestId>),
     /// Respond to this server→client request with an error, upstream.
     RefuseServerRequest(RequestId),
+    /// Respond to this ping of the server with an empty result, upstream.
+    AnswerPing(RequestId),
     /// Close the upstream call.
     Close,
     /// Ask the upstream to go on after this event ID of its own, or open the standalone stream anew if it is `None`.

@@ -30,7 +30,7 @@ impl Machine {
             Timer::Commit => {
                 self.open(HeadOrigin::Proxy);
             }
-            Timer::Reopen => self.effects.push_back(Effect::Reopen(self.upstream.reopen())),
+            Timer::Reopen => self.effects.push_back(Effect::Reopen(self.upstream.reopen(now))),
             Timer::Linger | Timer::CancelGrace => self.begin_seal(self.settled_outcome(), now),
             Timer::Call => {
                 self.announce_cancel();
@@ -41,6 +41,7 @@ impl Machine {
                 self.announce_cancel();
                 self.fail(Outcome::Expired, Failure::after_send(ErrorCode::Abandoned), now);
             }
+            Timer::Ping => self.answer_pings(now),
         }
     }
 

@@ -19,12 +19,22 @@ pub(super) enum Timer {
     Full,
     /// No reader has come back in time.
     Abandon,
+    /// The reader has not answered a ping.
+    Ping,
 }
 
 impl Timer {
     /// Every timer, in the order in which timers that are due at once fire.
-    pub(super) const ALL: [Self; 7] =
-        [Self::Commit, Self::Reopen, Self::Linger, Self::CancelGrace, Self::Call, Self::Full, Self::Abandon];
+    pub(super) const ALL: [Self; 8] = [
+        Self::Commit,
+        Self::Reopen,
+        Self::Linger,
+        Self::CancelGrace,
+        Self::Call,
+        Self::Full,
+        Self::Abandon,
+        Self::Ping,
+    ];
 }
 
 /// The deadlines of one stream, indexed by [`Timer`].

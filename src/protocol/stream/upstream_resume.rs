@@ -1,6 +1,6 @@
 //! The upstream call of a stream, and the rules by which it is resumed after its response has ended.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
@@ -57,11 +57,28 @@ pub(super) struct UpstreamCursor {
     has_sent_id: bool,
     retry: Duration,
     attempts: u32,
+    /// Time of the last request for the response.
+    requested_at: Instant,
+    /// True if the server has sent a ping.
+    has_pinged: bool,
 }
 
 impl UpstreamCursor {
-    pub(super) fn new() -> Self {
-        Self { last_id: None, has_new_id: false, has_sent_id: false, retry: DEFAULT_RETRY, attempts: 0 }
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            last_id: None,
+            has_new_id: false,
+            has_sent_id: false,
+            retry: DEFAULT_RETRY,
+            attempts: 0,
+            requested_at: now,
+            has_pinged: false,
+        }
+    }
+
+    /// The server sent a ping: one that it sends while no response is open would cost the session.
+    pub(super) fn note_ping(&mut self) {
+        self.has_pinged = true;
     }
 
     pub(super) fn note_opened(&mut self) {
@@ -81,14 +98,14 @@ impl UpstreamCursor {
     }
 
     /// Returns the consequence of the end of a response.
-    pub(super) fn after_end(&mut self, ending: Ending, policy: &Policy) -> Next {
+    pub(super) fn after_end(&mut self, ending: Ending, policy: &Policy, now: Instant) -> Next {
         let is_anew = policy.kind == StreamKind::Standalone && self.forget_refused_id(ending);
         if ending == Ending::SessionLost && policy.kind == StreamKind::Standalone {
             return Next::Wait;
         }
         let pause = match policy.kind {
             StreamKind::Standalone if is_anew => Ok(self.back_off()),
-            StreamKind::Standalone => self.standalone_pause(ending),
+            StreamKind::Standalone => self.standalone_pause(ending, now),
             StreamKind::Request => self.request_pause(ending, policy),
         };
         match pause {
@@ -118,8 +135,13 @@ impl UpstreamCursor {
         }
     }
 
-    fn standalone_pause(&mut self, ending: Ending) -> Result<Duration, Failure> {
+    /// Returns the pause before a standalone stream is reopened. That of a server that pings is reopened at once, but no sooner after the
+    /// last request than another would be.
+    fn standalone_pause(&mut self, ending: Ending, now: Instant) -> Result<Duration, Failure> {
         match ending {
+            Ending::Clean | Ending::Broken if self.has_pinged && self.attempts == 0 => {
+                Ok(self.back_off().saturating_sub(now.saturating_duration_since(self.requested_at)))
+            }
             Ending::Refused(status) if status < SERVER_ERROR => {
                 Err(Failure { http_status: Some(status), ..Failure::after_send(ErrorCode::UpstreamStatus) })
             }
@@ -156,7 +178,8 @@ impl UpstreamCursor {
     }
 
     /// Notes that the call is being resumed, and returns the event ID to send.
-    pub(super) fn reopen(&mut self) -> Option<Bytes> {
+    pub(super) fn reopen(&mut self, now: Instant) -> Option<Bytes> {
+        self.requested_at = now;
         self.has_new_id = false;
         self.has_sent_id = self.last_id.is_some();
         self.last_id.clone()

@@ -16,6 +16,7 @@ use tracing::{Instrument, Level, debug, enabled, info};
 
 use super::input::{InputSource, UpstreamInput};
 use super::metrics::Metrics;
+use super::pings::Pings;
 use super::response_observer::ResponseObserver;
 use super::revival::{Refused, Settled};
 use super::server_request_refusals::Refusals;
@@ -66,6 +67,8 @@ pub struct Pump {
     input: InputSource,
     /// Refusals of the server's requests, or `None` before the first.
     refusals: Option<Arc<Refusals>>,
+    /// Pings of the server, or `None` before the first.
+    pings: Option<Arc<Pings>>,
     /// Bytes received of an incomplete event, or of an incomplete response that becomes one.
     arriving: usize,
     began: Instant,
@@ -151,6 +154,7 @@ impl Pump {
             call,
             input: InputSource::Idle,
             refusals: None,
+            pings: None,
             arriving: 0,
             began,
             alarm: Alarm::new(),
@@ -296,6 +300,7 @@ impl Pump {
             }
             Effect::AnnounceCancel(_) => {}
             Effect::RefuseServerRequest(id) => self.refuse_server_request(id),
+            Effect::AnswerPing(id) => self.pings().answer(id),
             Effect::AnnounceGap => self.announce_gap().await,
             Effect::AnnounceRevival => Box::pin(self.announce_revival()).await,
         }
@@ -369,6 +374,14 @@ impl Pump {
         let (upstream, stream, call) = (&self.upstream, self.writer.stream(), &self.call.template);
         let new = || Refusals::new(upstream.clone(), stream.clone(), call.clone());
         self.refusals.get_or_insert_with(new).refuse(id);
+    }
+
+    fn pings(&mut self) -> &Arc<Pings> {
+        let (upstream, stream, call) = (&self.upstream, self.writer.stream(), &self.call.template);
+        // The session may have a new name at the server since.
+        let pings = self.pings.take().filter(|pings| pings.are_of(call));
+        let new = || Pings::new(upstream.clone(), stream.clone(), self.metrics.clone(), call.clone());
+        self.pings.insert(pings.unwrap_or_else(new))
     }
 
     /// Posts a message of the proxy's own beside the call. Its outcome changes nothing.

@@ -185,3 +185,23 @@ pub(super) async fn a_drain_that_begins(ready: &Meter) {
     assert_eq!(Request::new("GET", "/drain").with("X-Drain", "1").send(admin).await.status, 200);
     assert_eq!(ready.read(&proxy).await, 0.0);
 }
+
+pub(super) async fn a_ping_of_the_server_while_the_client_is_away(answered: &Meter) {
+    let (mut upstream, proxy, session) = observed().await;
+    let of = async |outcome: &str| answered.of(&proxy, &format!("outcome={outcome}")).await;
+    let (sse, _) = left(&proxy, &mut upstream, &session).await;
+    for (outcome, status) in [("accepted", 202), ("refused", 400), ("refused", 401)] {
+        let before = of(outcome).await;
+        sse.event(r#"{"jsonrpc":"2.0","id":0,"method":"ping"}"#).await;
+        upstream.expect("response").await.status(status).await;
+        until("it is seen", async || of(outcome).await == before + 1.0).await;
+    }
+    sse.event(r#"{"jsonrpc":"2.0","id":0,"method":"ping"}"#).await;
+    until("it is seen", async || of("withheld").await == 1.0).await;
+    let pending = session.post(r#"{"jsonrpc":"2.0","method":"notifications/n"}"#).start(proxy.addr).await;
+    upstream.expect("notifications/n").await.status(202).await;
+    pending.response().await;
+    sse.event(r#"{"jsonrpc":"2.0","id":0,"method":"ping"}"#).await;
+    upstream.expect("response").await.reset().await;
+    until("it is seen", async || of("failed").await == 1.0).await;
+}

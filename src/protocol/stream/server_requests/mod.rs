@@ -69,6 +69,8 @@ struct ServerRequest {
     at: Instant,
     /// True if its event holds requests alone, none of which was forgotten unanswered.
     is_alone: bool,
+    /// True for a ping, which the proxy answers if the client does not. Not recorded: only the process with the upstream call answers.
+    is_ping: bool,
 }
 
 /// The requests of one id.
@@ -103,6 +105,19 @@ impl ServerRequests {
         for id in waiting {
             self.answer(&id);
         }
+    }
+
+    /// Marks the newest request of this id as a ping.
+    pub(super) fn mark_ping(&mut self, id: &RequestId) {
+        if let Some(ledger) = &mut self.0 {
+            ledger.mark_ping(id);
+        }
+    }
+
+    /// Returns the unanswered pings, in the order of their arrival, each with its time.
+    pub(super) fn pings(&self) -> impl Iterator<Item = (&RequestId, Instant)> {
+        let waiting = self.0.iter().flat_map(|ledger| ledger.waiting.values());
+        waiting.filter(|request| request.is_ping).map(|request| (&*request.id, request.at))
     }
 
     /// Returns a record of each remembered request, and the spent events if the requests do not determine them.
@@ -232,10 +247,17 @@ impl Ledger {
         self.next_index += 1;
         self.bytes += cost(&id);
         self.by_id.entry(id.clone()).or_default().indexes.push_back(index);
-        self.waiting.insert(index, ServerRequest { id, seq, at, is_alone });
+        self.waiting.insert(index, ServerRequest { id, seq, at, is_alone, is_ping: false });
         *self.waiting_in.entry(seq).or_default() += 1;
         while self.bytes > REMEMBERED_BYTES {
             self.forget_one();
+        }
+    }
+
+    fn mark_ping(&mut self, id: &RequestId) {
+        let newest = self.by_id.get(id).and_then(|same| same.indexes.back());
+        if let Some(request) = newest.and_then(|index| self.waiting.get_mut(index)) {
+            request.is_ping = true;
         }
     }
 

@@ -2,11 +2,12 @@
 //!
 //! `steps` makes random setups and steps, `model` predicts their results, and `subject` is the real machine with its tail. `driver` takes
 //! both through the same steps and compares everything after each. `mutants` plants a bug for each promise in the subject, and shows that
-//! the comparison notices it. `cases` replays failures that were found once.
+//! the comparison notices it. `cases` replays failures that were found once. The model has no pings: `pings` tests them alone.
 
 mod cases;
 mod driver;
 mod model;
 mod mutants;
+mod pings;
 mod steps;
 mod subject;

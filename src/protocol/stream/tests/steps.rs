@@ -78,6 +78,7 @@ impl Setup {
             can_pause: self.can_pause,
             should_resume_hard_cuts: self.should_resume_hard_cuts,
             should_refuse_requests: self.should_refuse_requests,
+            should_answer_pings: true,
             should_announce_cancel: self.should_announce_cancel,
         }
     }

@@ -253,7 +253,7 @@ impl Real {
             Input::Written(upto) => machine.handle_written(Seq(*upto), now),
             Input::Reconnect(cursor) => machine.handle_reconnect(cursor.map(Seq), now),
             Input::Touch => machine.handle_touch(now),
-            Input::ClientResponseLost(id) => machine.handle_client_response_lost(id),
+            Input::ClientResponseLost(id) => machine.handle_client_response_lost(id, now),
             Input::Expire => machine.handle_expire(ErrorCode::Abandoned, now),
             Input::Delivered => machine.handle_delivered(),
             Input::Full(full) => machine.handle_full(*full, now),

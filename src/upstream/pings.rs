@@ -1,0 +1,127 @@
+//! Answers to the pings of the server, beside the calls.
+//!
+//! Owned here: the sending of each in a task of its own, so that no answer waits behind another message. An answer that was not written is
+//! tried again while its stream runs. Absent: which pings are answered and when (the machine), and the headers after a refusal
+//! (`ping_headers`).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use http::StatusCode;
+use tracing::{Instrument, debug};
+
+use super::body::collect;
+use super::metrics::{Metrics, PingOutcome};
+use super::{Template, Upstream, synthetic};
+use crate::backoff::Backoff;
+use crate::clock;
+use crate::event_log::Stream;
+use crate::protocol::jsonrpc::RequestId;
+
+/// Pauses between two attempts to send an answer.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(1));
+/// Time limit of an answer, and of the response to a ping. No server waits longer for either.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// Limit of the answers of one stream that are being sent. A ping beyond it gets no answer.
+const MAX_ANSWERS: usize = 32;
+/// Size limit of an answered id: an answer is made of memory that no quota counts.
+const MAX_ID: usize = 1024;
+/// Limits of the response to a ping or an answer. The connection of a longer one is closed.
+const MAX_RESPONSE: usize = 64 * 1024;
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Pings of one stream.
+pub(super) struct Pings {
+    upstream: Arc<Upstream>,
+    stream: Arc<Stream>,
+    metrics: Arc<Metrics>,
+    /// Request that opened the stream.
+    call: Arc<Template>,
+    /// Number of answers that are being sent.
+    answers: AtomicUsize,
+    /// True once the server has refused the credentials of a ping or an answer of this stream.
+    has_refused: AtomicBool,
+}
+
+impl Drop for Pings {
+    fn drop(&mut self) {
+        if self.has_refused.load(Ordering::Relaxed) {
+            self.upstream.ping_headers().forget(self.stream.binding());
+        }
+    }
+}
+
+impl Pings {
+    pub(super) fn new(
+        upstream: Arc<Upstream>,
+        stream: Arc<Stream>,
+        metrics: Arc<Metrics>,
+        call: Arc<Template>,
+    ) -> Arc<Self> {
+        let (answers, has_refused) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Arc::new(Self { upstream, stream, metrics, call, answers, has_refused })
+    }
+
+    /// Returns true if the pings are those of `call`.
+    pub(super) fn are_of(&self, call: &Arc<Template>) -> bool {
+        Arc::ptr_eq(&self.call, call)
+    }
+
+    /// Answers a ping of the server.
+    pub(super) fn answer(self: &Arc<Self>, id: RequestId) {
+        // The pump alone begins answers.
+        if id.text().len() > MAX_ID || self.answers.load(Ordering::Relaxed) >= MAX_ANSWERS {
+            return debug!(stream.id = %self.stream.id(), "a server sends pings faster than it takes answers: one gets none");
+        }
+        self.answers.fetch_add(1, Ordering::Relaxed);
+        let pings = self.clone();
+        let answering = async move {
+            let answering = tokio::time::timeout(TIMEOUT, pings.send_answer(&id));
+            let outcome = answering.await.unwrap_or(PingOutcome::Failed);
+            pings.answers.fetch_sub(1, Ordering::Relaxed);
+            pings.metrics.observe_ping_answer(outcome);
+            debug!(stream.id = %pings.stream.id(), outcome = outcome.label(), "answered a ping of the server");
+        };
+        tokio::spawn(answering.in_current_span());
+    }
+
+    async fn send_answer(&self, id: &RequestId) -> PingOutcome {
+        let mut backoff = BACKOFF;
+        loop {
+            match self.send(synthetic::pong(id)).await {
+                Ok(outcome) => return outcome,
+                Err(may_have_arrived) if may_have_arrived => return PingOutcome::Failed,
+                Err(_) if self.stream.with_machine(|machine| machine.is_sealed()) => return PingOutcome::Failed,
+                Err(_) => clock::sleep(backoff.next_pause()).await,
+            }
+        }
+    }
+
+    /// Sends a message with the headers of the session's caller, and drops the response. Fails without a response, with true if the message
+    /// may have arrived.
+    async fn send(&self, message: Vec<u8>) -> Result<PingOutcome, bool> {
+        let has_refused = self.has_refused.load(Ordering::Relaxed);
+        let headers = self.upstream.ping_headers();
+        let Some(call) = headers.find(self.stream.binding(), &self.call, has_refused) else {
+            return Ok(PingOutcome::Withheld);
+        };
+        match self.upstream.send(&synthetic::post(&call.in_session_of(&self.call), message), None).await {
+            Ok(response) => {
+                let status = response.status();
+                if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
+                    self.has_refused.store(true, Ordering::Relaxed);
+                    headers.note_refusal(self.stream.binding(), &call);
+                }
+                // A body that is read to its end frees the connection for others.
+                let whole = collect(response.into_body(), MAX_RESPONSE);
+                let _ = tokio::time::timeout(RESPONSE_TIMEOUT, whole).await;
+                Ok(if status.is_success() { PingOutcome::Accepted } else { PingOutcome::Refused })
+            }
+            Err(failure) => {
+                debug!(?failure, "a ping or its answer did not reach the upstream");
+                Err(failure.may_have_run)
+            }
+        }
+    }
+}
