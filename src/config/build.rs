@@ -170,6 +170,7 @@ fn upstream(reader: &mut Reader) -> Option<Upstream> {
     let pool_idle = s.secs("pool_idle_secs", 0..=YEAR);
     let resume = s.boolean("resume");
     let answer_pings = s.one_of("answer_pings", &[("absent", AnswerPings::Absent), ("never", AnswerPings::Never)]);
+    let keepalive = s.secs("keepalive_secs", 0..=YEAR);
     let tls = upstream_tls(reader);
     if tls != UpstreamTls::default() && url.as_ref().is_some_and(|url| !url.is_https()) {
         let text = "[upstream.tls] is for an https:// upstream, and upstream.url is none".to_owned();
@@ -188,6 +189,7 @@ fn upstream(reader: &mut Reader) -> Option<Upstream> {
         pool_idle: pool_idle.unwrap_or(Duration::from_secs(4)),
         resume: resume.unwrap_or(false),
         answer_pings: answer_pings.unwrap_or(AnswerPings::Absent),
+        keepalive: none_if_zero(keepalive.unwrap_or(Duration::from_secs(120))),
     })
 }
 

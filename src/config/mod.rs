@@ -136,6 +136,8 @@ pub struct Upstream {
     pub resume: bool,
     /// Pings of the server that the proxy answers.
     pub answer_pings: AnswerPings,
+    /// Time without a message in a session with a running call after which the server is sent a ping, or `None` if it is sent none.
+    pub keepalive: Option<Duration>,
 }
 
 /// Pings of the server that the proxy answers in its clients' place.

@@ -91,6 +91,10 @@ impl Lifecycle {
                 log.write_deferred_claims()
             );
         });
+        if let Some(limit) = components.config.upstream.keepalive {
+            let log = components.log.clone();
+            tasks.spawn(async move { log.sessions().keep_alive(limit).await });
+        }
         if let Some(replicas) = components.replicas.clone() {
             let requests = Arc::new(RemoteRequests::new(&components));
             tasks.spawn(async move { replicas.run(move |message| requests.clone().handle(message)).await });

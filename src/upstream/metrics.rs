@@ -23,6 +23,7 @@ pub struct Metrics {
     head_seconds: Histogram,
     token_probes: IntCounterVec,
     ping_answers: IntCounterVec,
+    keep_alive_pings: IntCounterVec,
     waiting: IntGauge,
     waits: IntCounterVec,
     revivals: IntCounterVec,
@@ -74,7 +75,7 @@ impl RevivalOutcome {
     }
 }
 
-/// Outcome of a ping's answer.
+/// Outcome of a ping's answer, or of a ping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PingOutcome {
     /// The server responded with 2xx.
@@ -134,6 +135,11 @@ impl Metrics {
             ping_answers: registrar.family(
                 "pings_answered_total",
                 "Pings of the server that the proxy answered for a client, by the outcome of the answer.",
+                ("outcome", &PingOutcome::LABELS),
+            )?,
+            keep_alive_pings: registrar.family(
+                "keep_alive_pings_total",
+                "Pings of the proxy in sessions where a call ran and nothing passed, by outcome.",
                 ("outcome", &PingOutcome::LABELS),
             )?,
             waiting: registrar.gauge("calls_waiting", "Calls that wait for a server that accepts no connections.")?,
@@ -221,6 +227,11 @@ impl Metrics {
     /// Counts an answer to a ping of the server.
     pub(super) fn observe_ping_answer(&self, outcome: PingOutcome) {
         self.ping_answers.with_label_values(&[outcome.label()]).inc();
+    }
+
+    /// Counts a ping of the proxy.
+    pub(super) fn observe_keep_alive_ping(&self, outcome: PingOutcome) {
+        self.keep_alive_pings.with_label_values(&[outcome.label()]).inc();
     }
 
     /// Sets whether the upstream accepts connections.

@@ -1,8 +1,8 @@
-//! Answers to the pings of the server, beside the calls.
+//! Pings between the proxy and the server, beside the calls: answers to the server's, and the proxy's own.
 //!
-//! Owned here: the sending of each in a task of its own, so that no answer waits behind another message. An answer that was not written is
-//! tried again while its stream runs. Absent: which pings are answered and when (the machine), and the headers after a refusal
-//! (`ping_headers`).
+//! Owned here: the sending of both, each in a task of its own, so that no ping waits behind another message. An answer that was not written is
+//! tried again while its stream runs; a ping of the proxy is sent once, and its response dropped. Absent: which pings are answered and when
+//! (the machine), which sessions are sent one (`event_log`), and the headers after a refusal (`ping_headers`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -96,6 +96,20 @@ impl Pings {
                 Err(_) => clock::sleep(backoff.next_pause()).await,
             }
         }
+    }
+
+    /// Sends the server a ping, so that it hears of the session.
+    pub(super) fn send_ping(self: &Arc<Self>) {
+        let pings = self.clone();
+        let sending = async move {
+            let outcome = match tokio::time::timeout(TIMEOUT, pings.send(synthetic::ping())).await {
+                Ok(Ok(outcome)) => outcome,
+                Ok(Err(_)) | Err(_) => PingOutcome::Failed,
+            };
+            pings.metrics.observe_keep_alive_ping(outcome);
+            debug!(stream.id = %pings.stream.id(), outcome = outcome.label(), "sent a quiet session's server a ping");
+        };
+        tokio::spawn(sending.in_current_span());
     }
 
     /// Sends a message with the headers of the session's caller, and drops the response. Fails without a response, with true if the message

@@ -5,6 +5,7 @@ use http::{HeaderValue, Method};
 
 use super::Template;
 use crate::protocol::jsonrpc::{self, RequestId, ServerFacts};
+use crate::random;
 
 /// Returns a JSON POST with the credentials and the session of a call.
 pub(super) fn post(call: &Template, body: Vec<u8>) -> Template {
@@ -22,6 +23,12 @@ pub(super) fn cancelled(id: &RequestId) -> Vec<u8> {
 /// Returns the answer to a ping of the server.
 pub(super) fn pong(id: &RequestId) -> Vec<u8> {
     format!(r#"{{"jsonrpc":"2.0","id":{},"result":{{}}}}"#, id.to_json()).into_bytes()
+}
+
+/// Returns a ping. An id is used once in a session, and the client chooses its own.
+pub(super) fn ping() -> Vec<u8> {
+    let id = u64::from_be_bytes(random::bytes());
+    format!(r#"{{"jsonrpc":"2.0","id":"mcp-resume-{id:016x}","method":"ping"}}"#).into_bytes()
 }
 
 /// Returns the error for a server's request to a client that takes no stream.
@@ -72,5 +79,10 @@ mod tests {
             let shown = shown(message, "7");
             assert!(PAGE.contains(&shown), "docs/added-messages.md has no line {shown}");
         }
+        let ping = String::from_utf8(ping()).unwrap();
+        let (before, rest) = ping.split_once("mcp-resume-").unwrap();
+        let (id, after) = rest.split_at(16);
+        assert!(id.bytes().all(|digit| digit.is_ascii_hexdigit()), "{id}");
+        assert!(PAGE.contains(&format!("\n{before}ID{after}\n")), "{ping}");
     }
 }

@@ -1,4 +1,4 @@
-//! Pings of the server, which the proxy answers where the client cannot.
+//! Pings: those of the server that the proxy answers, and its own in quiet sessions.
 
 use crate::support::*;
 use std::time::Duration;
@@ -236,6 +236,72 @@ async fn a_ping_of_the_modern_era_is_an_event_like_any_other() {
     sse.event(ping(1)).await;
     assert_eq!(response.event().await.bytes(), ping(1).as_bytes());
     pass(Duration::from_secs(2)).await;
+    settle(&proxy, &mut upstream).await;
+    assert!(upstream.is_quiet());
+}
+
+/// A ping of the proxy's own, which the upstream answers.
+async fn kept_alive(upstream: &mut Upstream) -> String {
+    let ping = upstream.expect("ping").await;
+    let body = ping.json_body();
+    let id = body["id"].as_str().expect("a text").to_owned();
+    assert_eq!(ping.body, format!(r#"{{"jsonrpc":"2.0","id":"{id}","method":"ping"}}"#).into_bytes());
+    assert!(id.starts_with("mcp-resume-"), "{id}");
+    assert_eq!(ping.header("mcp-session-id"), Some("s-1"));
+    assert_eq!(ping.header("x-of"), Some("call"));
+    ping.json(200, format!(r#"{{"jsonrpc":"2.0","id":"{id}","result":{{}}}}"#)).await;
+    id
+}
+
+#[tokio::test]
+async fn a_quiet_session_in_which_a_call_runs_is_kept_alive() {
+    let (mut upstream, proxy, session) = setup_with(|c| c.upstream.keepalive = Some(Duration::from_secs(120))).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1)).with("X-Of", "call")).await;
+    response.prime().await;
+    pass(Duration::from_secs(100)).await;
+    settle(&proxy, &mut upstream).await;
+    assert!(upstream.is_quiet());
+    // A message from the server counts, and one to it.
+    sse.event(progress(1)).await;
+    response.event().await;
+    pass(Duration::from_secs(100)).await;
+    settle(&proxy, &mut upstream).await;
+    let pending = session.post(r#"{"jsonrpc":"2.0","method":"notifications/n"}"#).start(proxy.addr).await;
+    upstream.expect("notifications/n").await.status(202).await;
+    pending.response().await;
+    pass(Duration::from_secs(100)).await;
+    settle(&proxy, &mut upstream).await;
+    assert!(upstream.is_quiet());
+    pass(Duration::from_secs(30)).await;
+    let first = kept_alive(&mut upstream).await;
+    // So does the ping itself. The client's comings and goings do not.
+    response.reset();
+    pass(Duration::from_secs(100)).await;
+    settle(&proxy, &mut upstream).await;
+    assert!(upstream.is_quiet());
+    pass(Duration::from_secs(30)).await;
+    assert_ne!(kept_alive(&mut upstream).await, first);
+    sse.finish(result(1)).await;
+    settle(&proxy, &mut upstream).await;
+    pass(Duration::from_secs(500)).await;
+    settle(&proxy, &mut upstream).await;
+    assert!(upstream.is_quiet(), "no call runs");
+}
+
+#[tokio::test]
+async fn one_ping_is_sent_for_all_calls_of_a_session_and_none_where_it_is_off() {
+    let (mut upstream, proxy, session) = setup_with(|c| c.upstream.keepalive = Some(Duration::from_secs(120))).await;
+    let request = |id: u64| session.post(call(id)).with("X-Of", "call");
+    let _first = begin(&proxy, &mut upstream, &request(1)).await;
+    let _second = begin(&proxy, &mut upstream, &request(2)).await;
+    pass(Duration::from_secs(130)).await;
+    kept_alive(&mut upstream).await;
+    settle(&proxy, &mut upstream).await;
+    assert!(upstream.is_quiet());
+
+    let (mut upstream, proxy, session) = setup().await;
+    let _call = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    pass(Duration::from_secs(500)).await;
     settle(&proxy, &mut upstream).await;
     assert!(upstream.is_quiet());
 }

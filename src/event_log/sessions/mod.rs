@@ -10,6 +10,7 @@
 mod eviction;
 pub(super) mod handshakes;
 mod lru_queue;
+mod quiet;
 pub(super) mod registration;
 mod sharing;
 mod turns;
@@ -109,6 +110,8 @@ struct State {
     registration: Option<Registration>,
     used: Instant,
     call_ended: Option<Instant>,
+    /// Time of the last message without a stream that went to the server, or `None` before the first.
+    sent: Option<Instant>,
 }
 
 impl State {
@@ -130,6 +133,7 @@ impl Session {
             registration: None,
             used: clock::now(),
             call_ended: None,
+            sent: None,
         };
         Arc::new(Self {
             principal,

@@ -459,6 +459,20 @@ impl Stream {
         self.notify_pump(inner);
     }
 
+    /// Has the pump send the upstream a ping; see [`Machine::handle_quiet`]. Returns true if it does: this process makes the call, whose
+    /// request was sent.
+    pub(super) fn keep_alive(&self) -> bool {
+        if !self.is_sent() {
+            return false;
+        }
+        let mut inner = self.lock();
+        let pings = inner.machine.handle_quiet();
+        if pings {
+            self.notify_pump(inner);
+        }
+        pings
+    }
+
     /// Ends the stream with the error `code` for each owed response: its session was deleted, or the process ends.
     pub fn expire(&self, code: ErrorCode) {
         self.lock().machine.handle_expire(code, clock::now());

@@ -277,6 +277,9 @@ impl Attempt<'_> {
     async fn send(&mut self) -> UpstreamResult {
         let (delivery, post) = (self.delivery, self.post);
         let late_at = clock::now() + LATE_TIMEOUT;
+        if let Some(session) = &post.session {
+            session.note_sent();
+        }
         let mut sending = std::pin::pin!(delivery.upstream.send(&post.template, None));
         if self.turn.is_none() {
             let commit_after = if post.on_accepted.is_none() { delivery.commit_after } else { None };

@@ -112,6 +112,11 @@ impl Machine {
         &self.policy
     }
 
+    /// Returns the time of the last message of the upstream or of the last client response to it, or that of the request before both.
+    pub fn last_exchange(&self) -> Instant {
+        self.input_turn.quiet_since()
+    }
+
     /// Returns the time since which the upstream has waited for a response to `id`, or `None` if it does not wait.
     pub fn awaits_response_since(&self, id: &RequestId) -> Option<Instant> {
         if self.is_sealed() { None } else { self.server_requests.outstanding_since(id) }

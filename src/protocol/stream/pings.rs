@@ -8,16 +8,30 @@
 use std::time::{Duration, Instant};
 
 use super::Machine;
-use super::states::Effect;
+use super::states::{Effect, Phase};
 use super::timers::Timer;
+use crate::protocol::headers::Era;
+use crate::protocol::ids::StreamKind;
 use crate::protocol::jsonrpc::{Body, Message, RequestId};
 
-/// Method of a ping.
+/// Method of a ping, of either side.
 pub(super) const PING: &str = "ping";
 /// Time for which a reader may answer a ping itself.
 const READER_WAIT: Duration = Duration::from_secs(1);
 
 impl Machine {
+    /// A call has heard nothing for a while in a session where nothing else passes: its server may be about to end the session. Returns true
+    /// if the upstream is sent a ping, and false if the stream is no running call of the legacy era.
+    pub fn handle_quiet(&mut self) -> bool {
+        let is_call = self.policy.kind == StreamKind::Request && self.policy.era == Era::Legacy;
+        let runs = self.sealing.is_none() && matches!(self.phase, Phase::Waiting | Phase::Open);
+        let is_quiet = is_call && runs && !self.owed_responses.is_settled();
+        if is_quiet {
+            self.effects.push_back(Effect::KeepAlive);
+        }
+        is_quiet
+    }
+
     /// Answers the pings of a message that holds nothing else, if no reader can answer them. Returns true then: the message is no event.
     pub(super) fn answer_unlogged(&mut self, body: &Body) -> bool {
         if !self.policy.should_answer_pings || self.has_answering_reader() {

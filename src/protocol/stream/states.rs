@@ -71,6 +71,8 @@ pub enum Effect {
     RefuseServerRequest(RequestId),
     /// Respond to this ping of the server with an empty result, upstream.
     AnswerPing(RequestId),
+    /// Send the upstream a ping of the proxy's own in the session of the call.
+    KeepAlive,
     /// Close the upstream call.
     Close,
     /// Ask the upstream to go on after this event ID of its own, or open the standalone stream anew if it is `None`.

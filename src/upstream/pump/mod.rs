@@ -67,7 +67,7 @@ pub struct Pump {
     input: InputSource,
     /// Refusals of the server's requests, or `None` before the first.
     refusals: Option<Arc<Refusals>>,
-    /// Pings of the server, or `None` before the first.
+    /// Pings of the server and of the proxy, or `None` before the first.
     pings: Option<Arc<Pings>>,
     /// Bytes received of an incomplete event, or of an incomplete response that becomes one.
     arriving: usize,
@@ -301,6 +301,7 @@ impl Pump {
             Effect::AnnounceCancel(_) => {}
             Effect::RefuseServerRequest(id) => self.refuse_server_request(id),
             Effect::AnswerPing(id) => self.pings().answer(id),
+            Effect::KeepAlive => self.pings().send_ping(),
             Effect::AnnounceGap => self.announce_gap().await,
             Effect::AnnounceRevival => Box::pin(self.announce_revival()).await,
         }

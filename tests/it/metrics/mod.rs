@@ -100,6 +100,7 @@ every_metric! {
     "answers_repeated_total" is moved by an_answer_given_twice;
     "notifications_withheld_total" is moved by events_for_a_client_that_takes_json_only;
     "pings_answered_total" is moved by a_ping_of_the_server_while_the_client_is_away;
+    "keep_alive_pings_total" is moved by a_silent_call;
     "token_probes_total" is moved by a_refreshed_token;
     "evicted_streams_total" is moved by a_delivered_stream_that_is_evicted;
     "trimmed_events_total" is moved by a_full_stream_that_was_read;

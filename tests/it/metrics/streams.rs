@@ -205,3 +205,16 @@ pub(super) async fn a_ping_of_the_server_while_the_client_is_away(answered: &Met
     upstream.expect("response").await.reset().await;
     until("it is seen", async || of("failed").await == 1.0).await;
 }
+
+pub(super) async fn a_silent_call(pings: &Meter) {
+    let (mut upstream, proxy, session) = observed_with(|c| c.upstream.keepalive = Some(Duration::from_secs(120))).await;
+    let of = async |outcome: &str| pings.of(&proxy, &format!("outcome={outcome}")).await;
+    let _call = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    assert_eq!(of("accepted").await, 0.0);
+    pass(Duration::from_secs(130)).await;
+    upstream.expect("ping").await.status(202).await;
+    until("it is seen", async || of("accepted").await == 1.0).await;
+    pass(Duration::from_secs(130)).await;
+    upstream.expect("ping").await.status(404).await;
+    until("it is seen", async || of("refused").await == 1.0).await;
+}

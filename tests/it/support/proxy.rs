@@ -162,11 +162,12 @@ async fn signal(pid: Option<u32>, name: &str) {
     assert!(sent.success());
 }
 
-/// The defaults, except that nothing happens because a loaded machine was slow: no commit before
-/// the upstream's head.
+/// The defaults, except that nothing happens because a loaded machine was slow, or because a test lets time pass: no commit before
+/// the upstream's head, and no ping.
 fn patient(url: &str) -> Config {
     let mut config = Config::for_upstream(url).expect("a usable URL");
     config.delivery.commit_after = None;
+    config.upstream.keepalive = None;
     config
 }
 

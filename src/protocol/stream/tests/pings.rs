@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::steps::Setup;
 use crate::clock;
+use crate::protocol::headers::Era;
 use crate::protocol::ids::{AttachId, Seq, StreamKind};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::{ClientResponse, Effect, Ending, Machine};
@@ -179,4 +180,25 @@ fn a_standalone_stream_of_a_server_that_pings_is_reopened_at_once() {
     assert_eq!(reopens_after(false, 5000), Duration::from_secs(1));
     // One that breaks as soon as it is open is not hammered.
     assert_eq!(reopens_after(true, 300), Duration::from_millis(700));
+}
+
+#[test]
+fn a_running_call_of_the_legacy_era_is_kept_alive() {
+    let is_kept = |setup: &Setup, change: fn(&mut Stream)| {
+        let mut stream = Stream::open(setup);
+        change(&mut stream);
+        let effects: Vec<Effect> = std::iter::from_fn(|| stream.machine.poll_effect()).collect();
+        assert!(!effects.contains(&Effect::KeepAlive));
+        let said = stream.machine.handle_quiet();
+        assert_eq!(stream.machine.poll_effect().is_some_and(|effect| effect == Effect::KeepAlive), said);
+        said
+    };
+    assert!(is_kept(&patient(), |_| ()));
+    assert!(!is_kept(&Setup { era: Era::Modern, ..patient() }, |_| ()));
+    assert!(!is_kept(&Setup { kind: StreamKind::Standalone, ids: 0, ..patient() }, |_| ()));
+    let answered = |stream: &mut Stream| {
+        let id = stream.machine.owed_responses().ids().next().expect("an owed response").to_json();
+        stream.take(&format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{}}}}"#), 1);
+    };
+    assert!(!is_kept(&patient(), answered));
 }
