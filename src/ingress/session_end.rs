@@ -97,16 +97,22 @@ impl SessionEnds {
     async fn delete_upstream(&self, binding: &Binding, template: &Template) -> Response<BoxBody> {
         let handshakes = self.log.sessions().handshakes();
         let handshake = binding.session.as_ref().and_then(|id| handshakes.find(id));
-        let Some(handshake) = handshake.filter(|handshake| handshake.may_revive(&binding.principal)) else {
+        let (Some(handshake), Some(id)) = (handshake, &binding.session) else {
             return self.forwarder.send(template).await;
         };
-        let (response, is_refused) = self.forwarder.send_examined(template).await;
-        let has_ended = is_refused || response.status().is_success() || response.status() == StatusCode::NOT_FOUND;
-        if has_ended && let Some(id) = &binding.session {
-            handshakes.forget(id);
-            drop(handshake);
+        let may_revive = handshake.may_revive(&binding.principal);
+        let (mut response, mut is_refused) = self.forwarder.send_examined(template).await;
+        if is_refused
+            && may_revive
+            && let Some(again) = self.upstream.renamed_since(template, &handshake)
+        {
+            // The session was opened again meanwhile.
+            (response, is_refused) = self.forwarder.send_examined(&again).await;
         }
-        if is_refused { respond::status(StatusCode::OK) } else { response }
+        if response.status().is_success() || (may_revive && is_refused) {
+            handshakes.forget(id);
+        }
+        if may_revive && is_refused { respond::status(StatusCode::OK) } else { response }
     }
 
     /// Ends the streams of a session that its server has ended, and forgets the session.

@@ -55,6 +55,8 @@ impl SessionStates {
     }
 
     fn handshake(&self, context: &RequestContext) -> Option<Arc<Handshake>> {
-        self.log.sessions().handshakes().find(context.binding.session.as_ref()?)
+        let handshake = self.log.sessions().handshakes().find(context.binding.session.as_ref()?)?;
+        // Another caller may know the name of the session.
+        Some(handshake).filter(|handshake| handshake.may_revive(&context.binding.principal))
     }
 }

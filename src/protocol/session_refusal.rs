@@ -105,10 +105,10 @@ impl SessionRefusals {
         let holds = |wordings: &[&str]| wordings.iter().any(|wording| text.contains(wording));
         let is_configured =
             |pattern: &RefusalPattern| pattern.status == status && text.contains(pattern.wording.as_str());
-        if self.configured.iter().any(is_configured) {
+        let subject = Subject::of(body, ids);
+        if subject != Subject::Result && self.configured.iter().any(is_configured) {
             return true;
         }
-        let subject = Subject::of(body, ids);
         match status {
             NOT_FOUND => match subject {
                 Subject::Result => false,
@@ -285,6 +285,7 @@ mod tests {
         let own = r#"{"jsonrpc":"2.0","id":7,"error":{"code":1,"message":"your SESSION expired"}}"#;
         let ids = [RequestId::from_json("7").unwrap()];
         assert!(refusals.may_have(410) && refusals.contain(410, Some(own.as_bytes()), &ids));
+        assert!(!refusals.contain(410, Some(br#"{"id":7,"result":{"text":"session expired"}}"#), &ids), "the tool ran");
         assert!(!refusals.contain(410, Some(b"gone"), &ids) && !refusals.contain(410, None, &[]));
         assert!(!SessionRefusals::default().may_have(410));
     }

@@ -280,7 +280,8 @@ impl Upstream {
         sent: Option<&Arc<Stream>>,
     ) -> Result<Response<ResponseBody>, Unanswered> {
         let mut response = self.exchange(template, sent).await?;
-        self.sessions.wrap(response.headers_mut());
+        let is_new = self.sessions.has_renamed() && !template.names_session();
+        self.sessions.wrap(response.headers_mut(), is_new);
         Ok(response)
     }
 
@@ -328,7 +329,7 @@ impl Upstream {
         let mut response = head.map_err(|unanswered| unanswered.failure)?;
         headers::remove_hop_by_hop(response.headers_mut());
         if let Some(sessions) = sessions {
-            sessions.wrap(response.headers_mut());
+            sessions.wrap(response.headers_mut(), false);
         }
         self.rewrite_location(response.headers_mut());
         Ok(response)

@@ -118,6 +118,11 @@ impl Template {
         self
     }
 
+    /// Returns true if the request names a session.
+    pub(super) fn names_session(&self) -> bool {
+        self.lines.get(&headers::names::MCP_SESSION_ID).is_some()
+    }
+
     /// Returns true if the request names its session as the server does now.
     pub(super) fn is_in_session(&self, name: &UpstreamName) -> bool {
         let UpstreamName::Renamed(name) = name else { return true };

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tracing::warn;
 
+use super::revival::placeholder;
 use crate::event_log::{Handshakes, UpstreamName};
 use crate::protocol::headers::{SessionId, names};
 use crate::protocol::ids::Owner;
@@ -61,18 +62,30 @@ impl SessionNames {
         }
     }
 
+    /// Returns whether any session was opened again.
+    pub(super) fn has_renamed(&self) -> bool {
+        self.handshakes.as_ref().is_some_and(|handshakes| handshakes.has_renamed())
+    }
+
     /// Returns the name that a client gets for a session that the server has just opened.
     pub(super) fn visible_name(&self, name: &SessionId) -> SessionId {
         self.owner.and_then(|owner| routing::wrap(owner, name)).unwrap_or_else(|| name.clone())
     }
 
-    /// Gives the session of a response its name for clients. A name that would become too long stays unchanged.
-    pub(super) fn wrap(&self, headers: &mut HeaderMap) {
-        if self.owner.is_none() && !self.handshakes.as_ref().is_some_and(|handshakes| handshakes.has_renamed()) {
+    /// Gives the session of a response its name for clients. A name that would become too long stays unchanged. `is_new` is true for the
+    /// response to a request without a session: the server has given the name anew.
+    pub(super) fn wrap(&self, headers: &mut HeaderMap, is_new: bool) {
+        if self.owner.is_none() && !self.has_renamed() {
             return;
         }
         let Some(session) = SessionId::from_headers(headers) else { return };
-        let known = self.handshakes.as_ref().and_then(|handshakes| handshakes.client_name(&session));
+        let known = match &self.handshakes {
+            Some(handshakes) if is_new => {
+                handshakes.displace(&session, &self.visible_name(&session), None, placeholder());
+                None
+            }
+            handshakes => handshakes.as_ref().and_then(|handshakes| handshakes.client_name(&session)),
+        };
         if let Some(known) = known.and_then(|known| HeaderValue::from_str(known.as_str()).ok()) {
             headers.insert(names::MCP_SESSION_ID, known);
             return;
@@ -107,7 +120,7 @@ mod tests {
     fn wrapped(sessions: &SessionNames, name: &str) -> String {
         let mut headers = HeaderMap::new();
         headers.insert(names::MCP_SESSION_ID, name.parse().unwrap());
-        sessions.wrap(&mut headers);
+        sessions.wrap(&mut headers, false);
         headers[names::MCP_SESSION_ID].to_str().unwrap().to_owned()
     }
 

@@ -263,7 +263,7 @@ async fn the_standalone_stream_stays_open_and_tells_of_the_revival() {
     pass(Duration::from_secs(2)).await;
     refuse(&mut upstream, "GET", "s-1").await;
     settle(&proxy, &mut upstream).await;
-    pass(Duration::from_secs(60)).await;
+    pass(Duration::from_secs(30)).await;
     settle(&proxy, &mut upstream).await;
     let pending = session.post(call(1)).start(proxy.addr).await;
     refuse(&mut upstream, "tools/call", "s-1").await;

@@ -37,9 +37,9 @@ impl Sessions {
             let idle = if session.opened.is_some() { IDLE } else { IDLE_UNOPENED };
             let used = session.lock().used;
             let stays = listens || now.saturating_duration_since(used) < idle || session.has_streams();
+            self.handshakes.note_use(&key.0, used);
             if !stays {
                 session.share();
-                self.handshakes.note_use(&key.0, used);
             }
             gone += usize::from(!stays && session.opened.is_some());
             stays

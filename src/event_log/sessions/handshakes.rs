@@ -29,6 +29,9 @@ const SUBSCRIPTIONS_MAX: usize = 256;
 const BYTES_EACH: usize = 2048;
 /// Approximate size of a record beside its variable parts.
 const RECORD_COST: usize = 512;
+/// Size limit of the URI of a subscription, in bytes, and the approximate size of one beside its URI.
+const URI_MAX: usize = 2048;
+const SUBSCRIPTION_COST: usize = 64;
 /// Size limit of the name of a log level, in bytes.
 const LOG_LEVEL_MAX: usize = 64;
 /// Limit of the principals that may cause a session to be opened again.
@@ -137,17 +140,17 @@ impl Handshake {
         }
     }
 
-    /// Notes that the client has subscribed to a resource. Beyond 256 subscriptions, and where all records hold too much, the session is not
-    /// opened again.
+    /// Notes that the client has subscribed to a resource. Beyond 256 subscriptions, with a URI of more than 2 KiB, and where all records
+    /// hold too much, the session is not opened again.
     pub fn note_subscription(&self, uri: &str) {
         let mut state = self.lock();
         if state.is_over || !state.subscriptions.insert(uri.into()) {
             return;
         }
-        let has_room = self.bytes.add(uri.len());
-        if !has_room || state.subscriptions.len() > SUBSCRIPTIONS_MAX {
+        let has_room = self.bytes.add(uri.len() + SUBSCRIPTION_COST);
+        if !has_room || uri.len() > URI_MAX || state.subscriptions.len() > SUBSCRIPTIONS_MAX {
             state.is_over = true;
-            let freed = state.subscriptions.iter().map(|uri| uri.len()).sum();
+            let freed = state.subscriptions.iter().map(|uri| uri.len() + SUBSCRIPTION_COST).sum();
             state.subscriptions.clear();
             self.bytes.remove(freed);
         }
@@ -156,16 +159,22 @@ impl Handshake {
     /// Notes that the client has ended a subscription.
     pub fn note_subscription_end(&self, uri: &str) {
         if self.lock().subscriptions.remove(uri) {
-            self.bytes.remove(uri.len());
+            self.bytes.remove(uri.len() + SUBSCRIPTION_COST);
         }
     }
 
-    /// Notes that the server has accepted a principal in the session. Eight may cause the session to be opened again.
+    /// Notes that the server has accepted a principal in the session. The last seven, and the one that opened the session, may cause it to be opened
+    /// again.
     pub fn note_accepted(&self, principal: Principal) {
         let mut state = self.lock();
-        if state.principals.len() < PRINCIPALS_MAX && !state.principals.contains(&principal) {
-            state.principals.push(principal);
+        if state.principals.contains(&principal) {
+            return;
         }
+        if state.principals.len() == PRINCIPALS_MAX {
+            // A client whose token is refreshed is another principal each time. The one that opened the session stays.
+            state.principals.remove(1);
+        }
+        state.principals.push(principal);
     }
 
     /// Returns whether a refused request of this principal may open the session again.
@@ -208,6 +217,11 @@ impl Handshake {
     /// Returns whether a handshake is in progress for which the server has given a name.
     pub fn is_opening(&self) -> bool {
         self.lock().opening.is_some()
+    }
+
+    /// Returns the name that the server has given in a handshake that is in progress: `Some(None)` if it gave none.
+    pub fn opening_name(&self) -> Option<Option<SessionId>> {
+        self.lock().opening.clone()
     }
 
     /// Returns the number of times that the session was opened again.
@@ -353,7 +367,12 @@ impl Handshakes {
     pub fn record(&self, id: SessionId, handshake: Arc<Handshake>) {
         handshake.bytes.count_in(&self.all_bytes);
         let most = if self.all_bytes.are_full() { self.by_session.len().max(1) } else { self.most };
-        evict_if_full(&self.by_session, most, |handshake| handshake.lock().used);
+        let now = clock::now();
+        // Without its record a session that was opened again is lost, so it goes last.
+        evict_if_full(&self.by_session, most, |handshake| {
+            let state = handshake.lock();
+            if state.name == UpstreamName::Original { state.used } else { now }
+        });
         if let Some(before) = self.by_session.insert(id, handshake) {
             before.lock().is_over = true;
         }
@@ -386,7 +405,14 @@ impl Handshakes {
             let in_use = in_use();
             self.by_session.retain(|id, handshake| !is_due(handshake) || in_use.contains(id));
         }
-        self.by_upstream_name.retain(|_, id| self.by_session.contains_key(id));
+        // No map is used under an entry of the other.
+        let names: Vec<_> =
+            self.by_upstream_name.iter().map(|entry| (entry.key().clone(), entry.value().clone())).collect();
+        for (name, id) in names {
+            if !self.by_session.contains_key(&id) {
+                self.by_upstream_name.remove_if(&name, |_, holder| *holder == id);
+            }
+        }
     }
 
     /// Gives a session the name at the server under which it was opened again. Returns false if the session is over. `visible` is the name that
@@ -400,27 +426,48 @@ impl Handshakes {
         visible: Option<&SessionId>,
         placeholder: SessionId,
     ) -> bool {
-        let displaced = visible.filter(|visible| *visible != id).and_then(|visible| self.find(visible));
-        if let Some(displaced) = displaced {
-            let mut state = displaced.lock();
-            if state.name == UpstreamName::Original {
-                state.name = UpstreamName::Renamed(Some(placeholder));
+        if let (Some(name), Some(visible)) = (&name, visible) {
+            self.displace(name, visible, Some(id), placeholder);
+        }
+        // No map is used under the lock of a record.
+        let before = {
+            let mut state = handshake.lock();
+            if state.is_over {
+                return false;
+            }
+            state.generation += 1;
+            std::mem::replace(&mut state.name, UpstreamName::Renamed(name.clone()))
+        };
+        self.has_renamed.store(true, Ordering::Relaxed);
+        if let UpstreamName::Renamed(Some(before)) = before {
+            self.by_upstream_name.remove_if(&before, |_, holder| holder == id);
+        }
+        if let Some(name) = name {
+            self.by_upstream_name.insert(name, id.clone());
+        }
+        true
+    }
+
+    /// Notes that the server has given `name`, of which a client would see `visible`, to the session `keeper` or to a new one. A session that
+    /// had it before is gone at the server: it gets the name `placeholder`, which the server refuses, so that it is opened again in its turn.
+    pub fn displace(&self, name: &SessionId, visible: &SessionId, keeper: Option<&SessionId>, placeholder: SessionId) {
+        let taken = self.by_upstream_name.remove_if(name, |_, holder| Some(holder) != keeper);
+        let renamed = taken.and_then(|(_, holder)| self.find(&holder));
+        let original = if keeper == Some(visible) { None } else { self.find(visible) };
+        let lost = UpstreamName::Renamed(Some(placeholder));
+        if let Some(handshake) = renamed {
+            let mut state = handshake.lock();
+            if state.name == UpstreamName::Renamed(Some(name.clone())) {
+                state.name = lost.clone();
             }
         }
-        let mut state = handshake.lock();
-        if state.is_over {
-            return false;
+        if let Some(handshake) = original {
+            let mut state = handshake.lock();
+            if state.name == UpstreamName::Original {
+                state.name = lost;
+                self.has_renamed.store(true, Ordering::Relaxed);
+            }
         }
-        self.has_renamed.store(true, Ordering::Relaxed);
-        if let UpstreamName::Renamed(Some(before)) = &state.name {
-            self.by_upstream_name.remove(before);
-        }
-        if let Some(name) = &name {
-            self.by_upstream_name.insert(name.clone(), id.clone());
-        }
-        state.name = UpstreamName::Renamed(name);
-        state.generation += 1;
-        true
     }
 
     /// Returns whether any session was opened again.
@@ -499,6 +546,16 @@ mod tests {
         assert!(handshakes.rename(&id("1"), &first, Some(id("2")), Some(&id("2")), id("placeholder")));
         assert_eq!(handshakes.upstream_name("1"), UpstreamName::Renamed(Some(id("2"))));
         assert_eq!(handshakes.upstream_name("2"), UpstreamName::Renamed(Some(id("1"))));
+        // The server restarts again.
+        assert!(handshakes.rename(&id("1"), &first, Some(id("1")), Some(&id("1")), id("placeholder")));
+        assert_eq!(handshakes.upstream_name("1"), UpstreamName::Renamed(Some(id("1"))));
+        assert_eq!(handshakes.upstream_name("2"), UpstreamName::Renamed(Some(id("placeholder"))));
+        assert_eq!(handshakes.client_name(&id("1")), Some(id("1")));
+        assert_eq!(handshakes.client_name(&id("2")), None);
+        // And gives the name to a session that a client opens.
+        handshakes.displace(&id("1"), &id("1"), None, id("another"));
+        assert_eq!(handshakes.upstream_name("1"), UpstreamName::Renamed(Some(id("another"))));
+        assert_eq!(handshakes.client_name(&id("1")), None);
     }
 
     #[test]
@@ -551,7 +608,9 @@ mod tests {
         for number in 1..20 {
             handshake.note_accepted(known(number));
         }
-        assert!(handshake.may_revive(&known(7)) && !handshake.may_revive(&known(8)));
+        assert!(handshake.may_revive(&Principal::Anonymous));
+        assert!(handshake.may_revive(&known(19)) && handshake.may_revive(&known(13)));
+        assert!(!handshake.may_revive(&known(12)), "the last seven");
     }
 
     #[test]

@@ -307,6 +307,13 @@ impl Stream {
         self.notify_pump(inner);
     }
 
+    /// Notes that the session of a standalone stream is gone at the server, or was not opened again after all.
+    pub fn lose_session(&self) {
+        let mut inner = self.lock();
+        inner.machine.handle_session_lost(clock::now());
+        self.notify_pump(inner);
+    }
+
     /// Announces on a standalone stream that its session was opened again.
     pub fn announce_revival(&self) {
         let mut inner = self.lock();

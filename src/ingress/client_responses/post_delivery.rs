@@ -142,9 +142,8 @@ impl PostDelivery {
     ) -> (Response<ResponseBody>, bool) {
         match (&post.session_id, &post.session) {
             (Some(id), Some(session)) => {
-                let examining =
-                    self.upstream.is_refused_in_revivable_session(&self.log, id, session.principal(), response);
-                Box::pin(examining).await
+                let (log, principal, template) = (&self.log, session.principal(), &post.template);
+                Box::pin(self.upstream.is_refused_in_revivable_session(log, id, principal, template, response)).await
             }
             (None, _) | (_, None) => (response, false),
         }

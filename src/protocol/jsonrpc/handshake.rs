@@ -10,6 +10,9 @@ use serde_json::{Map, Value};
 /// Size limit of the parameters of an `initialize` that can be sent again, in bytes.
 const PARAMS_MAX: usize = 16 * 1024;
 
+/// Size limit of a message that is decoded as a whole, in bytes.
+const MESSAGE_MAX: usize = 2 * PARAMS_MAX;
+
 /// Size limit of the facts that a server states, in bytes.
 const FACTS_MAX: usize = 16 * 1024;
 
@@ -37,6 +40,10 @@ impl fmt::Debug for InitializeParams {
 impl InitializeParams {
     /// Takes the parameters of an `initialize` that is one message. Returns `None` for another message, and beyond 16 KiB.
     pub fn of(message: &[u8]) -> Option<Self> {
+        // A tree of the message takes many times its bytes.
+        if message.len() > MESSAGE_MAX {
+            return None;
+        }
         let mut message: Map<String, Value> = serde_json::from_slice(message).ok()?;
         let Value::Object(mut params) = message.remove("params")? else { return None };
         params.remove("_meta");
@@ -80,6 +87,10 @@ impl ServerFacts {
         struct InitializeResult {
             server_info: Map<String, Value>,
             capabilities: Map<String, Value>,
+        }
+        // Instructions and the like are skipped; what is kept has a limit.
+        if facts_len(message) > FACTS_MAX {
+            return None;
         }
         let Response { result } = serde_json::from_slice(message).ok()?;
         let name = result.server_info.get("name").and_then(Value::as_str).map(ToOwned::to_owned);
@@ -130,6 +141,9 @@ pub enum SessionChange {
 
 /// Returns the change of the session that a request asks for, or `None` for any other message.
 pub fn session_change(message: &[u8]) -> Option<SessionChange> {
+    if message.len() > MESSAGE_MAX {
+        return None;
+    }
     let message: Value = serde_json::from_slice(message).ok()?;
     let param = |name: &str| message["params"][name].as_str().map(ToOwned::to_owned);
     match message["method"].as_str()? {
@@ -138,6 +152,12 @@ pub fn session_change(message: &[u8]) -> Option<SessionChange> {
         "resources/unsubscribe" => param("uri").map(SessionChange::Unsubscribed),
         _ => None,
     }
+}
+
+/// Returns the size of the parts of an `initialize` result that are decoded, in bytes.
+fn facts_len(message: &[u8]) -> usize {
+    let len = |path| super::find(message, path).map_or(0, |raw| raw.get().len());
+    len(&["result", "capabilities"]) + len(&["result", "serverInfo"])
 }
 
 fn has_all(before: &Map<String, Value>, later: &Map<String, Value>) -> bool {

@@ -68,6 +68,9 @@ use crate::protocol::ids::{AttachId, Seq, StreamKind};
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::protocol::sse;
 
+/// Pause between two attempts to open a standalone stream whose session the upstream does not know.
+const DORMANT_RETRY: Duration = Duration::from_secs(60);
+
 /// The state machine of one stream.
 #[derive(Debug)]
 pub struct Machine {
@@ -135,6 +138,7 @@ impl Machine {
     /// The upstream sent the head of an SSE response. Returns true if the client gets that head, and false if the proxy committed before or the stream
     /// has ended.
     pub fn handle_stream_head(&mut self) -> bool {
+        self.is_dormant = false;
         self.upstream.note_opened();
         self.timers.stop(Timer::Reopen);
         self.open(HeadOrigin::Upstream)
@@ -212,7 +216,7 @@ impl Machine {
                 self.timers.set(Timer::Reopen, now + pause);
                 self.effects.push_back(Effect::AnnounceGap);
             }
-            Next::Wait => self.is_dormant = true,
+            Next::Wait => self.wait_for_session(now),
             Next::Fail(failure) => {
                 self.timers.stop(Timer::Reopen);
                 self.fail(Outcome::Failed, failure, now);
@@ -229,6 +233,20 @@ impl Machine {
             self.effects.push_back(Effect::Close);
             self.timers.set(Timer::Reopen, now);
         }
+    }
+
+    /// The session of a standalone stream is gone at the server after all, or its handshake has failed.
+    pub fn handle_session_lost(&mut self, now: Instant) {
+        if self.policy.kind == StreamKind::Standalone && self.phase == Phase::Open && self.sealing.is_none() {
+            self.effects.push_back(Effect::Close);
+            self.wait_for_session(now);
+        }
+    }
+
+    /// Waits until the session is opened again. A refusal may have been a moment's, so the stream is tried again at times.
+    fn wait_for_session(&mut self, now: Instant) {
+        self.is_dormant = true;
+        self.timers.set(Timer::Reopen, now + DORMANT_RETRY);
     }
 
     /// The session of a standalone stream was opened again: the client is told that all that the server kept for the session is gone.

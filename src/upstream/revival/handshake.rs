@@ -12,6 +12,8 @@ use bytes::Bytes;
 use http::header::{ACCEPT, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 
+use tokio::sync::OwnedSemaphorePermit;
+
 use super::super::body::collect;
 use super::super::sse_reader::EventReader;
 use super::super::{ResponseBody, Template, Upstream};
@@ -33,6 +35,10 @@ const PAUSES: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_m
 const LISTENING_WAIT: Duration = Duration::from_secs(2);
 /// Time within which a server that asks for the client's roots begins to.
 const QUESTION_WAIT: Duration = Duration::from_millis(500);
+/// Time for the log level and the subscriptions. The session serves without those that are left then.
+const RESTORE_WAIT: Duration = Duration::from_secs(10);
+/// Time for the end of a session that no client will use.
+const END_WAIT: Duration = Duration::from_secs(2);
 /// Time for the client's answer, from the end of the handshake.
 const ANSWER_WAIT: Duration = Duration::from_secs(2);
 const ANSWER_STEP: Duration = Duration::from_millis(25);
@@ -61,15 +67,25 @@ pub(super) struct Handshaking {
 }
 
 impl Handshaking {
-    /// Makes the handshake. On success the session has its new name.
-    pub(super) async fn run(self) -> Opened {
-        match tokio::time::timeout(LIMIT, self.open()).await {
+    /// Makes the handshake. On success the session has its new name. Otherwise a session that the server has opened is ended. `permit` is
+    /// held until `initialize` is answered.
+    pub(super) async fn run(self, permit: OwnedSemaphorePermit) -> Opened {
+        let opened = match tokio::time::timeout(LIMIT, self.open(permit)).await {
             Ok(opened) => opened,
             Err(_) => Opened::Failed("no complete handshake within 30 s"),
+        };
+        if let Some(name) = self.handshake.opening_name()
+            && !matches!(opened, Opened::Revived)
+        {
+            for stream in self.standalone() {
+                stream.lose_session();
+            }
+            let _ = tokio::time::timeout(END_WAIT, self.end(name.as_ref())).await;
         }
+        opened
     }
 
-    async fn open(&self) -> Opened {
+    async fn open(&self, permit: OwnedSemaphorePermit) -> Opened {
         let id = own_id();
         let response = match self.initialize(&id).await {
             Ok(response) => response,
@@ -84,9 +100,10 @@ impl Handshaking {
         let Some(result) = read_response(response, &id).await else {
             return Opened::Failed("initialize was not answered");
         };
+        drop(permit);
         if !self.is_as_before(&result) {
             self.log.sessions().handshakes().forget(&self.id);
-            for stream in self.log.sessions().standalone_of(&self.id, &self.handshake.principals()) {
+            for stream in self.standalone() {
                 stream.expire(ErrorCode::Abandoned);
             }
             self.end(name.as_ref()).await;
@@ -99,17 +116,15 @@ impl Handshaking {
         self.handshake.note_opening(name.clone());
         let standalone = self.reopen_standalone().await;
         if self.handshake.is_initialized() && !self.complete(name.as_ref()).await {
-            self.end(name.as_ref()).await;
             return Opened::Failed("notifications/initialized was refused");
         }
         if self.handshake.params.declares_roots() {
             await_answers(&standalone).await;
         }
         let visible = name.as_ref().map(|name| self.upstream.sessions.visible_name(name));
-        let placeholder = SessionId::parse(&own_id()).expect("visible ASCII");
+        let placeholder = placeholder();
         let handshakes = self.log.sessions().handshakes();
         if !handshakes.rename(&self.id, &self.handshake, name.clone(), visible.as_ref(), placeholder) {
-            self.end(name.as_ref()).await;
             return Opened::Ended;
         }
         for stream in &standalone {
@@ -153,10 +168,15 @@ impl Handshaking {
             && ServerFacts::of(result).is_some_and(|later| self.handshake.server.are_kept_by(&later))
     }
 
+    /// Returns the session's standalone streams that are open downstream.
+    fn standalone(&self) -> Vec<Arc<Stream>> {
+        self.log.sessions().standalone_of(&self.id, &self.handshake.principals())
+    }
+
     /// Lets the standalone streams of the session be opened under its new name, before the server has a reason to ask. Returns those that
     /// are open downstream.
     async fn reopen_standalone(&self) -> Vec<Arc<Stream>> {
-        let streams = self.log.sessions().standalone_of(&self.id, &self.handshake.principals());
+        let streams = self.standalone();
         if !streams.is_empty() {
             let mut listening = pin!(self.handshake.listening());
             listening.as_mut().enable();
@@ -178,10 +198,13 @@ impl Handshaking {
         let level = self.handshake.log_level().map(|level| request("logging/setLevel", "level", &level));
         let subscriptions = self.handshake.subscriptions();
         let subscriptions = subscriptions.iter().map(|uri| request("resources/subscribe", "uri", uri));
-        for message in level.into_iter().chain(subscriptions) {
-            // Refused by a server that has changed, or whose resource is gone: the session serves all the same.
-            self.post(name, message).await;
-        }
+        let restoring = async {
+            for message in level.into_iter().chain(subscriptions) {
+                // Refused by a server that has changed, or whose resource is gone: the session serves all the same.
+                self.post(name, message).await;
+            }
+        };
+        let _ = tokio::time::timeout(RESTORE_WAIT, restoring).await;
         true
     }
 
@@ -239,6 +262,11 @@ async fn await_answers(standalone: &[Arc<Stream>]) {
         }
         clock::sleep(ANSWER_STEP).await;
     }
+}
+
+/// Returns the name of a session that no server has.
+pub(in crate::upstream) fn placeholder() -> SessionId {
+    SessionId::parse(&own_id()).expect("visible ASCII")
 }
 
 /// Returns an ID that no client uses.

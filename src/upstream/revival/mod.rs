@@ -24,6 +24,7 @@ use crate::protocol::error::Failure;
 use crate::protocol::headers::SessionId;
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::session_refusal::{self, SessionRefusals};
+pub(super) use handshake::placeholder;
 use handshake::{Handshaking, Opened};
 
 /// Limit of handshakes at once with one upstream.
@@ -162,6 +163,10 @@ impl Refused<'_> {
         let (sessions, principals) = (self.log.sessions(), handshake.principals());
         let until = clock::now() + LIVING_FOR;
         loop {
+            // The session is being opened again, or was since: its open streams are those of the new one.
+            if handshake.is_opening() || !self.template.is_in_session(&handshake.name()) {
+                return false;
+            }
             let is_read = |stream: &Arc<Stream>| !Arc::ptr_eq(stream, self.stream) && stream.is_read_upstream();
             if !sessions.streams_of(id, &principals).iter().any(is_read) {
                 return false;
@@ -190,6 +195,8 @@ impl Refused<'_> {
         let permit = self.upstream.revivals.permits.clone().acquire_owned();
         let Ok(Ok(permit)) = tokio::time::timeout(PERMIT_WAIT, permit).await else {
             self.metrics.observe_revival(RevivalOutcome::Limited);
+            // Those that wait behind this request do not wait anew.
+            handshake.end_attempt(true);
             return Attempt::Failed;
         };
         if !handshake.begin_attempt(clock::now()) {
@@ -207,7 +214,7 @@ impl Refused<'_> {
         let (handshake, metrics) = (handshake.clone(), self.metrics.clone());
         let began = clock::now();
         let attempt = async move {
-            let opened = handshaking.run().await;
+            let opened = handshaking.run(permit).await;
             let outcome = match &opened {
                 Opened::Revived => RevivalOutcome::Revived,
                 Opened::Unauthorized(_) => RevivalOutcome::Unauthorized,
@@ -223,7 +230,7 @@ impl Refused<'_> {
                 outcome = outcome.label(),
                 reason, took_ms, "a session that its server had forgotten was opened again, or not"
             );
-            drop((turn, permit));
+            drop(turn);
             opened
         };
         match tokio::spawn(attempt.in_current_span()).await {
@@ -268,6 +275,7 @@ impl Upstream {
         log: &EventLog,
         id: &SessionId,
         principal: &Principal,
+        template: &Template,
         response: Response<ResponseBody>,
     ) -> (Response<ResponseBody>, bool) {
         if !self.revivals.may_concern(response.status()) {
@@ -275,7 +283,9 @@ impl Upstream {
         }
         let Some(handshake) = log.sessions().handshakes().find(id) else { return (response, false) };
         let streams = log.sessions().streams_of(id, &handshake.principals());
-        if !handshake.may_revive(principal) || streams.iter().any(|stream| stream.is_read_upstream()) {
+        let is_current = !handshake.is_opening() && template.is_in_session(&handshake.name());
+        let is_living = is_current && streams.iter().any(|stream| stream.is_read_upstream());
+        if !handshake.may_revive(principal) || is_living {
             return (response, false);
         }
         self.revivals.examine(response, &[]).await
@@ -288,6 +298,12 @@ impl Upstream {
             Some(handshake) if handshake.is_opening() => template.in_session(&handshake.newest_name()),
             Some(_) | None => template,
         }
+    }
+
+    /// Returns the request in the session under its present name, or `None` if it names the session so.
+    pub fn renamed_since(&self, template: &Template, handshake: &Handshake) -> Option<Template> {
+        let name = handshake.name();
+        if template.is_in_session(&name) { None } else { Some(template.clone().in_session(&name)) }
     }
 
     /// Returns whether the response to a DELETE or to the re-opening of a stream refuses its session. The returned response has its whole

@@ -97,10 +97,7 @@ impl Model {
         }
         let pause = match ending {
             Ending::Refused(status) if self.is_request() || (status < 500 && !is_anew) => None,
-            Ending::SessionLost if !self.is_request() => {
-                self.call = Call::Over;
-                return;
-            }
+            Ending::SessionLost if !self.is_request() => Some(60_000),
             Ending::SessionLost => None,
             Ending::Refused(_) | Ending::Clean | Ending::Broken | Ending::Unavailable if !self.is_request() => {
                 let first = self.upstream_retry.max(STANDALONE_PAUSE_MIN);
