@@ -6,6 +6,15 @@ async fn hasty() -> (Upstream, Proxy, Session) {
     setup_with(|c| c.delivery.commit_after = Some(SOON)).await
 }
 
+/// As [`hasty`], where a refusal of the session reaches the client.
+async fn hasty_without_revival() -> (Upstream, Proxy, Session) {
+    setup_with(|c| {
+        c.delivery.commit_after = Some(SOON);
+        c.sessions.revive = false;
+    })
+    .await
+}
+
 /// A POST that the proxy commits to; the upstream has not answered.
 async fn committed(proxy: &Proxy, upstream: &mut Upstream, request: &Request) -> (Call, Response, EventId) {
     let pending = request.start(proxy.addr).await;
@@ -25,7 +34,11 @@ async fn past_commit(proxy: &Proxy, upstream: &mut Upstream, session: &Session) 
 
 #[tokio::test]
 async fn a_prompt_answer_keeps_its_status() {
-    let (mut upstream, proxy, session) = setup_with(|c| c.delivery.commit_after = Some(LIMIT)).await;
+    let (mut upstream, proxy, session) = setup_with(|c| {
+        c.delivery.commit_after = Some(LIMIT);
+        c.sessions.revive = false;
+    })
+    .await;
     for status in [200, 201, 400, 401, 403, 404, 429, 500] {
         let pending = session.post(call(status)).start(proxy.addr).await;
         upstream.next().await.json(status, result(1)).await;
@@ -81,7 +94,7 @@ async fn a_json_answer_that_comes_late_becomes_an_event() {
 /// The way servers say that they do not know a session: the error names no request.
 #[tokio::test]
 async fn a_late_error_without_an_id_is_the_requests_own() {
-    let (mut upstream, proxy, session) = hasty().await;
+    let (mut upstream, proxy, session) = hasty_without_revival().await;
     let (upstream_call, mut response, _) = committed(&proxy, &mut upstream, &session.post(call("x"))).await;
     let unknown = r#"{"jsonrpc":"2.0","error":{"code":-32001,"message":"Session not found"},"id":null}"#;
     upstream_call.json(404, unknown).await;
@@ -93,7 +106,7 @@ async fn a_late_error_without_an_id_is_the_requests_own() {
 
 #[tokio::test]
 async fn any_other_late_answer_becomes_an_honest_error() {
-    let (mut upstream, proxy, session) = hasty().await;
+    let (mut upstream, proxy, session) = hasty_without_revival().await;
     let html = "HTTP/1.1 502 Bad\r\ncontent-type: text/html\r\ncontent-length: 4\r\n\r\nhtml";
     let text = "HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 4\r\n\r\ntext";
     let not_rpc = "HTTP/1.1 404 X\r\ncontent-type: application/json\r\ncontent-length: 13\r\n\r\n{\"error\":\"x\"}";
@@ -187,7 +200,7 @@ async fn nothing_is_committed_that_opens_a_session_or_carries_no_request() {
 
 #[tokio::test]
 async fn a_client_that_does_not_accept_a_stream_is_not_committed_to() {
-    let (mut upstream, proxy, session) = hasty().await;
+    let (mut upstream, proxy, session) = hasty_without_revival().await;
     let pending = session.post(call(1)).with("Accept", "application/json").start(proxy.addr).await;
     let upstream_call = upstream.next().await;
     past_commit(&proxy, &mut upstream, &session).await;

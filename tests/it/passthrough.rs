@@ -24,7 +24,7 @@ async fn a_json_answer_passes_unchanged() {
 
 #[tokio::test]
 async fn error_statuses_pass_unchanged() {
-    let (mut upstream, proxy, session) = setup().await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.sessions.revive = false).await;
     for status in [400, 401, 403, 404, 406, 421, 429, 500, 503] {
         let pending = session.post(call(status)).start(proxy.addr).await;
         upstream
@@ -42,7 +42,7 @@ async fn error_statuses_pass_unchanged() {
 
 #[tokio::test]
 async fn notifications_pass_with_the_upstreams_status() {
-    let (mut upstream, proxy, session) = setup().await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.sessions.revive = false).await;
     for status in [202, 400, 404] {
         let pending = session.post(r#"{"jsonrpc":"2.0","method":"notifications/x"}"#).start(proxy.addr).await;
         upstream.expect("notifications/x").await.status_with(status, "x-custom: 1\r\n").await;

@@ -324,7 +324,7 @@ async fn a_failure_that_may_have_come_after_the_tool_ran_is_an_answer_like_any()
 
 #[tokio::test]
 async fn a_refusal_after_which_nothing_ran_is_no_answer_to_keep() {
-    let (mut upstream, proxy, session) = setup().await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.sessions.revive = false).await;
     for (id, status) in [(1, 400), (2, 401), (3, 404), (4, 429), (5, 503)] {
         let request = session.post(call(id)).with("Idempotency-Key", &format!("k-{id}"));
         let pending = request.start(proxy.addr).await;

@@ -5,7 +5,7 @@ use crate::support::*;
 #[tokio::test]
 async fn a_deleted_session_takes_its_streams_along() {
     for status in [200, 204, 404] {
-        let (mut upstream, proxy, session) = setup().await;
+        let (mut upstream, proxy, session) = setup_with(|c| c.sessions.revive = false).await;
         let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(4))).await;
         let place = EventId::of(response.prime().await.id());
         let pending = session.delete().start(proxy.addr).await;
@@ -96,7 +96,7 @@ async fn a_stranger_cannot_end_our_streams_with_a_delete_of_its_own() {
 
 #[tokio::test]
 async fn a_dead_session_is_the_upstreams_404() {
-    let (mut upstream, proxy, session) = setup().await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.sessions.revive = false).await;
     let pending = session.post(call(1)).start(proxy.addr).await;
     let body = r#"{"jsonrpc":"2.0","id":1,"error":{"code":-32001,"message":"Session not found"}}"#;
     upstream.expect("tools/call").await.json(404, body).await;
