@@ -165,6 +165,9 @@ pub(crate) struct Check {
     /// Arguments of the tool, a JSON object [default: {}].
     #[arg(long, value_name = "JSON", requires = "tool")]
     pub(crate) arguments: Option<String>,
+    /// End the sessions that are opened, with DELETE; a server with one session for its whole process opens none after that.
+    #[arg(long, requires = "upstream")]
+    pub(crate) end_session: bool,
     /// Write JSON, for programs.
     #[arg(long)]
     pub(crate) json: bool,

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use mcp_resume::check::{
     Contact, Facts, Form, Guard, Identity, Legacy, Report, ResumeOutcome, Resumption, Standalone, ToolOutcome, ToolRun,
-    Tools,
+    Tools, UnknownSession,
 };
 use mcp_resume::config::Config;
 use mcp_resume::protocol::error::ErrorCode;
@@ -75,6 +75,7 @@ fn the_report_in_the_readme_is_what_check_says_of_that_server() {
             numbered: true,
             primed: true,
             standalone: Standalone::Stream,
+            unknown_session: UnknownSession::Recognised { status: 400 },
         }),
         tools: Some(Tools { count: 13, complete: true, names: Vec::new(), with_output_schema: vec!["one".to_owned()] }),
         resumption: Resumption {

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::facts::{Contact, Facts, Form, Guard, Legacy, Standalone, ToolOutcome, printable};
+use super::facts::{Contact, Facts, Form, Guard, Legacy, Standalone, ToolOutcome, UnknownSession, printable};
 use super::verdict::Verdict;
 use crate::config::{Config, HostHeader};
 
@@ -34,6 +34,11 @@ pub(super) fn adds(facts: &Facts, config: &Config) -> Vec<String> {
     }
     if has_sessions(facts) {
         lines.add("the same POST again in its session finds the running call, and the tool runs once");
+    }
+    if config.sessions.revive && matches!(unknown_session(facts), UnknownSession::Recognised { .. }) {
+        lines.add(
+            "a session that the server has forgotten, as after a restart, is opened again by its client's next request",
+        );
     }
     if has_standalone(facts) {
         lines.add("the session's GET stream is kept while its client is away, and reopened if the server drops it");
@@ -103,6 +108,10 @@ pub(super) fn clients(facts: &Facts, config: &Config) -> Vec<String> {
     lines.0
 }
 
+fn unknown_session(facts: &Facts) -> UnknownSession {
+    facts.legacy.as_ref().map_or(UnknownSession::Unknown, |legacy| legacy.unknown_session)
+}
+
 /// Returns the tools that the configuration answers in slices although their results must come whole.
 fn unsliced<'a>(facts: &'a Facts, config: &Config) -> Vec<&'a str> {
     let (Some(tools), Some(tokens)) = (&facts.tools, &config.dialects.resume_tokens) else { return Vec::new() };
@@ -137,6 +146,12 @@ pub(super) fn warnings(facts: &Facts, config: &Config) -> Vec<String> {
     }
     if !is_useful {
         return lines.0;
+    }
+    if let UnknownSession::Unrecognised { status } = unknown_session(facts) {
+        lines.add(format!(
+            "the server refuses a session that it does not know with {status}, in words that mcp-resume does not know: give them \
+             in sessions.refusals, as \"{status} session expired\", and its clients outlive its restarts"
+        ));
     }
     match facts.foreign_host {
         Guard::Refused { .. } if config.upstream.host != HostHeader::Client => lines.add(

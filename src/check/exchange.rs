@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, CONTENT_TYPE, HOST, LOCATION, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
-use http_body_util::{BodyExt, Empty, Full};
+use http_body_util::{BodyExt, Empty, Full, Limited};
 use serde_json::Value;
 
 use super::facts::{Form, printable};
@@ -199,6 +199,20 @@ impl Client {
             return None;
         }
         BodyReader { body, deadline, remaining: MAX_RESPONSE }.document().await
+    }
+
+    /// Returns the status and the body of a response, the body up to `most` bytes: `None` if it is longer or does not come in time.
+    pub(super) async fn plain(
+        &self,
+        request: Request,
+        most: usize,
+        timeout: Duration,
+    ) -> Result<(StatusCode, Option<Bytes>), ExchangeError> {
+        let deadline = clock::now() + timeout;
+        let response = before(deadline, self.send(request)).await.ok_or(ExchangeError::TimedOut)??;
+        let (parts, body) = response.into_parts();
+        let body = before(deadline, Limited::new(body, most).collect()).await.and_then(Result::ok);
+        Ok((parts.status, body.map(|body| body.to_bytes())))
     }
 
     /// Sends a request and waits for the head. Follows redirects that keep the method, within the origin.

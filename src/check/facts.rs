@@ -162,6 +162,8 @@ pub struct Legacy {
     pub primed: bool,
     /// Reaction to a GET.
     pub standalone: Standalone,
+    /// Reaction to a session that it does not know, as one from before its restart.
+    pub unknown_session: UnknownSession,
 }
 
 /// Findings at revision 2026-07-28.
@@ -200,6 +202,26 @@ pub enum Standalone {
     },
     /// No head in time: some servers hold it back until there is an event.
     NoHead,
+}
+
+/// Reaction of a server to a session that it does not know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum UnknownSession {
+    /// A refusal by which the proxy knows that the session is gone.
+    Recognised {
+        /// Status code.
+        status: u16,
+    },
+    /// Any other refusal.
+    Unrecognised {
+        /// Status code.
+        status: u16,
+    },
+    /// The request was served.
+    Accepted,
+    /// Unknown: the server assigns no sessions, or did not answer.
+    Unknown,
 }
 
 /// The server's tools.
@@ -333,6 +355,7 @@ pub(super) mod samples {
             numbered: false,
             primed: false,
             standalone: Standalone::Refused { status: 405 },
+            unknown_session: UnknownSession::Unknown,
         });
         facts.anonymous = Guard::Accepted;
         facts

@@ -5,7 +5,8 @@
 //! report. [`summary`] describes the configuration.
 //!
 //! Invariants: every wait and every size is bounded, so a probe ends against any server. It sends nothing but `initialize`,
-//! `ping`, `tools/list`, `server/discover`, GETs, TLS handshakes and the tool that the user named. Opened sessions are closed.
+//! `ping`, `tools/list`, `server/discover`, GETs, TLS handshakes and the tool that the user named. Opened sessions are ended if the user says
+//! so, and else left to expire: a server with one session for its whole process opens none after that.
 //! The facts hold no credential, session ID or query, and no control character of the server's reaches a terminal.
 //!
 //! Deliberately absent: a proxy. The probe talks to the server as `serve` would, through [`crate::upstream`], but the report
@@ -38,6 +39,8 @@ pub struct Options {
     pub headers: HeaderMap,
     /// A tool that is safe to run and takes a while: it is run up to three times, and cut off.
     pub tool: Option<Tool>,
+    /// True if the sessions that the probe opens are ended with DELETE.
+    pub end_sessions: bool,
     /// Timeouts of the probe.
     pub timeouts: Timeouts,
     /// Called with a description of each step.

@@ -9,13 +9,15 @@ use serde_json::{Value, json};
 use super::exchange::{Client, Cut, ExchangeError, Observation, ReadUntil, Request};
 use super::facts::{
     Contact, Document, Facts, Form, Guard, Identity, Legacy, Modern, ResumeOutcome, Standalone, ToolOutcome, ToolRun,
-    Tools, printable,
+    Tools, UnknownSession, printable,
 };
 use super::requests::{self, LEGACY, MODERN, Requester};
 use super::{Options, Timeouts, Tool, reach};
 use crate::clock;
 use crate::config::Config;
+use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::routing::WELL_KNOWN;
+use crate::protocol::session_refusal::{BODY_MAX, SessionRefusals};
 
 /// Pages of `tools/list` that are read.
 const MAX_PAGES: usize = 20;
@@ -46,7 +48,8 @@ pub async fn probe(config: &Config, options: &Options) -> Facts {
             return facts;
         }
     };
-    let probe = Probe { client, timeouts: options.timeouts, timed_out: AtomicUsize::new(0), options };
+    let refusals = SessionRefusals::new(config.sessions.refusals.clone());
+    let probe = Probe { client, refusals, timeouts: options.timeouts, timed_out: AtomicUsize::new(0), options };
     Box::pin(probe.run(config, options.tool.as_ref(), &mut facts)).await;
     if matches!(facts.contact, Contact::Broke | Contact::NotMcp { status: 400, .. })
         && let Some(contact) = reach::tls_fault(config, options.timeouts.stream).await
@@ -59,6 +62,7 @@ pub async fn probe(config: &Config, options: &Options) -> Facts {
 struct Probe<'a> {
     options: &'a Options,
     client: Client,
+    refusals: SessionRefusals,
     timeouts: Timeouts,
     /// Requests without a response in time.
     timed_out: AtomicUsize,
@@ -142,7 +146,7 @@ impl Probe<'_> {
         for path in USUAL_PATHS.into_iter().filter(|path| *path != configured) {
             let request = Request { path: Some(path.to_owned()), ..requests::initialize(1, LEGACY[0]) };
             let Some(session) = self.request(request, 1).await.ok().and_then(session_from) else { continue };
-            if let Some(request) = session.requester.delete() {
+            if let Some(request) = session.requester.delete().filter(|_| self.options.end_sessions) {
                 let _ = self.request_head(Request { path: Some(path.to_owned()), ..request }).await;
             }
             return Some(path.to_owned());
@@ -199,6 +203,7 @@ impl Probe<'_> {
             numbered: !response.ids.is_empty() || !opening.ids.is_empty(),
             primed: response.is_primed || opening.is_primed,
             standalone: self.standalone(requester).await,
+            unknown_session: self.unknown_session(requester).await,
         });
         facts.tools = tools;
     }
@@ -247,6 +252,21 @@ impl Probe<'_> {
             Ok(head) if head.status.is_success() && head.form == Form::EventStream => Standalone::Stream,
             Ok(head) => Standalone::Refused { status: head.status.as_u16() },
             Err(ExchangeError::TimedOut | ExchangeError::Broken) => Standalone::NoHead,
+        }
+    }
+
+    /// Sends a ping in a session that the server has not opened.
+    async fn unknown_session(&self, requester: &Requester) -> UnknownSession {
+        const ID: u64 = 30;
+        let Some(stranger) = requester.in_unknown_session() else { return UnknownSession::Unknown };
+        let request = stranger.post(Some(ID), "ping", Value::Null);
+        let asking = self.client.plain(request, BODY_MAX, self.timeouts.response);
+        let Ok((status, body)) = self.unless_silent(asking).await else { return UnknownSession::Unknown };
+        let ids = [RequestId::Number(ID.to_string().into())];
+        match status.as_u16() {
+            _ if status.is_success() => UnknownSession::Accepted,
+            status if self.refusals.contain(status, body.as_deref(), &ids) => UnknownSession::Recognised { status },
+            status => UnknownSession::Unrecognised { status },
         }
     }
 
@@ -379,7 +399,7 @@ impl Probe<'_> {
     }
 
     async fn close(&self, requester: Requester) {
-        if let Some(request) = requester.delete() {
+        if let Some(request) = requester.delete().filter(|_| self.options.end_sessions) {
             // A server may refuse it; the session then expires.
             let _ = self.request_head(request).await;
         }
@@ -399,10 +419,18 @@ impl Probe<'_> {
 
     /// Sends a request, unless too many earlier ones timed out.
     async fn request_until(&self, request: Request, until: ReadUntil) -> Result<Observation, ExchangeError> {
+        self.unless_silent(self.client.exchange(request, until)).await
+    }
+
+    /// Awaits a response, unless too many earlier ones timed out.
+    async fn unless_silent<T>(
+        &self,
+        asking: impl Future<Output = Result<T, ExchangeError>>,
+    ) -> Result<T, ExchangeError> {
         if self.timed_out.load(Ordering::Relaxed) >= MAX_TIMEOUTS {
             return Err(ExchangeError::TimedOut);
         }
-        let response = self.client.exchange(request, until).await;
+        let response = asking.await;
         if matches!(response, Err(ExchangeError::TimedOut)) {
             self.timed_out.fetch_add(1, Ordering::Relaxed);
         }

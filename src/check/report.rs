@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::advice;
-use super::facts::{Contact, Facts, Form, Guard, ResumeOutcome, Standalone, ToolOutcome};
+use super::facts::{Contact, Facts, Form, Guard, ResumeOutcome, Standalone, ToolOutcome, UnknownSession};
 use super::verdict::Verdict;
 use crate::config::Config;
 
@@ -86,6 +86,7 @@ fn rows(facts: &Facts) -> Vec<(&'static str, String)> {
             format!("{}, {sessions}; answers with {}", legacy.revisions.join(", "), form(legacy.answers)),
         ));
         rows.push(("GET stream", standalone(legacy.standalone)));
+        rows.extend(unknown_session(legacy.unknown_session).map(|text| ("dead sessions", text)));
     }
     if let Some(modern) = &facts.modern {
         rows.push((
@@ -209,6 +210,15 @@ fn standalone(standalone: Standalone) -> String {
         Standalone::Refused { status: 405 } => "none (405)".to_owned(),
         Standalone::Refused { status } => format!("refused ({status})"),
         Standalone::NoHead => "unknown: no head in time".to_owned(),
+    }
+}
+
+fn unknown_session(reaction: UnknownSession) -> Option<String> {
+    match reaction {
+        UnknownSession::Recognised { status } => Some(format!("refused ({status}), as mcp-resume knows it")),
+        UnknownSession::Unrecognised { status } => Some(format!("refused ({status}), in words of its own")),
+        UnknownSession::Accepted => Some("not refused".to_owned()),
+        UnknownSession::Unknown => None,
     }
 }
 

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::exchange::Request;
 use crate::protocol::headers::{SessionId, names};
+use crate::random;
 
 /// The revisions that begin with `initialize` and have Streamable HTTP, latest first.
 pub(super) const LEGACY: [&str; 3] = ["2025-11-25", "2025-06-18", "2025-03-26"];
@@ -59,6 +60,17 @@ impl Requester {
             headers.insert(names::LAST_EVENT_ID, id);
         }
         Request::new(Method::GET, headers, None)
+    }
+
+    /// Returns the client with the name of a session that no server has opened, or `None` without a session.
+    pub(super) fn in_unknown_session(&self) -> Option<Self> {
+        match self {
+            Requester::Legacy { revision, session: Some(_) } => {
+                let name = format!("mcp-resume-check-{:016x}", u64::from_be_bytes(random::bytes()));
+                Some(Requester::Legacy { revision: revision.clone(), session: SessionId::parse(&name) })
+            }
+            Requester::Legacy { session: None, .. } | Requester::Opening | Requester::Modern => None,
+        }
     }
 
     /// Returns the request that ends the session, or `None` without a session.

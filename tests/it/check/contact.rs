@@ -190,7 +190,7 @@ async fn an_endpoint_at_another_path_is_found_and_its_session_closed() {
             call.status(404).await;
         }
     };
-    let (report, memory) = probed(options(), elsewhere).await;
+    let (report, memory) = probed(Options { end_sessions: true, ..options() }, elsewhere).await;
     assert_eq!(report.verdict, Verdict::NoMcp);
     assert_eq!(report.facts.endpoint_at.as_deref(), Some("/api/mcp"));
     assert!(report.warnings.iter().any(|line| line.ends_with("/api/mcp")), "{:?}", report.warnings);

@@ -2,7 +2,7 @@
 
 use crate::support::{self, http_versions, *};
 use mcp_resume::check::{
-    self, Contact, Facts, Form, Guard, Options, Report, ResumeOutcome, Standalone, Timeouts, Verdict,
+    self, Contact, Facts, Form, Guard, Options, Report, ResumeOutcome, Standalone, Timeouts, UnknownSession, Verdict,
 };
 use mcp_resume::config::{Config, HostHeader};
 use serde_json::{Value, json};

@@ -14,8 +14,37 @@ async fn a_server_without_ids_cannot_resume() {
     assert_eq!(server.as_ref().map(|server| &server.name[..]), Some("scripted"));
     let tools = tools.as_ref().expect("it listed them");
     assert_eq!((tools.count, &tools.with_output_schema[..]), (2, &["exact".to_owned()][..]));
-    assert_eq!(memory.count("DELETE /mcp"), 3, "every session that was opened is closed: {:?}", memory.asked);
+    assert_eq!(memory.count("DELETE /mcp"), 0, "a server may open no other session after it: {:?}", memory.asked);
     assert!(!report.to_string().contains("s-secret"));
+}
+
+#[tokio::test]
+async fn the_sessions_of_the_probe_are_ended_if_the_user_says_so() {
+    let options = Options { end_sessions: true, ..options() };
+    let (_, memory) = probed(options, async |_: &mut Memory, call: Call| plain(call, SESSION).await).await;
+    assert_eq!(memory.count("DELETE /mcp"), 3, "{:?}", memory.asked);
+}
+
+#[tokio::test]
+async fn the_reaction_to_an_unknown_session_is_reported() {
+    let gone = r#"{"jsonrpc":"2.0","error":{"code":-32001,"message":"Session not found"},"id":null}"#;
+    let cases = [
+        (404, gone, UnknownSession::Recognised { status: 404 }, "refused (404), as mcp-resume knows it"),
+        (400, "session expired", UnknownSession::Unrecognised { status: 400 }, "refused (400), in words of its own"),
+    ];
+    for (status, body, expected, row) in cases {
+        let forgetful = async |_: &mut Memory, call: Call| {
+            let is_unknown = call.header("mcp-session-id").is_some_and(|session| session != "s-secret");
+            if is_unknown { call.json(status, body).await } else { plain(call, SESSION).await }
+        };
+        let (report, _) = probed(options(), forgetful).await;
+        assert_eq!(report.facts.legacy.as_ref().map(|legacy| legacy.unknown_session), Some(expected));
+        assert!(report.to_string().contains(row), "{report}");
+        let warns = report.warnings.iter().any(|line| line.contains("sessions.refusals"));
+        assert_eq!(warns, status == 400, "{report}");
+    }
+    let (report, _) = probed(options(), async |_: &mut Memory, call: Call| plain(call, SESSION).await).await;
+    assert_eq!(report.facts.legacy.map(|legacy| legacy.unknown_session), Some(UnknownSession::Accepted));
 }
 
 #[tokio::test]
