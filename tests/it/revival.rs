@@ -292,6 +292,65 @@ async fn the_standalone_stream_stays_open_and_tells_of_the_revival() {
     assert!(upstream.is_quiet());
 }
 
+/// The open stream is that of the new session, and shows nothing of the old one.
+#[tokio::test]
+async fn a_call_during_the_handshake_waits_for_it_although_the_standalone_stream_is_open_again() {
+    let (mut upstream, proxy, session) = ready().await;
+    let (sse, _response) = listen(&mut upstream, &proxy, &session).await;
+    sse.reset().await;
+    pass(Duration::from_secs(2)).await;
+    refuse(&mut upstream, "GET", "s-1").await;
+    let first = session.post(call(1)).start(proxy.addr).await;
+    refuse(&mut upstream, "tools/call", "s-1").await;
+    answer_initialize(upstream.expect("initialize").await, "s-2").await;
+    let _sse = upstream.expect("GET").await.sse().await;
+    let initialized = upstream.expect("notifications/initialized").await;
+    let second = session.post(call(2)).start(proxy.addr).await;
+    refuse(&mut upstream, "tools/call", "s-1").await;
+    settle(&proxy, &mut upstream).await;
+    initialized.status(202).await;
+    for _ in 0..2 {
+        let call = upstream.expect("tools/call").await;
+        assert_eq!(call.header("mcp-session-id"), Some("s-2"));
+        let id = call.json_body()["id"].as_u64().expect("a number");
+        call.json(200, result(id)).await;
+    }
+    assert_eq!(first.response().await.body().await, result(1).as_bytes());
+    assert_eq!(second.response().await.body().await, result(2).as_bytes());
+    assert!(upstream.is_quiet());
+}
+
+/// A server that refuses the end of the handshake has opened a session that no client will use.
+#[tokio::test]
+async fn a_handshake_that_fails_late_ends_its_session_and_gives_the_stream_back() {
+    let (mut upstream, proxy, session) = ready().await;
+    let (sse, mut response) = listen(&mut upstream, &proxy, &session).await;
+    sse.reset().await;
+    pass(Duration::from_secs(2)).await;
+    refuse(&mut upstream, "GET", "s-1").await;
+    let pending = session.post(call(1)).start(proxy.addr).await;
+    refuse(&mut upstream, "tools/call", "s-1").await;
+    answer_initialize(upstream.expect("initialize").await, "s-2").await;
+    let sse = upstream.expect("GET").await.sse().await;
+    upstream.expect("notifications/initialized").await.status(500).await;
+    let end = upstream.expect("DELETE").await;
+    assert_eq!(end.header("mcp-session-id"), Some("s-2"));
+    end.status(200).await;
+    assert_eq!(pending.response().await.body().await, FORGOTTEN.as_bytes());
+    sse.closed().await;
+    // The next call opens the session, and the client's stream goes on.
+    let pending = session.post(call(2)).start(proxy.addr).await;
+    refuse(&mut upstream, "tools/call", "s-1").await;
+    answer_initialize(upstream.expect("initialize").await, "s-3").await;
+    let get = upstream.expect("GET").await;
+    assert_eq!(get.header("mcp-session-id"), Some("s-3"));
+    let _sse = get.sse().await;
+    complete(&mut upstream, "s-3").await;
+    answer(&mut upstream, 2, "s-3").await;
+    assert_eq!(pending.response().await.status, 200);
+    assert_eq!(response.event().await.json()["method"], "notifications/tools/list_changed");
+}
+
 #[tokio::test]
 async fn a_get_opens_its_session_again() {
     let (mut upstream, proxy, session) = ready().await;
