@@ -14,7 +14,7 @@ fuzz_target!(|bytes: &[u8]| {
     let Some((status, body)) = bytes.split_first_chunk() else { return };
     let status = u16::from_be_bytes(*status) % 600;
     let ids = [RequestId::Number("7".into())];
-    let pattern = RefusalPattern::parse("410 gone away").expect("a pattern");
+    let pattern: RefusalPattern = "410 gone away".parse().expect("a pattern");
     for refusals in [SessionRefusals::default(), SessionRefusals::new(vec![pattern])] {
         let is_refused = refusals.contain(status, Some(body), &ids);
         assert!(!is_refused || (status >= 400 && refusals.may_have(status)));

@@ -48,26 +48,17 @@ pub struct RefusalPattern {
 #[error("expected a status from 400 to 599, a blank and a wording, as in \"400 session expired\"")]
 pub struct InvalidPattern;
 
-impl RefusalPattern {
+impl FromStr for RefusalPattern {
+    type Err = InvalidPattern;
+
     /// Parses a status from 400 to 599, a blank, and the wording that a body of this status holds, in any case of letters.
-    ///
-    /// # Errors
-    /// If the text has another form, or the wording is blank.
-    pub fn parse(text: &str) -> Result<Self, InvalidPattern> {
+    fn from_str(text: &str) -> Result<Self, InvalidPattern> {
         let (status, wording) = text.split_once(' ').ok_or(InvalidPattern)?;
         let wording = wording.trim().to_lowercase();
         match status.parse() {
             Ok(status @ 400..=599) if !wording.is_empty() => Ok(Self { status, wording }),
             Ok(_) | Err(_) => Err(InvalidPattern),
         }
-    }
-}
-
-impl FromStr for RefusalPattern {
-    type Err = InvalidPattern;
-
-    fn from_str(text: &str) -> Result<Self, InvalidPattern> {
-        Self::parse(text)
     }
 }
 
@@ -281,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_configured_refusal_counts_under_any_id() {
-        let refusals = SessionRefusals::new(vec![RefusalPattern::parse("410 Session Expired").unwrap()]);
+        let refusals = SessionRefusals::new(vec!["410 Session Expired".parse::<RefusalPattern>().unwrap()]);
         let own = r#"{"jsonrpc":"2.0","id":7,"error":{"code":1,"message":"your SESSION expired"}}"#;
         let ids = [RequestId::from_json("7").unwrap()];
         assert!(refusals.may_have(410) && refusals.contain(410, Some(own.as_bytes()), &ids));
@@ -292,9 +283,9 @@ mod tests {
 
     #[test]
     fn a_pattern_is_a_status_and_a_wording() {
-        assert_eq!(format!("{:?}", RefusalPattern::parse("400 Session expired").unwrap()), "400 session expired");
+        assert_eq!(format!("{:?}", "400 Session expired".parse::<RefusalPattern>().unwrap()), "400 session expired");
         for text in ["", "400", "400 ", "400  ", "200 gone", "600 gone", "gone 400", "-400 gone", "404session"] {
-            assert_eq!(RefusalPattern::parse(text), Err(InvalidPattern), "{text:?}");
+            assert_eq!(text.parse::<RefusalPattern>(), Err(InvalidPattern), "{text:?}");
         }
     }
 

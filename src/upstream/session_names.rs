@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tracing::warn;
 
-use super::revival::placeholder;
 use crate::event_log::{Handshakes, UpstreamName};
 use crate::protocol::headers::{SessionId, names};
 use crate::protocol::ids::Owner;
@@ -81,7 +80,7 @@ impl SessionNames {
         let Some(session) = SessionId::from_headers(headers) else { return };
         let known = match &self.handshakes {
             Some(handshakes) if is_new => {
-                handshakes.displace(&session, &self.visible_name(&session), None, placeholder());
+                handshakes.displace(&session, &self.visible_name(&session), None);
                 None
             }
             handshakes => handshakes.as_ref().and_then(|handshakes| handshakes.client_name(&session)),

@@ -25,10 +25,14 @@ pub(super) fn pong(id: &RequestId) -> Vec<u8> {
     format!(r#"{{"jsonrpc":"2.0","id":{},"result":{{}}}}"#, id.to_json()).into_bytes()
 }
 
-/// Returns a ping. An id is used once in a session, and the client chooses its own.
+/// Returns an ID for a request of the proxy's own: an ID is used once in a session, and the client chooses its own.
+pub(super) fn own_id() -> String {
+    format!("mcp-resume-{:016x}", u64::from_be_bytes(random::bytes()))
+}
+
+/// Returns a ping.
 pub(super) fn ping() -> Vec<u8> {
-    let id = u64::from_be_bytes(random::bytes());
-    format!(r#"{{"jsonrpc":"2.0","id":"mcp-resume-{id:016x}","method":"ping"}}"#).into_bytes()
+    format!(r#"{{"jsonrpc":"2.0","id":"{}","method":"ping"}}"#, own_id()).into_bytes()
 }
 
 /// Returns the error for a server's request to a client that takes no stream.

@@ -15,7 +15,6 @@ use super::ResponseBody;
 use super::{Forwarded, Template, Upstream, synthetic};
 use crate::protocol::headers::{Era, ProtocolVersion, names};
 use crate::protocol::jwt;
-use crate::random;
 
 /// Time limit for each response. A client waits meanwhile, and one of its few retries is used up when it gives up.
 const WAIT: Duration = Duration::from_secs(5);
@@ -66,8 +65,7 @@ impl Upstream {
 
     fn probe_request(&self, parts: &Parts, client: &Forwarded, era: Era) -> Template {
         let call = self.call(parts, client, bytes::Bytes::new()).with_token_alone();
-        // An id is used once in a session, and the client chooses its own.
-        let id = format!("mcp-resume-{:016x}", u64::from_be_bytes(random::bytes()));
+        let id = synthetic::own_id();
         match era {
             Era::Legacy => {
                 let ping = serde_json::json!({ "jsonrpc": "2.0", "id": id, "method": "ping" });

@@ -12,7 +12,6 @@ use super::{Forwarded, Upstream, synthetic};
 use crate::config::ResumeTokens;
 use crate::protocol::dialect::resume_tokens::ToolList;
 use crate::protocol::{headers, jsonrpc, sse};
-use crate::random;
 
 /// Time limit of the lookup. A call waits meanwhile.
 const WAIT: Duration = Duration::from_secs(5);
@@ -45,8 +44,7 @@ impl Upstream {
         tokens: &ResumeTokens,
         cursor: Option<&str>,
     ) -> Option<String> {
-        // An id is used once in a session, and the client chooses its own.
-        let id = format!("mcp-resume-{:016x}", u64::from_be_bytes(random::bytes()));
+        let id = synthetic::own_id();
         let params = cursor.map(|cursor| format!(r#""cursor":{cursor}"#)).unwrap_or_default();
         let request = format!(r#"{{"jsonrpc":"2.0","id":"{id}","method":"tools/list","params":{{{params}}}}}"#);
         let call = self.call(parts, client, bytes::Bytes::new());

@@ -134,12 +134,9 @@ impl ClientResponses {
         };
         let on_accepted =
             if is_proven { None } else { Some(note_on_acceptance(id, records().cloned().collect(), messages)) };
+        let template = self.upstream.call(&context.parts, context.connection.forwarded(), detached(body));
         let post = UpstreamPost {
-            template: self.upstream.in_newest_session(
-                self.upstream.call(&context.parts, context.connection.forwarded(), detached(body)),
-                &self.log,
-                id,
-            ),
+            template: self.upstream.in_newest_session(template, &self.log, id),
             session_id: Some(id.clone()),
             session: Some(session),
             previous,

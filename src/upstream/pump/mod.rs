@@ -5,13 +5,14 @@
 //! dependence on a connected client. A client that disconnects or resumes only changes the machine's timers.
 
 mod plain_response;
+mod reopening;
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
 use http::header::CONTENT_ENCODING;
-use http::{HeaderMap, Response, StatusCode};
+use http::{HeaderMap, Response};
 use tracing::{Instrument, Level, debug, enabled, info};
 
 use super::input::{InputSource, UpstreamInput};
@@ -24,7 +25,7 @@ use super::sse_reader::{EventReader, GatherResult};
 use super::synthetic;
 use super::{Credentials, ResponseBody, Template, Upstream, wait};
 use crate::clock::{self, Alarm};
-use crate::event_log::{EventLog, Handshake, Head, Next, Subject, Writer};
+use crate::event_log::{EventLog, Head, Next, Subject, Writer};
 use crate::protocol::call_name::CallName;
 use crate::protocol::error::{ErrorCode, Failure, Side};
 use crate::protocol::headers;
@@ -307,17 +308,6 @@ impl Pump {
         }
     }
 
-    async fn announce_gap(&mut self) {
-        let stream = self.writer.stream();
-        self.metrics.event_log.observe_gap();
-        info!(stream.id = %stream.id(), "the upstream cannot go on after its own event ID: events are lost");
-        let binding = stream.binding();
-        let session = binding.session.as_ref().and_then(|id| self.log.sessions().find(id, &binding.principal));
-        if session.is_some_and(|session| session.logs()) {
-            self.writer.update(|machine, now| machine.handle_message(b"message", &synthetic::gap_warning(), now)).await;
-        }
-    }
-
     fn send(&mut self, template: Arc<Template>, is_reopening: bool) {
         let upstream = self.upstream.clone();
         let stream = self.writer.stream().clone();
@@ -342,27 +332,6 @@ impl Pump {
             }
         });
         self.set_input(InputSource::Sending { response, is_reopening });
-    }
-
-    /// Gives a standalone stream the present name of its session at the server. A call stays in the session in which it began.
-    fn follow_session(&mut self) {
-        let stream = self.writer.stream();
-        if stream.with_machine(|machine| machine.policy().kind) != StreamKind::Standalone {
-            return;
-        }
-        if let Some(name) = self.handshake().map(|handshake| handshake.newest_name())
-            && !self.call.template.is_in_session(&name)
-        {
-            self.call.template = Arc::new((*self.call.template).clone().in_session(&name));
-        }
-    }
-
-    /// Tells the client on its standalone stream which lists may have changed, and that what the server kept for the session is gone.
-    async fn announce_revival(&mut self) {
-        let Some(handshake) = self.handshake() else { return };
-        for message in synthetic::revival_messages(&handshake.server) {
-            self.writer.update(|machine, now| machine.handle_message(b"message", &message, now)).await;
-        }
     }
 
     fn set_input(&mut self, input: InputSource) {
@@ -509,53 +478,6 @@ impl Pump {
             self.handle_stream(response).await;
         } else {
             self.handle_plain_response(response).await;
-        }
-    }
-
-    /// Takes the response to a request that resumes the stream.
-    async fn handle_reopened(&mut self, response: Box<Response<ResponseBody>>) {
-        let status = response.status();
-        if status.is_success() && headers::is_sse(response.headers()) && !is_compressed(response.headers()) {
-            let reader = EventReader::new(response.into_body(), self.call.max_event_bytes);
-            self.set_input(InputSource::Reading(Box::new(reader)));
-            self.writer.update(|machine, _| machine.handle_stream_head()).await;
-            self.note_listening();
-            return;
-        }
-        let is_standalone =
-            self.writer.stream().with_machine(|machine| machine.policy().kind == StreamKind::Standalone);
-        if is_standalone && let Some(handshake) = self.handshake() {
-            let (_, is_refused) = self.upstream.is_session_refused(*response).await;
-            handshake.note_listening();
-            if is_refused && !handshake.is_over() {
-                return self.end(Ending::SessionLost).await;
-            }
-        }
-        let ending = match status {
-            // The server still has the old stream, is unavailable, or is busy.
-            StatusCode::CONFLICT
-            | StatusCode::TOO_MANY_REQUESTS
-            | StatusCode::BAD_GATEWAY
-            | StatusCode::SERVICE_UNAVAILABLE
-            | StatusCode::GATEWAY_TIMEOUT
-                if is_standalone =>
-            {
-                Ending::Unavailable
-            }
-            refused => Ending::Refused(refused.as_u16()),
-        };
-        self.end(ending).await;
-    }
-
-    fn handshake(&self) -> Option<Arc<Handshake>> {
-        let session = self.writer.stream().binding().session.as_ref()?;
-        self.log.sessions().handshakes().find(session)
-    }
-
-    /// Notes that a standalone stream is open in its session.
-    fn note_listening(&self) {
-        if let Some(handshake) = self.handshake() {
-            handshake.note_listening();
         }
     }
 

@@ -11,19 +11,17 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{ACCEPT, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
-
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::super::body::collect;
 use super::super::sse_reader::EventReader;
-use super::super::{ResponseBody, Template, Upstream};
+use super::super::{ResponseBody, Template, Upstream, synthetic};
 use crate::backoff::Backoff;
 use crate::clock;
 use crate::event_log::{EventLog, Handshake, Stream};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{self, ProtocolVersion, SessionId, names};
 use crate::protocol::jsonrpc::{self, Message, RequestId, ServerFacts};
-use crate::random;
 
 /// Time limit for a handshake.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -86,7 +84,7 @@ impl Handshaking {
     }
 
     async fn open(&self, permit: OwnedSemaphorePermit) -> Opened {
-        let id = own_id();
+        let id = synthetic::own_id();
         let response = match self.initialize(&id).await {
             Ok(response) => response,
             Err(reason) => return Opened::Failed(reason),
@@ -122,9 +120,8 @@ impl Handshaking {
             await_answers(&standalone).await;
         }
         let visible = name.as_ref().map(|name| self.upstream.sessions.visible_name(name));
-        let placeholder = placeholder();
         let handshakes = self.log.sessions().handshakes();
-        if !handshakes.rename(&self.id, &self.handshake, name.clone(), visible.as_ref(), placeholder) {
+        if !handshakes.rename(&self.id, &self.handshake, name.clone(), visible.as_ref()) {
             return Opened::Ended;
         }
         for stream in &standalone {
@@ -264,19 +261,9 @@ async fn await_answers(standalone: &[Arc<Stream>]) {
     }
 }
 
-/// Returns the name of a session that no server has.
-pub(in crate::upstream) fn placeholder() -> SessionId {
-    SessionId::parse(&own_id()).expect("visible ASCII")
-}
-
-/// Returns an ID that no client uses.
-fn own_id() -> String {
-    format!("mcp-resume-{:016x}", u64::from_be_bytes(random::bytes()))
-}
-
 fn request(method: &str, member: &str, value: &str) -> String {
     let params = serde_json::json!({ member: value });
-    serde_json::json!({ "jsonrpc": "2.0", "id": own_id(), "method": method, "params": params }).to_string()
+    serde_json::json!({ "jsonrpc": "2.0", "id": synthetic::own_id(), "method": method, "params": params }).to_string()
 }
 
 /// Reads the response to the request `id` from a JSON body or an event stream. Requests and notifications before it are skipped.

@@ -16,6 +16,8 @@ use http_body_util::BodyExt;
 use tokio::sync::Semaphore;
 use tracing::{Instrument, debug, info, warn};
 
+use handshake::{Handshaking, Opened};
+
 use super::metrics::{Metrics, RevivalOutcome};
 use super::{ResponseBody, Template, Upstream};
 use crate::clock;
@@ -24,8 +26,6 @@ use crate::protocol::error::Failure;
 use crate::protocol::headers::SessionId;
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::session_refusal::{self, SessionRefusals};
-pub(super) use handshake::placeholder;
-use handshake::{Handshaking, Opened};
 
 /// Limit of handshakes at once with one upstream.
 const HANDSHAKES_MAX: usize = 32;
@@ -226,10 +226,7 @@ impl Refused<'_> {
             metrics.observe_revival(outcome);
             let reason = if let Opened::Failed(reason) = &opened { Some(*reason) } else { None };
             let took_ms = clock::now().saturating_duration_since(began).as_millis() as u64;
-            info!(
-                outcome = outcome.label(),
-                reason, took_ms, "a session that its server had forgotten was opened again, or not"
-            );
+            info!(outcome = outcome.label(), reason, took_ms, "an attempt to open a forgotten session again has ended");
             drop(turn);
             opened
         };

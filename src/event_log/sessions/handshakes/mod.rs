@@ -1,0 +1,323 @@
+//! Records of the handshakes that opened sessions, by which the proxy can open a session again after its server forgot it.
+//!
+//! Owned here: one record for each session, for all principals that use it, and the two names of a session that was opened again: clients
+//! keep the name that they were given, and the server gets its own. Invariants: a record holds at most 16 KiB of parameters, as much of what
+//! the server stated, and 256 subscriptions; a session beyond that is not opened again. All records together hold 2 KiB for each of the most
+//! sessions. They may hold secrets, so none is logged. Absent: the exchange with the server (`upstream/revival`), and records in the store:
+//! they end with the process.
+
+mod held_bytes;
+mod record;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use dashmap::DashMap;
+
+use held_bytes::AllBytes;
+pub use record::{Handshake, UpstreamName};
+
+use crate::clock;
+use crate::eviction::evict_if_full;
+use crate::protocol::headers::SessionId;
+use crate::random;
+
+/// Bytes that all records may hold, for each of the most sessions.
+const BYTES_EACH: usize = 2048;
+
+/// Records of the handshakes of all sessions that were opened here.
+#[derive(Debug)]
+pub struct Handshakes {
+    by_session: DashMap<SessionId, Arc<Handshake>>,
+    /// Clients' names of sessions that were opened again, by their names at the server.
+    by_upstream_name: DashMap<SessionId, SessionId>,
+    /// True once a session was opened again. Before that no request looks for its names.
+    has_renamed: AtomicBool,
+    all_bytes: Arc<AllBytes>,
+    most: usize,
+}
+
+impl Handshakes {
+    /// Creates an empty set of at most `most` records.
+    pub fn new(most: usize) -> Self {
+        Self {
+            all_bytes: Arc::new(AllBytes::new(most.saturating_mul(BYTES_EACH))),
+            by_session: DashMap::new(),
+            by_upstream_name: DashMap::new(),
+            has_renamed: AtomicBool::new(false),
+            most,
+        }
+    }
+
+    /// Keeps the record of a session. Beyond the limits of number and bytes those that were used longest ago go.
+    pub fn record(&self, id: SessionId, handshake: Arc<Handshake>) {
+        handshake.bytes.count_in(&self.all_bytes);
+        let most = if self.all_bytes.are_full() { self.by_session.len().max(1) } else { self.most };
+        let now = clock::now();
+        // Without its record a session that was opened again is lost, so it goes last.
+        evict_if_full(&self.by_session, most, |handshake| {
+            let state = handshake.lock();
+            if state.name == UpstreamName::Original { state.used } else { now }
+        });
+        if let Some(before) = self.by_session.insert(id, handshake) {
+            before.lock().is_over = true;
+        }
+    }
+
+    /// Returns the record of a session, or `None` if it cannot be opened again.
+    pub fn find(&self, id: &SessionId) -> Option<Arc<Handshake>> {
+        self.by_session.get(id).map(|entry| entry.value().clone())
+    }
+
+    /// Forgets the record of a session that its client has ended, or that its server cannot serve again. An attempt in progress fails.
+    pub fn forget(&self, id: &SessionId) {
+        if let Some((_, handshake)) = self.by_session.remove(id) {
+            handshake.lock().is_over = true;
+        }
+    }
+
+    /// Notes a use of the session at `at`.
+    pub(super) fn note_use(&self, id: &SessionId, at: Instant) {
+        if let Some(handshake) = self.by_session.get(id) {
+            let mut state = handshake.lock();
+            state.used = state.used.max(at);
+        }
+    }
+
+    /// Forgets records that were not used for their time, except those of the sessions that `in_use` returns, and names of sessions without a record.
+    pub(super) fn sweep(&self, now: Instant, in_use: impl FnOnce() -> HashSet<SessionId>) {
+        let is_due = |handshake: &Handshake| now.saturating_duration_since(handshake.lock().used) >= handshake.keep;
+        if self.by_session.iter().any(|entry| is_due(entry.value())) {
+            let in_use = in_use();
+            self.by_session.retain(|id, handshake| !is_due(handshake) || in_use.contains(id));
+        }
+        // No map is used under an entry of the other.
+        let names: Vec<_> =
+            self.by_upstream_name.iter().map(|entry| (entry.key().clone(), entry.value().clone())).collect();
+        for (name, id) in names {
+            if !self.by_session.contains_key(&id) {
+                self.by_upstream_name.remove_if(&name, |_, holder| *holder == id);
+            }
+        }
+    }
+
+    /// Gives a session the name at the server under which it was opened again. Returns false if the session is over. `visible` is the name that
+    /// a client would have got for it; see [`Self::displace`].
+    pub fn rename(
+        &self,
+        id: &SessionId,
+        handshake: &Handshake,
+        name: Option<SessionId>,
+        visible: Option<&SessionId>,
+    ) -> bool {
+        if let (Some(name), Some(visible)) = (&name, visible) {
+            self.displace(name, visible, Some(id));
+        }
+        // No map is used under the lock of a record.
+        let before = {
+            let mut state = handshake.lock();
+            if state.is_over {
+                return false;
+            }
+            std::mem::replace(&mut state.name, UpstreamName::Renamed(name.clone()))
+        };
+        self.has_renamed.store(true, Ordering::Relaxed);
+        if let UpstreamName::Renamed(Some(before)) = before {
+            self.by_upstream_name.remove_if(&before, |_, holder| holder == id);
+        }
+        if let Some(name) = name {
+            self.by_upstream_name.insert(name, id.clone());
+        }
+        true
+    }
+
+    /// Notes that the server has given `name`, of which a client would see `visible`, to the session `keeper` or to a new one. A session that
+    /// had it before is gone at the server: it gets a name that no server has, and is refused and opened again in its turn.
+    pub fn displace(&self, name: &SessionId, visible: &SessionId, keeper: Option<&SessionId>) {
+        let taken = self.by_upstream_name.remove_if(name, |_, holder| Some(holder) != keeper);
+        let renamed = taken.and_then(|(_, holder)| self.find(&holder));
+        let original = if keeper == Some(visible) { None } else { self.find(visible) };
+        let unknown = format!("mcp-resume-{:016x}", u64::from_be_bytes(random::bytes()));
+        let lost = UpstreamName::Renamed(SessionId::parse(&unknown));
+        if let Some(handshake) = renamed {
+            let mut state = handshake.lock();
+            if state.name == UpstreamName::Renamed(Some(name.clone())) {
+                state.name = lost.clone();
+            }
+        }
+        if let Some(handshake) = original {
+            let mut state = handshake.lock();
+            if state.name == UpstreamName::Original {
+                state.name = lost;
+                self.has_renamed.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Returns whether any session was opened again.
+    pub fn has_renamed(&self) -> bool {
+        self.has_renamed.load(Ordering::Relaxed)
+    }
+
+    /// Returns the name of a session at its server, by the name that clients use.
+    pub fn upstream_name(&self, id: &str) -> UpstreamName {
+        if !self.has_renamed() {
+            return UpstreamName::Original;
+        }
+        let handshake = SessionId::parse(id).and_then(|id| self.find(&id));
+        handshake.map_or(UpstreamName::Original, |handshake| handshake.name())
+    }
+
+    /// Returns the name that clients use for a session that was opened again as `name`, or `None` for any other.
+    pub fn client_name(&self, name: &SessionId) -> Option<SessionId> {
+        if !self.has_renamed() {
+            return None;
+        }
+        self.by_upstream_name.get(name).map(|entry| entry.value().clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::event_log::identity::principal::Principal;
+    use crate::protocol::headers::ProtocolVersion;
+    use crate::protocol::jsonrpc::{InitializeParams, ServerFacts};
+
+    fn id(text: &str) -> SessionId {
+        SessionId::parse(text).unwrap()
+    }
+
+    fn handshake() -> Arc<Handshake> {
+        let params = InitializeParams::of(br#"{"params":{"capabilities":{}}}"#).unwrap();
+        let server = ServerFacts::of(br#"{"result":{"capabilities":{}}}"#).unwrap();
+        let version = ProtocolVersion::parse("2025-11-25").unwrap();
+        Handshake::new(params, version, server, Principal::Anonymous, Duration::from_secs(60))
+    }
+
+    fn known(number: u8) -> Principal {
+        Principal::Known([number; 16])
+    }
+
+    #[test]
+    fn a_session_has_two_names_once_it_was_opened_again() {
+        let handshakes = Handshakes::new(10);
+        let handshake = handshake();
+        handshakes.record(id("a"), handshake.clone());
+        assert_eq!(handshakes.upstream_name("a"), UpstreamName::Original);
+        let rename = |name: Option<SessionId>| {
+            let visible = name.clone();
+            handshakes.rename(&id("a"), &handshake, name, visible.as_ref())
+        };
+        assert!(rename(Some(id("b"))));
+        assert_eq!(handshakes.upstream_name("a"), UpstreamName::Renamed(Some(id("b"))));
+        assert_eq!(handshakes.client_name(&id("b")), Some(id("a")));
+        assert!(rename(Some(id("c"))));
+        assert_eq!((handshakes.client_name(&id("b")), handshakes.client_name(&id("c"))), (None, Some(id("a"))));
+        handshakes.forget(&id("a"));
+        assert!(handshake.is_over() && !rename(None));
+        handshakes.sweep(clock::now(), HashSet::new);
+        assert_eq!(handshakes.client_name(&id("c")), None);
+    }
+
+    /// Returns whether a session has a name that no server has.
+    fn is_lost(handshakes: &Handshakes, session: &str) -> bool {
+        let name = handshakes.upstream_name(session);
+        matches!(name, UpstreamName::Renamed(Some(name)) if name.as_str().starts_with("mcp-resume-"))
+    }
+
+    /// As of a server that numbers its sessions.
+    #[test]
+    fn a_session_whose_name_the_server_gives_to_another_is_opened_again() {
+        let handshakes = Handshakes::new(10);
+        let (first, second) = (handshake(), handshake());
+        handshakes.record(id("1"), first.clone());
+        handshakes.record(id("2"), second.clone());
+        assert!(handshakes.rename(&id("2"), &second, Some(id("1")), Some(&id("1"))));
+        assert!(is_lost(&handshakes, "1"));
+        assert_eq!(handshakes.client_name(&id("1")), Some(id("2")));
+        assert!(handshakes.rename(&id("1"), &first, Some(id("2")), Some(&id("2"))));
+        assert_eq!(handshakes.upstream_name("1"), UpstreamName::Renamed(Some(id("2"))));
+        assert_eq!(handshakes.upstream_name("2"), UpstreamName::Renamed(Some(id("1"))));
+        // The server restarts again.
+        assert!(handshakes.rename(&id("1"), &first, Some(id("1")), Some(&id("1"))));
+        assert_eq!(handshakes.upstream_name("1"), UpstreamName::Renamed(Some(id("1"))));
+        assert!(is_lost(&handshakes, "2"));
+        assert_eq!(handshakes.client_name(&id("1")), Some(id("1")));
+        assert_eq!(handshakes.client_name(&id("2")), None);
+        // And gives the name to a session that a client opens.
+        handshakes.displace(&id("1"), &id("1"), None);
+        assert!(is_lost(&handshakes, "1"));
+        assert_eq!(handshakes.client_name(&id("1")), None);
+    }
+
+    #[test]
+    fn the_bytes_of_all_records_are_bounded() {
+        let handshakes = Handshakes::new(8);
+        let params = format!(r#"{{"params":{{"x":"{}"}}}}"#, "x".repeat(10_000));
+        for number in 0..100 {
+            let params = InitializeParams::of(params.as_bytes()).unwrap();
+            let version = ProtocolVersion::parse("2025-11-25").unwrap();
+            let server = ServerFacts::default();
+            let handshake = Handshake::new(params, version, server, Principal::Anonymous, Duration::from_secs(60));
+            handshakes.record(id(&number.to_string()), handshake);
+            assert!(handshakes.all_bytes.held() <= 8 * BYTES_EACH + 2 * 11_000);
+        }
+        let last = handshakes.find(&id("99")).unwrap();
+        last.note_subscription(&"u".repeat(20_000));
+        assert!(last.is_over());
+        drop(last);
+        handshakes.by_session.clear();
+        assert_eq!(handshakes.all_bytes.held(), 0);
+    }
+
+    #[test]
+    fn records_are_bounded_and_end_with_their_time() {
+        let handshakes = Handshakes::new(8);
+        for number in 0..100 {
+            handshakes.record(id(&number.to_string()), handshake());
+            assert!(handshakes.by_session.len() <= 8);
+        }
+        assert!(handshakes.find(&id("99")).is_some());
+        let later = clock::now() + Duration::from_secs(61);
+        handshakes.sweep(later, || HashSet::from([id("99")]));
+        assert!(handshakes.find(&id("99")).is_some() && handshakes.by_session.len() == 1);
+    }
+
+    #[test]
+    fn three_attempts_may_begin_in_a_minute() {
+        let (handshake, now) = (handshake(), clock::now());
+        for _ in 0..3 {
+            assert!(handshake.begin_attempt(now));
+        }
+        assert!(!handshake.begin_attempt(now + Duration::from_secs(59)));
+        assert!(handshake.begin_attempt(now + Duration::from_secs(60)));
+    }
+
+    #[test]
+    fn the_opener_and_those_whom_the_server_accepted_may_revive() {
+        let handshake = handshake();
+        assert!(handshake.may_revive(&Principal::Anonymous) && !handshake.may_revive(&known(1)));
+        for number in 1..20 {
+            handshake.note_accepted(known(number));
+        }
+        assert!(handshake.may_revive(&Principal::Anonymous));
+        assert!(handshake.may_revive(&known(19)) && handshake.may_revive(&known(13)));
+        assert!(!handshake.may_revive(&known(12)), "the last seven");
+    }
+
+    #[test]
+    fn a_session_with_too_many_subscriptions_is_not_opened_again() {
+        let handshake = handshake();
+        for number in 0..256 {
+            handshake.note_subscription(&format!("file:///{number}"));
+        }
+        assert!(handshake.may_revive(&Principal::Anonymous));
+        handshake.note_subscription("file:///more");
+        assert!(!handshake.may_revive(&Principal::Anonymous) && !handshake.begin_attempt(clock::now()));
+    }
+}

@@ -1,0 +1,102 @@
+//! Upstream responses that are opened again, and the session in which they are.
+//!
+//! Owned here: the response to a request that resumes the stream, the present name of a standalone stream's session, and what the client is
+//! told of losses. Absent: the time of a re-opening (the machine), and the handshake of a session that is opened again
+//! ([`super::super::revival`]).
+
+use std::sync::Arc;
+
+use http::{Response, StatusCode};
+use tracing::info;
+
+use super::super::input::InputSource;
+use super::super::sse_reader::EventReader;
+use super::super::{ResponseBody, synthetic};
+use super::{Pump, is_compressed};
+use crate::event_log::Handshake;
+use crate::protocol::headers;
+use crate::protocol::ids::StreamKind;
+use crate::protocol::stream::Ending;
+
+impl Pump {
+    /// Tells the client that events are lost, if the server declared `logging`.
+    pub(super) async fn announce_gap(&mut self) {
+        let stream = self.writer.stream();
+        self.metrics.event_log.observe_gap();
+        info!(stream.id = %stream.id(), "the upstream cannot go on after its own event ID: events are lost");
+        let binding = stream.binding();
+        let session = binding.session.as_ref().and_then(|id| self.log.sessions().find(id, &binding.principal));
+        if session.is_some_and(|session| session.logs()) {
+            self.writer.update(|machine, now| machine.handle_message(b"message", &synthetic::gap_warning(), now)).await;
+        }
+    }
+
+    /// Gives a standalone stream the present name of its session at the server. A call stays in the session in which it began.
+    pub(super) fn follow_session(&mut self) {
+        let stream = self.writer.stream();
+        if stream.with_machine(|machine| machine.policy().kind) != StreamKind::Standalone {
+            return;
+        }
+        if let Some(name) = self.handshake().map(|handshake| handshake.newest_name())
+            && !self.call.template.is_in_session(&name)
+        {
+            self.call.template = Arc::new((*self.call.template).clone().in_session(&name));
+        }
+    }
+
+    /// Tells the client on its standalone stream which lists may have changed, and that what the server kept for the session is gone.
+    pub(super) async fn announce_revival(&mut self) {
+        let Some(handshake) = self.handshake() else { return };
+        for message in synthetic::revival_messages(&handshake.server) {
+            self.writer.update(|machine, now| machine.handle_message(b"message", &message, now)).await;
+        }
+    }
+
+    /// Takes the response to a request that resumes the stream.
+    pub(super) async fn handle_reopened(&mut self, response: Box<Response<ResponseBody>>) {
+        let status = response.status();
+        if status.is_success() && headers::is_sse(response.headers()) && !is_compressed(response.headers()) {
+            let reader = EventReader::new(response.into_body(), self.call.max_event_bytes);
+            self.set_input(InputSource::Reading(Box::new(reader)));
+            self.writer.update(|machine, _| machine.handle_stream_head()).await;
+            self.note_listening();
+            return;
+        }
+        let is_standalone =
+            self.writer.stream().with_machine(|machine| machine.policy().kind == StreamKind::Standalone);
+        if is_standalone && let Some(handshake) = self.handshake() {
+            let (_, is_refused) = self.upstream.is_session_refused(*response).await;
+            handshake.note_listening();
+            if is_refused && !handshake.is_over() {
+                return self.end(Ending::SessionLost).await;
+            }
+        }
+        let ending = match status {
+            // The server still has the old stream, is unavailable, or is busy.
+            StatusCode::CONFLICT
+            | StatusCode::TOO_MANY_REQUESTS
+            | StatusCode::BAD_GATEWAY
+            | StatusCode::SERVICE_UNAVAILABLE
+            | StatusCode::GATEWAY_TIMEOUT
+                if is_standalone =>
+            {
+                Ending::Unavailable
+            }
+            refused => Ending::Refused(refused.as_u16()),
+        };
+        self.end(ending).await;
+    }
+
+    /// Returns the record of the session's handshake, or `None` if the session cannot be opened again.
+    pub(super) fn handshake(&self) -> Option<Arc<Handshake>> {
+        let session = self.writer.stream().binding().session.as_ref()?;
+        self.log.sessions().handshakes().find(session)
+    }
+
+    /// Notes that a standalone stream is open in its session.
+    fn note_listening(&self) {
+        if let Some(handshake) = self.handshake() {
+            handshake.note_listening();
+        }
+    }
+}
