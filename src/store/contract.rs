@@ -38,6 +38,7 @@ macro_rules! suite {
             a_follower_hears_of_every_change
             a_stream_that_is_not_kept_expires
             a_record_is_claimed_by_one
+            a_record_is_replaced_by_one_of_those_who_saw_it
             a_record_is_extended_and_removed_only_while_it_is_equal
             a_record_that_is_not_kept_expires
             a_store_at_rest_is_ready
@@ -438,6 +439,33 @@ pub(crate) async fn a_record_is_extended_and_removed_only_while_it_is_equal(stor
     // A removed record does not come back.
     hold(b"two", Some(KEEP)).await;
     assert_eq!(claim(b"one").await, None);
+}
+
+pub(crate) async fn a_record_is_replaced_by_one_of_those_who_saw_it(store: Arc<dyn Store>) {
+    let replace =
+        async |before: &'static [u8], value: &[u8]| store.replace(b"key", before, value, KEEP).wait().await.unwrap();
+    assert!(!replace(b"", b"none").await);
+    assert_eq!(store.get(b"key").wait().await.unwrap(), None);
+    store.put(b"key", b"one", KEEP).wait().await.unwrap();
+    let replaced = (0..16_u8).map(|value| {
+        let store = store.clone();
+        tokio::spawn(async move { store.replace(b"key", b"one", &[value], KEEP).wait().await.unwrap() })
+    });
+    let mut winners = Vec::new();
+    for (value, replaced) in (0..16_u8).zip(replaced.collect::<Vec<_>>()) {
+        if replaced.await.unwrap() {
+            winners.push(value);
+        }
+    }
+    let there = store.get(b"key").wait().await.unwrap().expect("a record is replaced, never removed");
+    assert_eq!(*there, winners[..]);
+    assert!(replace(b"one", &winners).await, "a repeated call");
+    assert!(!replace(b"one", b"two").await);
+    store.replace(b"key", &winners, b"short", MOMENT).wait().await.unwrap();
+    while store.get(b"key").wait().await.unwrap().is_some() {
+        tokio::task::yield_now().await;
+    }
+    assert!(!replace(b"short", b"late").await, "a record that has expired");
 }
 
 pub(crate) async fn a_record_that_is_not_kept_expires(store: Arc<dyn Store>) {

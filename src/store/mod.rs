@@ -224,6 +224,10 @@ pub trait Store: Send + Sync + 'static {
     /// concurrent callers, one gets `None`.
     fn claim(&self, key: &[u8], value: &[u8], keep: Duration) -> Pending<Result<Option<Bytes>, Error>>;
 
+    /// Replaces a record that still equals `before`, and keeps the new one for `keep`. Returns whether the record is `value` now, so that a
+    /// repeated call returns the same. Of several concurrent callers with other values, one gets `true`.
+    fn replace(&self, key: &[u8], before: &[u8], value: &[u8], keep: Duration) -> Pending<Result<bool, Error>>;
+
     /// Returns the record, or `None` if there is none or it has expired.
     fn get(&self, key: &[u8]) -> Pending<Result<Option<Bytes>, Error>>;
 

@@ -386,6 +386,21 @@ impl Store for TestStore {
         Pending::Ready(self.reach().map(|()| self.record(key)))
     }
 
+    fn replace(&self, key: &[u8], before: &[u8], value: &[u8], keep: Duration) -> Pending<Result<bool, Error>> {
+        if self.full.load(Ordering::Relaxed) {
+            return Pending::Ready(Err(Error::Full("full".into())));
+        }
+        let now = clock::now();
+        Pending::Ready(self.reach().map(|()| {
+            let Some(mut record) = self.records.get_mut(key) else { return false };
+            let is_it = record.1 > now && (record.0 == before || record.0 == value);
+            if is_it {
+                *record = (Bytes::copy_from_slice(value), now + keep);
+            }
+            is_it
+        }))
+    }
+
     fn expire_if_equal(&self, key: &[u8], value: &[u8], keep: Option<Duration>) -> Pending<Result<(), Error>> {
         let now = clock::now();
         Pending::Ready(self.reach().map(|()| {

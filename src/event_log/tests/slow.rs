@@ -174,6 +174,10 @@ impl Store for Slow {
         self.behind.claim(key, value, keep)
     }
 
+    fn replace(&self, key: &[u8], before: &[u8], value: &[u8], keep: Duration) -> Pending<Result<bool, Error>> {
+        self.behind.replace(key, before, value, keep)
+    }
+
     fn get(&self, key: &[u8]) -> Pending<Result<Option<Bytes>, Error>> {
         self.behind.get(key)
     }

@@ -442,6 +442,12 @@ impl Store for Disk {
         self.call(value.len(), |reply| Command::Claim { key, value, keep, reply })
     }
 
+    fn replace(&self, key: &[u8], before: &[u8], value: &[u8], keep: Duration) -> Pending<Result<bool, Error>> {
+        let (key, before, value) = (key.into(), Bytes::copy_from_slice(before), Bytes::copy_from_slice(value));
+        let keep = millis(keep);
+        self.call(before.len() + value.len(), |reply| Command::Replace { key, before, value, keep, reply })
+    }
+
     fn get(&self, key: &[u8]) -> Pending<Result<Option<Bytes>, Error>> {
         let now = now();
         let is_known = self.shared.index.records.get(key).is_some_and(|record| record.0 > now);

@@ -421,6 +421,13 @@ impl Store for Redis {
         self.core.call(order(name), vec![claim], |answers| parse_optional(last(answers)))
     }
 
+    fn replace(&self, key: &[u8], before: &[u8], value: &[u8], keep: Duration) -> Pending<Result<bool, Error>> {
+        let name = self.core.names.record(key);
+        let mut replace = scripts::REPLACE.call();
+        replace.arg(&name).arg(before).arg(value).arg(millis(keep));
+        self.core.call(order(name), vec![replace], |answers| parse_flag(last(answers)))
+    }
+
     fn get(&self, key: &[u8]) -> Pending<Result<Option<Bytes>, Error>> {
         let name = self.core.names.record(key);
         let get = cmd(&[b"GET", &name]);
@@ -546,6 +553,13 @@ fn parse_ok(answer: &Value) -> Result<(), Error> {
     match words(answer).as_slice() {
         ["ok"] => Ok(()),
         ["gone"] => Err(Error::Gone),
+        _ => Err(unexpected_reply()),
+    }
+}
+
+fn parse_flag(answer: Value) -> Result<bool, Error> {
+    match answer {
+        Value::Int(flag) => Ok(flag == 1),
         _ => Err(unexpected_reply()),
     }
 }

@@ -346,6 +346,14 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 if ARGV[2] == '' then return redis.call('DEL', KEYS[1]) end
 return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 "
+    /// Replaces a record that is equal to a value. Key: record. Arguments: the old value, the new one, time to live. Returns 1 if the record
+    /// has the new value.
+    REPLACE(1, NOTHING) "
+local there = redis.call('GET', KEYS[1])
+if there ~= ARGV[1] and there ~= ARGV[2] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+return 1
+"
     /// Renews a lease. Keys: leases, incarnations. Arguments: owner, incarnation, lease.
     RENEW(2, NOTHING) "
 local time = now()

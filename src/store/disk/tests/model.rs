@@ -17,6 +17,7 @@ enum Step {
     Expire { stream: u8 },
     Put { key: u8, value: u8, keep: u64 },
     Claim { key: u8, value: u8, keep: u64 },
+    Replace { key: u8, before: u8, value: u8, keep: u64 },
     Remove { key: u8 },
     Advance { seconds: u64 },
     Clean,
@@ -37,8 +38,9 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (stream.clone(), stale, 0..12_u64).prop_map(|(stream, stale, upto)| Step::Trim { stream, stale, upto }),
         1 => (stream.clone(), keep.clone()).prop_map(|(stream, keep)| Step::Keep { stream, keep }),
         1 => stream.prop_map(|stream| Step::Expire { stream }),
-        2 => (0..3_u8, any::<u8>(), keep.clone()).prop_map(|(key, value, keep)| Step::Put { key, value, keep }),
-        2 => (0..3_u8, any::<u8>(), keep).prop_map(|(key, value, keep)| Step::Claim { key, value, keep }),
+        2 => (0..3_u8, 0..4_u8, keep.clone()).prop_map(|(key, value, keep)| Step::Put { key, value, keep }),
+        2 => (0..3_u8, 0..4_u8, keep.clone()).prop_map(|(key, value, keep)| Step::Claim { key, value, keep }),
+        2 => (0..3_u8, 0..4_u8, 0..4_u8, keep).prop_map(|(key, before, value, keep)| Step::Replace { key, before, value, keep }),
         1 => (0..3_u8).prop_map(|key| Step::Remove { key }),
         2 => (0..20_u64).prop_map(|seconds| Step::Advance { seconds }),
         1 => Just(Step::Clean),
@@ -91,6 +93,9 @@ async fn call(store: &dyn Store, step: &Step, epoch: WriterEpoch, tail: u64) -> 
         Step::Expire { stream } => shown(store.expire(id(*stream)).wait().await),
         Step::Put { key, value, keep } => shown(store.put(&[*key], &[*value], seconds(*keep)).wait().await),
         Step::Claim { key, value, keep } => shown(store.claim(&[*key], &[*value], seconds(*keep)).wait().await),
+        Step::Replace { key, before, value, keep } => {
+            shown(store.replace(&[*key], &[*before], &[*value], seconds(*keep)).wait().await)
+        }
         Step::Remove { key } => shown(store.remove(&[*key]).wait().await),
         Step::Advance { .. } | Step::Clean | Step::Fail | Step::Restart => String::new(),
     }

@@ -169,6 +169,7 @@ impl Command {
             }
             Command::Append { reply, .. } | Command::Seal { reply, .. } => refuse(reply, failure),
             Command::Claim { reply, .. } => refuse(reply, failure),
+            Command::Replace { reply, .. } => refuse(reply, failure),
             Command::Trim { reply, .. }
             | Command::Keep { reply, .. }
             | Command::Expire { reply, .. }
@@ -232,6 +233,10 @@ impl Writer {
             Command::Claim { key, value, keep, reply } => {
                 let claimed = self.claim(key, value, at.saturating_add(keep), at);
                 self.group.add_reply(reply, claimed);
+            }
+            Command::Replace { key, before, value, keep, reply } => {
+                let replaced = self.replace(key, &before, value, at.saturating_add(keep), at);
+                self.group.add_reply(reply, replaced);
             }
             Command::ExpireIfEqual { key, value, keep, reply } => {
                 let held = self.expire_if_equal(key, &value, keep.map(|keep| at.saturating_add(keep)), at);
@@ -435,6 +440,14 @@ impl Writer {
         match self.record(&key, at)? {
             Some(there) => Ok(Some(there)),
             None => self.put(key, value, until, at).map(|()| None),
+        }
+    }
+
+    /// Writes `value` in the place of a record that is `before`. Returns whether the record is `value` after that.
+    fn replace(&mut self, key: Arc<[u8]>, before: &[u8], value: Bytes, until: u64, at: u64) -> Result<bool, Error> {
+        match self.record(&key, at)? {
+            Some(there) if there == before || there == value => self.put(key, value, until, at).map(|()| true),
+            Some(_) | None => Ok(false),
         }
     }
 

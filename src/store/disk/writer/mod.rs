@@ -122,6 +122,13 @@ pub(super) enum Command {
         keep: u64,
         reply: Reply<Option<Bytes>>,
     },
+    Replace {
+        key: Arc<[u8]>,
+        before: Bytes,
+        value: Bytes,
+        keep: u64,
+        reply: Reply<bool>,
+    },
     ExpireIfEqual {
         key: Arc<[u8]>,
         value: Bytes,
