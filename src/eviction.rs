@@ -9,8 +9,14 @@ use dashmap::DashMap;
 const EVICTED: usize = 4;
 
 /// Evicts from a full table of at most `most` entries, so that one more fits. `at` returns the time when an entry was last
-/// confirmed. Concurrent inserts may exceed the limit by one entry for each thread.
-pub(crate) fn evict_if_full<K: Eq + Hash, V>(table: &DashMap<K, V>, most: usize, at: impl Fn(&V) -> Instant) {
+/// confirmed. `note_evicted` is called under a lock of the table, for each entry that goes. Concurrent inserts may exceed the limit by one
+/// entry for each thread.
+pub(crate) fn evict_if_full<K: Eq + Hash, V>(
+    table: &DashMap<K, V>,
+    most: usize,
+    at: impl Fn(&V) -> Instant,
+    mut note_evicted: impl FnMut(&K),
+) {
     if table.len() < most {
         return;
     }
@@ -22,9 +28,12 @@ pub(crate) fn evict_if_full<K: Eq + Hash, V>(table: &DashMap<K, V>, most: usize,
     let (_, limit, _) = times.select_nth_unstable(last);
     // Of entries with equal times, only as many go as needed.
     let (limit, mut left) = (*limit, last + 1);
-    table.retain(|_, value| {
+    table.retain(|key, value| {
         let goes = left > 0 && at(value) <= limit;
         left -= usize::from(goes);
+        if goes {
+            note_evicted(key);
+        }
         !goes
     });
 }

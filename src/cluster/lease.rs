@@ -96,13 +96,17 @@ impl<'a> LeaseKeeper<'a> {
                             self.log.renew_registrations();
                         }
                     }
-                    if now.saturating_duration_since(since) >= self.lease && renewal != Renewal::HeldByAnother {
+                    let has_seen_a_lease =
+                        now.saturating_duration_since(since) >= self.lease && renewal != Renewal::HeldByAnother;
+                    self.log.note_leases_known(has_seen_a_lease);
+                    if has_seen_a_lease {
                         self.sweep().await;
                     }
                     now + self.lease / 3
                 }
                 Err(error) => {
                     self.log.note_renewal_failed();
+                    self.log.note_leases_known(false);
                     if reachable_since.take().is_some() {
                         warn!(%error, "the lease could not be renewed");
                     }

@@ -138,6 +138,9 @@ fn sections(reader: &mut Reader) -> Sections {
     let limits = limits(&mut reader.section("limits"));
     let replica = replica(reader);
     let sessions = sessions(&mut reader.section("sessions"));
+    if let Some(upstream) = &upstream {
+        refuse_short_wait(reader, upstream, &store, &replica, &sessions);
+    }
     let balance = balance(reader);
     let log = log(&mut reader.section("log"));
     Sections {
@@ -191,6 +194,16 @@ fn upstream(reader: &mut Reader) -> Option<Upstream> {
         answer_pings: answer_pings.unwrap_or(AnswerPings::Absent),
         keepalive: none_if_zero(keepalive.unwrap_or(Duration::from_secs(120))),
     })
+}
+
+/// Reports a wait for a replica that is gone which ends before its lease does: a session could never be taken over while its client waits.
+fn refuse_short_wait(reader: &mut Reader, upstream: &Upstream, store: &Store, replica: &Replica, sessions: &Sessions) {
+    let is_shared = matches!(store, Store::Redis(_));
+    if is_shared && sessions.revive && !upstream.wait.is_zero() && upstream.wait < replica.lease {
+        let text = "a request in the session of a replica that is gone waits for upstream.wait_secs, and its lease runs for \
+                    replica.lease_secs: give a wait that is as long as the lease, or 0 for none";
+        reader.conflict([("upstream", "wait_secs"), ("replica", "lease_secs")], text.to_owned());
+    }
 }
 
 /// Reports an upstream that is one of this process's own listeners.

@@ -480,3 +480,23 @@ fn a_drain_that_would_end_before_its_delay_is_refused() {
         assert!(problems[0].contains("give a shorter delay or a longer timeout"), "{problems:?}");
     }
 }
+
+#[test]
+fn a_wait_that_ends_before_the_lease_is_refused_with_a_shared_store() {
+    let with = |kind: &str, more: &str| {
+        from_file(&format!("[store]\n{kind}\n[replica]\nlease_secs = 30\n[upstream]\nurl = 'http://s/mcp'\n{more}"))
+    };
+    let redis = "kind = 'redis'\n[store.redis]\nurl = 'redis://r'";
+    for more in ["wait_secs = 29", ""] {
+        let problems = lines(with(redis, more));
+        assert!(matches!(&problems[..], [line] if line.contains("the lease runs for")), "{problems:?}");
+    }
+    for (kind, more) in [
+        (redis, "wait_secs = 30"),
+        (redis, "wait_secs = 0"),
+        (redis, "wait_secs = 1\n[sessions]\nrevive = 'never'"),
+        ("kind = 'memory'", "wait_secs = 1"),
+    ] {
+        assert!(with(kind, more).is_ok(), "{kind} {more}");
+    }
+}

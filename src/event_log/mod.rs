@@ -34,6 +34,7 @@ pub use identity::principal::{PresentedCredentials, Principal, Principals, Subje
 pub use log::{EventLog, new_attach};
 pub use metrics::Metrics;
 pub use quota::{Quota, QuotaKey, QuotaLimits, Quotas, Reservation, StreamReservation, TailLimits, UploadReservation};
+pub use recovery::handshakes::{Home, Saved};
 pub use recovery::restore::Unreachable;
 pub use retry_index::{CallClaim, Match, Registration, RegistrationLock, RetryIndex};
 pub use sessions::handshakes::{Handshake, Handshakes, UpstreamName};

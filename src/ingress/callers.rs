@@ -1,6 +1,7 @@
 //! Identification of callers: the party, the session and the quota of each request.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::Method;
 use http::request::Parts;
@@ -9,7 +10,8 @@ use super::components::Components;
 use super::connection::Connection;
 use super::context::{RequestContext, Sender, SessionKind};
 use super::misdirected::{self, OwnerCheck};
-use crate::event_log::{Binding, EventLog, Opened, PresentedCredentials, Principals, QuotaKey};
+use crate::clock;
+use crate::event_log::{Binding, EventLog, Home, Opened, PresentedCredentials, Principals, QuotaKey};
 use crate::protocol::headers::{SessionId, names};
 use crate::protocol::ids::IssuedSession;
 use crate::store;
@@ -22,17 +24,25 @@ pub(super) struct Callers {
     principals: Principals,
     credentials: Principals,
     owner_check: OwnerCheck,
+    /// Limit of the wait for the lease of a home that a balancer does not reach.
+    home_wait: Duration,
 }
+
+/// Time by which a lease that is not renewed may seem to run longer. One that runs for longer still is renewed: its replica lives.
+const LEASE_MARGIN: Duration = Duration::from_secs(2);
+/// Interval at which the lease of a home that a balancer does not reach is read.
+const HOME_POLL: Duration = Duration::from_millis(500);
 
 impl Callers {
     pub(super) fn new(components: &Components, owner_check: OwnerCheck) -> Self {
-        let Components { log, upstream, principals, credentials, .. } = components;
+        let Components { config, log, upstream, principals, credentials, .. } = components;
         Self {
             log: log.clone(),
             upstream: upstream.clone(),
             principals: principals.clone(),
             credentials: credentials.clone(),
             owner_check,
+            home_wait: config.upstream.wait.min(config.replica.lease + LEASE_MARGIN),
         }
     }
 
@@ -55,12 +65,8 @@ impl Callers {
         let credentials = Credentials { presented, principal };
         let is_proven = self.principals.are_named() || self.upstream.observed().has_proven(&credentials);
         let (id, issued) = self.session_of(&mut parts);
-        let is_marked = misdirected::is_marked(&parts.headers);
-        let session_kind = match &id {
-            _ if issued.is_some() => SessionKind::Issued,
-            Some(id) if self.owner_check.is_remote_session(id, is_marked) => SessionKind::Remote,
-            Some(_) | None => SessionKind::Upstream,
-        };
+        let sender = misdirected::sender_of(&parts.headers);
+        let is_issued = issued.is_some();
         let sessions = self.log.sessions();
         let session = match (&id, issued) {
             (Some(id), Some(IssuedSession { version, declared })) => {
@@ -69,6 +75,12 @@ impl Callers {
             (Some(id), None) if parts.method == Method::POST => Some(sessions.find_or_record(id, &principal)),
             (Some(id), None) => sessions.find(id, &principal),
             (None, _) => None,
+        };
+        let has_home_here = || session.as_ref().is_some_and(|session| session.has_home_here());
+        let session_kind = match &id {
+            _ if is_issued => SessionKind::Issued,
+            Some(id) if self.owner_check.names_other_replica(id, sender) && !has_home_here() => SessionKind::Remote,
+            Some(_) | None => SessionKind::Upstream,
         };
         let address = connection.client(&parts.headers);
         let is_open = session.as_ref().is_some_and(|session| session.version().is_some());
@@ -81,7 +93,7 @@ impl Callers {
             credentials,
             session,
             session_kind,
-            sender: if is_marked { Sender::Balancer } else { Sender::Client },
+            sender,
             quota,
             head_bytes,
             body_bytes: 0,
@@ -90,15 +102,76 @@ impl Callers {
         })
     }
 
+    /// Returns whether all is known of the session that a request names: the result of its `initialize`, and its home.
+    pub(super) fn knows_session(&self, context: &RequestContext) -> bool {
+        let Some(session) = &context.session else { return false };
+        session.is_known() && (!self.upstream.revives_sessions() || self.log.knows_home(session))
+    }
+
     /// Restores the session that a request names, if another process knows more of it. Fails if no request may be served without that
     /// knowledge.
     pub(super) async fn restore_session(&self, context: &mut RequestContext) -> Result<(), store::Error> {
-        if let Some(id) = &context.binding.session
-            && let Some(session) = self.log.load_session(id, &context.binding.principal).await?
-        {
+        let Some(id) = context.binding.session.clone() else { return Ok(()) };
+        let is_known = context.session.as_ref().is_some_and(|session| session.is_known());
+        if !is_known && let Some(session) = self.log.load_session(&id, &context.binding.principal).await? {
             context.session = Some(session);
         }
+        if self.upstream.revives_sessions() && !context.has_issued_session() {
+            self.find_home(context, &id).await?;
+        }
         Ok(())
+    }
+
+    /// Finds the home of the session. A session that is named after a replica, and whose home is gone, is taken over.
+    async fn find_home(&self, context: &mut RequestContext, id: &SessionId) -> Result<(), store::Error> {
+        let term = self.log.home_term();
+        let home = match self.search_home(context, id).await {
+            Ok(home) => home,
+            Err(error) if self.log.should_wait_after(&error) => return Err(error),
+            // The name of the session decides.
+            Err(_) => return Ok(()),
+        };
+        match home {
+            Home::Here(handshake) => {
+                context.session_kind = SessionKind::Upstream;
+                if let Some(session) = &context.session {
+                    session.note_home_here(term, handshake.may_revive(&context.binding.principal));
+                }
+            }
+            Home::Elsewhere(owner) if self.owner_check.names_replica(id, context.sender) => {
+                context.session_kind = SessionKind::Remote;
+                let sessions = self.log.sessions();
+                let session =
+                    context.session.get_or_insert_with(|| sessions.find_or_record(id, &context.binding.principal));
+                session.note_home_elsewhere(owner);
+            }
+            // The server here says whether it has the session.
+            Home::Elsewhere(_) | Home::Gone(_) | Home::Unknown => {
+                if let Some(session) = &context.session {
+                    session.note_home_unknown(term);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn search_home(&self, context: &RequestContext, id: &SessionId) -> Result<Home, store::Error> {
+        let mut home = self.log.session_home(id).await?;
+        if let Sender::StandIn(lost) = context.sender {
+            let since = clock::now();
+            while matches!(home, Home::Elsewhere(owner) if owner == lost)
+                && clock::now().saturating_duration_since(since) < self.home_wait
+            {
+                clock::sleep(HOME_POLL).await;
+                home = self.log.session_home(id).await?;
+            }
+        }
+        match home {
+            Home::Gone(_) if self.owner_check.names_replica(id, context.sender) => {
+                self.log.take_over_session(id, &context.binding.principal).await
+            }
+            home => Ok(home),
+        }
     }
 
     /// Returns the session that a request names. A session that the proxy issued is never named upstream. One that claims to be issued,

@@ -9,7 +9,7 @@ use super::connection::Connection;
 use crate::event_log::{Binding, PresentedCredentials, Quota, Reservation, Session};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{ProtocolVersion, names};
-use crate::protocol::ids::EventId;
+use crate::protocol::ids::{EventId, Owner};
 use crate::upstream::Credentials;
 
 /// Head of a request, and facts about its sender. Boxed where it is owned: each future on a request's way would hold it twice, and all of
@@ -39,6 +39,8 @@ pub(super) enum Sender {
     Client,
     /// A balancer, which has marked the request with the replica that it names.
     Balancer,
+    /// A balancer, which does not reach the home of the session, this replica, and has chosen the replica here in its place.
+    StandIn(Owner),
     /// Another replica, which forwards the request of a client or of a balancer.
     Replica {
         is_marked: bool,
@@ -46,19 +48,27 @@ pub(super) enum Sender {
 }
 
 impl Sender {
-    /// True if a balancer has marked the request.
+    /// True if a balancer has marked the request with the replica that it names.
     pub(super) fn is_marked(self) -> bool {
         match self {
-            Self::Client => false,
+            Self::Client | Self::StandIn(_) => false,
             Self::Balancer => true,
             Self::Replica { is_marked } => is_marked,
+        }
+    }
+
+    /// True if a balancer sends the request and can send it to another replica.
+    pub(super) fn is_routed(self) -> bool {
+        match self {
+            Self::Client | Self::Replica { is_marked: false } => false,
+            Self::Balancer | Self::StandIn(_) | Self::Replica { is_marked: true } => true,
         }
     }
 
     /// True if another replica forwards the request.
     pub(super) fn is_replica(self) -> bool {
         match self {
-            Self::Client | Self::Balancer => false,
+            Self::Client | Self::Balancer | Self::StandIn(_) => false,
             Self::Replica { .. } => true,
         }
     }
@@ -71,7 +81,7 @@ pub(super) enum SessionKind {
     Upstream,
     /// A session that the proxy issued, of which the upstream knows nothing.
     Issued,
-    /// A session of another replica's server. It is never named to the server here.
+    /// A session of another replica's server: its home. It is never named to the server here.
     Remote,
 }
 
@@ -103,16 +113,17 @@ impl RequestContext {
         self.session_kind == SessionKind::Remote
     }
 
-    /// True if the server here opened the session.
+    /// True if the server here has the session.
     pub(super) fn has_home_session(&self) -> bool {
-        self.session_kind == SessionKind::Upstream && self.session.as_ref().is_some_and(|session| session.is_home())
+        let is_home = |session: &Arc<Session>| session.is_home() || session.is_accepted_here();
+        self.session_kind == SessionKind::Upstream && self.session.as_ref().is_some_and(is_home)
     }
 
     /// Error for a request that only the session's own server can answer, or `None` if that is the server here.
     pub(super) fn remote_session_error(&self) -> Option<ErrorCode> {
         match self.session_kind {
             SessionKind::Upstream | SessionKind::Issued => None,
-            SessionKind::Remote if self.sender.is_marked() => Some(ErrorCode::Misdirected),
+            SessionKind::Remote if self.sender.is_routed() => Some(ErrorCode::Misdirected),
             SessionKind::Remote => Some(ErrorCode::SessionElsewhere),
         }
     }

@@ -3,19 +3,20 @@
 //! An ID that a client sends back names its owner (`protocol/routing.rs`). A balancer sends the request to that owner and marks it. A
 //! marked request that names another replica was sent to the wrong one. It is refused with 421 and the name of this replica, before
 //! anything goes upstream. A marked new call is refused likewise with 503 during a drain, and with 502 if the server accepts no
-//! connection. An unmarked request cannot be routed again, and gets the error itself. A session that another
-//! replica's server opened is never named to the server here (`context.rs`). Absent: the list of replicas, and forwarding between those that share a store
+//! connection. An unmarked request cannot be routed again, and gets the error itself. A session of another
+//! replica's server is never named to the server here (`context.rs`); the refusal names its home, since the session may have moved from the
+//! replica in its name. Absent: the list of replicas, and forwarding between those that share a store
 //! (`forward_to_replicas.rs`).
 
 use std::sync::Arc;
 
-use http::Response;
 use http::header::{HeaderMap, HeaderValue};
+use http::{Response, StatusCode};
 
 use super::components::Components;
-use super::context::RequestContext;
+use super::context::{RequestContext, Sender};
 use crate::body::BoxBody;
-use crate::event_log::EventLog;
+use crate::event_log::{EventLog, Session};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{SessionId, names};
 use crate::protocol::ids::{EventId, Owner};
@@ -24,9 +25,13 @@ use crate::protocol::stream_url::Named;
 use crate::server::respond;
 use crate::store::StoreHealth;
 
-/// True if a balancer has marked the request with the replica that it names.
-pub(super) fn is_marked(headers: &HeaderMap) -> bool {
-    headers.contains_key(names::MCP_RESUME_OWNER)
+/// Returns the sender of a request that no replica has forwarded.
+pub(super) fn sender_of(headers: &HeaderMap) -> Sender {
+    if headers.contains_key(names::MCP_RESUME_OWNER) {
+        return Sender::Balancer;
+    }
+    let home = headers.get(names::MCP_RESUME_HOME).and_then(|home| Owner::parse(home.to_str().ok()?));
+    home.map_or(Sender::Client, Sender::StandIn)
 }
 
 /// Compares the owners that requests name with this replica.
@@ -42,10 +47,18 @@ impl OwnerCheck {
         Self { log: components.log.clone(), has_wrapped_sessions: components.config.replica.wrap_sessions }
     }
 
-    /// True if the session is one of another replica's server.
-    pub(super) fn is_remote_session(&self, session: &SessionId, is_marked: bool) -> bool {
-        let is_routed = is_marked || self.has_wrapped_sessions;
-        is_routed && routing::of_name(session).is_some_and(|owner| self.is_other_replica(owner))
+    /// True if the name of the session names the replica whose server opened it, which may be this one.
+    pub(super) fn names_replica(&self, session: &SessionId, sender: Sender) -> bool {
+        self.reads_names(sender) && routing::of_name(session).is_some()
+    }
+
+    /// True if the name of the session names another replica.
+    pub(super) fn names_other_replica(&self, session: &SessionId, sender: Sender) -> bool {
+        self.reads_names(sender) && routing::of_name(session).is_some_and(|owner| self.is_other_replica(owner))
+    }
+
+    fn reads_names(&self, sender: Sender) -> bool {
+        sender.is_routed() || self.has_wrapped_sessions
     }
 
     /// True if a balancer must send the request to another replica, because nothing of others can be served here. `url` is the stream in
@@ -74,6 +87,17 @@ impl OwnerCheck {
             && let Ok(own) = HeaderValue::from_str(&self.log.owner().to_string())
         {
             response.headers_mut().insert(names::MCP_RESUME_OWNER, own);
+        }
+    }
+
+    /// Names the home of the session in a refusal, if the session is at another replica.
+    pub(super) fn sign_home(response: &mut Response<BoxBody>, session: &Session) {
+        if response.status() == StatusCode::MISDIRECTED_REQUEST
+            && respond::may_retry_elsewhere(response)
+            && let Some(home) = session.remote_home()
+            && let Ok(home) = HeaderValue::from_str(&home.to_string())
+        {
+            response.headers_mut().insert(names::MCP_RESUME_HOME, home);
         }
     }
 

@@ -183,7 +183,7 @@ impl Ingress {
     async fn handle(self: Arc<Self>, connection: Arc<Connection>, request: Request<Incoming>) -> Response<BoxBody> {
         let receipts = connection.receipts().clone();
         let origin = request.headers().get(ORIGIN).cloned();
-        let is_marked = misdirected::is_marked(request.headers());
+        let is_routed = misdirected::sender_of(request.headers()).is_routed();
         let access = request_log::AccessLine::begin(&request, &self.config.upstream.url);
         let span = trace::span(request.headers());
         let mut response = match &span {
@@ -198,7 +198,7 @@ impl Ingress {
         if let Some(access) = access {
             access.end(&response);
         }
-        if is_marked {
+        if is_routed {
             self.owner_check.sign(&mut response);
         }
         if let Some(origin) = origin
@@ -244,8 +244,24 @@ impl Ingress {
         // On HTTP/2 a request says nothing about other responses.
         context.connection.receipts().note_request(&context.binding, context.parts.version >= Version::HTTP_2);
         let is_known = !self.log.has_store()
-            || context.session.as_ref().is_some_and(|session| session.is_known())
+            || self.callers.knows_session(&context)
             || Box::pin(self.callers.restore_session(&mut context)).await.is_ok();
+        let routed_session = if context.sender.is_routed() { context.session.clone() } else { None };
+        let mut response = self.serve(context, stream_url, body, is_known).await;
+        if let Some(session) = routed_session {
+            OwnerCheck::sign_home(&mut response, &session);
+        }
+        response
+    }
+
+    /// Passes on a request of an identified caller. `is_known` is false if the store could not be asked for the session, and must be.
+    async fn serve(
+        &self,
+        mut context: Box<RequestContext>,
+        stream_url: Option<Named>,
+        body: Incoming,
+        is_known: bool,
+    ) -> Response<BoxBody> {
         if !context.has_remote_session() {
             let call = || self.upstream.call(&context.parts, context.connection.forwarded(), Bytes::new());
             self.upstream.ping_headers().renew(&context.binding, call);

@@ -78,7 +78,7 @@ impl RemoteRequests {
             );
         }
         let id = context.binding.session.clone()?;
-        if context.session.as_ref().is_none_or(|session| !session.is_known()) {
+        if !self.callers.knows_session(&context) {
             self.callers.restore_session(&mut context).await.ok()?;
         }
         let session = context.session.clone()?;
@@ -124,7 +124,7 @@ impl RemoteRequests {
         let connection = Arc::new(Connection::new(peer, trust));
         let head_bytes = head_bytes(&parts);
         let mut context = self.callers.identify(parts, head_bytes, connection);
-        context.sender = Sender::Replica { is_marked: context.sender.is_marked() };
+        context.sender = Sender::Replica { is_marked: context.sender.is_routed() };
         context.body_bytes = message.body.0.len();
         context.reserve();
         Some((context, stream, message.body.0.into()))

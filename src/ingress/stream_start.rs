@@ -91,6 +91,7 @@ impl StreamStarter {
             // A balancer sends a call that names no replica to another one, whose server may be there.
             should_wait: !context.sender.is_marked() || context.binding.session.is_some(),
             may_revive,
+            is_routed: context.sender.is_routed(),
             is_guest: context.session.as_ref().is_some_and(|session| !session.is_home()),
             max_event_bytes: self.config.streams.max_event_bytes,
         };

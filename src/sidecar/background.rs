@@ -87,6 +87,7 @@ impl Lifecycle {
                 log.sweep(),
                 log.keep_open(),
                 log.keep_registrations(),
+                log.keep_handshakes(),
                 log.keep_claims(),
                 log.write_deferred_claims()
             );
@@ -118,6 +119,9 @@ impl Lifecycle {
         let _ = self.stop.send(true);
         if tokio::time::timeout(STOP_GRACE, self.data_ended.recv()).await.is_err() {
             warn!("stopped while responses were still running");
+        }
+        if tokio::time::timeout(STOP_GRACE, self.components.log.flush_handshakes()).await.is_err() {
+            warn!("stopped before the store had all records of sessions");
         }
         // From here on, dropped calls keep their claims: the store's records of them outlive this process.
         self.components.log.leave_claims();

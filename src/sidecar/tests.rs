@@ -197,7 +197,13 @@ impl Replica {
         let tasks = vec![
             tokio::spawn(serve_data(Listener(connections), components.clone(), config, pending())),
             tokio::spawn(async move {
-                tokio::join!(log.sweep(), log.keep_open(), log.keep_claims(), log.keep_registrations());
+                tokio::join!(
+                    log.sweep(),
+                    log.keep_open(),
+                    log.keep_claims(),
+                    log.keep_registrations(),
+                    log.keep_handshakes()
+                );
             }),
             tokio::spawn(async move { replicas.run(move |message| requests.clone().handle(message)).await }),
         ];

@@ -60,6 +60,8 @@ pub(super) enum RevivalOutcome {
     Differs,
     /// The client ended the session meanwhile.
     Ended,
+    /// Another replica became the home of the session meanwhile.
+    Displaced,
     /// The handshake failed.
     Failed,
     /// A limit forbade the attempt.
@@ -67,7 +69,7 @@ pub(super) enum RevivalOutcome {
 }
 
 impl RevivalOutcome {
-    const LABELS: [&str; 6] = ["revived", "unauthorized", "differs", "ended", "failed", "limited"];
+    const LABELS: [&str; 7] = ["revived", "unauthorized", "differs", "ended", "displaced", "failed", "limited"];
 
     /// Returns the name in metrics and log.
     pub(super) fn label(self) -> &'static str {

@@ -69,7 +69,7 @@ impl Observed {
         if let Some(mut known) = self.credentials.get_mut(&credentials) {
             *known = status;
         } else if is_accepted {
-            evict_if_full(&self.credentials, MAX_CREDENTIALS, |status| status.at);
+            evict_if_full(&self.credentials, MAX_CREDENTIALS, |status| status.at, |_| {});
             self.credentials.insert(credentials, status);
         }
     }
@@ -122,7 +122,7 @@ impl Observed {
             return;
         }
         if !self.cors.contains_key(&origin) {
-            evict_if_full(&self.cors, MAX_ORIGINS, |(_, at)| *at);
+            evict_if_full(&self.cors, MAX_ORIGINS, |(_, at)| *at, |_| {});
         }
         self.cors.insert(origin, (headers::unpinned(&cors), now));
     }

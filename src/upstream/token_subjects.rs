@@ -72,7 +72,12 @@ impl TokenSubjects {
     pub fn note_accepted(&self, subject: Subject, principal: Principal, now: Instant) {
         if !self.accepted.contains_key(&subject) {
             // The last principal is the latest.
-            evict_if_full(&self.accepted, MAX_SUBJECTS, |principals| principals.last().map_or(now, |(_, at)| *at));
+            evict_if_full(
+                &self.accepted,
+                MAX_SUBJECTS,
+                |principals| principals.last().map_or(now, |(_, at)| *at),
+                |_| {},
+            );
         }
         let mut principals = self.accepted.entry(subject).or_default();
         principals.retain(|(known, _)| *known != principal);
@@ -91,7 +96,7 @@ impl TokenSubjects {
     /// Notes the result of a probe.
     pub fn note_probed(&self, used: TokenUse, is_genuine: bool, now: Instant) {
         if !self.probed.contains_key(&used) {
-            evict_if_full(&self.probed, MAX_PROBED, |(_, at)| *at);
+            evict_if_full(&self.probed, MAX_PROBED, |(_, at)| *at, |_| {});
         }
         self.probed.insert(used, (is_genuine, now));
     }

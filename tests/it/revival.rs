@@ -6,8 +6,9 @@ use serde_json::{Value, json};
 
 use crate::support::*;
 
-const FORGOTTEN: &str = r#"{"jsonrpc":"2.0","error":{"code":-32001,"message":"Session not found"},"id":null}"#;
-const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
+pub(crate) const FORGOTTEN: &str =
+    r#"{"jsonrpc":"2.0","error":{"code":-32001,"message":"Session not found"},"id":null}"#;
+pub(crate) const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
 const REVIVED: &str = r#"mcp_resume_session_revivals_total{outcome="revived"}"#;
 
 fn capabilities() -> Value {
@@ -22,7 +23,7 @@ fn opened(id: &Value, capabilities: &Value, name: &str) -> String {
 }
 
 /// Answers an `initialize` with the session `name`.
-async fn answer_initialize(call: Call, name: &str) {
+pub(crate) async fn answer_initialize(call: Call, name: &str) {
     assert_eq!(call.header("mcp-session-id"), None);
     assert_eq!(call.header("mcp-protocol-version"), None);
     let body = call.json_body();
@@ -38,6 +39,12 @@ async fn with(client: Value, change: impl FnOnce(&mut mcp_resume::config::Config
         change(c);
     })
     .await;
+    let session = open(&proxy, &mut upstream, client).await;
+    (upstream, proxy, session)
+}
+
+/// Opens and initializes the session that the server names `s-1`.
+pub(crate) async fn open(proxy: &Proxy, upstream: &mut Upstream, client: Value) -> Session {
     let params = json!({
         "_meta": { "progressToken": 1 }, "protocolVersion": V2025_11, "capabilities": client,
         "clientInfo": { "name": "raw", "version": "1" },
@@ -45,12 +52,13 @@ async fn with(client: Value, change: impl FnOnce(&mut mcp_resume::config::Config
     let initialize = json!({ "jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params }).to_string();
     let pending = Request::post(initialize).start(proxy.addr).await;
     answer_initialize(upstream.expect("initialize").await, "s-1").await;
-    assert_eq!(pending.response().await.header("mcp-session-id"), Some("s-1"));
-    let session = Session::opened_elsewhere(V2025_11, "s-1", None);
+    let opened = pending.response().await;
+    let name = opened.header("mcp-session-id").expect("a session");
+    let session = Session::opened_elsewhere(V2025_11, name, None);
     let pending = session.post(INITIALIZED).start(proxy.addr).await;
     upstream.expect("notifications/initialized").await.status(202).await;
     assert_eq!(pending.response().await.status, 202);
-    (upstream, proxy, session)
+    session
 }
 
 async fn ready() -> (Upstream, Proxy, Session) {
@@ -58,14 +66,14 @@ async fn ready() -> (Upstream, Proxy, Session) {
 }
 
 /// Refuses the next request, which is of this method and names the session `name`.
-async fn refuse(upstream: &mut Upstream, method: &str, name: &str) {
+pub(crate) async fn refuse(upstream: &mut Upstream, method: &str, name: &str) {
     let call = upstream.expect(method).await;
     assert_eq!(call.header("mcp-session-id"), Some(name));
     call.json(404, FORGOTTEN).await;
 }
 
 /// Takes part in a handshake that gives the session `name`.
-async fn open_again(upstream: &mut Upstream, name: &str) {
+pub(crate) async fn open_again(upstream: &mut Upstream, name: &str) {
     let call = upstream.expect("initialize").await;
     let params = &call.json_body()["params"];
     assert_eq!(params["clientInfo"]["name"], "raw");
@@ -74,7 +82,7 @@ async fn open_again(upstream: &mut Upstream, name: &str) {
     complete(upstream, name).await;
 }
 
-async fn complete(upstream: &mut Upstream, name: &str) {
+pub(crate) async fn complete(upstream: &mut Upstream, name: &str) {
     let call = upstream.expect("notifications/initialized").await;
     assert_eq!(call.header("mcp-session-id"), Some(name));
     assert_eq!(call.header("mcp-protocol-version"), Some(V2025_11));
@@ -82,7 +90,7 @@ async fn complete(upstream: &mut Upstream, name: &str) {
 }
 
 /// Answers the next request, a tool call with this ID in the session `name`.
-async fn answer(upstream: &mut Upstream, id: u64, name: &str) {
+pub(crate) async fn answer(upstream: &mut Upstream, id: u64, name: &str) {
     let call = upstream.expect("tools/call").await;
     assert_eq!((call.header("mcp-session-id"), &call.json_body()["id"]), (Some(name), &json!(id)));
     call.json_with(200, &format!("Mcp-Session-Id: {name}\r\n"), result(id)).await;

@@ -20,6 +20,7 @@ use crate::event_log::metrics::Metrics;
 use crate::event_log::quota::{
     Quota, QuotaKey, QuotaLimits, Quotas, Reservation, StreamReservation, TailLimits, UploadReservation,
 };
+use crate::event_log::recovery::expired_owners::Living;
 use crate::event_log::retry_index::{Match, RetryIndex};
 use crate::event_log::sessions::Sessions;
 use crate::event_log::stream::summary::Summary;
@@ -58,6 +59,8 @@ pub struct EventLog {
     pub(in crate::event_log) late_responses: Arc<Semaphore>,
     /// Replicas whose lease had expired at the last sweep; see [`EventLog::set_expired_owners`].
     pub(in crate::event_log) expired_owners: Mutex<HashSet<Owner>>,
+    /// Replicas whose lease runs.
+    pub(in crate::event_log) living: Living,
     pub(in crate::event_log) dummy_secret: [u8; 16],
 }
 
@@ -82,6 +85,7 @@ impl EventLog {
             readers: ReaderTable::default(),
             late_responses: Arc::new(Semaphore::new(LATE_WRITES_MAX)),
             expired_owners: Mutex::default(),
+            living: Living::default(),
             dummy_secret: random::bytes(),
         }
     }

@@ -24,13 +24,15 @@
 //!
 //! An owned stream is written here; a followed one is copied from the store while it is read here (`remote_readers`
 //! tells its owner). Adoption (`adoption`) fences the old owner: the store takes no more of its writes. `claims` and
-//! `kept_responses` bring calls back, `sessions` brings sessions back. Absent: the renewal of leases and the messages
+//! `kept_responses` bring calls back, `sessions` brings sessions back, and `handshakes` the
+//! records with which they are opened again. Absent: the renewal of leases and the messages
 //! between replicas (`cluster`).
 
 pub(in crate::event_log) mod adoption;
 pub(in crate::event_log) mod claims;
 pub(in crate::event_log) mod expired_owners;
 pub(in crate::event_log) mod follower;
+pub(in crate::event_log) mod handshakes;
 pub(in crate::event_log) mod kept_responses;
 mod rebuild;
 pub(in crate::event_log) mod remote_readers;

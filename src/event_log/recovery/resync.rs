@@ -58,6 +58,7 @@ impl EventLog {
             stream.rewrite_claims();
             self.rewrite_response(&stream);
         }
+        self.sessions.handshakes().change_all();
         for (id, session) in self.sessions.registered() {
             let _ = self.rewrite_session(&id, &session).await;
         }

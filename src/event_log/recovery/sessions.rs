@@ -38,7 +38,7 @@ impl EventLog {
             Some(session) => self.register_session(id, session).await,
             None => false,
         };
-        self.save_session(id, principal, opened).await;
+        tokio::join!(self.save_session(id, principal, opened), self.save_handshake(id));
         if let (Some(session), Some(term)) = (session, term)
             && is_registered
             && self.has_one_member(id).await

@@ -9,6 +9,7 @@
 
 mod eviction;
 pub(super) mod handshakes;
+mod home;
 mod lru_queue;
 mod quiet;
 pub(super) mod registration;
@@ -25,6 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use eviction::{RecordCount, unopened_max};
 use handshakes::Handshakes;
+use home::KnownHome;
 use lru_queue::LruQueue;
 use registration::Registration;
 pub use sharing::Announcement;
@@ -106,6 +108,7 @@ struct State {
     resumption: Resumption,
     /// True if the store was asked and has no record.
     is_looked_up: bool,
+    home: KnownHome,
     /// Registration of this replica for the session in the store, or `None` if it was not begun.
     registration: Option<Registration>,
     used: Instant,
@@ -130,6 +133,7 @@ impl Session {
             prune_at: STREAMS_MIN,
             resumption: Resumption::NotSeen,
             is_looked_up: false,
+            home: KnownHome::Unasked,
             registration: None,
             used: clock::now(),
             call_ended: None,

@@ -2,6 +2,7 @@
 
 mod claims;
 mod framing;
+mod homes;
 mod joining;
 mod large;
 mod property;

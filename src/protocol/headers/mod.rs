@@ -38,6 +38,9 @@ pub mod names {
     pub const MCP_RESUME_OWNER: HeaderName = HeaderName::from_static("mcp-resume-owner");
     /// Tells a balancer that a failure belongs to the call alone, and not to the sidecar or its server.
     pub const MCP_RESUME_FAILURE: HeaderName = HeaderName::from_static("mcp-resume-failure");
+    /// In a request from a balancer to a replica in place of another, the home of the session as far as the balancer knows, which does not answer.
+    /// In the refusal of a request, the home of the session: the replica whose server has it.
+    pub const MCP_RESUME_HOME: HeaderName = HeaderName::from_static("mcp-resume-home");
     /// Credential that many servers accept in place of `Authorization`, or beside it.
     pub const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
     /// Keeps nginx and similar proxies from buffering a response.
@@ -304,6 +307,7 @@ fn is_always_hop_by_hop(name: &HeaderName) -> bool {
             | "keep-alive"
             | "mcp-resume-owner"
             | "mcp-resume-failure"
+            | "mcp-resume-home"
             | "proxy-connection"
             | "proxy-authenticate"
             | "proxy-authorization"

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// Size limit of the parameters of an `initialize` that can be sent again, in bytes.
@@ -24,7 +24,7 @@ const LISTS: [(&str, &str); 3] = [
 ];
 
 /// Parameters of an `initialize`, without `_meta`. They may hold secrets.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InitializeParams {
     json: Box<str>,
     declares_roots: bool,
@@ -67,7 +67,7 @@ impl InitializeParams {
 }
 
 /// Facts that a server stated about itself in the result of an `initialize`.
-#[derive(Clone, PartialEq, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct ServerFacts {
     name: Option<String>,
     capabilities: Map<String, Value>,

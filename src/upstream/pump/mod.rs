@@ -52,6 +52,8 @@ pub struct Call {
     pub should_wait: bool,
     /// True if a session that its server has forgotten may be opened again for the call.
     pub may_revive: bool,
+    /// True if a balancer can send the call to another replica.
+    pub is_routed: bool,
     /// True if the server has to accept the caller before it may cause that.
     pub is_guest: bool,
     /// Size limit of an event, and of a JSON response that becomes one.
@@ -315,6 +317,7 @@ impl Pump {
         // A request that resumes the stream is repeated by the machine, and has no credentials that a client has just used.
         let should_wait = self.call.should_wait && !is_reopening;
         let may_revive = self.call.may_revive && !is_reopening;
+        let is_routed = self.call.is_routed;
         let response = Box::pin(async move {
             let response = if should_wait {
                 wait::send_when_reachable(&upstream, &template, &stream, &metrics, began).await
@@ -324,7 +327,7 @@ impl Pump {
             match response {
                 Ok(response) if may_revive && upstream.revivals.may_concern(response.status()) => {
                     let (upstream, log, metrics) = (&upstream, &log, &metrics);
-                    let refused = Refused { upstream, log, metrics, stream: &stream, template: &template };
+                    let refused = Refused { upstream, log, metrics, stream: &stream, template: &template, is_routed };
                     // Boxed: each call would carry the size of this future.
                     Box::pin(refused.settle(response)).await
                 }

@@ -18,9 +18,10 @@ use super::super::sse_reader::EventReader;
 use super::super::{ResponseBody, Template, Upstream, synthetic};
 use crate::backoff::Backoff;
 use crate::clock;
-use crate::event_log::{EventLog, Handshake, Stream};
+use crate::event_log::{EventLog, Handshake, Saved, Stream};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{self, ProtocolVersion, SessionId, names};
+use crate::protocol::ids::Owner;
 use crate::protocol::jsonrpc::{self, Message, RequestId, ServerFacts};
 
 /// Time limit for a handshake.
@@ -50,6 +51,8 @@ pub(super) enum Opened {
     Differs,
     /// The client has ended the session meanwhile.
     Ended,
+    /// Another replica has become the home of the session meanwhile.
+    Displaced(Owner),
     /// The session was not opened, for this reason.
     Failed(&'static str),
 }
@@ -123,6 +126,12 @@ impl Handshaking {
         let handshakes = self.log.sessions().handshakes();
         if !handshakes.rename(&self.id, &self.handshake, name.clone(), visible.as_ref()) {
             return Opened::Ended;
+        }
+        match self.log.save_handshake(&self.id).await {
+            Saved::Ok => {}
+            Saved::Displaced(owner) => return Opened::Displaced(owner),
+            // Until then a restart of the proxy costs a further handshake.
+            Saved::Failed => handshakes.change_again(self.id.clone()),
         }
         for stream in &standalone {
             stream.announce_revival();

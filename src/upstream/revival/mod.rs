@@ -21,9 +21,10 @@ use handshake::{Handshaking, Opened};
 use super::metrics::{Metrics, RevivalOutcome};
 use super::{ResponseBody, Template, Upstream};
 use crate::clock;
-use crate::event_log::{EventLog, Handshake, Principal, Stream};
-use crate::protocol::error::Failure;
+use crate::event_log::{EventLog, Handshake, Home, Principal, Stream};
+use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::SessionId;
+use crate::protocol::ids::Owner;
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::session_refusal::{self, SessionRefusals};
 
@@ -61,6 +62,8 @@ enum Attempt {
     Unauthorized(Response<ResponseBody>),
     /// The server cannot serve the session as before, or its client has ended it.
     Gone,
+    /// Another replica has become the home of the session meanwhile.
+    Displaced(Owner),
     /// The session was not opened.
     Failed,
 }
@@ -117,6 +120,8 @@ pub(super) struct Refused<'a> {
     pub(super) metrics: &'a Arc<Metrics>,
     pub(super) stream: &'a Arc<Stream>,
     pub(super) template: &'a Arc<Template>,
+    /// True if a balancer can send the request to another replica.
+    pub(super) is_routed: bool,
 }
 
 impl Refused<'_> {
@@ -125,13 +130,20 @@ impl Refused<'_> {
         let pass = |response| Settled { response: Ok(response), sent_again: None };
         let binding = self.stream.binding();
         let Some(id) = &binding.session else { return pass(response) };
-        let Some(handshake) = self.log.sessions().handshakes().find(id) else { return pass(response) };
+        if self.log.sessions().handshakes().find(id).is_none() && !self.log.has_store() {
+            return pass(response);
+        }
         let ids =
             self.stream.with_machine(|machine| machine.owed_responses().unanswered().cloned().collect::<Vec<_>>());
         let (mut response, is_refused) = self.upstream.revivals.examine(response, &ids).await;
-        if !is_refused || !handshake.may_revive(&binding.principal) {
+        if !is_refused {
             return pass(response);
         }
+        let handshake = match self.home(id).await {
+            Home::Here(handshake) if handshake.may_revive(&binding.principal) => handshake,
+            Home::Elsewhere(owner) if self.is_routed => return self.send_to(id, owner),
+            Home::Here(_) | Home::Elsewhere(_) | Home::Gone(_) | Home::Unknown => return pass(response),
+        };
         if self.is_living(id, &handshake).await {
             warn!(
                 "the server refused a session whose streams are open: it tells callers apart, or its balancer does not keep sessions"
@@ -148,13 +160,34 @@ impl Refused<'_> {
                 Settled { response, sent_again: Some(again) }
             }
             Attempt::Unauthorized(unauthorized) => pass(unauthorized),
-            Attempt::Gone => {
+            Attempt::Displaced(owner) if self.is_routed => self.send_to(id, owner),
+            Attempt::Gone | Attempt::Displaced(_) => {
                 // The client opens a session of its own.
                 *response.status_mut() = StatusCode::NOT_FOUND;
                 pass(response)
             }
             Attempt::Failed => pass(response),
         }
+    }
+
+    /// Returns the home of the refused session. A session whose home is gone is taken over.
+    async fn home(&self, id: &SessionId) -> Home {
+        let home = match self.log.session_home(id).await {
+            Ok(Home::Gone(_)) => self.log.take_over_session(id, &self.stream.binding().principal).await,
+            home => home,
+        };
+        home.unwrap_or_else(|error| {
+            debug!(%error, "the store could not be asked for the home of a session");
+            self.log.sessions().handshakes().find(id).map_or(Home::Unknown, Home::Here)
+        })
+    }
+
+    /// Has the balancer send the request to the home of the session. The server here has run nothing of it.
+    fn send_to(&self, id: &SessionId, home: Owner) -> Settled {
+        if let Some(session) = self.log.sessions().find(id, &self.stream.binding().principal) {
+            session.note_home_elsewhere(home);
+        }
+        Settled { response: Err(Failure::before_run(ErrorCode::Misdirected)), sent_again: None }
     }
 
     /// Returns whether a stream of the session is open and stays open for a second: then the session lives, and the refusal concerns this
@@ -185,7 +218,8 @@ impl Refused<'_> {
         if handshake.is_over() {
             return Attempt::Gone;
         }
-        if !self.template.is_in_session(&handshake.name()) {
+        let name = handshake.name();
+        if !self.template.is_in_session(&name) && !name.is_lost() {
             return Attempt::Revived;
         }
         if handshake.has_failed_since(ended) {
@@ -220,6 +254,7 @@ impl Refused<'_> {
                 Opened::Unauthorized(_) => RevivalOutcome::Unauthorized,
                 Opened::Differs => RevivalOutcome::Differs,
                 Opened::Ended => RevivalOutcome::Ended,
+                Opened::Displaced(_) => RevivalOutcome::Displaced,
                 Opened::Failed(_) => RevivalOutcome::Failed,
             };
             handshake.end_attempt(matches!(opened, Opened::Failed(_)));
@@ -234,6 +269,7 @@ impl Refused<'_> {
             Ok(Opened::Revived) => Attempt::Revived,
             Ok(Opened::Unauthorized(response)) => Attempt::Unauthorized(*response),
             Ok(Opened::Differs | Opened::Ended) => Attempt::Gone,
+            Ok(Opened::Displaced(owner)) => Attempt::Displaced(owner),
             Ok(Opened::Failed(_)) | Err(_) => Attempt::Failed,
         }
     }
@@ -258,7 +294,7 @@ impl Upstream {
             };
             let template = Arc::new(get);
             let (upstream, log, metrics) = (&upstream, &log, &metrics);
-            let refused = Refused { upstream, log, metrics, stream: &stream, template: &template };
+            let refused = Refused { upstream, log, metrics, stream: &stream, template: &template, is_routed: false };
             // The stream itself shows the outcome.
             let _ = refused.open_again(id, &handshake).await;
         };

@@ -9,6 +9,7 @@ mod leases;
 mod outage;
 mod remote_retry;
 mod replicas;
+mod revival;
 
 use mcp_resume::config::{Config, OnUnreachable};
 use serde_json::Value;

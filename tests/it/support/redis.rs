@@ -150,6 +150,17 @@ impl Redis {
         last.try_into().ok().map(Duration::from_millis)
     }
 
+    /// Returns whether it has a record of this kind that contains `text`.
+    pub(crate) fn has_record(&self, kind: &str, text: &str) -> bool {
+        let script = format!(
+            "for _, key in ipairs(redis.call('KEYS', '*rec:{kind}*')) do \
+             if string.find(redis.call('GET', key), '{text}', 1, true) then return 1 end end return 0"
+        );
+        let mut connection = TcpStream::connect(("127.0.0.1", self.port)).expect("it runs");
+        write!(connection, "EVAL \"{script}\" 0\r\n").expect("it listens");
+        BufReader::new(connection).lines().next().expect("it answers").expect("text") == ":1"
+    }
+
     /// Waits until it has as many claims of calls.
     pub(crate) async fn has_claims(&self, claims: usize) {
         let count = async || {

@@ -3,11 +3,13 @@
 //! Owned here: one record for each session, for all principals that use it, and the two names of a session that was opened again: clients
 //! keep the name that they were given, and the server gets its own. Invariants: a record holds at most 16 KiB of parameters, as much of what
 //! the server stated, and 256 subscriptions; a session beyond that is not opened again. All records together hold 2 KiB for each of the most
-//! sessions. They may hold secrets, so none is logged. Absent: the exchange with the server (`upstream/revival`), and records in the store:
-//! they end with the process.
+//! sessions. They may hold secrets, so none is logged. Absent: the exchange with the server (`upstream/revival`), and the store of the records
+//! (`recovery/handshakes.rs`).
 
+mod changes;
 mod held_bytes;
 mod record;
+mod stored;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,16 +18,19 @@ use std::time::Instant;
 
 use dashmap::DashMap;
 
+use changes::Changes;
 use held_bytes::AllBytes;
 pub use record::{Handshake, UpstreamName};
+pub(in crate::event_log) use stored::StoredHandshake;
 
 use crate::clock;
 use crate::eviction::evict_if_full;
 use crate::protocol::headers::SessionId;
-use crate::random;
 
 /// Bytes that all records may hold, for each of the most sessions.
 const BYTES_EACH: usize = 2048;
+/// Part of the lifetime of a record in the store after which a use of its session renews it.
+const RENEWED_PARTS: u32 = 8;
 
 /// Records of the handshakes of all sessions that were opened here.
 #[derive(Debug)]
@@ -36,6 +41,8 @@ pub struct Handshakes {
     /// True once a session was opened again. Before that no request looks for its names.
     has_renamed: AtomicBool,
     all_bytes: Arc<AllBytes>,
+    /// Records whose changes are to be written to the store.
+    changes: Arc<Changes>,
     most: usize,
 }
 
@@ -47,23 +54,73 @@ impl Handshakes {
             by_session: DashMap::new(),
             by_upstream_name: DashMap::new(),
             has_renamed: AtomicBool::new(false),
+            changes: Arc::default(),
             most,
+        }
+    }
+
+    /// Begins to note the changes of records, for a store that keeps them.
+    pub(in crate::event_log) fn keep_changes(&self) {
+        self.changes.keep();
+    }
+
+    /// Waits for a change of a record, and returns its session. The record is gone if the session is over or was evicted. To be called by one
+    /// task.
+    pub(in crate::event_log) async fn next_change(&self) -> SessionId {
+        self.changes.next().await
+    }
+
+    /// Returns the session of a change that is not written yet, if there is one.
+    pub(in crate::event_log) fn take_change(&self) -> Option<SessionId> {
+        self.changes.take()
+    }
+
+    /// Notes that the store has not taken the last change of a record.
+    pub fn change_again(&self, id: SessionId) {
+        self.changes.push(id);
+    }
+
+    /// Notes that the store may have lost all records.
+    pub(in crate::event_log) fn change_all(&self) {
+        for handshake in &self.by_session {
+            handshake.change.note();
         }
     }
 
     /// Keeps the record of a session. Beyond the limits of number and bytes those that were used longest ago go.
     pub fn record(&self, id: SessionId, handshake: Arc<Handshake>) {
+        self.make_room(&handshake);
+        handshake.change.note_session(&id, &self.changes);
+        if let Some(before) = self.by_session.insert(id, handshake) {
+            before.lock().is_over = true;
+        }
+    }
+
+    /// Keeps a record that a store has had, unless there is one, and returns the present one.
+    pub(in crate::event_log) fn restore(&self, id: &SessionId, restored: Arc<Handshake>) -> Arc<Handshake> {
+        self.make_room(&restored);
+        restored.change.note_session(id, &self.changes);
+        let present = self.by_session.entry(id.clone()).or_insert(restored).value().clone();
+        if let UpstreamName::Renamed(name) = present.name() {
+            self.has_renamed.store(true, Ordering::Relaxed);
+            if let Some(name) = name {
+                self.by_upstream_name.entry(name).or_insert(id.clone());
+            }
+        }
+        present
+    }
+
+    /// Counts the bytes of a record, and evicts others that have no room.
+    fn make_room(&self, handshake: &Handshake) {
         handshake.bytes.count_in(&self.all_bytes);
         let most = if self.all_bytes.are_full() { self.by_session.len().max(1) } else { self.most };
         let now = clock::now();
         // Without its record a session that was opened again is lost, so it goes last.
-        evict_if_full(&self.by_session, most, |handshake| {
+        let used = |handshake: &Arc<Handshake>| {
             let state = handshake.lock();
             if state.name == UpstreamName::Original { state.used } else { now }
-        });
-        if let Some(before) = self.by_session.insert(id, handshake) {
-            before.lock().is_over = true;
-        }
+        };
+        evict_if_full(&self.by_session, most, used, |id| self.changes.push(id.clone()));
     }
 
     /// Returns the record of a session, or `None` if it cannot be opened again.
@@ -75,7 +132,14 @@ impl Handshakes {
     pub fn forget(&self, id: &SessionId) {
         if let Some((_, handshake)) = self.by_session.remove(id) {
             handshake.lock().is_over = true;
+            self.changes.push(id.clone());
         }
+    }
+
+    /// Forgets the record of a session that has another home now.
+    pub(in crate::event_log) fn leave(&self, id: &SessionId, handshake: &Arc<Handshake>) {
+        self.by_session.remove_if(id, |_, present| Arc::ptr_eq(present, handshake));
+        handshake.lock().is_over = true;
     }
 
     /// Notes a use of the session at `at`.
@@ -83,6 +147,9 @@ impl Handshakes {
         if let Some(handshake) = self.by_session.get(id) {
             let mut state = handshake.lock();
             state.used = state.used.max(at);
+            if state.used.saturating_duration_since(state.kept_from) > handshake.keep / RENEWED_PARTS {
+                handshake.change.note();
+            }
         }
     }
 
@@ -91,7 +158,13 @@ impl Handshakes {
         let is_due = |handshake: &Handshake| now.saturating_duration_since(handshake.lock().used) >= handshake.keep;
         if self.by_session.iter().any(|entry| is_due(entry.value())) {
             let in_use = in_use();
-            self.by_session.retain(|id, handshake| !is_due(handshake) || in_use.contains(id));
+            self.by_session.retain(|id, handshake| {
+                let stays = !is_due(handshake) || in_use.contains(id);
+                if !stays {
+                    self.changes.push(id.clone());
+                }
+                stays
+            });
         }
         // No map is used under an entry of the other.
         let names: Vec<_> =
@@ -121,6 +194,7 @@ impl Handshakes {
             if state.is_over {
                 return false;
             }
+            state.generation += 1;
             std::mem::replace(&mut state.name, UpstreamName::Renamed(name.clone()))
         };
         self.has_renamed.store(true, Ordering::Relaxed);
@@ -139,20 +213,13 @@ impl Handshakes {
         let taken = self.by_upstream_name.remove_if(name, |_, holder| Some(holder) != keeper);
         let renamed = taken.and_then(|(_, holder)| self.find(&holder));
         let original = if keeper == Some(visible) { None } else { self.find(visible) };
-        let unknown = format!("mcp-resume-{:016x}", u64::from_be_bytes(random::bytes()));
-        let lost = UpstreamName::Renamed(SessionId::parse(&unknown));
         if let Some(handshake) = renamed {
-            let mut state = handshake.lock();
-            if state.name == UpstreamName::Renamed(Some(name.clone())) {
-                state.name = lost.clone();
-            }
+            handshake.lose_name(&UpstreamName::Renamed(Some(name.clone())));
         }
-        if let Some(handshake) = original {
-            let mut state = handshake.lock();
-            if state.name == UpstreamName::Original {
-                state.name = lost;
-                self.has_renamed.store(true, Ordering::Relaxed);
-            }
+        if let Some(handshake) = original
+            && handshake.lose_name(&UpstreamName::Original)
+        {
+            self.has_renamed.store(true, Ordering::Relaxed);
         }
     }
 

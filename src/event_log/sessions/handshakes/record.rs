@@ -8,14 +8,20 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, OwnedMutexGuard};
 
+use super::changes::Change;
 use super::held_bytes::HeldBytes;
+use super::stored::StoredHandshake;
 use crate::clock;
+use crate::event_log::backing::Term;
 use crate::event_log::identity::principal::Principal;
 use crate::protocol::headers::{ProtocolVersion, SessionId};
+use crate::protocol::ids::Owner;
 use crate::protocol::jsonrpc::{InitializeParams, ServerFacts};
+use crate::random;
 use crate::sync;
 
 /// Limit of the subscriptions of a session. Beyond it the session is not opened again.
@@ -29,6 +35,8 @@ const SUBSCRIPTION_COST: usize = 64;
 const LOG_LEVEL_MAX: usize = 64;
 /// Limit of the principals that may cause a session to be opened again.
 const PRINCIPALS_MAX: usize = 8;
+/// Beginning of a name that no server has.
+const LOST: &str = "mcp-resume-";
 /// Interval within which [`ATTEMPTS_MAX`] attempts may begin.
 const ATTEMPTS_PER: Duration = Duration::from_secs(60);
 const ATTEMPTS_MAX: usize = 3;
@@ -46,6 +54,8 @@ pub struct Handshake {
     state: Mutex<State>,
     turn: Arc<tokio::sync::Mutex<()>>,
     pub(super) bytes: HeldBytes,
+    /// Change that the store does not have yet.
+    pub(super) change: Change,
     /// Notified when a standalone stream of the session was opened under a new name.
     listening: Notify,
 }
@@ -58,7 +68,7 @@ impl fmt::Debug for Handshake {
 }
 
 /// Name of a session at its server.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum UpstreamName {
     /// The name that clients use, without any owner that the proxy has put before it.
     Original,
@@ -66,8 +76,31 @@ pub enum UpstreamName {
     Renamed(Option<SessionId>),
 }
 
+impl UpstreamName {
+    /// Returns a name that no server has. A session with it is refused, and opened again.
+    pub(in crate::event_log) fn lost() -> Self {
+        Self::Renamed(SessionId::parse(&format!("{LOST}{:016x}", u64::from_be_bytes(random::bytes()))))
+    }
+
+    /// Returns whether no server has the session: it must be opened again.
+    pub fn is_lost(&self) -> bool {
+        match self {
+            Self::Original | Self::Renamed(None) => false,
+            Self::Renamed(Some(name)) => name.as_str().starts_with(LOST),
+        }
+    }
+}
+
 pub(super) struct State {
     pub(super) name: UpstreamName,
+    /// Number of names that the session has had since it was opened. A replica that takes the session over counts as one.
+    pub(super) generation: u64,
+    /// True once the store has had the record, so that a missing or a later one there means something.
+    pub(super) was_written: bool,
+    /// Term in which the store last named this replica as the home of the session.
+    confirmed: Option<Option<Term>>,
+    /// Time of the last use that the store's record is kept by.
+    pub(super) kept_from: Instant,
     /// Name of the session that is being opened, until its handshake is complete.
     opening: Option<Option<SessionId>>,
     is_initialized: bool,
@@ -82,6 +115,29 @@ pub(super) struct State {
     pub(super) used: Instant,
 }
 
+impl State {
+    fn new(principals: Vec<Principal>) -> Self {
+        let now = clock::now();
+        Self {
+            name: UpstreamName::Original,
+            generation: 0,
+            was_written: false,
+            confirmed: None,
+            kept_from: now,
+            opening: None,
+            is_initialized: false,
+            log_level: None,
+            subscriptions: BTreeSet::new(),
+            principals,
+            attempts: Vec::new(),
+            ended: 0,
+            has_failed: false,
+            is_over: false,
+            used: now,
+        }
+    }
+}
+
 impl Handshake {
     /// Creates the record of a session that `opener` has opened, kept for `keep` after the last use of the session.
     pub fn new(
@@ -91,21 +147,19 @@ impl Handshake {
         opener: Principal,
         keep: Duration,
     ) -> Arc<Self> {
+        Self::with(params, version, server, keep, State::new(vec![opener]))
+    }
+
+    fn with(
+        params: InitializeParams,
+        version: ProtocolVersion,
+        server: ServerFacts,
+        keep: Duration,
+        state: State,
+    ) -> Arc<Self> {
         let bytes = HeldBytes::default();
-        bytes.add(RECORD_COST + params.as_json().len() + server.byte_len());
-        let state = State {
-            name: UpstreamName::Original,
-            opening: None,
-            is_initialized: false,
-            log_level: None,
-            subscriptions: BTreeSet::new(),
-            principals: vec![opener],
-            attempts: Vec::new(),
-            ended: 0,
-            has_failed: false,
-            is_over: false,
-            used: clock::now(),
-        };
+        let of_subscriptions: usize = state.subscriptions.iter().map(|uri| uri.len() + SUBSCRIPTION_COST).sum();
+        bytes.add(RECORD_COST + params.as_json().len() + server.byte_len() + of_subscriptions);
         Arc::new(Self {
             params,
             version,
@@ -114,19 +168,75 @@ impl Handshake {
             state: Mutex::new(state),
             turn: Arc::default(),
             bytes,
+            change: Change::default(),
             listening: Notify::new(),
         })
+    }
+
+    /// Restores the record of a session from a store.
+    pub(in crate::event_log) fn from_stored(stored: StoredHandshake) -> Arc<Self> {
+        let StoredHandshake { params, version, server, keep, .. } = stored;
+        let state = State {
+            name: stored.name,
+            generation: stored.generation,
+            was_written: true,
+            is_initialized: stored.is_initialized,
+            log_level: stored.log_level,
+            subscriptions: stored.subscriptions.into_iter().collect(),
+            ..State::new(stored.principals)
+        };
+        Self::with(params, version, server, keep, state)
+    }
+
+    /// Returns the record for a store, in which `home` has the session.
+    pub(in crate::event_log) fn to_stored(&self, home: Owner) -> StoredHandshake {
+        let state = self.lock();
+        StoredHandshake {
+            home,
+            generation: state.generation,
+            name: state.name.clone(),
+            principals: state.principals.clone(),
+            params: self.params.clone(),
+            version: self.version.clone(),
+            server: self.server.clone(),
+            is_initialized: state.is_initialized,
+            log_level: state.log_level.clone(),
+            subscriptions: state.subscriptions.iter().cloned().collect(),
+            keep: self.keep,
+        }
+    }
+
+    /// Notes that the record is about to be read for the store, and returns whether the store has had it before.
+    pub(in crate::event_log) fn begin_write(&self) -> bool {
+        self.change.begin_write();
+        let mut state = self.lock();
+        state.kept_from = state.used;
+        state.was_written
+    }
+
+    /// Notes that the store has the record, with this replica as the home of the session in `term`.
+    pub(in crate::event_log) fn note_written(&self, term: Option<Term>) {
+        let mut state = self.lock();
+        state.was_written = true;
+        state.confirmed = Some(term);
+    }
+
+    /// Returns whether the store named this replica as the home of the session in `term`.
+    pub(in crate::event_log) fn is_confirmed(&self, term: Option<Term>) -> bool {
+        self.lock().confirmed == Some(term)
     }
 
     /// Notes that the client has sent `notifications/initialized`.
     pub fn note_initialized(&self) {
         self.lock().is_initialized = true;
+        self.change.note();
     }
 
     /// Notes the level that the client has asked log messages for.
     pub fn note_log_level(&self, level: &str) {
         if level.len() <= LOG_LEVEL_MAX {
             self.lock().log_level = Some(level.into());
+            self.change.note();
         }
     }
 
@@ -144,12 +254,14 @@ impl Handshake {
             state.subscriptions.clear();
             self.bytes.remove(freed);
         }
+        self.change.note();
     }
 
     /// Notes that the client has ended a subscription.
     pub fn note_subscription_end(&self, uri: &str) {
         if self.lock().subscriptions.remove(uri) {
             self.bytes.remove(uri.len() + SUBSCRIPTION_COST);
+            self.change.note();
         }
     }
 
@@ -165,6 +277,7 @@ impl Handshake {
             state.principals.remove(1);
         }
         state.principals.push(principal);
+        self.change.note();
     }
 
     /// Returns whether a refused request of this principal may open the session again.
@@ -222,6 +335,17 @@ impl Handshake {
     /// Returns the number of attempts that have ended.
     pub fn ended(&self) -> usize {
         self.lock().ended
+    }
+
+    /// Gives the session a name that no server has, if its present one is `name`. Returns whether it was.
+    pub(super) fn lose_name(&self, name: &UpstreamName) -> bool {
+        let mut state = self.lock();
+        let is_lost = state.name == *name;
+        if is_lost {
+            state.name = UpstreamName::lost();
+            self.change.note();
+        }
+        is_lost
     }
 
     /// Returns whether an attempt has ended after the first `before`, and failed for every caller alike.

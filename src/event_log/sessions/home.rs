@@ -1,0 +1,79 @@
+//! Home of a session as its record here knows it, so that the store is not asked for each request.
+
+use crate::event_log::backing::Term;
+use crate::event_log::log::EventLog;
+use crate::event_log::sessions::Session;
+use crate::protocol::ids::Owner;
+
+/// Answer of the store about the home of a session. It counts in the term of the question: after that, another replica may have taken the
+/// session over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum KnownHome {
+    Unasked,
+    /// This replica. `is_accepted` is true if the server has accepted the record's principal in the session.
+    Here {
+        term: Option<Term>,
+        is_accepted: bool,
+    },
+    /// Another replica. The store is asked again for the next request.
+    Elsewhere(Owner),
+    /// The store does not name one, or not one that matters: the server here says whether it has the session.
+    Unknown(Option<Term>),
+}
+
+impl Session {
+    /// Returns whether this replica was the home of the session when the store was last asked.
+    pub fn has_home_here(&self) -> bool {
+        matches!(self.lock().home, KnownHome::Here { .. })
+    }
+
+    /// Does as [`Self::has_home_here`], for a principal that the server has accepted in the session.
+    pub fn is_accepted_here(&self) -> bool {
+        matches!(self.lock().home, KnownHome::Here { is_accepted: true, .. })
+    }
+
+    /// Returns the other replica that was the home of the session when the store was last asked.
+    pub fn remote_home(&self) -> Option<Owner> {
+        match self.lock().home {
+            KnownHome::Elsewhere(owner) => Some(owner),
+            KnownHome::Unasked | KnownHome::Here { .. } | KnownHome::Unknown(_) => None,
+        }
+    }
+
+    /// Notes that the store names this replica as the home in `term`, and whether the server has accepted the principal of the record.
+    pub fn note_home_here(&self, term: HomeTerm, is_accepted: bool) {
+        self.lock().home = KnownHome::Here { term: term.0, is_accepted };
+    }
+
+    /// Notes that the store names another replica as the home.
+    pub fn note_home_elsewhere(&self, owner: Owner) {
+        self.lock().home = KnownHome::Elsewhere(owner);
+    }
+
+    /// Notes that the server here says whether it has the session, in `term`.
+    pub fn note_home_unknown(&self, term: HomeTerm) {
+        self.lock().home = KnownHome::Unknown(term.0);
+    }
+}
+
+/// Term for which an answer of the store about a home counts.
+#[derive(Clone, Copy, Debug)]
+pub struct HomeTerm(Option<Term>);
+
+impl EventLog {
+    /// Returns the present term, to be read before the store is asked.
+    pub fn home_term(&self) -> HomeTerm {
+        HomeTerm(self.backing.as_ref().and_then(|backing| backing.term()))
+    }
+
+    /// Returns whether the home of a session was asked for in the present term.
+    pub fn knows_home(&self, session: &Session) -> bool {
+        let term = self.home_term().0;
+        // A store that is not shared has no terms, and nothing changes in it.
+        let counts = |of: Option<Term>| of == term && (term.is_some() || self.coordination().is_none());
+        match session.lock().home {
+            KnownHome::Here { term: of, .. } | KnownHome::Unknown(of) => counts(of),
+            KnownHome::Unasked | KnownHome::Elsewhere(_) => false,
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Records of handshakes in a store that replicas share, and the home of a session.
+
+use super::replicas::{LEASE, Replica, settle};
+use super::*;
+use crate::protocol::headers::{ProtocolVersion, SessionId};
+use crate::protocol::jsonrpc::{InitializeParams, ServerFacts};
+
+/// Time after which a replica may count others as gone, with the intervals at which leases are read.
+const KNOWS: Duration = Duration::from_secs(21);
+const KEEP: Duration = Duration::from_secs(3600);
+
+fn session() -> SessionId {
+    SessionId::parse("s").unwrap()
+}
+
+fn caller() -> Principal {
+    Principal::Known([1; 16])
+}
+
+fn handshake() -> Arc<Handshake> {
+    let params = InitializeParams::of(br#"{"params":{"capabilities":{},"clientInfo":{"name":"c"}}}"#).unwrap();
+    let server = ServerFacts::of(br#"{"result":{"capabilities":{"tools":{}}}}"#).unwrap();
+    Handshake::new(params, ProtocolVersion::DEFAULT, server, caller(), KEEP)
+}
+
+/// A replica that writes the changes of its records.
+struct Keeping {
+    replica: Replica,
+    keeping: tokio::task::JoinHandle<()>,
+}
+
+impl Keeping {
+    async fn of(store: &TestStore, owner: u32) -> Self {
+        let replica = Replica::of(store, owner).await;
+        let log = replica.log.clone();
+        let keeping = tokio::spawn(async move { log.keep_handshakes().await });
+        settle().await;
+        Self { replica, keeping }
+    }
+
+    fn log(&self) -> &EventLog {
+        &self.replica.log
+    }
+
+    async fn open(&self) -> Arc<Handshake> {
+        let handshake = handshake();
+        self.log().sessions().handshakes().record(session(), handshake.clone());
+        assert_eq!(self.log().save_handshake(&session()).await, Saved::Ok);
+        handshake
+    }
+
+    fn kill(&self) {
+        self.replica.kill();
+        self.keeping.abort();
+    }
+
+    /// Describes the home of the session as this replica finds it.
+    async fn home(&self) -> String {
+        describe(self.log().session_home(&session()).await.unwrap())
+    }
+
+    async fn take_over(&self, principal: Principal) -> String {
+        describe(self.log().take_over_session(&session(), &principal).await.unwrap())
+    }
+}
+
+fn describe(home: Home) -> String {
+    match home {
+        Home::Here(handshake) => format!("here {:?}", handshake.name().is_lost()),
+        Home::Elsewhere(owner) => format!("elsewhere {}", owner.0),
+        Home::Gone(owner) => format!("gone {}", owner.0),
+        Home::Unknown => "unknown".to_owned(),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_has_all_that_a_later_handshake_repeats() {
+    let store = TestStore::default();
+    let (one, two) = (Keeping::of(&store, 1).await, Keeping::of(&store, 2).await);
+    let handshake = one.open().await;
+    handshake.note_initialized();
+    handshake.note_log_level("debug");
+    for uri in ["file:///a", "file:///b"] {
+        handshake.note_subscription(uri);
+    }
+    handshake.note_subscription_end("file:///a");
+    handshake.note_accepted(Principal::Anonymous);
+    tokio::time::sleep(KNOWS).await;
+    assert_eq!(two.home().await, "elsewhere 1");
+    one.kill();
+    tokio::time::sleep(KNOWS).await;
+    assert_eq!(two.home().await, "gone 1");
+    let Ok(Home::Here(restored)) = two.log().take_over_session(&session(), &caller()).await else {
+        panic!("no other replica takes it over")
+    };
+    assert_eq!(restored.params, handshake.params);
+    assert_eq!((&restored.version, &restored.server), (&handshake.version, &handshake.server));
+    assert!(restored.is_initialized());
+    assert_eq!((restored.log_level().as_deref(), restored.subscriptions()), (Some("debug"), vec!["file:///b".into()]));
+    assert_eq!(restored.principals(), [caller(), Principal::Anonymous]);
+    assert!(restored.name().is_lost(), "the server here does not have it");
+    assert_eq!((restored.to_stored(Owner(2)).generation, handshake.to_stored(Owner(1)).generation), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_of_several_replicas_becomes_the_home() {
+    let store = TestStore::default();
+    let one = Keeping::of(&store, 1).await;
+    let others = [Keeping::of(&store, 2).await, Keeping::of(&store, 3).await, Keeping::of(&store, 4).await];
+    let _record = one.open().await;
+    tokio::time::sleep(KNOWS).await;
+    assert_eq!(others[0].take_over(caller()).await, "elsewhere 1", "its lease runs");
+    one.kill();
+    tokio::time::sleep(KNOWS).await;
+    assert_eq!(others[0].take_over(Principal::Anonymous).await, "unknown", "a stranger");
+    let (a, b, c) =
+        tokio::join!(others[0].take_over(caller()), others[1].take_over(caller()), others[2].take_over(caller()));
+    let all = [a, b, c];
+    let winner = all.iter().position(|home| home == "here true").expect("a winner");
+    for (n, home) in all.iter().enumerate().filter(|(n, _)| *n != winner) {
+        assert_eq!(*home, format!("elsewhere {}", winner + 2), "{n}: {all:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_home_that_others_counted_as_gone_finds_that_out_with_its_next_lease() {
+    let store = TestStore::default();
+    let (one, two) = (Keeping::of(&store, 1).await, Keeping::of(&store, 2).await);
+    let record = one.open().await;
+    assert_eq!(one.home().await, "here false");
+    tokio::time::sleep(KNOWS).await;
+    // As when its process is frozen.
+    one.kill();
+    tokio::time::sleep(KNOWS).await;
+    assert_eq!(two.take_over(caller()).await, "here true");
+    assert_eq!(one.log().save_handshake(&session()).await, Saved::Displaced(Owner(2)));
+    assert!(record.is_over());
+    assert_eq!(two.home().await, "here true");
+    // Its process goes on.
+    let back = Keeping::of(&store, 1).await;
+    assert_eq!(back.home().await, "elsewhere 2");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_has_ended_has_no_record_and_gets_none_by_a_late_write() {
+    let store = TestStore::default();
+    let (one, two) = (Keeping::of(&store, 1).await, Keeping::of(&store, 2).await);
+    let record = one.open().await;
+    record.note_log_level("debug");
+    one.log().sessions().handshakes().forget(&session());
+    record.note_initialized();
+    settle().await;
+    assert_eq!((one.home().await, two.home().await), ("unknown".to_owned(), "unknown".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn changes_that_the_store_did_not_take_are_written_later() {
+    let store = TestStore::default();
+    let (one, two) = (Keeping::of(&store, 1).await, Keeping::of(&store, 2).await);
+    let record = one.open().await;
+    store.set_away(true);
+    record.note_log_level("debug");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(one.log().session_home(&session()).await.is_ok(), "it knows its own");
+    store.set_away(false);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    one.kill();
+    tokio::time::sleep(2 * KNOWS).await;
+    let Ok(Home::Here(restored)) = two.log().take_over_session(&session(), &caller()).await else {
+        panic!("its home is gone")
+    };
+    assert_eq!(restored.log_level().as_deref(), Some("debug"));
+    assert!(LEASE < KNOWS);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_of_the_store_moves_no_session() {
+    let store = TestStore::default();
+    let (one, two) = (Keeping::of(&store, 1).await, Keeping::of(&store, 2).await);
+    let _record = one.open().await;
+    tokio::time::sleep(KNOWS).await;
+    store.set_away(true);
+    tokio::time::sleep(2 * LEASE).await;
+    store.set_away(false);
+    // Each of them may be the first to renew its lease.
+    for _ in 0..40 {
+        tokio::time::sleep(LEASE / 20).await;
+        let home = two.take_over(caller()).await;
+        assert_eq!(home, "elsewhere 1");
+    }
+    assert_eq!(one.home().await, "here false");
+}

@@ -1,0 +1,268 @@
+//! Sessions that are opened again after a restart of the proxy, and at another replica.
+
+use serde_json::json;
+
+use super::disk::Dir;
+use super::*;
+use crate::misdirected::{ONE, TWO};
+use crate::revival::{answer, answer_initialize, complete, open, open_again, refuse};
+
+const OWNER: &str = "Mcp-Resume-Owner";
+const HOME: &str = "Mcp-Resume-Home";
+const SET_LEVEL: &str = r#"{"jsonrpc":"2.0","id":90,"method":"logging/setLevel","params":{"level":"debug"}}"#;
+
+/// The request as a balancer sends it to the replica that it names.
+fn marked(request: Request) -> Request {
+    request.with(OWNER, "anything")
+}
+
+/// The request as a balancer sends it to a replica in place of this home.
+fn in_place_of(home: &str, request: Request) -> Request {
+    request.with(HOME, home)
+}
+
+/// A replica that is a process of its own, in whose names of sessions it is.
+async fn named(redis: &Redis, name: &str) -> Replica {
+    Replica::process(redis, name, &[("MCP_RESUME_REPLICA__WRAP_SESSIONS", "true")]).await
+}
+
+/// Returns the owner that a replica reports to balancers.
+async fn owner(replica: &Replica) -> String {
+    let report = replica.send(Request::new("GET", "/.well-known/mcp-resume")).await.json().await;
+    report["owner"].as_str().expect("an owner").to_owned()
+}
+
+/// Waits until the store has the record of a handshake that was completed.
+async fn is_recorded(redis: &Redis) {
+    until("the record is written", async || redis.has_record("handshake", "\\\"is_initialized\\\":true")).await;
+}
+
+/// Sends the request, which is refused for the session's home.
+async fn refused_for(replica: &Replica, request: Request, home: &str) {
+    let response = replica.send(request).await;
+    assert_eq!((response.status, response.header(HOME)), (421, Some(home)));
+}
+
+#[tokio::test]
+async fn a_session_is_opened_again_after_a_restart_of_the_proxy() {
+    let dir = Dir::new("revival");
+    let mut upstream = Upstream::start().await;
+    let proxy = dir.open(&upstream).await;
+    let session = open(&proxy, &mut upstream, json!({})).await;
+    let pending = session.post(SET_LEVEL).start(proxy.addr).await;
+    let setting = upstream.expect("logging/setLevel").await;
+    setting.json(200, r#"{"jsonrpc":"2.0","id":90,"result":{}}"#).await;
+    assert_eq!(pending.response().await.status, 200);
+    proxy.stop().await;
+
+    // The server has restarted as well.
+    let proxy = dir.open(&upstream).await;
+    let pending = session.post(call(1)).start(proxy.addr).await;
+    refuse(&mut upstream, "tools/call", "s-1").await;
+    open_again(&mut upstream, "s-2").await;
+    let restored = upstream.expect("logging/setLevel").await;
+    assert_eq!(restored.json_body()["params"]["level"], "debug");
+    let id = restored.json_body()["id"].clone();
+    restored.json(200, &json!({ "jsonrpc": "2.0", "id": id, "result": {} }).to_string()).await;
+    answer(&mut upstream, 1, "s-2").await;
+    let response = pending.response().await;
+    assert_eq!((response.status, response.header("mcp-session-id")), (200, Some("s-1")));
+    proxy.stop().await;
+
+    // The proxy alone restarts: it knows the new name at once.
+    let proxy = dir.open(&upstream).await;
+    let pending = session.post(call(2)).start(proxy.addr).await;
+    answer(&mut upstream, 2, "s-2").await;
+    assert_eq!(pending.response().await.header("mcp-session-id"), Some("s-1"));
+    let pending = session.delete().start(proxy.addr).await;
+    let end = upstream.expect("DELETE").await;
+    assert_eq!(end.header("mcp-session-id"), Some("s-2"));
+    end.status(200).await;
+    assert_eq!(pending.response().await.status, 200);
+    proxy.stop().await;
+
+    // A session that its client has ended is not opened again.
+    let proxy = dir.open(&upstream).await;
+    let pending = session.post(call(3)).start(proxy.addr).await;
+    refuse(&mut upstream, "tools/call", "s-1").await;
+    assert_eq!(pending.response().await.status, 404);
+    assert!(upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn a_session_moves_from_a_replica_that_is_gone_to_one_other() {
+    let redis = Redis::start();
+    let mut one = named(&redis, "one").await;
+    let mut two = named(&redis, "two").await;
+    let three = named(&redis, "three").await;
+    let session = open(&one.proxy, &mut one.upstream, json!({})).await;
+    assert!(session.id.starts_with(ONE), "{}", session.id);
+    is_recorded(&redis).await;
+    // While it lives, it is the home.
+    refused_for(&two, marked(session.post(call(1))), ONE).await;
+    refused_for(&two, marked(session.get()), ONE).await;
+    assert_eq!(two.send(session.post(call(1))).await.status, 404, "no balancer is there");
+    one.proxy.kill().await;
+
+    let pending = in_place_of(ONE, session.post(call(2))).start(two.proxy.addr).await;
+    let lost = two.upstream.expect("tools/call").await;
+    assert!(lost.header("mcp-session-id").is_some_and(|name| name.starts_with("mcp-resume-")), "a name of no server");
+    lost.json(404, crate::revival::FORGOTTEN).await;
+    open_again(&mut two.upstream, "t-1").await;
+    answer(&mut two.upstream, 2, "t-1").await;
+    let response = pending.response().await;
+    assert_eq!((response.status, response.header("mcp-session-id")), (200, Some(session.id.as_str())));
+
+    // The others know, however they are asked.
+    refused_for(&three, in_place_of(ONE, session.post(call(3))), TWO).await;
+    refused_for(&three, marked(session.post(call(3))), TWO).await;
+    // A replica that begins to serve changes nothing, nor does the old home that comes back.
+    let one = named(&redis, "one").await;
+    refused_for(&one, marked(session.post(call(3))), TWO).await;
+    let pending = marked(session.post(call(3))).start(two.proxy.addr).await;
+    answer(&mut two.upstream, 3, "t-1").await;
+    assert_eq!(pending.response().await.status, 200);
+    assert!(one.upstream.is_quiet() && three.upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn of_two_replicas_one_takes_a_session_over() {
+    let redis = Redis::start();
+    let mut one = named(&redis, "one").await;
+    let mut two = named(&redis, "two").await;
+    let mut three = named(&redis, "three").await;
+    let session = open(&one.proxy, &mut one.upstream, json!({})).await;
+    is_recorded(&redis).await;
+    one.proxy.kill().await;
+    let at_two = in_place_of(ONE, session.post(call(1))).start(two.proxy.addr).await;
+    let at_three = in_place_of(ONE, session.post(call(2))).start(three.proxy.addr).await;
+    let (mut winner, loser, pending, refused, id) = tokio::select! {
+        call = two.upstream.expect("tools/call") => {
+            call.json(404, crate::revival::FORGOTTEN).await;
+            (two, three, at_two, at_three, 1)
+        }
+        call = three.upstream.expect("tools/call") => {
+            call.json(404, crate::revival::FORGOTTEN).await;
+            (three, two, at_three, at_two, 2)
+        }
+    };
+    let home = owner(&winner).await;
+    open_again(&mut winner.upstream, "t-1").await;
+    answer(&mut winner.upstream, id, "t-1").await;
+    assert_eq!(pending.response().await.status, 200);
+    let response = refused.response().await;
+    assert_eq!((response.status, response.header(HOME)), (421, Some(home.as_str())));
+    assert!(loser.upstream.is_quiet() && winner.upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn a_home_whose_lease_runs_keeps_its_sessions() {
+    let redis = Redis::start();
+    let mut one = named(&redis, "one").await;
+    let settings = [("MCP_RESUME_REPLICA__WRAP_SESSIONS", "true"), ("MCP_RESUME_UPSTREAM__WAIT_SECS", "2")];
+    let two = Replica::process(&redis, "two", &settings).await;
+    let session = open(&one.proxy, &mut one.upstream, json!({})).await;
+    is_recorded(&redis).await;
+    // The balancer does not reach it, though it lives.
+    refused_for(&two, in_place_of(ONE, session.post(call(1))), ONE).await;
+    let pending = marked(session.post(call(1))).start(one.proxy.addr).await;
+    answer(&mut one.upstream, 1, "s-1").await;
+    assert_eq!(pending.response().await.status, 200);
+    assert!(two.upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn a_home_that_was_frozen_finds_that_its_session_has_moved() {
+    let redis = Redis::start();
+    let mut one = named(&redis, "one").await;
+    let mut two = named(&redis, "two").await;
+    let session = open(&one.proxy, &mut one.upstream, json!({})).await;
+    is_recorded(&redis).await;
+    one.proxy.signal("STOP").await;
+    let pending = in_place_of(ONE, session.post(call(1))).start(two.proxy.addr).await;
+    two.upstream.expect("tools/call").await.json(404, crate::revival::FORGOTTEN).await;
+    open_again(&mut two.upstream, "t-1").await;
+    answer(&mut two.upstream, 1, "t-1").await;
+    assert_eq!(pending.response().await.status, 200);
+    one.proxy.signal("CONT").await;
+    until("it has a lease again", async || {
+        let response = one.send(marked(session.post(call(2)))).await;
+        response.status == 421 && response.header(HOME) == Some(TWO)
+    })
+    .await;
+    assert!(one.upstream.is_quiet());
+}
+
+/// A server that the replicas do not share, behind a balancer that does not read the names of sessions.
+#[tokio::test]
+async fn a_refused_request_in_a_session_that_names_no_replica_goes_to_its_home() {
+    let redis = Redis::start();
+    let mut one = Replica::process(&redis, "one", &[]).await;
+    let mut two = Replica::process(&redis, "two", &[]).await;
+    let session = open(&one.proxy, &mut one.upstream, json!({})).await;
+    assert_eq!(session.id, "s-1");
+    is_recorded(&redis).await;
+    for is_marked in [false, true] {
+        let request = session.post(call(1));
+        let pending = if is_marked { marked(request) } else { request }.start(two.proxy.addr).await;
+        refuse(&mut two.upstream, "tools/call", "s-1").await;
+        let response = pending.response().await;
+        let expected = if is_marked { (421, Some(ONE)) } else { (404, None) };
+        assert_eq!((response.status, response.header(HOME)), expected);
+    }
+    one.proxy.kill().await;
+    // Until its lease has expired, the request goes to it.
+    let pending = loop {
+        let mut pending = Box::pin(marked(session.post(call(2))).start(two.proxy.addr).await.response());
+        refuse(&mut two.upstream, "tools/call", "s-1").await;
+        tokio::select! {
+            response = &mut pending => {
+                assert_eq!((response.status, response.header(HOME)), (421, Some(ONE)));
+            }
+            call = two.upstream.expect("initialize") => {
+                answer_initialize(call, "t-1").await;
+                break tokio::spawn(pending);
+            }
+        }
+    };
+    complete(&mut two.upstream, "t-1").await;
+    answer(&mut two.upstream, 2, "t-1").await;
+    assert_eq!(pending.await.expect("a response").header("mcp-session-id"), Some("s-1"));
+    let pending = session.post(call(3)).start(two.proxy.addr).await;
+    answer(&mut two.upstream, 3, "t-1").await;
+    assert_eq!(pending.response().await.header("mcp-session-id"), Some("s-1"));
+}
+
+/// The replica that took the session over last has it.
+#[tokio::test]
+async fn a_replica_that_loses_the_session_during_its_handshake_ends_the_new_one() {
+    let redis = Redis::start();
+    let mut one = named(&redis, "one").await;
+    let mut two = named(&redis, "two").await;
+    let mut three = named(&redis, "three").await;
+    let session = open(&one.proxy, &mut one.upstream, json!({})).await;
+    is_recorded(&redis).await;
+    let home = owner(&three).await;
+    one.proxy.kill().await;
+    let late = in_place_of(ONE, session.post(call(1))).start(two.proxy.addr).await;
+    two.upstream.expect("tools/call").await.json(404, crate::revival::FORGOTTEN).await;
+    let handshake = two.upstream.expect("initialize").await;
+    two.proxy.signal("STOP").await;
+    let pending = in_place_of(TWO, session.post(call(2))).start(three.proxy.addr).await;
+    three.upstream.expect("tools/call").await.json(404, crate::revival::FORGOTTEN).await;
+    open_again(&mut three.upstream, "u-1").await;
+    answer(&mut three.upstream, 2, "u-1").await;
+    assert_eq!(pending.response().await.status, 200);
+    two.proxy.signal("CONT").await;
+    answer_initialize(handshake, "t-1").await;
+    complete(&mut two.upstream, "t-1").await;
+    let end = two.upstream.expect("DELETE").await;
+    assert_eq!(end.header("mcp-session-id"), Some("t-1"));
+    end.status(200).await;
+    let response = late.response().await;
+    assert_eq!((response.status, response.header(HOME)), (421, Some(home.as_str())));
+    let pending = marked(session.post(call(3))).start(three.proxy.addr).await;
+    answer(&mut three.upstream, 3, "u-1").await;
+    assert_eq!(pending.response().await.status, 200);
+    assert_eq!(two.metric(r#"session_revivals_total{outcome="displaced"}"#).await, 1.0);
+}
