@@ -29,7 +29,7 @@ use super::health::{self, HealthChecker};
 use super::in_flight::{self, BackendConnection, InFlight};
 use super::metrics::{Metrics, RetryReason};
 use super::peer::Peers;
-use super::selection::{Criteria, Selection, select};
+use super::selection::{Criteria, Selection, StoreScope, select};
 use super::table::Table;
 use super::write_buffer::READ_MAX;
 use crate::clock;
@@ -80,12 +80,16 @@ pub struct RequestState {
     arrived: Instant,
     client: Option<Client>,
     owner: Option<Owner>,
+    session: Option<Bytes>,
     key: Option<Bytes>,
     has_rechecked: bool,
+    /// True if a replica has waited in vain for the end of the home's lease.
+    has_living_home: bool,
     tried: Vec<SocketAddr>,
     /// The request at its backend.
     in_flight: Option<InFlight>,
-    sent_owner: Option<Owner>,
+    /// Replica that the request is marked with.
+    mark: Mark,
     connection: Option<RawFd>,
     attempts: usize,
     progress: Progress,
@@ -94,6 +98,17 @@ pub struct RequestState {
     /// Error that the client gets.
     failure: Option<Failure>,
     body: Bytes,
+}
+
+/// Mark of a request for the sidecar that it is sent to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mark {
+    /// None: a stand-in responds as if no balancer were there.
+    Absent,
+    /// The sidecar's own owner.
+    Owner(Owner),
+    /// The home of the session, which the sidecar may take over.
+    LostHome(Owner),
 }
 
 /// Progress of a request at its backend.
@@ -175,19 +190,26 @@ impl Phases {
     }
 
     /// Selects a backend for the request. An unknown owner causes one round of health checks.
-    async fn select(&self, request: &mut RequestState) -> Option<(SocketAddr, Option<Owner>)> {
+    async fn select(&self, request: &mut RequestState) -> Option<(SocketAddr, Mark)> {
         loop {
             let replicas = self.table.replicas();
             let criteria = Criteria {
                 owner: request.owner,
+                session: request.session.as_deref(),
                 key: request.key.as_deref(),
                 has_rechecked: request.has_rechecked,
                 tried: &request.tried,
                 tie_breaker: self.tie_breaker(),
             };
             match select(&criteria, &replicas) {
-                Selection::Chosen(replica) => return Some((replica.address, Some(replica.owner))),
-                Selection::StandIn(replica) => return Some((replica.address, None)),
+                Selection::Chosen(replica) => return Some((replica.address, Mark::Owner(replica.owner))),
+                // The home of the session lives, but not for this balancer.
+                Selection::StandIn(_) if request.has_living_home => return None,
+                Selection::StandIn(replica) => {
+                    let home =
+                        request.owner.filter(|_| request.session.is_some() && replica.store == StoreScope::Shared);
+                    return Some((replica.address, home.map_or(Mark::Absent, Mark::LostHome)));
+                }
                 Selection::Nowhere => return None,
                 Selection::Recheck => {
                     self.health.recheck(request.arrived).await;
@@ -223,7 +245,7 @@ impl Phases {
     ) -> Result<()> {
         let is_other = status == StatusCode::MISDIRECTED_REQUEST;
         // The right replica was selected by the head, but the body, which was not searched, names another.
-        let is_by_body = is_other && owner == request.sent_owner;
+        let is_by_body = is_other && owner.is_some_and(|owner| request.mark == Mark::Owner(owner));
         if is_by_body {
             match routing::of_body(&session.as_ref().get_retry_buffer().unwrap_or_default()) {
                 Some(owner) => request.owner = Some(owner),
@@ -248,6 +270,25 @@ impl Phases {
         error.set_retry(true);
         Err(error)
     }
+
+    /// Handles the response of a sidecar that another replica is the home of the session, and that nothing of the request has run. Returns an
+    /// error that has Pingora retry the request there, if it can be retried.
+    async fn retry_at_home(&self, session: &Session, request: &mut RequestState, home: Owner) -> Result<()> {
+        if request.attempts >= ATTEMPTS_MAX || session.as_ref().retry_buffer_truncated() {
+            return Err(Self::fail(request, Failure::before_run(ErrorCode::NoReplica)));
+        }
+        if request.mark == Mark::LostHome(home) {
+            // It may have come back meanwhile.
+            self.health.recheck(clock::now()).await;
+            request.tried.clear();
+            request.has_living_home = true;
+        }
+        request.owner = Some(home);
+        request.retry = Some(RetryReason::Misdirected);
+        let mut error = Error::explain(ErrorType::HTTPStatus(421), "the session is at another replica");
+        error.set_retry(true);
+        Err(error)
+    }
 }
 
 #[async_trait]
@@ -264,11 +305,13 @@ impl ProxyHttp for Phases {
             arrived: clock::now(),
             client: None,
             owner: None,
+            session: None,
             key: None,
             has_rechecked: false,
+            has_living_home: false,
             tried: Vec::new(),
             in_flight: None,
-            sent_owner: None,
+            mark: Mark::Absent,
             connection: None,
             attempts: 0,
             progress: Progress::Waiting,
@@ -300,6 +343,8 @@ impl ProxyHttp for Phases {
         };
         let head = session.req_header();
         request.owner = routing::named(&head.headers, &head.uri, &request.body);
+        let session = head.headers.get(names::MCP_SESSION_ID);
+        request.session = session.map(|session| Bytes::copy_from_slice(session.as_bytes()));
         let key = head.headers.get(names::IDEMPOTENCY_KEY);
         request.key = key.map(|key| Bytes::copy_from_slice(key.as_bytes()));
         Ok(false)
@@ -310,11 +355,11 @@ impl ProxyHttp for Phases {
         (request.in_flight, request.connection) = (None, None);
         request.attempts += 1;
         let selected = if request.attempts > ATTEMPTS_MAX { None } else { self.select(request).await };
-        let backend = selected.and_then(|(address, sent_owner)| Some((self.table.find(address)?, sent_owner)));
-        let Some((backend, sent_owner)) = backend else {
+        let backend = selected.and_then(|(address, mark)| Some((self.table.find(address)?, mark)));
+        let Some((backend, mark)) = backend else {
             return Err(Self::fail(request, Failure::before_run(ErrorCode::NoReplica)));
         };
-        (request.in_flight, request.sent_owner) = (Some(InFlight::begin(&backend)), sent_owner);
+        (request.in_flight, request.mark) = (Some(InFlight::begin(&backend)), mark);
         Ok(Box::new(self.peers.peer_for(&backend)))
     }
 
@@ -342,8 +387,11 @@ impl ProxyHttp for Phases {
             forward(client, if is_tls { "https" } else { "http" }, upstream)?;
         }
         upstream.remove_header(&names::MCP_RESUME_OWNER);
-        if let Some(owner) = request.sent_owner {
-            upstream.insert_header(names::MCP_RESUME_OWNER, owner.to_string())?;
+        upstream.remove_header(&names::MCP_RESUME_HOME);
+        match request.mark {
+            Mark::Absent => {}
+            Mark::Owner(owner) => upstream.insert_header(names::MCP_RESUME_OWNER, owner.to_string())?,
+            Mark::LostHome(home) => upstream.insert_header(names::MCP_RESUME_HOME, home.to_string())?,
         }
         // From here on the replica may read bytes, and only it can respond: if it goes down, the wait is over.
         if request.progress == Progress::Waiting {
@@ -413,12 +461,18 @@ impl ProxyHttp for Phases {
         request: &mut RequestState,
     ) -> Result<()> {
         let owner = response.remove_header(&names::MCP_RESUME_OWNER);
-        let is_by_replica = owner.is_some() && request.sent_owner.is_some();
-        let is_call_failure =
-            response.remove_header(&names::MCP_RESUME_FAILURE).is_some() && request.sent_owner.is_some();
+        let home = response.remove_header(&names::MCP_RESUME_HOME).filter(|_| request.mark != Mark::Absent);
+        let is_marked = matches!(request.mark, Mark::Owner(_));
+        let is_by_replica = owner.is_some() && is_marked;
+        let is_call_failure = response.remove_header(&names::MCP_RESUME_FAILURE).is_some() && is_marked;
         let is_refusal = is_call_failure || (is_by_replica && response.status != StatusCode::BAD_GATEWAY);
         let method = &session.req_header().method;
-        self.record_response(request, method, response.status, is_refusal);
+        self.record_response(request, method, response.status, is_refusal || home.is_some());
+        if response.status == StatusCode::MISDIRECTED_REQUEST
+            && let Some(home) = home.and_then(|home| Owner::parse(home.to_str().ok()?))
+        {
+            return self.retry_at_home(session, request, home).await;
+        }
         let has_not_run = match response.status {
             StatusCode::MISDIRECTED_REQUEST => true,
             // A request with an owner has no other replica to go to.

@@ -61,6 +61,8 @@ pub enum Condition {
 pub struct Criteria<'a> {
     /// Owner that the request names.
     pub owner: Option<Owner>,
+    /// Session, which decides between the replicas in place of its home.
+    pub session: Option<&'a [u8]>,
     /// Idempotency key.
     pub key: Option<&'a [u8]>,
     /// True if every replica was checked after the request arrived.
@@ -112,13 +114,23 @@ fn select_owner<'a>(owner: Owner, criteria: &Criteria<'_>, replicas: &'a [Replic
 }
 
 /// Returns the replica that responds for an owner that is gone: preferably one that shares its store, and takes new
-/// calls.
+/// calls. For a session, the one that its name hashes to.
 fn stand_in<'a>(criteria: &Criteria<'_>, replicas: &'a [Replica]) -> Option<&'a Replica> {
     let up = replicas.iter().filter(|replica| replica.condition != Condition::Down && is_untried(criteria, replica));
     up.min_by(|a, b| {
         let priority = |replica: &Replica| (replica.store != StoreScope::Shared, replica.condition as u8);
-        priority(a).cmp(&priority(b)).then(relative_load(a).total_cmp(&relative_load(b)))
+        let by_session_or_load = || match criteria.session {
+            // The replica takes the session over: every balancer sends it to the same one.
+            Some(session) => rendezvous(session, b).cmp(&rendezvous(session, a)),
+            None => relative_load(a).total_cmp(&relative_load(b)),
+        };
+        priority(a).cmp(&priority(b)).then_with(by_session_or_load)
     })
+}
+
+/// Returns the weight of a replica for `key`. The replica with the highest is chosen: if one leaves, only its keys move.
+fn rendezvous(key: &[u8], replica: &Replica) -> (u64, Owner) {
+    (xxh3_64_with_seed(key, replica.owner.0.into()), replica.owner)
 }
 
 fn select_for_new_call<'a>(criteria: &Criteria<'_>, replicas: &'a [Replica]) -> Option<&'a Replica> {
@@ -134,9 +146,7 @@ fn select_for_new_call<'a>(criteria: &Criteria<'_>, replicas: &'a [Replica]) -> 
     let first = among.iter().map(|replica| replica.priority).min();
     among.retain(|replica| Some(replica.priority) == first);
     match criteria.key {
-        Some(key) => {
-            among.into_iter().max_by_key(|replica| (xxh3_64_with_seed(key, replica.owner.0.into()), replica.owner))
-        }
+        Some(key) => among.into_iter().max_by_key(|replica| rendezvous(key, replica)),
         None => select_least_loaded(&among, criteria.tie_breaker),
     }
 }

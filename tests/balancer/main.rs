@@ -5,6 +5,7 @@
 
 mod clients;
 mod failover;
+mod homes;
 #[allow(dead_code)]
 #[path = "../it/support/pki.rs"]
 mod pki;
