@@ -1,16 +1,14 @@
 """A server that is restarted forgets its sessions: their clients go on in them, and open no others."""
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 
 import pytest
 
 from harness import stack
 from harness.checks import assert_runs
-from harness.relay import Relay
 from harness.restarts import Restarted
-from harness.stack import CLIENTS, LEGACY, Client, eventually, server_kind, together
+from harness.sessions import assert_go_on, sessions_at
+from harness.stack import CLIENTS, eventually, server_kind
 
 pytestmark = pytest.mark.anyio
 
@@ -36,68 +34,6 @@ REFUSED = 2.0
 
 # The warning at a session that was opened again.
 GONE = "the server was restarted: all that it kept for this session is gone"
-
-
-@dataclass
-class Session:
-    """One client, the relay in front of it, and the server's program."""
-
-    client: Client
-    relay: Relay
-    kind: stack.ServerKind
-
-    @property
-    def handshakes(self):
-        """The number of sessions that the client has opened."""
-        return sum(m.get("method") == "initialize" for exchange in self.relay.exchanges for m in exchange.messages)
-
-    @property
-    def statuses(self):
-        """The statuses of the calls' responses, `None` before."""
-        return [exchange.status for exchange in self.relay.calls]
-
-    @property
-    def listens(self):
-        """True if the session's standalone stream is open."""
-        return any(exchange.kind == "standalone" and exchange.status == 200 for exchange in self.relay.exchanges)
-
-    def begin(self, key):
-        tool, arguments, _ = self.kind.quick(key)
-        self.client.begin(tool, arguments)
-
-    async def ended_well(self, n, key):
-        """True if call `n`, a quick one, has its result."""
-        ending, words = await self.client.outcome(n) or ("no", "end")
-        return ending == self.kind.ending and words.startswith(self.kind.quick(key)[2])
-
-    def report(self):
-        said = self.client.transcript
-        return "\n".join([str(said.outcomes), self.relay.report(), *said.noise[-20:]])
-
-
-@asynccontextmanager
-async def sessions_at(port, server, key, clients=CLIENTS, **limits):
-    """A session of each client, by its name, in which one quick call has ended."""
-    kind = server_kind(server)
-    tool, arguments, _ = kind.quick(key)
-    async with AsyncExitStack() as running:
-
-        async def open_one(name):
-            relay = await running.enter_async_context(Relay(port))
-            client = Client(name, LEGACY, relay.url(), tool, arguments, linger_ms=0, then=True, **limits)
-            return Session(await running.enter_async_context(client), relay, kind)
-
-        sessions = {name: await open_one(name) for name in clients}
-        await assert_go_on(sessions, 0, key)
-        yield sessions
-        await together(*(session.client.finish() for session in sessions.values()))
-
-
-async def assert_go_on(sessions, n, key):
-    """Call `n` of each session has its result, and no client has opened another session."""
-    for name, session in sessions.items():
-        assert await session.ended_well(n, key), f"{name}: {session.report()}"
-        assert session.handshakes == 1, f"{name}: {session.report()}"
 
 
 @pytest.mark.parametrize("server", SERVERS)

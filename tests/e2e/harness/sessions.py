@@ -1,0 +1,70 @@
+"""Sessions of stock clients, which a test keeps open while servers and proxies are restarted."""
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from harness import stack
+from harness.relay import Relay
+from harness.stack import CLIENTS, LEGACY, Client, server_kind, together
+
+
+@dataclass
+class Session:
+    """One client, the relay in front of it, and the server's program."""
+
+    client: Client
+    relay: Relay
+    kind: stack.ServerKind
+
+    @property
+    def handshakes(self):
+        """The number of sessions that the client has opened."""
+        return sum(m.get("method") == "initialize" for exchange in self.relay.exchanges for m in exchange.messages)
+
+    @property
+    def statuses(self):
+        """The statuses of the calls' responses, `None` before."""
+        return [exchange.status for exchange in self.relay.calls]
+
+    @property
+    def listens(self):
+        """True if the session's standalone stream is open."""
+        return any(exchange.kind == "standalone" and exchange.status == 200 for exchange in self.relay.exchanges)
+
+    def begin(self, key):
+        tool, arguments, _ = self.kind.quick(key)
+        self.client.begin(tool, arguments)
+
+    async def ended_well(self, n, key):
+        """True if call `n`, a quick one, has its result."""
+        ending, words = await self.client.outcome(n) or ("no", "end")
+        return ending == self.kind.ending and words.startswith(self.kind.quick(key)[2])
+
+    def report(self):
+        said = self.client.transcript
+        return "\n".join([str(said.outcomes), self.relay.report(), *said.noise[-20:]])
+
+
+@asynccontextmanager
+async def sessions_at(port, server, key, clients=CLIENTS, **limits):
+    """A session of each client, by its name, in which one quick call has ended."""
+    kind = server_kind(server)
+    tool, arguments, _ = kind.quick(key)
+    async with AsyncExitStack() as running:
+
+        async def open_one(name):
+            relay = await running.enter_async_context(Relay(port))
+            client = Client(name, LEGACY, relay.url(), tool, arguments, linger_ms=0, then=True, **limits)
+            return Session(await running.enter_async_context(client), relay, kind)
+
+        sessions = {name: await open_one(name) for name in clients}
+        await assert_go_on(sessions, 0, key)
+        yield sessions
+        await together(*(session.client.finish() for session in sessions.values()))
+
+
+async def assert_go_on(sessions, n, key):
+    """Call `n` of each session has its result, and no client has opened another session."""
+    for name, session in sessions.items():
+        assert await session.ended_well(n, key), f"{name}: {session.report()}"
+        assert session.handshakes == 1, f"{name}: {session.report()}"
