@@ -31,9 +31,12 @@ pub(super) enum InputSource {
 pub(super) enum UpstreamInput {
     Head {
         response: Result<Box<Response<ResponseBody>>, Failure>,
-        /// The request as it was sent again in a session with another name, or `None` if it was sent once.
-        sent_again: Option<Arc<Template>>,
         is_reopening: bool,
+    },
+    /// The session of the request was opened again; see [`Settled::Revived`].
+    Revived {
+        again: Arc<Template>,
+        refusal: Box<Response<ResponseBody>>,
     },
     Piece(Bytes),
     End(Ending),
@@ -101,8 +104,12 @@ impl InputSource {
         match self {
             InputSource::Sending { response, is_reopening } => {
                 let is_reopening = *is_reopening;
-                let Settled { response, sent_again } = response.await;
-                UpstreamInput::Head { response: response.map(Box::new), sent_again, is_reopening }
+                match response.await {
+                    Settled::Response(response) => {
+                        UpstreamInput::Head { response: response.map(Box::new), is_reopening }
+                    }
+                    Settled::Revived { again, refusal } => UpstreamInput::Revived { again, refusal: refusal.into() },
+                }
             }
             InputSource::Reading(reader) => match reader.next().await {
                 Ok(piece) => UpstreamInput::Piece(piece),

@@ -40,6 +40,7 @@ mod resume;
 mod retry;
 mod revival;
 mod session;
+mod session_generations;
 mod shared_connection;
 mod standalone;
 mod starvation;

@@ -32,7 +32,10 @@ pub(crate) async fn answer_initialize(call: Call, name: &str) {
 }
 
 /// A session that was opened and initialized by a client with these capabilities.
-async fn with(client: Value, change: impl FnOnce(&mut mcp_resume::config::Config)) -> (Upstream, Proxy, Session) {
+pub(crate) async fn with(
+    client: Value,
+    change: impl FnOnce(&mut mcp_resume::config::Config),
+) -> (Upstream, Proxy, Session) {
     let mut upstream = Upstream::start().await;
     let proxy = Proxy::start(&upstream, |c| {
         c.admin.address = Some(([127, 0, 0, 1], 0).into());
@@ -61,7 +64,7 @@ pub(crate) async fn open(proxy: &Proxy, upstream: &mut Upstream, client: Value) 
     session
 }
 
-async fn ready() -> (Upstream, Proxy, Session) {
+pub(crate) async fn ready() -> (Upstream, Proxy, Session) {
     with(json!({}), |_| {}).await
 }
 
@@ -254,7 +257,7 @@ async fn log_level_and_subscriptions_are_set_again() {
 }
 
 /// Opens the session's standalone stream.
-async fn listen(upstream: &mut Upstream, proxy: &Proxy, session: &Session) -> (Sse, Response) {
+pub(crate) async fn listen(upstream: &mut Upstream, proxy: &Proxy, session: &Session) -> (Sse, Response) {
     let pending = session.get().start(proxy.addr).await;
     let sse = upstream.expect("GET").await.sse().await;
     let mut response = pending.response().await.sse();

@@ -331,7 +331,7 @@ impl Pump {
                     // Boxed: each call would carry the size of this future.
                     Box::pin(refused.settle(response)).await
                 }
-                response => Settled { response, sent_again: None },
+                response => Settled::Response(response),
             }
         });
         self.set_input(InputSource::Sending { response, is_reopening });
@@ -373,16 +373,14 @@ impl Pump {
 
     async fn handle_input(&mut self, input: UpstreamInput) {
         match input {
-            UpstreamInput::Head { response, sent_again, is_reopening } => {
-                if let Some(template) = sent_again {
-                    self.call.template = template;
-                }
-                match response {
-                    Ok(response) if is_reopening => Box::pin(self.handle_reopened(response)).await,
-                    Ok(response) => self.handle_head(response).await,
-                    Err(failure) => self.handle_failure(failure, is_reopening).await,
-                }
+            UpstreamInput::Head { response: Ok(response), is_reopening: true } => {
+                Box::pin(self.handle_reopened(response)).await
             }
+            UpstreamInput::Head { response: Ok(response), is_reopening: false } => self.handle_head(response).await,
+            UpstreamInput::Head { response: Err(failure), is_reopening } => {
+                self.handle_failure(failure, is_reopening).await
+            }
+            UpstreamInput::Revived { again, refusal } => Box::pin(self.send_again(again, refusal)).await,
             UpstreamInput::Piece(piece) => self.handle_piece(piece).await,
             UpstreamInput::End(ending) => self.end(ending).await,
             UpstreamInput::Grown(bytes) => self.handle_growth(bytes).await,

@@ -11,7 +11,7 @@ use tracing::info;
 
 use super::super::input::InputSource;
 use super::super::sse_reader::EventReader;
-use super::super::{ResponseBody, synthetic};
+use super::super::{ResponseBody, Template, synthetic};
 use super::{Pump, is_compressed};
 use crate::event_log::Handshake;
 use crate::protocol::headers;
@@ -50,6 +50,18 @@ impl Pump {
         for message in synthetic::revival_messages(&handshake.server) {
             self.writer.update(|machine, now| machine.handle_message(b"message", &message, now)).await;
         }
+    }
+
+    /// Sends a refused call once more, in its session that was opened again. From now on its cancels and pings name the session as the server
+    /// does now. A call that was cancelled meanwhile gets the `refusal`.
+    pub(super) async fn send_again(&mut self, again: Arc<Template>, refusal: Box<Response<ResponseBody>>) {
+        if self.writer.stream().with_machine(|machine| machine.is_cancelled() || machine.is_sealed()) {
+            return self.handle_head(refusal).await;
+        }
+        self.call.template = again.clone();
+        self.call.may_revive = false;
+        self.call.should_wait = false;
+        self.send(again, false);
     }
 
     /// Takes the response to a request that resumes the stream.

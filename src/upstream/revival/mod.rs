@@ -47,11 +47,17 @@ pub(super) struct Revivals {
     permits: Arc<Semaphore>,
 }
 
-/// Answer to a request after a possible revival.
-pub(super) struct Settled {
-    pub(super) response: Result<Response<ResponseBody>, Failure>,
-    /// The request as it was sent again, or `None` if it was sent once.
-    pub(super) sent_again: Option<Arc<Template>>,
+/// Outcome of a request after a possible revival.
+pub(super) enum Settled {
+    /// Response for the client.
+    Response(Result<Response<ResponseBody>, Failure>),
+    /// The session was opened again: the request goes to the server once more.
+    Revived {
+        /// Request under the new name of the session.
+        again: Arc<Template>,
+        /// Refusal, for a client that needs no other response.
+        refusal: Response<ResponseBody>,
+    },
 }
 
 /// Outcome of an attempt to open a session again, for one request.
@@ -125,9 +131,9 @@ pub(super) struct Refused<'a> {
 }
 
 impl Refused<'_> {
-    /// Opens the session again if `response` refuses it, and sends the request once more.
+    /// Opens the session again if `response` refuses it. The caller then sends the request once more.
     pub(super) async fn settle(self, response: Response<ResponseBody>) -> Settled {
-        let pass = |response| Settled { response: Ok(response), sent_again: None };
+        let pass = |response| Settled::Response(Ok(response));
         let binding = self.stream.binding();
         let Some(id) = &binding.session else { return pass(response) };
         if self.log.sessions().handshakes().find(id).is_none() && !self.log.has_store() {
@@ -152,12 +158,8 @@ impl Refused<'_> {
         }
         match self.open_again(id, &handshake).await {
             Attempt::Revived => {
-                if self.stream.with_machine(|machine| machine.is_cancelled() || machine.is_sealed()) {
-                    return pass(response);
-                }
                 let again = Arc::new((**self.template).clone().in_session(&handshake.name()));
-                let response = self.upstream.send(&again, Some(self.stream)).await;
-                Settled { response, sent_again: Some(again) }
+                Settled::Revived { again, refusal: response }
             }
             Attempt::Unauthorized(unauthorized) => pass(unauthorized),
             Attempt::Displaced(owner) if self.is_routed => self.send_to(id, owner),
