@@ -181,7 +181,7 @@ pub fn rename(data: &[u8], from: &Names, to: &Names) -> Renaming {
     for (message, text) in body.messages().iter().zip(jsonrpc::messages(data)) {
         match message {
             Message::Response { id: Some(id), .. } if *id == from.id && from.id != to.id => {
-                splices.extend(replaced(data, text, &["id"], &to.id));
+                splices.extend(jsonrpc::replaced(data, text, &["id"], &to.id));
             }
             Message::Notification { method } if *method == "notifications/progress" => {
                 const PATH: &[&str] = &["params", "progressToken"];
@@ -190,7 +190,7 @@ pub fn rename(data: &[u8], from: &Names, to: &Names) -> Renaming {
                     continue;
                 }
                 match &to.progress {
-                    Some(progress) => splices.extend(replaced(data, text, PATH, progress)),
+                    Some(progress) => splices.extend(jsonrpc::replaced(data, text, PATH, progress)),
                     None => unwanted += 1,
                 }
             }
@@ -209,21 +209,10 @@ pub fn rename(data: &[u8], from: &Names, to: &Names) -> Renaming {
 
 /// Renames the cancelled requests in `body` by `renamed`. Returns `None` if nothing changes. Walks the body once.
 pub fn rename_cancelled(body: &[u8], renamed: &HashMap<&RequestId, RequestId>) -> Option<Vec<u8>> {
-    let Ok(peeked) = jsonrpc::peek(body) else { return None };
-    let mut splices = Vec::new();
-    for (message, text) in peeked.messages().iter().zip(jsonrpc::messages(body)) {
-        let is_cancel = matches!(message, Message::Notification { method } if *method == "notifications/cancelled");
-        let from = if is_cancel { jsonrpc::cancelled_request_id(text.as_bytes()) } else { None };
-        if let Some(to) = from.and_then(|from| renamed.get(&from)) {
-            splices.extend(replaced(body, text, &["params", "requestId"], to));
-        }
-    }
-    if splices.is_empty() { None } else { Some(jsonrpc::splice(body, splices)) }
-}
-
-fn replaced(whole: &[u8], text: &str, path: &'static [&'static str], by: &RequestId) -> Option<(Range<usize>, String)> {
-    let value = jsonrpc::member(text.as_bytes(), path)?;
-    Some((jsonrpc::span(whole, value), by.to_json()))
+    jsonrpc::rename_ids(body, |message, id| match message {
+        Message::Notification { .. } => renamed.get(id).cloned(),
+        Message::Request { .. } | Message::Response { .. } => None,
+    })
 }
 
 /// The configured tools in a response to `tools/list`.

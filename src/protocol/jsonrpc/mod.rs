@@ -20,6 +20,7 @@ use serde_json::value::RawValue;
 pub(crate) mod counted;
 mod edit;
 mod handshake;
+mod rename;
 mod scan;
 #[cfg(test)]
 mod tests;
@@ -27,6 +28,7 @@ mod walk;
 
 pub use edit::{member, messages, span, splice, splice_apart, without_members};
 pub use handshake::{InitializeParams, ServerFacts, SessionChange, session_change};
+pub use rename::{rename_ids, replaced};
 use scan::scan;
 use walk::{find, find_in_batch, from_slice};
 pub use walk::{find_message, for_each_element, for_each_message};
