@@ -120,18 +120,23 @@ impl Template {
 
     /// Returns true if the request names a session.
     pub(super) fn names_session(&self) -> bool {
-        self.lines.get(&headers::names::MCP_SESSION_ID).is_some()
+        self.session_name().is_some()
+    }
+
+    /// Returns the server's name of the session, or `None` if the request names none.
+    pub(super) fn session_name(&self) -> Option<&[u8]> {
+        self.lines.get(&headers::names::MCP_SESSION_ID)
     }
 
     /// Returns true if the request names its session as the server does now.
     pub(super) fn is_in_session(&self, name: &UpstreamName) -> bool {
         let UpstreamName::Renamed(name) = name else { return true };
-        self.lines.get(&headers::names::MCP_SESSION_ID) == name.as_ref().map(|name| name.as_str().as_bytes())
+        self.session_name() == name.as_ref().map(|name| name.as_str().as_bytes())
     }
 
     /// Returns the same request in the session that `other` names: streams of one session may have begun under different names of it.
     pub(super) fn in_session_of(&self, other: &Self) -> Cow<'_, Self> {
-        let name = |template: &Self| template.lines.get(&headers::names::MCP_SESSION_ID).map(<[u8]>::to_vec);
+        let name = |template: &Self| template.session_name().map(<[u8]>::to_vec);
         let wanted = name(other);
         if name(self) == wanted {
             return Cow::Borrowed(self);

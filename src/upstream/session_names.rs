@@ -71,6 +71,12 @@ impl SessionNames {
         self.owner.and_then(|owner| routing::wrap(owner, name)).unwrap_or_else(|| name.clone())
     }
 
+    /// Returns the server's first name for the session that clients call `id`.
+    pub(super) fn original_name(&self, id: &SessionId) -> SessionId {
+        let own = self.owner.and_then(|owner| routing::strip(owner, id.as_str()));
+        own.and_then(SessionId::parse).unwrap_or_else(|| id.clone())
+    }
+
     /// Gives the session of a response its name for clients. A name that would become too long stays unchanged. `is_new` is true for the
     /// response to a request without a session: the server has given the name anew.
     pub(super) fn wrap(&self, headers: &mut HeaderMap, is_new: bool) {

@@ -113,7 +113,7 @@ impl EventLog {
                 return Ok(Home::Elsewhere(gone));
             }
             stored.home = self.owner();
-            stored.generation += 1;
+            stored.generation.0 = stored.generation.0.saturating_add(1);
             stored.name = UpstreamName::lost();
             let after = stored.encode();
             if backing.store.replace(&key(id), &before, &after, stored.keep).wait().await? {

@@ -23,7 +23,7 @@ pub(in crate::event_log) mod summary;
 
 use std::fmt;
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::Instant;
@@ -45,7 +45,7 @@ use crate::event_log::stream::summary::Summary;
 use crate::protocol::call_name::CallName;
 use crate::protocol::dialect::Status;
 use crate::protocol::error::ErrorCode;
-use crate::protocol::ids::{Handle, Owner, Secret, Seq, StoreEpoch, StreamId};
+use crate::protocol::ids::{Handle, Owner, Secret, Seq, SessionGeneration, StoreEpoch, StreamId};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::{Announcements, ClientResponse, Machine, Phase, Policy};
 use crate::simulation::{self, Bug};
@@ -110,6 +110,8 @@ pub struct Stream {
     is_waiting: AtomicBool,
     /// True while a response of the upstream is read.
     is_read_upstream: AtomicBool,
+    /// Generation of the session in which the upstream has the request.
+    session_generation: AtomicU32,
     is_published: AtomicBool,
     /// Store behind the log, or `None` if memory is the store.
     pub(super) backing: Option<Arc<Backing>>,
@@ -159,6 +161,7 @@ impl Stream {
             sent: SetOnce::new(),
             is_waiting: AtomicBool::new(false),
             is_read_upstream: AtomicBool::new(false),
+            session_generation: AtomicU32::new(0),
             is_published: AtomicBool::new(false),
             backing,
             inner: Mutex::new(inner),
@@ -298,6 +301,16 @@ impl Stream {
     /// Returns whether an event stream of the upstream is read for this stream.
     pub fn is_read_upstream(&self) -> bool {
         self.is_read_upstream.load(Ordering::Relaxed)
+    }
+
+    /// Sets the generation of the session in which the upstream has the request.
+    pub fn set_session_generation(&self, generation: SessionGeneration) {
+        self.session_generation.store(generation.0, Ordering::Relaxed);
+    }
+
+    /// Returns the generation of the session in which the upstream has the request: the first, if the session was never opened again.
+    pub fn session_generation(&self) -> SessionGeneration {
+        SessionGeneration(self.session_generation.load(Ordering::Relaxed))
     }
 
     /// Opens a standalone stream anew, in its session that is being opened again.

@@ -99,7 +99,7 @@ async fn a_record_has_all_that_a_later_handshake_repeats() {
     assert_eq!((restored.log_level().as_deref(), restored.subscriptions()), (Some("debug"), vec!["file:///b".into()]));
     assert_eq!(restored.principals(), [caller(), Principal::Anonymous]);
     assert!(restored.name().is_lost(), "the server here does not have it");
-    assert_eq!((restored.to_stored(Owner(2)).generation, handshake.to_stored(Owner(1)).generation), (1, 0));
+    assert_eq!((restored.to_stored(Owner(2)).generation.0, handshake.to_stored(Owner(1)).generation.0), (1, 0));
 }
 
 #[tokio::test(start_paused = true)]

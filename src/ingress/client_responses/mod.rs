@@ -9,6 +9,7 @@
 //! responded with 2xx: its refusal must reach the client as a status, and must not end a call or settle a server's request.
 
 mod post_delivery;
+mod session_generation;
 mod url_responses;
 
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use serde_json::value::RawValue;
 
 pub(super) use self::post_delivery::PostDelivery;
 use self::post_delivery::{OnAccepted, Outcome, UpstreamPost, reserve_upload, running_calls};
+use self::session_generation::{GenerationRoute, asking_streams};
 pub(super) use self::url_responses::{ParsedResponses, UrlResponses};
 use super::components::Components;
 use super::context::{RequestContext, detached};
@@ -119,24 +121,21 @@ impl ClientResponses {
             Err(code) => return self.refusals.refuse(code),
         };
         let queued = session.queue_turn();
-        let sessions = self.log.sessions();
         let is_proven = self.upstream.observed().has_accepted(&context.credentials, clock::now());
-        let (answered, repeated) = if is_proven {
-            note_responses(sessions, id, records(), &messages)
-        } else {
-            (Vec::new(), repeated_responses(sessions, id, records(), &messages))
-        };
-        if !repeated.is_empty() {
-            self.metrics.observe_repeated_response();
-        }
-        let Some(body) = without(body, messages.len(), &repeated) else {
+        let Some((body, answered, route)) = self.take_messages(&post, &previous, body, is_proven) else {
             return respond::status(StatusCode::ACCEPTED);
         };
+        let template = self.upstream.call(&context.parts, context.connection.forwarded(), detached(body));
+        let template = match &route {
+            Some(route) => route.name(template, &self.upstream, &self.log, id),
+            None => Some(template),
+        };
+        // The server has lost the session that the POST concerns.
+        let Some(template) = template else { return respond::status(StatusCode::ACCEPTED) };
         let on_accepted =
             if is_proven { None } else { Some(note_on_acceptance(id, records().cloned().collect(), messages)) };
-        let template = self.upstream.call(&context.parts, context.connection.forwarded(), detached(body));
         let post = UpstreamPost {
-            template: self.upstream.in_newest_session(template, &self.log, id),
+            template,
             session_id: Some(id.clone()),
             session: Some(session),
             previous,
@@ -157,6 +156,48 @@ impl ClientResponses {
             Ok(Outcome::Failed(failure)) => self.refusals.fail_forward(failure),
             Err(_) => self.refusals.fail_forward(Failure::after_send(ErrorCode::UpstreamBroke)),
         }
+    }
+
+    /// Applies the responses of a POST to the server's requests, at once if the caller is proven. Returns the body for the server, the requests that
+    /// are answered for the first time, and the way in a session that was opened again. Returns `None` if nothing is left to be sent.
+    fn take_messages(
+        &self,
+        post: &SessionPost<'_>,
+        previous: &[Arc<Session>],
+        body: Bytes,
+        is_proven: bool,
+    ) -> Option<(Bytes, Vec<(Arc<Stream>, RequestId)>, Option<GenerationRoute>)> {
+        let (sessions, messages) = (self.log.sessions(), post.messages);
+        let records = || std::iter::once(post.session).chain(previous);
+        let asking = || asking_streams(&self.log, post.id, records());
+        let cancelled = || {
+            let running = running_calls(records());
+            let owing = |id| running.iter().find_map(|running| stream_owing(running, id));
+            post.cancelled.iter().filter_map(owing).map(|(stream, _)| stream).collect()
+        };
+        let responses = messages.iter().enumerate().filter_map(|(index, message)| match message {
+            Message::Response { id, .. } => Some((index, id.as_ref()?)),
+            Message::Request { .. } | Message::Notification { .. } => None,
+        });
+        let route = GenerationRoute::choose(&self.upstream, &self.log, post.id, responses, asking, cancelled);
+        let (answered, mut unwanted) = if is_proven {
+            note_responses(sessions, post.id, records(), messages)
+        } else {
+            (Vec::new(), repeated_responses(sessions, post.id, records(), messages))
+        };
+        if !unwanted.is_empty() {
+            self.metrics.observe_repeated_response();
+        }
+        let body = match &route {
+            Some(route) => {
+                unwanted.extend(route.dropped());
+                unwanted.sort_unstable();
+                unwanted.dedup();
+                route.restore_ids(body)
+            }
+            None => body,
+        };
+        Some((without(body, messages.len(), &unwanted)?, answered, route))
     }
 
     /// Forwards the POST if it concerns another replica, and none of the caller's streams here; see
@@ -277,17 +318,17 @@ fn with_upstream_ids<'a>(
     resume_tokens::rename_cancelled(&body, &renamed).map_or(body, Bytes::from)
 }
 
-/// Returns the body without the messages at the indexes `repeated`, which are in order, or `None` if none is left.
-fn without(body: Bytes, messages: usize, repeated: &[usize]) -> Option<Bytes> {
-    if repeated.is_empty() {
+/// Returns the body without the messages at the indexes `unwanted`, which are in order, or `None` if none is left.
+fn without(body: Bytes, messages: usize, unwanted: &[usize]) -> Option<Bytes> {
+    if unwanted.is_empty() {
         return Some(body);
     }
-    if repeated.len() == messages {
+    if unwanted.len() == messages {
         return None;
     }
     let Ok(batch) = serde_json::from_slice::<Vec<&RawValue>>(&body) else { return Some(body) };
-    let mut repeated = repeated.iter().peekable();
-    let kept = batch.iter().enumerate().filter(|(index, _)| repeated.next_if_eq(&index).is_none());
+    let mut unwanted = unwanted.iter().peekable();
+    let kept = batch.iter().enumerate().filter(|(index, _)| unwanted.next_if_eq(&index).is_none());
     let kept: Vec<&str> = kept.map(|(_, message)| message.get()).collect();
     Some(format!("[{}]", kept.join(",")).into())
 }

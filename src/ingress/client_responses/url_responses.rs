@@ -8,10 +8,11 @@ use serde_json::value::RawValue;
 use tracing::{Instrument, warn};
 
 use super::post_delivery::{OnAccepted, Outcome, PostDelivery, UpstreamPost, reserve_upload};
+use super::session_generation::GenerationRoute;
 use crate::body::BoxBody;
 use crate::clock;
 use crate::dialect::stream_url::{self, SortedResponses};
-use crate::event_log::Stream;
+use crate::event_log::{EventLog, Stream};
 use crate::ingress::components::Components;
 use crate::ingress::context::{RequestContext, detached};
 use crate::ingress::forward_to_replicas::OwnerForwarder;
@@ -23,7 +24,7 @@ use crate::protocol::headers;
 use crate::protocol::ids::EventId;
 use crate::protocol::jsonrpc::{self, Message, PeekError, RequestId};
 use crate::server::respond;
-use crate::upstream::Upstream;
+use crate::upstream::{Template, Upstream};
 
 /// Responses of a client in a POST on a stream URL.
 pub(in crate::ingress) struct ParsedResponses {
@@ -38,6 +39,7 @@ type Refusal = Box<Response<BoxBody>>;
 
 /// Delivers client responses on stream URLs.
 pub(in crate::ingress) struct UrlResponses {
+    log: Arc<EventLog>,
     upstream: Arc<Upstream>,
     metrics: Arc<Metrics>,
     /// Largest number of messages in a body.
@@ -56,8 +58,9 @@ impl UrlResponses {
         owners: Arc<OwnerForwarder>,
         delivery: Arc<PostDelivery>,
     ) -> Self {
-        let Components { config, upstream, metrics, .. } = components;
+        let Components { config, log, upstream, metrics, .. } = components;
         Self {
+            log: log.clone(),
             upstream: upstream.clone(),
             metrics: metrics.clone(),
             max_batch: config.limits.batch,
@@ -150,6 +153,11 @@ impl UrlResponses {
         responses: Vec<(Bytes, RequestId)>,
     ) -> Result<(), Refusal> {
         let is_proven = self.upstream.observed().has_accepted(&context.credentials, clock::now());
+        let route = self.choose_route(context, stream, &responses);
+        let responses = match &route {
+            Some(route) => without_dropped(route, stream, responses, is_proven),
+            None => responses,
+        };
         let SortedResponses { to_forward, repeated } = if is_proven {
             stream_url::note_responses(stream, responses)
         } else {
@@ -158,21 +166,23 @@ impl UrlResponses {
         if repeated > 0 {
             self.metrics.observe_repeated_response();
         }
-        let posts = to_forward.into_iter().map(|(message, id)| UpstreamPost {
-            credentials: context.credentials,
-            on_accepted: if is_proven { None } else { Some(note_on_acceptance(stream.clone(), id.clone())) },
-            reservation: reserve_upload(context, message.len()),
-            slot: None,
-            template: self.upstream.call(&context.parts, context.connection.forwarded(), detached(message)),
-            session_id: context.binding.session.clone(),
-            session: context.session.clone(),
-            previous: Vec::new(),
-            answered: match id {
-                Some(id) if is_proven => vec![(stream.clone(), id)],
-                Some(_) | None => Vec::new(),
-            },
-            cancelled: Vec::new(),
-            may_be_sent_again: should_reach_client,
+        let posts = to_forward.into_iter().filter_map(|(message, id)| {
+            Some(UpstreamPost {
+                credentials: context.credentials,
+                on_accepted: if is_proven { None } else { Some(note_on_acceptance(stream.clone(), id.clone())) },
+                reservation: reserve_upload(context, message.len()),
+                slot: None,
+                template: self.template(context, route.as_ref(), message)?,
+                session_id: context.binding.session.clone(),
+                session: context.session.clone(),
+                previous: Vec::new(),
+                answered: match id {
+                    Some(id) if is_proven => vec![(stream.clone(), id)],
+                    Some(_) | None => Vec::new(),
+                },
+                cancelled: Vec::new(),
+                may_be_sent_again: should_reach_client,
+            })
         });
         let posts: Vec<_> = posts.collect();
         if posts.is_empty() {
@@ -188,6 +198,27 @@ impl UrlResponses {
         match tokio::spawn(self.clone().deliver_all(stream.clone(), posts).in_current_span()).await {
             Ok(outcome) => outcome,
             Err(_) => Err(Box::new(self.refusals.fail_forward(Failure::after_send(ErrorCode::UpstreamBroke)))),
+        }
+    }
+
+    /// Returns the way of the responses in a session that was opened again, or `None` in any other.
+    fn choose_route(
+        &self,
+        context: &RequestContext,
+        stream: &Arc<Stream>,
+        responses: &[(Bytes, RequestId)],
+    ) -> Option<GenerationRoute> {
+        let ids = responses.iter().map(|(_, id)| id).enumerate();
+        let session = context.binding.session.as_ref()?;
+        GenerationRoute::choose(&self.upstream, &self.log, session, ids, || vec![stream.clone()], Vec::new)
+    }
+
+    /// Returns the request with one response, or `None` if the server has lost the session that it concerns.
+    fn template(&self, context: &RequestContext, route: Option<&GenerationRoute>, message: Bytes) -> Option<Template> {
+        let call = |message| self.upstream.call(&context.parts, context.connection.forwarded(), detached(message));
+        match (route, &context.binding.session) {
+            (Some(route), Some(id)) => route.name(call(route.restore_ids(message)), &self.upstream, &self.log, id),
+            (None, _) | (_, None) => Some(call(message)),
         }
     }
 
@@ -247,6 +278,24 @@ impl UrlResponses {
             Ok(Outcome::Response(_) | Outcome::Held | Outcome::Dropped) | Err(_) => Ok(()),
         }
     }
+}
+
+/// Returns the responses without those whose request is gone with its generation of the session. These count as answered.
+fn without_dropped(
+    route: &GenerationRoute,
+    stream: &Stream,
+    responses: Vec<(Bytes, RequestId)>,
+    is_proven: bool,
+) -> Vec<(Bytes, RequestId)> {
+    let mut kept = Vec::with_capacity(responses.len());
+    for (index, response) in responses.into_iter().enumerate() {
+        if !route.dropped().contains(&index) {
+            kept.push(response);
+        } else if is_proven {
+            let _ = stream.handle_client_response(&response.1);
+        }
+    }
+    kept
 }
 
 /// Returns the change that a POST makes once the upstream has accepted it: the request `id` of `stream` has its response.

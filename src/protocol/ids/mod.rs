@@ -126,6 +126,10 @@ impl fmt::Display for Owner {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct StoreEpoch(pub u32);
 
+/// Number of a session at its server: 0 for the one that the client opened, and more for each that the proxy has opened in its place since.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
+pub struct SessionGeneration(pub u32);
+
 /// The random mark that makes the first event ID of a resumed connection unique. It is ignored in requests.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct AttachId(pub u64);

@@ -6,6 +6,7 @@
 
 mod plain_response;
 mod reopening;
+mod session_generation;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -162,6 +163,7 @@ impl Pump {
             began,
             alarm: Alarm::new(),
         });
+        pump.note_generation();
         pump.send(pump.call.template.clone(), false);
         pump
     }
@@ -302,8 +304,11 @@ impl Pump {
                 }
             }
             Effect::AnnounceCancel(_) => {}
-            Effect::RefuseServerRequest(id) => self.refuse_server_request(id),
-            Effect::AnswerPing(id) => self.pings().answer(id),
+            Effect::RefuseServerRequest(id) => self.refuse_server_request(self.server_id(id)),
+            Effect::AnswerPing(id) => {
+                let id = self.server_id(id);
+                self.pings().answer(id);
+            }
             Effect::KeepAlive => self.pings().send_ping(),
             Effect::AnnounceGap => self.announce_gap().await,
             Effect::AnnounceRevival => Box::pin(self.announce_revival()).await,
@@ -423,6 +428,7 @@ impl Pump {
             }
             Box::pin(self.call.observer.save_session(&self.log, &self.call.credentials)).await;
         }
+        self.rename_server_requests(&mut events);
         let bytes = events.iter().map(|event| event.data.len()).sum();
         self.metrics.observe_events(events.len(), bytes);
         if error.is_some() || ending.is_some() {

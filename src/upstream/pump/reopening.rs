@@ -40,7 +40,7 @@ impl Pump {
         if let Some(name) = self.handshake().map(|handshake| handshake.newest_name())
             && !self.call.template.is_in_session(&name)
         {
-            self.call.template = Arc::new((*self.call.template).clone().in_session(&name));
+            self.set_template(Arc::new((*self.call.template).clone().in_session(&name)));
         }
     }
 
@@ -58,7 +58,7 @@ impl Pump {
         if self.writer.stream().with_machine(|machine| machine.is_cancelled() || machine.is_sealed()) {
             return self.handle_head(refusal).await;
         }
-        self.call.template = again.clone();
+        self.set_template(again.clone());
         self.call.may_revive = false;
         self.call.should_wait = false;
         self.send(again, false);

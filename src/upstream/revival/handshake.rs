@@ -114,7 +114,8 @@ impl Handshaking {
             self.end(name.as_ref()).await;
             return Opened::Ended;
         }
-        self.handshake.note_opening(name.clone());
+        self.log.sessions().handshakes().note_opening(&self.handshake, name.clone());
+        self.leave_unanswered();
         let standalone = self.reopen_standalone().await;
         if self.handshake.is_initialized() && !self.complete(name.as_ref()).await {
             return Opened::Failed("notifications/initialized was refused");
@@ -177,6 +178,14 @@ impl Handshaking {
     /// Returns the session's standalone streams that are open downstream.
     fn standalone(&self) -> Vec<Arc<Stream>> {
         self.log.sessions().standalone_of(&self.id, &self.handshake.principals())
+    }
+
+    /// Keeps the IDs of the server's requests that no client has answered: the server will use them again in the new session.
+    fn leave_unanswered(&self) {
+        for stream in self.log.sessions().streams_of(&self.id, &self.handshake.principals()) {
+            let ids: Vec<_> = stream.with_machine(|machine| machine.server_requests().outstanding().cloned().collect());
+            self.handshake.leave_unanswered(ids);
+        }
     }
 
     /// Lets the standalone streams of the session be opened under its new name, before the server has a reason to ask. Returns those that

@@ -5,6 +5,7 @@
 //! again once; a request that may have run never is. Absent: the handshake ([`handshake`]), its record (`event_log`), and the wordings of
 //! refusals (`protocol`). A notification or a client response causes no revival: refused, it is dropped.
 
+mod generations;
 mod handshake;
 
 use std::sync::Arc;
@@ -189,7 +190,7 @@ impl Refused<'_> {
         if let Some(session) = self.log.sessions().find(id, &self.stream.binding().principal) {
             session.note_home_elsewhere(home);
         }
-        Settled { response: Err(Failure::before_run(ErrorCode::Misdirected)), sent_again: None }
+        Settled::Response(Err(Failure::before_run(ErrorCode::Misdirected)))
     }
 
     /// Returns whether a stream of the session is open and stays open for a second: then the session lives, and the refusal concerns this
@@ -324,15 +325,6 @@ impl Upstream {
             return (response, false);
         }
         self.revivals.examine(response, &[]).await
-    }
-
-    /// Returns a POST with client responses for the newest name of its session: that of a handshake in progress, in which the server may have
-    /// asked.
-    pub fn in_newest_session(&self, template: Template, log: &EventLog, id: &SessionId) -> Template {
-        match log.sessions().handshakes().find(id) {
-            Some(handshake) if handshake.is_opening() => template.in_session(&handshake.newest_name()),
-            Some(_) | None => template,
-        }
     }
 
     /// Returns the request in the session under its present name, or `None` if it names the session so.

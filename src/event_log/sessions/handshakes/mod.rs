@@ -7,6 +7,7 @@
 //! (`recovery/handshakes.rs`).
 
 mod changes;
+mod generations;
 mod held_bytes;
 mod record;
 mod stored;
@@ -19,13 +20,15 @@ use std::time::Instant;
 use dashmap::DashMap;
 
 use changes::Changes;
+pub use generations::UpstreamName;
 use held_bytes::AllBytes;
-pub use record::{Handshake, UpstreamName};
+pub use record::Handshake;
 pub(in crate::event_log) use stored::StoredHandshake;
 
 use crate::clock;
 use crate::eviction::evict_if_full;
 use crate::protocol::headers::SessionId;
+use crate::protocol::ids::SessionGeneration;
 
 /// Bytes that all records may hold, for each of the most sessions.
 const BYTES_EACH: usize = 2048;
@@ -38,7 +41,7 @@ pub struct Handshakes {
     by_session: DashMap<SessionId, Arc<Handshake>>,
     /// Clients' names of sessions that were opened again, by their names at the server.
     by_upstream_name: DashMap<SessionId, SessionId>,
-    /// True once a session was opened again. Before that no request looks for its names.
+    /// True once a session has had a second name. Before that no request looks for its names.
     has_renamed: AtomicBool,
     all_bytes: Arc<AllBytes>,
     /// Records whose changes are to be written to the store.
@@ -176,6 +179,33 @@ impl Handshakes {
         }
     }
 
+    /// Notes the name that the server has given to a session that is being opened again.
+    pub fn note_opening(&self, handshake: &Handshake, name: Option<SessionId>) {
+        handshake.note_opening(name);
+        self.has_renamed.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns the name of a session at the server in one of its generations: `Some(None)` if it has none. Returns `None` if the name is no
+    /// longer known, and if the server has given it to another session since. `original` is the server's first name for the session, and
+    /// `visible` returns the name that a client would have got for one.
+    pub fn name_in(
+        &self,
+        id: &SessionId,
+        generation: SessionGeneration,
+        original: SessionId,
+        visible: impl FnOnce(&SessionId) -> SessionId,
+    ) -> Option<Option<SessionId>> {
+        let name = match self.find(id)?.name_in(generation)? {
+            UpstreamName::Original => original,
+            UpstreamName::Renamed(Some(name)) => name,
+            UpstreamName::Renamed(None) => return Some(None),
+        };
+        let visible = visible(&name);
+        let has_other_holder = self.client_name(&name).is_some_and(|holder| holder != *id);
+        let has_newcomer = visible != *id && self.find(&visible).is_some_and(|it| it.name() == UpstreamName::Original);
+        if has_other_holder || has_newcomer { None } else { Some(Some(name)) }
+    }
+
     /// Gives a session the name at the server under which it was opened again. Returns false if the session is over. `visible` is the name that
     /// a client would have got for it; see [`Self::displace`].
     pub fn rename(
@@ -194,7 +224,7 @@ impl Handshakes {
             if state.is_over {
                 return false;
             }
-            state.generation += 1;
+            state.generations.adopt(&name);
             std::mem::replace(&mut state.name, UpstreamName::Renamed(name.clone()))
         };
         self.has_renamed.store(true, Ordering::Relaxed);
@@ -223,7 +253,7 @@ impl Handshakes {
         }
     }
 
-    /// Returns whether any session was opened again.
+    /// Returns whether any session has had a second name.
     pub fn has_renamed(&self) -> bool {
         self.has_renamed.load(Ordering::Relaxed)
     }

@@ -8,20 +8,19 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, OwnedMutexGuard};
 
 use super::changes::Change;
+use super::generations::{Generations, UpstreamName};
 use super::held_bytes::HeldBytes;
 use super::stored::StoredHandshake;
 use crate::clock;
 use crate::event_log::backing::Term;
 use crate::event_log::identity::principal::Principal;
 use crate::protocol::headers::{ProtocolVersion, SessionId};
-use crate::protocol::ids::Owner;
-use crate::protocol::jsonrpc::{InitializeParams, ServerFacts};
-use crate::random;
+use crate::protocol::ids::{Owner, SessionGeneration};
+use crate::protocol::jsonrpc::{self, InitializeParams, Message, RequestId, ServerFacts};
 use crate::sync;
 
 /// Limit of the subscriptions of a session. Beyond it the session is not opened again.
@@ -35,8 +34,6 @@ const SUBSCRIPTION_COST: usize = 64;
 const LOG_LEVEL_MAX: usize = 64;
 /// Limit of the principals that may cause a session to be opened again.
 const PRINCIPALS_MAX: usize = 8;
-/// Beginning of a name that no server has.
-const LOST: &str = "mcp-resume-";
 /// Interval within which [`ATTEMPTS_MAX`] attempts may begin.
 const ATTEMPTS_PER: Duration = Duration::from_secs(60);
 const ATTEMPTS_MAX: usize = 3;
@@ -67,34 +64,8 @@ impl fmt::Debug for Handshake {
     }
 }
 
-/// Name of a session at its server.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum UpstreamName {
-    /// The name that clients use, without any owner that the proxy has put before it.
-    Original,
-    /// A name that the server gave when the session was opened again, or `None` if it gave none.
-    Renamed(Option<SessionId>),
-}
-
-impl UpstreamName {
-    /// Returns a name that no server has. A session with it is refused, and opened again.
-    pub(in crate::event_log) fn lost() -> Self {
-        Self::Renamed(SessionId::parse(&format!("{LOST}{:016x}", u64::from_be_bytes(random::bytes()))))
-    }
-
-    /// Returns whether no server has the session: it must be opened again.
-    pub fn is_lost(&self) -> bool {
-        match self {
-            Self::Original | Self::Renamed(None) => false,
-            Self::Renamed(Some(name)) => name.as_str().starts_with(LOST),
-        }
-    }
-}
-
 pub(super) struct State {
     pub(super) name: UpstreamName,
-    /// Number of names that the session has had since it was opened. A replica that takes the session over counts as one.
-    pub(super) generation: u64,
     /// True once the store has had the record, so that a missing or a later one there means something.
     pub(super) was_written: bool,
     /// Term in which the store last named this replica as the home of the session.
@@ -103,6 +74,7 @@ pub(super) struct State {
     pub(super) kept_from: Instant,
     /// Name of the session that is being opened, until its handshake is complete.
     opening: Option<Option<SessionId>>,
+    pub(super) generations: Generations,
     is_initialized: bool,
     log_level: Option<Box<str>>,
     subscriptions: BTreeSet<Box<str>>,
@@ -120,7 +92,7 @@ impl State {
         let now = clock::now();
         Self {
             name: UpstreamName::Original,
-            generation: 0,
+            generations: Generations::new(UpstreamName::Original),
             was_written: false,
             confirmed: None,
             kept_from: now,
@@ -177,8 +149,8 @@ impl Handshake {
     pub(in crate::event_log) fn from_stored(stored: StoredHandshake) -> Arc<Self> {
         let StoredHandshake { params, version, server, keep, .. } = stored;
         let state = State {
+            generations: Generations::restored(stored.generation, stored.name.clone()),
             name: stored.name,
-            generation: stored.generation,
             was_written: true,
             is_initialized: stored.is_initialized,
             log_level: stored.log_level,
@@ -193,7 +165,7 @@ impl Handshake {
         let state = self.lock();
         StoredHandshake {
             home,
-            generation: state.generation,
+            generation: state.generations.current(),
             name: state.name.clone(),
             principals: state.principals.clone(),
             params: self.params.clone(),
@@ -372,11 +344,74 @@ impl Handshake {
         state.ended += 1;
         state.has_failed = has_failed;
         state.opening = None;
+        state.generations.drop_begun();
     }
 
     /// Notes the name that the server has given to the session that is being opened.
-    pub fn note_opening(&self, name: Option<SessionId>) {
-        self.lock().opening = Some(name);
+    pub(super) fn note_opening(&self, name: Option<SessionId>) {
+        let mut state = self.lock();
+        state.generations.begin(name.clone());
+        state.opening = Some(name);
+    }
+
+    /// Returns whether the session was opened again, or is being opened: then it has several generations.
+    pub fn has_generations(&self) -> bool {
+        self.lock().generations.are_several()
+    }
+
+    /// Returns the newest generation: that of a handshake in progress, once the server has given its name.
+    pub fn newest_generation(&self) -> SessionGeneration {
+        self.lock().generations.newest()
+    }
+
+    /// Returns the newest generation in which the session has this name at the server; the first for an unknown name.
+    pub fn generation_named(&self, name: Option<&[u8]>) -> SessionGeneration {
+        self.lock().generations.named(name)
+    }
+
+    /// Returns the name of the session in a generation, or `None` if it is no longer known.
+    pub(super) fn name_in(&self, generation: SessionGeneration) -> Option<UpstreamName> {
+        self.lock().generations.name_in(generation)
+    }
+
+    /// Notes the IDs of the server's requests that have no response when a new generation begins, before the first request of that one. The
+    /// newest 64 are kept, each of at most 256 bytes.
+    pub fn leave_unanswered(&self, ids: impl IntoIterator<Item = RequestId>) {
+        self.change_ids(|generations| generations.leave_unanswered(ids));
+    }
+
+    /// Returns whether a response with this ID is for a request that an earlier generation has left unanswered.
+    pub fn has_left_unanswered(&self, id: &RequestId) -> bool {
+        self.lock().generations.have_left_unanswered(id)
+    }
+
+    /// Gives the server's requests in a message of this generation IDs of the proxy's own where theirs would be ambiguous; a cancel names
+    /// them so as well. Returns `None` if the message stays as it is.
+    pub fn rename_server_requests(&self, generation: SessionGeneration, message: &[u8]) -> Option<Vec<u8>> {
+        jsonrpc::rename_ids(message, |message, id| match message {
+            Message::Request { .. } => self.change_ids(|generations| generations.rename(generation, id)),
+            Message::Notification { .. } => self.lock().generations.id_of(generation, id),
+            Message::Response { .. } => None,
+        })
+    }
+
+    /// Returns the generation of a request that clients know under an ID of the proxy's own, and its ID at the server; `None` for other IDs.
+    pub fn server_id_of(&self, id: &RequestId) -> Option<(SessionGeneration, RequestId)> {
+        self.lock().generations.server_id_of(id)
+    }
+
+    /// Changes the kept IDs. If all records hold too much, they are forgotten.
+    fn change_ids<R>(&self, change: impl FnOnce(&mut Generations) -> R) -> R {
+        let mut state = self.lock();
+        let before = state.generations.byte_len();
+        let changed = change(&mut state.generations);
+        let has_room = self.bytes.add(state.generations.byte_len());
+        self.bytes.remove(before);
+        if !has_room {
+            self.bytes.remove(state.generations.byte_len());
+            state.generations.forget_ids();
+        }
+        changed
     }
 
     /// Returns whether the session is over: its client has ended it, or its server cannot serve it again.

@@ -10,10 +10,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::record::UpstreamName;
+use super::generations::UpstreamName;
 use crate::event_log::identity::principal::Principal;
 use crate::protocol::headers::ProtocolVersion;
-use crate::protocol::ids::Owner;
+use crate::protocol::ids::{Owner, SessionGeneration};
 use crate::protocol::jsonrpc::{InitializeParams, ServerFacts};
 
 /// Record of a handshake in a store.
@@ -22,7 +22,7 @@ pub(in crate::event_log) struct StoredHandshake {
     /// Replica whose server has the session.
     pub(in crate::event_log) home: Owner,
     /// Generation of the session's name: a replica writes over no record of a later one.
-    pub(in crate::event_log) generation: u64,
+    pub(in crate::event_log) generation: SessionGeneration,
     /// Name of the session at that server.
     pub(in crate::event_log) name: UpstreamName,
     /// Principals that may cause the session to be opened again.

@@ -100,8 +100,7 @@ impl ServerRequests {
 
     /// Counts every outstanding request as answered: no answer to it can reach its session any more.
     pub(super) fn answer_all(&mut self) {
-        let waiting: Vec<_> =
-            self.0.iter().flat_map(|ledger| ledger.waiting.values()).map(|it| it.id.clone()).collect();
+        let waiting: Vec<_> = self.outstanding().cloned().collect();
         for id in waiting {
             self.answer(&id);
         }
@@ -207,6 +206,11 @@ impl ServerRequests {
     pub fn has_answered(&self, id: &RequestId) -> bool {
         let same = self.0.as_ref().and_then(|ledger| ledger.by_id.get(id));
         same.is_some_and(|same| same.answered == same.indexes.len())
+    }
+
+    /// Returns the ids of the unanswered requests, in the order of their arrival.
+    pub fn outstanding(&self) -> impl Iterator<Item = &RequestId> {
+        self.0.iter().flat_map(|ledger| ledger.waiting.values()).map(|request| &*request.id)
     }
 
     /// Returns true if any request is unanswered.

@@ -1,0 +1,328 @@
+//! Generations of one session: its names at the server one after another, and the IDs of the server's requests in them.
+//!
+//! A server numbers its requests from 0 in each session that it opens, and a client's response has the ID of the request and nothing else. The
+//! client's session outlives the server's, so one ID may name the requests of two generations. Owned here: the names; the IDs of requests that
+//! earlier generations have left without a response; and IDs of the proxy's own, `mr-<generation>-<number>`, for requests that would have one
+//! of these IDs, and for all requests of a generation that is over. Invariants: an ID that an earlier generation has left without a response
+//! names no request of a later one, even after a late response; of each kind the newest few are kept. Absent: the messages
+//! (`protocol/jsonrpc`), and the streams that carry them.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use crate::protocol::headers::SessionId;
+use crate::protocol::ids::SessionGeneration;
+use crate::protocol::jsonrpc::RequestId;
+use crate::random;
+
+/// Beginning of a name that no server has.
+const LOST: &str = "mcp-resume-";
+/// Limit of the kept names.
+const NAMES_MAX: usize = 8;
+/// Limit of the kept IDs of each kind.
+const IDS_MAX: usize = 64;
+/// Size limit of a kept ID, in bytes. A request with a longer one keeps it.
+const ID_LEN_MAX: usize = 256;
+/// Approximate size of a kept ID beside its bytes.
+const ID_COST: usize = 64;
+
+/// Name of a session at its server.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum UpstreamName {
+    /// The name that clients use, without any owner that the proxy has put before it.
+    Original,
+    /// A name that only the server uses, or `None` if it gave none when the session was opened again.
+    Renamed(Option<SessionId>),
+}
+
+impl UpstreamName {
+    /// Returns a name that no server has. A session with it is refused, and opened again.
+    pub(in crate::event_log) fn lost() -> Self {
+        Self::Renamed(SessionId::parse(&format!("{LOST}{:016x}", u64::from_be_bytes(random::bytes()))))
+    }
+
+    /// Returns whether no server has the session: it must be opened again.
+    pub fn is_lost(&self) -> bool {
+        match self {
+            Self::Original | Self::Renamed(None) => false,
+            Self::Renamed(Some(name)) => name.as_str().starts_with(LOST),
+        }
+    }
+}
+
+/// Generations of one session.
+#[derive(Debug)]
+pub(super) struct Generations {
+    /// The newest names. The last may be that of a handshake in progress.
+    names: VecDeque<(SessionGeneration, UpstreamName)>,
+    current: SessionGeneration,
+    next: u32,
+    /// IDs that generations before the newest have left without a response.
+    unanswered: VecDeque<RequestId>,
+    renamed: VecDeque<Renamed>,
+    /// Number of requests that were renamed.
+    count: u64,
+}
+
+/// A request of the server that clients know under an ID of the proxy's own.
+#[derive(Debug)]
+struct Renamed {
+    generation: SessionGeneration,
+    server_id: RequestId,
+    id: RequestId,
+}
+
+impl Generations {
+    /// Creates the first generation, which has this name.
+    pub(super) fn new(name: UpstreamName) -> Self {
+        Self {
+            names: VecDeque::from([(SessionGeneration(0), name)]),
+            current: SessionGeneration(0),
+            next: 1,
+            unanswered: VecDeque::new(),
+            renamed: VecDeque::new(),
+            count: 0,
+        }
+    }
+
+    /// Restores the present generation of a session from a store. The IDs of the generations before it are not known.
+    pub(super) fn restored(generation: SessionGeneration, name: UpstreamName) -> Self {
+        Self {
+            names: VecDeque::from([(generation, name)]),
+            current: generation,
+            next: generation.0.saturating_add(1),
+            // A client may still have IDs of the process before.
+            count: u64::from(u32::from_be_bytes(random::bytes())),
+            ..Self::new(UpstreamName::Original)
+        }
+    }
+
+    /// Returns the generation of the session's present name.
+    pub(super) fn current(&self) -> SessionGeneration {
+        self.current
+    }
+
+    /// Begins the next generation. Until [`Self::adopt`] it is that of a handshake in progress.
+    pub(super) fn begin(&mut self, name: Option<SessionId>) {
+        self.drop_begun();
+        if self.names.len() == NAMES_MAX {
+            self.names.pop_front();
+        }
+        self.names.push_back((SessionGeneration(self.next), UpstreamName::Renamed(name)));
+        self.next += 1;
+    }
+
+    /// Makes the generation of a complete handshake, which has this name, the current one.
+    pub(super) fn adopt(&mut self, name: &Option<SessionId>) {
+        if self.newest() == self.current {
+            self.begin(name.clone());
+        }
+        self.current = self.newest();
+    }
+
+    /// Drops the generation of a handshake that has failed, if there is one.
+    pub(super) fn drop_begun(&mut self) {
+        let current = self.current;
+        self.names.retain(|(generation, _)| *generation <= current);
+    }
+
+    /// Returns whether the session has had several generations.
+    pub(super) fn are_several(&self) -> bool {
+        self.next > 1
+    }
+
+    /// Returns the newest generation: that of a handshake in progress, if there is one.
+    pub(super) fn newest(&self) -> SessionGeneration {
+        self.names.back().map_or(self.current, |(generation, _)| *generation)
+    }
+
+    /// Returns the newest generation with this name at the server, as requests have it; the first for an unknown name.
+    pub(super) fn named(&self, name: Option<&[u8]>) -> SessionGeneration {
+        let is_named = |known: &UpstreamName| match known {
+            UpstreamName::Original => false,
+            UpstreamName::Renamed(known) => known.as_ref().map(|known| known.as_str().as_bytes()) == name,
+        };
+        let found = self.names.iter().rev().find(|(_, known)| is_named(known));
+        found.map_or(SessionGeneration(0), |(generation, _)| *generation)
+    }
+
+    /// Returns the name of a generation, or `None` if it is no longer known.
+    pub(super) fn name_in(&self, wanted: SessionGeneration) -> Option<UpstreamName> {
+        self.names.iter().find(|(generation, _)| *generation == wanted).map(|(_, name)| name.clone())
+    }
+
+    /// Keeps the IDs of requests that have no response, before the first request of the newest generation comes.
+    pub(super) fn leave_unanswered(&mut self, ids: impl IntoIterator<Item = RequestId>) {
+        for id in ids {
+            // Those of the proxy's own are never used again.
+            let is_own = self.renamed.iter().any(|renamed| renamed.id == id);
+            if id.text().len() > ID_LEN_MAX || is_own || self.unanswered.contains(&id) {
+                continue;
+            }
+            if self.unanswered.len() == IDS_MAX {
+                self.unanswered.pop_front();
+            }
+            self.unanswered.push_back(id);
+        }
+    }
+
+    /// Returns whether a response with this ID may be late: one for a request of an earlier generation.
+    pub(super) fn have_left_unanswered(&self, id: &RequestId) -> bool {
+        self.unanswered.contains(id)
+    }
+
+    /// Returns the ID of the proxy's own for a request of the server, or `None` if the request keeps its ID.
+    pub(super) fn rename(&mut self, generation: SessionGeneration, id: &RequestId) -> Option<RequestId> {
+        let is_new = generation == self.newest() && !self.unanswered.contains(id);
+        if is_new || !self.are_several() || id.text().len() > ID_LEN_MAX {
+            return None;
+        }
+        if self.renamed.len() == IDS_MAX {
+            self.renamed.pop_front();
+        }
+        let own = RequestId::String(format!("mr-{}-{}", generation.0, self.count).into());
+        self.count += 1;
+        self.renamed.push_back(Renamed { generation, server_id: id.clone(), id: own.clone() });
+        Some(own)
+    }
+
+    /// Returns the ID of the proxy's own for the newest request with this ID of the server, or `None` if it kept its ID.
+    pub(super) fn id_of(&self, generation: SessionGeneration, server_id: &RequestId) -> Option<RequestId> {
+        let is_it = |renamed: &&Renamed| renamed.generation == generation && renamed.server_id == *server_id;
+        self.renamed.iter().rev().find(is_it).map(|renamed| renamed.id.clone())
+    }
+
+    /// Returns the generation of a request with an ID of the proxy's own, and its ID at the server.
+    pub(super) fn server_id_of(&self, id: &RequestId) -> Option<(SessionGeneration, RequestId)> {
+        let renamed = self.renamed.iter().find(|renamed| renamed.id == *id)?;
+        Some((renamed.generation, renamed.server_id.clone()))
+    }
+
+    /// Returns the approximate bytes of the kept IDs.
+    pub(super) fn byte_len(&self) -> usize {
+        let cost = |id: &RequestId| ID_COST + id.text().len();
+        let unanswered: usize = self.unanswered.iter().map(cost).sum();
+        let renamed: usize = self.renamed.iter().map(|renamed| cost(&renamed.server_id) + cost(&renamed.id)).sum();
+        unanswered + renamed
+    }
+
+    /// Forgets all IDs: later requests keep theirs.
+    pub(super) fn forget_ids(&mut self) {
+        self.unanswered = VecDeque::new();
+        self.renamed = VecDeque::new();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn number(number: u64) -> RequestId {
+        RequestId::Number(number.to_string().into())
+    }
+
+    fn own(text: &str) -> Option<RequestId> {
+        Some(RequestId::String(text.into()))
+    }
+
+    fn name(text: &str) -> Option<SessionId> {
+        SessionId::parse(text)
+    }
+
+    const FIRST: SessionGeneration = SessionGeneration(0);
+    const SECOND: SessionGeneration = SessionGeneration(1);
+
+    fn opened_again(unanswered: impl IntoIterator<Item = RequestId>) -> Generations {
+        let mut generations = Generations::new(UpstreamName::Original);
+        generations.begin(name("b"));
+        generations.leave_unanswered(unanswered);
+        generations.adopt(&name("b"));
+        generations
+    }
+
+    #[test]
+    fn a_session_that_was_never_opened_again_renames_nothing() {
+        let mut generations = Generations::new(UpstreamName::Original);
+        generations.leave_unanswered([number(0)]);
+        assert_eq!(generations.rename(FIRST, &number(0)), None);
+        assert!(!generations.are_several());
+    }
+
+    #[test]
+    fn a_request_is_renamed_only_if_an_earlier_generation_has_left_its_id_unanswered() {
+        let mut generations = opened_again([number(0), RequestId::String("1".into())]);
+        assert_eq!(generations.rename(SECOND, &number(1)), None, "another type");
+        assert_eq!(generations.rename(SECOND, &number(2)), None);
+        assert_eq!(generations.rename(SECOND, &number(0)), own("mr-1-0"));
+        assert_eq!(generations.rename(SECOND, &RequestId::String("1".into())), own("mr-1-1"));
+        assert_eq!(generations.server_id_of(&own("mr-1-0").unwrap()), Some((SECOND, number(0))));
+        assert_eq!(generations.server_id_of(&own("mr-1-1").unwrap()), Some((SECOND, RequestId::String("1".into()))));
+        assert_eq!(generations.id_of(SECOND, &number(0)), own("mr-1-0"));
+        assert_eq!((generations.id_of(FIRST, &number(0)), generations.id_of(SECOND, &number(2))), (None, None));
+        assert!(generations.have_left_unanswered(&number(0)) && !generations.have_left_unanswered(&number(2)));
+    }
+
+    #[test]
+    fn each_request_of_a_generation_that_is_over_is_renamed() {
+        let mut generations = opened_again([]);
+        assert_eq!(generations.rename(FIRST, &number(5)), own("mr-0-0"));
+        assert_eq!(generations.rename(FIRST, &number(5)), own("mr-0-1"));
+        assert_eq!(generations.id_of(FIRST, &number(5)), own("mr-0-1"), "the newest");
+        assert_eq!(generations.rename(SECOND, &number(5)), None);
+    }
+
+    #[test]
+    fn an_id_of_the_proxys_own_is_never_used_again() {
+        let mut generations = opened_again([number(0)]);
+        let first = generations.rename(SECOND, &number(0)).unwrap();
+        generations.begin(name("c"));
+        generations.leave_unanswered([first.clone(), number(1)]);
+        generations.adopt(&name("c"));
+        assert!(!generations.have_left_unanswered(&first));
+        assert_eq!(generations.rename(SessionGeneration(2), &number(1)), own("mr-2-1"));
+        assert_eq!(generations.server_id_of(&first), Some((SECOND, number(0))));
+    }
+
+    #[test]
+    fn names_are_those_of_their_generations() {
+        let mut generations = opened_again([]);
+        let renamed = |text: &str| Some(UpstreamName::Renamed(name(text)));
+        assert_eq!(
+            (generations.name_in(FIRST), generations.name_in(SECOND)),
+            (Some(UpstreamName::Original), renamed("b"))
+        );
+        assert_eq!((generations.named(Some(b"a")), generations.named(Some(b"b"))), (FIRST, SECOND));
+        // A handshake that fails.
+        generations.begin(None);
+        assert_eq!((generations.newest(), generations.named(None)), (SessionGeneration(2), SessionGeneration(2)));
+        generations.drop_begun();
+        assert_eq!((generations.newest(), generations.name_in(SessionGeneration(2))), (SECOND, None));
+        // And another, whose name the server has given before.
+        generations.begin(name("b"));
+        assert_eq!(generations.named(Some(b"b")), SessionGeneration(3));
+    }
+
+    #[test]
+    fn the_oldest_names_and_ids_go_first() {
+        let mut generations = opened_again((0..100).map(number));
+        assert!(!generations.have_left_unanswered(&number(35)) && generations.have_left_unanswered(&number(36)));
+        for id in 36..100 {
+            assert!(generations.rename(SECOND, &number(id)).is_some());
+        }
+        let bytes = generations.byte_len();
+        assert!(generations.rename(SECOND, &number(99)).is_some());
+        assert!(generations.byte_len() <= bytes + 2 && bytes < 16 * 1024);
+        assert_eq!(generations.server_id_of(&own("mr-1-0").unwrap()), None);
+        assert!(generations.server_id_of(&own("mr-1-1").unwrap()).is_some());
+        let long = RequestId::String("x".repeat(300).into());
+        generations.leave_unanswered([long.clone()]);
+        assert!(!generations.have_left_unanswered(&long));
+        for number in 0..10 {
+            generations.adopt(&name(&format!("n{number}")));
+        }
+        assert_eq!((generations.name_in(FIRST), generations.names.len()), (None, NAMES_MAX));
+        generations.forget_ids();
+        assert_eq!(generations.byte_len(), 0);
+    }
+}

@@ -1,0 +1,42 @@
+//! Messages of the client for one generation of a session that was opened again.
+//!
+//! Owned here: the name under which such a message goes to the server. Absent: the choice of the generation (`ingress`), and the names (`event_log`).
+
+use std::sync::Arc;
+
+use super::super::{Template, Upstream};
+use crate::event_log::{EventLog, Handshake, UpstreamName};
+use crate::protocol::headers::SessionId;
+use crate::protocol::ids::SessionGeneration;
+
+impl Upstream {
+    /// Returns the record of a session that was opened again or is being opened again, or `None` for any other.
+    pub fn reopened_session(&self, log: &EventLog, id: &SessionId) -> Option<Arc<Handshake>> {
+        let handshakes = log.sessions().handshakes();
+        if !handshakes.has_renamed() {
+            return None;
+        }
+        handshakes.find(id).filter(|handshake| handshake.has_generations())
+    }
+
+    /// Returns a POST for a generation of its session, or for the newest if `generation` is `None`. Returns `None` if the server cannot know
+    /// that generation any more: its name was given to another session, or is one of those used longest ago.
+    pub fn in_generation(
+        &self,
+        template: Template,
+        log: &EventLog,
+        id: &SessionId,
+        handshake: &Handshake,
+        generation: Option<SessionGeneration>,
+    ) -> Option<Template> {
+        let Some(generation) = generation.filter(|generation| *generation != handshake.newest_generation()) else {
+            // The server may ask before its handshake is complete.
+            let is_opening = handshake.is_opening();
+            return Some(if is_opening { template.in_session(&handshake.newest_name()) } else { template });
+        };
+        let original = self.sessions.original_name(id);
+        let visible = |name: &SessionId| self.sessions.visible_name(name);
+        let name = log.sessions().handshakes().name_in(id, generation, original, visible)?;
+        Some(template.in_session(&UpstreamName::Renamed(name)))
+    }
+}
