@@ -5,6 +5,7 @@
 //! again once; a request that may have run never is. Absent: the handshake ([`handshake`]), its record (`event_log`), and the wordings of
 //! refusals (`protocol`). A notification or a client response causes no revival: refused, it is dropped.
 
+mod affinity;
 mod generations;
 mod handshake;
 
@@ -15,8 +16,9 @@ use bytes::BytesMut;
 use http::{Response, StatusCode};
 use http_body_util::BodyExt;
 use tokio::sync::Semaphore;
-use tracing::{Instrument, debug, info, warn};
+use tracing::{Instrument, debug, info};
 
+use affinity::AffinitySigns;
 use handshake::{Handshaking, Opened};
 
 use super::metrics::{Metrics, RevivalOutcome};
@@ -46,6 +48,7 @@ pub(super) struct Revivals {
     is_enabled: bool,
     keep: Duration,
     permits: Arc<Semaphore>,
+    signs: AffinitySigns,
 }
 
 /// Outcome of a request after a possible revival.
@@ -78,7 +81,8 @@ enum Attempt {
 impl Revivals {
     /// Creates the rules. The record of a session is kept for `keep` after its last use.
     pub(super) fn new(refusals: SessionRefusals, is_enabled: bool, keep: Duration) -> Self {
-        Self { refusals, is_enabled, keep, permits: Arc::new(Semaphore::new(HANDSHAKES_MAX)) }
+        let permits = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+        Self { refusals, is_enabled, keep, permits, signs: AffinitySigns::default() }
     }
 
     /// Returns whether sessions are opened again.
@@ -152,9 +156,7 @@ impl Refused<'_> {
             Home::Here(_) | Home::Elsewhere(_) | Home::Gone(_) | Home::Unknown => return pass(response),
         };
         if self.is_living(id, &handshake).await {
-            warn!(
-                "the server refused a session whose streams are open: it tells callers apart, or its balancer does not keep sessions"
-            );
+            self.upstream.revivals.signs.note_living_refused();
             return pass(response);
         }
         match self.open_again(id, &handshake).await {
@@ -248,7 +250,7 @@ impl Refused<'_> {
             handshake: handshake.clone(),
             request: self.template.clone(),
         };
-        let (handshake, metrics) = (handshake.clone(), self.metrics.clone());
+        let (handshake, metrics, upstream) = (handshake.clone(), self.metrics.clone(), self.upstream.clone());
         let began = clock::now();
         let attempt = async move {
             let opened = handshaking.run(permit).await;
@@ -260,6 +262,9 @@ impl Refused<'_> {
                 Opened::Displaced(_) => RevivalOutcome::Displaced,
                 Opened::Failed(_) => RevivalOutcome::Failed,
             };
+            if matches!(opened, Opened::Revived) {
+                upstream.revivals.signs.note_revival(handshake.note_revival(clock::now()));
+            }
             handshake.end_attempt(matches!(opened, Opened::Failed(_)));
             metrics.observe_revival(outcome);
             let reason = if let Opened::Failed(reason) = &opened { Some(*reason) } else { None };

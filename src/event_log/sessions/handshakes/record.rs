@@ -80,6 +80,8 @@ pub(super) struct State {
     subscriptions: BTreeSet<Box<str>>,
     principals: Vec<Principal>,
     attempts: Vec<Instant>,
+    /// Times of the last revivals.
+    revivals: Vec<Instant>,
     /// Number of attempts that have ended, and whether the last one failed for every caller alike.
     ended: usize,
     has_failed: bool,
@@ -102,6 +104,7 @@ impl State {
             subscriptions: BTreeSet::new(),
             principals,
             attempts: Vec::new(),
+            revivals: Vec::new(),
             ended: 0,
             has_failed: false,
             is_over: false,
@@ -336,6 +339,14 @@ impl Handshake {
             state.used = now;
         }
         may_begin
+    }
+
+    /// Notes that the session was opened again. Returns how often it was within the last minute.
+    pub fn note_revival(&self, now: Instant) -> usize {
+        let mut state = self.lock();
+        state.revivals.retain(|at| now.saturating_duration_since(*at) < ATTEMPTS_PER);
+        state.revivals.push(now);
+        state.revivals.len()
     }
 
     /// Notes the end of an attempt. `has_failed` is true if another caller would have failed as well.

@@ -1,0 +1,73 @@
+//! Signs that the server tells callers apart, or that it is a group whose balancer does not keep sessions.
+//!
+//! Such a server refuses sessions that live, and a session that is opened again there is refused again soon. Owned here: the count of these signs, and
+//! the one warning of the process. Absent: the refusals themselves ([`super`]).
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use tracing::warn;
+
+/// Number of refusals of living sessions, and of revivals of one session within a minute, that are a sign.
+const SIGNS: usize = 3;
+
+/// Count of the signs.
+#[derive(Debug, Default)]
+pub(super) struct AffinitySigns {
+    refusals: AtomicUsize,
+    has_warned: AtomicBool,
+}
+
+impl AffinitySigns {
+    /// Notes the refusal of a session that lives.
+    pub(super) fn note_living_refused(&self) {
+        let refusals = self.refusals.fetch_add(1, Ordering::Relaxed) + 1;
+        if self.is_due(refusals) {
+            warn!(
+                "the server has refused requests in sessions whose streams are open: it tells callers apart, or its balancer does not keep sessions"
+            );
+        }
+    }
+
+    /// Notes a revival of a session that was opened again so often within the last minute, this time included.
+    pub(super) fn note_revival(&self, in_last_minute: usize) {
+        if self.is_due(in_last_minute) {
+            warn!(
+                "a session was opened again three times within a minute: the server forgets its sessions, or its balancer does not keep them"
+            );
+        }
+    }
+
+    /// Returns true for the first time that there are enough signs.
+    fn is_due(&self, signs: usize) -> bool {
+        signs >= SIGNS && !self.has_warned.swap(true, Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn has_warned(signs: &AffinitySigns) -> bool {
+        signs.has_warned.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn the_third_refusal_of_a_living_session_warns_and_no_later_one() {
+        let signs = AffinitySigns::default();
+        signs.note_living_refused();
+        signs.note_living_refused();
+        assert!(!has_warned(&signs));
+        signs.note_living_refused();
+        assert!(has_warned(&signs) && !signs.is_due(SIGNS + 1));
+    }
+
+    #[test]
+    fn the_third_revival_of_a_session_in_a_minute_warns() {
+        let signs = AffinitySigns::default();
+        signs.note_revival(1);
+        signs.note_revival(2);
+        assert!(!has_warned(&signs));
+        signs.note_revival(3);
+        assert!(has_warned(&signs));
+    }
+}
