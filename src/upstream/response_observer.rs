@@ -9,6 +9,7 @@ use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, ETAG};
 use http::{HeaderMap, HeaderValue, Response};
 
+use super::session_names::FreshName;
 use super::{Credentials, ResponseBody, Upstream};
 use crate::config::ResumeTokens;
 use crate::event_log::{EventLog, Handshake, Opened};
@@ -28,6 +29,8 @@ pub struct ResponseObserver {
     tools: Option<Arc<ResumeTokens>>,
     /// Session named by the head of a response to `initialize`.
     session: Option<SessionId>,
+    /// Server's name of that session, if the client gets a name of the proxy's own.
+    server_name: Option<SessionId>,
     /// True if the proxy issued that session.
     is_issued: bool,
     /// Record of that session, until the store has it.
@@ -37,7 +40,7 @@ pub struct ResponseObserver {
 impl ResponseObserver {
     /// Creates the observer of a call that carries `initialize`, or lists `tools` that may be answered in slices, or neither.
     pub fn new(initialize: Option<IssuedSession>, tools: Option<Arc<ResumeTokens>>) -> Self {
-        Self { initialize, params: None, tools, session: None, is_issued: false, unsaved: None }
+        Self { initialize, params: None, tools, session: None, server_name: None, is_issued: false, unsaved: None }
     }
 
     /// Sets the parameters with which the session can be opened again.
@@ -56,10 +59,22 @@ impl ResponseObserver {
     }
 
     /// Takes the session from the head of a response to `initialize`. If the upstream names none, a client that declared a dialect gets
-    /// one that the proxy issues: the declaration must be known of its later calls.
-    pub(super) fn open_session(&mut self, response: &mut Response<ResponseBody>, log: &EventLog) {
+    /// one that the proxy issues: the declaration must be known of its later calls. If another client uses the name, this one gets one of the
+    /// proxy's own.
+    pub(super) fn open_session(&mut self, response: &mut Response<ResponseBody>, upstream: &Upstream, log: &EventLog) {
         let Some(initialize) = &self.initialize else { return };
         self.session = SessionId::from_headers(response.headers());
+        if let Some(session) = &self.session
+            && response.status().is_success()
+            && let Some(FreshName { visible, server }) = upstream.sessions.open(session)
+            && let Ok(value) = HeaderValue::from_str(visible.as_str())
+        {
+            response.headers_mut().insert(headers::names::MCP_SESSION_ID, value);
+            // The client may use the name even if the session cannot be opened again.
+            let names = Handshake::for_names(upstream.revivals.keep());
+            log.sessions().handshakes().record_named(visible.clone(), names, server.clone());
+            (self.session, self.server_name) = (Some(visible), Some(server));
+        }
         if self.session.is_some() || !initialize.declared.is_any() || !response.status().is_success() {
             return;
         }
@@ -120,7 +135,11 @@ impl ResponseObserver {
             {
                 let keep = upstream.revivals.keep();
                 let handshake = Handshake::new(params, version.clone(), server, credentials.principal, keep);
-                log.sessions().handshakes().record(session.clone(), handshake);
+                let handshakes = log.sessions().handshakes();
+                match &self.server_name {
+                    Some(name) => handshakes.record_named(session.clone(), handshake, name.clone()),
+                    None => handshakes.record(session.clone(), handshake),
+                }
             }
             let declared = self.initialize.as_ref().map(|initialize| initialize.declared).unwrap_or_default();
             let opened = Opened { version, logging: initialized.logging, declared };

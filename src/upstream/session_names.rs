@@ -1,7 +1,7 @@
 //! Sessions under two names: the server's name, and the name for clients.
 //!
-//! A session that its server forgot and that was opened again has a new name at the server, while its client keeps the old one. In addition:
-//! A balancer routes a session by its name alone. Therefore clients get names that include the owner of the session's server
+//! A session that its server forgot and that was opened again has a new name at the server, while its client keeps the old one. A new session
+//! whose name another client uses already has a name of the proxy's own for its client. In addition: A balancer routes a session by its name alone. Therefore clients get names that include the owner of the session's server
 //! (`replica.wrap_sessions`). The proxy uses the clients' names everywhere; only the server sees its own. Requests are unwrapped
 //! here, and responses wrapped. No state is kept: a name stays valid after a restart. Invariant: a name with another owner, or
 //! none, passes unchanged.
@@ -27,6 +27,15 @@ pub(super) struct SessionNames {
     has_warned: AtomicBool,
 }
 
+/// Names of a session that a client has just opened, if clients get a name of the proxy's own.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct FreshName {
+    /// Name for clients.
+    pub(super) visible: SessionId,
+    /// Name at the server.
+    pub(super) server: SessionId,
+}
+
 /// Name of a session for a request to the server.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum OwnName<'a> {
@@ -34,7 +43,7 @@ pub(super) enum OwnName<'a> {
     Unchanged,
     /// The server's name for the session.
     Part(&'a [u8]),
-    /// A name that the server gave when the session was opened again, or `None` if it gave none.
+    /// The server's name for a session with a second name, or `None` if it gave none.
     Renamed(Option<SessionId>),
 }
 
@@ -77,19 +86,33 @@ impl SessionNames {
         own.and_then(SessionId::parse).unwrap_or_else(|| id.clone())
     }
 
+    /// Takes the name that the server has given to a session which a client has just opened, `visible` as that client would get it. A session
+    /// that had the name before is gone at the server. If another client uses `visible`, returns a name of the proxy's own for this one, with
+    /// the server's: a server that numbers its sessions gives a name again after it was restarted.
+    pub(super) fn open(&self, visible: &SessionId) -> Option<FreshName> {
+        let handshakes = self.handshakes.as_ref()?;
+        let server = self.original_name(visible);
+        let is_used = handshakes.find(visible).is_some();
+        if is_used || self.has_renamed() {
+            handshakes.displace(&server, visible, None);
+        }
+        if !is_used {
+            return None;
+        }
+        let own = SessionId::parse(&Handshakes::own_name())?;
+        Some(FreshName { visible: self.visible_name(&own), server })
+    }
+
     /// Gives the session of a response its name for clients. A name that would become too long stays unchanged. `is_new` is true for the
-    /// response to a request without a session: the server has given the name anew.
+    /// response to a request without a session: the server has given the name anew, see [`Self::open`].
     pub(super) fn wrap(&self, headers: &mut HeaderMap, is_new: bool) {
         if self.owner.is_none() && !self.has_renamed() {
             return;
         }
         let Some(session) = SessionId::from_headers(headers) else { return };
         let known = match &self.handshakes {
-            Some(handshakes) if is_new => {
-                handshakes.displace(&session, &self.visible_name(&session), None);
-                None
-            }
-            handshakes => handshakes.as_ref().and_then(|handshakes| handshakes.client_name(&session)),
+            Some(handshakes) if !is_new => handshakes.client_name(&session),
+            Some(_) | None => None,
         };
         if let Some(known) = known.and_then(|known| HeaderValue::from_str(known.as_str()).ok()) {
             headers.insert(names::MCP_SESSION_ID, known);
@@ -111,7 +134,10 @@ impl SessionNames {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::event_log::Handshake;
 
     const OWN: Owner = Owner(0xbad_cafe);
 
@@ -156,6 +182,31 @@ mod tests {
         assert_eq!(wrapped(&sessions, &longest).len(), 1024);
         let longer = format!("{longest}s");
         assert_eq!(wrapped(&sessions, &longer), longer);
+    }
+
+    #[test]
+    fn a_used_name_is_replaced_by_one_with_the_owner() {
+        let handshakes = Arc::new(Handshakes::new(10));
+        let sessions = SessionNames::new(Some(OWN), Some(handshakes.clone()));
+        let visible = SessionId::parse("0badcafe~1").unwrap();
+        assert_eq!(sessions.open(&visible), None);
+        handshakes.record(visible.clone(), Handshake::for_names(Duration::from_secs(60)));
+        let fresh = sessions.open(&visible).unwrap();
+        assert_eq!(fresh.server.as_str(), "1");
+        assert!(fresh.visible.as_str().starts_with("0badcafe~mcp-resume-"));
+        let names = Handshake::for_names(Duration::from_secs(60));
+        handshakes.record_named(fresh.visible.clone(), names, fresh.server.clone());
+        let own = |name: &SessionId| {
+            let value = HeaderValue::from_str(name.as_str()).unwrap();
+            match sessions.own_name(&names::MCP_SESSION_ID, &value) {
+                OwnName::Renamed(name) => name,
+                OwnName::Part(_) | OwnName::Unchanged => None,
+            }
+        };
+        assert_eq!(own(&fresh.visible), Some(fresh.server));
+        assert!(own(&visible).is_some_and(|lost| lost.as_str().starts_with("mcp-resume-")));
+        assert_eq!(wrapped(&sessions, "1"), fresh.visible.as_str());
+        assert_eq!(SessionNames::default().open(&visible), None);
     }
 
     #[test]

@@ -41,6 +41,7 @@ mod retry;
 mod revival;
 mod session;
 mod session_generations;
+mod session_names;
 mod shared_connection;
 mod standalone;
 mod starvation;

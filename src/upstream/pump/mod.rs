@@ -479,7 +479,7 @@ impl Pump {
     async fn handle_head(&mut self, mut response: Box<Response<ResponseBody>>) {
         self.metrics.observe_head(clock::now().saturating_duration_since(self.began));
         self.note_response(&response);
-        self.call.observer.open_session(&mut response, &self.log);
+        self.call.observer.open_session(&mut response, &self.upstream, &self.log);
         headers::remove_hop_by_hop(response.headers_mut());
         if response.status().is_success() && headers::is_sse(response.headers()) {
             self.handle_stream(response).await;

@@ -16,8 +16,8 @@ use crate::protocol::ids::SessionGeneration;
 use crate::protocol::jsonrpc::RequestId;
 use crate::random;
 
-/// Beginning of a name that no server has.
-const LOST: &str = "mcp-resume-";
+/// Beginning of a name that no server gives.
+const OWN: &str = "mcp-resume-";
 /// Limit of the kept names.
 const NAMES_MAX: usize = 8;
 /// Limit of the kept IDs of each kind.
@@ -36,17 +36,22 @@ pub enum UpstreamName {
     Renamed(Option<SessionId>),
 }
 
+/// Returns a new name that no server gives.
+pub(super) fn own_name() -> String {
+    format!("{OWN}{:016x}", u64::from_be_bytes(random::bytes()))
+}
+
 impl UpstreamName {
     /// Returns a name that no server has. A session with it is refused, and opened again.
     pub(in crate::event_log) fn lost() -> Self {
-        Self::Renamed(SessionId::parse(&format!("{LOST}{:016x}", u64::from_be_bytes(random::bytes()))))
+        Self::Renamed(SessionId::parse(&own_name()))
     }
 
     /// Returns whether no server has the session: it must be opened again.
     pub fn is_lost(&self) -> bool {
         match self {
             Self::Original | Self::Renamed(None) => false,
-            Self::Renamed(Some(name)) => name.as_str().starts_with(LOST),
+            Self::Renamed(Some(name)) => name.as_str().starts_with(OWN),
         }
     }
 }

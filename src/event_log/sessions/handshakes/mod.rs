@@ -1,7 +1,7 @@
 //! Records of the handshakes that opened sessions, by which the proxy can open a session again after its server forgot it.
 //!
 //! Owned here: one record for each session, for all principals that use it, and the two names of a session that was opened again: clients
-//! keep the name that they were given, and the server gets its own. Invariants: a record holds at most 16 KiB of parameters, as much of what
+//! keep the name that they were given, and the server gets its own. A new session gets a second name if its first belongs to another client. Invariants: a record holds at most 16 KiB of parameters, as much of what
 //! the server stated, and 256 subscriptions; a session beyond that is not opened again. All records together hold 2 KiB for each of the most
 //! sessions. They may hold secrets, so none is logged. Absent: the exchange with the server (`upstream/revival`), and the store of the records
 //! (`recovery/handshakes.rs`).
@@ -126,7 +126,20 @@ impl Handshakes {
         evict_if_full(&self.by_session, most, used, |id| self.changes.push(id.clone()));
     }
 
-    /// Returns the record of a session, or `None` if it cannot be opened again.
+    /// Keeps the record of a session whose clients know it as `id`, a name of the proxy's own, and its server as `name`.
+    pub fn record_named(&self, id: SessionId, handshake: Arc<Handshake>, name: SessionId) {
+        handshake.set_first_name(name.clone());
+        self.record(id.clone(), handshake);
+        self.has_renamed.store(true, Ordering::Relaxed);
+        self.by_upstream_name.insert(name, id);
+    }
+
+    /// Returns a new name of the proxy's own for a session.
+    pub fn own_name() -> String {
+        generations::own_name()
+    }
+
+    /// Returns the record of a session, or `None` if it has none. A session without a record cannot be opened again.
     pub fn find(&self, id: &SessionId) -> Option<Arc<Handshake>> {
         self.by_session.get(id).map(|entry| entry.value().clone())
     }

@@ -201,6 +201,21 @@ impl Handshake {
         self.lock().confirmed == Some(term)
     }
 
+    /// Creates the record of a session that cannot be opened again, for its two names alone.
+    pub fn for_names(keep: Duration) -> Arc<Self> {
+        let (params, server) = (InitializeParams::default(), ServerFacts::default());
+        let handshake = Self::new(params, ProtocolVersion::DEFAULT, server, Principal::Anonymous, keep);
+        handshake.lock().is_over = true;
+        handshake
+    }
+
+    /// Sets the server's name of a session that clients know under a name of the proxy's own.
+    pub(super) fn set_first_name(&self, name: SessionId) {
+        let mut state = self.lock();
+        state.name = UpstreamName::Renamed(Some(name));
+        state.generations = Generations::new(state.name.clone());
+    }
+
     /// Notes that the client has sent `notifications/initialized`.
     pub fn note_initialized(&self) {
         self.lock().is_initialized = true;
