@@ -10,8 +10,9 @@ use super::components::Components;
 use super::connection::Connection;
 use super::context::{RequestContext, Sender, SessionKind};
 use super::misdirected::{self, OwnerCheck};
-use crate::clock;
 use crate::event_log::{Binding, EventLog, Home, Opened, PresentedCredentials, Principals, QuotaKey};
+use crate::lifecycle::drain::Drain;
+use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{SessionId, names};
 use crate::protocol::ids::IssuedSession;
 use crate::store;
@@ -26,23 +27,25 @@ pub(super) struct Callers {
     owner_check: OwnerCheck,
     /// Limit of the wait for the lease of a home that a balancer does not reach.
     home_wait: Duration,
+    drain: Arc<Drain>,
 }
 
 /// Time by which a lease that is not renewed may seem to run longer. One that runs for longer still is renewed: its replica lives.
 const LEASE_MARGIN: Duration = Duration::from_secs(2);
-/// Interval at which the lease of a home that a balancer does not reach is read.
-const HOME_POLL: Duration = Duration::from_millis(500);
-
 impl Callers {
     pub(super) fn new(components: &Components, owner_check: OwnerCheck) -> Self {
-        let Components { config, log, upstream, principals, credentials, .. } = components;
+        let Components { config, log, upstream, principals, credentials, drain, .. } = components;
         Self {
             log: log.clone(),
             upstream: upstream.clone(),
             principals: principals.clone(),
             credentials: credentials.clone(),
             owner_check,
-            home_wait: config.upstream.wait.min(config.replica.lease + LEASE_MARGIN),
+            home_wait: match config.upstream.wait {
+                Duration::ZERO => Duration::ZERO,
+                wait => wait.min(config.replica.lease) + LEASE_MARGIN,
+            },
+            drain: drain.clone(),
         }
     }
 
@@ -108,12 +111,15 @@ impl Callers {
         session.is_known() && (!self.upstream.revives_sessions() || self.log.knows_home(session))
     }
 
-    /// Restores the session that a request names, if another process knows more of it. Fails if no request may be served without that
-    /// knowledge.
-    pub(super) async fn restore_session(&self, context: &mut RequestContext) -> Result<(), store::Error> {
+    /// Restores the session that a request names, if another process knows more of it.
+    ///
+    /// # Errors
+    /// `StoreFailed` if no request may be served without that knowledge, or `Draining` if another replica must take the session over.
+    pub(super) async fn restore_session(&self, context: &mut RequestContext) -> Result<(), ErrorCode> {
         let Some(id) = context.binding.session.clone() else { return Ok(()) };
         let is_known = context.session.as_ref().is_some_and(|session| session.is_known());
-        if !is_known && let Some(session) = self.log.load_session(&id, &context.binding.principal).await? {
+        let loaded = if is_known { Ok(None) } else { self.log.load_session(&id, &context.binding.principal).await };
+        if let Some(session) = loaded.map_err(|_| ErrorCode::StoreFailed)? {
             context.session = Some(session);
         }
         if self.upstream.revives_sessions() && !context.has_issued_session() {
@@ -123,11 +129,14 @@ impl Callers {
     }
 
     /// Finds the home of the session. A session that is named after a replica, and whose home is gone, is taken over.
-    async fn find_home(&self, context: &mut RequestContext, id: &SessionId) -> Result<(), store::Error> {
+    async fn find_home(&self, context: &mut RequestContext, id: &SessionId) -> Result<(), ErrorCode> {
         let term = self.log.home_term();
-        let home = match self.search_home(context, id).await {
+        let is_named = self.owner_check.names_replica(id, context.sender);
+        let home = match self.search_home(context, id, is_named).await {
             Ok(home) => home,
-            Err(error) if self.log.should_wait_after(&error) => return Err(error),
+            Err(error) if self.log.should_wait_after(&error) => return Err(ErrorCode::StoreFailed),
+            // The session may be here, or may have to be taken over.
+            Err(_) if context.has_remote_session() && context.sender.is_routed() => return Err(ErrorCode::StoreFailed),
             // The name of the session decides.
             Err(_) => return Ok(()),
         };
@@ -138,13 +147,14 @@ impl Callers {
                     session.note_home_here(term, handshake.may_revive(&context.binding.principal));
                 }
             }
-            Home::Elsewhere(owner) if self.owner_check.names_replica(id, context.sender) => {
+            Home::Elsewhere(owner) if is_named => {
                 context.session_kind = SessionKind::Remote;
                 let sessions = self.log.sessions();
                 let session =
                     context.session.get_or_insert_with(|| sessions.find_or_record(id, &context.binding.principal));
                 session.note_home_elsewhere(owner);
             }
+            Home::Gone(_) if is_named && self.drain.is_refusing_calls() => return Err(ErrorCode::Draining),
             // The server here says whether it has the session.
             Home::Elsewhere(_) | Home::Gone(_) | Home::Unknown => {
                 if let Some(session) = &context.session {
@@ -155,20 +165,23 @@ impl Callers {
         Ok(())
     }
 
-    async fn search_home(&self, context: &RequestContext, id: &SessionId) -> Result<Home, store::Error> {
+    async fn search_home(
+        &self,
+        context: &RequestContext,
+        id: &SessionId,
+        is_named: bool,
+    ) -> Result<Home, store::Error> {
+        let principal = &context.binding.principal;
         let mut home = self.log.session_home(id).await?;
-        if let Sender::StandIn(lost) = context.sender {
-            let since = clock::now();
-            while matches!(home, Home::Elsewhere(owner) if owner == lost)
-                && clock::now().saturating_duration_since(since) < self.home_wait
-            {
-                clock::sleep(HOME_POLL).await;
-                home = self.log.session_home(id).await?;
-            }
+        if let (Home::Elsewhere(owner), Sender::StandIn(lost)) = (&home, context.sender)
+            && *owner == lost
+        {
+            self.log.await_end_of_home(id, lost, principal, self.home_wait).await?;
+            home = self.log.session_home(id).await?;
         }
         match home {
-            Home::Gone(_) if self.owner_check.names_replica(id, context.sender) => {
-                self.log.take_over_session(id, &context.binding.principal).await
+            Home::Gone(_) if is_named && !self.drain.is_refusing_calls() => {
+                self.log.take_over_session(id, principal).await
             }
             home => Ok(home),
         }

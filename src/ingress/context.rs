@@ -123,9 +123,20 @@ impl RequestContext {
     pub(super) fn remote_session_error(&self) -> Option<ErrorCode> {
         match self.session_kind {
             SessionKind::Upstream | SessionKind::Issued => None,
-            SessionKind::Remote if self.sender.is_routed() => Some(ErrorCode::Misdirected),
-            SessionKind::Remote => Some(ErrorCode::SessionElsewhere),
+            SessionKind::Remote => Some(match self.sender {
+                // In the place of a home that has no record of the session, this replica answers as its clients' own.
+                Sender::StandIn(_) if !self.has_remote_home() => ErrorCode::SessionElsewhere,
+                sender if sender.is_routed() => ErrorCode::Misdirected,
+                Sender::Client | Sender::Balancer | Sender::StandIn(_) | Sender::Replica { .. } => {
+                    ErrorCode::SessionElsewhere
+                }
+            }),
         }
+    }
+
+    /// True if the store has named another replica as the home of the session.
+    pub(super) fn has_remote_home(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| session.remote_home().is_some())
     }
 
     /// Protocol version of the request: its own, else its session's.

@@ -16,7 +16,7 @@ use http::{Response, StatusCode};
 use super::components::Components;
 use super::context::{RequestContext, Sender};
 use crate::body::BoxBody;
-use crate::event_log::{EventLog, Session};
+use crate::event_log::EventLog;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{SessionId, names};
 use crate::protocol::ids::{EventId, Owner};
@@ -90,11 +90,11 @@ impl OwnerCheck {
         }
     }
 
-    /// Names the home of the session in a refusal, if the session is at another replica.
-    pub(super) fn sign_home(response: &mut Response<BoxBody>, session: &Session) {
+    /// Names the home of the session in a refusal. `known` is the home that the store named before the request was served.
+    pub(super) fn sign_home(response: &mut Response<BoxBody>, known: Option<Owner>) {
         if response.status() == StatusCode::MISDIRECTED_REQUEST
             && respond::may_retry_elsewhere(response)
-            && let Some(home) = session.remote_home()
+            && let Some(home) = respond::home(response).or(known)
             && let Ok(home) = HeaderValue::from_str(&home.to_string())
         {
             response.headers_mut().insert(names::MCP_RESUME_HOME, home);

@@ -243,24 +243,27 @@ impl Ingress {
         let mut context = self.callers.identify(parts, head_bytes, connection);
         // On HTTP/2 a request says nothing about other responses.
         context.connection.receipts().note_request(&context.binding, context.parts.version >= Version::HTTP_2);
-        let is_known = !self.log.has_store()
-            || self.callers.knows_session(&context)
-            || Box::pin(self.callers.restore_session(&mut context)).await.is_ok();
-        let routed_session = if context.sender.is_routed() { context.session.clone() } else { None };
-        let mut response = self.serve(context, stream_url, body, is_known).await;
-        if let Some(session) = routed_session {
-            OwnerCheck::sign_home(&mut response, &session);
+        let refused = if !self.log.has_store() || self.callers.knows_session(&context) {
+            None
+        } else {
+            Box::pin(self.callers.restore_session(&mut context)).await.err()
+        };
+        let is_routed = context.sender.is_routed();
+        let home = if is_routed { context.session.as_ref().and_then(|session| session.remote_home()) } else { None };
+        let mut response = self.serve(context, stream_url, body, refused).await;
+        if is_routed {
+            OwnerCheck::sign_home(&mut response, home);
         }
         response
     }
 
-    /// Passes on a request of an identified caller. `is_known` is false if the store could not be asked for the session, and must be.
+    /// Passes on a request of an identified caller. `refused` is the error if its session cannot be served now.
     async fn serve(
         &self,
         mut context: Box<RequestContext>,
         stream_url: Option<Named>,
         body: Incoming,
-        is_known: bool,
+        refused: Option<ErrorCode>,
     ) -> Response<BoxBody> {
         if !context.has_remote_session() {
             let call = || self.upstream.call(&context.parts, context.connection.forwarded(), Bytes::new());
@@ -279,16 +282,16 @@ impl Ingress {
             if self.owner_check.is_misdirected(&context, None, &body) {
                 return self.refuse_post(ErrorCode::Misdirected, &context, &body);
             }
-            if !is_known {
-                return self.refuse_post(ErrorCode::StoreFailed, &context, &body);
+            if let Some(code) = refused {
+                return self.refuse_post(code, &context, &body);
             }
             return self.by_body(context, body).await;
         }
         if self.owner_check.is_misdirected(&context, None, &[]) {
             return self.refusals.refuse(ErrorCode::Misdirected);
         }
-        if !is_known {
-            return self.refusals.refuse(ErrorCode::StoreFailed);
+        if let Some(code) = refused {
+            return self.refusals.refuse(code);
         }
         Box::pin(self.by_head(context, body)).await
     }

@@ -111,6 +111,8 @@ impl SessionEnds {
         }
         if response.status().is_success() || (may_revive && is_refused) {
             handshakes.forget(id);
+            // Before the client knows: no replica takes the session over.
+            self.log.save_handshake(id).await;
         }
         if may_revive && is_refused { respond::status(StatusCode::OK) } else { response }
     }

@@ -73,6 +73,12 @@ impl StandaloneStreams {
             // Without a session the stream could not be found again.
             return self.forwarder.forward_buffered(context, Bytes::new()).await;
         };
+        if context.has_remote_home()
+            && let Some(code) = context.remote_session_error()
+        {
+            // A stream that was open here is that of a server which has the session no longer.
+            return self.refusals.refuse(code);
+        }
         if let Some(session) = &context.session {
             session.wait_idle().await;
         }

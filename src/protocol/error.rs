@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use super::ids::Owner;
 use super::jsonrpc::{self, RequestId};
 
 /// Party at fault for an error; on the wire `data.fault`.
@@ -398,17 +399,24 @@ pub struct Failure {
     pub may_have_run: bool,
     /// The status of the upstream's response, or `None` without one.
     pub http_status: Option<u16>,
+    /// Replica that can serve the request, or `None` if it is not known or there is none.
+    pub home: Option<Owner>,
 }
 
 impl Failure {
     /// Creates a failure before any byte reached the upstream.
     pub const fn before_run(code: ErrorCode) -> Self {
-        Self { code, may_have_run: false, http_status: None }
+        Self { code, may_have_run: false, http_status: None, home: None }
     }
 
     /// Creates a failure after bytes of the request may have reached the upstream.
     pub const fn after_send(code: ErrorCode) -> Self {
-        Self { code, may_have_run: true, http_status: None }
+        Self { code, may_have_run: true, http_status: None, home: None }
+    }
+
+    /// Creates the failure of a request in a session that `home` has, before any byte of it was run.
+    pub const fn at_home(home: Owner) -> Self {
+        Self { home: Some(home), ..Self::before_run(ErrorCode::Misdirected) }
     }
 
     /// Returns the JSON-RPC error message for `id`, or for a null id if it is `None`.

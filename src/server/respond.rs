@@ -16,6 +16,7 @@ use crate::metrics::Errors;
 use crate::protocol::access;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers;
+use crate::protocol::ids::Owner;
 use crate::protocol::jsonrpc::RequestId;
 use crate::sync;
 
@@ -39,7 +40,7 @@ pub fn failure(failure: Failure, ids: &[RequestId], batch: bool) -> Response<Box
     let may_go_elsewhere =
         matches!(failure.code, ErrorCode::Misdirected | ErrorCode::Draining | ErrorCode::Unreachable);
     if may_go_elsewhere && !failure.may_have_run {
-        response.extensions_mut().insert(RetryElsewhere);
+        response.extensions_mut().insert(RetryElsewhere { home: failure.home });
     }
     let is_call_failure = match failure.code {
         ErrorCode::CallTimedOut | ErrorCode::Abandoned | ErrorCode::OwnerDied => true,
@@ -55,11 +56,19 @@ pub fn failure(failure: Failure, ids: &[RequestId], batch: bool) -> Response<Box
 
 /// Marks a refusal of a request that another replica may take.
 #[derive(Clone, Copy)]
-struct RetryElsewhere;
+struct RetryElsewhere {
+    /// Replica that can serve it, if that is known.
+    home: Option<Owner>,
+}
 
 /// True if nothing of the request has run, and another replica may take it.
 pub fn may_retry_elsewhere(response: &Response<BoxBody>) -> bool {
     response.extensions().get::<RetryElsewhere>().is_some()
+}
+
+/// Returns the replica that can serve a refused request, if it is known.
+pub fn home(response: &Response<BoxBody>) -> Option<Owner> {
+    response.extensions().get::<RetryElsewhere>()?.home
 }
 
 /// Marks a failure that says nothing of the server here: the call took too long, its client was away, or another replica ran it.

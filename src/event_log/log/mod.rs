@@ -73,12 +73,16 @@ impl EventLog {
         metrics: Arc<Metrics>,
         backing: Option<Backing>,
     ) -> Self {
+        let sessions = Sessions::new(metrics.clone(), allowance.max_sessions);
+        if backing.is_some() {
+            sessions.handshakes().keep_changes();
+        }
         Self {
             identity: Arc::new(identity),
             bounds,
             backing: backing.map(Arc::new),
-            streams: Arc::new(StreamTable::new(Quotas::new(allowance, metrics.clone()))),
-            sessions: Sessions::new(metrics, allowance.max_sessions),
+            streams: Arc::new(StreamTable::new(Quotas::new(allowance, metrics))),
+            sessions,
             retry_index: Arc::default(),
             young_calls: YoungCalls::default(),
             sweeper: Sweeper::default(),

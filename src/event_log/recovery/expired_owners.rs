@@ -24,8 +24,8 @@ const SEEN_FOR: Duration = Duration::from_millis(500);
 pub(in crate::event_log) struct Living {
     /// True if a missing lease means that its replica is gone.
     are_known: AtomicBool,
-    /// Last answer of the store, with the time of the question.
-    seen: tokio::sync::Mutex<Option<(Instant, Vec<Owner>)>>,
+    /// Last answer of the store, with the time of the question and the losses before it.
+    seen: tokio::sync::Mutex<Option<(Instant, u64, Vec<Owner>)>>,
 }
 
 impl EventLog {
@@ -75,11 +75,12 @@ impl EventLog {
         // One request asks, and the others wait for its answer.
         let mut seen = self.living.seen.lock().await;
         let is_new = |at: Instant| clock::now().saturating_duration_since(at) < SEEN_FOR;
-        if seen.as_ref().is_none_or(|(at, _)| !is_new(*at)) {
+        let losses = *coordination.possible_losses().borrow();
+        if seen.as_ref().is_none_or(|(at, before, _)| !is_new(*at) || *before != losses) {
             let asked = clock::now();
-            *seen = Some((asked, coordination.live_replicas().wait().await?));
+            *seen = Some((asked, losses, coordination.live_replicas().wait().await?));
         }
-        let is_live = seen.as_ref().is_some_and(|(_, owners)| owners.contains(&owner));
+        let is_live = seen.as_ref().is_some_and(|(_, _, owners)| owners.contains(&owner));
         Ok(!is_live && are_known())
     }
 

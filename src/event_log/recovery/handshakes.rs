@@ -1,13 +1,16 @@
 //! Records of handshakes in the store, and the home of each session: the replica whose server has it.
 //!
-//! Owned here: the writes of the records, which are fenced by the home and the generation in them, and the takeover of a session whose home is
-//! gone. Invariants: of the replicas that take a session over, one becomes its home; a replica that is not the home changes no record.
-//! After a change, the store may have the record before it for a moment. Absent: the records of this process
-//! (`sessions/handshakes`), and the handshake with the server (`upstream/revival`).
+//! Owned here: the writes of the records, which are fenced by the home in them, and the takeover of a session whose home is gone. A home
+//! confirms itself in each lease by a write: one that another replica is about to take the session from makes the bytes change that the
+//! other has read. Invariants: of the replicas that take a session over, one becomes its home; a replica that is not the home changes no record;
+//! a session that has ended gets no record by a late write, since its end is a record as well. After a change, the store may have the record
+//! before it for a moment. Absent: the records of this process (`sessions/handshakes`), and the handshake with the server (`upstream/revival`).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
 use crate::clock;
@@ -15,12 +18,20 @@ use crate::event_log::backing::{Backing, STORE_RETRY_PAUSE};
 use crate::event_log::identity::principal::Principal;
 use crate::event_log::log::EventLog;
 use crate::event_log::sessions::handshakes::{Handshake, StoredHandshake, UpstreamName};
+use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::Owner;
 use crate::store::Error;
 
 /// Attempts at a write that other writes get in the way of. Each of those is a replica that took the session over.
 const ATTEMPTS_MAX: usize = 4;
+/// Records that are written at a time.
+const WRITES_MAX: usize = 16;
+/// Record of a session that is over, and its lifetime: longer than a replica is frozen that has the session's record still.
+const ENDED: &[u8] = b"ended";
+const KEEP_ENDED: Duration = Duration::from_secs(3600);
+/// Interval at which the lease of a home is read that a balancer does not reach.
+const HOME_POLL: Duration = Duration::from_millis(500);
 
 /// Replica whose server has a session.
 #[derive(Clone, Debug)]
@@ -40,6 +51,8 @@ pub enum Home {
 pub enum Saved {
     /// The store has the record, or needs none.
     Ok,
+    /// The session is over.
+    Ended,
     /// The session has this home now. The local record is gone.
     Displaced(Owner),
     /// The store does not take the record. It is written later.
@@ -52,43 +65,79 @@ impl EventLog {
         self.backing.as_ref().is_some_and(|backing| backing.should_wait(error))
     }
 
-    /// Returns the home of a session, and restores its record if that is this replica. The store is asked once in a term; a record that it
-    /// lacks but this replica has is written again.
+    /// Returns the home of a session, and restores its record if that is this replica. The store is asked once in a lease.
     ///
     /// # Errors
     /// If the store fails.
     pub async fn session_home(&self, id: &SessionId) -> Result<Home, Error> {
-        let present = self.sessions.handshakes().find(id);
+        let handshakes = self.sessions.handshakes();
+        let present = handshakes.find(id);
         let Some(backing) = &self.backing else { return Ok(present.map_or(Home::Unknown, Home::Here)) };
-        let term = backing.term();
         if let Some(present) = &present
-            && present.is_confirmed(term)
+            && present.is_confirmed(self.home_term())
         {
             return Ok(Home::Here(present.clone()));
         }
-        let Some((_, stored)) = read(backing, id).await? else {
-            let Some(present) = present else { return Ok(Home::Unknown) };
-            self.save_handshake(id).await;
-            return Ok(Home::Here(present));
+        let stored = match read(backing, id).await? {
+            InStore::Record(_, stored) => Some(stored),
+            InStore::Unreadable => return Ok(Home::Unknown),
+            InStore::Nothing | InStore::Ended => None,
         };
-        if stored.home != self.owner() && backing.coordination.is_some() {
-            return self.remote_home(backing, id, &stored).await;
+        if let Some(stored) = &stored
+            && stored.home != self.owner()
+            && backing.coordination.is_some()
+        {
+            return self.remote_home(backing, id, stored).await;
         }
-        let present = match present {
-            Some(present) => present,
-            None => self.sessions.handshakes().restore(id, Handshake::from_stored(stored)),
+        let present = match (present, stored) {
+            (Some(present), _) => present,
+            (None, Some(stored)) => handshakes.restore(id, Handshake::from_stored(stored)),
+            (None, None) => return Ok(Home::Unknown),
         };
-        present.note_written(term);
-        Ok(Home::Here(present))
+        match self.write_handshake(backing, id, None).await? {
+            Saved::Ok => Ok(Home::Here(present)),
+            Saved::Ended => Ok(Home::Unknown),
+            Saved::Displaced(owner) => Ok(Home::Elsewhere(owner)),
+            Saved::Failed => Err(always_changed()),
+        }
     }
 
     /// Returns the home of a session that another replica has, and drops the record here.
     async fn remote_home(&self, backing: &Backing, id: &SessionId, stored: &StoredHandshake) -> Result<Home, Error> {
-        if let Some(present) = self.sessions.handshakes().find(id) {
-            self.leave_session(id, &present);
+        if let Some(present) = self.sessions.handshakes().find(id)
+            && let Saved::Ok = self.write_handshake(backing, id, None).await?
+        {
+            // After a loss the store had a record of before.
+            return Ok(Home::Here(present));
         }
         let is_gone = self.has_expired(backing, stored.home).await?;
         Ok(if is_gone { Home::Gone(stored.home) } else { Home::Elsewhere(stored.home) })
+    }
+
+    /// Waits until the lease of `home` has expired, for `limit` at most, if `principal` may take the session over then. Returns at once for any
+    /// other home.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub async fn await_end_of_home(
+        &self,
+        id: &SessionId,
+        home: Owner,
+        principal: &Principal,
+        limit: Duration,
+    ) -> Result<(), Error> {
+        let Some(backing) = &self.backing else { return Ok(()) };
+        let InStore::Record(_, stored) = read(backing, id).await? else { return Ok(()) };
+        if stored.home != home || !stored.principals.contains(principal) {
+            return Ok(());
+        }
+        let ending = async {
+            while !self.has_expired(backing, home).await? {
+                clock::sleep(HOME_POLL).await;
+            }
+            Ok(())
+        };
+        tokio::time::timeout(limit, ending).await.unwrap_or(Ok(()))
     }
 
     /// Makes this replica the home of a session whose home is gone. The session gets a name that no server has, so the server here refuses
@@ -100,8 +149,8 @@ impl EventLog {
     pub async fn take_over_session(&self, id: &SessionId, principal: &Principal) -> Result<Home, Error> {
         let Some(backing) = &self.backing else { return Ok(Home::Unknown) };
         for _ in 0..ATTEMPTS_MAX {
-            let term = backing.term();
-            let Some((before, mut stored)) = read(backing, id).await? else { return Ok(Home::Unknown) };
+            let term = self.home_term();
+            let InStore::Record(before, mut stored) = read(backing, id).await? else { return Ok(Home::Unknown) };
             if stored.home == self.owner() {
                 return self.session_home(id).await;
             }
@@ -112,9 +161,7 @@ impl EventLog {
             if !self.has_expired(backing, gone).await? {
                 return Ok(Home::Elsewhere(gone));
             }
-            stored.home = self.owner();
-            stored.generation.0 = stored.generation.0.saturating_add(1);
-            stored.name = UpstreamName::lost();
+            stored.move_to(self.owner());
             let after = stored.encode();
             if backing.store.replace(&key(id), &before, &after, stored.keep).wait().await? {
                 info!(from = gone.0, "this replica takes a session over from one that is gone");
@@ -123,44 +170,66 @@ impl EventLog {
                 return Ok(Home::Here(handshake));
             }
         }
-        Err(Error::Unavailable("the record of a session changes all the time".into()))
+        Err(always_changed())
     }
 
-    /// Writes the record of a session to the store, or removes it there if the session is over or was evicted here. Changes nothing if the
-    /// session has another home.
+    /// Writes the record of a session to the store, or its end if the session is over or was evicted here. Changes nothing if the session has
+    /// another home.
     pub async fn save_handshake(&self, id: &SessionId) -> Saved {
-        let Some(backing) = &self.backing else { return Saved::Ok };
-        match self.write_handshake(backing, id).await {
-            Ok(saved) => saved,
-            Err(error) => {
-                backing.note_failure(&error);
-                debug!(%error, "the store could not take the record of a handshake");
-                Saved::Failed
-            }
-        }
+        self.save(id, None).await
     }
 
-    async fn write_handshake(&self, backing: &Backing, id: &SessionId) -> Result<Saved, Error> {
+    /// Does as [`Self::save_handshake`], with the name that the server has given to the session that was opened again.
+    pub async fn save_revival(&self, id: &SessionId, name: Option<SessionId>) -> Saved {
+        self.save(id, Some(&UpstreamName::Renamed(name))).await
+    }
+
+    async fn save(&self, id: &SessionId, name: Option<&UpstreamName>) -> Saved {
+        let Some(backing) = &self.backing else { return Saved::Ok };
+        self.write_handshake(backing, id, name).await.unwrap_or_else(|error| {
+            backing.note_failure(&error);
+            debug!(%error, "the store could not take the record of a handshake");
+            Saved::Failed
+        })
+    }
+
+    async fn write_handshake(
+        &self,
+        backing: &Backing,
+        id: &SessionId,
+        name: Option<&UpstreamName>,
+    ) -> Result<Saved, Error> {
+        let present = self.sessions.handshakes().find(id);
+        // Of two writes the later has the later state.
+        let _turn = match &present {
+            Some(handshake) => Some(handshake.write_turn().await),
+            None => None,
+        };
         for _ in 0..ATTEMPTS_MAX {
-            let term = backing.term();
-            let present = self.sessions.handshakes().find(id);
-            let Some(handshake) = present.filter(|handshake| !handshake.is_over()) else {
-                return self.remove_handshake(backing, id).await;
+            let term = self.home_term();
+            let Some(handshake) = present.as_ref().filter(|handshake| !handshake.is_over()) else {
+                return self.write_end(backing, id).await;
             };
-            let was_written = handshake.begin_write();
-            let before = if was_written { read(backing, id).await? } else { None };
-            let record = handshake.to_stored(self.owner());
+            let before = if handshake.begin_write() { Some(read(backing, id).await?) } else { None };
+            let record = handshake.to_stored(self.owner(), name);
             let (key, after, keep) = (key(id), record.encode(), record.keep);
             let is_written = match before {
-                // New, or lost by the store.
+                // An earlier session had this name.
                 None => backing.store.put(&key, &after, keep).wait().await.map(|()| true)?,
-                Some((_, there)) if there.home != self.owner() && there.generation >= record.generation => {
-                    self.leave_session(id, &handshake);
+                // The store has lost it.
+                Some(InStore::Nothing) => backing.store.claim(&key, &after, keep).wait().await?.is_none(),
+                Some(InStore::Unreadable) => return Ok(Saved::Ok),
+                Some(InStore::Ended) => {
+                    self.leave_session(id, handshake);
+                    return Ok(Saved::Ended);
+                }
+                Some(InStore::Record(_, there)) if there.is_later_than(&record) => {
+                    self.leave_session(id, handshake);
                     return Ok(Saved::Displaced(there.home));
                 }
-                Some((before, _)) => backing.store.replace(&key, &before, &after, keep).wait().await?,
+                Some(InStore::Record(before, _)) => backing.store.replace(&key, &before, &after, keep).wait().await?,
             };
-            if is_written {
+            if is_written && !handshake.is_over() {
                 handshake.note_written(term);
                 return Ok(Saved::Ok);
             }
@@ -168,40 +237,52 @@ impl EventLog {
         Ok(Saved::Failed)
     }
 
-    /// Removes the record of a session that is over, if this replica is its home.
-    async fn remove_handshake(&self, backing: &Backing, id: &SessionId) -> Result<Saved, Error> {
-        match read(backing, id).await? {
-            Some((there, stored)) if stored.home == self.owner() => {
-                backing.store.expire_if_equal(&key(id), &there, None).wait().await?;
-                Ok(Saved::Ok)
+    /// Writes the end of a session to its record, if this replica is its home.
+    async fn write_end(&self, backing: &Backing, id: &SessionId) -> Result<Saved, Error> {
+        for _ in 0..ATTEMPTS_MAX {
+            match read(backing, id).await? {
+                InStore::Nothing | InStore::Ended | InStore::Unreadable => return Ok(Saved::Ended),
+                InStore::Record(_, stored) if stored.home != self.owner() => return Ok(Saved::Displaced(stored.home)),
+                InStore::Record(before, _) => {
+                    if backing.store.replace(&key(id), &before, ENDED, KEEP_ENDED).wait().await? {
+                        return Ok(Saved::Ended);
+                    }
+                }
             }
-            Some((_, stored)) => Ok(Saved::Displaced(stored.home)),
-            None => Ok(Saved::Ok),
         }
+        Ok(Saved::Failed)
     }
 
-    /// Forgets the record of a session that has another home, and ends its standalone streams here: the server here has the session no longer.
+    /// Forgets the record of a session that is over or has another home, and ends its standalone streams here: their clients come back, and are
+    /// sent to the home.
     fn leave_session(&self, id: &SessionId, handshake: &Arc<Handshake>) {
-        info!("a session has another home now");
+        info!("a session has another home now, or is over");
         self.sessions.handshakes().leave(id, handshake);
         for stream in self.sessions.standalone_of(id, &handshake.principals()) {
-            stream.lose_session();
+            stream.expire(ErrorCode::Abandoned);
         }
     }
 
     /// Writes the changes of records to the store, until dropped.
-    pub async fn keep_handshakes(&self) {
+    pub async fn keep_handshakes(self: &Arc<Self>) {
         if self.backing.is_none() {
             return std::future::pending().await;
         }
         let handshakes = self.sessions.handshakes();
-        handshakes.keep_changes();
+        let mut writes = JoinSet::new();
         loop {
             let id = handshakes.next_change().await;
-            if self.save_handshake(&id).await == Saved::Failed {
-                handshakes.change_again(id);
-                clock::sleep(STORE_RETRY_PAUSE).await;
+            if writes.len() >= WRITES_MAX {
+                let _ = writes.join_next().await;
             }
+            let log = self.clone();
+            writes.spawn(async move {
+                if log.save_handshake(&id).await == Saved::Failed {
+                    clock::sleep(STORE_RETRY_PAUSE).await;
+                    log.sessions.handshakes().change_again(id);
+                }
+            });
+            while writes.try_join_next().is_some() {}
         }
     }
 
@@ -215,17 +296,34 @@ impl EventLog {
     }
 }
 
-/// Reads the record of a session, with its bytes. One that cannot be read counts as missing.
-async fn read(backing: &Backing, id: &SessionId) -> Result<Option<(Bytes, StoredHandshake)>, Error> {
-    let Some(bytes) = backing.store.get(&key(id)).wait().await? else { return Ok(None) };
+/// What a store has of a session.
+enum InStore {
+    Nothing,
+    /// The session is over.
+    Ended,
+    /// A record of a later version. It is left alone.
+    Unreadable,
+    /// A record, with its bytes.
+    Record(Bytes, StoredHandshake),
+}
+
+async fn read(backing: &Backing, id: &SessionId) -> Result<InStore, Error> {
+    let Some(bytes) = backing.store.get(&key(id)).wait().await? else { return Ok(InStore::Nothing) };
+    if bytes == ENDED {
+        return Ok(InStore::Ended);
+    }
     match StoredHandshake::decode(&bytes) {
-        Ok(stored) => Ok(Some((bytes, stored))),
+        Ok(stored) => Ok(InStore::Record(bytes, stored)),
         Err(error) => {
             // The text of the error may quote the record.
             warn!(line = error.line(), column = error.column(), "the record of a handshake cannot be read");
-            Ok(None)
+            Ok(InStore::Unreadable)
         }
     }
+}
+
+fn always_changed() -> Error {
+    Error::Unavailable("the record of a session changes all the time".into())
 }
 
 fn key(id: &SessionId) -> Vec<u8> {

@@ -12,6 +12,7 @@ use crate::clock;
 use crate::event_log::identity::binding::Binding;
 use crate::event_log::identity::principal::Principal;
 use crate::event_log::log::EventLog;
+use crate::event_log::recovery::handshakes::Saved;
 use crate::event_log::sessions::registration::REGISTRATION;
 use crate::event_log::sessions::{Opened, Session};
 use crate::protocol::headers::SessionId;
@@ -38,7 +39,10 @@ impl EventLog {
             Some(session) => self.register_session(id, session).await,
             None => false,
         };
-        tokio::join!(self.save_session(id, principal, opened), self.save_handshake(id));
+        let ((), saved) = tokio::join!(self.save_session(id, principal, opened), self.save_handshake(id));
+        if saved == Saved::Failed {
+            self.sessions.handshakes().change_again(id.clone());
+        }
         if let (Some(session), Some(term)) = (session, term)
             && is_registered
             && self.has_one_member(id).await

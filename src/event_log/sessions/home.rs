@@ -12,14 +12,18 @@ pub(super) enum KnownHome {
     Unasked,
     /// This replica. `is_accepted` is true if the server has accepted the record's principal in the session.
     Here {
-        term: Option<Term>,
+        term: Option<HomeTerm>,
         is_accepted: bool,
     },
     /// Another replica. The store is asked again for the next request.
     Elsewhere(Owner),
     /// The store does not name one, or not one that matters: the server here says whether it has the session.
-    Unknown(Option<Term>),
+    Unknown(Option<HomeTerm>),
 }
+
+/// Time in which an answer of the store about a home counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HomeTerm(Option<Term>);
 
 impl Session {
     /// Returns whether this replica was the home of the session when the store was last asked.
@@ -40,9 +44,9 @@ impl Session {
         }
     }
 
-    /// Notes that the store names this replica as the home in `term`, and whether the server has accepted the principal of the record.
-    pub fn note_home_here(&self, term: HomeTerm, is_accepted: bool) {
-        self.lock().home = KnownHome::Here { term: term.0, is_accepted };
+    /// Notes that this replica is the home in `term`, and whether the server has accepted the principal of the record.
+    pub fn note_home_here(&self, term: Option<HomeTerm>, is_accepted: bool) {
+        self.lock().home = KnownHome::Here { term, is_accepted };
     }
 
     /// Notes that the store names another replica as the home.
@@ -51,28 +55,28 @@ impl Session {
     }
 
     /// Notes that the server here says whether it has the session, in `term`.
-    pub fn note_home_unknown(&self, term: HomeTerm) {
-        self.lock().home = KnownHome::Unknown(term.0);
+    pub fn note_home_unknown(&self, term: Option<HomeTerm>) {
+        self.lock().home = KnownHome::Unknown(term);
     }
 }
 
-/// Term for which an answer of the store about a home counts.
-#[derive(Clone, Copy, Debug)]
-pub struct HomeTerm(Option<Term>);
-
 impl EventLog {
-    /// Returns the present term, to be read before the store is asked.
-    pub fn home_term(&self) -> HomeTerm {
-        HomeTerm(self.backing.as_ref().and_then(|backing| backing.term()))
+    /// Returns the present term, to be read before the store is asked. `None` if no answer counts: other replicas may count this one as gone, or
+    /// the store may have lost what others wrote.
+    pub fn home_term(&self) -> Option<HomeTerm> {
+        let backing = self.backing.as_ref()?;
+        if backing.coordination.is_none() {
+            // Nothing changes in a store that is not shared.
+            return Some(HomeTerm(None));
+        }
+        backing.term().filter(|_| !backing.is_recovering()).map(|term| HomeTerm(Some(term)))
     }
 
     /// Returns whether the home of a session was asked for in the present term.
     pub fn knows_home(&self, session: &Session) -> bool {
-        let term = self.home_term().0;
-        // A store that is not shared has no terms, and nothing changes in it.
-        let counts = |of: Option<Term>| of == term && (term.is_some() || self.coordination().is_none());
+        let term = self.home_term();
         match session.lock().home {
-            KnownHome::Here { term: of, .. } | KnownHome::Unknown(of) => counts(of),
+            KnownHome::Here { term: of, .. } | KnownHome::Unknown(of) => term.is_some() && of == term,
             KnownHome::Unasked | KnownHome::Elsewhere(_) => false,
         }
     }

@@ -9,7 +9,7 @@
 
 mod eviction;
 pub(super) mod handshakes;
-mod home;
+pub(super) mod home;
 mod lru_queue;
 mod quiet;
 pub(super) mod registration;

@@ -99,7 +99,10 @@ async fn a_record_has_all_that_a_later_handshake_repeats() {
     assert_eq!((restored.log_level().as_deref(), restored.subscriptions()), (Some("debug"), vec!["file:///b".into()]));
     assert_eq!(restored.principals(), [caller(), Principal::Anonymous]);
     assert!(restored.name().is_lost(), "the server here does not have it");
-    assert_eq!((restored.to_stored(Owner(2)).generation.0, handshake.to_stored(Owner(1)).generation.0), (1, 0));
+    assert_eq!(
+        (restored.to_stored(Owner(2), None).generation.0, handshake.to_stored(Owner(1), None).generation.0),
+        (1, 0)
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -189,4 +192,56 @@ async fn an_outage_of_the_store_moves_no_session() {
         assert_eq!(home, "elsewhere 1");
     }
     assert_eq!(one.home().await, "here false");
+}
+
+/// As when its process was frozen for as long as its lease, and another replica has read the record already.
+#[tokio::test(start_paused = true)]
+async fn a_home_that_confirms_itself_cannot_be_replaced_by_what_was_read_before() {
+    let store = TestStore::default();
+    let (one, two) = (Keeping::of(&store, 1).await, Keeping::of(&store, 2).await);
+    let _record = one.open().await;
+    let key = b"handshake\0s";
+    let before = store.get(key).wait().await.unwrap().unwrap();
+    one.kill();
+    tokio::time::sleep(KNOWS).await;
+    assert_eq!(two.home().await, "gone 1");
+    let back = Keeping::of(&store, 1).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(back.home().await, "here false");
+    assert!(!store.replace(key, &before, b"taken over", KEEP).wait().await.unwrap());
+    assert_eq!(two.take_over(caller()).await, "elsewhere 1");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_ended_at_its_new_home_is_not_revived_by_the_old_one() {
+    let store = TestStore::default();
+    let (one, two) = (Keeping::of(&store, 1).await, Keeping::of(&store, 2).await);
+    let record = one.open().await;
+    one.kill();
+    tokio::time::sleep(2 * KNOWS).await;
+    assert_eq!(two.take_over(caller()).await, "here true");
+    two.log().sessions().handshakes().forget(&session());
+    assert_eq!(two.log().save_handshake(&session()).await, Saved::Ended);
+    record.note_log_level("debug");
+    assert_eq!(one.log().save_handshake(&session()).await, Saved::Ended);
+    assert_eq!((one.home().await, two.home().await), ("unknown".to_owned(), "unknown".to_owned()));
+    assert!(record.is_over());
+    // The server may give the name again.
+    let _new = one.open().await;
+    assert_eq!(one.log().save_handshake(&session()).await, Saved::Ok);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_home_of_most_takeovers_is_the_home_however_often_the_other_has_opened_the_session() {
+    let store = TestStore::default();
+    let (one, two) = (Keeping::of(&store, 1).await, Keeping::of(&store, 2).await);
+    let record = one.open().await;
+    one.kill();
+    tokio::time::sleep(2 * KNOWS).await;
+    assert_eq!(two.take_over(caller()).await, "here true");
+    for number in 0..5 {
+        let name = SessionId::parse(&format!("n{number}"));
+        assert!(one.log().sessions().handshakes().rename(&session(), &record, name.clone(), name.as_ref()));
+    }
+    assert_eq!(one.log().save_handshake(&session()).await, Saved::Displaced(Owner(2)));
 }

@@ -104,6 +104,7 @@ impl Handshaking {
         drop(permit);
         if !self.is_as_before(&result) {
             self.log.sessions().handshakes().forget(&self.id);
+            self.log.save_handshake(&self.id).await;
             for stream in self.standalone() {
                 stream.expire(ErrorCode::Abandoned);
             }
@@ -125,14 +126,19 @@ impl Handshaking {
         }
         let visible = name.as_ref().map(|name| self.upstream.sessions.visible_name(name));
         let handshakes = self.log.sessions().handshakes();
+        // Requests get the name only if no other replica has become the home.
+        let saved = self.log.save_revival(&self.id, name.clone()).await;
+        match saved {
+            Saved::Ok | Saved::Failed => {}
+            Saved::Ended => return Opened::Ended,
+            Saved::Displaced(owner) => return Opened::Displaced(owner),
+        }
         if !handshakes.rename(&self.id, &self.handshake, name.clone(), visible.as_ref()) {
             return Opened::Ended;
         }
-        match self.log.save_handshake(&self.id).await {
-            Saved::Ok => {}
-            Saved::Displaced(owner) => return Opened::Displaced(owner),
+        if saved == Saved::Failed {
             // Until then a restart of the proxy costs a further handshake.
-            Saved::Failed => handshakes.change_again(self.id.clone()),
+            handshakes.change_again(self.id.clone());
         }
         for stream in &standalone {
             stream.announce_revival();

@@ -25,7 +25,7 @@ use super::metrics::{Metrics, RevivalOutcome};
 use super::{ResponseBody, Template, Upstream};
 use crate::clock;
 use crate::event_log::{EventLog, Handshake, Home, Principal, Stream};
-use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::error::Failure;
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::Owner;
 use crate::protocol::jsonrpc::RequestId;
@@ -139,6 +139,8 @@ impl Refused<'_> {
     /// Opens the session again if `response` refuses it. The caller then sends the request once more.
     pub(super) async fn settle(self, response: Response<ResponseBody>) -> Settled {
         let pass = |response| Settled::Response(Ok(response));
+        // The balancer sends the request to the home of the session. The server here has run nothing of it.
+        let send_to = |home| Settled::Response(Err(Failure::at_home(home)));
         let binding = self.stream.binding();
         let Some(id) = &binding.session else { return pass(response) };
         if self.log.sessions().handshakes().find(id).is_none() && !self.log.has_store() {
@@ -152,7 +154,7 @@ impl Refused<'_> {
         }
         let handshake = match self.home(id).await {
             Home::Here(handshake) if handshake.may_revive(&binding.principal) => handshake,
-            Home::Elsewhere(owner) if self.is_routed => return self.send_to(id, owner),
+            Home::Elsewhere(owner) if self.is_routed => return send_to(owner),
             Home::Here(_) | Home::Elsewhere(_) | Home::Gone(_) | Home::Unknown => return pass(response),
         };
         if self.is_living(id, &handshake).await {
@@ -165,7 +167,7 @@ impl Refused<'_> {
                 Settled::Revived { again, refusal: response }
             }
             Attempt::Unauthorized(unauthorized) => pass(unauthorized),
-            Attempt::Displaced(owner) if self.is_routed => self.send_to(id, owner),
+            Attempt::Displaced(owner) if self.is_routed => send_to(owner),
             Attempt::Gone | Attempt::Displaced(_) => {
                 // The client opens a session of its own.
                 *response.status_mut() = StatusCode::NOT_FOUND;
@@ -185,14 +187,6 @@ impl Refused<'_> {
             debug!(%error, "the store could not be asked for the home of a session");
             self.log.sessions().handshakes().find(id).map_or(Home::Unknown, Home::Here)
         })
-    }
-
-    /// Has the balancer send the request to the home of the session. The server here has run nothing of it.
-    fn send_to(&self, id: &SessionId, home: Owner) -> Settled {
-        if let Some(session) = self.log.sessions().find(id, &self.stream.binding().principal) {
-            session.note_home_elsewhere(home);
-        }
-        Settled::Response(Err(Failure::before_run(ErrorCode::Misdirected)))
     }
 
     /// Returns whether a stream of the session is open and stays open for a second: then the session lives, and the refusal concerns this

@@ -1,7 +1,6 @@
 //! Queue of the sessions whose records have changed and are to be written to the store.
 
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use tokio::sync::Notify;
@@ -9,38 +8,50 @@ use tokio::sync::Notify;
 use crate::protocol::headers::SessionId;
 use crate::sync;
 
-/// Sessions whose records are to be written, the one that changed first at the front. Empty unless a store keeps the records.
+/// Limit of the queue. Beyond it a change is not written; the record in the store then ends with its time, or is written at its next change.
+const QUEUE_MAX: usize = 131_072;
+
+/// Sessions whose records are to be written, each once, the one that changed first at the front. Empty unless a store keeps the records.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
-    queue: Mutex<VecDeque<SessionId>>,
+    /// The queue, or `None` without a store.
+    queue: Mutex<Option<Queue>>,
     has_changes: Notify,
-    is_kept: AtomicBool,
 }
 
-/// Change of one record, which is queued once however often the record changes before it is written.
 #[derive(Debug, Default)]
-pub(super) struct Change {
-    of: OnceLock<(SessionId, Arc<Changes>)>,
-    is_queued: AtomicBool,
+struct Queue {
+    order: VecDeque<SessionId>,
+    queued: HashSet<SessionId>,
 }
+
+/// Changes of one record.
+#[derive(Debug, Default)]
+pub(super) struct Change(OnceLock<(SessionId, Arc<Changes>)>);
 
 impl Changes {
     /// Begins to queue changes, for a store that keeps the records.
     pub(super) fn keep(&self) {
-        self.is_kept.store(true, Ordering::Relaxed);
+        sync::lock(&self.queue).get_or_insert_default();
     }
 
-    /// Queues a session.
+    /// Queues a session, unless it is queued.
     pub(super) fn push(&self, id: SessionId) {
-        if self.is_kept.load(Ordering::Relaxed) {
-            sync::lock(&self.queue).push_back(id);
+        let mut queue = sync::lock(&self.queue);
+        let Some(queue) = queue.as_mut() else { return };
+        if queue.order.len() < QUEUE_MAX && queue.queued.insert(id.clone()) {
+            queue.order.push_back(id);
             self.has_changes.notify_one();
         }
     }
 
-    /// Takes the first session.
+    /// Takes the first session. A change from now on queues it again.
     pub(super) fn take(&self) -> Option<SessionId> {
-        sync::lock(&self.queue).pop_front()
+        let mut queue = sync::lock(&self.queue);
+        let queue = queue.as_mut()?;
+        let id = queue.order.pop_front()?;
+        queue.queued.remove(&id);
+        Some(id)
     }
 
     /// Waits for a session that is queued, and takes the first. To be called by one task.
@@ -58,20 +69,13 @@ impl Change {
     /// Names the session whose record this is, and the queue. Changes before that are not queued.
     pub(super) fn note_session(&self, id: &SessionId, changes: &Arc<Changes>) {
         // A record belongs to one session.
-        let _ = self.of.set((id.clone(), changes.clone()));
+        let _ = self.0.set((id.clone(), changes.clone()));
     }
 
-    /// Queues the record, unless it is queued.
+    /// Queues the record.
     pub(super) fn note(&self) {
-        if let Some((id, changes)) = self.of.get()
-            && !self.is_queued.swap(true, Ordering::Relaxed)
-        {
+        if let Some((id, changes)) = self.0.get() {
             changes.push(id.clone());
         }
-    }
-
-    /// Notes that the record is about to be read for the store: a change from now on is queued again.
-    pub(super) fn begin_write(&self) {
-        self.is_queued.store(false, Ordering::SeqCst);
     }
 }

@@ -16,8 +16,8 @@ use super::generations::{Generations, UpstreamName};
 use super::held_bytes::HeldBytes;
 use super::stored::StoredHandshake;
 use crate::clock;
-use crate::event_log::backing::Term;
 use crate::event_log::identity::principal::Principal;
+use crate::event_log::sessions::home::HomeTerm;
 use crate::protocol::headers::{ProtocolVersion, SessionId};
 use crate::protocol::ids::{Owner, SessionGeneration};
 use crate::protocol::jsonrpc::{self, InitializeParams, Message, RequestId, ServerFacts};
@@ -51,7 +51,8 @@ pub struct Handshake {
     state: Mutex<State>,
     turn: Arc<tokio::sync::Mutex<()>>,
     pub(super) bytes: HeldBytes,
-    /// Change that the store does not have yet.
+    write_turn: tokio::sync::Mutex<()>,
+    /// Changes that the store does not have yet.
     pub(super) change: Change,
     /// Notified when a standalone stream of the session was opened under a new name.
     listening: Notify,
@@ -68,8 +69,10 @@ pub(super) struct State {
     pub(super) name: UpstreamName,
     /// True once the store has had the record, so that a missing or a later one there means something.
     pub(super) was_written: bool,
-    /// Term in which the store last named this replica as the home of the session.
-    confirmed: Option<Option<Term>>,
+    /// Number of replicas that took the session over.
+    takeovers: u32,
+    /// Term in which this replica has last written itself as the home of the session.
+    confirmed: Option<HomeTerm>,
     /// Time of the last use that the store's record is kept by.
     pub(super) kept_from: Instant,
     /// Name of the session that is being opened, until its handshake is complete.
@@ -96,6 +99,7 @@ impl State {
             name: UpstreamName::Original,
             generations: Generations::new(UpstreamName::Original),
             was_written: false,
+            takeovers: 0,
             confirmed: None,
             kept_from: now,
             opening: None,
@@ -143,6 +147,7 @@ impl Handshake {
             state: Mutex::new(state),
             turn: Arc::default(),
             bytes,
+            write_turn: tokio::sync::Mutex::default(),
             change: Change::default(),
             listening: Notify::new(),
         })
@@ -155,6 +160,7 @@ impl Handshake {
             generations: Generations::restored(stored.generation, stored.name.clone()),
             name: stored.name,
             was_written: true,
+            takeovers: stored.takeovers,
             is_initialized: stored.is_initialized,
             log_level: stored.log_level,
             subscriptions: stored.subscriptions.into_iter().collect(),
@@ -163,13 +169,16 @@ impl Handshake {
         Self::with(params, version, server, keep, state)
     }
 
-    /// Returns the record for a store, in which `home` has the session.
-    pub(in crate::event_log) fn to_stored(&self, home: Owner) -> StoredHandshake {
+    /// Returns the record for a store, in which `home` has the session. `name` is that of a session that was opened again and has its old name
+    /// here still.
+    pub(in crate::event_log) fn to_stored(&self, home: Owner, name: Option<&UpstreamName>) -> StoredHandshake {
         let state = self.lock();
         StoredHandshake {
             home,
-            generation: state.generations.current(),
-            name: state.name.clone(),
+            generation: if name.is_some() { state.generations.newest() } else { state.generations.current() },
+            takeovers: state.takeovers,
+            nonce: StoredHandshake::new_nonce(),
+            name: name.unwrap_or(&state.name).clone(),
             principals: state.principals.clone(),
             params: self.params.clone(),
             version: self.version.clone(),
@@ -181,24 +190,28 @@ impl Handshake {
         }
     }
 
+    /// Waits for the turn to write the record to the store.
+    pub(in crate::event_log) async fn write_turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.write_turn.lock().await
+    }
+
     /// Notes that the record is about to be read for the store, and returns whether the store has had it before.
     pub(in crate::event_log) fn begin_write(&self) -> bool {
-        self.change.begin_write();
         let mut state = self.lock();
         state.kept_from = state.used;
         state.was_written
     }
 
-    /// Notes that the store has the record, with this replica as the home of the session in `term`.
-    pub(in crate::event_log) fn note_written(&self, term: Option<Term>) {
+    /// Notes that the store has the record, with this replica as the home of the session. That counts in `term`.
+    pub(in crate::event_log) fn note_written(&self, term: Option<HomeTerm>) {
         let mut state = self.lock();
         state.was_written = true;
-        state.confirmed = Some(term);
+        state.confirmed = term;
     }
 
-    /// Returns whether the store named this replica as the home of the session in `term`.
-    pub(in crate::event_log) fn is_confirmed(&self, term: Option<Term>) -> bool {
-        self.lock().confirmed == Some(term)
+    /// Returns whether this replica has written itself as the home of the session in `term`.
+    pub(in crate::event_log) fn is_confirmed(&self, term: Option<HomeTerm>) -> bool {
+        term.is_some() && self.lock().confirmed == term
     }
 
     /// Creates the record of a session that cannot be opened again, for its two names alone.

@@ -15,14 +15,19 @@ use crate::event_log::identity::principal::Principal;
 use crate::protocol::headers::ProtocolVersion;
 use crate::protocol::ids::{Owner, SessionGeneration};
 use crate::protocol::jsonrpc::{InitializeParams, ServerFacts};
+use crate::random;
 
 /// Record of a handshake in a store.
 #[derive(Clone, Serialize, Deserialize)]
 pub(in crate::event_log) struct StoredHandshake {
     /// Replica whose server has the session.
     pub(in crate::event_log) home: Owner,
-    /// Generation of the session's name: a replica writes over no record of a later one.
+    /// Generation of the session's name.
     pub(in crate::event_log) generation: SessionGeneration,
+    /// Number of replicas that took the session over: after a loss in the store, the home of the highest number is the home.
+    pub(super) takeovers: u32,
+    /// Random number of the write, so that no two records are equal.
+    pub(super) nonce: u64,
     /// Name of the session at that server.
     pub(in crate::event_log) name: UpstreamName,
     /// Principals that may cause the session to be opened again.
@@ -46,6 +51,24 @@ impl fmt::Debug for StoredHandshake {
 }
 
 impl StoredHandshake {
+    /// Makes `home` the home of the session, whose server does not have it.
+    pub(in crate::event_log) fn move_to(&mut self, home: Owner) {
+        self.home = home;
+        self.takeovers = self.takeovers.saturating_add(1);
+        self.nonce = Self::new_nonce();
+        self.generation.0 = self.generation.0.saturating_add(1);
+        self.name = UpstreamName::lost();
+    }
+
+    /// Returns whether this is the record of a replica that took the session over from the home in `other`, or at the same time.
+    pub(in crate::event_log) fn is_later_than(&self, other: &Self) -> bool {
+        self.home != other.home && self.takeovers >= other.takeovers
+    }
+
+    pub(super) fn new_nonce() -> u64 {
+        u64::from_be_bytes(random::bytes())
+    }
+
     /// Returns the record as bytes.
     pub(in crate::event_log) fn encode(&self) -> Bytes {
         serde_json::to_vec(self).expect("a record has no maps with keys that are no text").into()
