@@ -45,5 +45,5 @@ pub use stream::partial_results::Slice;
 pub use stream::response_head::{Head, Plain};
 pub use stream::retries::RetryMatch;
 pub use stream::summary::Summary;
-pub use stream::{Collected, Spec, Stream};
+pub use stream::{Collected, Spec, Stream, UpstreamState};
 pub use writer::{Next, Writer};

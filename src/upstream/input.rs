@@ -11,6 +11,7 @@ use http_body_util::BodyExt;
 use super::revival::Settled;
 use super::sse_reader::{EventReader, poll_once};
 use super::{ResponseBody, Template};
+use crate::event_log::UpstreamState;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::stream::Ending;
 
@@ -92,6 +93,15 @@ impl InputSource {
     /// Collects a body that becomes an event; `None` for one that cannot.
     pub(super) fn collecting(status: StatusCode, json: Option<ResponseBody>, limit: usize) -> Self {
         InputSource::Collecting(Box::new(ResponseCollector { status, body: json, buffer: BytesMut::new(), limit }))
+    }
+
+    /// Returns the state of the upstream connection.
+    pub(super) fn upstream_state(&self) -> UpstreamState {
+        match self {
+            InputSource::Reading(_) => UpstreamState::Streaming,
+            InputSource::Sending { is_reopening: false, .. } | InputSource::Collecting(_) => UpstreamState::Requested,
+            InputSource::Sending { is_reopening: true, .. } | InputSource::Idle => UpstreamState::Absent,
+        }
     }
 
     /// Returns the next input if it is ready and `may_read`.

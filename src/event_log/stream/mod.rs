@@ -20,10 +20,11 @@ pub(in crate::event_log) mod staging;
 pub(in crate::event_log) mod state;
 pub(in crate::event_log) mod stub;
 pub(in crate::event_log) mod summary;
+mod upstream_state;
 
 use std::fmt;
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::Instant;
@@ -52,6 +53,7 @@ use crate::simulation::{self, Bug};
 use crate::sync;
 
 pub use collected_response::Collected;
+pub use upstream_state::UpstreamState;
 
 /// Specification of a new stream.
 pub struct Spec {
@@ -108,8 +110,8 @@ pub struct Stream {
     sent: SetOnce<()>,
     /// True while the call waits for a server that accepts no connections.
     is_waiting: AtomicBool,
-    /// True while a response of the upstream is read.
-    is_read_upstream: AtomicBool,
+    /// State of the upstream connection, an [`UpstreamState`].
+    upstream: AtomicU8,
     /// Generation of the session in which the upstream has the request.
     session_generation: AtomicU32,
     is_published: AtomicBool,
@@ -160,7 +162,7 @@ impl Stream {
             quota,
             sent: SetOnce::new(),
             is_waiting: AtomicBool::new(false),
-            is_read_upstream: AtomicBool::new(false),
+            upstream: AtomicU8::default(),
             session_generation: AtomicU32::new(0),
             is_published: AtomicBool::new(false),
             backing,
@@ -291,16 +293,6 @@ impl Stream {
     /// Waits until the request was handed to an upstream connection; for ever if it never is.
     pub async fn sent(&self) {
         self.sent.wait().await;
-    }
-
-    /// Sets whether an event stream of the upstream is read for this stream.
-    pub fn set_read_upstream(&self, is_read: bool) {
-        self.is_read_upstream.store(is_read, Ordering::Relaxed);
-    }
-
-    /// Returns whether an event stream of the upstream is read for this stream.
-    pub fn is_read_upstream(&self) -> bool {
-        self.is_read_upstream.load(Ordering::Relaxed)
     }
 
     /// Sets the generation of the session in which the upstream has the request.

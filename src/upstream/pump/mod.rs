@@ -343,7 +343,7 @@ impl Pump {
     }
 
     fn set_input(&mut self, input: InputSource) {
-        self.writer.stream().set_read_upstream(matches!(input, InputSource::Reading(_)));
+        self.writer.stream().set_upstream_state(input.upstream_state());
         self.input = input;
     }
 
