@@ -14,6 +14,7 @@ use mcp_resume::protocol::jsonrpc::{
     Body, Message, PeekError, RequestId, address_error, cancelled_request_id, error_message, initialize_result,
     meta_protocol_version, peek, tool_name, without_members,
 };
+use mcp_resume::protocol::progress;
 use serde_json::Value;
 
 const META_VERSION: &str = "io.modelcontextprotocol/protocolVersion";
@@ -26,6 +27,10 @@ fuzz_target!(|bytes: &[u8]| {
     }
     routes(bytes, peeked.as_ref());
     addresses(bytes);
+    if peeked.is_ok() {
+        let tokens: Vec<_> = progress::tokens(bytes).into_iter().map(|found| found.token).collect();
+        progress::for_each_progress(bytes, tokens.iter(), |index, found| assert!(index < tokens.len() && found.value.is_finite()));
+    }
     let mut found = Found {
         version: meta_protocol_version(bytes),
         cancelled: cancelled_request_id(bytes),

@@ -16,8 +16,8 @@ use super::value::{
 };
 use super::{
     Admin, AnswerPings, Auth, Config, Delivery, Dialects, DiskStore, Fsync, HostHeader, Limits, Listen, ListenTls, Log,
-    LogFormat, Mode, OnUnreachable, Prime, PrincipalSource, Problems, RedisStore, Replica, ResumeTokens, Sessions,
-    Store, Streams, ToolOverrides, Turns, Upstream, UpstreamTls, UpstreamUrl,
+    LogFormat, Mode, OnUnreachable, Prime, PrincipalSource, Problems, ProgressBeats, RedisStore, Replica, ResumeTokens,
+    Sessions, Store, Streams, ToolOverrides, Turns, Upstream, UpstreamTls, UpstreamUrl,
 };
 use crate::protocol::access::{AllowedHosts, AllowedOrigins, HostPattern, OriginPattern};
 use crate::protocol::classify;
@@ -338,6 +338,29 @@ fn delivery(s: &mut Section<'_>) -> Delivery {
         mode: s.one_of("mode", &MODES).unwrap_or(Mode::Stream),
         poll_retry: s.millis("poll_retry_ms", 1..=DAY_MS).unwrap_or(Duration::from_secs(5)),
         drain_retry: s.millis("drain_retry_ms", 1..=DAY_MS).unwrap_or(Duration::from_secs(5)),
+        progress: progress_beats(s),
+    }
+}
+
+fn progress_beats(s: &mut Section<'_>) -> Option<ProgressBeats> {
+    let after = s.secs("progress_after_secs", 0..=YEAR).unwrap_or(Duration::from_secs(20));
+    let max = s.secs("progress_max_secs", 1..=YEAR).unwrap_or(Duration::from_secs(3600));
+    let except: Option<Vec<ClientName>> = s.list("progress_except", 0);
+    let except = except.map_or_else(
+        || Arc::from(["inspector-client".to_owned()]),
+        |names| names.into_iter().map(|ClientName(name)| name).collect(),
+    );
+    none_if_zero(after).map(|after| ProgressBeats { after, max, except })
+}
+
+/// Name of a client as it names itself.
+struct ClientName(String);
+
+impl FromStr for ClientName {
+    type Err = &'static str;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        if name.trim().is_empty() { Err("names no client") } else { Ok(Self(name.to_owned())) }
     }
 }
 

@@ -223,6 +223,19 @@ pub struct Delivery {
     pub poll_retry: Duration,
     /// The `retry` sent to clients that a drain sends to another replica.
     pub drain_retry: Duration,
+    /// Progress of the proxy's own, or `None` if it is off.
+    pub progress: Option<ProgressBeats>,
+}
+
+/// Progress notifications that the proxy writes for a silent server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgressBeats {
+    /// Interval at which a connection looks for progress of the server; at least 1 s.
+    pub after: Duration,
+    /// Time from the start of a call after which none is written; at least 1 s.
+    pub max: Duration,
+    /// Names of clients that get none, as they name themselves in `clientInfo`.
+    pub except: Arc<[String]>,
 }
 
 /// Clients whose responses are primed.

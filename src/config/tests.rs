@@ -249,6 +249,26 @@ fn zero_means_none_for_the_documented_keys() {
 }
 
 #[test]
+fn progress_of_the_proxy_is_off_at_zero_and_its_clients_are_named() {
+    let progress = |text: &str| from_file(&format!("[delivery]\n{text}")).unwrap().delivery.progress;
+    let secs = Duration::from_secs;
+    let default = progress("").unwrap();
+    assert_eq!(
+        (default.after, default.max, &*default.except),
+        (secs(20), secs(3600), &["inspector-client".to_owned()][..])
+    );
+    assert_eq!(progress("progress_after_secs = 0"), None);
+    let other = progress("progress_after_secs = 5\nprogress_max_secs = 60\nprogress_except = ['a b', 'c']").unwrap();
+    assert_eq!((other.after, other.max, &*other.except), (secs(5), secs(60), &["a b".to_owned(), "c".to_owned()][..]));
+    assert!(progress("progress_except = []").unwrap().except.is_empty());
+    for wrong in
+        ["progress_max_secs = 0", "progress_after_secs = -1", "progress_except = ['']", "progress_except = 'a'"]
+    {
+        assert_eq!(lines(from_file(&format!("[delivery]\n{wrong}"))).len(), 1, "{wrong}");
+    }
+}
+
+#[test]
 fn retention_is_never_shorter_than_max_wait() {
     let config = from_file(
         "[streams]\nmax_wait_secs = 100\nretention_secs = 10\n\

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame};
 
+use super::beats::{BeatTimes, Beats};
 use super::disconnect;
 use super::metrics::{Left, Metrics};
 use super::receipts::{Receipt, Receipts};
@@ -43,6 +44,8 @@ pub struct Plan {
     /// Interim result, with which the response ends if there is no result by its time. Boxed, because nearly all connections have
     /// none.
     pub interim: Option<Box<Interim>>,
+    /// Times of the progress of the proxy's own, or `None` if it is off.
+    pub beats: Option<BeatTimes>,
 }
 
 /// First bytes of a response.
@@ -126,6 +129,8 @@ pub struct Follow {
     /// True if an id was written on this connection: the client can resume after a close.
     has_id: bool,
     closes_at: Option<Instant>,
+    /// Progress of the proxy's own, or `None` if there will be none.
+    beats: Option<Beats>,
     /// Time of the client's turn, as far as is known.
     turn_at: Option<Instant>,
     last_write: Instant,
@@ -167,6 +172,7 @@ impl Follow {
             state: State::Open,
             has_id: plan.opening == Opening::PrimingEvent,
             closes_at: plan.early_close.max_connection().map(|after| now + after),
+            beats: plan.beats.map(|times| Beats::new(times, start.cursor(), now)),
             turn_at: None,
             last_write: now,
             alarm: Alarm::new(),
@@ -331,6 +337,20 @@ impl Follow {
         true
     }
 
+    /// Writes progress of the proxy's own if the time of a look has come by `now`. Returns true if any was written.
+    fn write_beats(&mut self, out: &mut BytesMut, now: Instant) -> bool {
+        let Some(beats) = &mut self.beats else { return false };
+        if beats.look_at() > now {
+            return false;
+        }
+        let Some(count) = beats.look(&self.attachment, self.cursor, now, out) else {
+            self.beats = None;
+            return false;
+        };
+        self.metrics.observe_beats(count);
+        count > 0
+    }
+
     /// Ends the response gracefully, without a result.
     fn write_graceful_close(&mut self, out: &mut BytesMut, retry: Duration) {
         self.state = State::Ended;
@@ -352,7 +372,7 @@ impl Follow {
         }
     }
 
-    /// Handles the heartbeat, an early close, and the client's turn.
+    /// Handles the heartbeat, progress of the proxy's own, an early close, and the client's turn.
     fn poll_alarm(&mut self, cx: &mut Context<'_>, out: &mut BytesMut) -> Poll<()> {
         while self.alarm.poll(cx).is_ready() {
             let now = clock::now();
@@ -366,6 +386,9 @@ impl Follow {
             if self.plan.should_end_at_turn && self.attachment.begin_input_turn(self.cursor) {
                 self.write_graceful_close(out, self.plan.retry);
                 return Poll::Ready(());
+            }
+            if self.write_beats(out, now) {
+                self.last_write = now;
             }
             if self.last_write + self.plan.heartbeat <= now {
                 sse::encode_comment(out, "");
@@ -389,7 +412,8 @@ impl Follow {
         // Without an id the end waits for one; the event that brings it is written without the alarm.
         let closes_at = if self.has_id { self.closes_at } else { None };
         let interim = self.plan.interim.as_ref().map(|interim| interim.at);
-        self.alarm.set([Some(heartbeat), closes_at, self.turn_at, interim].into_iter().flatten().min());
+        let look_at = self.beats.as_ref().map(|beats| beats.look_at());
+        self.alarm.set([Some(heartbeat), closes_at, self.turn_at, interim, look_at].into_iter().flatten().min());
     }
 
     /// Reports a connection that ends before its stream, unless a newer connection reads the stream.
@@ -427,6 +451,10 @@ impl Body for Follow {
             return Poll::Ready(Some(Err("an event was dropped while it was sent".into())));
         }
         let ready = this.end_with_interim(&mut out) || ready;
+        // The alarm does not ring on a stream that is never silent.
+        if this.state == State::Open && !this.attachment.is_within_event() {
+            this.write_beats(&mut out, this.last_write);
+        }
         if !ready {
             this.note_turn();
             if this.poll_alarm(cx, &mut out).is_pending() {

@@ -17,6 +17,7 @@ pub struct Metrics {
     events: Counter,
     bytes: Counter,
     live_event_seconds: Histogram,
+    beats: Counter,
     disconnects: IntCounterVec,
 }
 
@@ -50,6 +51,10 @@ impl Metrics {
                 // From an idle machine to one where clients notice.
                 &[0.000_05, 0.000_2, 0.001, 0.005, 0.02, 0.1, 0.5],
             )?,
+            beats: registrar.counter(
+                "progress_beats_total",
+                "Progress notifications that the proxy wrote to clients while the server was silent.",
+            )?,
             disconnects: registrar.family(
                 "disconnects_total",
                 "Clients that left before their response ended, by whether they can come back.",
@@ -82,6 +87,11 @@ impl Metrics {
     /// Records the time from storing the first of some events to writing them to a client that waited for them.
     pub fn observe_live_event(&self, after: Duration) {
         self.live_event_seconds.observe(after.as_secs_f64());
+    }
+
+    /// Counts progress notifications of the proxy's own.
+    pub fn observe_beats(&self, beats: usize) {
+        self.beats.inc_by(beats as u64);
     }
 
     /// Counts a client that left before its response ended.

@@ -1,9 +1,10 @@
 //! From a cursor to a response body.
 //!
-//! Owned here: following a stream on one connection (priming, replay, the live tail, heartbeats, closing early), proofs that a
+//! Owned here: following a stream on one connection (priming, replay, the live tail, heartbeats, beats, closing early), proofs that a
 //! response has arrived, and the event that reports a lost stream. Absent: finding the stream (event log) and the response head
 //! (ingress).
 
+mod beats;
 mod disconnect;
 mod disconnect_guard;
 mod follow;
@@ -12,6 +13,7 @@ mod passthrough;
 mod receipts;
 mod stream_lost;
 
+pub use beats::BeatTimes;
 pub use disconnect_guard::DisconnectGuard;
 pub use follow::{EarlyClose, Follow, Interim, Opening, Plan, Start};
 pub use metrics::Metrics;

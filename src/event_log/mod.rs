@@ -42,6 +42,7 @@ pub use sessions::{Announcement, Opened, PostSlot, QueuedTurn, Session, Sessions
 pub use stream::attachment::{Attachment, ReadOutcome};
 pub use stream::delivery_certainty::DeliveryCertainty;
 pub use stream::partial_results::Slice;
+pub use stream::progress::{AskingRequests, CallProgress, WrittenProgress};
 pub use stream::response_head::{Head, Plain};
 pub use stream::retries::RetryMatch;
 pub use stream::summary::Summary;

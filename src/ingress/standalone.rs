@@ -13,7 +13,7 @@ use super::forward::Forwarder;
 use super::metrics::{Metrics, ResumeMeans, Resumed};
 use super::refusals::Refusals;
 use super::stream_response::StreamResponder;
-use super::stream_start::StreamStarter;
+use super::stream_start::{CallTerms, StreamStarter};
 use super::token_refresh::{TokenRefresh, Unproven};
 use crate::body::{BoxBody, whole};
 use crate::clock;
@@ -181,15 +181,14 @@ impl StandaloneStreams {
         );
         let template = self.upstream.call(&context.parts, context.connection.forwarded(), Bytes::new());
         let attachment = stream.attach(event_log::new_attach(), Seq(0));
+        let terms = CallTerms {
+            method: None,
+            accept: Accept { json: true, sse: true },
+            observer: ResponseObserver::default(),
+            progress: None,
+        };
         // The pump outlives this request as a rule: dropped, it becomes a task of its own.
-        drop(self.starter.pump(
-            context,
-            template,
-            None,
-            Accept { json: true, sse: true },
-            ResponseObserver::default(),
-            &stream,
-        ));
+        drop(self.starter.pump(context, template, terms, &stream));
         let head = poll_fn(|cx| attachment.poll_head(cx)).await;
         self.reply_standalone(context, head, attachment, Start::First, preface)
     }

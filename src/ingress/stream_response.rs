@@ -11,7 +11,7 @@ use super::metrics::{Metrics, ResumeMeans, Resumed};
 use super::request_log::log_return;
 use crate::body::{BoxBody, whole};
 use crate::config::{Config, Prime, Turns};
-use crate::delivery::{EarlyClose, Follow, Opening, Plan, Receipt, Start, lost_event};
+use crate::delivery::{BeatTimes, EarlyClose, Follow, Opening, Plan, Receipt, Start, lost_event};
 use crate::dialect::{self, Resumption};
 use crate::event_log::{self, Attachment, EventLog, Session, Stream};
 use crate::protocol::headers::ProtocolVersion;
@@ -127,6 +127,7 @@ impl StreamResponder {
             preface: None,
             closing: None,
             interim: attachment.slice().and_then(|slice| dialect::resume_tokens::interim(stream, slice)).map(Box::new),
+            beats: delivery.progress.as_ref().map(BeatTimes::from),
         }
     }
 

@@ -14,7 +14,19 @@ use crate::protocol::dialect::{Declared, Waits};
 use crate::protocol::headers::Accept;
 use crate::protocol::ids::StreamKind;
 use crate::protocol::jsonrpc::MethodName;
-use crate::upstream::{self, InlineTask, Pump, ResponseObserver, Template, Upstream};
+use crate::upstream::{self, InlineTask, ProgressRule, Pump, ResponseObserver, Template, Upstream};
+
+/// Part of an upstream call that its request decides.
+pub(super) struct CallTerms {
+    /// Method of the request, or `None` for a standalone stream.
+    pub(super) method: Option<MethodName>,
+    /// Media types that the client accepts.
+    pub(super) accept: Accept,
+    /// Observer of the response.
+    pub(super) observer: ResponseObserver,
+    /// Progress of the proxy's own, or `None` if connections write none.
+    pub(super) progress: Option<ProgressRule>,
+}
 
 /// Starts the streams of calls and the standalone streams.
 pub(super) struct StreamStarter {
@@ -66,17 +78,15 @@ impl StreamStarter {
         }
     }
 
-    /// Prepares the upstream call of a stream: that of a request with this method, or of a standalone stream. The call begins when the
-    /// returned task is polled.
+    /// Prepares the upstream call of a stream. The call begins when the returned task is polled.
     pub(super) fn pump(
         &self,
         context: &RequestContext,
         template: Template,
-        method: Option<MethodName>,
-        accept: Accept,
-        observer: ResponseObserver,
+        terms: CallTerms,
         stream: &Arc<Stream>,
     ) -> InlineTask {
+        let CallTerms { method, accept, observer, progress } = terms;
         let may_revive = self.upstream.revives_sessions()
             && context.binding.session.is_some()
             && !observer.opens_session()
@@ -94,6 +104,7 @@ impl StreamStarter {
             is_routed: context.sender.is_routed(),
             is_guest: context.session.as_ref().is_some_and(|session| !session.is_home()),
             max_event_bytes: self.config.streams.max_event_bytes,
+            progress,
         };
         let writer = self.log.writer(stream);
         let pump = Pump::begin(self.upstream.clone(), self.log.clone(), self.metrics.clone(), writer, call);

@@ -17,6 +17,7 @@ pub mod http1;
 pub mod ids;
 pub mod jsonrpc;
 pub mod jwt;
+pub mod progress;
 pub mod routing;
 pub mod session_refusal;
 pub mod sse;

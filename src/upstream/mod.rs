@@ -52,7 +52,7 @@ pub use inline_task::InlineTask;
 pub use metrics::Metrics;
 pub use observed::{Credentials, Observed};
 pub use ping_headers::PingHeaders;
-pub use pump::{Call, Pump};
+pub use pump::{Call, ProgressRule, Pump};
 pub use reach::Reachability;
 pub use request::{Body, Template};
 pub use response_body::ResponseBody;

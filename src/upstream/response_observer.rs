@@ -141,8 +141,10 @@ impl ResponseObserver {
                     None => handshakes.record(session.clone(), handshake),
                 }
             }
-            let declared = self.initialize.as_ref().map(|initialize| initialize.declared).unwrap_or_default();
-            let opened = Opened { version, logging: initialized.logging, declared };
+            let initialize = self.initialize.as_ref();
+            let declared = initialize.map(|initialize| initialize.declared).unwrap_or_default();
+            let has_no_beats = initialize.is_some_and(|initialize| initialize.has_no_beats);
+            let opened = Opened { version, logging: initialized.logging, declared, has_no_beats };
             if log.has_store() {
                 self.unsaved = Some(opened.clone());
             }

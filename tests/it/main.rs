@@ -11,6 +11,7 @@ mod access;
 mod admin;
 mod bad_input;
 mod batch;
+mod beats;
 mod bounds;
 mod cancel;
 mod check;

@@ -175,6 +175,7 @@ fn plan() -> Plan {
         preface: None,
         closing: None,
         interim: None,
+        beats: None,
     }
 }
 

@@ -15,6 +15,7 @@ use crate::protocol::dialect::resume_tokens::Form;
 use crate::protocol::dialect::resume_tokens::Names;
 use crate::protocol::ids::{Owner, Secret, Seq, StoreEpoch};
 use crate::protocol::jsonrpc::RequestId;
+use crate::protocol::progress::TokenOfRequest;
 use crate::protocol::stream::{Policy, Snapshot, SnapshotDigest};
 use std::time::Duration;
 
@@ -32,6 +33,17 @@ pub(in crate::event_log) struct About {
     pub(in crate::event_log) body: Option<Fingerprint>,
     pub(in crate::event_log) slicing: Option<Slicing>,
     pub(in crate::event_log) secret: Option<Secret>,
+    /// Progress that the requests ask for, or `None` if connections write none of the proxy's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::event_log) progress: Option<ProgressRecord>,
+}
+
+/// Progress that the requests of a stream ask for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::event_log) struct ProgressRecord {
+    /// Start of the call, in milliseconds since 1970.
+    pub(in crate::event_log) began_ms: u64,
+    pub(in crate::event_log) tokens: Vec<TokenOfRequest>,
 }
 
 /// Description of a stream that is read in slices, as partial results.

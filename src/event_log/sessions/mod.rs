@@ -89,6 +89,9 @@ pub struct Opened {
     pub logging: bool,
     /// Dialects that the client declared.
     pub declared: Declared,
+    /// True if the client gets no progress of the proxy's own.
+    #[serde(default, rename = "no_beats", skip_serializing_if = "std::ops::Not::not")]
+    pub has_no_beats: bool,
 }
 
 /// Ability of a client to resume, as it has shown so far.
@@ -234,6 +237,11 @@ impl Session {
     /// Returns the dialects that the client is known to have declared.
     pub fn declared(&self) -> Declared {
         self.opened.as_ref().map(|opened| opened.declared).unwrap_or_default()
+    }
+
+    /// Returns whether the client is known to get no progress of the proxy's own.
+    pub fn has_no_beats(&self) -> bool {
+        self.opened.as_ref().is_some_and(|opened| opened.has_no_beats)
     }
 
     /// Returns whether the client has ever resumed a stream, and so can.

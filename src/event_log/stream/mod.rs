@@ -8,10 +8,12 @@ pub(in crate::event_log) mod attachment;
 mod backpressure;
 mod collected_response;
 pub(in crate::event_log) mod delivery_certainty;
+mod due_progress;
 mod eviction_state;
 pub(in crate::event_log) mod in_flight;
 mod partial_readers;
 pub(in crate::event_log) mod partial_results;
+pub(in crate::event_log) mod progress;
 pub(in crate::event_log) mod remote;
 mod rendering;
 pub(in crate::event_log) mod response_head;
@@ -40,6 +42,7 @@ use crate::event_log::identity::binding::Binding;
 use crate::event_log::quota::{Quota, StreamReservation, TailLimits};
 use crate::event_log::retry_index::Registration;
 use crate::event_log::stream::partial_results::Slices;
+use crate::event_log::stream::progress::CallProgress;
 use crate::event_log::stream::response_head::Head;
 use crate::event_log::stream::state::Inner;
 use crate::event_log::stream::summary::Summary;
@@ -105,6 +108,8 @@ pub struct Stream {
     registrations: Mutex<Vec<Registration<Stream>>>,
     /// Slices, or `None` if the stream is not sliced.
     slices: Option<Box<Slices>>,
+    /// Progress that the requests ask for, once it was read; see [`Stream::progress`].
+    progress: OnceLock<Option<Box<CallProgress>>>,
     /// Quota of the stream's principal.
     quota: Arc<Quota>,
     sent: SetOnce<()>,
@@ -159,6 +164,7 @@ impl Stream {
             body_fingerprint: spec.body_fingerprint.map(Box::new),
             registrations: Mutex::default(),
             slices: spec.slicing.map(|slicing| Box::new(Slices::new(slicing))),
+            progress: OnceLock::new(),
             quota,
             sent: SetOnce::new(),
             is_waiting: AtomicBool::new(false),
@@ -541,6 +547,7 @@ impl Stream {
         let settled = inner.settle_head();
         let sealed = inner.machine.is_sealed();
         if sealed {
+            inner.asking = None;
             let epoch = inner.epoch;
             inner.tail.seal(epoch);
             let events = inner.tail.byte_len();

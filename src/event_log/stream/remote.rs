@@ -12,6 +12,7 @@ use crate::event_log::backing::schema::{About, State};
 use crate::event_log::backing::{Backing, StorePosition, StoreProgress};
 use crate::event_log::identity::Identity;
 use crate::event_log::quota::{StreamReservation, TailLimits};
+use crate::event_log::stream::progress::CallProgress;
 use crate::event_log::stream::response_head::Head;
 use crate::event_log::stream::{Spec, Stream};
 use crate::protocol::cluster::Reader;
@@ -64,6 +65,7 @@ impl Stream {
             }
             None => (None, Vec::new(), None),
         };
+        let _ = stream.progress.set(about.progress.map(|record| Box::new(CallProgress::restore(record))));
         if let Some(secret) = about.secret.or(secret) {
             let _ = stream.secret.set(secret);
         }

@@ -6,6 +6,7 @@
 use crate::clock;
 use crate::event_log::backing::schema::{About, State, StateDigest};
 use crate::event_log::backing::{Persisted, Staged, StagedState, StoreProgress};
+use crate::event_log::stream::progress::CallProgress;
 use crate::event_log::stream::state::Inner;
 use crate::event_log::stream::{Advanced, Stream};
 use crate::protocol::ids::Seq;
@@ -17,6 +18,9 @@ impl Stream {
         let (policy, ids) =
             self.with_machine(|machine| (machine.policy().clone(), machine.owed_responses().ids().cloned().collect()));
         let (owner, epoch) = self.origin;
+        // Of a call that is over nothing is written any more.
+        let is_running = self.with_machine(|machine| machine.ending().is_none());
+        let progress = if is_running { self.progress().map(CallProgress::record) } else { None };
         About {
             owner,
             epoch,
@@ -28,6 +32,7 @@ impl Stream {
             body: self.body_fingerprint(),
             slicing: self.slicing().cloned(),
             secret: self.secret().cloned(),
+            progress,
         }
     }
 

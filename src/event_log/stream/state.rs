@@ -9,6 +9,7 @@ use crate::event_log::backing::StoreProgress;
 use crate::event_log::quota::{EvictionQueue, StreamReservation, TailLimits};
 use crate::event_log::stream::delivery_certainty::Delivered;
 use crate::event_log::stream::in_flight::Copied;
+use crate::event_log::stream::progress::AskingRequests;
 use crate::event_log::stream::response_head::Head;
 use crate::protocol::ids::{AttachId, Seq, StreamKind};
 use crate::protocol::stream::{Batch, Machine, Phase};
@@ -35,6 +36,8 @@ pub(in crate::event_log) struct Inner {
     pub(in crate::event_log) head: Head,
     /// Reservation in the principal's quota.
     pub(in crate::event_log) reservation: StreamReservation,
+    /// Requests of a running call that may ask for progress, until they are read, or `None`.
+    pub(in crate::event_log) asking: Option<AskingRequests>,
     /// True if the rest of an event waits for capacity.
     pub(in crate::event_log) is_held_up: bool,
     /// Certainty of the delivery of the last message.
@@ -65,6 +68,7 @@ impl Inner {
             has_moved: false,
             head: Head::Waiting,
             reservation,
+            asking: None,
             is_held_up: false,
             delivered: Delivered::default(),
             queued: None,

@@ -16,7 +16,8 @@ fn in_session() -> Binding {
 /// Records the session as one that was opened at `replica`.
 async fn open_at(replica: &Replica) {
     let (id, principal) = (in_session().session.unwrap(), in_session().principal);
-    let opened = Opened { version: ProtocolVersion::DEFAULT, logging: false, declared: Default::default() };
+    let opened =
+        Opened { version: ProtocolVersion::DEFAULT, logging: false, declared: Default::default(), has_no_beats: false };
     replica.log.sessions().record(id.clone(), principal, opened.clone());
     replica.log.save_opened_session(&id, &principal, &opened).await;
 }
@@ -323,7 +324,8 @@ async fn calls_of_an_evicted_session_are_claimed_when_another_replica_joins() {
     let (id, principal) = (in_session().session.unwrap(), in_session().principal);
     let before = one.log.sessions().find(&id, &principal).unwrap();
     let stream = begin(&one, 1).unwrap();
-    let opened = Opened { version: ProtocolVersion::DEFAULT, logging: false, declared: Default::default() };
+    let opened =
+        Opened { version: ProtocolVersion::DEFAULT, logging: false, declared: Default::default(), has_no_beats: false };
     one.log.sessions().record(SessionId::parse("next").unwrap(), principal, opened);
     assert!(one.log.sessions().find(&id, &principal).is_none());
     assert!(one.log.begin_as_sole(&before, || ()).is_none(), "each later call is claimed first");
@@ -362,7 +364,8 @@ async fn a_session_that_is_opened_again_while_its_members_are_read_and_another_r
     assert!(opening.poll().is_pending(), "its members are read");
     let joined = two.replicas.requests().join_session(Owner(1), &in_session(), &call(1)).await;
     assert_eq!(joined.unwrap(), Some(()));
-    let opened = Opened { version: ProtocolVersion::DEFAULT, logging: false, declared: Default::default() };
+    let opened =
+        Opened { version: ProtocolVersion::DEFAULT, logging: false, declared: Default::default(), has_no_beats: false };
     one.log.sessions().record(in_session().session.unwrap(), in_session().principal, opened);
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert!(opening.poll().is_ready());

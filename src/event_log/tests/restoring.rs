@@ -1,6 +1,9 @@
 //! Streams of a dead process, and of one that writes while another reads.
 
+use bytes::Bytes;
+
 use super::*;
+use crate::event_log::backing::schema::About;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::EventId;
 use crate::protocol::stream::{CursorPlace, Phase};
@@ -145,4 +148,24 @@ async fn a_store_that_was_unreachable_has_the_whole_stream_in_the_end() {
     let after = process(&store.behind);
     let whole = client.text().to_owned() + &wire(&stream, 3, RESPONSE);
     assert_eq!(read_again(&after, &id).await, (whole, Poll::Ready(ReadOutcome::Ended)));
+}
+
+#[tokio::test]
+async fn the_record_of_a_running_call_has_its_progress_tokens() {
+    let log = log_with(None);
+    let (stream, writer) = open(&log);
+    let about = |stream: &Stream| -> serde_json::Value { serde_json::from_slice(&stream.about().encode()).unwrap() };
+    assert!(about(&stream).get("progress").is_none());
+    assert!(
+        About::decode(&stream.about().encode()).unwrap().progress.is_none(),
+        "as in a record of an earlier version"
+    );
+    let body = Bytes::from_static(br#"{"jsonrpc":"2.0","id":1,"method":"m","params":{"_meta":{"progressToken":"t"}}}"#);
+    stream.keep_asking(AskingRequests { body, except: None });
+    assert_eq!(about(&stream)["progress"]["tokens"], serde_json::json!([{ "request": 0, "token": "\"t\"" }]));
+    let restored = About::decode(&stream.about().encode()).unwrap().progress.unwrap();
+    assert_eq!(CallProgress::restore(restored).record(), stream.progress().unwrap().record());
+    writer.update(says(RESPONSE)).await;
+    writer.update(ended()).await;
+    assert!(about(&stream).get("progress").is_none(), "nothing is written for a call that is over");
 }

@@ -280,7 +280,12 @@ impl Calls {
             Era::Modern => Declared::default(),
         };
         let version = jsonrpc::requested_version(&body).and_then(|version| ProtocolVersion::parse(&version));
-        let initialize = IssuedSession { version: version.unwrap_or(ProtocolVersion::DEFAULT), declared };
+        let has_no_beats =
+            self.config.delivery.progress.as_ref().is_some_and(|progress| {
+                jsonrpc::client_name(&body).is_some_and(|name| progress.except.contains(&name))
+            });
+        let version = version.unwrap_or(ProtocolVersion::DEFAULT);
+        let initialize = IssuedSession { version, declared, has_no_beats };
         let body = declared.remove_from(&body).map_or(body, Bytes::from);
         (Some(initialize), body)
     }

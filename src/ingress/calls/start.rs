@@ -15,13 +15,13 @@ use crate::ingress::context::{RequestContext, detached};
 use crate::ingress::metrics::Metrics;
 use crate::ingress::request_log::log_return;
 use crate::ingress::stream_finder::StreamFinder;
-use crate::ingress::stream_start::StreamStarter;
+use crate::ingress::stream_start::{CallTerms, StreamStarter};
 use crate::protocol::dialect::Declared;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::Era;
 use crate::protocol::ids::{Seq, StreamKind};
 use crate::protocol::stream::Policy;
-use crate::upstream::{InlineTask, Upstream};
+use crate::upstream::{InlineTask, ProgressRule, Upstream};
 
 /// A request's attachment to the stream of the call that it began or came back to.
 pub(super) struct StartedCall {
@@ -204,10 +204,30 @@ impl CallStarter {
             }
         }
         let template = self.upstream.call(parts, connection.forwarded(), detached(request.body.clone()));
-        let (method, observer) = (request.call.method.clone(), request.observer.clone());
-        let pump = self.starter.pump(&request.context, template, Some(method), request.accept, observer, stream);
+        let terms = CallTerms {
+            method: Some(request.call.method.clone()),
+            accept: request.accept,
+            observer: request.observer.clone(),
+            progress: self.progress_rule(request),
+        };
+        let pump = self.starter.pump(&request.context, template, terms, stream);
         let beginning = Beginning { start: Start::First, has_gap: false };
         StartedCall { attachment, beginning, pump }
+    }
+
+    /// Returns the rule for the progress of the proxy's own, or `None` if the client of the call gets none.
+    fn progress_rule(&self, CallRequest { context, call, accept, .. }: &CallRequest) -> Option<ProgressRule> {
+        let config = self.config.delivery.progress.as_ref()?;
+        let is_excepted = context.session.as_ref().is_some_and(|session| session.has_no_beats());
+        if !accept.sse || is_excepted {
+            return None;
+        }
+        // A legacy client has named itself at the beginning of its session.
+        let except = match call.era() {
+            Era::Legacy => None,
+            Era::Modern => Some(config.except.clone()),
+        };
+        Some(ProgressRule { except })
     }
 
     /// Lets a retry take over. It continues after its `Last-Event-ID` if that names this stream, else from the first retained event.

@@ -18,6 +18,7 @@ const MARK: u8 = b's';
 const NONCE_BYTES: usize = 12;
 const RESUMABLE_REQUESTS: u8 = 1;
 const RESUMABLE_STREAMS: u8 = 2;
+const NO_BEATS: u8 = 4;
 
 /// Contents of a session ID that the proxy issued.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -26,6 +27,8 @@ pub struct IssuedSession {
     pub version: ProtocolVersion,
     /// The dialects that the client declared.
     pub declared: Declared,
+    /// True if the client gets no progress of the proxy's own.
+    pub has_no_beats: bool,
 }
 
 impl IssuedSession {
@@ -34,7 +37,8 @@ impl IssuedSession {
         let Declared { resumable_requests, resumable_streams } = self.declared;
         let requests = if resumable_requests { RESUMABLE_REQUESTS } else { 0 };
         let streams = if resumable_streams { RESUMABLE_STREAMS } else { 0 };
-        let flags = requests | streams;
+        let beats = if self.has_no_beats { NO_BEATS } else { 0 };
+        let flags = requests | streams | beats;
         let mut bytes = vec![MARK, flags];
         bytes.extend_from_slice(self.version.as_str().as_bytes());
         bytes.extend_from_slice(&nonce);
@@ -62,7 +66,8 @@ impl IssuedSession {
             resumable_requests: flags & RESUMABLE_REQUESTS != 0,
             resumable_streams: flags & RESUMABLE_STREAMS != 0,
         };
-        if mark == MARK { Some(Self { version, declared }) } else { None }
+        let has_no_beats = flags & NO_BEATS != 0;
+        if mark == MARK { Some(Self { version, declared, has_no_beats }) } else { None }
     }
 }
 
@@ -72,7 +77,7 @@ mod tests {
 
     fn issued() -> IssuedSession {
         let declared = Declared { resumable_requests: false, resumable_streams: true };
-        IssuedSession { version: ProtocolVersion::DEFAULT, declared }
+        IssuedSession { version: ProtocolVersion::DEFAULT, declared, has_no_beats: true }
     }
 
     #[test]

@@ -233,10 +233,29 @@ pub fn requested_version(bytes: &[u8]) -> Option<String> {
     find(bytes, &["params", "protocolVersion"]).and_then(string).map(Cow::into_owned)
 }
 
+/// Returns `params._meta.progressToken` of a request that [`peek`] accepts, as JSON text.
+pub fn progress_token(bytes: &[u8]) -> Option<&str> {
+    str::from_utf8(scan(bytes, &["params", "_meta", "progressToken"])?).ok()
+}
+
+/// Returns `params.clientInfo.name` of an `initialize` that [`peek`] accepts.
+pub fn client_name(bytes: &[u8]) -> Option<String> {
+    text_at(bytes, &["params", "clientInfo", "name"])
+}
+
+/// Returns `params._meta["io.modelcontextprotocol/clientInfo"].name` of a modern request that [`peek`] accepts.
+pub fn meta_client_name(bytes: &[u8]) -> Option<String> {
+    text_at(bytes, &["params", "_meta", "io.modelcontextprotocol/clientInfo", "name"])
+}
+
+fn text_at(bytes: &[u8], path: &[&str]) -> Option<String> {
+    let text = str::from_utf8(scan(bytes, path)?).ok()?;
+    unquoted(text).map(Cow::into_owned)
+}
+
 /// Returns `params.name` of a `tools/call` that [`peek`] accepts: the name of the tool.
 pub fn tool_name(bytes: &[u8]) -> Option<String> {
-    let name = str::from_utf8(scan(bytes, &["params", "name"])?).ok()?;
-    unquoted(name).map(Cow::into_owned)
+    text_at(bytes, &["params", "name"])
 }
 
 /// Parts of the result of an `initialize` that the proxy needs.

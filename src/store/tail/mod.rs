@@ -125,12 +125,12 @@ impl Tail {
     }
 
     /// Returns the events after `after`, in order. The caller has checked that `after` is not trimmed.
-    pub fn events_after(&self, after: Seq) -> impl Iterator<Item = (Seq, &[u8])> + Clone {
+    pub fn events_after(&self, after: Seq) -> impl DoubleEndedIterator<Item = (Seq, &[u8])> + Clone {
         self.segments_after(after).flat_map(move |segment| segment.events_after(after))
     }
 
     /// Returns the segments with the events after `after`.
-    fn segments_after(&self, after: Seq) -> impl Iterator<Item = &Segment> + Clone {
+    fn segments_after(&self, after: Seq) -> impl DoubleEndedIterator<Item = &Segment> + Clone {
         let start = match self.segments.back() {
             // A reader at the tail needs the last segment only.
             Some(last) if last.first.0 <= after.0 + 1 => self.segments.len() - 1,
@@ -300,7 +300,7 @@ impl Segment {
         self.bytes.len() - start + (self.ends.len() - skip) * per_event
     }
 
-    fn events_after(&self, after: Seq) -> impl Iterator<Item = (Seq, &[u8])> + Clone {
+    fn events_after(&self, after: Seq) -> impl DoubleEndedIterator<Item = (Seq, &[u8])> + Clone {
         let skip = (after.0 + 1).saturating_sub(self.first.0) as usize;
         (skip..self.ends.len()).map(move |index| {
             let start = if index == 0 { 0 } else { self.ends[index - 1] as usize };

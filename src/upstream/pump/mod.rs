@@ -26,7 +26,7 @@ use super::sse_reader::{EventReader, GatherResult};
 use super::synthetic;
 use super::{Credentials, ResponseBody, Template, Upstream, wait};
 use crate::clock::{self, Alarm};
-use crate::event_log::{EventLog, Head, Next, Subject, Writer};
+use crate::event_log::{AskingRequests, EventLog, Head, Next, Subject, Writer};
 use crate::protocol::call_name::CallName;
 use crate::protocol::error::{ErrorCode, Failure, Side};
 use crate::protocol::headers;
@@ -59,6 +59,15 @@ pub struct Call {
     pub is_guest: bool,
     /// Size limit of an event, and of a JSON response that becomes one.
     pub max_event_bytes: usize,
+    /// Progress of the proxy's own, or `None` if connections write none for the call.
+    pub progress: Option<ProgressRule>,
+}
+
+/// Rule for the progress of the proxy's own.
+#[derive(Clone, Debug, Default)]
+pub struct ProgressRule {
+    /// Clients that get none, if the request itself names its client.
+    pub except: Option<Arc<[String]>>,
 }
 
 /// Runs one call.
@@ -186,7 +195,7 @@ impl Pump {
                 // A random order would make simulated runs differ. The upstream is last, because it alone can be ready without end.
                 biased;
                 // Another task may have staged events.
-                () = self.writer.changed(may_read) => self.writer.update(|_, _| ()).await,
+                () = self.writer.changed(may_read) => self.handle_change().await,
                 () = self.alarm.ring() => self.handle_timeout().await,
                 input = self.input.next(), if may_read => self.handle_input(input).await,
             }
@@ -194,11 +203,20 @@ impl Pump {
         self.finish().await;
     }
 
+    /// Handles a change by another task, which may be a commit.
+    async fn handle_change(&mut self) {
+        if self.call.progress.is_some() && self.writer.stream().with_machine(Machine::is_committed) {
+            self.keep_asking();
+        }
+        self.writer.update(|_, _| ()).await;
+    }
+
     async fn handle_timeout(&mut self) {
         // One reading of the clock: the stream must be published before its first id is sent.
         let now = clock::now();
         if self.writer.stream().with_machine(|machine| machine.is_commit_due(now)) {
             self.publish();
+            self.keep_asking();
         }
         self.writer.update(|machine, _| machine.handle_timeout(now)).await;
     }
@@ -207,6 +225,14 @@ impl Pump {
     fn publish(&self) {
         self.name_call();
         self.log.publish_once(self.writer.stream());
+    }
+
+    /// Keeps the request for connections that write progress of the proxy's own. To be called before the stream has a record in the store.
+    fn keep_asking(&mut self) {
+        if let Some(ProgressRule { except }) = self.call.progress.take() {
+            let body = self.call.template.body().clone();
+            self.writer.stream().keep_asking(AskingRequests { body, except });
+        }
     }
 
     /// Names the call, if this is one.
@@ -493,6 +519,7 @@ impl Pump {
         if is_compressed(&parts.headers) {
             return self.handle_failure(Failure::after_send(ErrorCode::UpstreamGarbage), false).await;
         }
+        self.keep_asking();
         headers::sse_downstream(&mut parts.headers);
         headers::expose_ours(&mut parts.headers);
         self.set_input(InputSource::Reading(Box::new(EventReader::new(body, self.call.max_event_bytes))));

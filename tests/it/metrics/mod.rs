@@ -99,6 +99,7 @@ every_metric! {
     "answers_held_total" is moved by an_answer_that_the_upstream_cannot_take;
     "answers_repeated_total" is moved by an_answer_given_twice;
     "notifications_withheld_total" is moved by events_for_a_client_that_takes_json_only;
+    "progress_beats_total" is moved by a_silent_server;
     "pings_answered_total" is moved by a_ping_of_the_server_while_the_client_is_away;
     "keep_alive_pings_total" is moved by a_silent_call;
     "token_probes_total" is moved by a_refreshed_token;

@@ -1,6 +1,7 @@
 //! Streams: those there are, and how they end.
 
 use super::{Meter, finish, left, observed, observed_with};
+use crate::beats::{beat, with_beats};
 use crate::support::*;
 use std::time::Duration;
 
@@ -204,6 +205,16 @@ pub(super) async fn a_ping_of_the_server_while_the_client_is_away(answered: &Met
     sse.event(r#"{"jsonrpc":"2.0","id":0,"method":"ping"}"#).await;
     upstream.expect("response").await.reset().await;
     until("it is seen", async || of("failed").await == 1.0).await;
+}
+
+pub(super) async fn a_silent_server(beats: &Meter) {
+    let (mut upstream, proxy, session) = observed_with(with_beats).await;
+    let (_sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    assert_eq!(beats.read(&proxy).await, 0.0);
+    pass(Duration::from_secs(21)).await;
+    beat(&mut response).await;
+    assert_eq!(beats.read(&proxy).await, 1.0);
+    assert_eq!(metric(&proxy, "mcp_resume_delivered_events_total").await, 0.0, "it is no event");
 }
 
 pub(super) async fn a_silent_call(pings: &Meter) {

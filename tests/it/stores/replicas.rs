@@ -7,6 +7,7 @@ use mcp_resume::config::{Config, ResumeTokens};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::beats::{beat, with_beats};
 use crate::dialects::{ask, open, refused, tokens};
 
 #[tokio::test]
@@ -24,6 +25,28 @@ async fn a_live_stream_is_resumed_elsewhere_by_its_event_id() {
     sse.finish(result(1)).await;
     assert_eq!(rest(&mut back).await, [result(1)]);
     assert!(one.upstream.is_quiet() && two.upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn progress_of_the_proxy_is_written_elsewhere_as_well() {
+    let (_redis, mut one, two, session) = pair_with(|config| {
+        with_beats(config);
+        config.delivery.progress.as_mut().unwrap().after = SOON;
+    })
+    .await;
+    let (sse, response, place) = one.begin(&session.post(call(1))).await;
+    response.reset();
+    let mut back = two.send(session.resume(&place.at(0))).await.sse();
+    back.prime().await;
+    for progress in ["0", "0.000001"] {
+        assert_eq!(beat(&mut back).await.0, format!(r#""progressToken":7,"progress":{progress}"#));
+    }
+    sse.event(progress(5)).await;
+    while back.event().await.bytes() != progress(5).as_bytes() {}
+    assert_eq!(beat(&mut back).await.0, r#""progressToken":7,"progress":5.000001"#);
+    sse.finish(result(1)).await;
+    while back.event().await.bytes() != result(1).as_bytes() {}
+    back.ends().await;
 }
 
 #[tokio::test]

@@ -168,6 +168,7 @@ fn patient(url: &str) -> Config {
     let mut config = Config::for_upstream(url).expect("a usable URL");
     config.delivery.commit_after = None;
     config.upstream.keepalive = None;
+    config.delivery.progress = None;
     config
 }
 

@@ -1,0 +1,61 @@
+//! Requests that are due for progress of the proxy's own when their connection looks.
+//!
+//! Owned here: the decision and the value. A notification is no event: it has no number, and only the last value is kept. Absent: the time of
+//! a look (`delivery/beats.rs`), the tokens and the progress of the server (`progress.rs`), and the bytes (`protocol/progress.rs`).
+
+use crate::event_log::stream::attachment::Attachment;
+use crate::event_log::stream::progress::{WrittenProgress, message_at};
+use crate::protocol::dialect::resume_tokens::Renaming;
+use crate::protocol::ids::Seq;
+use crate::protocol::jsonrpc;
+use crate::protocol::progress::{self, Progress};
+use crate::protocol::stream::{OwedResponse, Phase};
+use crate::sync;
+
+impl Attachment {
+    /// Looks at what this connection has written: the events up to `cursor`. Returns a notification of the proxy's own for each request that
+    /// asks for progress, has no response, is not cancelled, and got no progress in the events after `since`; none while no upstream
+    /// connection has the call, and none once another connection reads the stream.
+    pub fn due_progress(&self, written: &mut WrittenProgress, since: Seq, cursor: Seq) -> Vec<Vec<u8>> {
+        let stream = self.stream();
+        let Some(progress) = stream.progress() else { return Vec::new() };
+        let running = progress.running();
+        let inner = stream.lock();
+        let machine = &inner.machine;
+        // A stream that another replica writes is known to be open there, and no more.
+        let has_upstream = inner.is_restored || stream.is_upstream_open();
+        let is_open = machine.phase() == Phase::Open && machine.ending().is_none();
+        if !has_upstream || !is_open || !machine.reader().is(self.id()) {
+            return Vec::new();
+        }
+        written.read(&inner.tail, progress, cursor);
+        let owed: Vec<OwedResponse> = machine.owed_responses().iter().map(|(_, owed)| owed).collect();
+        let mut due = Vec::new();
+        for (request, last) in progress.requests.iter().zip(&written.last) {
+            let is_running = owed.get(request.asked.request) == Some(&OwedResponse::Due);
+            let is_silent = last.as_ref().is_none_or(|(seq, _)| *seq <= since);
+            if is_running && is_silent {
+                let token = &request.asked.token;
+                let server = last.as_ref().map(|(seq, progress)| Progress {
+                    message: message_at(&inner.tail, *seq, token),
+                    ..progress.clone()
+                });
+                let mut own = sync::lock(&request.own);
+                let value = progress::next_value(*own, server.as_ref().map(|server| server.value));
+                *own = Some(value);
+                due.push(progress::notification(token, value, server.as_ref(), running));
+            }
+        }
+        drop(inner);
+        due.into_iter().filter_map(|message| self.in_names_of_slice(message)).collect()
+    }
+
+    /// Returns a message of the proxy's own in the names of the slice that is read, or `None` if its client wants none.
+    fn in_names_of_slice(&self, message: Vec<u8>) -> Option<Vec<u8>> {
+        match self.slice().map_or(Renaming::Same, |slice| slice.rename(&message)) {
+            Renaming::Same => Some(message),
+            Renaming::Changed(splices) => Some(jsonrpc::splice(&message, splices)),
+            Renaming::Unwanted => None,
+        }
+    }
+}
