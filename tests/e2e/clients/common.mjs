@@ -12,6 +12,9 @@ const { values } = parseArgs({
         'timeout-ms': { type: 'string', default: '30000' },
         'linger-ms': { type: 'string', default: '200' },
         'resume-tokens': { type: 'string', default: 'false' },
+        'deadline-ms': { type: 'string' },
+        'total-ms': { type: 'string' },
+        name: { type: 'string' },
         then: { type: 'string', default: 'false' }
     }
 });
@@ -24,8 +27,14 @@ export const flags = {
     timeout: Number(values['timeout-ms']),
     linger: Number(values['linger-ms']),
     resumeTokens: values['resume-tokens'] === 'true',
+    name: values.name,
     then: values.then === 'true'
 };
+
+/** Options of the SDK for a call: with --deadline-ms it gives up after so long without progress. */
+export const deadline = {};
+if (values['deadline-ms']) Object.assign(deadline, { timeout: Number(values['deadline-ms']), resetTimeoutOnProgress: true });
+if (values['total-ms']) deadline.maxTotalTimeout = Number(values['total-ms']);
 
 export const say = line => console.log(JSON.stringify(line));
 

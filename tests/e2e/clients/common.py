@@ -14,8 +14,11 @@ parser.add_argument("--mode", choices=["legacy", "modern"], default="legacy")
 parser.add_argument("--timeout-ms", type=int, default=30_000)
 parser.add_argument("--linger-ms", type=int, default=200)
 parser.add_argument("--resume-tokens", choices=["true", "false"], default="false")
+parser.add_argument("--deadline-ms", type=int)
 parser.add_argument("--then", choices=["true", "false"], default="false")
 flags = parser.parse_args()
+# The SDK's own limit for each call, in seconds, or `None`.
+deadline = flags.deadline_ms and flags.deadline_ms / 1000
 
 
 def say(event, **fields):

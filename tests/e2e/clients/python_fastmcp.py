@@ -1,6 +1,6 @@
 """Tool calls through the stock FastMCP client."""
 
-from common import flags, linger, main, make_calls, on_progress, say, say_connected, say_result
+from common import deadline, flags, linger, main, make_calls, on_progress, say, say_connected, say_result
 from fastmcp import Client
 from fastmcp.client.elicitation import ElicitResult
 
@@ -38,7 +38,7 @@ async def session():
         say_connected(client.protocol_version)
 
         async def call(tool, arguments):
-            result = await client.call_tool(tool, arguments, raise_on_error=False)
+            result = await client.call_tool(tool, arguments, timeout=deadline, raise_on_error=False)
             say_result(result.is_error, result.content[0].text)
 
         await make_calls(call)

@@ -1,8 +1,9 @@
 """Tool calls through the stock Python SDK 1.x."""
 
+from datetime import timedelta
 from functools import partial
 
-from common import call_tool, flags, linger, main, make_calls, on_progress, say, say_connected, say_result
+from common import call_tool, deadline, flags, linger, main, make_calls, on_progress, say, say_connected, say_result
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CreateMessageResult, ElicitResult, ListRootsResult, Root, TextContent
@@ -42,7 +43,9 @@ async def session():
         say_connected((await client.initialize()).protocolVersion)
 
         async def call(tool, arguments):
-            result = await call_tool(partial(client.call_tool, progress_callback=on_progress), tool, arguments)
+            limit = deadline and timedelta(seconds=deadline)
+            calling = partial(client.call_tool, read_timeout_seconds=limit, progress_callback=on_progress)
+            result = await call_tool(calling, tool, arguments)
             say_result(result.isError, result.content[0].text)
 
         await make_calls(call)

@@ -1,6 +1,6 @@
 """Tool calls through the stock Python SDK 2.x."""
 
-from common import flags, linger, main, make_calls, on_progress, say, say_connected, say_result
+from common import deadline, flags, linger, main, make_calls, on_progress, say, say_connected, say_result
 from mcp import Client
 from mcp_types import CreateMessageResult, ElicitResult, ListRootsResult, Root, TextContent
 
@@ -36,7 +36,7 @@ async def session():
         say_connected(client.protocol_version)
 
         async def call(tool, arguments):
-            result = await client.call_tool(tool, arguments, progress_callback=on_progress)
+            result = await client.call_tool(tool, arguments, deadline, progress_callback=on_progress)
             say_result(result.is_error, result.content[0].text)
 
         await make_calls(call)

@@ -8,10 +8,10 @@ import {
     ListRootsRequestSchema,
     LoggingMessageNotificationSchema
 } from '@modelcontextprotocol/sdk/types.js';
-import { answers, flags, main, say } from './common.mjs';
+import { answers, deadline, flags, main, say } from './common.mjs';
 
 const client = new Client(
-    { name: 'e2e-typescript-v1', version: '1.0.0' },
+    { name: flags.name ?? 'e2e-typescript-v1', version: '1.0.0' },
     { capabilities: { sampling: {}, elicitation: {}, roots: {} } }
 );
 client.setRequestHandler(CreateMessageRequestSchema, answers.sampling);
@@ -27,5 +27,5 @@ await main(
         await client.connect(transport);
         return transport.protocolVersion;
     },
-    (params, onprogress) => client.callTool(params, undefined, { onprogress })
+    (params, onprogress) => client.callTool(params, undefined, { ...deadline, onprogress })
 );

@@ -1,12 +1,12 @@
 // Tool calls through the stock TypeScript SDK v2. `--mode modern` pins 2026-07-28, which is never chosen by default.
 
 import { Client, StreamableHTTPClientTransport } from '@modelcontextprotocol/client';
-import { answers, flags, main, say } from './common.mjs';
+import { answers, deadline, flags, main, say } from './common.mjs';
 
 const options = { capabilities: { sampling: {}, elicitation: {}, roots: {} } };
 if (flags.mode === 'modern') options.versionNegotiation = { mode: { pin: '2026-07-28' } };
 
-const client = new Client({ name: 'e2e-typescript-v2', version: '1.0.0' }, options);
+const client = new Client({ name: flags.name ?? 'e2e-typescript-v2', version: '1.0.0' }, options);
 client.setRequestHandler('sampling/createMessage', answers.sampling);
 client.setRequestHandler('elicitation/create', answers.elicitation);
 client.setRequestHandler('roots/list', answers.roots);
@@ -18,5 +18,5 @@ await main(
         await client.connect(transport);
         return client.getNegotiatedProtocolVersion?.() ?? transport.protocolVersion;
     },
-    (params, onprogress) => client.callTool(params, { onprogress })
+    (params, onprogress) => client.callTool(params, { ...deadline, onprogress })
 );

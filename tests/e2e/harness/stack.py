@@ -399,10 +399,12 @@ class Transcript:
 class Client:
     """`async with Client(…) as client`: a running client; `await client.finish()` returns its transcript.
 
-    `then`: the client makes further calls in the same session, those of `begin`, until `finish`.
+    `then`: the client makes further calls in the same session, those of `begin`, until `finish`; `flags`: further flags of the client.
     """
 
-    def __init__(self, name, era, url, tool, arguments, timeout_ms=30_000, linger_ms=200, resume_tokens=False, then=False):
+    def __init__(
+        self, name, era, url, tool, arguments, timeout_ms=30_000, linger_ms=200, resume_tokens=False, then=False, flags=()
+    ):
         self._name = name
         self._then = then
         self.transcript = Transcript()
@@ -415,6 +417,7 @@ class Client:
             *("--linger-ms", str(linger_ms)),
             *(("--resume-tokens", "true") if resume_tokens else ()),
             *(("--then", "true") if then else ()),
+            *flags,
         ]
         self._limit = (timeout_ms + linger_ms) / 1000 + START_LIMIT
 

@@ -39,6 +39,13 @@ function build() {
         })
     );
 
+    server.registerTool('silent', { inputSchema: { interval_ms: z.number(), key } }, (args, extra) =>
+        run(args.key, extra.signal, async () => {
+            await progress(1, args.interval_ms, undefined, extra.signal);
+            return text('done');
+        })
+    );
+
     server.registerTool('quick', { inputSchema: { key } }, (args, extra) =>
         run(args.key, extra.signal, async () => text('quick'))
     );

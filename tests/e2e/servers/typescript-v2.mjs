@@ -31,6 +31,13 @@ function build() {
         })
     );
 
+    server.registerTool('silent', { inputSchema: z.object({ interval_ms: z.number(), key }) }, (args, ctx) =>
+        run(args.key, ctx.mcpReq.signal, async () => {
+            await progress(1, args.interval_ms, undefined, ctx.mcpReq.signal);
+            return text('done');
+        })
+    );
+
     server.registerTool('quick', { inputSchema: z.object({ key }) }, (args, ctx) =>
         run(args.key, ctx.mcpReq.signal, async () => text('quick'))
     );

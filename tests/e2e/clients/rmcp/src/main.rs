@@ -9,13 +9,14 @@
 use std::{collections::HashMap, error::Error, time::Duration};
 
 use rmcp::{
-    ClientHandler, ClientLifecycleMode, ClientServiceExt, ErrorData, RoleClient,
+    ClientHandler, ClientLifecycleMode, ClientServiceExt, ErrorData, Peer, RoleClient, ServiceError,
     model::{
-        CallToolRequestParams, ClientCapabilities, ClientConfig, CreateMessageRequestParams, CreateMessageResult,
-        ElicitRequestParams, ElicitResult, ElicitationAction, Implementation, ListRootsResult,
-        LoggingMessageNotificationParam, ProgressNotificationParam, ProtocolVersion, Root, SamplingMessage,
+        CallToolRequest, CallToolRequestParams, CallToolResult, ClientCapabilities, ClientConfig, ClientRequest,
+        CreateMessageRequestParams, CreateMessageResult, ElicitRequestParams, ElicitResult, ElicitationAction,
+        Implementation, ListRootsResult, LoggingMessageNotificationParam, ProgressNotificationParam, ProtocolVersion,
+        Root, SamplingMessage, ServerResult,
     },
-    service::{NotificationContext, RequestContext},
+    service::{NotificationContext, PeerRequestOptions, RequestContext},
     transport::StreamableHttpClientTransport,
 };
 use serde_json::{Value, json};
@@ -98,6 +99,21 @@ async fn main() -> Result<(), Box<dyn Error>> {
     std::process::exit(0);
 }
 
+/// Calls the tool, with a limit that progress extends if there is a `deadline`.
+async fn call_tool(
+    client: &Peer<RoleClient>,
+    params: CallToolRequestParams,
+    deadline: Option<Duration>,
+) -> Result<CallToolResult, ServiceError> {
+    let Some(deadline) = deadline else { return client.call_tool(params).await };
+    let options = PeerRequestOptions::with_timeout(deadline).reset_timeout_on_progress();
+    let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
+    match client.send_cancellable_request(request, options).await?.await_response().await? {
+        ServerResult::CallToolResult(result) => Ok(result),
+        _ => Err(ServiceError::UnexpectedResponse),
+    }
+}
+
 async fn call(flags: &HashMap<String, String>, timeout: Duration, linger: Duration) -> Result<(), Box<dyn Error>> {
     let url = flags.get("url").ok_or("--url is needed")?.as_str();
     let lifecycle = match flags.get("mode").map(String::as_str) {
@@ -109,13 +125,17 @@ async fn call(flags: &HashMap<String, String>, timeout: Duration, linger: Durati
     let protocol = client.peer_info().map(|info| info.protocol_version.to_string());
     say(&json!({"event": "connected", "protocol": protocol}));
 
+    let deadline = match millis(flags, "deadline-ms", 0)? {
+        0 => None,
+        deadline => Some(Duration::from_millis(deadline)),
+    };
     let arguments = flags.get("args").map_or("{}", String::as_str);
     let mut asked = json!({"tool": flags.get("tool"), "args": serde_json::from_str::<Value>(arguments)?});
     let mut more = BufReader::new(tokio::io::stdin()).lines();
     loop {
         let tool = asked["tool"].as_str().ok_or("--tool is needed")?.to_owned();
         let params = CallToolRequestParams::new(tool).with_arguments(serde_json::from_value(asked["args"].take())?);
-        match tokio::time::timeout(timeout, client.call_tool(params)).await {
+        match tokio::time::timeout(timeout, call_tool(&client, params, deadline)).await {
             Ok(Ok(result)) => {
                 let result = serde_json::to_value(result)?;
                 let failed = result["isError"] == json!(true);
