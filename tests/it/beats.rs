@@ -336,3 +336,36 @@ async fn a_later_slice_gets_it_under_its_own_token() {
     sse.finish(result(1)).await;
     assert_eq!(second.event().await.bytes(), result(8).as_bytes());
 }
+
+/// The alarm of a connection does not ring while there is always an event to write.
+#[tokio::test]
+async fn a_connection_that_is_never_at_the_tail_gets_it_as_well() {
+    const MIB: usize = 1024 * 1024;
+    let (mut upstream, proxy, session) = setup_with(|config| {
+        with_beats(config);
+        config.admin.address = Some(([127, 0, 0, 1], 0).into());
+        let streams = &mut config.streams;
+        (streams.max_bytes, streams.max_bytes_per_principal, streams.max_bytes_total) =
+            (64 * MIB, 128 * MIB, 1024 * MIB);
+    })
+    .await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    // More than the sockets hold.
+    let log = format!(r#"{{"jsonrpc":"2.0","method":"n","params":"{}"}}"#, "x".repeat(100_000));
+    let many: u32 = 300;
+    for _ in 0..many {
+        sse.event(&log).await;
+    }
+    until("all is in the log", async || metric(&proxy, "mcp_resume_upstream_events_total").await >= f64::from(many))
+        .await;
+    pass(INTERVAL).await;
+    let mut before = 0;
+    while response.event().await.id.is_some() {
+        before += 1;
+    }
+    assert!(before < many, "it came behind the last event");
+    for _ in before..many {
+        assert_eq!(response.event().await.bytes().len(), log.len());
+    }
+    finish(sse, &mut response, u64::from(many) + 1).await;
+}

@@ -7,6 +7,7 @@ use mcp_resume::config::{DiskStore, Fsync, Store};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::beats::beat;
 use crate::dialects::{ask, open, refused};
 use crate::process::owner;
 
@@ -160,6 +161,28 @@ async fn after_a_restart_in_order_everything_is_there() {
 #[tokio::test]
 async fn after_a_crash_everything_is_there_and_what_ran_has_ended_with_an_error() {
     after_restart("killed", true).await;
+}
+
+/// The record of the call has its tokens, but no connection to the server has the call any more.
+#[tokio::test]
+async fn a_call_that_ended_with_its_process_gets_no_progress_of_the_proxy() {
+    let dir = Dir::new("beats");
+    let mut upstream = Upstream::start().await;
+    let open = async |upstream: &Upstream| {
+        let mut command = command(upstream);
+        command.args(["--store", &dir.store()]).env("MCP_RESUME_DELIVERY__PROGRESS_AFTER_SECS", "1");
+        Proxy::process(command).await
+    };
+    let proxy = open(&upstream).await;
+    let session = Session::open(&proxy, &mut upstream, V2025_11).await;
+    let (_sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let place = EventId::of(response.prime().await.id());
+    beat(&mut response).await;
+    proxy.kill().await;
+    let proxy = open(&upstream).await;
+    let (events, end) = session.resume(&place.at(0)).send(proxy.addr).await.sse().events().await;
+    assert_eq!((events.len(), end), (1, End::Complete), "{events:?}");
+    assert_eq!(events[0].json()["error"]["message"], OWNER_DIED);
 }
 
 #[tokio::test]
