@@ -36,6 +36,13 @@ impl fmt::Debug for Template {
     }
 }
 
+/// Gives the body of the request.
+impl AsRef<[u8]> for Template {
+    fn as_ref(&self) -> &[u8] {
+        &self.body
+    }
+}
+
 impl Template {
     /// Creates a request with headers for the endpoint that do not describe the body. Those are the proxy's to write: a length
     /// without its bytes would make the server read the next request as a body. `parts` is the client's.

@@ -8,8 +8,6 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::Bytes;
-
 use crate::clock;
 use crate::event_log::backing::schema::ProgressRecord;
 use crate::event_log::stream::Stream;
@@ -25,8 +23,8 @@ const LOOKED_AT: usize = 1024 * 1024;
 /// Body of a call whose requests may ask for progress. Most calls are over before it is read.
 #[derive(Clone)]
 pub struct AskingRequests {
-    /// The body.
-    pub body: Bytes,
+    /// Owner of the body: a reference to it costs less than one to the bytes.
+    pub body: Arc<dyn AsRef<[u8]> + Send + Sync>,
     /// Clients that get no progress of the proxy's own, if the request itself names its client.
     pub except: Option<Arc<[String]>>,
 }
@@ -40,11 +38,10 @@ impl fmt::Debug for AskingRequests {
 
 impl AskingRequests {
     fn tokens(&self) -> Vec<TokenOfRequest> {
-        let is_excepted = self
-            .except
-            .as_ref()
-            .is_some_and(|except| jsonrpc::meta_client_name(&self.body).is_some_and(|name| except.contains(&name)));
-        if is_excepted { Vec::new() } else { progress::tokens(&self.body) }
+        let is_excepted = self.except.as_ref().is_some_and(|except| {
+            jsonrpc::meta_client_name((*self.body).as_ref()).is_some_and(|name| except.contains(&name))
+        });
+        if is_excepted { Vec::new() } else { progress::tokens((*self.body).as_ref()) }
     }
 }
 
@@ -171,7 +168,7 @@ mod tests {
     fn call() -> CallProgress {
         let body = br#"[{"jsonrpc":"2.0","id":1,"method":"m","params":{"_meta":{"progressToken":1}}},
             {"jsonrpc":"2.0","id":2,"method":"m","params":{"_meta":{"progressToken":"b"}}}]"#;
-        let asking = AskingRequests { body: Bytes::from_static(body), except: None };
+        let asking = AskingRequests { body: Arc::new(body), except: None };
         CallProgress::of(Duration::from_millis(1_500), asking.tokens())
     }
 

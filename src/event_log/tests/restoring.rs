@@ -1,7 +1,5 @@
 //! Streams of a dead process, and of one that writes while another reads.
 
-use bytes::Bytes;
-
 use super::*;
 use crate::event_log::backing::schema::About;
 use crate::protocol::error::ErrorCode;
@@ -160,8 +158,8 @@ async fn the_record_of_a_running_call_has_its_progress_tokens() {
         About::decode(&stream.about().encode()).unwrap().progress.is_none(),
         "as in a record of an earlier version"
     );
-    let body = Bytes::from_static(br#"{"jsonrpc":"2.0","id":1,"method":"m","params":{"_meta":{"progressToken":"t"}}}"#);
-    stream.keep_asking(AskingRequests { body, except: None });
+    let body = br#"{"jsonrpc":"2.0","id":1,"method":"m","params":{"_meta":{"progressToken":"t"}}}"#;
+    stream.keep_asking(AskingRequests { body: Arc::new(body), except: None });
     assert_eq!(about(&stream)["progress"]["tokens"], serde_json::json!([{ "request": 0, "token": "\"t\"" }]));
     let restored = About::decode(&stream.about().encode()).unwrap().progress.unwrap();
     assert_eq!(CallProgress::restore(restored).record(), stream.progress().unwrap().record());

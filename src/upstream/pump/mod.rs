@@ -230,7 +230,7 @@ impl Pump {
     /// Keeps the request for connections that write progress of the proxy's own. To be called before the stream has a record in the store.
     fn keep_asking(&mut self) {
         if let Some(ProgressRule { except }) = self.call.progress.take() {
-            let body = self.call.template.body().clone();
+            let body = self.call.template.clone();
             self.writer.stream().keep_asking(AskingRequests { body, except });
         }
     }
