@@ -26,6 +26,7 @@ SERVERS = [
     "supergateway-3",
     "supergateway-4",
     "npm-mcp-proxy",
+    "python-mcp-proxy",
     "playwright",
 ]
 

@@ -97,6 +97,10 @@ def supergateway(package):
 
 
 MCP_PROXY = published("mcp-proxy", "dist/bin/mcp-proxy.mjs", "--port", "PORT", "--", *EVERYTHING_STDIO)
+PYTHON_MCP_PROXY = (
+    *(python("mcp-proxy"), "servers/published.py", "mcp_proxy"),
+    *("--port", "PORT", "--", *EVERYTHING_STDIO),
+)
 PLAYWRIGHT = (
     *published("@playwright/mcp", "cli.js", "--port", "PORT", "--allowed-hosts", "*", "--headless", "--isolated"),
     *("--executable-path", str(ROOT / "servers/no-browser.sh")),
@@ -122,6 +126,7 @@ SESSION_SERVERS = {
     "supergateway-3": EverythingKind(supergateway("supergateway-3")),
     "supergateway-4": EverythingKind(supergateway("supergateway")),
     "npm-mcp-proxy": EverythingKind(MCP_PROXY),
+    "python-mcp-proxy": EverythingKind(PYTHON_MCP_PROXY),
     "playwright": PlaywrightKind(PLAYWRIGHT),
 }
 
