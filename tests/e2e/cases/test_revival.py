@@ -117,6 +117,57 @@ async def test_the_server_reaches_the_client_as_before(start, key):
             assert session.handshakes == 1, session.report()
 
 
+async def test_the_client_is_told_that_lists_may_have_changed(start, key):
+    """Once for each revival: the server declares `listChanged` for its tools, and sends none itself."""
+    restarted, proxy = await behind_a_proxy(start, "typescript-v1")
+    async with sessions_at(proxy.found["port"], "typescript-v1", key) as sessions:
+        await eventually(lambda: all(session.listens for session in sessions.values()))
+        for n in (1, 2):
+            await restarted.restart()
+            for session in sessions.values():
+                assert session.client.transcript.changed == ["tools"] * (n - 1), session.report()
+                session.begin(key)
+            await assert_go_on(sessions, n, key)
+            for session in sessions.values():
+                said = session.client.transcript
+                await eventually(lambda said=said, n=n: said.changed == ["tools"] * n)
+
+
+async def test_the_level_of_log_messages_is_set_again(start, key):
+    restarted, proxy = await behind_a_proxy(start, "typescript-v1")
+    async with sessions_at(proxy.found["port"], "typescript-v1", key) as sessions:
+        await eventually(lambda: all(session.listens for session in sessions.values()))
+        for session in sessions.values():
+            await session.client.set_level(1, "error")
+        await restarted.restart()
+        # Without the level each client would get the messages of the first call as well.
+        for level in ("info", "error"):
+            for session in sessions.values():
+                session.client.begin("announce", {"steps": 2, "interval_ms": 20, "level": level})
+        for session in sessions.values():
+            said = session.client.transcript
+            assert await session.client.outcome(3) == ("result", "announced 2"), session.report()
+            await eventually(lambda said=said: [data for data in said.logged if data != GONE] == [1, 2])
+            assert session.handshakes == 1, session.report()
+
+
+async def test_the_client_is_subscribed_again(start, key):
+    """The reference server tells of updates of a resource only to those sessions that are subscribed to it."""
+    uri = "demo://resource/dynamic/text/1"
+    restarted, proxy = await behind_a_proxy(start, "everything")
+    async with sessions_at(proxy.found["port"], "everything", key) as sessions:
+        await eventually(lambda: all(session.listens for session in sessions.values()))
+        for session in sessions.values():
+            await session.client.subscribe(1, uri)
+        await restarted.restart()
+        for session in sessions.values():
+            session.client.begin("toggle-subscriber-updates", {})
+        for session in sessions.values():
+            said = session.client.transcript
+            await eventually(lambda said=said: said.updated[:1] == [uri])
+            assert session.handshakes == 1, session.report()
+
+
 async def test_a_session_that_its_server_ended_for_idleness(start, key):
     restarted, proxy = await behind_a_proxy(start, "rmcp", KEEP_ALIVE_SECS="1")
     async with sessions_at(proxy.found["port"], "rmcp", key) as sessions:

@@ -53,11 +53,22 @@ export const answers = {
     }
 };
 
-/** Runs `connect`, then each call within the limit; prints the outcomes, and exits after the linger. */
-export async function main(connect, call) {
+const LIST_CHANGED = /^notifications\/(\w+)\/list_changed$/;
+
+/** Tells of a notification that lists or resources may have changed. */
+export function sayChange({ method, params }) {
+    const [, list] = LIST_CHANGED.exec(method) ?? [];
+    say(list ? { event: 'changed', list } : { event: 'updated', uri: params.uri });
+}
+
+/**
+ * Runs `connect`, then each call within the limit; prints the outcomes, and exits after the linger.
+ * `settings`: what else standard input may ask for, by name.
+ */
+export async function main(connect, call, settings) {
     try {
         say({ event: 'connected', protocol: await connect() });
-        for await (const asked of calls()) await makeCall(asked, call);
+        for await (const asked of calls()) await makeCall(asked, call, settings);
     } catch (error) {
         say({ event: 'error', message: String(error) });
     }
@@ -71,17 +82,24 @@ async function* calls() {
     for await (const line of createInterface({ input: process.stdin })) yield JSON.parse(line);
 }
 
-async function makeCall(asked, call) {
+async function makeCall(asked, call, settings) {
     const limit = setTimeout(() => leave({ event: 'error', message: 'timeout' }), flags.timeout);
     try {
+        const [[name, value]] = Object.entries(asked);
+        if (name in settings) {
+            await settings[name](value);
+            say({ event: 'result', text: name });
+            return;
+        }
         const onprogress = progress => say({ event: 'progress', n: progress.progress });
         const result = await callTool(asked, params => call(params, onprogress));
         const [{ text }] = result.content;
         say(result.isError ? { event: 'error', message: text } : { event: 'result', text });
     } catch (error) {
         say({ event: 'error', message: String(error) });
+    } finally {
+        clearTimeout(limit);
     }
-    clearTimeout(limit);
 }
 
 /** Runs `call(params)` for the tool; with --resume-tokens again for each token in a result. */

@@ -49,8 +49,20 @@ async def call_tool(call, tool, arguments):
         given = {**arguments, "resumeToken": token}
 
 
-async def make_calls(call):
-    """Makes the call of the flags and, with --then, those of standard input; `call(tool, arguments)` makes one and prints its result."""
+def say_change(notification):
+    """Tells of a notification that lists or resources may have changed."""
+    _, subject, *what = notification.method.split("/")
+    if what == ["list_changed"]:
+        say("changed", list=subject)
+    elif what == ["updated"]:
+        say("updated", uri=str(notification.params.uri))
+
+
+async def make_calls(call, **settings):
+    """Makes the call of the flags and, with --then, those of standard input; `call(tool, arguments)` makes one and prints its result.
+
+    `settings`: what else standard input may ask for, by name.
+    """
     if flags.then == "false":
         await call(flags.tool, flags.args)
         return
@@ -58,7 +70,12 @@ async def make_calls(call):
     while asked:
         limit = asyncio.get_running_loop().call_later(flags.timeout_ms / 1000, leave_at_limit)
         try:
-            await call(asked["tool"], asked["args"])
+            [setting] = [name for name in settings if name in asked] or [None]
+            if setting:
+                await settings[setting](asked[setting])
+                say("result", text=setting)
+            else:
+                await call(asked["tool"], asked["args"])
         except Exception as error:
             say("error", message=repr(error))
         limit.cancel()

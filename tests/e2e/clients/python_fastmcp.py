@@ -1,6 +1,17 @@
 """Tool calls through the stock FastMCP client."""
 
-from common import deadline, flags, linger, main, make_calls, on_progress, say, say_connected, say_result
+from common import (
+    deadline,
+    flags,
+    linger,
+    main,
+    make_calls,
+    on_progress,
+    say,
+    say_change,
+    say_connected,
+    say_result,
+)
 from fastmcp import Client
 from fastmcp.client.elicitation import ElicitResult
 
@@ -24,6 +35,11 @@ async def log(message):
     say("logged", data=message.data)
 
 
+async def receive(message):
+    if not isinstance(message, Exception):
+        say_change(message)
+
+
 async def session():
     client = Client(
         flags.url,
@@ -32,6 +48,7 @@ async def session():
         elicitation_handler=elicit,
         roots=roots,
         log_handler=log,
+        message_handler=receive,
         progress_handler=on_progress,
     )
     async with client:
@@ -41,7 +58,7 @@ async def session():
             result = await client.call_tool(tool, arguments, timeout=deadline, raise_on_error=False)
             say_result(result.is_error, result.content[0].text)
 
-        await make_calls(call)
+        await make_calls(call, level=client.set_logging_level, subscribe=client.session.subscribe_resource)
         await linger()
 
 

@@ -3,10 +3,22 @@
 from datetime import timedelta
 from functools import partial
 
-from common import call_tool, deadline, flags, linger, main, make_calls, on_progress, say, say_connected, say_result
+from common import (
+    call_tool,
+    deadline,
+    flags,
+    linger,
+    main,
+    make_calls,
+    on_progress,
+    say,
+    say_change,
+    say_connected,
+    say_result,
+)
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
-from mcp.types import CreateMessageResult, ElicitResult, ListRootsResult, Root, TextContent
+from mcp.types import CreateMessageResult, ElicitResult, ListRootsResult, Root, ServerNotification, TextContent
 
 
 async def sample(context, params):
@@ -28,6 +40,11 @@ async def log(params):
     say("logged", data=params.data)
 
 
+async def receive(message):
+    if isinstance(message, ServerNotification):
+        say_change(message.root)
+
+
 async def session():
     async with (
         streamable_http_client(flags.url) as (reader, writer, _),
@@ -38,6 +55,7 @@ async def session():
             elicitation_callback=elicit,
             list_roots_callback=roots,
             logging_callback=log,
+            message_handler=receive,
         ) as client,
     ):
         say_connected((await client.initialize()).protocolVersion)
@@ -48,7 +66,7 @@ async def session():
             result = await call_tool(calling, tool, arguments)
             say_result(result.isError, result.content[0].text)
 
-        await make_calls(call)
+        await make_calls(call, level=client.set_logging_level, subscribe=client.subscribe_resource)
         await linger()
 
 

@@ -1,6 +1,17 @@
 """Tool calls through the stock Python SDK 2.x."""
 
-from common import deadline, flags, linger, main, make_calls, on_progress, say, say_connected, say_result
+from common import (
+    deadline,
+    flags,
+    linger,
+    main,
+    make_calls,
+    on_progress,
+    say,
+    say_change,
+    say_connected,
+    say_result,
+)
 from mcp import Client
 from mcp_types import CreateMessageResult, ElicitResult, ListRootsResult, Root, TextContent
 
@@ -24,6 +35,11 @@ async def log(params):
     say("logged", data=params.data)
 
 
+async def receive(message):
+    if not isinstance(message, Exception):
+        say_change(message)
+
+
 async def session():
     async with Client(
         flags.url,
@@ -32,6 +48,7 @@ async def session():
         elicitation_callback=elicit,
         list_roots_callback=roots,
         logging_callback=log,
+        message_handler=receive,
     ) as client:
         say_connected(client.protocol_version)
 
@@ -39,7 +56,7 @@ async def session():
             result = await client.call_tool(tool, arguments, deadline, progress_callback=on_progress)
             say_result(result.is_error, result.content[0].text)
 
-        await make_calls(call)
+        await make_calls(call, level=client.set_logging_level, subscribe=client.subscribe_resource)
         await linger()
 
 

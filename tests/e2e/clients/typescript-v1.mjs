@@ -6,9 +6,13 @@ import {
     CreateMessageRequestSchema,
     ElicitRequestSchema,
     ListRootsRequestSchema,
-    LoggingMessageNotificationSchema
+    LoggingMessageNotificationSchema,
+    PromptListChangedNotificationSchema,
+    ResourceListChangedNotificationSchema,
+    ResourceUpdatedNotificationSchema,
+    ToolListChangedNotificationSchema
 } from '@modelcontextprotocol/sdk/types.js';
-import { answers, deadline, flags, main, say } from './common.mjs';
+import { answers, deadline, flags, main, say, sayChange } from './common.mjs';
 
 const client = new Client(
     { name: flags.name ?? 'e2e-typescript-v1', version: '1.0.0' },
@@ -20,6 +24,14 @@ client.setRequestHandler(ListRootsRequestSchema, answers.roots);
 client.setNotificationHandler(LoggingMessageNotificationSchema, message =>
     say({ event: 'logged', data: message.params.data })
 );
+for (const schema of [
+    PromptListChangedNotificationSchema,
+    ResourceListChangedNotificationSchema,
+    ResourceUpdatedNotificationSchema,
+    ToolListChangedNotificationSchema
+]) {
+    client.setNotificationHandler(schema, sayChange);
+}
 
 const transport = new StreamableHTTPClientTransport(flags.url);
 await main(
@@ -27,5 +39,6 @@ await main(
         await client.connect(transport);
         return transport.protocolVersion;
     },
-    (params, onprogress) => client.callTool(params, undefined, { ...deadline, onprogress })
+    (params, onprogress) => client.callTool(params, undefined, { ...deadline, onprogress }),
+    { level: level => client.setLoggingLevel(level), subscribe: uri => client.subscribeResource({ uri }) }
 );

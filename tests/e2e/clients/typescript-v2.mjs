@@ -1,7 +1,7 @@
 // Tool calls through the stock TypeScript SDK v2. `--mode modern` pins 2026-07-28, which is never chosen by default.
 
 import { Client, StreamableHTTPClientTransport } from '@modelcontextprotocol/client';
-import { answers, deadline, flags, main, say } from './common.mjs';
+import { answers, deadline, flags, main, say, sayChange } from './common.mjs';
 
 const options = { capabilities: { sampling: {}, elicitation: {}, roots: {} } };
 if (flags.mode === 'modern') options.versionNegotiation = { mode: { pin: '2026-07-28' } };
@@ -11,6 +11,9 @@ client.setRequestHandler('sampling/createMessage', answers.sampling);
 client.setRequestHandler('elicitation/create', answers.elicitation);
 client.setRequestHandler('roots/list', answers.roots);
 client.setNotificationHandler('notifications/message', message => say({ event: 'logged', data: message.params.data }));
+for (const method of ['prompts/list_changed', 'resources/list_changed', 'resources/updated', 'tools/list_changed']) {
+    client.setNotificationHandler(`notifications/${method}`, sayChange);
+}
 
 const transport = new StreamableHTTPClientTransport(flags.url);
 await main(
@@ -18,5 +21,6 @@ await main(
         await client.connect(transport);
         return client.getNegotiatedProtocolVersion?.() ?? transport.protocolVersion;
     },
-    (params, onprogress) => client.callTool(params, { ...deadline, onprogress })
+    (params, onprogress) => client.callTool(params, { ...deadline, onprogress }),
+    { level: level => client.setLoggingLevel(level), subscribe: uri => client.subscribeResource({ uri }) }
 );

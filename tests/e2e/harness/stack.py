@@ -371,6 +371,16 @@ class Transcript:
         return [line["data"] for line in self._all("logged")]
 
     @property
+    def changed(self):
+        """The lists that may have changed."""
+        return [line["list"] for line in self._all("changed")]
+
+    @property
+    def updated(self):
+        """The resources that were updated."""
+        return [line["uri"] for line in self._all("updated")]
+
+    @property
     def slices(self):
         return len(self._all("slice"))
 
@@ -460,8 +470,21 @@ class Client:
 
     def begin(self, tool, arguments):
         """Begins a further call; the client makes it when the one before has ended, unless it has left."""
+        self._ask(tool=tool, args=arguments)
+
+    async def set_level(self, n, level):
+        """Sets the level of log messages, and waits for that as call `n`."""
+        self._ask(level=level)
+        assert await self.outcome(n) == ("result", "level")
+
+    async def subscribe(self, n, uri):
+        """Subscribes to a resource, and waits for that as call `n`."""
+        self._ask(subscribe=uri)
+        assert await self.outcome(n) == ("result", "subscribe")
+
+    def _ask(self, **what):
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps({"tool": tool, "args": arguments}).encode() + b"\n")
+            self._process.stdin.write(json.dumps(what).encode() + b"\n")
 
     async def outcome(self, n, limit=START_LIMIT):
         """Waits for the end of call `n`, from 0, or of the client; returns ("result", text), ("error", message) or `None`."""

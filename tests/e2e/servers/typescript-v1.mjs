@@ -73,12 +73,13 @@ function build() {
         })
     );
 
-    // Log messages that belong to no call, sent on the session's standalone stream.
-    server.registerTool('announce', { inputSchema: timed }, (args, extra) =>
+    // Log messages that belong to no call, sent on the session's standalone stream unless the client has asked for a higher level.
+    const announced = { ...timed, level: z.enum(['info', 'error']).default('info') };
+    server.registerTool('announce', { inputSchema: announced }, (args, extra) =>
         run(args.key, extra.signal, async () => {
             for (let n = 1; n <= args.steps; n += 1) {
                 await sleep(args.interval_ms);
-                await server.server.sendLoggingMessage({ level: 'info', data: n });
+                await server.server.sendLoggingMessage({ level: args.level, data: n }, extra.sessionId);
             }
             return text(`announced ${args.steps}`);
         })

@@ -14,9 +14,9 @@ use rmcp::{
         CallToolRequest, CallToolRequestParams, CallToolResult, ClientCapabilities, ClientConfig, ClientRequest,
         CreateMessageRequestParams, CreateMessageResult, ElicitRequestParams, ElicitResult, ElicitationAction,
         Implementation, ListRootsResult, LoggingMessageNotificationParam, ProgressNotificationParam, ProtocolVersion,
-        Root, SamplingMessage, ServerResult,
+        ResourceUpdatedNotificationParam, Root, SamplingMessage, ServerResult, SubscribeRequestParams,
     },
-    service::{NotificationContext, PeerRequestOptions, RequestContext},
+    service::{NotificationContext, PeerRequestOptions, RequestContext, RunningService},
     transport::StreamableHttpClientTransport,
 };
 use serde_json::{Value, json};
@@ -60,6 +60,22 @@ impl ClientHandler for Witness {
 
     async fn on_logging_message(&self, message: LoggingMessageNotificationParam, _: NotificationContext<RoleClient>) {
         say(&json!({"event": "logged", "data": message.data}));
+    }
+
+    async fn on_tool_list_changed(&self, _: NotificationContext<RoleClient>) {
+        say(&json!({"event": "changed", "list": "tools"}));
+    }
+
+    async fn on_prompt_list_changed(&self, _: NotificationContext<RoleClient>) {
+        say(&json!({"event": "changed", "list": "prompts"}));
+    }
+
+    async fn on_resource_list_changed(&self, _: NotificationContext<RoleClient>) {
+        say(&json!({"event": "changed", "list": "resources"}));
+    }
+
+    async fn on_resource_updated(&self, updated: ResourceUpdatedNotificationParam, _: NotificationContext<RoleClient>) {
+        say(&json!({"event": "updated", "uri": updated.uri}));
     }
 
     fn get_info(&self) -> ClientConfig {
@@ -133,15 +149,8 @@ async fn call(flags: &HashMap<String, String>, timeout: Duration, linger: Durati
     let mut asked = json!({"tool": flags.get("tool"), "args": serde_json::from_str::<Value>(arguments)?});
     let mut more = BufReader::new(tokio::io::stdin()).lines();
     loop {
-        let tool = asked["tool"].as_str().ok_or("--tool is needed")?.to_owned();
-        let params = CallToolRequestParams::new(tool).with_arguments(serde_json::from_value(asked["args"].take())?);
-        match tokio::time::timeout(timeout, call_tool(&client, params, deadline)).await {
-            Ok(Ok(result)) => {
-                let result = serde_json::to_value(result)?;
-                let failed = result["isError"] == json!(true);
-                let (event, name) = if failed { ("error", "message") } else { ("result", "text") };
-                say(&json!({"event": event, name: result["content"][0]["text"]}));
-            }
+        match tokio::time::timeout(timeout, make_call(&client, asked, deadline)).await {
+            Ok(Ok(end)) => say(&end),
             Ok(Err(error)) => say(&json!({"event": "error", "message": error.to_string()})),
             // Left as it is: to close a session in mid-call takes rmcp its own time.
             Err(_) => return Err("timeout".into()),
@@ -155,4 +164,26 @@ async fn call(flags: &HashMap<String, String>, timeout: Duration, linger: Durati
     tokio::time::sleep(linger).await;
     client.cancel().await?;
     Ok(())
+}
+
+/// Calls a tool, sets the level of log messages, or subscribes to a resource. Returns the line about its end.
+async fn make_call(
+    client: &RunningService<RoleClient, Witness>,
+    mut asked: Value,
+    deadline: Option<Duration>,
+) -> Result<Value, Box<dyn Error>> {
+    if asked["level"].is_string() {
+        client.set_level(serde_json::from_value(asked)?).await?;
+        return Ok(json!({"event": "result", "text": "level"}));
+    }
+    if let Some(uri) = asked["subscribe"].as_str() {
+        client.subscribe(SubscribeRequestParams::new(uri)).await?;
+        return Ok(json!({"event": "result", "text": "subscribe"}));
+    }
+    let tool = asked["tool"].as_str().ok_or("--tool is needed")?.to_owned();
+    let params = CallToolRequestParams::new(tool).with_arguments(serde_json::from_value(asked["args"].take())?);
+    let result = serde_json::to_value(call_tool(client, params, deadline).await?)?;
+    let failed = result["isError"] == json!(true);
+    let (event, name) = if failed { ("error", "message") } else { ("result", "text") };
+    Ok(json!({"event": event, name: result["content"][0]["text"]}))
 }
