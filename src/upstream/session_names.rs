@@ -70,6 +70,12 @@ impl SessionNames {
         }
     }
 
+    /// Returns the name that the server gave to a session when its client opened it.
+    pub(super) fn first_name(&self, id: &SessionId) -> SessionId {
+        let own = self.owner.and_then(|owner| routing::strip(owner, id.as_str()));
+        own.and_then(SessionId::parse).unwrap_or_else(|| id.clone())
+    }
+
     /// Returns whether any session was opened again.
     pub(super) fn has_renamed(&self) -> bool {
         self.handshakes.as_ref().is_some_and(|handshakes| handshakes.has_renamed())

@@ -362,6 +362,38 @@ async fn a_handshake_that_fails_late_ends_its_session_and_gives_the_stream_back(
     assert_eq!(response.event().await.json()["method"], "notifications/tools/list_changed");
 }
 
+/// Without a call the stream is tried once a minute, in the session that it had: the server may know that session again.
+#[tokio::test]
+async fn a_stream_whose_handshake_failed_late_is_tried_once_a_minute_in_its_old_session() {
+    let (mut upstream, proxy, session) = ready().await;
+    let (sse, mut response) = listen(&mut upstream, &proxy, &session).await;
+    sse.reset().await;
+    pass(Duration::from_secs(2)).await;
+    refuse(&mut upstream, "GET", "s-1").await;
+    let pending = session.post(call(1)).start(proxy.addr).await;
+    refuse(&mut upstream, "tools/call", "s-1").await;
+    answer_initialize(upstream.expect("initialize").await, "s-2").await;
+    let sse = upstream.expect("GET").await.sse().await;
+    upstream.expect("notifications/initialized").await.status(500).await;
+    upstream.expect("DELETE").await.status(200).await;
+    assert_eq!(pending.response().await.body().await, FORGOTTEN.as_bytes());
+    sse.closed().await;
+    for _ in 0..2 {
+        settle(&proxy, &mut upstream).await;
+        pass(Duration::from_secs(59)).await;
+        settle(&proxy, &mut upstream).await;
+        assert!(upstream.is_quiet(), "sooner than after a minute");
+        pass(Duration::from_secs(1)).await;
+        refuse(&mut upstream, "GET", "s-1").await;
+    }
+    settle(&proxy, &mut upstream).await;
+    pass(Duration::from_secs(60)).await;
+    let get = upstream.expect("GET").await;
+    assert_eq!((get.header("mcp-session-id"), get.header("last-event-id")), (Some("s-1"), None));
+    get.sse().await.event(&progress(1)).await;
+    assert_eq!(response.event().await.bytes(), progress(1).as_bytes());
+}
+
 #[tokio::test]
 async fn a_get_opens_its_session_again() {
     let (mut upstream, proxy, session) = ready().await;

@@ -13,7 +13,7 @@ use super::super::input::InputSource;
 use super::super::sse_reader::EventReader;
 use super::super::{ResponseBody, Template, synthetic};
 use super::{Pump, is_compressed};
-use crate::event_log::Handshake;
+use crate::event_log::{Handshake, UpstreamName};
 use crate::protocol::headers;
 use crate::protocol::ids::StreamKind;
 use crate::protocol::stream::Ending;
@@ -31,15 +31,20 @@ impl Pump {
         }
     }
 
-    /// Gives a standalone stream the present name of its session at the server. A call stays in the session in which it began.
+    /// Gives a standalone stream the present name of its session at the server: after a handshake that failed late the one from before it. A
+    /// call stays in the session in which it began.
     pub(super) fn follow_session(&mut self) {
         let stream = self.writer.stream();
         if stream.with_machine(|machine| machine.policy().kind) != StreamKind::Standalone {
             return;
         }
-        if let Some(name) = self.handshake().map(|handshake| handshake.newest_name())
-            && !self.call.template.is_in_session(&name)
-        {
+        let Some(session) = &stream.binding().session else { return };
+        let Some(handshake) = self.log.sessions().handshakes().find(session) else { return };
+        let name = match handshake.newest_name() {
+            UpstreamName::Original => UpstreamName::Renamed(Some(self.upstream.sessions.first_name(session))),
+            name @ UpstreamName::Renamed(_) => name,
+        };
+        if !self.call.template.is_in_session(&name) {
             self.set_template(Arc::new((*self.call.template).clone().in_session(&name)));
         }
     }

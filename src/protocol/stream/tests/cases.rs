@@ -183,6 +183,51 @@ fn a_standalone_stream_backs_off_to_half_a_minute_and_starts_over_once_it_was_op
     assert_eq!(stream.view().stage, Stage::Sealed(Outcome::Failed, now), "a refusal is final");
 }
 
+/// Returns the pauses, in milliseconds, after which a machine opens its stream again while each attempt is refused.
+fn pauses_of_refused(machine: &mut Machine, mut now: std::time::Instant, attempts: usize) -> Vec<u128> {
+    let mut pauses = Vec::new();
+    for _ in 0..attempts {
+        let until = machine.poll_timeout().unwrap();
+        pauses.push((until - now).as_millis());
+        now = until;
+        machine.handle_timeout(now);
+        assert_eq!(std::iter::from_fn(|| machine.poll_effect()).last(), Some(Effect::Reopen(None)));
+        machine.handle_upstream_end(Ending::SessionLost, now);
+    }
+    pauses
+}
+
+#[test]
+fn a_standalone_stream_without_its_session_is_tried_once_a_minute() {
+    let setup = Setup { kind: StreamKind::Standalone, ids: 0, max_wait: None, ..Setup::plain() };
+    let open = || {
+        let now = clock::now();
+        let mut machine = Machine::new(setup.policy(), vec![], now);
+        machine.handle_stream_head();
+        (machine, now)
+    };
+    let (mut refused, now) = open();
+    refused.handle_upstream_end(Ending::SessionLost, now);
+    assert_eq!(pauses_of_refused(&mut refused, now, 3), [60_000; 3]);
+    assert!(refused.is_dormant());
+
+    // The handshake that had opened it failed after all.
+    let (mut reopened, now) = open();
+    reopened.handle_session_reopened(now);
+    reopened.handle_timeout(now);
+    reopened.handle_stream_head();
+    assert!(!reopened.is_dormant());
+    reopened.handle_session_lost(now);
+    let effects: Vec<Effect> = std::iter::from_fn(|| reopened.poll_effect()).collect();
+    assert_eq!(effects, [Effect::Close, Effect::Reopen(None), Effect::Close], "the open response is given up");
+    assert_eq!(pauses_of_refused(&mut reopened, now, 3), [60_000; 3]);
+
+    // It goes on once an attempt succeeds.
+    reopened.handle_timeout(reopened.poll_timeout().unwrap());
+    reopened.handle_stream_head();
+    assert!(!reopened.is_dormant());
+}
+
 /// Returns the number of id comparisons for the end of a batch of `requests` requests without a response.
 fn failed(requests: usize) -> usize {
     let setup = Setup::plain();
