@@ -3,13 +3,16 @@
 //! Owned here: one record for each session, for all principals that use it, and the two names of a session that was opened again: clients
 //! keep the name that they were given, and the server gets its own. A new session gets a second name if its first belongs to another client. Invariants: a record holds at most 16 KiB of parameters, as much of what
 //! the server stated, and 256 subscriptions; a session beyond that is not opened again. All records together hold 2 KiB for each of the most
-//! sessions. They may hold secrets, so none is logged. Absent: the exchange with the server (`upstream/revival`), and the store of the records
-//! (`recovery/handshakes.rs`).
+//! sessions. They may hold secrets, so none is logged. Locks are taken in one order: an entry of the session table ([`super::Sessions`]), an
+//! entry of the records, the state of a record, the queue of changes. The names at the server are a leaf beside them ([`renamed`]). Nothing
+//! that holds one of these locks calls back into an earlier table: `in_use` of [`Handshakes::sweep`] is called without any. Absent: the
+//! exchange with the server (`upstream/revival`), and the store of the records (`recovery/handshakes.rs`).
 
 mod changes;
 mod generations;
 mod held_bytes;
 mod record;
+mod renamed;
 mod stored;
 
 use std::collections::HashSet;
@@ -23,6 +26,7 @@ use changes::Changes;
 pub use generations::UpstreamName;
 use held_bytes::AllBytes;
 pub use record::Handshake;
+use renamed::Renamed;
 pub(in crate::event_log) use stored::StoredHandshake;
 
 use crate::clock;
@@ -39,8 +43,7 @@ const RENEWED_PARTS: u32 = 8;
 #[derive(Debug)]
 pub struct Handshakes {
     by_session: DashMap<SessionId, Arc<Handshake>>,
-    /// Clients' names of sessions that were opened again, by their names at the server.
-    by_upstream_name: DashMap<SessionId, SessionId>,
+    renamed: Renamed,
     /// True once a session has had a second name. Before that no request looks for its names.
     has_renamed: AtomicBool,
     all_bytes: Arc<AllBytes>,
@@ -55,7 +58,7 @@ impl Handshakes {
         Self {
             all_bytes: Arc::new(AllBytes::new(most.saturating_mul(BYTES_EACH))),
             by_session: DashMap::new(),
-            by_upstream_name: DashMap::new(),
+            renamed: Renamed::default(),
             has_renamed: AtomicBool::new(false),
             changes: Arc::default(),
             most,
@@ -107,7 +110,7 @@ impl Handshakes {
         if let UpstreamName::Renamed(name) = present.name() {
             self.has_renamed.store(true, Ordering::Relaxed);
             if let Some(name) = name {
-                self.by_upstream_name.entry(name).or_insert(id.clone());
+                self.renamed.insert_if_free(name, id.clone());
             }
         }
         present
@@ -131,7 +134,7 @@ impl Handshakes {
         handshake.set_first_name(name.clone());
         self.record(id.clone(), handshake);
         self.has_renamed.store(true, Ordering::Relaxed);
-        self.by_upstream_name.insert(name, id);
+        self.renamed.insert(name, id);
     }
 
     /// Returns a new name of the proxy's own for a session.
@@ -169,7 +172,8 @@ impl Handshakes {
         }
     }
 
-    /// Forgets records that were not used for their time, except those of the sessions that `in_use` returns, and names of sessions without a record.
+    /// Forgets records that were not used for their time, except those of the sessions that `in_use` returns, and names of sessions without a
+    /// record. `in_use` is called under no lock of the records: it may use the session table, under whose entries records are used.
     pub(super) fn sweep(&self, now: Instant, in_use: impl FnOnce() -> HashSet<SessionId>) {
         let is_due = |handshake: &Handshake| now.saturating_duration_since(handshake.lock().used) >= handshake.keep;
         if self.by_session.iter().any(|entry| is_due(entry.value())) {
@@ -182,12 +186,9 @@ impl Handshakes {
                 stays
             });
         }
-        // No map is used under an entry of the other.
-        let names: Vec<_> =
-            self.by_upstream_name.iter().map(|entry| (entry.key().clone(), entry.value().clone())).collect();
-        for (name, id) in names {
+        for (name, id) in self.renamed.all() {
             if !self.by_session.contains_key(&id) {
-                self.by_upstream_name.remove_if(&name, |_, holder| *holder == id);
+                self.renamed.release(&name, &id);
             }
         }
     }
@@ -231,7 +232,7 @@ impl Handshakes {
         if let (Some(name), Some(visible)) = (&name, visible) {
             self.displace(name, visible, Some(id));
         }
-        // No map is used under the lock of a record.
+        // No table is used under the lock of a record.
         let before = {
             let mut state = handshake.lock();
             if state.is_over {
@@ -242,10 +243,10 @@ impl Handshakes {
         };
         self.has_renamed.store(true, Ordering::Relaxed);
         if let UpstreamName::Renamed(Some(before)) = before {
-            self.by_upstream_name.remove_if(&before, |_, holder| holder == id);
+            self.renamed.release(&before, id);
         }
         if let Some(name) = name {
-            self.by_upstream_name.insert(name, id.clone());
+            self.renamed.insert(name, id.clone());
         }
         true
     }
@@ -253,8 +254,7 @@ impl Handshakes {
     /// Notes that the server has given `name`, of which a client would see `visible`, to the session `keeper` or to a new one. A session that
     /// had it before is gone at the server: it gets a name that no server has, and is refused and opened again in its turn.
     pub fn displace(&self, name: &SessionId, visible: &SessionId, keeper: Option<&SessionId>) {
-        let taken = self.by_upstream_name.remove_if(name, |_, holder| Some(holder) != keeper);
-        let renamed = taken.and_then(|(_, holder)| self.find(&holder));
+        let renamed = self.renamed.take_from_other(name, keeper).and_then(|holder| self.find(&holder));
         let original = if keeper == Some(visible) { None } else { self.find(visible) };
         if let Some(handshake) = renamed {
             handshake.lose_name(&UpstreamName::Renamed(Some(name.clone())));
@@ -285,7 +285,7 @@ impl Handshakes {
         if !self.has_renamed() {
             return None;
         }
-        self.by_upstream_name.get(name).map(|entry| entry.value().clone())
+        self.renamed.session(name)
     }
 }
 
@@ -396,6 +396,30 @@ mod tests {
         let later = clock::now() + Duration::from_secs(61);
         handshakes.sweep(later, || HashSet::from([id("99")]));
         assert!(handshakes.find(&id("99")).is_some() && handshakes.by_session.len() == 1);
+    }
+
+    /// Asserts that no lock of the table or of this record is held.
+    fn assert_unlocked(handshakes: &Handshakes, id: &SessionId, handshake: &Handshake) {
+        assert!(handshakes.by_session.try_entry(id.clone()).is_some(), "the entry of the record is locked");
+        assert!(handshake.is_unlocked(), "the record is locked");
+    }
+
+    /// A thread that has an entry of the session table uses a record; one that sweeps the records uses the session table. With a lock of the
+    /// records held meanwhile, the two could wait for each other.
+    #[test]
+    fn the_session_table_is_used_under_no_lock_of_the_records() {
+        let handshakes = Handshakes::new(8);
+        let handshake = handshake();
+        handshakes.record(id("a"), handshake.clone());
+        assert!(handshakes.rename(&id("a"), &handshake, Some(id("b")), Some(&id("b"))));
+        let mut is_asked = false;
+        handshakes.sweep(clock::now() + Duration::from_secs(61), || {
+            is_asked = true;
+            assert_unlocked(&handshakes, &id("a"), &handshake);
+            HashSet::new()
+        });
+        assert!(is_asked && handshakes.find(&id("a")).is_none());
+        assert_eq!(handshakes.client_name(&id("b")), None);
     }
 
     #[test]

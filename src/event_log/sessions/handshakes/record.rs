@@ -468,6 +468,11 @@ impl Handshake {
         self.listening.notified()
     }
 
+    #[cfg(test)]
+    pub(super) fn is_unlocked(&self) -> bool {
+        self.state.try_lock().is_ok()
+    }
+
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         sync::lock(&self.state)
     }
