@@ -39,7 +39,12 @@ Exit codes:
 const CHECK_NOTES: &str = "\
 With --upstream the server is asked what it is: `initialize` at each revision, `server/discover`,
 `ping`, `tools/list`, GETs of its streams and OAuth documents; nothing else. Sessions that this
-opens are closed again. Without --upstream no connection is made.
+opens are left to expire, unless --end-session is given. Without --upstream no connection is made.
+
+A server that keeps sessions may ping their clients, and end sessions that are silent. One session is
+watched for that, for five seconds or the time of --watch: pings are answered until two have come, a
+later one is not. Some servers ping only after a call of a tool; many end silent sessions after minutes:
+  mcp-resume check --upstream URL --tool slow --watch 320
 
 How a long call is cut and resumed can only be tried with a tool of the server's own. Name one
 that is safe to run three times, takes some seconds, and sends the same messages each time:
@@ -165,6 +170,9 @@ pub(crate) struct Check {
     /// Arguments of the tool, a JSON object [default: {}].
     #[arg(long, value_name = "JSON", requires = "tool")]
     pub(crate) arguments: Option<String>,
+    /// Seconds for which a session is watched for pings and for its end, up to 3600; 0 for not at all [default: 5].
+    #[arg(long, value_name = "SECS", requires = "upstream", value_parser = clap::value_parser!(u64).range(..=3600))]
+    pub(crate) watch: Option<u64>,
     /// End the sessions that are opened, with DELETE; a server with one session for its whole process opens none after that.
     #[arg(long, requires = "upstream")]
     pub(crate) end_session: bool,

@@ -200,7 +200,7 @@ fn workers() -> usize {
 
 /// Prints a summary of the configuration, or the report on a server if one is given.
 fn check(options: Check) -> ExitCode {
-    let Check { config, upstream, header, tool, arguments, end_session, json } = options;
+    let Check { config, upstream, header, tool, arguments, watch, end_session, json } = options;
     let has_server = upstream.is_some();
     let flags = Flags { upstream, ..Flags::default() };
     let wrong_flag = |flag: &str, problem: String| fail(WRONG_CONFIGURATION, format_args!("{flag}: {problem}"));
@@ -231,7 +231,9 @@ fn check(options: Check) -> ExitCode {
     }
     let tool = tool.map(|name| check::Tool { name, arguments });
     let progress: Option<fn(&str)> = if json { None } else { Some(show_progress) };
-    let options = check::Options { headers, tool, progress, end_sessions: end_session, ..check::Options::default() };
+    let mut timeouts = check::Timeouts::default();
+    timeouts.watch = watch.map_or(timeouts.watch, Duration::from_secs);
+    let options = check::Options { headers, tool, end_sessions: end_session, timeouts, progress };
     let mut outcome = ExitCode::from(FAILED);
     let code = run(async {
         let report = Report::new(check::probe(&config, &options).await, &config);

@@ -5,9 +5,12 @@
 
 use std::time::Duration;
 
-use super::facts::{Contact, Facts, Form, Guard, Legacy, Standalone, ToolOutcome, UnknownSession, printable};
+use super::facts::{
+    Contact, Facts, Form, Guard, Legacy, SessionState, Standalone, ToolOutcome, UnknownSession, Watch, millis,
+    printable,
+};
 use super::verdict::Verdict;
-use crate::config::{Config, HostHeader};
+use crate::config::{AnswerPings, Config, HostHeader};
 
 /// Returns the features that the proxy adds in front of the server.
 pub(super) fn adds(facts: &Facts, config: &Config) -> Vec<String> {
@@ -39,6 +42,18 @@ pub(super) fn adds(facts: &Facts, config: &Config) -> Vec<String> {
         lines.add(
             "a session that the server has forgotten, as after a restart, is opened again by its client's next request",
         );
+    }
+    if pings(facts) && config.upstream.answer_pings == AnswerPings::Absent {
+        lines.add("the server's pings are answered where no client can, so that the session does not end by them");
+    }
+    if let (Some(silence), Some(keepalive)) = (fatal_silence(facts), config.upstream.keepalive)
+        && keepalive < silence
+    {
+        lines.add(format!(
+            "while a call runs, the server gets a ping after {} without a message (upstream.keepalive_secs), sooner than it ended \
+             the silent session",
+            in_words(keepalive)
+        ));
     }
     if has_standalone(facts) {
         lines.add("the session's GET stream is kept while its client is away, and reopened if the server drops it");
@@ -153,6 +168,7 @@ pub(super) fn warnings(facts: &Facts, config: &Config) -> Vec<String> {
              in sessions.refusals, as \"{status} session expired\", and its clients outlive its restarts"
         ));
     }
+    warn_of_ends(facts, config, &mut lines);
     match facts.foreign_host {
         Guard::Refused { .. } if config.upstream.host != HostHeader::Client => lines.add(
             "the server checks Host, but the proxy tells it the name it expects (upstream.host): the proxy's own check is \
@@ -167,6 +183,30 @@ pub(super) fn warnings(facts: &Facts, config: &Config) -> Vec<String> {
         lines.add("the server does not check Origin: any web page may call it unless something in front of it does");
     }
     lines.0
+}
+
+/// Warns of ends of sessions that the configuration does not prevent.
+fn warn_of_ends(facts: &Facts, config: &Config, lines: &mut Lines) {
+    if pings(facts) && config.upstream.answer_pings == AnswerPings::Never {
+        lines.add(
+            "the server pings, and upstream.answer_pings is \"never\": if it ends sessions of clients that do not answer, \
+             their calls end with them",
+        );
+    }
+    let Some(silence) = fatal_silence(facts) else { return };
+    if config.upstream.keepalive.is_none_or(|keepalive| keepalive >= silence) {
+        lines.add(format!(
+            "the server ends a session after {} without a message, and with it a silent call: give upstream.keepalive_secs \
+             a shorter time",
+            about(millis(silence))
+        ));
+    }
+    if !config.sessions.revive {
+        lines.add(
+            "the server ends sessions whose clients are silent, and sessions.revive is \"never\": most clients cannot go on \
+             until they are restarted",
+        );
+    }
 }
 
 /// Returns the open questions, each with a way to settle it.
@@ -196,7 +236,29 @@ pub(super) fn unknown(facts: &Facts) -> Vec<String> {
         ),
         _ => {}
     }
+    if matches!(facts.contact, Contact::Speaks) && has_sessions(facts) {
+        lines.0.extend(unwatched(facts));
+    }
     lines.0
+}
+
+/// Returns the question about the session that its watch leaves open.
+fn unwatched(facts: &Facts) -> Option<String> {
+    let Some(watch) = facts.watch else {
+        return Some("whether the server pings its clients, and ends silent sessions: give --watch SECS".to_owned());
+    };
+    if watch.pings == 0 && !watch.ended_in_silence() {
+        let tool = if facts.tool.is_none() { ", or after a call of a tool (--tool)" } else { "" };
+        let (watched, silent) = (about(watch.watched_ms), about(watch.silent_ms.unwrap_or(0)));
+        return Some(format!(
+            "whether the server pings its clients after more than {watched}{tool}, and ends sessions that are silent for more \
+             than {silent}: --watch SECS watches for up to an hour"
+        ));
+    }
+    let is_open = watch.pings > 0 && watch.session == SessionState::Lives;
+    is_open.then(|| {
+        "whether the server ends a session whose client answers no ping for longer: give --watch SECS".to_owned()
+    })
 }
 
 /// Returns advice on the header that a server wants which refuses requests and names this authentication scheme.
@@ -239,8 +301,28 @@ fn has_sessions(facts: &Facts) -> bool {
     matches!(facts.legacy, Some(Legacy { session: true, .. }))
 }
 
+/// Returns true if the server was seen to ping.
+fn pings(facts: &Facts) -> bool {
+    facts.watch.is_some_and(|watch| watch.pings > 0)
+}
+
+/// Returns the time without a message after which the server ended a session, at most.
+fn fatal_silence(facts: &Facts) -> Option<Duration> {
+    let watch = facts.watch.filter(Watch::ended_in_silence)?;
+    watch.silent_ms.map(Duration::from_millis)
+}
+
 fn has_standalone(facts: &Facts) -> bool {
     matches!(facts.legacy, Some(Legacy { standalone: Standalone::Stream, .. }))
+}
+
+/// Formats a measured time: milliseconds below a second, else seconds with one digit at most.
+pub(super) fn about(ms: u64) -> String {
+    match (ms.saturating_add(50)) / 100 {
+        0..10 => format!("{ms} ms"),
+        tenths if tenths % 10 == 0 => format!("{} s", tenths / 10),
+        tenths => format!("{}.{} s", tenths / 10, tenths % 10),
+    }
 }
 
 /// Formats a duration in the largest unit that is exact.
@@ -268,6 +350,82 @@ mod tests {
 
     fn nothing_there() -> Contact {
         Contact::NotMcp { status: 404, content_type: None, redirects: false }
+    }
+
+    fn ended() -> Watch {
+        Watch { session: SessionState::Ended, stream_ended: true, ..watch() }
+    }
+
+    #[test]
+    fn the_ends_of_sessions_are_set_against_the_configuration() {
+        const KEPT_ALIVE: &str = "while a call runs, the server gets a ping after 3 s";
+        const LONGER: &str = "the server ends a session after 5 s without a message";
+        const FORGOTTEN: &str = "the server ends sessions whose clients are silent";
+        const ANSWERED: &str = "the server's pings are answered";
+        const UNANSWERED: &str = "the server pings, and upstream.answer_pings is";
+        let pinging = Watch { pings: 2, unanswered_ms: Some(2000), ..watch() };
+        let unanswered = Watch { session: SessionState::Ended, ..pinging };
+        type Change = fn(&mut Config);
+        let rows: [(Watch, Change, &[&str]); 9] = [
+            (watch(), |_| {}, &[]),
+            (ended(), |_| {}, &[LONGER]),
+            (ended(), |config| config.upstream.keepalive = None, &[LONGER]),
+            (ended(), |config| config.upstream.keepalive = Some(Duration::from_secs(3)), &[KEPT_ALIVE]),
+            (ended(), |config| config.sessions.revive = false, &[LONGER, FORGOTTEN]),
+            (pinging, |_| {}, &[ANSWERED]),
+            (unanswered, |_| {}, &[ANSWERED]),
+            (unanswered, |config| config.upstream.answer_pings = AnswerPings::Never, &[UNANSWERED]),
+            (watch(), |config| config.upstream.answer_pings = AnswerPings::Never, &[]),
+        ];
+        for (watch, change, expected) in rows {
+            let facts = Facts { watch: Some(watch), ..speaks() };
+            let mut config = config();
+            change(&mut config);
+            let lines = [adds(&facts, &config), warnings(&facts, &config)].concat();
+            let found: Vec<&str> = [KEPT_ALIVE, LONGER, FORGOTTEN, ANSWERED, UNANSWERED]
+                .into_iter()
+                .filter(|sentence| lines.iter().any(|line| line.starts_with(sentence)))
+                .collect();
+            let mut expected = expected.to_vec();
+            expected.sort_unstable();
+            let mut sorted = found.clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, expected, "{watch:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_watch_leaves_open_is_a_question() {
+        let pinging = Watch { pings: 2, ping_interval_ms: Some(3000), unanswered_ms: Some(2000), ..watch() };
+        let rows = [
+            (None, Some("whether the server pings its clients, and ends silent sessions")),
+            (
+                Some(watch()),
+                Some("whether the server pings its clients after more than 5 s, or after a call of a tool"),
+            ),
+            (Some(ended()), None),
+            (Some(pinging), Some("whether the server ends a session whose client answers no ping for longer")),
+            (Some(Watch { session: SessionState::Ended, ..pinging }), None),
+        ];
+        for (watch, question) in rows {
+            let mut facts = Facts { watch, ..speaks() };
+            let asks = |facts: &Facts| {
+                let lines = unknown(facts).into_iter();
+                lines.filter(|line| line.starts_with("whether the server")).collect::<Vec<_>>()
+            };
+            assert_eq!(asks(&facts), Vec::<String>::new(), "there is no session");
+            legacy(&mut facts).session = true;
+            let asked = asks(&facts);
+            assert_eq!(asked.len(), usize::from(question.is_some()), "{asked:?}");
+            assert!(asked.iter().zip(question).all(|(asked, question)| asked.starts_with(question)), "{asked:?}");
+        }
+    }
+
+    #[test]
+    fn a_measured_time_is_rounded() {
+        for (ms, text) in [(0, "0 ms"), (949, "949 ms"), (950, "1 s"), (2949, "2.9 s"), (300_004, "300 s")] {
+            assert_eq!(about(ms), text);
+        }
     }
 
     /// The sample lacks the sentence; the change adds it once.

@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt, Empty, Full, Limited};
 use serde_json::Value;
 
-use super::facts::{Form, printable};
+use super::facts::{Form, Standalone, printable};
 use crate::body::BoxBody;
 use crate::clock;
 use crate::config::{self, Config, HostHeader};
@@ -190,6 +190,18 @@ impl Client {
         }
     }
 
+    /// Opens the stream of events that a GET asks for, to be read message by message. Its head must come by `deadline`.
+    pub(super) async fn listen(&self, request: Request, deadline: Instant) -> (Standalone, Option<Listener>) {
+        let Some(Ok(response)) = before(deadline, self.send(request)).await else { return (Standalone::NoHead, None) };
+        let (parts, body) = response.into_parts();
+        if !parts.status.is_success() || form(&parts.headers) != Form::EventStream {
+            return (Standalone::Refused { status: parts.status.as_u16() }, None);
+        }
+        // Messages are dropped as they are read: the length of the whole needs no limit.
+        let reader = BodyReader { body, deadline, remaining: usize::MAX };
+        (Standalone::Stream, Some(Listener { reader, decoder: Decoder::new(MAX_RESPONSE) }))
+    }
+
     /// Returns a JSON document of the origin.
     pub(super) async fn document(&self, request: Request, timeout: Duration) -> Option<Value> {
         let deadline = clock::now() + timeout;
@@ -255,6 +267,27 @@ impl Client {
             headers.extend(self.headers.clone());
         }
         Ok(built)
+    }
+}
+
+/// Stream of events that is read message by message.
+pub(super) struct Listener {
+    reader: BodyReader,
+    decoder: Decoder,
+}
+
+impl Listener {
+    /// Returns the next JSON message, or `None` at the end of the stream or at `deadline`. Dropped early, it loses nothing.
+    pub(super) async fn next_message(&mut self, deadline: Instant) -> Option<Value> {
+        self.reader.deadline = deadline;
+        loop {
+            while let Some(event) = self.decoder.poll_event().ok()? {
+                if let Ok(message) = serde_json::from_slice(&event.data) {
+                    return Some(message);
+                }
+            }
+            self.decoder.feed(self.reader.next().await?);
+        }
     }
 }
 

@@ -3,6 +3,8 @@
 //! An observation is what one exchange showed of one response ([`super::exchange`]); the probe draws the facts from several of them.
 //! Facts are plain data: no evaluation, no secret, and texts of the server's only after [`printable`].
 
+use std::time::Duration;
+
 use serde::Serialize;
 
 /// Facts that the probe found about an upstream.
@@ -22,6 +24,8 @@ pub struct Facts {
     pub tools: Option<Tools>,
     /// Outcome of a resume with the server's own event IDs.
     pub resumption: Resumption,
+    /// The session while its client was silent, or `None` if it was not watched.
+    pub watch: Option<Watch>,
     /// The tool that the user named, run once to its end.
     pub tool: Option<ToolRun>,
     /// Reaction to a request with a foreign `Host`.
@@ -57,6 +61,7 @@ impl Facts {
             modern: None,
             tools: None,
             resumption: Resumption::default(),
+            watch: None,
             tool: None,
             foreign_host: Guard::Unknown,
             foreign_origin: Guard::Unknown,
@@ -224,6 +229,46 @@ pub enum UnknownSession {
     Unknown,
 }
 
+/// One session while its client was silent, after its other requests. Says nothing of a longer time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Watch {
+    /// Time from the head of the session's GET stream, or else from the begin of the watch, to the end of the stream or of the watch.
+    pub watched_ms: u64,
+    /// True if the session's GET stream was open: without it no ping can come.
+    pub stream: bool,
+    /// True if the stream ended before the watch.
+    pub stream_ended: bool,
+    /// `ping` requests of the server in that time.
+    pub pings: usize,
+    /// Time from the answer to the first ping to the second ping, or `None` without a second.
+    pub ping_interval_ms: Option<u64>,
+    /// Time from the first ping that was not answered to the end, or `None` if each was answered.
+    pub unanswered_ms: Option<u64>,
+    /// Time at the end in which the server was sent nothing, or `None` if the stream ended before the watch and could not be opened again.
+    pub silent_ms: Option<u64>,
+    /// The session after that.
+    pub session: SessionState,
+}
+
+impl Watch {
+    /// Returns true if the server ended the session and had no ping without an answer: silence was the reason.
+    pub(super) fn ended_in_silence(&self) -> bool {
+        self.session == SessionState::Ended && self.unanswered_ms.is_none() && self.silent_ms.is_some()
+    }
+}
+
+/// State of a session, as the reaction to a ping shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SessionState {
+    /// The ping was served.
+    Lives,
+    /// The ping was refused as in a session that the server does not know.
+    Ended,
+    /// Any other response, or none.
+    Unknown,
+}
+
 /// The server's tools.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Tools {
@@ -331,6 +376,11 @@ pub struct Document {
 /// The longest text of the server's that is shown, in characters.
 const MAX_TEXT: usize = 80;
 
+/// Returns a time in whole milliseconds.
+pub(super) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// Returns a text of the server's in a form that is safe on a terminal: bounded, without control characters and
 /// without those that reorder a line.
 pub(super) fn printable(text: &str) -> String {
@@ -367,6 +417,20 @@ pub(super) mod samples {
 
     pub(in crate::check) fn modern() -> Modern {
         Modern { revisions: vec!["2026-07-28".to_owned()], answers: Form::EventStream, numbered: false }
+    }
+
+    /// A watch of five seconds in which nothing happened.
+    pub(in crate::check) fn watch() -> Watch {
+        Watch {
+            watched_ms: 5001,
+            stream: true,
+            stream_ended: false,
+            pings: 0,
+            ping_interval_ms: None,
+            unanswered_ms: None,
+            silent_ms: Some(5001),
+            session: SessionState::Lives,
+        }
     }
 
     pub(in crate::check) fn run() -> ToolRun {

@@ -5,7 +5,7 @@
 //! report. [`summary`] describes the configuration.
 //!
 //! Invariants: every wait and every size is bounded, so a probe ends against any server. It sends nothing but `initialize`,
-//! `ping`, `tools/list`, `server/discover`, GETs, TLS handshakes and the tool that the user named. Opened sessions are ended if the user says
+//! `ping`, answers to pings, `tools/list`, `server/discover`, GETs, TLS handshakes and the tool that the user named. Opened sessions are ended if the user says
 //! so, and else left to expire: a server with one session for its whole process opens none after that.
 //! The facts hold no credential, session ID or query, and no control character of the server's reaches a terminal.
 //!
@@ -13,6 +13,7 @@
 //! promises the proxy's behaviour and does not try it.
 
 mod advice;
+mod asking;
 mod exchange;
 mod facts;
 mod probe;
@@ -21,6 +22,7 @@ mod report;
 mod requests;
 pub mod summary;
 mod verdict;
+mod watch;
 
 pub use facts::*;
 pub use probe::probe;
@@ -75,12 +77,14 @@ pub struct Timeouts {
     pub tool: Duration,
     /// Time beyond a call's duration after which a call that was cut is resumed.
     pub margin: Duration,
+    /// Time for which a session is watched; zero for none.
+    pub watch: Duration,
 }
 
 impl Default for Timeouts {
     fn default() -> Self {
-        let [response, stream, tool, margin] = [5, 2, 120, 1].map(Duration::from_secs);
-        Self { response, stream, tool, margin }
+        let [response, stream, tool, margin, watch] = [5, 2, 120, 1, 5].map(Duration::from_secs);
+        Self { response, stream, tool, margin, watch }
     }
 }
 

@@ -1,30 +1,27 @@
 //! The probe: sends harmless requests to an upstream, and draws the facts from the observations of their responses.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http::StatusCode;
 use serde_json::{Value, json};
 
+use super::asking::Probe;
 use super::exchange::{Client, Cut, ExchangeError, Observation, ReadUntil, Request};
 use super::facts::{
-    Contact, Document, Facts, Form, Guard, Identity, Legacy, Modern, ResumeOutcome, Standalone, ToolOutcome, ToolRun,
-    Tools, UnknownSession, printable,
+    Contact, Document, Facts, Form, Guard, Identity, Legacy, Modern, ResumeOutcome, ToolOutcome, ToolRun, Tools,
+    UnknownSession, millis, printable,
 };
 use super::requests::{self, LEGACY, MODERN, Requester};
-use super::{Options, Timeouts, Tool, reach};
+use super::watch::SessionStream;
+use super::{Options, Tool, reach};
 use crate::clock;
 use crate::config::Config;
-use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::routing::WELL_KNOWN;
-use crate::protocol::session_refusal::{BODY_MAX, SessionRefusals};
 
 /// Pages of `tools/list` that are read.
 const MAX_PAGES: usize = 20;
 /// Number of tools after which no further page is read.
 const MAX_TOOLS: usize = 10_000;
-/// Number of timeouts after which the server gets no further request of the kinds that count timeouts.
-const MAX_TIMEOUTS: usize = 2;
 /// Usual paths of MCP endpoints.
 const USUAL_PATHS: [&str; 4] = ["/mcp", "/", "/api/mcp", "/v1/mcp"];
 /// Customary path of servers of 2024-11-05.
@@ -48,8 +45,7 @@ pub async fn probe(config: &Config, options: &Options) -> Facts {
             return facts;
         }
     };
-    let refusals = SessionRefusals::new(config.sessions.refusals.clone());
-    let probe = Probe { client, refusals, timeouts: options.timeouts, timed_out: AtomicUsize::new(0), options };
+    let probe = Probe::new(config, options, client);
     Box::pin(probe.run(config, options.tool.as_ref(), &mut facts)).await;
     if matches!(facts.contact, Contact::Broke | Contact::NotMcp { status: 400, .. })
         && let Some(contact) = reach::tls_fault(config, options.timeouts.stream).await
@@ -57,15 +53,6 @@ pub async fn probe(config: &Config, options: &Options) -> Facts {
         facts.contact = contact;
     }
     facts
-}
-
-struct Probe<'a> {
-    options: &'a Options,
-    client: Client,
-    refusals: SessionRefusals,
-    timeouts: Timeouts,
-    /// Requests without a response in time.
-    timed_out: AtomicUsize,
 }
 
 /// A session, or the modern revision without one, and the response that opened it.
@@ -118,20 +105,31 @@ impl Probe<'_> {
         if let Some(modern) = &modern {
             self.examine_modern(modern, facts).await;
         }
+        let mut stream = SessionStream::default();
         if let Some(session) = &session {
-            self.examine_legacy(session, facts).await;
+            stream = self.examine_legacy(session, facts).await;
         }
         let Some(requester) = session.or(modern).map(|session| session.requester) else { return };
-        facts.resumption.finished = self.resume_finished(&requester).await;
-        self.guards(&requester, facts).await;
+        let trying = self.try_requests(&requester, tool, facts);
+        self.while_listening(&requester, &mut stream, trying).await;
+        if let Some(unknown_session) = facts.legacy.as_ref().map(|legacy| legacy.unknown_session) {
+            // Last, since the session may end.
+            facts.watch = self.watch(&requester, stream, unknown_session).await;
+        }
+        self.close(requester).await;
+        facts.fell_silent = self.has_fallen_silent();
+    }
+
+    /// Tries what needs a session, or the modern revision: resumes, protections, the tool.
+    async fn try_requests(&self, requester: &Requester, tool: Option<&Tool>, facts: &mut Facts) {
+        facts.resumption.finished = self.resume_finished(requester).await;
+        self.guards(requester, facts).await;
         if let Some(tool) = tool {
             facts.unknown_tool = unknown_tool(tool, facts.tools.as_ref());
             if facts.unknown_tool.is_none() {
-                self.run_tool(&requester, tool, facts).await;
+                self.run_tool(requester, tool, facts).await;
             }
         }
-        self.close(requester).await;
-        facts.fell_silent = self.timed_out.load(Ordering::Relaxed) >= MAX_TIMEOUTS;
     }
 
     /// Returns true if the upstream is an mcp-resume.
@@ -183,9 +181,10 @@ impl Probe<'_> {
         facts.tools = tools;
     }
 
-    async fn examine_legacy(&self, session: &Session, facts: &mut Facts) {
+    /// Returns the GET stream of the session, which is open if the server has one.
+    async fn examine_legacy(&self, session: &Session, facts: &mut Facts) -> SessionStream {
         let Session { requester, response: opening } = session;
-        let Requester::Legacy { revision, session } = requester else { return };
+        let Requester::Legacy { revision, session } = requester else { return SessionStream::default() };
         // Its failure is no reason to stop: the next requests show more.
         let _ = self.request_head(requester.post(None, "notifications/initialized", Value::Null)).await;
         let (first, tools) = self.tools(requester).await;
@@ -196,16 +195,18 @@ impl Probe<'_> {
                 revisions.push((*other).to_owned());
             }
         }
+        let (standalone, stream) = self.open_stream(requester).await;
         facts.legacy = Some(Legacy {
             revisions,
             session: session.is_some(),
             answers: response.form,
             numbered: !response.ids.is_empty() || !opening.ids.is_empty(),
             primed: response.is_primed || opening.is_primed,
-            standalone: self.standalone(requester).await,
+            standalone,
             unknown_session: self.unknown_session(requester).await,
         });
         facts.tools = tools;
+        stream
     }
 
     /// Returns true if the server accepts this revision from a client.
@@ -246,27 +247,11 @@ impl Probe<'_> {
         if first.as_ref().is_some_and(|first| first.result().is_some()) { (first, Some(tools)) } else { (first, None) }
     }
 
-    async fn standalone(&self, requester: &Requester) -> Standalone {
-        let until = ReadUntil { id: None, timeout: self.timeouts.stream, cut: Cut::AfterHead };
-        match self.client.exchange(requester.get(None), until).await {
-            Ok(head) if head.status.is_success() && head.form == Form::EventStream => Standalone::Stream,
-            Ok(head) => Standalone::Refused { status: head.status.as_u16() },
-            Err(ExchangeError::TimedOut | ExchangeError::Broken) => Standalone::NoHead,
-        }
-    }
-
     /// Sends a ping in a session that the server has not opened.
     async fn unknown_session(&self, requester: &Requester) -> UnknownSession {
-        const ID: u64 = 30;
-        let Some(stranger) = requester.in_unknown_session() else { return UnknownSession::Unknown };
-        let request = stranger.post(Some(ID), "ping", Value::Null);
-        let asking = self.client.plain(request, BODY_MAX, self.timeouts.response);
-        let Ok((status, body)) = self.unless_silent(asking).await else { return UnknownSession::Unknown };
-        let ids = [RequestId::Number(ID.to_string().into())];
-        match status.as_u16() {
-            _ if status.is_success() => UnknownSession::Accepted,
-            status if self.refusals.contain(status, body.as_deref(), &ids) => UnknownSession::Recognised { status },
-            status => UnknownSession::Unrecognised { status },
+        match requester.in_unknown_session() {
+            Some(stranger) => self.ping(&stranger, 30).await,
+            None => UnknownSession::Unknown,
         }
     }
 
@@ -404,38 +389,6 @@ impl Probe<'_> {
             let _ = self.request_head(request).await;
         }
     }
-
-    /// Sends a request and reads its whole response.
-    async fn request(&self, request: Request, id: u64) -> Result<Observation, ExchangeError> {
-        let until = ReadUntil { id: Some(id), timeout: self.timeouts.response, cut: Cut::Never };
-        self.request_until(request, until).await
-    }
-
-    /// Sends a request and reads the head of its response.
-    async fn request_head(&self, request: Request) -> Result<Observation, ExchangeError> {
-        let until = ReadUntil { id: None, timeout: self.timeouts.response, cut: Cut::AfterHead };
-        self.request_until(request, until).await
-    }
-
-    /// Sends a request, unless too many earlier ones timed out.
-    async fn request_until(&self, request: Request, until: ReadUntil) -> Result<Observation, ExchangeError> {
-        self.unless_silent(self.client.exchange(request, until)).await
-    }
-
-    /// Awaits a response, unless too many earlier ones timed out.
-    async fn unless_silent<T>(
-        &self,
-        asking: impl Future<Output = Result<T, ExchangeError>>,
-    ) -> Result<T, ExchangeError> {
-        if self.timed_out.load(Ordering::Relaxed) >= MAX_TIMEOUTS {
-            return Err(ExchangeError::TimedOut);
-        }
-        let response = asking.await;
-        if matches!(response, Err(ExchangeError::TimedOut)) {
-            self.timed_out.fetch_add(1, Ordering::Relaxed);
-        }
-        response
-    }
 }
 
 impl ToolRun {
@@ -466,10 +419,6 @@ fn unknown_tool(tool: &Tool, listed: Option<&Tools>) -> Option<String> {
     let name = printable(&tool.name);
     let is_missing = listed.is_some_and(|tools| tools.complete && !tools.names.contains(&name));
     if is_missing { Some(name) } else { None }
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Returns the session that a response to `initialize` opened, or `None` if it failed.

@@ -5,7 +5,9 @@ use std::fmt;
 use serde::Serialize;
 
 use super::advice;
-use super::facts::{Contact, Facts, Form, Guard, ResumeOutcome, Standalone, ToolOutcome, UnknownSession};
+use super::facts::{
+    Contact, Facts, Form, Guard, ResumeOutcome, SessionState, Standalone, ToolOutcome, UnknownSession, Watch,
+};
 use super::verdict::Verdict;
 use crate::config::Config;
 
@@ -87,6 +89,9 @@ fn rows(facts: &Facts) -> Vec<(&'static str, String)> {
         ));
         rows.push(("GET stream", standalone(legacy.standalone)));
         rows.extend(unknown_session(legacy.unknown_session).map(|text| ("dead sessions", text)));
+    }
+    if let Some(watch) = &facts.watch {
+        rows.extend([("pings", pings(watch)), ("silent session", silent_session(watch))]);
     }
     if let Some(modern) = &facts.modern {
         rows.push((
@@ -222,6 +227,34 @@ fn unknown_session(reaction: UnknownSession) -> Option<String> {
     }
 }
 
+fn pings(watch: &Watch) -> String {
+    let time = advice::about(watch.watched_ms);
+    let end = if watch.stream_ended { ", when the server ended the GET stream" } else { "" };
+    match (watch.pings, watch.ping_interval_ms) {
+        _ if !watch.stream => "none seen: there was no GET stream for them".to_owned(),
+        (0, _) => format!("none within {time}{end}"),
+        (1, _) => format!("one within {time}{end}"),
+        (_, None) => format!("several within {time}{end}"),
+        (_, Some(interval)) => format!("yes; one came {} after the answer to another", advice::about(interval)),
+    }
+}
+
+fn silent_session(watch: &Watch) -> String {
+    let Some(silent) = watch.silent_ms.map(advice::about) else {
+        return "not seen: the GET stream ended before, and could not be opened again".to_owned();
+    };
+    match (watch.session, watch.unanswered_ms.map(advice::about)) {
+        (SessionState::Ended, Some(time)) => format!("ended by the server {time} after a ping without an answer"),
+        (SessionState::Lives, Some(time)) => format!("goes on {time} after a ping without an answer"),
+        (SessionState::Ended, None) if watch.stream_ended => {
+            format!("ended by the server after {silent} without a message")
+        }
+        (SessionState::Ended, None) => format!("ended by the server within {silent} without a message"),
+        (SessionState::Lives, None) => format!("goes on after {silent} without a message"),
+        (SessionState::Unknown, _) => format!("unknown: its ping after {silent} got no answer that tells"),
+    }
+}
+
 fn event_ids(facts: &Facts) -> &'static str {
     if facts.legacy.as_ref().is_some_and(|legacy| legacy.primed) {
         "yes, the first in an empty event"
@@ -293,6 +326,56 @@ http://127.0.0.1:3000/mcp: resumes by itself, unreliably; will be made reliable
 mcp-resume in front of it gives
   - ids of its own";
         assert!(text.starts_with(expected), "{text}");
+    }
+
+    #[test]
+    fn the_watch_is_told_with_its_time_and_no_more() {
+        let pinged = Watch { pings: 2, ping_interval_ms: Some(3004), unanswered_ms: Some(1960), ..watch() };
+        let [ended, unknown] = [SessionState::Ended, SessionState::Unknown];
+        let rows = [
+            (watch(), "none within 5 s", "goes on after 5 s without a message"),
+            (
+                Watch { stream: false, session: ended, ..watch() },
+                "none seen: there was no GET stream for them",
+                "ended by the server within 5 s without a message",
+            ),
+            (
+                Watch { stream_ended: true, watched_ms: 2120, silent_ms: Some(2120), ..watch() },
+                "none within 2.1 s, when the server ended the GET stream",
+                "goes on after 2.1 s without a message",
+            ),
+            (
+                Watch { stream_ended: true, session: ended, ..watch() },
+                "none within 5 s, when the server ended the GET stream",
+                "ended by the server after 5 s without a message",
+            ),
+            (
+                Watch { pings: 1, silent_ms: Some(140), ..watch() },
+                "one within 5 s",
+                "goes on after 140 ms without a message",
+            ),
+            (pinged, "yes; one came 3 s after the answer to another", "goes on 2 s after a ping without an answer"),
+            (
+                Watch { unanswered_ms: Some(5012), stream_ended: true, session: ended, ..pinged },
+                "yes; one came 3 s after the answer to another",
+                "ended by the server 5 s after a ping without an answer",
+            ),
+            (
+                Watch { stream_ended: true, session: ended, silent_ms: None, ..watch() },
+                "none within 5 s, when the server ended the GET stream",
+                "not seen: the GET stream ended before, and could not be opened again",
+            ),
+            (
+                Watch { session: unknown, ..watch() },
+                "none within 5 s",
+                "unknown: its ping after 5 s got no answer that tells",
+            ),
+        ];
+        for (watch, pings, session) in rows {
+            let text = report(Facts { watch: Some(watch), ..speaks() }).to_string();
+            let expected = format!("\n  pings           {pings}\n  silent session  {session}\n");
+            assert!(text.contains(&expected), "{expected}{text}");
+        }
     }
 
     #[test]

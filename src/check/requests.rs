@@ -53,6 +53,14 @@ impl Requester {
         Request::new(Method::POST, headers, Some(message.to_string().into()))
     }
 
+    /// Returns the answer to a request of the server.
+    pub(super) fn answer(&self, id: &Value, result: Value) -> Request {
+        let mut headers = self.headers(BOTH_TYPES);
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        let message = json!({ "jsonrpc": "2.0", "id": id, "result": result });
+        Request::new(Method::POST, headers, Some(message.to_string().into()))
+    }
+
     /// Returns a GET on the endpoint: for the standalone stream, or for the events after `last_event_id`.
     pub(super) fn get(&self, last_event_id: Option<&[u8]>) -> Request {
         let mut headers = self.headers(EVENTS);

@@ -130,6 +130,8 @@ fn check_refuses_what_it_cannot_send_without_repeating_it() {
         (&["--upstream", url, "--tool", "t", "--arguments", "hunter2"], "--arguments: "),
         (&["--header", "A: b"], "--upstream"),
         (&["--upstream", url, "--arguments", "{}"], "--tool"),
+        (&["--watch", "5"], "--upstream"),
+        (&["--upstream", url, "--watch", "3601"], "--watch"),
     ] {
         let output = check(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");

@@ -107,3 +107,31 @@ async def test_a_server_that_is_gone_is_unreachable(start):
     process.kill()
     code, report = await check(process.found["port"])
     assert (code, report["verdict"]) == (1, "unreachable")
+
+
+async def test_a_server_that_pings_and_ends_the_session_without_an_answer(start):
+    server = await asyncio.to_thread(start, stack.start_idle_playwright, PAGE_SECS="1")
+    tool = ("--tool", "browser_tabs", "--arguments", json.dumps({"action": "list"}))
+    code, report = await check(server.found["port"], *tool, "--watch", "40")
+    watch = report["facts"]["watch"]
+    assert (code, watch["stream"], watch["session"]) == (0, True, "ended"), watch
+    assert watch["pings"] >= 2 and 2_500 <= watch["ping_interval_ms"] <= 6_000, watch
+    assert 4_500 <= watch["unanswered_ms"] <= 9_000, watch
+    assert any("pings are answered" in line for line in report["adds"])
+
+
+async def test_a_server_that_ends_a_silent_session(start):
+    server = await asyncio.to_thread(start, stack.start_server, "rmcp", KEEP_ALIVE_SECS="2")
+    code, report = await check(server.found["port"], "--watch", "40")
+    watch = report["facts"]["watch"]
+    assert (code, watch["pings"], watch["session"]) == (0, 0, "ended"), watch
+    assert 1_500 <= watch["silent_ms"] <= 6_000, watch
+    assert any("upstream.keepalive_secs" in line for line in report["warnings"])
+
+
+async def test_a_server_without_either_habit(servers):
+    code, report = await check(servers["typescript-v1"], "--watch", "2")
+    watch = report["facts"]["watch"]
+    assert (code, watch["stream"], watch["stream_ended"], watch["pings"]) == (0, True, False, 0), watch
+    assert watch["session"] == "lives" and watch["unanswered_ms"] is None, watch
+    assert any("more than 2" in line and "--watch" in line for line in report["unknown"]), report["unknown"]

@@ -19,11 +19,6 @@ QUIET_SECS = 3
 SILENT = {"steps": 1, "interval_ms": 9_000}
 
 
-def start_playwright(**env):
-    """Playwright's server, which sends pings once it has a browser."""
-    return stack.start_program((*stack.PLAYWRIGHT[:-1], str(stack.ROOT / "servers/idle-browser.mjs")), **env)
-
-
 async def leave(port):
     """Begins a call and the session's own stream, and leaves both; returns the session and the ID of the call's last event, if any."""
     session = await raw.open_session(port)
@@ -41,7 +36,7 @@ async def leave(port):
 
 
 async def test_a_client_that_is_away_for_a_minute(start):
-    server = await asyncio.to_thread(start, start_playwright, PAGE_SECS="70")
+    server = await asyncio.to_thread(start, stack.start_idle_playwright, PAGE_SECS="70")
     proxy = await asyncio.to_thread(start, stack.start_proxy, server.found["port"])
     port = proxy.found["port"]
     session, last = await leave(port)
@@ -56,7 +51,7 @@ async def test_a_client_that_is_away_for_a_minute(start):
 
 
 async def test_without_answers_the_call_is_lost(start):
-    server = await asyncio.to_thread(start, start_playwright, PAGE_SECS="70")
+    server = await asyncio.to_thread(start, stack.start_idle_playwright, PAGE_SECS="70")
     proxy = await asyncio.to_thread(start, stack.start_proxy, server.found["port"], UPSTREAM__ANSWER_PINGS="never")
     session, last = await leave(proxy.found["port"])
     await asyncio.sleep(LOST_BY)
@@ -66,7 +61,7 @@ async def test_without_answers_the_call_is_lost(start):
 
 
 async def test_straight_to_the_server_the_session_is_gone(start):
-    server = await asyncio.to_thread(start, start_playwright, PAGE_SECS="70")
+    server = await asyncio.to_thread(start, stack.start_idle_playwright, PAGE_SECS="70")
     session, _ = await leave(server.found["port"])
     await asyncio.sleep(LOST_BY)
     asked = await raw.ask(server.found["port"], body={"jsonrpc": "2.0", "id": 2, "method": "tools/list"}, **session)

@@ -236,6 +236,11 @@ def start_server(name, **env):
     return start_program(kind.command, **{**dict(kind.env), **env})
 
 
+def start_idle_playwright(**env):
+    """Starts Playwright's server with a browser that opens no page: once it has that, it sends pings."""
+    return start_program((*PLAYWRIGHT[:-1], str(ROOT / "servers/idle-browser.mjs")), **env)
+
+
 def start_preloaded(name):
     """Starts the process from which runs of a Python client are forked; `.found["socket"]` is the name of its socket."""
     interpreter, client = CLIENTS[name].command

@@ -11,6 +11,7 @@ use std::time::Duration;
 mod contact;
 mod guards;
 mod resumption;
+mod watch;
 
 /// Reaction of a test's server to one request.
 trait Personality: AsyncFn(&mut Memory, Call) {}
@@ -32,7 +33,8 @@ impl Memory {
 
 /// Options of a user without credentials.
 fn options() -> Options {
-    Options { timeouts: Timeouts { margin: SOON, ..Timeouts::default() }, ..Options::default() }
+    let timeouts = Timeouts { margin: SOON, watch: Duration::ZERO, ..Timeouts::default() };
+    Options { timeouts, ..Options::default() }
 }
 
 /// Returns the options for a server that leaves requests unanswered.

@@ -1,0 +1,86 @@
+//! The state of a probe, and its requests: their common limits.
+//!
+//! Invariant: a server that left [`MAX_TIMEOUTS`] requests without a response gets no further one. Absent: the requests to send, and the
+//! facts that follow ([`super::probe`], [`super::watch`]).
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::Value;
+
+use super::exchange::{Client, Cut, ExchangeError, Observation, ReadUntil, Request};
+use super::facts::UnknownSession;
+use super::requests::Requester;
+use super::{Options, Timeouts};
+use crate::config::Config;
+use crate::protocol::jsonrpc::RequestId;
+use crate::protocol::session_refusal::{BODY_MAX, SessionRefusals};
+
+/// Number of timeouts after which the server gets no further request of the kinds that count timeouts.
+const MAX_TIMEOUTS: usize = 2;
+
+/// A probe of one server.
+pub(super) struct Probe<'a> {
+    pub(super) options: &'a Options,
+    pub(super) timeouts: Timeouts,
+    pub(super) client: Client,
+    refusals: SessionRefusals,
+    /// Requests without a response in time.
+    timed_out: AtomicUsize,
+}
+
+impl<'a> Probe<'a> {
+    pub(super) fn new(config: &Config, options: &'a Options, client: Client) -> Self {
+        let refusals = SessionRefusals::new(config.sessions.refusals.clone());
+        Self { options, timeouts: options.timeouts, client, refusals, timed_out: AtomicUsize::new(0) }
+    }
+
+    /// Returns true if the server stopped responding.
+    pub(super) fn has_fallen_silent(&self) -> bool {
+        self.timed_out.load(Ordering::Relaxed) >= MAX_TIMEOUTS
+    }
+
+    /// Sends a ping, and returns the reaction to its session.
+    pub(super) async fn ping(&self, requester: &Requester, id: u64) -> UnknownSession {
+        let request = requester.post(Some(id), "ping", Value::Null);
+        let asking = self.client.plain(request, BODY_MAX, self.timeouts.response);
+        let Ok((status, body)) = self.unless_silent(asking).await else { return UnknownSession::Unknown };
+        let ids = [RequestId::Number(id.to_string().into())];
+        match status.as_u16() {
+            _ if status.is_success() => UnknownSession::Accepted,
+            status if self.refusals.contain(status, body.as_deref(), &ids) => UnknownSession::Recognised { status },
+            status => UnknownSession::Unrecognised { status },
+        }
+    }
+
+    /// Sends a request and reads its whole response.
+    pub(super) async fn request(&self, request: Request, id: u64) -> Result<Observation, ExchangeError> {
+        let until = ReadUntil { id: Some(id), timeout: self.timeouts.response, cut: Cut::Never };
+        self.request_until(request, until).await
+    }
+
+    /// Sends a request and reads the head of its response.
+    pub(super) async fn request_head(&self, request: Request) -> Result<Observation, ExchangeError> {
+        let until = ReadUntil { id: None, timeout: self.timeouts.response, cut: Cut::AfterHead };
+        self.request_until(request, until).await
+    }
+
+    /// Sends a request, unless too many earlier ones timed out.
+    pub(super) async fn request_until(&self, request: Request, until: ReadUntil) -> Result<Observation, ExchangeError> {
+        self.unless_silent(self.client.exchange(request, until)).await
+    }
+
+    /// Awaits a response, unless too many earlier ones timed out.
+    async fn unless_silent<T>(
+        &self,
+        asking: impl Future<Output = Result<T, ExchangeError>>,
+    ) -> Result<T, ExchangeError> {
+        if self.has_fallen_silent() {
+            return Err(ExchangeError::TimedOut);
+        }
+        let response = asking.await;
+        if matches!(response, Err(ExchangeError::TimedOut)) {
+            self.timed_out.fetch_add(1, Ordering::Relaxed);
+        }
+        response
+    }
+}
