@@ -62,17 +62,42 @@ async fn call_once(
     response.into_client()
 }
 
-/// Returns the bytes that each of [`CALLS`] calls leaves.
-async fn left_by(proxy: &Proxy, upstream: &mut Upstream, request: impl Fn(u64) -> Request) -> (usize, Client) {
+/// Bytes that a call leaves.
+struct Left {
+    allocated: usize,
+    /// Bytes that count in the quotas.
+    held: usize,
+}
+
+/// Returns the bytes that each of [`CALLS`] calls leaves. A delivery is proven by the next call on the same connection.
+async fn left_by(
+    proxy: &Proxy,
+    upstream: &mut Upstream,
+    is_proven: bool,
+    request: impl Fn(u64) -> Request,
+) -> (Left, Client) {
     let mut client = None;
     for id in 0..WARM_UP {
-        client = Some(call_once(proxy, upstream, client, &request(id), id).await);
+        client = Some(call_once(proxy, upstream, client.filter(|_| is_proven), &request(id), id).await);
     }
-    let before = allocated();
+    settle(proxy, upstream).await;
+    let (before, held_before) = (allocated(), held(proxy).await);
     for id in WARM_UP..WARM_UP + CALLS {
-        client = Some(call_once(proxy, upstream, client, &request(id), id).await);
+        client = Some(call_once(proxy, upstream, client.filter(|_| is_proven), &request(id), id).await);
     }
-    ((allocated() - before) / CALLS as usize, client.expect("calls were made"))
+    settle(proxy, upstream).await;
+    let calls = CALLS as usize;
+    let left = Left { allocated: (allocated() - before) / calls, held: (held(proxy).await - held_before) / calls };
+    (left, client.expect("calls were made"))
+}
+
+fn with_metrics(config: &mut mcp_resume::config::Config) {
+    config.admin.address = Some(([127, 0, 0, 1], 0).into());
+}
+
+/// Returns the bytes that count in the quotas.
+async fn held(proxy: &Proxy) -> usize {
+    metric(proxy, "mcp_resume_held_bytes").await as usize
 }
 
 /// Returns the bytes that the event of a response has on the wire, without its id.
@@ -84,25 +109,44 @@ fn event_bytes() -> usize {
 #[tokio::test]
 async fn a_finished_call_takes_its_bytes_and_a_kilobyte_and_half_of_that_once_its_delivery_is_proven() {
     in_a_session().await;
+    for_a_retry().await;
     without_a_session().await;
 }
 
 async fn without_a_session() {
-    let (mut upstream, proxy, _) = setup_with(|_| {}).await;
-    let (left, _client) = left_by(&proxy, &mut upstream, modern).await;
-    println!("without a session: {left} bytes, of which the event has {}", event_bytes());
-    assert!(left <= event_bytes() * 115 / 100 + 1024, "{left} bytes");
+    let (mut upstream, proxy, _) = setup_with(with_metrics).await;
+    let (left, _client) = left_by(&proxy, &mut upstream, true, modern).await;
+    let Left { allocated, held } = left;
+    println!("without a session: {allocated} bytes, of which the event has {}, counted {held}", event_bytes());
+    assert!(allocated <= event_bytes() * 115 / 100 + 1024, "{allocated} bytes");
+    assert!(held >= allocated, "{held} bytes are counted of {allocated}");
+}
+
+/// A retry finds the call, until its delivery is proven.
+async fn for_a_retry() {
+    let (mut upstream, proxy, session) = setup_with(with_metrics).await;
+    let (left, client) = left_by(&proxy, &mut upstream, false, |id| session.post(call(id))).await;
+    let Left { allocated, held } = left;
+    println!("for a retry: {allocated} bytes, of which the event has {}, counted {held}", event_bytes());
+    assert!(allocated <= event_bytes() * 115 / 100 + 1408, "{allocated} bytes");
+    assert!(held >= allocated, "{held} bytes are counted of {allocated}");
+    assert!(held <= allocated * 3 / 2, "{held} bytes are counted of {allocated}");
+    drop(client);
+    proxy.stop().await;
 }
 
 async fn in_a_session() {
     let (mut upstream, proxy, session) = setup_with(|config| {
+        with_metrics(config);
         config.streams.delivered_retention = Duration::from_secs(60);
     })
     .await;
     let before = allocated();
-    let (left, client) = left_by(&proxy, &mut upstream, |id| session.post(call(id))).await;
-    println!("delivery proven: {left} bytes, of which the event has {}", event_bytes());
+    let (left, client) = left_by(&proxy, &mut upstream, true, |id| session.post(call(id))).await;
+    let Left { allocated: left, held } = left;
+    println!("delivery proven: {left} bytes, of which the event has {}, counted {held}", event_bytes());
     assert!(left <= event_bytes() * 115 / 100 + 768, "{left} bytes");
+    assert!(held >= left, "{held} bytes are counted of {left}");
     pass(Duration::from_secs(61)).await;
     settle(&proxy, &mut upstream).await;
     let left = (allocated() - before) / (WARM_UP + CALLS) as usize;

@@ -80,6 +80,12 @@ pub struct Registration<T> {
     claim: CallClaim,
 }
 
+/// Upper bound of the bytes of an entry of the index: the table has seven entries for sixteen places just after it has grown, and a control
+/// byte for each place.
+const fn entry_cost<T>() -> usize {
+    (size_of::<(Fingerprint, Call<T>)>() + 1) * 16 / 7
+}
+
 /// Claim that tells other replicas of a call.
 #[derive(Debug, Default)]
 pub enum CallClaim {
@@ -118,6 +124,11 @@ impl<T> Registration<T> {
             self.claim = CallClaim::Written(claim(&self.fingerprint));
         }
         self.claim()
+    }
+
+    /// Returns the bytes of the registration and of its entry of the index, at most.
+    pub(super) fn byte_len(&self) -> usize {
+        size_of::<Self>() + entry_cost::<T>() + self.claim().map_or(0, ClaimGuard::heap_len)
     }
 
     /// Returns the fingerprint of the call.

@@ -147,6 +147,14 @@ impl ClaimGuard {
         }
     }
 
+    /// Returns the bytes that the guard has beside itself.
+    pub(in crate::event_log) fn heap_len(&self) -> usize {
+        let records: usize = self.records().map(|record| record.key.len() + record.value.len()).sum();
+        let boxed = self.subject_record.as_ref().map_or(0, |_| size_of::<Record>());
+        // The flag has two counters beside it.
+        records + boxed + 3 * size_of::<usize>()
+    }
+
     /// Returns the lifetime of a record after an extension. The record of a replica that dies outlives it by the
     /// retention of a response.
     pub(in crate::event_log) fn keep(&self) -> Duration {

@@ -108,7 +108,7 @@ impl RareParts {
             Some(ShortHead::Stream(_, lines)) => lines.as_bytes().len(),
             Some(ShortHead::Failed(_)) | None => 0,
         };
-        let registrations = size_of_val(&*self.registrations);
+        let registrations: usize = self.registrations.iter().map(Registration::byte_len).sum();
         let body = self.body_fingerprint.as_ref().map_or(0, |_| size_of::<Fingerprint>());
         let store = self.store_progress.as_ref().map_or(0, |_| size_of::<StoreProgress>());
         size_of::<Self>() + head + registrations + body + store
