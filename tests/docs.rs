@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use mcp_resume::check::{
-    Contact, Facts, Form, Guard, Identity, Legacy, Report, ResumeOutcome, Resumption, Standalone, ToolOutcome, ToolRun,
-    Tools, UnknownSession,
+    Contact, Facts, Form, Guard, Identity, Legacy, Report, ResumeOutcome, Resumption, SessionState, Standalone,
+    ToolOutcome, ToolRun, Tools, UnknownSession, Watch,
 };
 use mcp_resume::config::Config;
 use mcp_resume::protocol::error::ErrorCode;
@@ -83,6 +83,16 @@ fn the_report_in_the_readme_is_what_check_says_of_that_server() {
             running: Some(ResumeOutcome::Lost { got: 1, of: 5 }),
             later: Some(ResumeOutcome::Complete),
         },
+        watch: Some(Watch {
+            watched_ms: 18_400,
+            stream: true,
+            stream_ended: false,
+            pings: 0,
+            ping_interval_ms: None,
+            unanswered_ms: None,
+            silent_ms: Some(5_000),
+            session: SessionState::Lives,
+        }),
         tool: Some(ToolRun {
             name: "trigger-long-running-operation".to_owned(),
             outcome: ToolOutcome::Result,

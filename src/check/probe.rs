@@ -110,7 +110,7 @@ impl Probe<'_> {
             stream = self.examine_legacy(session, facts).await;
         }
         let Some(requester) = session.or(modern).map(|session| session.requester) else { return };
-        let trying = self.try_requests(&requester, tool, facts);
+        let trying = Box::pin(self.try_requests(&requester, tool, facts));
         self.while_listening(&requester, &mut stream, trying).await;
         if let Some(unknown_session) = facts.legacy.as_ref().map(|legacy| legacy.unknown_session) {
             // Last, since the session may end.
