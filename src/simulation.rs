@@ -38,6 +38,10 @@ pub enum Bug {
     EndsWithTheClient,
     /// A client response goes upstream each time it is sent.
     ForwardsEveryAnswer,
+    /// A call that the server refused with its session goes to the new session twice.
+    RunsTwice,
+    /// A request of the server keeps an ID that an earlier session has left unanswered.
+    ReusesIds,
 }
 
 /// Draws this thread's randomness from `seed` from now on.

@@ -15,6 +15,7 @@ mod model;
 mod network;
 mod plan;
 mod rng;
+mod sessions;
 mod upstream;
 mod wire;
 mod world;
@@ -68,6 +69,7 @@ async fn run(plan: Plan) -> Report {
     let proxy = tokio::spawn(sidecar.run(listener, std::future::pending()));
     let upstream = tokio::spawn(upstream::serve(world.clone(), upstream));
     let jumping = tokio::spawn(jump(world.clone()));
+    let restarting = tokio::spawn(restart(world.clone()));
 
     let mut clients = tokio::task::JoinSet::new();
     for client in 0..world.plan.clients.len() {
@@ -79,6 +81,7 @@ async fn run(plan: Plan) -> Report {
         }
     }
     jumping.abort();
+    restarting.abort();
 
     // All clients have left, so the calls that still run are abandoned.
     let streams = &world.plan.config.streams;
@@ -112,6 +115,15 @@ async fn jump(world: Arc<World>) {
         world.sleep(*at).await;
         tokio::time::advance(*by).await;
         world.reach("a clock that jumped");
+    }
+}
+
+/// Restarts the server.
+async fn restart(world: Arc<World>) {
+    for at in &world.plan.restarts {
+        world.sleep(at.saturating_sub(world.elapsed())).await;
+        world.restart();
+        world.reach("a server that restarted");
     }
 }
 
@@ -186,6 +198,11 @@ fn the_seeds_reach_every_kind_of_event() {
         "the session's own stream",
         "a clock that jumped",
         "the upstream refused",
+        "a server that restarted",
+        "a session that was opened again",
+        "a late refusal",
+        "a question with another ID",
+        "a late answer",
     ];
     let reached = Mutex::new(BTreeSet::new());
     let missing = || wanted.iter().filter(|wanted| !reached.lock().unwrap().contains(*wanted)).collect::<Vec<_>>();
@@ -242,5 +259,7 @@ planted! {
     KeepsForEver within 10 => a_stream_that_is_never_forgotten_is_found;
     LeavesThePrimeOut within 10 => a_response_without_an_id_is_found;
     EndsWithTheClient within 10 => a_call_that_ends_with_its_connection_is_found;
+    RunsTwice within 200 => a_refused_call_that_is_sent_again_twice_is_found;
+    ReusesIds within 800 => an_answer_to_a_question_of_another_session_is_found;
     ForwardsEveryAnswer within 20 => an_answer_that_goes_upstream_twice_is_found;
 }

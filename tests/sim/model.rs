@@ -31,8 +31,26 @@ pub(crate) fn id_of(key: Key, request: usize) -> Value {
 
 struct Sent {
     data: String,
+    /// ID with which the client has seen a question.
+    seen: Option<Value>,
     kind: Kind,
     at: Instant,
+}
+
+impl Sent {
+    /// Returns true if a client may see the event as `data`: as it was sent, and a question under an ID of the proxy's own, the same each time.
+    fn is_seen_as(&self, data: &str) -> bool {
+        let Kind::Ask(_) = &self.kind else { return self.data == data };
+        let (Ok(mut sent), Ok(seen)) = (serde_json::from_str::<Value>(&self.data), serde_json::from_str::<Value>(data))
+        else {
+            return false;
+        };
+        let id = &seen["id"];
+        let is_own = id.as_str().is_some_and(|id| id.starts_with("mr-"));
+        let may_be = self.seen.as_ref().map_or(is_own || *id == sent["id"], |before| before == id);
+        sent["id"] = id.clone();
+        may_be && sent == seen
+    }
 }
 
 /// One time that the upstream was asked to run a call.
@@ -90,7 +108,8 @@ pub(crate) struct Reading {
 pub(crate) enum Taken {
     Nothing,
     Notice,
-    Ask(String),
+    /// A question, with its ID and its text as the client has them.
+    Ask(String, Value, String),
     /// To these requests, by the upstream or by the proxy.
     Answer(Vec<usize>),
     Lost,
@@ -128,12 +147,24 @@ pub(crate) struct Model {
     began: Instant,
     /// The clients that have deleted their sessions.
     pub(crate) deleted: BTreeSet<usize>,
+    /// Questions of sessions that the server has forgotten.
+    pub(crate) lost: BTreeSet<String>,
+    /// Clients with a handshake of the proxy that a restart has cut short: a refusal may reach them.
+    pub(crate) interrupted: BTreeSet<usize>,
     pub(crate) reached: Vec<&'static str>,
 }
 
 impl Model {
     pub(crate) fn new(began: Instant) -> Self {
-        Self { calls: BTreeMap::new(), is_over: false, began, deleted: BTreeSet::new(), reached: Vec::new() }
+        Self {
+            calls: BTreeMap::new(),
+            is_over: false,
+            began,
+            deleted: BTreeSet::new(),
+            lost: BTreeSet::new(),
+            interrupted: BTreeSet::new(),
+            reached: Vec::new(),
+        }
     }
 
     pub(crate) fn call(&mut self, key: Key) -> &mut Call {
@@ -173,7 +204,7 @@ impl Model {
 
     /// Notes an event whose last byte is sent now.
     pub(crate) fn send(&mut self, key: Key, run: usize, data: String, kind: Kind, at: Instant) {
-        self.call(key).runs[run].sent.push(Sent { data, kind, at });
+        self.call(key).runs[run].sent.push(Sent { data, seen: None, kind, at });
     }
 
     /// There will be no answer.
@@ -306,14 +337,15 @@ impl Model {
         }
         let call = self.calls.entry(key).or_default();
         let known = call.handles.get(handle).copied();
-        let is_at = |run: &Run| run.sent.get(seq as usize - 1).is_some_and(|sent| sent.data == data);
+        let is_at = |run: &Run| run.sent.get(seq as usize - 1).is_some_and(|sent| sent.is_seen_as(data));
         let Some(run) = known.or_else(|| call.runs.iter().position(is_at)).or(call.runs.len().checked_sub(1)) else {
-            return tell("an event of a call that never ran");
+            // Its session was deleted before the server took it.
+            return self.error(plan, key, data, Some((0, seq)), now).map(Taken::Answer);
         };
         call.handles.insert(handle.to_owned(), run);
-        let sent = &call.runs[run].sent;
+        let sent = &mut call.runs[run].sent;
         let is_passed_over = |passed: u64| match sent.get(passed as usize - 1) {
-            Some(Sent { kind: Kind::Ask(ask), .. }) => call.arrived.contains_key(ask),
+            Some(Sent { kind: Kind::Ask(ask), .. }) => call.arrived.contains_key(ask) || self.lost.contains(ask),
             _ => false,
         };
         let may_lose = key.1 == 0 && plan.is_tight();
@@ -323,8 +355,9 @@ impl Model {
         if cursor + 1 < seq {
             self.reached.push("an answer passed over");
         }
-        let Some(event) = sent.get(seq as usize - 1).filter(|event| event.data == data) else {
-            let last = sent.len() + plan.requests(key);
+        let count = sent.len();
+        let Some(event) = sent.get_mut(seq as usize - 1).filter(|event| event.is_seen_as(data)) else {
+            let last = count + plan.requests(key);
             if seq > last as u64 {
                 return tell("a number that cannot be");
             }
@@ -345,7 +378,15 @@ impl Model {
             Kind::Ask(ask) if call.acknowledged.get(ask).is_some_and(|at| *at < reading.asked) => {
                 tell("a question that was answered is asked again")
             }
-            Kind::Ask(ask) => Ok(Taken::Ask(ask.clone())),
+            Kind::Ask(ask) => {
+                let message: Value = serde_json::from_str(data).unwrap_or_default();
+                if event.data != data {
+                    self.reached.push("a question with another ID");
+                }
+                event.seen = Some(message["id"].clone());
+                let text = message["params"]["message"].as_str().unwrap_or_default();
+                Ok(Taken::Ask(ask.clone(), message["id"].clone(), text.to_owned()))
+            }
             Kind::Answer(requests) => Ok(Taken::Answer(requests.clone())),
         }
     }
@@ -359,6 +400,9 @@ impl Model {
         body: &str,
         now: Instant,
     ) -> Result<(), String> {
+        if status == 404 && self.interrupted.contains(&key.0) && code(body) == Some(-32001) {
+            return Ok(());
+        }
         let call = self.call(key);
         let json_only = plan.clients[key.0].calls[key.1 - 1].json_only;
         let scripted = &plan.clients[key.0].calls[key.1 - 1].script.form;
@@ -420,6 +464,7 @@ impl Model {
         now: Instant,
     ) -> Result<Vec<usize>, String> {
         let deleted = self.deleted.contains(&key.0);
+        let interrupted = self.interrupted.contains(&key.0);
         let is_over =
             self.is_over || plan.refuses.is_some_and(|(from, _)| now.saturating_duration_since(self.began) >= from);
         let call = self.call(key);
@@ -433,7 +478,7 @@ impl Model {
         let named = named(plan, key, data);
         // What the upstream said before it failed comes before the errors: one for each request it left unanswered.
         let are_next = at.is_none_or(|(run, seq)| {
-            let sent = &call.runs[run].sent;
+            let sent = call.runs.get(run).map_or(&[][..], |run| &run.sent);
             let place = seq.checked_sub(sent.len() as u64 + 1).map(|place| place as usize);
             let mut left = (0..plan.requests(key)).filter(|request| !is_answered(sent, *request));
             place.and_then(|place| left.nth(place)).is_some_and(|left| named == [left])
@@ -443,6 +488,7 @@ impl Model {
             Some(-32011) => timed_out || abandoned || deleted,
             Some(-32012) => away >= streams.retention || plan.is_tight() || (plan.is_modern(key) && abandoned),
             Some(-32013) => plan.is_tight(),
+            Some(-32001) => interrupted,
             Some(_) | None => false,
         };
         self.reached.push(match code(data) {

@@ -14,6 +14,10 @@ pub(crate) struct Plan {
     pub(crate) clients: Vec<Client>,
     /// The clock is moved by so much at these times, as if the machine had slept.
     pub(crate) jumps: Vec<(Duration, Duration)>,
+    /// Times at which the server restarts: it closes all connections, and forgets all sessions.
+    pub(crate) restarts: Vec<Duration>,
+    /// Delays of the server's refusals of sessions and of its handshakes, one after another and over again.
+    pub(crate) delays: Vec<Duration>,
     /// The upstream refuses connections from the first time to the second.
     pub(crate) refuses: Option<(Duration, Duration)>,
     /// Capacity of the pipes to the clients and to the upstream.
@@ -43,6 +47,7 @@ pub(crate) struct Listening {
     /// Probability, in per cent, that the client reconnects without its last event ID.
     pub(crate) forgets: usize,
     pub(crate) lasts: Duration,
+    pub(crate) answers_after: Duration,
 }
 
 /// One call: what the upstream does and what the client does.
@@ -161,7 +166,56 @@ impl Plan {
             let from = rng.millis(5000);
             (from, from + rng.millis(6000))
         });
-        Self { seed, config, clients, jumps, refuses, pipes }
+        let (restarts, delays) = (Vec::new(), vec![Duration::ZERO]);
+        let mut plan = Self { seed, config, clients, jumps, restarts, delays, refuses, pipes };
+        // Drawn apart, so that all other draws of a seed stay.
+        let rng = &mut Rng::new(seed ^ 0x5e55_1045);
+        if rng.percent(25) && !plan.is_tight() {
+            plan.draw_restarts(rng);
+        }
+        plan
+    }
+
+    /// Draws a server that forgets its sessions.
+    fn draw_restarts(&mut self, rng: &mut Rng) {
+        // A handshake ends with its time, and a clock that jumps ends it.
+        self.jumps.clear();
+        self.refuses = None;
+        // Each session may be opened again three times a minute.
+        self.restarts = (0..1 + rng.below(2)).map(|_| Duration::from_millis(200) + rng.millis(6000)).collect();
+        self.restarts.sort_unstable();
+        let delays = [Duration::ZERO, Duration::from_millis(3), Duration::from_millis(40), Duration::from_millis(700)];
+        self.delays = (0..1 + rng.below(4)).map(|_| rng.pick(&delays)).collect();
+        let is_late = |rng: &mut Rng| rng.percent(50);
+        for client in &mut self.clients {
+            for call in &mut client.calls {
+                // A second answer may come when the ID of its question is in use again.
+                call.answers_twice = false;
+                if is_late(rng) {
+                    call.answers_after = rng.millis(8000);
+                }
+                if is_late(rng) {
+                    call.starts += rng.millis(8000);
+                }
+                if let Form::Stream(steps, _) = &mut call.script.form
+                    && client.version != "2026-07-28"
+                {
+                    // The first question of each session has the same ID.
+                    steps.insert(0, Step::Ask(rng.millis(300)));
+                }
+            }
+            let Some(listening) = &mut client.listens else { continue };
+            listening.answers_after = if is_late(rng) { rng.millis(8000) } else { Duration::ZERO };
+            let Form::Stream(steps, _) = &mut listening.script.form else { continue };
+            for _ in 0..rng.below(4) {
+                steps.insert(rng.below(steps.len() + 1), Step::Ask(rng.millis(2000)));
+            }
+        }
+    }
+
+    /// Returns true if the upstream may fail a request before it has begun to answer.
+    pub(crate) fn may_be_down(&self) -> bool {
+        self.refuses.is_some() || !self.restarts.is_empty()
     }
 
     /// Bounds so small that a call may be held up or lose what was written.
@@ -193,7 +247,7 @@ impl Listening {
             is_spied_on: false,
             json_only: false,
             has_key: false,
-            answers_after: Duration::ZERO,
+            answers_after: self.answers_after,
             answers_twice: false,
         }
     }
@@ -281,6 +335,7 @@ fn listening(rng: &mut Rng) -> Listening {
         },
         forgets: rng.pick(&[0, 30]),
         lasts: Duration::from_secs(5) + rng.millis(20_000),
+        answers_after: Duration::ZERO,
     }
 }
 

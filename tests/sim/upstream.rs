@@ -9,6 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use super::model::{Key, Kind, id_of};
 use super::network::Listener;
 use super::plan::{Ending, Form, Script, Step};
+use super::sessions::client_of;
 use super::wire::{Head, Parser, Part};
 use super::world::World;
 
@@ -18,7 +19,9 @@ const PIECES_MAX: usize = 200;
 const FOR_EVER: Duration = Duration::from_secs(1_000_000);
 const SSE_HEAD: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
 
-/// The proxy closed the connection.
+const FORGOTTEN: &str = r#"{"jsonrpc":"2.0","error":{"code":-32001,"message":"Session not found"},"id":null}"#;
+
+/// The proxy closed the connection, or the server was restarted.
 struct Closed;
 
 /// Serves until the run is over; then all its connections are gone.
@@ -27,8 +30,10 @@ pub(crate) async fn serve(world: Arc<World>, mut listener: Listener) {
     let mut count = 0;
     while let Some(pipe) = listener.next().await {
         count += 1;
+        let restarts = world.restarts();
+        let name = format!("up{count}");
         let connection =
-            Connection { world: world.clone(), pipe, parser: Parser::default(), name: format!("up{count}") };
+            Connection { world: world.clone(), pipe, parser: Parser::default(), name, restarts, session: None };
         connections.spawn(connection.run());
     }
 }
@@ -38,6 +43,26 @@ struct Connection {
     pipe: DuplexStream,
     parser: Parser,
     name: String,
+    /// Number of restarts before the connection.
+    restarts: usize,
+    /// Session of the present request.
+    session: Option<String>,
+}
+
+/// A run of a call that may be cut short by a restart.
+struct Running {
+    world: Arc<World>,
+    key: Key,
+    run: usize,
+    restarts: usize,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.world.restarts() != self.restarts {
+            self.world.model().fail(self.key, self.run);
+        }
+    }
 }
 
 /// An upstream response under way.
@@ -81,7 +106,17 @@ impl Connection {
 
     async fn read(&mut self) -> Result<(), Closed> {
         let mut bytes = [0; 4096];
-        match self.pipe.read(&mut bytes).await {
+        let world = self.world.clone();
+        let restarted = world.restarted.notified();
+        if world.restarts() != self.restarts {
+            return Err(Closed);
+        }
+        let read = tokio::select! {
+            biased;
+            () = restarted => return Err(Closed),
+            read = self.pipe.read(&mut bytes) => read,
+        };
+        match read {
             Ok(0) | Err(_) => Err(Closed),
             Ok(read) => {
                 self.parser.feed(&bytes[..read]);
@@ -118,13 +153,22 @@ impl Connection {
     }
 
     async fn answer(&mut self, head: &Head, body: &str) -> Result<(), Closed> {
-        let session = head.header("mcp-session-id").and_then(|session| session[1..].parse::<usize>().ok());
+        self.session = head.header("mcp-session-id").map(str::to_owned);
+        if let Some(name) = self.session.clone()
+            && !self.world.sessions().is_living(&name)
+        {
+            return self.refuse(&name, head).await;
+        }
+        let session = self.session.as_deref().and_then(client_of);
         match (head.line.split(' ').next(), session, head.header("last-event-id")) {
             (Some("GET"), Some(client), last) if last.is_none_or(|last| last.starts_with("own")) => {
                 return self.listen(client).await;
             }
             (Some("GET"), _, Some(last)) => return self.go_on(head, last).await,
-            (Some("DELETE"), ..) => return self.plain(200, "text/plain", "", "").await,
+            (Some("DELETE"), ..) => {
+                self.world.sessions().end(self.session.as_deref().unwrap_or_default());
+                return self.plain(200, "text/plain", "", "").await;
+            }
             _ => {}
         }
         let Ok(message) = serde_json::from_str::<Value>(body) else {
@@ -136,12 +180,44 @@ impl Connection {
         match message["method"].as_str() {
             Some("initialize") => self.initialize(&message).await,
             Some("tools/call") => self.call(head, &message).await,
+            Some("notifications/initialized") => {
+                let delay = self.delay();
+                self.wait(delay).await?;
+                self.world.sessions().initialize(self.session.as_deref().unwrap_or_default());
+                self.plain(202, "text/plain", "", "").await
+            }
             Some(_) => self.plain(202, "text/plain", "", "").await,
             None => {
                 self.take_answer(&message);
                 self.plain(202, "text/plain", "", "").await
             }
         }
+    }
+
+    fn delay(&self) -> Duration {
+        let world = &self.world;
+        world.sessions().next_delay(&world.plan.delays)
+    }
+
+    /// Refuses a request in a session that the server has forgotten.
+    async fn refuse(&mut self, name: &str, head: &Head) -> Result<(), Closed> {
+        let is_anothers = client_of(name).is_none_or(|client| {
+            head.header("authorization").is_some_and(|bearer| bearer != format!("Bearer c{client}"))
+        });
+        if is_anothers {
+            self.world.blame(format!("a request in a session that never was: {head:?}"));
+        }
+        // The rest of a response goes with its session.
+        let last = head.header("last-event-id").unwrap_or_default();
+        if let [client, call, run, _] = numbers(last)[..] {
+            self.world.model().fail((client, call), run);
+        }
+        let delay = self.delay();
+        self.wait(delay).await?;
+        if client_of(name).is_some_and(|client| self.world.sessions().shown(client).is_none_or(|shown| shown != name)) {
+            self.world.reach("a late refusal");
+        }
+        self.plain(404, "application/json", "", FORGOTTEN).await
     }
 
     async fn initialize(&mut self, message: &Value) -> Result<(), Closed> {
@@ -151,7 +227,13 @@ impl Connection {
         let result =
             json!({ "protocolVersion": version, "capabilities": {}, "serverInfo": { "name": "s", "version": "1" } });
         let answer = json!({ "jsonrpc": "2.0", "id": message["id"], "result": result }).to_string();
-        let session = format!("mcp-session-id: s{client}\r\n");
+        let delay = self.delay();
+        self.wait(delay).await?;
+        let name = self.world.sessions().open(client);
+        if self.world.sessions().opened(client) > 1 {
+            self.world.reach("a session that was opened again");
+        }
+        let session = format!("mcp-session-id: {name}\r\n");
         if self.world.plan.clients[client].opens_by_stream {
             let body = format!("event: message\ndata: {answer}\n\n");
             return self.plain(200, "text/event-stream", &session, &body).await;
@@ -160,12 +242,17 @@ impl Connection {
     }
 
     fn take_answer(&mut self, message: &Value) {
-        let ask = message["id"].as_str().unwrap_or_default();
-        let mut numbers = ask.split('.').skip(1).filter_map(|number| number.parse::<usize>().ok());
-        let (Some(client), Some(call)) = (numbers.next(), numbers.next()) else {
-            return self.world.blame(format!("an answer to nothing: {message}"));
+        let name = self.session.as_deref().unwrap_or_default();
+        let Some((key, ask)) = self.world.sessions().asked(name, &message["id"]) else {
+            return self.world.blame(format!("an answer to nothing in {name}: {message}"));
         };
-        let known = self.world.model().answer((client, call), ask);
+        if message.get("error").is_none() && message["result"]["ask"] != ask {
+            return self.world.blame(format!("the answer to {ask} in {name} is that of another question: {message}"));
+        }
+        if self.world.sessions().is_older(name) {
+            self.world.reach("an answer in an older session");
+        }
+        let known = self.world.model().answer(key, &ask);
         self.world.check(known);
         self.world.answered.notify_waiters();
     }
@@ -184,6 +271,7 @@ impl Connection {
         };
         let world = self.world.clone();
         let script = &world.plan.clients[key.0].calls[key.1 - 1].script;
+        let _running = self.running(key, run);
         let _open = self.open(key);
         let waited = self.wait(script.before_head).await;
         if waited.is_err() {
@@ -215,16 +303,23 @@ impl Connection {
         }
     }
 
+    fn running(&self, key: Key, run: usize) -> Running {
+        Running { world: self.world.clone(), key, run, restarts: self.restarts }
+    }
+
     fn open(&self, key: Key) -> Open {
         self.world.model().call(key).open += 1;
         Open { world: self.world.clone(), key }
     }
 
     fn check_sender(&self, head: &Head, key: Key) {
-        let session = (!self.world.plan.is_modern(key)).then(|| format!("s{}", key.0));
+        let client = (!self.world.plan.is_modern(key)).then_some(key.0);
         let right = head.header("authorization") == Some(&format!("Bearer c{}", key.0));
-        if !right || head.header("mcp-session-id") != session.as_deref() {
+        if !right || self.session.as_deref().map(client_of) != client.map(Some) {
             self.world.blame(format!("{key:?}: sent in another's name: {head:?}"));
+        }
+        if self.session.as_deref().is_some_and(|name| self.world.sessions().is_premature(name)) {
+            self.world.blame(format!("{key:?}: sent before the handshake is complete: {head:?}"));
         }
     }
 
@@ -248,7 +343,13 @@ impl Connection {
                     world.model().call(key).steps += 1;
                     self.event(&listening.script, (key, 0), &Kind::Notice, *spare, id).await?;
                 }
-                Some(Step::Leave(pause) | Step::Ask(pause) | Step::Answer(pause, _)) => {
+                Some(Step::Ask(pause)) => {
+                    self.wait(*pause).await?;
+                    world.model().call(key).steps += 1;
+                    let kind = Kind::Ask(format!("q.{client}.0.0.{number}"));
+                    self.event(&listening.script, (key, 0), &kind, 0, id).await?;
+                }
+                Some(Step::Leave(pause) | Step::Answer(pause, _)) => {
                     self.wait(*pause).await?;
                     world.model().call(key).steps += 1;
                     // Every other time in the middle of things.
@@ -261,8 +362,7 @@ impl Connection {
 
     /// The proxy comes for the rest of a response that ended on purpose.
     async fn go_on(&mut self, head: &Head, last: &str) -> Result<(), Closed> {
-        let numbers: Vec<usize> = last.split('.').skip(1).filter_map(|number| number.parse().ok()).collect();
-        let [client, call, run, step] = numbers[..] else {
+        let [client, call, run, step] = numbers(last)[..] else {
             self.world.blame(format!("a strange id came upstream: {last}"));
             return Err(Closed);
         };
@@ -273,6 +373,7 @@ impl Connection {
         let Form::Stream(steps, _) = &script.form else { return Err(Closed) };
         match steps.get(step + 1) {
             Some(Step::Leave(_)) => {
+                let _running = self.running(key, run);
                 let _open = self.open(key);
                 self.stream(script, key, run, step + 2).await
             }
@@ -359,13 +460,19 @@ impl Connection {
                 let params = json!({ "level": "info", "data": tag });
                 json!({ "jsonrpc": "2.0", "method": "notifications/message", "params": params }).to_string()
             }
-            Kind::Ask(id) => {
-                let params = json!({ "message": tag });
+            Kind::Ask(ask) => {
+                let id = self.world.sessions().ask(self.session.as_deref().unwrap_or_default(), key, ask);
+                let params = json!({ "message": ask });
                 json!({ "jsonrpc": "2.0", "id": id, "method": "elicitation/create", "params": params }).to_string()
             }
             Kind::Answer(requests) => answers(key, requests, "result", &json!({ "tag": tag })),
         }
     }
+}
+
+/// Returns the numbers in an ID of the server's own.
+fn numbers(id: &str) -> Vec<usize> {
+    id.split('.').skip(1).filter_map(|number| number.parse().ok()).collect()
 }
 
 /// Returns the responses to these requests of a call; several make an array.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -10,10 +11,15 @@ use tokio::sync::Notify;
 
 use super::model::Model;
 use super::plan::Plan;
+use super::sessions::Sessions;
 
 pub(crate) struct World {
     pub(crate) plan: Plan,
     model: Mutex<Model>,
+    sessions: Mutex<Sessions>,
+    /// The server was restarted.
+    pub(crate) restarted: Notify,
+    restarts: AtomicUsize,
     /// An answer of a client came upstream.
     pub(crate) answered: Notify,
     began: Instant,
@@ -27,6 +33,9 @@ impl World {
         Self {
             plan,
             model: Mutex::new(Model::new(clock::now())),
+            sessions: Mutex::default(),
+            restarted: Notify::new(),
+            restarts: AtomicUsize::new(0),
             answered: Notify::new(),
             began: clock::now(),
             trace: Mutex::default(),
@@ -37,6 +46,27 @@ impl World {
 
     pub(crate) fn model(&self) -> MutexGuard<'_, Model> {
         self.model.lock().expect("nothing panics under it")
+    }
+
+    /// The server's sessions.
+    pub(crate) fn sessions(&self) -> MutexGuard<'_, Sessions> {
+        self.sessions.lock().expect("nothing panics under it")
+    }
+
+    /// Restarts the server: its connections end, and its sessions are gone.
+    pub(crate) fn restart(&self) {
+        let (lost, begun) = self.sessions().forget_all();
+        let mut model = self.model();
+        model.lost.extend(lost);
+        model.interrupted.extend(begun);
+        drop(model);
+        self.restarts.fetch_add(1, Ordering::Relaxed);
+        self.restarted.notify_waiters();
+    }
+
+    /// Returns the number of restarts.
+    pub(crate) fn restarts(&self) -> usize {
+        self.restarts.load(Ordering::Relaxed)
     }
 
     pub(crate) fn elapsed(&self) -> Duration {

@@ -17,6 +17,7 @@ use crate::event_log::{Handshake, UpstreamName};
 use crate::protocol::headers;
 use crate::protocol::ids::StreamKind;
 use crate::protocol::stream::Ending;
+use crate::simulation::{self, Bug};
 
 impl Pump {
     /// Tells the client that events are lost, if the server declared `logging`.
@@ -64,6 +65,10 @@ impl Pump {
             return self.handle_head(refusal).await;
         }
         self.set_template(again.clone());
+        if simulation::has(Bug::RunsTwice) {
+            let (upstream, again) = (self.upstream.clone(), again.clone());
+            tokio::spawn(async move { upstream.send(&again, None).await });
+        }
         self.call.may_revive = false;
         self.call.should_wait = false;
         self.send(again, false);

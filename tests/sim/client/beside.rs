@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::caller::Caller;
@@ -15,21 +15,24 @@ use crate::world::World;
 
 impl Caller {
     /// Answers a question, once or twice.
-    pub(super) fn answer(&mut self, ask_id: String) {
+    pub(super) fn answer(&mut self, question: String, id: Value, text: String) {
         let (world, dialer, key) = (self.world.clone(), self.dialer.clone(), self.key);
         let after = self.call.answers_after;
         let times = if self.call.answers_twice { 2 } else { 1 };
         tokio::spawn(async move {
-            let body = json!({ "jsonrpc": "2.0", "id": ask_id, "result": {} }).to_string();
+            let body = json!({ "jsonrpc": "2.0", "id": id, "result": { "ask": text } }).to_string();
             let request = Sender::of(&world, key.0).post(&body);
             world.sleep(after).await;
+            if world.model().lost.contains(&question) {
+                world.reach("a late answer");
+            }
             for time in 0..times {
                 let name = format!("c{}.{}.answer{time}", key.0, key.1);
                 if let Some((head, _)) = ask(&world, &dialer, name, &request).await {
                     world.trace("answered", head.line.as_bytes());
                     if head.status() == 202 {
                         world.reach("a question answered");
-                        world.model().acknowledge(key, &ask_id, world.now());
+                        world.model().acknowledge(key, &question, world.now());
                     }
                 }
             }

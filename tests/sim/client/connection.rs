@@ -81,10 +81,8 @@ impl<'a> Sender<'a> {
         let client = self.client;
         let accept = if self.json_only { "application/json" } else { "application/json, text/event-stream" };
         let version = self.world.plan.clients[client].version;
-        let session = match self.world.plan.is_modern((client, 0)) {
-            true => String::new(),
-            false => format!("Mcp-Session-Id: s{client}\r\n"),
-        };
+        let session = self.world.sessions().shown(client).map(|name| format!("Mcp-Session-Id: {name}\r\n"));
+        let session = session.unwrap_or_default();
         let speaks =
             if version == "2025-03-26" { String::new() } else { format!("MCP-Protocol-Version: {version}\r\n") };
         format!(

@@ -147,7 +147,7 @@ impl Caller {
         let is_stream = head.header("content-type") == Some("text/event-stream");
         response.status = head.status();
         let expected = [200, 204].contains(&response.status);
-        let refused = self.key.1 == 0 && response.status >= 500 && world.plan.refuses.is_some();
+        let refused = self.key.1 == 0 && response.status >= 500 && world.plan.may_be_down();
         if refused {
             return Some(ExchangeOutcome::Cut(false));
         }
@@ -179,7 +179,7 @@ impl Caller {
             match taken {
                 Taken::Nothing => continue,
                 Taken::Notice | Taken::Farewell => {}
-                Taken::Ask(ask) => self.answer(ask),
+                Taken::Ask(ask, id, text) => self.answer(ask, id, text),
                 Taken::Answer(requests) => {
                     self.answered.extend(requests);
                     self.is_answered = self.answered.len() == self.call.script.requests;

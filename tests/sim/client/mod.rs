@@ -12,6 +12,7 @@ use serde_json::json;
 
 use super::network::Dialer;
 use super::rng::Rng;
+use super::sessions::client_of;
 use super::world::World;
 use caller::Caller;
 use connection::{Sender, ask};
@@ -29,12 +30,19 @@ pub(crate) async fn run(world: Arc<World>, dialer: Dialer, client: usize, mut rn
                 return;
             };
             if head.status() == 200 {
-                if head.header("mcp-session-id") != Some(&format!("s{client}")) {
+                let name = head.header("mcp-session-id").unwrap_or_default();
+                if client_of(name) != Some(client) {
                     world.blame(format!("client {client} got another's session: {head:?}"));
+                }
+                world.sessions().show(client, name);
+                if !world.plan.restarts.is_empty() {
+                    world.sessions().note_initialized(client);
+                    let initialized = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
+                    ask(&world, &dialer, format!("c{client}.opened"), &sender.post(initialized)).await;
                 }
                 break;
             }
-            if !world.refuses() {
+            if !world.refuses() && world.plan.restarts.is_empty() {
                 world.blame(format!("client {client} got no session: {head:?}"));
                 return;
             }

@@ -15,6 +15,7 @@ use crate::protocol::headers::SessionId;
 use crate::protocol::ids::SessionGeneration;
 use crate::protocol::jsonrpc::RequestId;
 use crate::random;
+use crate::simulation::{self, Bug};
 
 /// Beginning of a name that no server gives.
 const OWN: &str = "mcp-resume-";
@@ -179,7 +180,7 @@ impl Generations {
 
     /// Returns the ID of the proxy's own for a request of the server, or `None` if the request keeps its ID.
     pub(super) fn rename(&mut self, generation: SessionGeneration, id: &RequestId) -> Option<RequestId> {
-        let is_new = generation == self.newest() && !self.unanswered.contains(id);
+        let is_new = (generation == self.newest() && !self.unanswered.contains(id)) || simulation::has(Bug::ReusesIds);
         if is_new || !self.are_several() || id.text().len() > ID_LEN_MAX {
             return None;
         }
