@@ -67,7 +67,7 @@ async fn a_new_session_with_the_name_of_another_clients_gets_one_of_the_proxys_o
     assert!(upstream.is_quiet());
 }
 
-/// Its parameters are too large to be kept.
+/// The parameters are too large to be kept.
 #[tokio::test]
 async fn a_new_session_that_cannot_be_opened_again_has_two_names_as_well() {
     let mut upstream = Upstream::start().await;

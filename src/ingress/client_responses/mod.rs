@@ -64,6 +64,16 @@ struct SessionPost<'a> {
     cancelled: &'a [RequestId],
 }
 
+/// Messages of a POST that go to the server.
+struct TakenMessages {
+    /// Body as the server gets it.
+    body: Bytes,
+    /// Requests of the server that are answered for the first time.
+    answered: Vec<(Arc<Stream>, RequestId)>,
+    /// Way in a session that was opened again, or `None` in any other.
+    route: Option<GenerationRoute>,
+}
+
 impl ClientResponses {
     pub(super) fn new(
         components: &Components,
@@ -122,9 +132,10 @@ impl ClientResponses {
         };
         let queued = session.queue_turn();
         let is_proven = self.upstream.observed().has_accepted(&context.credentials, clock::now());
-        let Some((body, answered, route)) = self.take_messages(&post, &previous, body, is_proven) else {
+        let Some(taken) = self.take_messages(&post, &previous, body, is_proven) else {
             return respond::status(StatusCode::ACCEPTED);
         };
+        let TakenMessages { body, answered, route } = taken;
         let template = self.upstream.call(&context.parts, context.connection.forwarded(), detached(body));
         let template = match &route {
             Some(route) => route.name(template, &self.upstream, &self.log, id),
@@ -158,15 +169,15 @@ impl ClientResponses {
         }
     }
 
-    /// Applies the responses of a POST to the server's requests, at once if the caller is proven. Returns the body for the server, the requests that
-    /// are answered for the first time, and the way in a session that was opened again. Returns `None` if nothing is left to be sent.
+    /// Applies the responses of a POST to the server's requests, at once if the caller is proven. Returns `None` if nothing is left
+    /// to be sent.
     fn take_messages(
         &self,
         post: &SessionPost<'_>,
         previous: &[Arc<Session>],
         body: Bytes,
         is_proven: bool,
-    ) -> Option<(Bytes, Vec<(Arc<Stream>, RequestId)>, Option<GenerationRoute>)> {
+    ) -> Option<TakenMessages> {
         let (sessions, messages) = (self.log.sessions(), post.messages);
         let records = || std::iter::once(post.session).chain(previous);
         let asking = || asking_streams(&self.log, post.id, records());
@@ -197,7 +208,7 @@ impl ClientResponses {
             }
             None => body,
         };
-        Some((without(body, messages.len(), &unwanted)?, answered, route))
+        Some(TakenMessages { body: without(body, messages.len(), &unwanted)?, answered, route })
     }
 
     /// Forwards the POST if it concerns another replica, and none of the caller's streams here; see
