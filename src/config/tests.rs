@@ -506,10 +506,10 @@ fn a_wait_that_ends_before_the_lease_is_refused_with_a_shared_store() {
     let with = |kind: &str, more: &str| {
         from_file(&format!("[store]\n{kind}\n[replica]\nlease_secs = 30\n[upstream]\nurl = 'http://s/mcp'\n{more}"))
     };
-    let redis = "kind = 'redis'\n[store.redis]\nurl = 'redis://r'";
+    let redis = "kind = 'redis'\nurl = 'redis://r'";
     for more in ["wait_secs = 29", ""] {
         let problems = lines(with(redis, more));
-        assert!(matches!(&problems[..], [line] if line.contains("the lease runs for")), "{problems:?}");
+        assert!(matches!(&problems[..], [line] if line.contains("its lease runs for")), "{problems:?}");
     }
     for (kind, more) in [
         (redis, "wait_secs = 30"),
