@@ -400,7 +400,9 @@ impl Model {
         body: &str,
         now: Instant,
     ) -> Result<(), String> {
-        if status == 404 && self.interrupted.contains(&key.0) && code(body) == Some(-32001) {
+        // A call that its client has cancelled is not sent again.
+        let may_be_refused = self.interrupted.contains(&key.0) || self.call(key).cancelled;
+        if status == 404 && may_be_refused && code(body) == Some(-32001) {
             return Ok(());
         }
         let call = self.call(key);
@@ -488,7 +490,7 @@ impl Model {
             Some(-32011) => timed_out || abandoned || deleted,
             Some(-32012) => away >= streams.retention || plan.is_tight() || (plan.is_modern(key) && abandoned),
             Some(-32013) => plan.is_tight(),
-            Some(-32001) => interrupted,
+            Some(-32001) => interrupted || call.cancelled,
             Some(_) | None => false,
         };
         self.reached.push(match code(data) {

@@ -8,6 +8,7 @@ pub(in crate::event_log) mod claim;
 pub(in crate::event_log) mod fingerprint;
 pub(in crate::event_log) mod generation;
 pub(in crate::event_log) mod lease_health;
+pub(in crate::event_log) mod living;
 pub(in crate::event_log) mod reader_table;
 pub(in crate::event_log) mod schema;
 

@@ -13,6 +13,7 @@ use crate::clock;
 use crate::config::OnUnreachable;
 use crate::event_log::backing::Backing;
 use crate::event_log::backing::fingerprint::Fingerprint;
+use crate::event_log::backing::living::Living;
 use crate::event_log::backing::reader_table::ReaderTable;
 use crate::event_log::identity::Identity;
 use crate::event_log::identity::binding::Binding;
@@ -20,7 +21,6 @@ use crate::event_log::metrics::Metrics;
 use crate::event_log::quota::{
     Quota, QuotaKey, QuotaLimits, Quotas, Reservation, StreamReservation, TailLimits, UploadReservation,
 };
-use crate::event_log::recovery::expired_owners::Living;
 use crate::event_log::retry_index::{Match, RetryIndex};
 use crate::event_log::sessions::Sessions;
 use crate::event_log::stream::summary::Summary;

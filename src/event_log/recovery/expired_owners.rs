@@ -5,28 +5,14 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::clock;
 use crate::event_log::backing::Backing;
 use crate::event_log::log::EventLog;
 use crate::event_log::stream::Stream;
 use crate::protocol::ids::{Owner, StreamId};
 use crate::store::Error;
 use crate::sync;
-
-/// Time for which an answer of the store about the living replicas counts.
-const SEEN_FOR: Duration = Duration::from_millis(500);
-
-/// Replicas whose lease runs.
-#[derive(Debug, Default)]
-pub(in crate::event_log) struct Living {
-    /// True if a missing lease means that its replica is gone.
-    are_known: AtomicBool,
-    /// Last answer of the store, with the time of the question and the losses before it.
-    seen: tokio::sync::Mutex<Option<(Instant, u64, Vec<Owner>)>>,
-}
 
 impl EventLog {
     /// Notes that the lease of this replica was renewed until that time of [`clock::boot`](crate::clock::boot).
@@ -59,28 +45,17 @@ impl EventLog {
 
     /// Notes whether the leases in the store tell which replicas live: it was reachable for one whole lease, and has lost nothing since.
     pub fn note_leases_known(&self, are_known: bool) {
-        self.living.are_known.store(are_known, Ordering::Relaxed);
+        self.living.note_known(are_known);
     }
 
     /// Returns whether the lease of a replica has expired. False while that is not known. The store is asked twice a second at most.
     pub(in crate::event_log) async fn has_expired(&self, backing: &Backing, owner: Owner) -> Result<bool, Error> {
         let Some(coordination) = &backing.coordination else { return Ok(owner != self.owner()) };
-        let are_known = || {
-            let are_known = self.living.are_known.load(Ordering::Relaxed);
-            are_known && backing.term().is_some() && !backing.is_recovering()
-        };
+        let are_known = || self.living.are_known() && backing.term().is_some() && !backing.is_recovering();
         if !are_known() {
             return Ok(false);
         }
-        // One request asks, and the others wait for its answer.
-        let mut seen = self.living.seen.lock().await;
-        let is_new = |at: Instant| clock::now().saturating_duration_since(at) < SEEN_FOR;
-        let losses = *coordination.possible_losses().borrow();
-        if seen.as_ref().is_none_or(|(at, before, _)| !is_new(*at) || *before != losses) {
-            let asked = clock::now();
-            *seen = Some((asked, losses, coordination.live_replicas().wait().await?));
-        }
-        let is_live = seen.as_ref().is_some_and(|(_, _, owners)| owners.contains(&owner));
+        let is_live = self.living.contain(&**coordination, owner).await?;
         Ok(!is_live && are_known())
     }
 

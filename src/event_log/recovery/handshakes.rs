@@ -17,7 +17,9 @@ use crate::clock;
 use crate::event_log::backing::{Backing, STORE_RETRY_PAUSE};
 use crate::event_log::identity::principal::Principal;
 use crate::event_log::log::EventLog;
+use crate::event_log::sessions::Session;
 use crate::event_log::sessions::handshakes::{Handshake, StoredHandshake, UpstreamName};
+use crate::event_log::sessions::home::HomeTerm;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::Owner;
@@ -63,6 +65,22 @@ impl EventLog {
     /// Returns whether no request may be served after this failure of the store.
     pub fn should_wait_after(&self, error: &Error) -> bool {
         self.backing.as_ref().is_some_and(|backing| backing.should_wait(error))
+    }
+
+    /// Returns the present term, to be read before the store is asked. `None` if no answer counts: other replicas may count this one as gone, or
+    /// the store may have lost what others wrote.
+    pub fn home_term(&self) -> Option<HomeTerm> {
+        let backing = self.backing.as_ref()?;
+        if backing.coordination.is_none() {
+            // Nothing changes in a store that is not shared.
+            return Some(HomeTerm::new(None));
+        }
+        backing.term().filter(|_| !backing.is_recovering()).map(|term| HomeTerm::new(Some(term)))
+    }
+
+    /// Returns whether the home of a session was asked for in the present term.
+    pub fn knows_home(&self, session: &Session) -> bool {
+        session.knows_home(self.home_term())
     }
 
     /// Returns the home of a session, and restores its record if that is this replica. The store is asked once in a lease.
@@ -296,7 +314,7 @@ impl EventLog {
     }
 }
 
-/// What a store has of a session.
+/// Contents of a store for one session.
 enum InStore {
     Nothing,
     /// The session is over.

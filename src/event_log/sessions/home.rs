@@ -1,7 +1,6 @@
 //! Home of a session as its record here knows it, so that the store is not asked for each request.
 
 use crate::event_log::backing::Term;
-use crate::event_log::log::EventLog;
 use crate::event_log::sessions::Session;
 use crate::protocol::ids::Owner;
 
@@ -25,6 +24,13 @@ pub(super) enum KnownHome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HomeTerm(Option<Term>);
 
+impl HomeTerm {
+    /// Creates the time in which this replica has its lease and the store loses nothing, or all time for a store that is not shared.
+    pub(in crate::event_log) fn new(term: Option<Term>) -> Self {
+        Self(term)
+    }
+}
+
 impl Session {
     /// Returns whether this replica was the home of the session when the store was last asked.
     pub fn has_home_here(&self) -> bool {
@@ -44,6 +50,14 @@ impl Session {
         }
     }
 
+    /// Returns whether the home was asked for in `term`.
+    pub(in crate::event_log) fn knows_home(&self, term: Option<HomeTerm>) -> bool {
+        match self.lock().home {
+            KnownHome::Here { term: of, .. } | KnownHome::Unknown(of) => term.is_some() && of == term,
+            KnownHome::Unasked | KnownHome::Elsewhere(_) => false,
+        }
+    }
+
     /// Notes that this replica is the home in `term`, and whether the server has accepted the principal of the record.
     pub fn note_home_here(&self, term: Option<HomeTerm>, is_accepted: bool) {
         self.lock().home = KnownHome::Here { term, is_accepted };
@@ -57,27 +71,5 @@ impl Session {
     /// Notes that the server here says whether it has the session, in `term`.
     pub fn note_home_unknown(&self, term: Option<HomeTerm>) {
         self.lock().home = KnownHome::Unknown(term);
-    }
-}
-
-impl EventLog {
-    /// Returns the present term, to be read before the store is asked. `None` if no answer counts: other replicas may count this one as gone, or
-    /// the store may have lost what others wrote.
-    pub fn home_term(&self) -> Option<HomeTerm> {
-        let backing = self.backing.as_ref()?;
-        if backing.coordination.is_none() {
-            // Nothing changes in a store that is not shared.
-            return Some(HomeTerm(None));
-        }
-        backing.term().filter(|_| !backing.is_recovering()).map(|term| HomeTerm(Some(term)))
-    }
-
-    /// Returns whether the home of a session was asked for in the present term.
-    pub fn knows_home(&self, session: &Session) -> bool {
-        let term = self.home_term();
-        match session.lock().home {
-            KnownHome::Here { term: of, .. } | KnownHome::Unknown(of) => term.is_some() && of == term,
-            KnownHome::Unasked | KnownHome::Elsewhere(_) => false,
-        }
     }
 }
