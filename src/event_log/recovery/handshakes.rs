@@ -109,7 +109,7 @@ impl EventLog {
         }
         let present = match (present, stored) {
             (Some(present), _) => present,
-            (None, Some(stored)) => handshakes.restore(id, Handshake::from_stored(stored)),
+            (None, Some(stored)) => handshakes.restore(id, Handshake::from_stored(*stored)),
             (None, None) => return Ok(Home::Unknown),
         };
         match self.write_handshake(backing, id, None).await? {
@@ -183,7 +183,7 @@ impl EventLog {
             let after = stored.encode();
             if backing.store.replace(&key(id), &before, &after, stored.keep).wait().await? {
                 info!(from = gone.0, "this replica takes a session over from one that is gone");
-                let handshake = self.sessions.handshakes().restore(id, Handshake::from_stored(stored));
+                let handshake = self.sessions.handshakes().restore(id, Handshake::from_stored(*stored));
                 handshake.note_written(term);
                 return Ok(Home::Here(handshake));
             }
@@ -322,7 +322,7 @@ enum InStore {
     /// A record of a later version. It is left alone.
     Unreadable,
     /// A record, with its bytes.
-    Record(Bytes, StoredHandshake),
+    Record(Bytes, Box<StoredHandshake>),
 }
 
 async fn read(backing: &Backing, id: &SessionId) -> Result<InStore, Error> {
@@ -331,7 +331,7 @@ async fn read(backing: &Backing, id: &SessionId) -> Result<InStore, Error> {
         return Ok(InStore::Ended);
     }
     match StoredHandshake::decode(&bytes) {
-        Ok(stored) => Ok(InStore::Record(bytes, stored)),
+        Ok(stored) => Ok(InStore::Record(bytes, Box::new(stored))),
         Err(error) => {
             // The text of the error may quote the record.
             warn!(line = error.line(), column = error.column(), "the record of a handshake cannot be read");
