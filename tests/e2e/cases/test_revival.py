@@ -71,8 +71,10 @@ async def test_a_call_that_runs_ends_with_an_error(server, start, key):
         tool, arguments, _ = kind.long(600, 100, key)
         for session in sessions.values():
             session.client.begin(tool, arguments)
-        # The response has begun: a status of 502 would end the client of Python's SDK 1.x, not the call alone.
+        # A status of 502, of a call or of an answer, would end the client of Python's SDK 1.x, not the call alone.
         await eventually(lambda: all(session.statuses == [200, 200] for session in sessions.values()))
+        if server == "playwright":
+            await eventually(lambda: all(session.has_answered for session in sessions.values()))
         await restarted.end()
         for name, session in sessions.items():
             ending, message = await session.client.outcome(1) or ("no", "end")

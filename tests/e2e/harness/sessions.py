@@ -27,6 +27,12 @@ class Session:
         return [exchange.status for exchange in self.relay.calls]
 
     @property
+    def has_answered(self):
+        """True if a server that asks once in each call has taken an answer for each so far, or asks nothing."""
+        answers = [exchange.status for exchange in self.relay.exchanges if exchange.is_answer]
+        return None not in answers and (not answers or len(answers) >= len(self.relay.calls))
+
+    @property
     def listens(self):
         """True if the session's standalone stream is open."""
         return any(exchange.kind == "standalone" and exchange.status == 200 for exchange in self.relay.exchanges)
