@@ -9,7 +9,7 @@ use http::request::Parts;
 use super::components::Components;
 use super::connection::Connection;
 use super::context::{RequestContext, Sender, SessionKind};
-use super::misdirected::{self, OwnerCheck};
+use super::misdirected::OwnerCheck;
 use crate::event_log::{Binding, EventLog, Home, Opened, PresentedCredentials, Principals, QuotaKey};
 use crate::lifecycle::drain::Drain;
 use crate::protocol::error::ErrorCode;
@@ -17,6 +17,9 @@ use crate::protocol::headers::{SessionId, names};
 use crate::protocol::ids::IssuedSession;
 use crate::store;
 use crate::upstream::{Credentials, Upstream};
+
+/// Time by which a lease that is not renewed may seem to run longer. One that runs for longer still is renewed: its replica lives.
+const LEASE_MARGIN: Duration = Duration::from_secs(2);
 
 /// Identifies the callers of requests.
 pub(super) struct Callers {
@@ -30,8 +33,6 @@ pub(super) struct Callers {
     drain: Arc<Drain>,
 }
 
-/// Time by which a lease that is not renewed may seem to run longer. One that runs for longer still is renewed: its replica lives.
-const LEASE_MARGIN: Duration = Duration::from_secs(2);
 impl Callers {
     pub(super) fn new(components: &Components, owner_check: OwnerCheck) -> Self {
         let Components { config, log, upstream, principals, credentials, drain, .. } = components;
@@ -55,6 +56,7 @@ impl Callers {
         mut parts: Parts,
         head_bytes: usize,
         connection: Arc<Connection>,
+        sender: Sender,
     ) -> Box<RequestContext> {
         let presented = PresentedCredentials {
             headers: &parts.headers,
@@ -68,7 +70,6 @@ impl Callers {
         let credentials = Credentials { presented, principal };
         let is_proven = self.principals.are_named() || self.upstream.observed().has_proven(&credentials);
         let (id, issued) = self.session_of(&mut parts);
-        let sender = misdirected::sender_of(&parts.headers);
         let is_issued = issued.is_some();
         let sessions = self.log.sessions();
         let session = match (&id, issued) {

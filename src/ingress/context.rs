@@ -123,14 +123,12 @@ impl RequestContext {
     pub(super) fn remote_session_error(&self) -> Option<ErrorCode> {
         match self.session_kind {
             SessionKind::Upstream | SessionKind::Issued => None,
-            SessionKind::Remote => Some(match self.sender {
-                // In the place of a home that has no record of the session, this replica answers as its clients' own.
-                Sender::StandIn(_) if !self.has_remote_home() => ErrorCode::SessionElsewhere,
-                sender if sender.is_routed() => ErrorCode::Misdirected,
-                Sender::Client | Sender::Balancer | Sender::StandIn(_) | Sender::Replica { .. } => {
-                    ErrorCode::SessionElsewhere
-                }
-            }),
+            // In the place of a home that is gone, and without a record, this replica answers clients as their own.
+            SessionKind::Remote if matches!(self.sender, Sender::StandIn(_)) && !self.has_remote_home() => {
+                Some(ErrorCode::SessionElsewhere)
+            }
+            SessionKind::Remote if self.sender.is_routed() => Some(ErrorCode::Misdirected),
+            SessionKind::Remote => Some(ErrorCode::SessionElsewhere),
         }
     }
 

@@ -49,7 +49,7 @@ use self::calls::Calls;
 use self::client_responses::{ClientResponses, PostDelivery, UrlResponses};
 pub use self::components::Components;
 pub use self::connection::Connection;
-use self::context::{RequestContext, head_bytes};
+use self::context::{RequestContext, Sender, head_bytes};
 use self::dialect_requests::DialectRequests;
 use self::forward::Forwarder;
 use self::forward_to_replicas::OwnerForwarder;
@@ -183,12 +183,12 @@ impl Ingress {
     async fn handle(self: Arc<Self>, connection: Arc<Connection>, request: Request<Incoming>) -> Response<BoxBody> {
         let receipts = connection.receipts().clone();
         let origin = request.headers().get(ORIGIN).cloned();
-        let is_routed = misdirected::sender_of(request.headers()).is_routed();
+        let sender = misdirected::sender_of(request.headers());
         let access = request_log::AccessLine::begin(&request, &self.config.upstream.url);
         let span = trace::span(request.headers());
         let mut response = match &span {
-            None => self.dispatch(connection, request).await,
-            Some(span) => Box::pin(self.dispatch(connection, request)).instrument(span.clone()).await,
+            None => self.dispatch(connection, request, sender).await,
+            Some(span) => Box::pin(self.dispatch(connection, request, sender)).instrument(span.clone()).await,
         };
         receipts.note_opened(|| SessionId::from_headers(response.headers()));
         if self.drain.is_sending_away() {
@@ -198,7 +198,7 @@ impl Ingress {
         if let Some(access) = access {
             access.end(&response);
         }
-        if is_routed {
+        if sender.is_routed() {
             self.owner_check.sign(&mut response);
         }
         if let Some(origin) = origin
@@ -216,7 +216,12 @@ impl Ingress {
 
     /// Checks access, then passes the request on. Keeps the future of a call small: the rarer routes are boxed, because every request pays
     /// for the largest.
-    async fn dispatch(&self, connection: Arc<Connection>, request: Request<Incoming>) -> Response<BoxBody> {
+    async fn dispatch(
+        &self,
+        connection: Arc<Connection>,
+        request: Request<Incoming>,
+        sender: Sender,
+    ) -> Response<BoxBody> {
         let (mut parts, body) = request.into_parts();
         let head_bytes = head_bytes(&parts);
         if head_bytes > self.config.limits.header_bytes {
@@ -240,7 +245,7 @@ impl Ingress {
         }
         // The upstream does not see the stream that the target names.
         let stream_url = if self.config.dialects.stream_url { take(&mut parts.uri) } else { None };
-        let mut context = self.callers.identify(parts, head_bytes, connection);
+        let mut context = self.callers.identify(parts, head_bytes, connection, sender);
         // On HTTP/2 a request says nothing about other responses.
         context.connection.receipts().note_request(&context.binding, context.parts.version >= Version::HTTP_2);
         let refused = if !self.log.has_store() || self.callers.knows_session(&context) {
@@ -248,7 +253,7 @@ impl Ingress {
         } else {
             Box::pin(self.callers.restore_session(&mut context)).await.err()
         };
-        let is_routed = context.sender.is_routed();
+        let is_routed = sender.is_routed();
         let home = if is_routed { context.session.as_ref().and_then(|session| session.remote_home()) } else { None };
         let mut response = self.serve(context, stream_url, body, refused).await;
         if is_routed {

@@ -15,7 +15,7 @@ use super::connection::Connection;
 use super::context::{RequestContext, Sender, head_bytes};
 use super::forward::Forwarder;
 use super::forward_to_replicas::OwnerForwarder;
-use super::misdirected::OwnerCheck;
+use super::misdirected::{self, OwnerCheck};
 use super::refusals::Refusals;
 use super::session_end::SessionEnds;
 use super::stream_finder::StreamFinder;
@@ -123,8 +123,9 @@ impl RemoteRequests {
         let peer = Peer { address: (message.peer, 0).into(), scheme, certificate: message.certificate };
         let connection = Arc::new(Connection::new(peer, trust));
         let head_bytes = head_bytes(&parts);
-        let mut context = self.callers.identify(parts, head_bytes, connection);
-        context.sender = Sender::Replica { is_marked: context.sender.is_routed() };
+        let sender = misdirected::sender_of(&parts.headers);
+        let mut context = self.callers.identify(parts, head_bytes, connection, sender);
+        context.sender = Sender::Replica { is_marked: sender.is_routed() };
         context.body_bytes = message.body.0.len();
         context.reserve();
         Some((context, stream, message.body.0.into()))

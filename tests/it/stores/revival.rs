@@ -37,6 +37,12 @@ async fn is_recorded(redis: &Redis) {
     until("the record is written", async || redis.has_record("handshake", "\\\"is_initialized\\\":true")).await;
 }
 
+/// Takes part in a takeover: the server here refuses the name that no server has, and opens the session as `name`.
+async fn take_over(replica: &mut Replica, name: &str) {
+    replica.upstream.expect("tools/call").await.json(404, crate::revival::FORGOTTEN).await;
+    open_again(&mut replica.upstream, name).await;
+}
+
 /// Sends the request, which is refused for the session's home.
 async fn refused_for(replica: &Replica, request: Request, home: &str) {
     let response = replica.send(request).await;
@@ -180,8 +186,7 @@ async fn a_home_that_was_frozen_finds_that_its_session_has_moved() {
     is_recorded(&redis).await;
     one.proxy.signal("STOP").await;
     let pending = in_place_of(ONE, session.post(call(1))).start(two.proxy.addr).await;
-    two.upstream.expect("tools/call").await.json(404, crate::revival::FORGOTTEN).await;
-    open_again(&mut two.upstream, "t-1").await;
+    take_over(&mut two, "t-1").await;
     answer(&mut two.upstream, 1, "t-1").await;
     assert_eq!(pending.response().await.status, 200);
     one.proxy.signal("CONT").await;
@@ -249,8 +254,7 @@ async fn a_replica_that_loses_the_session_during_its_handshake_ends_the_new_one(
     let handshake = two.upstream.expect("initialize").await;
     two.proxy.signal("STOP").await;
     let pending = in_place_of(TWO, session.post(call(2))).start(three.proxy.addr).await;
-    three.upstream.expect("tools/call").await.json(404, crate::revival::FORGOTTEN).await;
-    open_again(&mut three.upstream, "u-1").await;
+    take_over(&mut three, "u-1").await;
     answer(&mut three.upstream, 2, "u-1").await;
     assert_eq!(pending.response().await.status, 200);
     two.proxy.signal("CONT").await;
