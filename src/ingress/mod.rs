@@ -18,6 +18,7 @@ mod context;
 mod dialect_requests;
 mod forward;
 mod forward_to_replicas;
+mod home_queries;
 mod metrics;
 mod misdirected;
 mod refusals;
@@ -53,6 +54,7 @@ use self::context::{RequestContext, Sender, head_bytes};
 use self::dialect_requests::DialectRequests;
 use self::forward::Forwarder;
 use self::forward_to_replicas::OwnerForwarder;
+use self::home_queries::HomeQueries;
 pub use self::metrics::Metrics;
 use self::misdirected::OwnerCheck;
 use self::refusals::Refusals;
@@ -94,6 +96,7 @@ pub struct Ingress {
     standalone: Arc<StandaloneStreams>,
     session_ends: Arc<SessionEnds>,
     forwarder: Arc<Forwarder>,
+    home_queries: HomeQueries,
     status_document: StatusDocument,
 }
 
@@ -174,6 +177,7 @@ impl Ingress {
             standalone,
             session_ends,
             forwarder,
+            home_queries: HomeQueries::new(components, refusals.clone()),
             status_document: StatusDocument::new(components),
             refusals,
         }
@@ -255,7 +259,11 @@ impl Ingress {
         };
         let is_routed = sender.is_routed();
         let home = if is_routed { context.session.as_ref().and_then(|session| session.remote_home()) } else { None };
-        let mut response = self.serve(context, stream_url, body, refused).await;
+        let mut response = if is_routed && home_queries::is_query(&context.parts) {
+            Box::pin(self.home_queries.answer(&context, refused)).await
+        } else {
+            self.serve(context, stream_url, body, refused).await
+        };
         if is_routed {
             OwnerCheck::sign_home(&mut response, home);
         }

@@ -41,6 +41,8 @@ pub mod names {
     /// In a request from a balancer to a replica in place of another, the home of the session as far as the balancer knows, which does not answer.
     /// In the refusal of a request, the home of the session: the replica whose server has it.
     pub const MCP_RESUME_HOME: HeaderName = HeaderName::from_static("mcp-resume-home");
+    /// Marks a HEAD request by which a balancer asks a replica for the home of a session, before it sends a body that it cannot send twice.
+    pub const MCP_RESUME_LOCATE: HeaderName = HeaderName::from_static("mcp-resume-locate");
     /// Credential that many servers accept in place of `Authorization`, or beside it.
     pub const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
     /// Keeps nginx and similar proxies from buffering a response.
@@ -308,6 +310,7 @@ fn is_always_hop_by_hop(name: &HeaderName) -> bool {
             | "mcp-resume-owner"
             | "mcp-resume-failure"
             | "mcp-resume-home"
+            | "mcp-resume-locate"
             | "proxy-connection"
             | "proxy-authenticate"
             | "proxy-authorization"

@@ -270,3 +270,57 @@ async fn a_replica_that_loses_the_session_during_its_handshake_ends_the_new_one(
     assert_eq!(pending.response().await.status, 200);
     assert_eq!(two.metric(r#"session_revivals_total{outcome="displaced"}"#).await, 1.0);
 }
+
+/// Returns the status of the response and the home in it.
+async fn outcome(replica: &Replica, request: Request) -> (u16, Option<String>) {
+    let response = replica.send(request).await;
+    (response.status, response.header(HOME).map(str::to_owned))
+}
+
+/// The query for the home of the session, by which a balancer precedes a request whose body it could not send twice.
+fn query(session: &Session) -> Request {
+    session.post("").method("HEAD").without("content-type").with("Mcp-Resume-Locate", "home")
+}
+
+#[tokio::test]
+async fn a_query_is_answered_as_its_request_would_be_and_never_reaches_the_server() {
+    let redis = Redis::start();
+    let mut one = named(&redis, "one").await;
+    let mut two = named(&redis, "two").await;
+    let three = named(&redis, "three").await;
+    let session = open(&one.proxy, &mut one.upstream, json!({})).await;
+    is_recorded(&redis).await;
+    assert_eq!(outcome(&one, marked(query(&session))).await, (204, None));
+    assert_eq!(outcome(&two, marked(query(&session))).await, (421, Some(ONE.to_owned())));
+    one.proxy.kill().await;
+    // It waits for the lease of the home, and takes the session over.
+    assert_eq!(outcome(&two, in_place_of(ONE, query(&session))).await, (204, None));
+    assert!(two.upstream.is_quiet());
+    assert_eq!(outcome(&three, in_place_of(ONE, query(&session))).await, (421, Some(TWO.to_owned())));
+    let pending = in_place_of(ONE, session.post(call(1))).start(two.proxy.addr).await;
+    take_over(&mut two, "t-1").await;
+    answer(&mut two.upstream, 1, "t-1").await;
+    assert_eq!(pending.response().await.status, 200);
+    assert_eq!(outcome(&two, marked(query(&session))).await, (204, None));
+    assert!(two.upstream.is_quiet() && three.upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn a_query_for_a_session_that_names_no_replica_is_answered_by_the_store() {
+    let redis = Redis::start();
+    let mut one = Replica::process(&redis, "one", &[]).await;
+    let mut two = Replica::process(&redis, "two", &[]).await;
+    let session = open(&one.proxy, &mut one.upstream, json!({})).await;
+    is_recorded(&redis).await;
+    assert_eq!(outcome(&two, marked(query(&session))).await, (421, Some(ONE.to_owned())));
+    assert_eq!(outcome(&one, marked(query(&session))).await, (204, None));
+    let unknown = Session::opened_elsewhere(V2025_11, "another", None);
+    assert_eq!(outcome(&two, marked(query(&unknown))).await, (204, None));
+    assert!(one.upstream.is_quiet() && two.upstream.is_quiet());
+    // Without a balancer it is a request like any other.
+    let pending = query(&session).start(two.proxy.addr).await;
+    let passed = two.upstream.next().await;
+    assert_eq!((passed.header("mcp-session-id"), passed.header("mcp-resume-locate")), (Some("s-1"), None));
+    passed.status(405).await;
+    assert_eq!(pending.response().await.status, 405);
+}
