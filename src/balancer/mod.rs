@@ -14,11 +14,13 @@
 mod admin;
 pub mod discovery;
 pub mod health;
+mod home_finder;
 pub mod in_flight;
 pub mod metrics;
 pub mod peer;
 pub mod proxy;
 pub mod proxy_protocol;
+mod request_body;
 pub mod selection;
 pub mod server;
 pub mod table;
@@ -49,6 +51,7 @@ use crate::tls::reload_task::{self, Reloader};
 use crate::tls::{self, Certificates};
 use discovery::{Discovery, Sources};
 use health::{HealthChecker, Intervals};
+use home_finder::HomeFinder;
 use metrics::Metrics;
 use peer::{Peers, ReplicaFiles};
 use proxy::Phases;
@@ -233,6 +236,7 @@ impl Balancer {
             let phases = Phases {
                 table: self.table.clone(),
                 health: self.health.clone(),
+                homes: HomeFinder::new(peers),
                 peers: peers.clone(),
                 trust: trust.clone(),
                 rate: rate.clone(),

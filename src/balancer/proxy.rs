@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use bytes::{Bytes, BytesMut};
-use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, RETRY_AFTER};
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 use pingora_core::modules::http::HttpModules;
 use pingora_core::protocols::Digest;
@@ -26,27 +26,23 @@ use tracing::{debug, info};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::health::{self, HealthChecker};
+use super::home_finder::{self, Found, HomeFinder};
 use super::in_flight::{self, BackendConnection, InFlight};
 use super::metrics::{Metrics, RetryReason};
 use super::peer::Peers;
-use super::selection::{Criteria, Selection, StoreScope, select};
-use super::table::Table;
-use super::write_buffer::READ_MAX;
+use super::request_body;
+use super::selection::{Criteria, Replica, Selection, StoreScope, select};
+use super::table::{Backend, Table};
 use crate::clock;
 use crate::protocol::classify::{self, Route};
 use crate::protocol::client_address::{self, Client, Trust, X_FORWARDED_FOR};
 use crate::protocol::dialect::Declared;
 use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::headers::{self, names};
+use crate::protocol::headers::names;
 use crate::protocol::ids::Owner;
 use crate::protocol::routing;
 
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-/// Longest body that is searched for an owner: Pingora keeps no more of a body for a retry.
-const PEEK_MAX: usize = 64 * 1024;
-/// Length beyond which a body of unknown length is read no further: another piece may not fit, and Pingora drops the
-/// bytes that it does not keep.
-const PEEK_UNKNOWN_MAX: usize = PEEK_MAX - READ_MAX;
 /// Deadline for a body that is searched for an owner.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Most attempts to send a request.
@@ -62,6 +58,8 @@ pub struct Phases {
     pub health: Arc<HealthChecker>,
     /// Connection settings for each backend.
     pub peers: Arc<Peers>,
+    /// Queries for the homes of sessions.
+    pub homes: HomeFinder,
     /// Proxies whose statements about client addresses are trusted.
     pub trust: Trust,
     /// Limit of requests per second and client address.
@@ -82,6 +80,8 @@ pub struct RequestState {
     owner: Option<Owner>,
     session: Option<Bytes>,
     key: Option<Bytes>,
+    /// True if a replica is asked for the home of the session before the body is sent: Pingora may not keep it for a second attempt.
+    needs_home: bool,
     has_rechecked: bool,
     /// True if a replica has waited in vain for the end of the home's lease.
     has_living_home: bool,
@@ -100,6 +100,14 @@ pub struct RequestState {
     body: Bytes,
 }
 
+/// A replica that was selected for a request.
+struct Selected {
+    backend: Arc<Backend>,
+    mark: Mark,
+    /// True if its store names the homes of sessions.
+    has_homes: bool,
+}
+
 /// Mark of a request for the sidecar that it is sent to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mark {
@@ -109,6 +117,19 @@ enum Mark {
     Owner(Owner),
     /// The home of the session, which the sidecar may take over.
     LostHome(Owner),
+}
+
+impl Mark {
+    /// Replaces the mark in the head of a request.
+    fn write(self, head: &mut RequestHeader) -> Result<()> {
+        head.remove_header(&names::MCP_RESUME_OWNER);
+        head.remove_header(&names::MCP_RESUME_HOME);
+        match self {
+            Self::Absent => Ok(()),
+            Self::Owner(owner) => head.insert_header(names::MCP_RESUME_OWNER, owner.to_string()),
+            Self::LostHome(home) => head.insert_header(names::MCP_RESUME_HOME, home.to_string()),
+        }
+    }
 }
 
 /// Progress of a request at its backend.
@@ -123,34 +144,6 @@ enum Progress {
 }
 
 impl Phases {
-    /// Returns the whole body of a request that is searched for an owner, else nothing.
-    async fn peek(session: &mut Session) -> Result<Bytes> {
-        let head = session.req_header();
-        let length = head.headers.get(CONTENT_LENGTH).map(|length| length.to_str().ok()?.parse::<usize>().ok());
-        let most = match length {
-            None => PEEK_UNKNOWN_MAX,
-            Some(Some(length)) if length <= PEEK_MAX => PEEK_MAX,
-            Some(_) => 0,
-        };
-        // A client that expects `100 Continue` before its body waits for the sidecar's.
-        if head.method != Method::POST
-            || !headers::is_json(&head.headers)
-            || most == 0
-            || head.headers.contains_key(EXPECT)
-        {
-            return Ok(Bytes::new());
-        }
-        // Pingora keeps the pieces read from here on, and sends them to the backend.
-        session.as_mut().enable_retry_buffering();
-        let mut body = BytesMut::new();
-        while body.len() <= most
-            && let Some(piece) = session.read_request_body().await?
-        {
-            body.extend_from_slice(&piece);
-        }
-        Ok(body.freeze())
-    }
-
     /// Returns true if a replica that was not tried may take a new call.
     fn has_another_replica(&self, request: &RequestState) -> bool {
         let mut tried = request.tried.clone();
@@ -189,8 +182,32 @@ impl Phases {
         xxh3_64(&self.selections.fetch_add(1, Ordering::Relaxed).to_be_bytes()) as usize
     }
 
+    /// Asks the selected replica for the home of the session. Returns false if another one is to be selected.
+    async fn is_at(
+        &self,
+        session: &Session,
+        request: &mut RequestState,
+        peer: &HttpPeer,
+        selected: &InFlight,
+    ) -> Result<bool> {
+        let mut query = home_finder::query_for(session.req_header())?;
+        describe_client(session, request, &mut query)?;
+        request.mark.write(&mut query)?;
+        match self.homes.find(peer, selected, query).await {
+            Found::Here => Ok(true),
+            Found::Home(home) => {
+                self.follow_to_home(request, home).await;
+                Ok(false)
+            }
+            Found::Down => {
+                request.tried.push(selected.backend.address);
+                Ok(false)
+            }
+        }
+    }
+
     /// Selects a backend for the request. An unknown owner causes one round of health checks.
-    async fn select(&self, request: &mut RequestState) -> Option<(SocketAddr, Mark)> {
+    async fn select(&self, request: &mut RequestState) -> Option<Selected> {
         loop {
             let replicas = self.table.replicas();
             let criteria = Criteria {
@@ -202,13 +219,13 @@ impl Phases {
                 tie_breaker: self.tie_breaker(),
             };
             match select(&criteria, &replicas) {
-                Selection::Chosen(replica) => return Some((replica.address, Mark::Owner(replica.owner))),
+                Selection::Chosen(replica) => return self.selected(replica, Mark::Owner(replica.owner)),
                 // The home of the session lives, but not for this balancer.
                 Selection::StandIn(_) if request.has_living_home => return None,
                 Selection::StandIn(replica) => {
                     let home =
                         request.owner.filter(|_| request.session.is_some() && replica.store == StoreScope::Shared);
-                    return Some((replica.address, home.map_or(Mark::Absent, Mark::LostHome)));
+                    return self.selected(replica, home.map_or(Mark::Absent, Mark::LostHome));
                 }
                 Selection::Nowhere => return None,
                 Selection::Recheck => {
@@ -219,6 +236,11 @@ impl Phases {
                 }
             }
         }
+    }
+
+    fn selected(&self, replica: &Replica, mark: Mark) -> Option<Selected> {
+        let has_homes = mark != Mark::Absent && replica.store == StoreScope::Shared;
+        Some(Selected { backend: self.table.find(replica.address)?, mark, has_homes })
     }
 
     fn fail(request: &mut RequestState, failure: Failure) -> Box<Error> {
@@ -277,6 +299,15 @@ impl Phases {
         if request.attempts >= ATTEMPTS_MAX || session.as_ref().retry_buffer_truncated() {
             return Err(Self::fail(request, Failure::before_run(ErrorCode::NoReplica)));
         }
+        self.follow_to_home(request, home).await;
+        request.retry = Some(RetryReason::Misdirected);
+        let mut error = Error::explain(ErrorType::HTTPStatus(421), "the session is at another replica");
+        error.set_retry(true);
+        Err(error)
+    }
+
+    /// Notes the home of the session, of which a replica has told, for the next selection.
+    async fn follow_to_home(&self, request: &mut RequestState, home: Owner) {
         if request.mark == Mark::LostHome(home) {
             // It may have come back meanwhile.
             self.health.recheck(clock::now()).await;
@@ -284,10 +315,6 @@ impl Phases {
             request.has_living_home = true;
         }
         request.owner = Some(home);
-        request.retry = Some(RetryReason::Misdirected);
-        let mut error = Error::explain(ErrorType::HTTPStatus(421), "the session is at another replica");
-        error.set_retry(true);
-        Err(error)
     }
 }
 
@@ -307,6 +334,7 @@ impl ProxyHttp for Phases {
             owner: None,
             session: None,
             key: None,
+            needs_home: false,
             has_rechecked: false,
             has_living_home: false,
             tried: Vec::new(),
@@ -337,12 +365,17 @@ impl ProxyHttp for Phases {
         if self.is_over_rate_limit(request.client.as_ref().map(|client| client.address)) {
             return Err(Self::fail(request, Failure::before_run(ErrorCode::TooManyRequests)));
         }
-        request.body = match tokio::time::timeout(BODY_TIMEOUT, Self::peek(session)).await {
+        request.body = match tokio::time::timeout(BODY_TIMEOUT, request_body::peek(session)).await {
             Ok(body) => body?,
             Err(_) => return Err(Self::fail(request, Failure::before_run(ErrorCode::BodyTooSlow))),
         };
+        let is_long = request_body::is_long(session);
         let head = session.req_header();
         request.owner = routing::named(&head.headers, &head.uri, &request.body);
+        // A request that names a stream goes to the owner of that, wherever its session is.
+        request.needs_home = is_long
+            && head.headers.contains_key(names::MCP_SESSION_ID)
+            && routing::of_head(&head.headers, &head.uri).is_none();
         let session = head.headers.get(names::MCP_SESSION_ID);
         request.session = session.map(|session| Bytes::copy_from_slice(session.as_bytes()));
         let key = head.headers.get(names::IDEMPOTENCY_KEY);
@@ -350,17 +383,23 @@ impl ProxyHttp for Phases {
         Ok(false)
     }
 
-    async fn upstream_peer(&self, _: &mut Session, request: &mut RequestState) -> Result<Box<HttpPeer>> {
+    async fn upstream_peer(&self, session: &mut Session, request: &mut RequestState) -> Result<Box<HttpPeer>> {
         in_flight::unwatch();
-        (request.in_flight, request.connection) = (None, None);
-        request.attempts += 1;
-        let selected = if request.attempts > ATTEMPTS_MAX { None } else { self.select(request).await };
-        let backend = selected.and_then(|(address, mark)| Some((self.table.find(address)?, mark)));
-        let Some((backend, mark)) = backend else {
-            return Err(Self::fail(request, Failure::before_run(ErrorCode::NoReplica)));
-        };
-        (request.in_flight, request.mark) = (Some(InFlight::begin(&backend)), mark);
-        Ok(Box::new(self.peers.peer_for(&backend)))
+        loop {
+            (request.in_flight, request.connection) = (None, None);
+            request.attempts += 1;
+            let selected = if request.attempts > ATTEMPTS_MAX { None } else { self.select(request).await };
+            let Some(Selected { backend, mark, has_homes }) = selected else {
+                return Err(Self::fail(request, Failure::before_run(ErrorCode::NoReplica)));
+            };
+            let in_flight = InFlight::begin(&backend);
+            request.mark = mark;
+            let peer = self.peers.peer_for(&backend);
+            if !request.needs_home || !has_homes || self.is_at(session, request, &peer, &in_flight).await? {
+                request.in_flight = Some(in_flight);
+                return Ok(Box::new(peer));
+            }
+        }
     }
 
     async fn connected_to_upstream(
@@ -382,17 +421,9 @@ impl ProxyHttp for Phases {
         upstream: &mut RequestHeader,
         request: &mut RequestState,
     ) -> Result<()> {
-        let is_tls = session.digest().is_some_and(|digest| digest.ssl_digest.is_some());
-        if let Some(client) = &request.client {
-            forward(client, if is_tls { "https" } else { "http" }, upstream)?;
-        }
-        upstream.remove_header(&names::MCP_RESUME_OWNER);
-        upstream.remove_header(&names::MCP_RESUME_HOME);
-        match request.mark {
-            Mark::Absent => {}
-            Mark::Owner(owner) => upstream.insert_header(names::MCP_RESUME_OWNER, owner.to_string())?,
-            Mark::LostHome(home) => upstream.insert_header(names::MCP_RESUME_HOME, home.to_string())?,
-        }
+        describe_client(session, request, upstream)?;
+        upstream.remove_header(&names::MCP_RESUME_LOCATE);
+        request.mark.write(upstream)?;
         // From here on the replica may read bytes, and only it can respond: if it goes down, the wait is over.
         if request.progress == Progress::Waiting {
             request.progress = Progress::Sent;
@@ -524,8 +555,9 @@ impl ProxyHttp for Phases {
     }
 }
 
-/// Sets the headers that describe the client to the sidecar.
-fn forward(client: &Client, scheme: &'static str, upstream: &mut RequestHeader) -> Result<()> {
+/// Sets the headers that describe the client of the request to the sidecar.
+fn describe_client(session: &Session, request: &RequestState, upstream: &mut RequestHeader) -> Result<()> {
+    let Some(client) = &request.client else { return Ok(()) };
     if !client.is_behind_trusted {
         let claims: Vec<_> =
             upstream.headers.keys().filter(|name| client_address::describes_client(name)).cloned().collect();
@@ -535,7 +567,8 @@ fn forward(client: &Client, scheme: &'static str, upstream: &mut RequestHeader) 
     }
     upstream.insert_header(X_FORWARDED_FOR, client.forwarded_for.clone())?;
     if !upstream.headers.contains_key(X_FORWARDED_PROTO) {
-        upstream.insert_header(X_FORWARDED_PROTO, scheme)?;
+        let is_tls = session.digest().is_some_and(|digest| digest.ssl_digest.is_some());
+        upstream.insert_header(X_FORWARDED_PROTO, if is_tls { "https" } else { "http" })?;
     }
     Ok(())
 }

@@ -147,11 +147,15 @@ impl State {
                 continue;
             }
             let script = self.script.lock().unwrap().clone();
+            let is_head = request.starts_with("HEAD ");
             let answer = script(&request);
             self.seen.lock().unwrap().push(request);
             self.came.notify_one();
             match answer {
-                Answer::Whole(text) => {
+                Answer::Whole(mut text) => {
+                    if is_head && let Some(end) = text.find("\r\n\r\n") {
+                        text.truncate(end + 4);
+                    }
                     if io.write_all(text.as_bytes()).await.is_err() {
                         return;
                     }
