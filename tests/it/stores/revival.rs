@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::disk::Dir;
+use super::outage::try_again;
 use super::*;
 use crate::misdirected::{ONE, TWO};
 use crate::revival::{answer, answer_initialize, complete, open, open_again, refuse};
@@ -275,6 +276,132 @@ async fn a_replica_that_loses_the_session_during_its_handshake_ends_the_new_one(
 async fn outcome(replica: &Replica, request: Request) -> (u16, Option<String>) {
     let response = replica.send(request).await;
     (response.status, response.header(HOME).map(str::to_owned))
+}
+
+/// Waits until the replica refuses the request for the session's home. Until then it may say that the request is to be sent again, and that it
+/// is misdirected, but never that the session is gone.
+async fn is_refused_for(replica: &Replica, request: impl Fn() -> Request, home: &str) {
+    until("it knows the home", async || {
+        let (status, named) = outcome(replica, request()).await;
+        assert!(matches!(status, 421 | 503), "{status}");
+        status == 421 && named.as_deref() == Some(home)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn no_replica_that_waits_for_the_store_serves_a_session_without_it() {
+    let mut redis = Redis::start();
+    let settings = [("MCP_RESUME_REPLICA__WRAP_SESSIONS", "true"), ("MCP_RESUME_STORE__ON_UNREACHABLE", "refuse")];
+    let mut one = Replica::process(&redis, "one", &settings).await;
+    let two = Replica::process(&redis, "two", &settings).await;
+    let session = open(&one.proxy, &mut one.upstream, json!({})).await;
+    is_recorded(&redis).await;
+    redis.kill();
+    for replica in [&one, &two] {
+        until("it is seen", async || replica.metric("store_ready").await == 0.0).await;
+    }
+    for (replica, request) in [
+        (&two, in_place_of(ONE, session.post(call(1)))),
+        (&two, in_place_of(ONE, session.get())),
+        (&one, marked(session.post(call(1)))),
+        (&one, session.post(call(1))),
+    ] {
+        try_again(&replica.proxy, request).await;
+    }
+    // A balancer is told to ask the replica in the name, without a home that this one cannot know.
+    assert_eq!(outcome(&two, marked(session.post(call(1)))).await, (421, None));
+    assert!(one.upstream.is_quiet() && two.upstream.is_quiet());
+
+    // The outage has moved nothing.
+    redis.begin_again();
+    is_refused_for(&two, || in_place_of(ONE, session.post(call(2))), ONE).await;
+    until("it serves", async || one.metric("store_ready").await == 1.0).await;
+    let pending = marked(session.post(call(2))).start(one.proxy.addr).await;
+    answer(&mut one.upstream, 2, "s-1").await;
+    assert_eq!(pending.response().await.status, 200);
+    assert!(two.upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn a_redis_that_is_emptied_moves_no_session() {
+    let redis = Redis::start();
+    let mut one = named(&redis, "one").await;
+    let mut two = named(&redis, "two").await;
+    let at_one = open(&one.proxy, &mut one.upstream, json!({})).await;
+    let at_two = open(&two.proxy, &mut two.upstream, json!({})).await;
+    is_recorded(&redis).await;
+    redis.empty();
+    for n in 1..=3 {
+        // Sent to the wrong replica, before and after the records are written again.
+        let (to_two, to_one) = (marked(at_one.post(call(n))), marked(at_two.post(call(n))));
+        for (replica, request) in [(&two, to_two), (&one, to_one)] {
+            let (status, _) = outcome(replica, request).await;
+            assert!(status == 421 || (status == 503 && n == 1), "{status}");
+        }
+        for (replica, session) in [(&mut one, &at_one), (&mut two, &at_two)] {
+            let pending = marked(session.post(call(n))).start(replica.proxy.addr).await;
+            answer(&mut replica.upstream, n, "s-1").await;
+            assert_eq!(pending.response().await.status, 200);
+        }
+        if n == 1 {
+            is_refused_for(&two, || marked(at_one.post(call(9))), ONE).await;
+            is_refused_for(&one, || marked(at_two.post(call(9))), TWO).await;
+        }
+    }
+    refused_for(&two, in_place_of(ONE, at_one.post(call(4))), ONE).await;
+    assert!(one.upstream.is_quiet() && two.upstream.is_quiet());
+
+    // Its record is there again, so the session still moves off a replica that is gone.
+    one.proxy.kill().await;
+    let pending = in_place_of(ONE, at_one.post(call(5))).start(two.proxy.addr).await;
+    take_over(&mut two, "t-1").await;
+    answer(&mut two.upstream, 5, "t-1").await;
+    assert_eq!(pending.response().await.status, 200);
+}
+
+#[tokio::test]
+async fn a_session_whose_home_and_record_are_gone_ends() {
+    let redis = Redis::start();
+    let mut one = named(&redis, "one").await;
+    let two = named(&redis, "two").await;
+    let session = open(&one.proxy, &mut one.upstream, json!({})).await;
+    is_recorded(&redis).await;
+    one.proxy.kill().await;
+    redis.empty();
+    for request in [in_place_of(ONE, session.post(call(1))), in_place_of(ONE, session.get())] {
+        until("the loss is noticed", async || {
+            let mut response = two.send(request.clone()).await;
+            assert!(matches!(response.status, 404 | 503), "{}", response.status);
+            let error = response.json().await["error"].clone();
+            assert_eq!(error["data"]["mayHaveRun"], false, "{error}");
+            response.status == 404
+        })
+        .await;
+    }
+    assert!(two.upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn a_home_that_was_frozen_while_its_session_moved_and_redis_was_emptied_does_not_get_it_back() {
+    let redis = Redis::start();
+    let mut one = named(&redis, "one").await;
+    let mut two = named(&redis, "two").await;
+    let session = open(&one.proxy, &mut one.upstream, json!({})).await;
+    is_recorded(&redis).await;
+    one.proxy.signal("STOP").await;
+    let pending = in_place_of(ONE, session.post(call(1))).start(two.proxy.addr).await;
+    take_over(&mut two, "t-1").await;
+    answer(&mut two.upstream, 1, "t-1").await;
+    assert_eq!(pending.response().await.status, 200);
+    redis.empty();
+    is_recorded(&redis).await;
+    one.proxy.signal("CONT").await;
+    is_refused_for(&one, || marked(session.post(call(2))), TWO).await;
+    let pending = marked(session.post(call(2))).start(two.proxy.addr).await;
+    answer(&mut two.upstream, 2, "t-1").await;
+    assert_eq!(pending.response().await.status, 200);
+    assert!(one.upstream.is_quiet() && two.upstream.is_quiet());
 }
 
 /// The query for the home of the session, by which a balancer precedes a request whose body it could not send twice.
