@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -53,6 +53,11 @@ pub(crate) struct Contents {
     away: AtomicBool,
     /// True while results of claims and of queries for members are delayed.
     slow: AtomicBool,
+    /// True while joins are delayed.
+    has_slow_joins: AtomicBool,
+    /// Number of delayed joins that are in progress, and the most at a time.
+    joins: AtomicUsize,
+    joins_peak: AtomicUsize,
     /// True while claims take effect but report that the store is unavailable.
     deaf: AtomicBool,
     /// True while new records are refused.
@@ -115,6 +120,16 @@ impl TestStore {
     /// Delays the results of claims and of queries for members, which take effect at once, or stops delaying them.
     pub(crate) fn set_slow(&self, slow: bool) {
         self.slow.store(slow, Ordering::Relaxed);
+    }
+
+    /// Delays joins of groups, which take effect at the end of the delay, or stops delaying them.
+    pub(crate) fn set_slow_joins(&self, slow: bool) {
+        self.has_slow_joins.store(slow, Ordering::Relaxed);
+    }
+
+    /// Returns the most delayed joins that were in progress at a time.
+    pub(crate) fn joins_peak(&self) -> usize {
+        self.joins_peak.load(Ordering::Relaxed)
     }
 
     /// Makes claims take effect and still report that the store is unavailable, as all other calls do, or ends that.
@@ -514,11 +529,22 @@ impl Coordination for TestStore {
     }
 
     fn join(&self, group: &[u8], keep: Duration) -> Pending<Result<(), Error>> {
-        let until = clock::now() + keep;
-        Pending::Ready(self.reach().map(|()| {
-            let mut members = self.groups.entry(group.to_vec()).or_default();
-            members.retain(|(owner, _)| *owner != self.owner);
-            members.push((self.owner, until));
+        let (contents, owner, group, now) = (self.contents.clone(), self.owner, group.to_vec(), clock::now());
+        let act = move |contents: &Contents| {
+            let mut members = contents.groups.entry(group).or_default();
+            members.retain(|(member, _)| *member != owner);
+            members.push((owner, now + keep));
+        };
+        if !self.has_slow_joins.load(Ordering::Relaxed) {
+            return Pending::Ready(self.reach().map(|()| act(self)));
+        }
+        let joins = self.joins.fetch_add(1, Ordering::Relaxed) + 1;
+        self.joins_peak.fetch_max(joins, Ordering::Relaxed);
+        let reached = self.reach();
+        Pending::Later(Box::pin(async move {
+            clock::sleep_until(now + SLOW).await;
+            contents.joins.fetch_sub(1, Ordering::Relaxed);
+            reached.map(|()| act(&contents))
         }))
     }
 

@@ -111,45 +111,74 @@ impl EventLog {
         session.has_registration(term) || self.register_session(id, session).await
     }
 
-    /// Writes to the store again what it holds of the session from this replica, unless the session has ended. Returns false if the store does
-    /// not take it.
+    /// Writes to the store again what it holds of the session from this replica, unless the session has ended. A session that ends meanwhile
+    /// leaves nothing behind, and one that is opened again has its new record. Returns false if the store does not take it.
     pub(super) async fn rewrite_session(&self, id: &SessionId, session: &Arc<Session>) -> bool {
-        if !self.sessions.has(id, session) {
+        let mut session = session.clone();
+        if !self.sessions.has(id, &session) || session.is_over() {
             return true;
         }
-        let is_registered = self.register_session(id, session).await;
-        if session.is_home()
-            && let Some(opened) = session.opened()
-        {
-            self.save_session(id, session.principal(), opened).await;
+        loop {
+            let is_registered = self.register_session(id, &session).await;
+            if session.is_home()
+                && let Some(opened) = session.opened()
+            {
+                self.save_session(id, session.principal(), opened).await;
+            }
+            if self.sessions.has(id, &session) && !session.is_over() {
+                return is_registered;
+            }
+            match self.sessions.find(id, session.principal()).filter(|present| !present.is_over() && present.is_home())
+            {
+                // The record that was written is older.
+                Some(present) => session = present,
+                None if session.is_over() => {
+                    self.remove_from_store(id, &session).await;
+                    return true;
+                }
+                // The record was evicted, and the session goes on.
+                None => return is_registered,
+            }
         }
-        is_registered
     }
 
-    /// Renews the registrations of this replica and the records of the sessions that it opened, at half of their lifetimes and for as long as
-    /// the sessions are known here, until dropped.
+    /// Renews the registrations of this replica and the records of the sessions that it opened, until dropped: at half of their lifetimes for as
+    /// long as the sessions are known here, and at once after [`Self::renew_registrations`]. One is renewed at a time, however often the
+    /// lease is lost and acquired meanwhile. For one task.
     pub async fn keep_registrations(&self) {
         if self.coordination().is_none() {
             return std::future::pending().await;
         }
         loop {
-            clock::sleep(CHECK_EVERY).await;
+            tokio::select! {
+                biased;
+                () = self.sessions.renewal_due() => {}
+                () = clock::sleep(CHECK_EVERY) => {}
+            }
             self.rewrite_due_sessions().await;
         }
     }
 
-    /// Renews all registrations of this replica in the background, once its lease was acquired: the other replicas may have forgotten them.
-    pub fn renew_registrations(self: &Arc<Self>) {
-        let log = self.clone();
-        tokio::spawn(async move { log.rewrite_due_sessions().await });
+    /// Has [`Self::keep_registrations`] renew all registrations of this replica at once. The caller has acquired a lease: the other replicas may
+    /// have forgotten them.
+    pub fn renew_registrations(&self) {
+        self.sessions.note_renewal_due();
     }
 
+    /// Renews the registrations that are due. Begins again in each new term, since those of the one before do not count.
     async fn rewrite_due_sessions(&self) {
-        let Some(term) = self.backing.as_ref().and_then(|backing| backing.term()) else { return };
-        for (id, session) in self.sessions.due_registrations(term) {
-            // If one cannot be written, neither can the others. They stay due.
-            if !self.rewrite_session(&id, &session).await {
-                return;
+        let term = || self.backing.as_ref().and_then(|backing| backing.term());
+        while let Some(present) = term() {
+            let mut due = self.sessions.due_registrations(present).into_iter();
+            loop {
+                let Some((id, session)) = due.next() else { return };
+                // If one cannot be written, neither can the others. They stay due.
+                if !self.rewrite_session(&id, &session).await {
+                    return;
+                }
+                if term() != Some(present) {
+                    break;
+                }
             }
         }
     }
@@ -195,16 +224,31 @@ impl EventLog {
     /// Removes the record of a session from the store and here, and lets the registration of this replica expire. Returns
     /// the local record, so that its streams can be ended. Other replicas keep theirs: they are notified by the ingress.
     pub async fn forget_session(&self, id: &SessionId, principal: &Principal) -> Option<Arc<Session>> {
-        if let Some(backing) = &self.backing
-            && let Err(error) = backing.store.remove(&key(id, principal)).wait().await
-        {
-            warn!(%error, "the store could not forget a session");
+        // A renewal that is under way writes nothing from here on, or removes what it wrote.
+        if let Some(session) = self.sessions.find(id, principal) {
+            session.end();
         }
+        self.remove_record(id, principal).await;
         let session = self.sessions.remove(id, principal);
         if let Some(session) = &session {
             self.unregister_session(id, session).await;
         }
         session
+    }
+
+    async fn remove_from_store(&self, id: &SessionId, session: &Session) {
+        if session.is_home() {
+            self.remove_record(id, session.principal()).await;
+        }
+        self.unregister_session(id, session).await;
+    }
+
+    async fn remove_record(&self, id: &SessionId, principal: &Principal) {
+        if let Some(backing) = &self.backing
+            && let Err(error) = backing.store.remove(&key(id, principal)).wait().await
+        {
+            warn!(%error, "the store could not forget a session");
+        }
     }
 
     /// Lets the registration of this replica for a session that has ended expire soon.

@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
 
 use eviction::{RecordCount, unopened_max};
 use handshakes::Handshakes;
@@ -111,6 +112,8 @@ struct State {
     resumption: Resumption,
     /// True if the store was asked and has no record.
     is_looked_up: bool,
+    /// True once the session has ended, so that nothing of it is to be in the store.
+    is_over: bool,
     home: KnownHome,
     /// Registration of this replica for the session in the store, or `None` if it was not begun.
     registration: Option<Registration>,
@@ -136,6 +139,7 @@ impl Session {
             prune_at: STREAMS_MIN,
             resumption: Resumption::NotSeen,
             is_looked_up: false,
+            is_over: false,
             home: KnownHome::Unasked,
             registration: None,
             used: clock::now(),
@@ -222,6 +226,16 @@ impl Session {
     /// Notes that the store has no record.
     pub(super) fn note_looked_up(&self) {
         self.lock().is_looked_up = true;
+    }
+
+    /// Notes that the session has ended.
+    pub(super) fn end(&self) {
+        self.lock().is_over = true;
+    }
+
+    /// Returns whether the session has ended.
+    pub(super) fn is_over(&self) -> bool {
+        self.lock().is_over
     }
 
     /// Returns the negotiated protocol version, or `None` if unknown.
@@ -344,6 +358,8 @@ pub struct Sessions {
     record_count: Arc<RecordCount>,
     /// Sessions that were opened here, by their last use. Not to be locked under an entry of the map.
     lru_queue: Mutex<LruQueue>,
+    /// Notified when the registrations are to be renewed at once.
+    renewal_due: Notify,
     /// Calls of evicted records whose claims were not in the store, at most the running ones.
     unclaimed: DashMap<Key, Vec<Weak<Stream>>>,
     /// Limit of the sessions opened here.
@@ -365,6 +381,7 @@ impl Sessions {
             handshakes: Arc::new(Handshakes::new(most)),
             record_count: Arc::new(RecordCount::new(metrics)),
             lru_queue: Mutex::default(),
+            renewal_due: Notify::new(),
             max_opened: most,
             evict_at: AtomicUsize::new(unopened_max(most)),
         }
@@ -461,6 +478,7 @@ impl Sessions {
     /// Forgets a session and returns it, so that its streams can be ended.
     pub fn remove(&self, id: &SessionId, principal: &Principal) -> Option<Arc<Session>> {
         let (_, session) = self.sessions.remove(&(id.clone(), *principal))?;
+        session.end();
         session.share();
         if session.opened.is_some() {
             self.lru_queue().forget(1);

@@ -79,6 +79,16 @@ impl Sessions {
         self.sessions.get(&(id.clone(), session.principal)).is_some_and(|entry| Arc::ptr_eq(entry.value(), session))
     }
 
+    /// Notes that the registrations are to be renewed at once. Several notes before the renewal begins count as one.
+    pub(in crate::event_log) fn note_renewal_due(&self) {
+        self.renewal_due.notify_one();
+    }
+
+    /// Returns once the registrations are to be renewed at once. For one waiter.
+    pub(in crate::event_log) async fn renewal_due(&self) {
+        self.renewal_due.notified().await;
+    }
+
     /// Returns the sessions for which this replica is registered, or was to be, and is to register itself again in `term`.
     pub(in crate::event_log) fn due_registrations(&self, term: Term) -> Vec<(SessionId, Arc<Session>)> {
         let mut due = self.registered();

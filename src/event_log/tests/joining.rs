@@ -13,13 +13,15 @@ fn in_session() -> Binding {
     Binding { session: SessionId::parse("s"), ..binding() }
 }
 
+fn opened() -> Opened {
+    Opened { version: ProtocolVersion::DEFAULT, logging: false, declared: Default::default(), has_no_beats: false }
+}
+
 /// Records the session as one that was opened at `replica`.
 async fn open_at(replica: &Replica) {
     let (id, principal) = (in_session().session.unwrap(), in_session().principal);
-    let opened =
-        Opened { version: ProtocolVersion::DEFAULT, logging: false, declared: Default::default(), has_no_beats: false };
-    replica.log.sessions().record(id.clone(), principal, opened.clone());
-    replica.log.save_opened_session(&id, &principal, &opened).await;
+    replica.log.sessions().record(id.clone(), principal, opened());
+    replica.log.save_opened_session(&id, &principal, &opened()).await;
 }
 
 async fn solo() -> (TestStore, Replica) {
@@ -324,9 +326,7 @@ async fn calls_of_an_evicted_session_are_claimed_when_another_replica_joins() {
     let (id, principal) = (in_session().session.unwrap(), in_session().principal);
     let before = one.log.sessions().find(&id, &principal).unwrap();
     let stream = begin(&one, 1).unwrap();
-    let opened =
-        Opened { version: ProtocolVersion::DEFAULT, logging: false, declared: Default::default(), has_no_beats: false };
-    one.log.sessions().record(SessionId::parse("next").unwrap(), principal, opened);
+    one.log.sessions().record(SessionId::parse("next").unwrap(), principal, opened());
     assert!(one.log.sessions().find(&id, &principal).is_none());
     assert!(one.log.begin_as_sole(&before, || ()).is_none(), "each later call is claimed first");
     assert_eq!(one.log.sessions().unclaimed_len(), 1);
@@ -364,9 +364,7 @@ async fn a_session_that_is_opened_again_while_its_members_are_read_and_another_r
     assert!(opening.poll().is_pending(), "its members are read");
     let joined = two.replicas.requests().join_session(Owner(1), &in_session(), &call(1)).await;
     assert_eq!(joined.unwrap(), Some(()));
-    let opened =
-        Opened { version: ProtocolVersion::DEFAULT, logging: false, declared: Default::default(), has_no_beats: false };
-    one.log.sessions().record(in_session().session.unwrap(), in_session().principal, opened);
+    one.log.sessions().record(in_session().session.unwrap(), in_session().principal, opened());
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert!(opening.poll().is_ready());
     assert!(begin(&one, 1).is_none(), "the replica that joined does not ask again");
@@ -394,6 +392,7 @@ async fn no_replica_is_the_only_one_within_a_lease_of_a_loss() {
 async fn a_replica_that_was_forgotten_with_its_lease_is_found_again_once_it_has_one() {
     let store = TestStore::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
+    let keeping = keep_registrations(&two);
     settle().await;
     assert_eq!(use_at(&two).await, []);
     store.set_away(true);
@@ -409,6 +408,7 @@ async fn a_replica_that_was_forgotten_with_its_lease_is_found_again_once_it_has_
     open_at(&one).await;
     assert!(begin(&one, 1).is_none());
     assert_eq!(use_at(&two).await, [Owner(1)]);
+    keeping.abort();
 }
 
 #[tokio::test(start_paused = true)]
@@ -443,5 +443,90 @@ async fn a_registration_that_the_store_refused_is_repeated() {
     assert_eq!(others_at(&two).await, []);
     tokio::time::sleep(Duration::from_secs(61)).await;
     assert_eq!(others_at(&two).await, [Owner(1)]);
+    keeping.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_whose_lease_expires_again_and_again_renews_its_registrations_one_at_a_time() {
+    let store = TestStore::default();
+    let one = Replica::of(&store, 1).await;
+    let keeping = keep_registrations(&one);
+    settle().await;
+    for number in 0..5 {
+        let id = SessionId::parse(&format!("s{number}")).unwrap();
+        one.log.sessions().record(id.clone(), in_session().principal, opened());
+        one.log.save_opened_session(&id, &in_session().principal, &opened()).await;
+    }
+    store.set_slow_joins(true);
+    // Five renewals take longer than the interval between two leases.
+    for _ in 0..6 {
+        store.as_of(Owner(1)).release().wait().await.unwrap();
+        tokio::time::sleep(LEASE / 3).await;
+    }
+    assert_eq!(store.joins_peak(), 1);
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    let term = one.log.backing.as_ref().and_then(|backing| backing.term()).expect("a lease");
+    assert!(one.log.sessions().due_registrations(term).is_empty(), "all are renewed in the last lease");
+    keeping.abort();
+}
+
+/// Lets the first replica lose its lease and begin to renew the registration of its only session, which the store takes a second later.
+async fn begin_renewal(store: &TestStore) {
+    settle().await;
+    store.set_slow_joins(true);
+    store.as_of(Owner(1)).release().wait().await.unwrap();
+    tokio::time::sleep(LEASE / 3 + Duration::from_secs(1)).await;
+    assert_eq!(store.joins_peak(), 1, "a renewal has begun");
+    store.set_slow_joins(false);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_ends_during_its_renewal_leaves_nothing_in_the_store() {
+    let (store, one) = solo().await;
+    let two = Replica::of(&store, 2).await;
+    let keeping = keep_registrations(&one);
+    let (id, principal) = (in_session().session.unwrap(), in_session().principal);
+    begin_renewal(&store).await;
+    assert!(one.log.forget_session(&id, &principal).await.is_some());
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    settle().await;
+    assert!(two.log.load_session(&id, &principal).await.unwrap().is_none());
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    assert_eq!(others_at(&two).await, [], "its registration expires soon as well");
+    keeping.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_is_opened_again_during_its_renewal_has_its_new_record_in_the_store() {
+    let (store, one) = solo().await;
+    let two = Replica::of(&store, 2).await;
+    let keeping = keep_registrations(&one);
+    let (id, principal) = (in_session().session.unwrap(), in_session().principal);
+    begin_renewal(&store).await;
+    one.log.forget_session(&id, &principal).await;
+    let again = Opened { logging: true, ..opened() };
+    one.log.sessions().record(id.clone(), principal, again.clone());
+    one.log.save_opened_session(&id, &principal, &again).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    settle().await;
+    assert!(two.log.load_session(&id, &principal).await.unwrap().expect("a record").logs());
+    keeping.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_whose_record_is_evicted_during_its_renewal_stays_in_the_store() {
+    let store = TestStore::default();
+    let one = Replica::limited(&store, 1, QuotaLimits { max_sessions: 1, ..allowance() }).await;
+    let two = Replica::of(&store, 2).await;
+    let keeping = keep_registrations(&one);
+    settle().await;
+    open_at(&one).await;
+    let (id, principal) = (in_session().session.unwrap(), in_session().principal);
+    begin_renewal(&store).await;
+    one.log.sessions().record(SessionId::parse("next").unwrap(), principal, opened());
+    assert!(one.log.sessions().find(&id, &principal).is_none());
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    settle().await;
+    assert!(two.log.load_session(&id, &principal).await.unwrap().is_some());
     keeping.abort();
 }
