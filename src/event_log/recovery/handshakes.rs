@@ -232,8 +232,10 @@ impl EventLog {
             let record = handshake.to_stored(self.owner(), name);
             let (key, after, keep) = (key(id), record.encode(), record.keep);
             let is_written = match before {
-                // An earlier session had this name.
-                None => backing.store.put(&key, &after, keep).wait().await.map(|()| true)?,
+                None => {
+                    self.write_first(backing, &key, &after, keep).await?;
+                    true
+                }
                 // The store has lost it.
                 Some(InStore::Nothing) => backing.store.claim(&key, &after, keep).wait().await?.is_none(),
                 Some(InStore::Unreadable) => return Ok(Saved::Ok),
@@ -253,6 +255,28 @@ impl EventLog {
             }
         }
         Ok(Saved::Failed)
+    }
+
+    /// Writes the record of a session that the server here has just opened, in place of that of an earlier session of this name. Warns if the
+    /// earlier one is at another replica that lives: their servers give the same names.
+    async fn write_first(&self, backing: &Backing, key: &[u8], record: &[u8], keep: Duration) -> Result<(), Error> {
+        let is_shared = backing.coordination.is_some();
+        if is_shared && !self.sessions.handshakes().has_warned_of_names() {
+            // Takes as long as a write alone, if there is no earlier record.
+            let Some(there) = backing.store.claim(key, record, keep).wait().await? else { return Ok(()) };
+            if let Ok(there) = StoredHandshake::decode(&there)
+                && there.home != self.owner()
+                && !self.has_expired(backing, there.home).await?
+                && self.sessions.handshakes().begin_warning_of_names()
+            {
+                warn!(
+                    replica = there.home.0,
+                    "the server has opened a session under a name that another replica's server has given as well: both need \
+                     replica.wrap_sessions"
+                );
+            }
+        }
+        backing.store.put(key, record, keep).wait().await
     }
 
     /// Writes the end of a session to its record, if this replica is its home.

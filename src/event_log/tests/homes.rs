@@ -245,3 +245,21 @@ async fn the_home_of_most_takeovers_is_the_home_however_often_the_other_has_open
     }
     assert_eq!(one.log().save_handshake(&session()).await, Saved::Displaced(Owner(2)));
 }
+
+#[tokio::test(start_paused = true)]
+async fn servers_that_give_the_same_names_are_noticed_once_while_both_replicas_live() {
+    let store = TestStore::default();
+    let (one, two) = (Keeping::of(&store, 1).await, Keeping::of(&store, 2).await);
+    let has_warned = |replica: &Keeping| replica.log().sessions().handshakes().has_warned_of_names();
+    let _first = one.open().await;
+    // As after a restart of its server.
+    let _again = one.open().await;
+    assert!(!has_warned(&one), "its own name");
+    tokio::time::sleep(KNOWS).await;
+    let _other = two.open().await;
+    assert!(has_warned(&two));
+    two.kill();
+    tokio::time::sleep(KNOWS).await;
+    let _last = one.open().await;
+    assert!(!has_warned(&one), "the other is gone");
+}

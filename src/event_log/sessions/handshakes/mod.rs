@@ -46,6 +46,8 @@ pub struct Handshakes {
     renamed: Renamed,
     /// True once a session has had a second name. Before that no request looks for its names.
     has_renamed: AtomicBool,
+    /// True once the log has warned of names that the servers of several replicas give.
+    has_warned_of_names: AtomicBool,
     all_bytes: Arc<AllBytes>,
     /// Records whose changes are to be written to the store.
     changes: Arc<Changes>,
@@ -60,6 +62,7 @@ impl Handshakes {
             by_session: DashMap::new(),
             renamed: Renamed::default(),
             has_renamed: AtomicBool::new(false),
+            has_warned_of_names: AtomicBool::new(false),
             changes: Arc::default(),
             most,
         }
@@ -91,6 +94,16 @@ impl Handshakes {
         for handshake in &self.by_session {
             handshake.change.note();
         }
+    }
+
+    /// Returns whether the log has warned of names that the servers of several replicas give.
+    pub(in crate::event_log) fn has_warned_of_names(&self) -> bool {
+        self.has_warned_of_names.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the log is to warn of such names now, which is once.
+    pub(in crate::event_log) fn begin_warning_of_names(&self) -> bool {
+        !self.has_warned_of_names.swap(true, Ordering::Relaxed)
     }
 
     /// Keeps the record of a session. Beyond the limits of number and bytes those that were used longest ago go.
