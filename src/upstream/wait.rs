@@ -27,27 +27,28 @@ use crate::protocol::error::Failure;
 /// Pauses of one call between its attempts. A process restarts within 0.2 to 2 s.
 const PAUSES: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_millis(250));
 
-/// Sends the request of a call that began at `began`. If no connection can be made, waits for the server.
+/// Sends the request of a call that began at `began`. If no connection can be made, waits for the server. Returns the response, and whether the
+/// call has waited for it.
 ///
 /// Dropping the future withdraws a request that waits. A call whose stream was cancelled is withdrawn at the next poll: the pump polls after each
 /// change of its stream.
 ///
 /// # Errors
-/// The failure of the last attempt. An attempt that has begun is awaited, so that the error may come `upstream.connect_timeout_ms` later.
+/// The response is the failure of the last attempt. An attempt that has begun is awaited, so that the error may come `upstream.connect_timeout_ms` later.
 pub(super) async fn send_when_reachable(
     upstream: &Upstream,
     template: &Template,
     stream: &Arc<Stream>,
     metrics: &Metrics,
     began: Instant,
-) -> Result<Response<ResponseBody>, Failure> {
+) -> (Result<Response<ResponseBody>, Failure>, bool) {
     match upstream.send_once(template, Some(stream)).await {
         Err(unanswered) if unanswered.is_unconnected && !upstream.config.wait.is_zero() => {
             let waiting = WaitingCall::begin(upstream, template, stream, metrics, began);
             // Boxed: few calls wait, and each would carry the size of this future.
-            Box::pin(waiting.run(unanswered.failure)).await
+            (Box::pin(waiting.run(unanswered.failure)).await, true)
         }
-        response => response.map_err(|unanswered| unanswered.failure),
+        response => (response.map_err(|unanswered| unanswered.failure), false),
     }
 }
 

@@ -26,12 +26,13 @@ mod upstream_state;
 
 use std::fmt;
 use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::Instant;
 
-use tokio::sync::{Notify, SetOnce};
+use tokio::sync::Notify;
 
 use crate::clock;
 use crate::event_log::backing::fingerprint::Fingerprint;
@@ -112,7 +113,10 @@ pub struct Stream {
     progress: OnceLock<Option<Box<CallProgress>>>,
     /// Quota of the stream's principal.
     quota: Arc<Quota>,
-    sent: SetOnce<()>,
+    /// True while an upstream connection has the request, or has had it.
+    is_sent: AtomicBool,
+    /// Notified when a connection takes the request.
+    sent: Notify,
     /// True while the call waits for a server that accepts no connections.
     is_waiting: AtomicBool,
     /// State of the upstream connection, an [`UpstreamState`].
@@ -166,7 +170,8 @@ impl Stream {
             slices: spec.slicing.map(|slicing| Box::new(Slices::new(slicing))),
             progress: OnceLock::new(),
             quota,
-            sent: SetOnce::new(),
+            is_sent: AtomicBool::new(false),
+            sent: Notify::new(),
             is_waiting: AtomicBool::new(false),
             upstream: AtomicU8::default(),
             session_generation: AtomicU32::new(0),
@@ -287,18 +292,28 @@ impl Stream {
 
     /// Notes that the request was handed to an upstream connection.
     pub fn note_sent(&self) {
-        // A redirect sends the request a second time.
-        let _ = self.sent.set(());
+        self.is_sent.store(true, Ordering::Release);
+        self.sent.notify_waiters();
+    }
+
+    /// Notes that the upstream has refused the request without running it, and that the request is about to be sent once more.
+    pub fn note_unsent(&self) {
+        self.is_sent.store(false, Ordering::Release);
     }
 
     /// Returns whether the request was handed to an upstream connection.
     pub fn is_sent(&self) -> bool {
-        self.sent.initialized()
+        self.is_sent.load(Ordering::Acquire)
     }
 
     /// Waits until the request was handed to an upstream connection; for ever if it never is.
     pub async fn sent(&self) {
-        self.sent.wait().await;
+        let mut sent = pin!(self.sent.notified());
+        // Enabled before the look: no connection is missed in between.
+        sent.as_mut().enable();
+        if !self.is_sent() {
+            sent.await;
+        }
     }
 
     /// Sets the generation of the session in which the upstream has the request.

@@ -84,6 +84,8 @@ pub struct Pump {
     pings: Option<Arc<Pings>>,
     /// Bytes received of an incomplete event, or of an incomplete response that becomes one.
     arriving: usize,
+    /// True once the server has refused the call with its session, and the session was opened again.
+    was_refused: bool,
     began: Instant,
     alarm: Alarm,
 }
@@ -169,6 +171,7 @@ impl Pump {
             refusals: None,
             pings: None,
             arriving: 0,
+            was_refused: false,
             began,
             alarm: Alarm::new(),
         });
@@ -348,13 +351,16 @@ impl Pump {
         // A request that resumes the stream is repeated by the machine, and has no credentials that a client has just used.
         let should_wait = self.call.should_wait && !is_reopening;
         let may_revive = self.call.may_revive && !is_reopening;
+        let was_refused = self.was_refused;
         let is_routed = self.call.is_routed;
         let response = Box::pin(async move {
-            let response = if should_wait {
+            let (response, has_waited) = if should_wait {
                 wait::send_when_reachable(&upstream, &template, &stream, &metrics, began).await
             } else {
-                upstream.send(&template, Some(&stream)).await
+                (upstream.send(&template, Some(&stream)).await, false)
             };
+            // A server that accepted no connection was restarted, and has forgotten the new session too.
+            let may_revive = may_revive && (!was_refused || has_waited);
             match response {
                 Ok(response) if may_revive && upstream.revivals.may_concern(response.status()) => {
                     let (upstream, log, metrics) = (&upstream, &log, &metrics);

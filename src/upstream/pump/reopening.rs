@@ -59,7 +59,8 @@ impl Pump {
     }
 
     /// Sends a refused call once more, in its session that was opened again. From now on its cancels and pings name the session as the server
-    /// does now. A call that was cancelled meanwhile gets the `refusal`.
+    /// does now. The time that the call may wait for a server that accepts no connections still counts from its first attempt. A call that was
+    /// cancelled meanwhile gets the `refusal`.
     pub(super) async fn send_again(&mut self, again: Arc<Template>, refusal: Box<Response<ResponseBody>>) {
         if self.writer.stream().with_machine(|machine| machine.is_cancelled() || machine.is_sealed()) {
             return self.handle_head(refusal).await;
@@ -69,8 +70,9 @@ impl Pump {
             let (upstream, again) = (self.upstream.clone(), again.clone());
             tokio::spawn(async move { upstream.send(&again, None).await });
         }
-        self.call.may_revive = false;
-        self.call.should_wait = false;
+        self.was_refused = true;
+        // A server that was restarted meanwhile is waited for, and a call that waits can be withdrawn.
+        self.writer.stream().note_unsent();
         self.send(again, false);
     }
 
