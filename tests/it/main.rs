@@ -40,6 +40,7 @@ mod process;
 mod resume;
 mod retry;
 mod revival;
+mod revival_restarts;
 mod session;
 mod session_generations;
 mod session_names;

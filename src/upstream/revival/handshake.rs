@@ -57,6 +57,17 @@ pub(super) enum Opened {
     Failed(&'static str),
 }
 
+/// Outcome of a message in the new session.
+enum Posted {
+    Accepted,
+    Refused,
+    /// The server has forgotten the new session, or has not answered.
+    Lost,
+}
+
+/// The server was restarted in the middle of the handshake.
+struct Interrupted;
+
 /// A handshake to be made.
 pub(super) struct Handshaking {
     pub(super) upstream: Arc<Upstream>,
@@ -86,20 +97,43 @@ impl Handshaking {
         opened
     }
 
-    async fn open(&self, permit: OwnedSemaphorePermit) -> Opened {
+    /// Makes the handshake, and begins it again if the server is restarted in the middle. Each beginning is an attempt of the session.
+    async fn open(&self, mut permit: OwnedSemaphorePermit) -> Opened {
+        loop {
+            let name = match self.initialize(permit).await {
+                Ok(name) => name,
+                Err(opened) => return opened,
+            };
+            match self.complete(name).await {
+                Ok(opened) => return opened,
+                Err(Interrupted) if self.handshake.is_over() => return Opened::Ended,
+                Err(Interrupted) => {}
+            }
+            if !self.handshake.begin_attempt(clock::now()) {
+                return Opened::Failed("the server has forgotten each session before its handshake was complete");
+            }
+            for stream in self.standalone() {
+                stream.lose_session();
+            }
+            permit = match self.upstream.revivals.permits.clone().acquire_owned().await {
+                Ok(permit) => permit,
+                Err(_) => return Opened::Failed("the proxy ends"),
+            };
+        }
+    }
+
+    /// Opens the session at the server, and returns its name there. `permit` is held until the server has answered.
+    async fn initialize(&self, permit: OwnedSemaphorePermit) -> Result<Option<SessionId>, Opened> {
         let id = synthetic::own_id();
-        let response = match self.initialize(&id).await {
-            Ok(response) => response,
-            Err(reason) => return Opened::Failed(reason),
-        };
+        let response = self.send_initialize(&id).await.map_err(Opened::Failed)?;
         match response.status() {
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return Opened::Unauthorized(Box::new(response)),
-            status if !status.is_success() => return Opened::Failed("initialize was refused"),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return Err(Opened::Unauthorized(Box::new(response))),
+            status if !status.is_success() => return Err(Opened::Failed("initialize was refused")),
             _ => {}
         }
         let name = SessionId::from_headers(response.headers());
         let Some(result) = read_response(response, &id).await else {
-            return Opened::Failed("initialize was not answered");
+            return Err(Opened::Failed("initialize was not answered"));
         };
         drop(permit);
         if !self.is_as_before(&result) {
@@ -109,21 +143,35 @@ impl Handshaking {
                 stream.expire(ErrorCode::Abandoned);
             }
             self.end(name.as_ref()).await;
-            return Opened::Differs;
+            return Err(Opened::Differs);
         }
         if self.handshake.is_over() {
             self.end(name.as_ref()).await;
-            return Opened::Ended;
+            return Err(Opened::Ended);
         }
+        Ok(name)
+    }
+
+    /// Completes the handshake of the session that the server knows as `name`, and gives the client's session this name.
+    async fn complete(&self, name: Option<SessionId>) -> Result<Opened, Interrupted> {
         self.log.sessions().handshakes().note_opening(&self.handshake, name.clone());
         self.leave_unanswered();
         let standalone = self.reopen_standalone().await;
-        if self.handshake.is_initialized() && !self.complete(name.as_ref()).await {
-            return Opened::Failed("notifications/initialized was refused");
+        if self.handshake.is_initialized() {
+            match self.restore(name.as_ref()).await {
+                Posted::Accepted => {}
+                Posted::Refused => return Ok(Opened::Failed("notifications/initialized was refused")),
+                Posted::Lost => return Err(Interrupted),
+            }
         }
         if self.handshake.params.declares_roots() {
             await_answers(&standalone).await;
         }
+        Ok(self.adopt(name, &standalone).await)
+    }
+
+    /// Gives the client's session its new name at the server, unless the session is over or has another home.
+    async fn adopt(&self, name: Option<SessionId>, standalone: &[Arc<Stream>]) -> Opened {
         let visible = name.as_ref().map(|name| self.upstream.sessions.visible_name(name));
         let handshakes = self.log.sessions().handshakes();
         // Requests get the name only if no other replica has become the home.
@@ -140,7 +188,7 @@ impl Handshaking {
             // Until then a restart of the proxy costs a further handshake.
             handshakes.change_again(self.id.clone());
         }
-        for stream in &standalone {
+        for stream in standalone {
             stream.announce_revival();
         }
         Opened::Revived
@@ -148,7 +196,7 @@ impl Handshaking {
 
     /// Sends `initialize` until the server accepts a connection. A handshake that broke is begun again: at worst the server keeps a session
     /// that is never used.
-    async fn initialize(&self, id: &str) -> Result<Response<ResponseBody>, &'static str> {
+    async fn send_initialize(&self, id: &str) -> Result<Response<ResponseBody>, &'static str> {
         let params = self.handshake.params.as_json();
         let body = format!(r#"{{"jsonrpc":"2.0","id":"{id}","method":"initialize","params":{params}}}"#);
         let mut headers = self.headers();
@@ -210,11 +258,12 @@ impl Handshaking {
         streams
     }
 
-    /// Sends the rest of the handshake, and what the client has set in the session since. Returns false if the server refuses the handshake.
-    async fn complete(&self, name: Option<&SessionId>) -> bool {
+    /// Sends the rest of the handshake, and what the client has set in the session since. Returns the server's response to the first.
+    async fn restore(&self, name: Option<&SessionId>) -> Posted {
         let initialized = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#.to_owned();
-        if !self.post(name, initialized).await {
-            return false;
+        let posted = self.post(name, initialized).await;
+        if !matches!(posted, Posted::Accepted) {
+            return posted;
         }
         let level = self.handshake.log_level().map(|level| request("logging/setLevel", "level", &level));
         let subscriptions = self.handshake.subscriptions();
@@ -226,20 +275,21 @@ impl Handshaking {
             }
         };
         let _ = tokio::time::timeout(RESTORE_WAIT, restoring).await;
-        true
+        Posted::Accepted
     }
 
-    /// Sends a message in the new session. Returns whether the server has accepted it.
-    async fn post(&self, name: Option<&SessionId>, message: String) -> bool {
+    /// Sends a message in the new session.
+    async fn post(&self, name: Option<&SessionId>, message: String) -> Posted {
         let template = self.request.beside(Method::POST, &self.headers_in(name), message.into());
-        match self.upstream.send_unnamed(&template).await {
-            Ok(response) => {
-                let is_accepted = response.status().is_success();
-                // A response that is read to its end leaves its connection to the next request.
-                let _ = tokio::time::timeout(ANSWER_WAIT, collect(response.into_body(), RESPONSE_MAX)).await;
-                is_accepted
-            }
-            Err(_) => false,
+        let Ok(response) = self.upstream.send_unnamed(&template).await else { return Posted::Lost };
+        let is_accepted = response.status().is_success();
+        let (response, is_forgotten) = self.upstream.is_session_refused(response).await;
+        // A response that is read to its end leaves its connection to the next request.
+        let _ = tokio::time::timeout(ANSWER_WAIT, collect(response.into_body(), RESPONSE_MAX)).await;
+        match (is_accepted, is_forgotten) {
+            (true, _) => Posted::Accepted,
+            (false, true) => Posted::Lost,
+            (false, false) => Posted::Refused,
         }
     }
 
