@@ -1,4 +1,4 @@
-//! Reads the unverified `iss` and `sub` of a JSON Web Token, and makes a copy with an invalid signature for probing.
+//! Reads the unverified `iss`, `sub` and client of a JSON Web Token, and makes a copy with an invalid signature for probing.
 //!
 //! Nothing is verified here, and no claim may be believed: any bearer can write any claim. Absent: keys, algorithms, times.
 
@@ -12,13 +12,17 @@ use serde::Deserialize;
 /// Limit for a payload, in bytes of base64. Real ones have about a thousand.
 const MAX_PAYLOAD_BYTES: usize = 16 * 1024;
 
-/// Subject of a token, as the token claims it. Claims that are no strings, empty or duplicate count as absent.
+/// Subject of a token, as the token claims it. A token with one of these claims empty, duplicate or no string claims nothing.
 #[derive(Deserialize)]
 pub struct Claims {
     /// Issuer of the token.
     pub iss: String,
     /// Subject of the token.
     pub sub: String,
+    /// Client to which the token was issued (RFC 9068 §2.2).
+    pub client_id: Option<String>,
+    /// The same in an ID token (OpenID Connect Core §2), and in access tokens that are made like one.
+    pub azp: Option<String>,
 }
 
 /// Masked: a subject is often a person's name.
@@ -29,7 +33,8 @@ impl fmt::Debug for Claims {
 }
 
 impl Claims {
-    /// Reads the claims of the token in an `Authorization` of the scheme `Bearer`. Returns `None` unless it is a signed JWT that has both.
+    /// Reads the claims of the token in an `Authorization` of the scheme `Bearer`. Returns `None` unless it is a signed JWT that has `iss` and
+    /// `sub`.
     pub fn of(authorization: &HeaderValue) -> Option<Self> {
         let payload = signed(authorization)?.payload;
         if payload.len() > MAX_PAYLOAD_BYTES {
@@ -37,7 +42,9 @@ impl Claims {
         }
         let payload = URL_SAFE_NO_PAD.decode(payload).ok()?;
         let claims: Self = serde_json::from_slice(&payload).ok()?;
-        if claims.iss.is_empty() || claims.sub.is_empty() { None } else { Some(claims) }
+        let all = [Some(&claims.iss), Some(&claims.sub), claims.client_id.as_ref(), claims.azp.as_ref()];
+        let has_empty = all.iter().any(|claim| claim.is_some_and(String::is_empty));
+        if has_empty { None } else { Some(claims) }
     }
 }
 
@@ -98,6 +105,12 @@ mod tests {
     }
 
     #[test]
+    fn the_client_is_read() {
+        let claims = Claims::of(&bearer(r#"{"iss":"i","sub":"u","client_id":"c","azp":"a"}"#)).unwrap();
+        assert_eq!((claims.client_id.as_deref(), claims.azp.as_deref()), (Some("c"), Some("a")));
+    }
+
+    #[test]
     fn what_claims_nothing_clear_claims_nothing() {
         for payload in [
             r#"{"iss":"i"}"#,
@@ -108,6 +121,8 @@ mod tests {
             r#"{"iss":["i"],"sub":"u"}"#,
             r#"{"iss":"i","sub":"u","sub":"v"}"#,
             r#"{"iss":"i","sub":"u","\u0073ub":"v"}"#,
+            r#"{"iss":"i","sub":"u","client_id":""}"#,
+            r#"{"iss":"i","sub":"u","azp":1}"#,
             r#"{"iss":"i","sub":"u"} x"#,
             r#"[{"iss":"i","sub":"u"}]"#,
             "",

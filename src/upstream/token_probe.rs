@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use http::header::AUTHORIZATION;
+use http::header::{ACCEPT, AUTHORIZATION};
 use http::request::Parts;
 use http::{HeaderValue, Response, StatusCode};
 
@@ -18,6 +18,9 @@ use crate::protocol::jwt;
 
 /// Time limit for each response. A client waits meanwhile, and one of its few retries is used up when it gives up.
 const WAIT: Duration = Duration::from_secs(5);
+
+/// Media types of the response to a probe.
+const ACCEPTED: HeaderValue = HeaderValue::from_static("application/json, text/event-stream");
 
 /// Protocol version of a modern probe if the caller names none.
 const MODERN: &str = "2026-07-28";
@@ -39,8 +42,21 @@ pub enum ProbeOutcome {
 impl Upstream {
     /// Probes the token of the request `parts`, which is a JWT.
     pub async fn probe(&self, parts: &Parts, client: &Forwarded, era: Era) -> ProbeOutcome {
-        let genuine = self.probe_request(parts, client, era);
-        let Some(corrupted) = parts.headers.get(AUTHORIZATION).and_then(jwt::corrupted) else {
+        self.compare_tokens(self.probe_request(parts, client, era), false).await
+    }
+
+    /// Probes the token of a request that the upstream refused with its session, where the token is a JWT. The upstream may refuse that session
+    /// once more: then it has accepted the token, if it refuses the corrupted one with 401 or 403. [`ProbeOutcome::Genuine`] means no more than
+    /// that: the upstream may answer a caller in the same way to whom it denies a session that lives.
+    pub(super) async fn probe_outside_session(&self, refused: &Template) -> ProbeOutcome {
+        let call = refused.clone().with_token_alone();
+        self.compare_tokens(synthetic::post(&call, synthetic::ping()).with(ACCEPT, ACCEPTED), true).await
+    }
+
+    /// Sends the probe `genuine`, the same with a corrupted signature, and `genuine` again. With `may_lack_session` a refusal of the session
+    /// stands for a 2xx.
+    async fn compare_tokens(&self, genuine: Template, may_lack_session: bool) -> ProbeOutcome {
+        let Some(corrupted) = genuine.own_headers().get(AUTHORIZATION).and_then(jwt::corrupted) else {
             return ProbeOutcome::Inconclusive;
         };
         let corrupted = genuine.clone().with(AUTHORIZATION, corrupted);
@@ -48,7 +64,14 @@ impl Upstream {
             let Ok(Ok(response)) = tokio::time::timeout(WAIT, self.send(request, None)).await else {
                 return ProbeOutcome::Unknown;
             };
+            let (response, lacks_session) = match may_lack_session {
+                true => self.is_session_refused(response).await,
+                false => (response, false),
+            };
             match (is_genuine, response.status()) {
+                (true, _) if lacks_session => {}
+                // It says nothing about the token.
+                (false, _) if lacks_session => return ProbeOutcome::Inconclusive,
                 (true, status) if status.is_success() => {}
                 (true, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
                     return ProbeOutcome::Refused(Box::new((request.clone(), response)));

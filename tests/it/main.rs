@@ -41,6 +41,7 @@ mod resume;
 mod retry;
 mod revival;
 mod revival_restarts;
+mod revival_tokens;
 mod session;
 mod session_generations;
 mod session_names;

@@ -48,16 +48,23 @@ pub(crate) async fn with(
 
 /// Opens and initializes the session that the server names `s-1`.
 pub(crate) async fn open(proxy: &Proxy, upstream: &mut Upstream, client: Value) -> Session {
+    open_as(proxy, upstream, client, None).await
+}
+
+/// Does as [`open`], for a caller with this `Authorization`.
+pub(crate) async fn open_as(proxy: &Proxy, upstream: &mut Upstream, client: Value, token: Option<&str>) -> Session {
     let params = json!({
         "_meta": { "progressToken": 1 }, "protocolVersion": V2025_11, "capabilities": client,
         "clientInfo": { "name": "raw", "version": "1" },
     });
     let initialize = json!({ "jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params }).to_string();
-    let pending = Request::post(initialize).start(proxy.addr).await;
+    let request = Request::post(initialize);
+    let request = if let Some(token) = token { request.with("Authorization", token) } else { request };
+    let pending = request.start(proxy.addr).await;
     answer_initialize(upstream.expect("initialize").await, "s-1").await;
     let opened = pending.response().await;
     let name = opened.header("mcp-session-id").expect("a session");
-    let session = Session::opened_elsewhere(V2025_11, name, None);
+    let session = Session::opened_elsewhere(V2025_11, name, token);
     let pending = session.post(INITIALIZED).start(proxy.addr).await;
     upstream.expect("notifications/initialized").await.status(202).await;
     assert_eq!(pending.response().await.status, 202);

@@ -109,7 +109,8 @@ fn header_values(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = 
     headers.get_all(name).into_iter().map(|value| value.as_bytes().trim_ascii()).filter(|value| !value.is_empty())
 }
 
-/// Subject that a caller's token claims: a hash of the issuer and subject of a JWT. Unproven.
+/// Subject that a caller's token claims: a hash of the issuer and subject of a JWT, and of the client to which it was issued, if it names one.
+/// Unproven.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Subject([u8; 16]);
 
@@ -194,12 +195,14 @@ impl Principals {
     }
 
     fn claimed(&self, authorization: &HeaderValue, presented: &PresentedCredentials<'_>) -> Option<Subject> {
-        let Claims { iss, sub } = Claims::of(authorization)?;
-        // No header has such a name.
-        let claims = [("\0issuer", iss.as_bytes()), ("\0subject", sub.as_bytes())];
+        let Claims { iss, sub, client_id, azp } = Claims::of(authorization)?;
+        // No header has such a name. A user's other clients are other callers: a server may keep their sessions apart.
+        let claims = [("\0issuer", Some(&iss)), ("\0subject", Some(&sub)), ("\0client", client_id.as_ref())];
+        let claims = claims.into_iter().chain([("\0party", azp.as_ref())]);
+        let claims = claims.filter_map(|(place, claim)| Some((place, claim?.as_bytes())));
         let certificate = presented.certificate.as_ref().map(|names| ("certificate", names.as_bytes()));
         let others = presented.api_keys().chain(certificate).chain(presented.query());
-        Some(Subject(self.hash(claims.into_iter().chain(others))))
+        Some(Subject(self.hash(claims.chain(others))))
     }
 
     /// Returns the principal with these credentials.
@@ -328,6 +331,8 @@ mod tests {
         for other in [
             r#"{"iss":"i","sub":"v"}"#,
             r#"{"iss":"j","sub":"u"}"#,
+            r#"{"iss":"i","sub":"u","client_id":"c"}"#,
+            r#"{"iss":"i","sub":"u","azp":"c"}"#,
             r#"{"iss":"iu","sub":""}"#,
             r#"{"iss":"iu","sub":"u"}"#,
         ] {

@@ -2,7 +2,7 @@
 //!
 //! A server forgets its sessions when it restarts, and some end idle ones. Owned here: the recognition of a refused session, the decision
 //! whether it may be opened again, and the limits. Invariants: one handshake at a time in a session; a request that was refused is sent
-//! again once; a request that may have run never is. Absent: the handshake ([`handshake`]), its record (`event_log`), and the wordings of
+//! again once, or twice if the server was restarted in between; a request that may have run never is. Absent: the handshake ([`handshake`]), its record (`event_log`), and the wordings of
 //! refusals (`protocol`). A notification or a client response causes no revival: refused, it is dropped.
 
 mod affinity;
@@ -22,9 +22,9 @@ use affinity::AffinitySigns;
 use handshake::{Handshaking, Opened};
 
 use super::metrics::{Metrics, RevivalOutcome};
-use super::{ResponseBody, Template, Upstream};
+use super::{ProbeOutcome, ResponseBody, Template, Upstream};
 use crate::clock;
-use crate::event_log::{EventLog, Handshake, Home, Principal, Stream};
+use crate::event_log::{Binding, EventLog, Handshake, Home, Principal, Stream};
 use crate::protocol::error::Failure;
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::Owner;
@@ -153,7 +153,7 @@ impl Refused<'_> {
             return pass(response);
         }
         let handshake = match self.home(id).await {
-            Home::Here(handshake) if handshake.may_revive(&binding.principal) => handshake,
+            Home::Here(handshake) if self.may_revive(&handshake).await => handshake,
             Home::Elsewhere(owner) if self.is_routed => return send_to(owner),
             Home::Here(_) | Home::Elsewhere(_) | Home::Gone(_) | Home::Unknown => return pass(response),
         };
@@ -175,6 +175,23 @@ impl Refused<'_> {
             }
             Attempt::Failed => pass(response),
         }
+    }
+
+    /// Returns whether the caller may open the session again: the record names it, or it shows a later token of a caller that the record names.
+    async fn may_revive(&self, handshake: &Handshake) -> bool {
+        let Binding { principal, subject, .. } = self.stream.binding();
+        if handshake.may_revive(principal) {
+            return true;
+        }
+        let Some(subject) = subject else { return false };
+        let previous = self.upstream.observed().tokens().other_principals(subject, principal);
+        if !previous.iter().any(|principal| handshake.may_revive(principal)) {
+            return false;
+        }
+        // The claim shows only whom to ask about. The server judges the token again in the handshake, whose 2xx is the proof.
+        let probed = self.upstream.probe_outside_session(self.template).await;
+        self.metrics.observe_probe(&probed);
+        matches!(probed, ProbeOutcome::Genuine)
     }
 
     /// Returns the home of the refused session. A session whose home is gone is taken over.

@@ -10,11 +10,20 @@ pub(crate) fn bearer(sub: &str, serial: u32) -> String {
     signed(sub, serial, &format!("signature{serial}"))
 }
 
+/// Does as [`bearer`], with a token that was issued to a client.
+pub(crate) fn bearer_of_client(sub: &str, serial: u32, client: &str) -> String {
+    let payload = format!(r#"{{"iss":"i","sub":"{sub}","client_id":"{client}","jti":{serial}}}"#);
+    token(&payload, &format!("signature{serial}"))
+}
+
 /// Returns a token with this signature.
 pub(crate) fn signed(sub: &str, serial: u32, signature: &str) -> String {
-    let payload = format!(r#"{{"iss":"i","sub":"{sub}","jti":{serial}}}"#);
+    token(&format!(r#"{{"iss":"i","sub":"{sub}","jti":{serial}}}"#), signature)
+}
+
+fn token(payload: &str, signature: &str) -> String {
     let parts =
-        [r#"{"alg":"none of the proxy's business"}"#, &payload, signature].map(|part| URL_SAFE_NO_PAD.encode(part));
+        [r#"{"alg":"none of the proxy's business"}"#, payload, signature].map(|part| URL_SAFE_NO_PAD.encode(part));
     format!("Bearer {}", parts.join("."))
 }
 

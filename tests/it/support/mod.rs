@@ -15,7 +15,7 @@ pub(crate) mod upstream;
 pub(crate) mod wire;
 
 pub(crate) use client::{Client, End, Request, Response};
-pub(crate) use jwt::{Judge, bearer};
+pub(crate) use jwt::{Judge, bearer, bearer_of_client};
 pub(crate) use mcp::*;
 pub(crate) use proxy::{LATER, Proxy, SOON, command};
 pub(crate) use redis::Redis;
