@@ -5,22 +5,29 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::cancel::cancelled;
+use crate::dialects::url::target;
 use crate::revival::*;
 use crate::support::*;
 
 /// A request of the server.
-fn question(id: impl Into<Value>) -> String {
+pub(crate) fn question(id: impl Into<Value>) -> String {
     json!({ "jsonrpc": "2.0", "id": id.into(), "method": "elicitation/create", "params": { "message": "" } })
         .to_string()
 }
 
 /// A client's response to one.
-fn response_to(id: impl Into<Value>) -> String {
+pub(crate) fn response_to(id: impl Into<Value>) -> String {
     json!({ "jsonrpc": "2.0", "id": id.into(), "result": { "action": "accept" } }).to_string()
 }
 
 /// Begins a call whose response is an event stream, in the session `name`.
-async fn begin_call(upstream: &mut Upstream, proxy: &Proxy, session: &Session, id: u64, name: &str) -> (Sse, Response) {
+pub(crate) async fn begin_call(
+    upstream: &mut Upstream,
+    proxy: &Proxy,
+    session: &Session,
+    id: u64,
+    name: &str,
+) -> (Sse, Response) {
     let pending = session.post(call(id)).start(proxy.addr).await;
     let sent = upstream.expect("tools/call").await;
     assert_eq!(sent.header("mcp-session-id"), Some(name));
@@ -31,7 +38,13 @@ async fn begin_call(upstream: &mut Upstream, proxy: &Proxy, session: &Session, i
 }
 
 /// Sends a client's message, and returns as the upstream gets it in the session `name`.
-async fn passes(upstream: &mut Upstream, proxy: &Proxy, session: &Session, message: String, name: &str) -> Value {
+pub(crate) async fn passes(
+    upstream: &mut Upstream,
+    proxy: &Proxy,
+    session: &Session,
+    message: String,
+    name: &str,
+) -> Value {
     let pending = session.post(message).start(proxy.addr).await;
     let call = upstream.next().await;
     assert_eq!(call.header("mcp-session-id"), Some(name));
@@ -42,7 +55,7 @@ async fn passes(upstream: &mut Upstream, proxy: &Proxy, session: &Session, messa
 }
 
 /// Sends a client's message that the proxy takes and drops.
-async fn is_dropped(upstream: &mut Upstream, proxy: &Proxy, session: &Session, message: String) {
+pub(crate) async fn is_dropped(upstream: &mut Upstream, proxy: &Proxy, session: &Session, message: String) {
     assert_eq!(session.post(message).send(proxy.addr).await.status, 202);
     settle(proxy, upstream).await;
     assert!(upstream.is_quiet());
@@ -244,4 +257,65 @@ async fn the_cancel_of_a_call_that_was_sent_again_goes_to_the_new_session() {
     assert_eq!(cancel.header("mcp-session-id"), Some("s-2"));
     cancel.status(202).await;
     assert_eq!(pending.response().await.status, 504);
+}
+
+/// POSTs a response on the URL of the stream that asked, and returns it as the upstream gets it in the session `name`. The client reads on in
+/// the returned response.
+async fn passes_on_url(upstream: &mut Upstream, proxy: &Proxy, request: Request, name: &str) -> (Value, Response) {
+    let pending = request.start(proxy.addr).await;
+    let call = upstream.expect("response").await;
+    assert_eq!((call.target.as_str(), call.header("mcp-session-id")), ("/mcp", Some(name)));
+    let body = call.json_body();
+    call.status(202).await;
+    let mut response = pending.response().await.sse();
+    response.prime().await;
+    (body, response)
+}
+
+#[tokio::test]
+async fn a_renamed_request_is_answered_on_the_url_of_its_stream() {
+    for pause in [Duration::ZERO, Duration::from_secs(700)] {
+        let (mut upstream, proxy, session) = revived_with_unanswered(0).await;
+        let (sse, mut response) = begin_call(&mut upstream, &proxy, &session, 3, "s-2").await;
+        let url = target(&response);
+        sse.event(question(0)).await;
+        assert_eq!(response.event().await.bytes(), question("mr-1-0").as_bytes());
+        // After the pause the caller is unproven.
+        pass(pause).await;
+        let late = session.post(response_to(0)).target(&url).send(proxy.addr).await;
+        late.sse().prime().await;
+        settle(&proxy, &mut upstream).await;
+        assert!(upstream.is_quiet(), "a late response");
+        let request = session.post(response_to("mr-1-0")).target(&url);
+        let (body, _response) = passes_on_url(&mut upstream, &proxy, request.clone(), "s-2").await;
+        assert_eq!(body, serde_json::from_str::<Value>(&response_to(0)).unwrap());
+        let mut response = request.send(proxy.addr).await.sse();
+        response.prime().await;
+        sse.finish(result(3)).await;
+        assert_eq!(response.event().await.bytes(), result(3).as_bytes());
+        assert!(upstream.is_quiet(), "each is answered once");
+    }
+}
+
+#[tokio::test]
+async fn a_call_of_the_old_session_is_answered_there_on_its_url() {
+    let (mut upstream, proxy, session) = ready().await;
+    let (sse, mut response) = begin_call(&mut upstream, &proxy, &session, 1, "s-1").await;
+    let url = target(&response);
+    sse.event_id("e1", question(0)).await;
+    response.event().await;
+    sse.end().await;
+    revive(&mut upstream, &proxy, &session, 2, "s-1", "s-2").await;
+    pass(Duration::from_secs(2)).await;
+    let get = upstream.expect("GET").await;
+    assert_eq!(get.header("mcp-session-id"), Some("s-1"));
+    let sse = get.sse().await;
+    let request = session.post(response_to(0)).target(&url);
+    let (body, mut response) = passes_on_url(&mut upstream, &proxy, request, "s-1").await;
+    assert_eq!(body["id"], json!(0));
+    sse.event(question(5)).await;
+    assert_eq!(response.event().await.bytes(), question("mr-0-0").as_bytes());
+    let request = session.post(response_to("mr-0-0")).target(&url);
+    let (body, _response) = passes_on_url(&mut upstream, &proxy, request, "s-1").await;
+    assert_eq!(body["id"], json!(5));
 }

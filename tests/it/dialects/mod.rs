@@ -4,7 +4,7 @@ mod requests;
 mod streams;
 mod together;
 pub(crate) mod tokens;
-mod url;
+pub(crate) mod url;
 
 use serde_json::{Value, json};
 

@@ -7,7 +7,7 @@ use crate::client_responses::{answer, question};
 use crate::support::*;
 
 /// The target of a response's link, as a client resolves it.
-fn target(response: &Response) -> String {
+pub(crate) fn target(response: &Response) -> String {
     let links = response.head.all("link");
     let ours = links.iter().find_map(|link| link.strip_prefix('<')?.strip_suffix(">; rel=\"stream\""));
     let ours = ours.unwrap_or_else(|| panic!("no link to the stream: {links:?}"));
