@@ -7,6 +7,7 @@ use super::outage::try_again;
 use super::*;
 use crate::misdirected::{ONE, TWO};
 use crate::revival::{answer, answer_initialize, complete, open, open_again, refuse};
+use crate::session_generations::{begin_call, is_dropped, passes, question, response_to};
 
 const OWNER: &str = "Mcp-Resume-Owner";
 const HOME: &str = "Mcp-Resume-Home";
@@ -94,6 +95,31 @@ async fn a_session_is_opened_again_after_a_restart_of_the_proxy() {
     refuse(&mut upstream, "tools/call", "s-1").await;
     assert_eq!(pending.response().await.status, 404);
     assert!(upstream.is_quiet());
+}
+
+/// A client may answer what the server asked before both were restarted, and the server counts from 0 again.
+#[tokio::test]
+async fn a_late_response_answers_no_request_after_a_restart_of_server_and_proxy() {
+    let dir = Dir::new("late-response");
+    let mut upstream = Upstream::start().await;
+    let proxy = dir.open(&upstream).await;
+    let session = open(&proxy, &mut upstream, json!({})).await;
+    proxy.stop().await;
+
+    let proxy = dir.open(&upstream).await;
+    let pending = session.post(call(1)).start(proxy.addr).await;
+    refuse(&mut upstream, "tools/call", "s-1").await;
+    open_again(&mut upstream, "s-2").await;
+    answer(&mut upstream, 1, "s-2").await;
+    assert_eq!(pending.response().await.status, 200);
+    let (sse, mut response) = begin_call(&mut upstream, &proxy, &session, 2, "s-2").await;
+    sse.event(question(0)).await;
+    let asked = response.event().await.json()["id"].clone();
+    assert!(asked.as_str().is_some_and(|id| id.starts_with("mr-1-")), "{asked}");
+    is_dropped(&mut upstream, &proxy, &session, response_to(0)).await;
+    // As would be one to a request that had such an ID before.
+    is_dropped(&mut upstream, &proxy, &session, response_to("mr-1-0")).await;
+    assert_eq!(passes(&mut upstream, &proxy, &session, response_to(asked), "s-2").await["id"], json!(0));
 }
 
 #[tokio::test]

@@ -3,7 +3,8 @@
 //! A server numbers its requests from 0 in each session that it opens, and a client's response has the ID of the request and nothing else. The
 //! client's session outlives the server's, so one ID may name the requests of two generations. Owned here: the names; the IDs of requests that
 //! earlier generations have left without a response; and IDs of the proxy's own, `mr-<generation>-<number>`, for requests that would have one
-//! of these IDs, and for all requests of a generation that is over. Invariants: an ID that an earlier generation has left without a response
+//! of these IDs, and for all requests of a generation that is over. The IDs end with the process: in a session that was restored from a store
+//! each ID counts as one that an earlier generation has left. Invariants: an ID that an earlier generation has left without a response
 //! names no request of a later one, even after a late response; of each kind the newest few are kept. Absent: the messages
 //! (`protocol/jsonrpc`), and the streams that carry them.
 
@@ -69,6 +70,8 @@ pub(super) struct Generations {
     renamed: VecDeque<Renamed>,
     /// Number of requests that were renamed.
     count: u64,
+    /// Generation that was restored from a store, or `None` if all requests came here. It and those before it may have left any ID.
+    restored: Option<SessionGeneration>,
 }
 
 /// A request of the server that clients know under an ID of the proxy's own.
@@ -77,6 +80,7 @@ struct Renamed {
     generation: SessionGeneration,
     server_id: RequestId,
     id: RequestId,
+    is_ping: bool,
 }
 
 impl Generations {
@@ -89,10 +93,11 @@ impl Generations {
             unanswered: VecDeque::new(),
             renamed: VecDeque::new(),
             count: 0,
+            restored: None,
         }
     }
 
-    /// Restores the present generation of a session from a store. The IDs of the generations before it are not known.
+    /// Restores the present generation of a session from a store. The IDs of its requests, and of those before it, are not known.
     pub(super) fn restored(generation: SessionGeneration, name: UpstreamName) -> Self {
         Self {
             names: VecDeque::from([(generation, name)]),
@@ -100,6 +105,7 @@ impl Generations {
             next: generation.0.saturating_add(1),
             // A client may still have IDs of the process before.
             count: u64::from(u32::from_be_bytes(random::bytes())),
+            restored: Some(generation),
             ..Self::new(UpstreamName::Original)
         }
     }
@@ -175,21 +181,24 @@ impl Generations {
 
     /// Returns whether a response with this ID may be late: one for a request of an earlier generation.
     pub(super) fn have_left_unanswered(&self, id: &RequestId) -> bool {
-        self.unanswered.contains(id)
+        let may_be_unknown = self.restored.is_some_and(|restored| restored < self.newest());
+        self.unanswered.contains(id) || (may_be_unknown && id.text().len() <= ID_LEN_MAX)
     }
 
     /// Returns the ID of the proxy's own for a request of the server, or `None` if the request keeps its ID.
-    pub(super) fn rename(&mut self, generation: SessionGeneration, id: &RequestId) -> Option<RequestId> {
-        let is_new = (generation == self.newest() && !self.unanswered.contains(id)) || simulation::has(Bug::ReusesIds);
+    pub(super) fn rename(&mut self, generation: SessionGeneration, id: &RequestId, is_ping: bool) -> Option<RequestId> {
+        let is_new = (generation == self.newest() && !self.have_left_unanswered(id)) || simulation::has(Bug::ReusesIds);
         if is_new || !self.are_several() || id.text().len() > ID_LEN_MAX {
             return None;
         }
         if self.renamed.len() == IDS_MAX {
-            self.renamed.pop_front();
+            // A ping is answered at once, and people take their time with an elicitation.
+            let oldest_ping = self.renamed.iter().position(|renamed| renamed.is_ping);
+            self.renamed.remove(oldest_ping.unwrap_or(0));
         }
         let own = RequestId::String(format!("mr-{}-{}", generation.0, self.count).into());
         self.count += 1;
-        self.renamed.push_back(Renamed { generation, server_id: id.clone(), id: own.clone() });
+        self.renamed.push_back(Renamed { generation, server_id: id.clone(), id: own.clone(), is_ping });
         Some(own)
     }
 
@@ -217,6 +226,7 @@ impl Generations {
     pub(super) fn forget_ids(&mut self) {
         self.unanswered = VecDeque::new();
         self.renamed = VecDeque::new();
+        self.restored = None;
     }
 }
 
@@ -251,17 +261,17 @@ mod tests {
     fn a_session_that_was_never_opened_again_renames_nothing() {
         let mut generations = Generations::new(UpstreamName::Original);
         generations.leave_unanswered([number(0)]);
-        assert_eq!(generations.rename(FIRST, &number(0)), None);
+        assert_eq!(generations.rename(FIRST, &number(0), false), None);
         assert!(!generations.are_several());
     }
 
     #[test]
     fn a_request_is_renamed_only_if_an_earlier_generation_has_left_its_id_unanswered() {
         let mut generations = opened_again([number(0), RequestId::String("1".into())]);
-        assert_eq!(generations.rename(SECOND, &number(1)), None, "another type");
-        assert_eq!(generations.rename(SECOND, &number(2)), None);
-        assert_eq!(generations.rename(SECOND, &number(0)), own("mr-1-0"));
-        assert_eq!(generations.rename(SECOND, &RequestId::String("1".into())), own("mr-1-1"));
+        assert_eq!(generations.rename(SECOND, &number(1), false), None, "another type");
+        assert_eq!(generations.rename(SECOND, &number(2), false), None);
+        assert_eq!(generations.rename(SECOND, &number(0), false), own("mr-1-0"));
+        assert_eq!(generations.rename(SECOND, &RequestId::String("1".into()), false), own("mr-1-1"));
         assert_eq!(generations.server_id_of(&own("mr-1-0").unwrap()), Some((SECOND, number(0))));
         assert_eq!(generations.server_id_of(&own("mr-1-1").unwrap()), Some((SECOND, RequestId::String("1".into()))));
         assert_eq!(generations.id_of(SECOND, &number(0)), own("mr-1-0"));
@@ -272,22 +282,50 @@ mod tests {
     #[test]
     fn each_request_of_a_generation_that_is_over_is_renamed() {
         let mut generations = opened_again([]);
-        assert_eq!(generations.rename(FIRST, &number(5)), own("mr-0-0"));
-        assert_eq!(generations.rename(FIRST, &number(5)), own("mr-0-1"));
+        assert_eq!(generations.rename(FIRST, &number(5), false), own("mr-0-0"));
+        assert_eq!(generations.rename(FIRST, &number(5), false), own("mr-0-1"));
         assert_eq!(generations.id_of(FIRST, &number(5)), own("mr-0-1"), "the newest");
-        assert_eq!(generations.rename(SECOND, &number(5)), None);
+        assert_eq!(generations.rename(SECOND, &number(5), false), None);
     }
 
     #[test]
     fn an_id_of_the_proxys_own_is_never_used_again() {
         let mut generations = opened_again([number(0)]);
-        let first = generations.rename(SECOND, &number(0)).unwrap();
+        let first = generations.rename(SECOND, &number(0), false).unwrap();
         generations.begin(name("c"));
         generations.leave_unanswered([first.clone(), number(1)]);
         generations.adopt(&name("c"));
         assert!(!generations.have_left_unanswered(&first));
-        assert_eq!(generations.rename(SessionGeneration(2), &number(1)), own("mr-2-1"));
+        assert_eq!(generations.rename(SessionGeneration(2), &number(1), false), own("mr-2-1"));
         assert_eq!(generations.server_id_of(&first), Some((SECOND, number(0))));
+    }
+
+    #[test]
+    fn each_id_may_have_been_left_before_the_session_was_restored() {
+        let mut generations = Generations::restored(SECOND, UpstreamName::Renamed(name("b")));
+        assert_eq!(generations.rename(SECOND, &number(0), false), None, "the server goes on with its numbers");
+        assert!(!generations.have_left_unanswered(&number(0)));
+        generations.adopt(&name("c"));
+        let third = SessionGeneration(2);
+        let own = generations.rename(third, &number(0), false).expect("an ID of the proxy's own");
+        assert_eq!(generations.server_id_of(&own), Some((third, number(0))));
+        assert!(generations.have_left_unanswered(&number(0)), "a late response");
+        let long = RequestId::String("x".repeat(300).into());
+        assert!(generations.rename(third, &long, false).is_none() && !generations.have_left_unanswered(&long));
+        generations.forget_ids();
+        assert_eq!(generations.rename(third, &number(1), false), None);
+    }
+
+    #[test]
+    fn pings_go_before_other_requests() {
+        let mut generations = opened_again([]);
+        let asked = generations.rename(FIRST, &number(0), false).unwrap();
+        let first_ping = generations.rename(FIRST, &number(1), true).unwrap();
+        for id in 2..100 {
+            generations.rename(FIRST, &number(id), true);
+        }
+        assert_eq!(generations.server_id_of(&asked), Some((FIRST, number(0))));
+        assert_eq!(generations.server_id_of(&first_ping), None);
     }
 
     #[test]
@@ -314,10 +352,10 @@ mod tests {
         let mut generations = opened_again((0..100).map(number));
         assert!(!generations.have_left_unanswered(&number(35)) && generations.have_left_unanswered(&number(36)));
         for id in 36..100 {
-            assert!(generations.rename(SECOND, &number(id)).is_some());
+            assert!(generations.rename(SECOND, &number(id), false).is_some());
         }
         let bytes = generations.byte_len();
-        assert!(generations.rename(SECOND, &number(99)).is_some());
+        assert!(generations.rename(SECOND, &number(99), false).is_some());
         assert!(generations.byte_len() <= bytes + 2 && bytes < 16 * 1024);
         assert_eq!(generations.server_id_of(&own("mr-1-0").unwrap()), None);
         assert!(generations.server_id_of(&own("mr-1-1").unwrap()).is_some());

@@ -428,7 +428,9 @@ impl Handshake {
     /// them so as well. Returns `None` if the message stays as it is.
     pub fn rename_server_requests(&self, generation: SessionGeneration, message: &[u8]) -> Option<Vec<u8>> {
         jsonrpc::rename_ids(message, |message, id| match message {
-            Message::Request { .. } => self.change_ids(|generations| generations.rename(generation, id)),
+            Message::Request { method, .. } => {
+                self.change_ids(|generations| generations.rename(generation, id, **method == *"ping"))
+            }
             Message::Notification { .. } => self.lock().generations.id_of(generation, id),
             Message::Response { .. } => None,
         })
