@@ -40,6 +40,10 @@ pub enum Bug {
     ForwardsEveryAnswer,
     /// A call that the server refused with its session goes to the new session twice.
     RunsTwice,
+    /// A drain does not wait for the calls that run.
+    DrainsPastCalls,
+    /// A session that its client has ended while it was opened again stays open at the server.
+    LeavesTheEnded,
     /// A request of the server keeps an ID that an earlier session has left unanswered.
     ReusesIds,
 }

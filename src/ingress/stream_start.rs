@@ -14,6 +14,7 @@ use crate::protocol::dialect::{Declared, Waits};
 use crate::protocol::headers::Accept;
 use crate::protocol::ids::StreamKind;
 use crate::protocol::jsonrpc::MethodName;
+use crate::simulation::{self, Bug};
 use crate::upstream::{self, InlineTask, ProgressRule, Pump, ResponseObserver, Template, Upstream};
 
 /// Part of an upstream call that its request decides.
@@ -110,6 +111,7 @@ impl StreamStarter {
         let pump = Pump::begin(self.upstream.clone(), self.log.clone(), self.metrics.clone(), writer, call);
         let run = pump.run().in_current_span();
         match stream.with_machine(|machine| machine.policy().kind) {
+            StreamKind::Request if simulation::has(Bug::DrainsPastCalls) => InlineTask::new(run),
             StreamKind::Request => {
                 let of_session = context.session.as_ref().map(Session::begin_call);
                 let run = async move {

@@ -66,7 +66,7 @@ async fn run(plan: Plan) -> Report {
     let to_upstream = Arc::new(Refusing(world.clone(), to_upstream));
     let sidecar = Sidecar::new(world.plan.config.clone(), to_upstream).unwrap();
     let (log, metrics) = (sidecar.log(), sidecar.metrics());
-    let proxy = tokio::spawn(sidecar.run(listener, std::future::pending()));
+    let proxy = tokio::spawn(sidecar.run(listener, drain(world.clone())));
     let upstream = tokio::spawn(upstream::serve(world.clone(), upstream));
     let jumping = tokio::spawn(jump(world.clone()));
     let restarting = tokio::spawn(restart(world.clone()));
@@ -88,11 +88,20 @@ async fn run(plan: Plan) -> Report {
     let wait = streams.max_wait.unwrap_or_default() + Duration::from_secs(100);
     world.sleep(wait).await;
     let open = world.model().open();
-    if streams.max_wait.is_some() && !open.is_empty() {
+    if streams.max_wait.is_some() && !open.is_empty() && !world.is_draining() {
         world.blame(format!("calls without a client still run: {open:?}"));
+    }
+    let outliving = world.sessions().outliving();
+    if !outliving.is_empty() {
+        world.blame(format!("sessions that their clients have ended go on at the server: {outliving:?}"));
     }
     world.model().is_over = true;
     upstream.abort();
+    if world.is_draining() {
+        // The process is gone, and all that it knew.
+        proxy.abort();
+        return world.report();
+    }
     world.sleep(wait + streams.retention + Duration::from_secs(4000)).await;
     if !log.is_empty() || !log.retry_index().is_empty() || !log.sessions().is_empty() {
         let (streams, calls, sessions) = (log.len(), log.retry_index().len(), log.sessions().len());
@@ -115,6 +124,16 @@ async fn jump(world: Arc<World>) {
         world.sleep(*at).await;
         tokio::time::advance(*by).await;
         world.reach("a clock that jumped");
+    }
+}
+
+/// Returns when the proxy is to drain.
+async fn drain(world: Arc<World>) {
+    let Some(at) = world.plan.drains else { return std::future::pending().await };
+    world.sleep(at).await;
+    world.reach("a drain");
+    if (0..world.plan.clients.len()).any(|client| world.sessions().is_being_opened_again(client)) {
+        world.reach("a drain while a session was being opened again");
     }
 }
 
@@ -201,6 +220,10 @@ fn the_seeds_reach_every_kind_of_event() {
         "a server that restarted",
         "a session that was opened again",
         "a late refusal",
+        "a drain",
+        "a drain while a session was being opened again",
+        "a handshake that was cut short",
+        "the end of a session that was being opened again",
         "a question with another ID",
         "a late answer",
     ];
@@ -260,6 +283,8 @@ planted! {
     LeavesThePrimeOut within 10 => a_response_without_an_id_is_found;
     EndsWithTheClient within 10 => a_call_that_ends_with_its_connection_is_found;
     RunsTwice within 200 => a_refused_call_that_is_sent_again_twice_is_found;
+    DrainsPastCalls within 800 => a_drain_that_does_not_wait_for_calls_is_found;
+    LeavesTheEnded within 800 => a_session_that_outlives_its_end_is_found;
     ReusesIds within 800 => an_answer_to_a_question_of_another_session_is_found;
     ForwardsEveryAnswer within 20 => an_answer_that_goes_upstream_twice_is_found;
 }

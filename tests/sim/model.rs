@@ -72,6 +72,8 @@ pub(crate) struct Call {
     /// Since when the client knows that its answer was taken.
     acknowledged: BTreeMap<String, Instant>,
     begun: Option<Instant>,
+    /// Time, since the beginning of the run, at which the first whole POST was sent.
+    pub(crate) posted: Option<Duration>,
     pub(crate) cancelled: bool,
     /// Of a session's own stream: the steps that are done.
     pub(crate) steps: usize,
@@ -149,8 +151,6 @@ pub(crate) struct Model {
     pub(crate) deleted: BTreeSet<usize>,
     /// Questions of sessions that the server has forgotten.
     pub(crate) lost: BTreeSet<String>,
-    /// Clients with a handshake of the proxy that a restart has cut short: a refusal may reach them.
-    pub(crate) interrupted: BTreeSet<usize>,
     pub(crate) reached: Vec<&'static str>,
 }
 
@@ -162,7 +162,6 @@ impl Model {
             began,
             deleted: BTreeSet::new(),
             lost: BTreeSet::new(),
-            interrupted: BTreeSet::new(),
             reached: Vec::new(),
         }
     }
@@ -400,8 +399,8 @@ impl Model {
         body: &str,
         now: Instant,
     ) -> Result<(), String> {
-        // A call that its client has cancelled is not sent again.
-        let may_be_refused = self.interrupted.contains(&key.0) || self.call(key).cancelled;
+        // A call that its client has cancelled is not sent again, and a session that its client has ended is not opened again.
+        let may_be_refused = self.deleted.contains(&key.0) || self.call(key).cancelled;
         if status == 404 && may_be_refused && code(body) == Some(-32001) {
             return Ok(());
         }
@@ -430,9 +429,11 @@ impl Model {
         let delivery = &plan.config.delivery;
         let polls = delivery.mode == mcp_resume::config::Mode::Poll;
         let is_old = delivery.max_connection.is_some_and(|most| now.saturating_duration_since(reading.asked) >= most);
+        let is_deleted = self.deleted.contains(&key.0);
+        let is_draining = plan.drains.is_some_and(|drains| now.saturating_duration_since(self.began) >= drains);
         let call = self.call(key);
         let overtaken = call.connections > reading.connection;
-        if key.1 == 0 && (overtaken || is_old) {
+        if key.1 == 0 && (overtaken || is_old || is_deleted || is_draining) {
             return Ok(());
         }
         if key.1 == 0 {
@@ -466,9 +467,8 @@ impl Model {
         now: Instant,
     ) -> Result<Vec<usize>, String> {
         let deleted = self.deleted.contains(&key.0);
-        let interrupted = self.interrupted.contains(&key.0);
-        let is_over =
-            self.is_over || plan.refuses.is_some_and(|(from, _)| now.saturating_duration_since(self.began) >= from);
+        let elapsed = now.saturating_duration_since(self.began);
+        let is_over = self.is_over || plan.refuses.is_some_and(|(from, _)| elapsed >= from);
         let call = self.call(key);
         let streams = &plan.config.streams;
         let since = |then: Option<Instant>| then.map_or(Duration::ZERO, |then| now.saturating_duration_since(then));
@@ -477,6 +477,8 @@ impl Model {
         let timed_out = streams.call_timeout.is_some_and(|most| since(call.begun) >= most);
         let abandoned = wait.is_some_and(|wait| away >= wait);
         let failed = is_over || call.runs.is_empty() || call.runs.iter().any(|run| run.failed);
+        let is_new = plan.drains.is_some_and(|drains| call.posted.is_none_or(|posted| posted >= drains));
+        let drained = is_new || plan.drained().is_some_and(|drained| elapsed >= drained);
         let named = named(plan, key, data);
         // What the upstream said before it failed comes before the errors: one for each request it left unanswered.
         let are_next = at.is_none_or(|(run, seq)| {
@@ -487,10 +489,10 @@ impl Model {
         });
         let has_reason = match code(data) {
             Some(-32010) => failed && are_next,
-            Some(-32011) => timed_out || abandoned || deleted,
+            Some(-32011) => timed_out || abandoned || deleted || drained,
             Some(-32012) => away >= streams.retention || plan.is_tight() || (plan.is_modern(key) && abandoned),
             Some(-32013) => plan.is_tight(),
-            Some(-32001) => interrupted || call.cancelled,
+            Some(-32001) => deleted || call.cancelled,
             Some(_) | None => false,
         };
         self.reached.push(match code(data) {

@@ -16,6 +16,8 @@ pub(crate) struct Plan {
     pub(crate) jumps: Vec<(Duration, Duration)>,
     /// Times at which the server restarts: it closes all connections, and forgets all sessions.
     pub(crate) restarts: Vec<Duration>,
+    /// Time at which the proxy is asked to drain.
+    pub(crate) drains: Option<Duration>,
     /// Delays of the server's refusals of sessions and of its handshakes, one after another and over again.
     pub(crate) delays: Vec<Duration>,
     /// The upstream refuses connections from the first time to the second.
@@ -35,6 +37,8 @@ pub(crate) struct Client {
     pub(crate) listens: Option<Listening>,
     /// True if the client deletes its session at the end.
     pub(crate) deletes: bool,
+    /// Time at which the client deletes its session while its calls may run.
+    pub(crate) ends: Option<Duration>,
 }
 
 /// Use of a session's standalone stream.
@@ -166,8 +170,8 @@ impl Plan {
             let from = rng.millis(5000);
             (from, from + rng.millis(6000))
         });
-        let (restarts, delays) = (Vec::new(), vec![Duration::ZERO]);
-        let mut plan = Self { seed, config, clients, jumps, restarts, delays, refuses, pipes };
+        let (restarts, drains, delays) = (Vec::new(), None, vec![Duration::ZERO]);
+        let mut plan = Self { seed, config, clients, jumps, restarts, drains, delays, refuses, pipes };
         // Drawn apart, so that all other draws of a seed stay.
         let rng = &mut Rng::new(seed ^ 0x5e55_1045);
         if rng.percent(25) && !plan.is_tight() {
@@ -211,11 +215,25 @@ impl Plan {
                 steps.insert(rng.below(steps.len() + 1), Step::Ask(rng.millis(2000)));
             }
         }
+        for client in self.clients.iter_mut().filter(|client| client.version != "2026-07-28") {
+            // While the session is opened again, if a call comes by then.
+            client.ends = rng.percent(30).then(|| rng.pick(&self.restarts) + rng.millis(1500));
+        }
+        if rng.percent(30) {
+            self.drains = Some(rng.pick(&self.restarts) + rng.millis(1500));
+            self.config.replica.drain_delay = Some(Duration::ZERO);
+            self.config.replica.drain_timeout = Duration::from_secs(100);
+        }
     }
 
     /// Returns true if the upstream may fail a request before it has begun to answer.
     pub(crate) fn may_be_down(&self) -> bool {
         self.refuses.is_some() || !self.restarts.is_empty()
+    }
+
+    /// Returns the time at which the proxy ends the calls that still run.
+    pub(crate) fn drained(&self) -> Option<Duration> {
+        Some(self.drains? + self.config.replica.drain_timeout)
     }
 
     /// Bounds so small that a call may be held up or lose what was written.
@@ -312,7 +330,7 @@ fn client(rng: &mut Rng, config: &Config) -> Client {
     let calls = (0..1 + rng.below(3)).map(|_| call(rng, config, version)).collect();
     let listens = (version != "2026-07-28" && rng.percent(35)).then(|| listening(rng));
     let deletes = rng.percent(30) || (listens.is_some() && config.streams.max_wait.is_none());
-    Client { version, calls, opens_by_stream: rng.percent(30), listens, deletes }
+    Client { version, calls, opens_by_stream: rng.percent(30), listens, deletes, ends: None }
 }
 
 fn listening(rng: &mut Rng) -> Listening {

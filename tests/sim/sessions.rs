@@ -17,6 +17,8 @@ pub(crate) struct Sessions {
     initialized: BTreeSet<usize>,
     /// Name that each client knows.
     names: BTreeMap<usize, String>,
+    /// Clients that have ended their sessions.
+    ended: BTreeSet<usize>,
     /// Number of delays so far.
     delays: usize,
 }
@@ -96,12 +98,28 @@ impl Sessions {
         self.living.get(name)?.asked.get(usize::try_from(id.as_u64()?).ok()?).cloned()
     }
 
-    /// Forgets all sessions. Returns their questions, and the clients whose handshakes are cut short.
-    pub(crate) fn forget_all(&mut self) -> (Vec<String>, Vec<usize>) {
-        let begun = self.living.keys().filter(|name| self.is_premature(name)).filter_map(|name| client_of(name));
-        let begun = begun.collect();
+    /// Forgets all sessions. Returns their questions, and whether a handshake of the proxy is cut short.
+    pub(crate) fn forget_all(&mut self) -> (Vec<String>, bool) {
+        let is_cut_short = self.living.keys().any(|name| self.is_premature(name));
         let forgotten = std::mem::take(&mut self.living);
-        (forgotten.into_values().flat_map(|session| session.asked).map(|(_, ask)| ask).collect(), begun)
+        (forgotten.into_values().flat_map(|session| session.asked).map(|(_, ask)| ask).collect(), is_cut_short)
+    }
+
+    /// Returns whether the proxy has opened a session for a client, and has not completed its handshake.
+    pub(crate) fn is_being_opened_again(&self, client: usize) -> bool {
+        self.living.keys().any(|name| client_of(name) == Some(client) && self.is_premature(name))
+    }
+
+    /// Notes that a client knows its session to be over.
+    pub(crate) fn note_end(&mut self, client: usize) {
+        self.ended.insert(client);
+    }
+
+    /// Returns the living sessions of clients that have ended theirs. One that a later session has replaced does not count: a tool may say 404,
+    /// which the proxy takes for the refusal of a session.
+    pub(crate) fn outliving(&self) -> Vec<String> {
+        let is_ended = |session: &&String| client_of(session).is_some_and(|client| self.ended.contains(&client));
+        self.living.keys().filter(|session| is_ended(session) && !self.is_older(session)).cloned().collect()
     }
 
     /// Notes the name that a client was given.

@@ -55,11 +55,11 @@ impl World {
 
     /// Restarts the server: its connections end, and its sessions are gone.
     pub(crate) fn restart(&self) {
-        let (lost, begun) = self.sessions().forget_all();
-        let mut model = self.model();
-        model.lost.extend(lost);
-        model.interrupted.extend(begun);
-        drop(model);
+        let (lost, is_cut_short) = self.sessions().forget_all();
+        self.model().lost.extend(lost);
+        if is_cut_short {
+            self.reach("a handshake that was cut short");
+        }
         self.restarts.fetch_add(1, Ordering::Relaxed);
         self.restarted.notify_waiters();
     }
@@ -85,6 +85,11 @@ impl World {
     pub(crate) fn refuses(&self) -> bool {
         let now = self.elapsed();
         self.plan.refuses.is_some_and(|(from, to)| from <= now && now < to)
+    }
+
+    /// Returns true once the proxy was asked to drain: new calls are refused, and in the end it is gone.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.plan.drains.is_some_and(|at| at <= self.elapsed())
     }
 
     /// All the time by which the clock is moved.

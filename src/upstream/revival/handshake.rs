@@ -23,6 +23,7 @@ use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{self, ProtocolVersion, SessionId, names};
 use crate::protocol::ids::Owner;
 use crate::protocol::jsonrpc::{self, Message, RequestId, ServerFacts};
+use crate::simulation::{self, Bug};
 
 /// Time limit for a handshake.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -306,7 +307,7 @@ impl Handshaking {
 
     /// Ends a session that no client will use.
     async fn end(&self, name: Option<&SessionId>) {
-        if name.is_none() {
+        if name.is_none() || simulation::has(Bug::LeavesTheEnded) {
             return;
         }
         let mut headers = self.headers_in(name);

@@ -2,8 +2,8 @@
 //!
 //! A server forgets its sessions when it restarts, and some end idle ones. Owned here: the recognition of a refused session, the decision
 //! whether it may be opened again, and the limits. Invariants: one handshake at a time in a session; a request that was refused is sent
-//! again once, or twice if the server was restarted in between; a request that may have run never is. Absent: the handshake ([`handshake`]), its record (`event_log`), and the wordings of
-//! refusals (`protocol`). A notification or a client response causes no revival: refused, it is dropped.
+//! again once, or twice if the server was restarted in between; a request that may have run never is. Absent: the handshake ([`handshake`]),
+//! its record (`event_log`), and the wordings of refusals (`protocol`). A notification or a client response causes no revival: refused, it is dropped.
 
 mod affinity;
 mod generations;

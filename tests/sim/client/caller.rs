@@ -169,6 +169,22 @@ impl Caller {
         (sender.post_with(&key, &body.to_string()), cursor)
     }
 
+    /// Notes that the proxy is gone. A drain waits for a call that was begun before, and for its client to fetch the response.
+    fn note_gone(&self) {
+        let world = &self.world;
+        let was_posted = {
+            let mut model = world.model();
+            let is_over = model.deleted.contains(&self.key.0);
+            let call = model.call(self.key);
+            let began = call.posted.filter(|_| !is_over && !call.cancelled);
+            began.is_some_and(|began| world.plan.drains.is_some_and(|drains| began < drains))
+        };
+        let is_timed_out = world.plan.drained().is_some_and(|drained| drained <= world.elapsed());
+        if was_posted && !is_timed_out && !self.is_answered && !self.is_lost && self.call.patience.is_none() {
+            world.blame(format!("{:?}: the proxy has not waited for the call", self.key));
+        }
+    }
+
     async fn exchange(&mut self, fault: Fault) -> Option<Ended> {
         let world = self.world.clone();
         let (request, cursor) = self.request();
@@ -185,7 +201,13 @@ impl Caller {
         }
         let mut connection = match self.idle.take() {
             Some(idle) => idle.under(name),
-            None => Connection::open(&world, &self.dialer, name)?,
+            None => match Connection::open(&world, &self.dialer, name) {
+                Some(connection) => connection,
+                None => {
+                    self.note_gone();
+                    return None;
+                }
+            },
         };
         let begun = world.now();
         let errand = Errand { request: &request, cursor, is_post, number, fault: &fault };

@@ -24,7 +24,10 @@ pub(super) struct Connection {
 
 impl Connection {
     pub(super) fn open(world: &World, dialer: &Dialer, name: String) -> Option<Self> {
-        let pipe = world.check(dialer.connect().map_err(|_| "the proxy is gone".to_owned()))?;
+        let pipe = match dialer.connect() {
+            Err(_) if world.is_draining() => return None,
+            connected => world.check(connected.map_err(|_| "the proxy is gone".to_owned()))?,
+        };
         Some(Self { pipe, parser: Parser::default(), name, raw: Vec::new(), reads: String::new() })
     }
 
@@ -122,6 +125,9 @@ pub(super) async fn ask(world: &World, dialer: &Dialer, name: String, request: &
     };
     let answer = timeout(LONGEST + world.jumped(), exchange).await;
     connection.log(world);
+    if answer.as_ref().is_ok_and(Option::is_none) && world.is_draining() {
+        return None;
+    }
     let told = |()| format!("{}: no answer", connection.name);
     world.check(answer.ok().flatten().ok_or(()).map_err(told))
 }

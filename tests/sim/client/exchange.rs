@@ -73,6 +73,9 @@ impl Caller {
             return ExchangeOutcome::Cut(false);
         }
         let asked = world.now();
+        if errand.is_post {
+            world.model().call(self.key).posted.get_or_insert(world.elapsed());
+        }
         let mut response = Response::default();
         loop {
             if let Some(told) = self.take_parts(connection, errand, asked, &mut response) {
@@ -147,7 +150,8 @@ impl Caller {
         let is_stream = head.header("content-type") == Some("text/event-stream");
         response.status = head.status();
         let expected = [200, 204].contains(&response.status);
-        let refused = self.key.1 == 0 && response.status >= 500 && world.plan.may_be_down();
+        let is_ended = response.status == 404 && world.model().deleted.contains(&self.key.0);
+        let refused = self.key.1 == 0 && (is_ended || (response.status >= 500 && world.plan.may_be_down()));
         if refused {
             return Some(ExchangeOutcome::Cut(false));
         }
@@ -221,7 +225,8 @@ impl Caller {
     fn finish_plain(&mut self, status: u16, body: &[u8]) -> ExchangeOutcome {
         let world = self.world.clone();
         if status == 204 {
-            if !self.is_answered && !world.model().call(self.key).cancelled {
+            let is_ended = self.key.1 == 0 && world.model().deleted.contains(&self.key.0);
+            if !self.is_answered && !is_ended && !world.model().call(self.key).cancelled {
                 world.blame(format!("{:?}: an end without an answer", self.key));
             }
             world.reach("a resume at the end");

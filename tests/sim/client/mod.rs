@@ -11,11 +11,36 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::network::Dialer;
+use super::plan::Client;
 use super::rng::Rng;
 use super::sessions::client_of;
 use super::world::World;
 use caller::Caller;
 use connection::{Sender, ask};
+
+/// Deletes the session of a client.
+async fn delete(world: Arc<World>, dialer: Dialer, client: usize) {
+    world.model().deleted.insert(client);
+    let request = Sender::of(&world, client).head("DELETE", "\r\n");
+    loop {
+        let Some((head, _)) = ask(&world, &dialer, format!("c{client}.close"), &request).await else { return };
+        match head.status() {
+            200 => return world.sessions().note_end(client),
+            500.. => world.sleep(Duration::from_secs(1)).await,
+            _ if world.plan.restarts.is_empty() => return,
+            _ => return world.blame(format!("client {client}: the end of its session was answered {}", head.line)),
+        }
+    }
+}
+
+/// Deletes the session of a client while its calls may run.
+async fn delete_at(world: Arc<World>, dialer: Dialer, client: usize, at: Duration) {
+    world.sleep(at.saturating_sub(world.elapsed())).await;
+    if world.sessions().is_being_opened_again(client) {
+        world.reach("the end of a session that was being opened again");
+    }
+    delete(world, dialer, client).await;
+}
 
 /// One client, from its `initialize` on.
 pub(crate) async fn run(world: Arc<World>, dialer: Dialer, client: usize, mut rng: Rng) {
@@ -58,14 +83,12 @@ pub(crate) async fn run(world: Arc<World>, dialer: Dialer, client: usize, mut rn
         let caller = Caller::new(&world, &dialer, (client, index + 1), call.clone(), rng.fork());
         calls.spawn(caller.run());
     }
+    if let Some(at) = world.plan.clients[client].ends {
+        calls.spawn(delete_at(world.clone(), dialer.clone(), client, at));
+    }
     calls.join_all().await;
-    if world.plan.clients[client].deletes && !world.plan.is_modern((client, 0)) {
-        world.model().deleted.insert(client);
-        while let Some((head, _)) =
-            ask(&world, &dialer, format!("c{client}.close"), &sender.head("DELETE", "\r\n")).await
-            && head.status() >= 500
-        {
-            world.sleep(Duration::from_secs(1)).await;
-        }
+    let Client { deletes, ends, .. } = &world.plan.clients[client];
+    if *deletes && ends.is_none() && !world.plan.is_modern((client, 0)) {
+        delete(world.clone(), dialer, client).await;
     }
 }
