@@ -27,6 +27,8 @@ pub enum Match<T> {
 #[derive(Debug)]
 pub struct RetryIndex<T> {
     calls: DashMap<Fingerprint, Call<T>>,
+    /// Written claims, by the streams of the calls. A stream may be a stub.
+    claims: DashMap<StreamId, Arc<ClaimGuard>>,
     /// Locks of calls that are about to be registered, once the store has said whether another replica runs them.
     registering: Arc<Locks>,
 }
@@ -49,7 +51,7 @@ type Locks = DashMap<Fingerprint, Arc<Mutex<()>>>;
 
 impl<T> Default for RetryIndex<T> {
     fn default() -> Self {
-        Self { calls: DashMap::new(), registering: Arc::default() }
+        Self { calls: DashMap::new(), claims: DashMap::new(), registering: Arc::default() }
     }
 }
 
@@ -80,10 +82,10 @@ pub struct Registration<T> {
     claim: CallClaim,
 }
 
-/// Upper bound of the bytes of an entry of the index: the table has seven entries for sixteen places just after it has grown, and a control
+/// Upper bound of the bytes of an `Entry` in a map: the table has seven entries for sixteen places just after it has grown, and a control
 /// byte for each place.
-const fn entry_cost<T>() -> usize {
-    (size_of::<(Fingerprint, Call<T>)>() + 1) * 16 / 7
+const fn entry_cost<Entry>() -> usize {
+    (size_of::<Entry>() + 1) * 16 / 7
 }
 
 /// Claim that tells other replicas of a call.
@@ -94,19 +96,26 @@ pub enum CallClaim {
     None,
     /// The claim is written once the call is no longer young.
     Deferred,
-    /// The claim was written.
-    Written(ClaimGuard),
+    /// The claim was written. Shared with the index, which finds it for a stub as well.
+    Written(Arc<ClaimGuard>),
 }
 
 impl<T> Registration<T> {
     /// Adds the claim of the call.
     pub fn with_claim(mut self, claim: CallClaim) -> Self {
-        self.claim = claim;
+        self.set_claim(claim);
         self
     }
 
+    fn set_claim(&mut self, claim: CallClaim) {
+        if let CallClaim::Written(guard) = &claim {
+            self.index.claims.insert(self.id, guard.clone());
+        }
+        self.claim = claim;
+    }
+
     /// Returns the claim, or `None` if none was written.
-    pub(super) fn claim(&self) -> Option<&ClaimGuard> {
+    pub(super) fn claim(&self) -> Option<&Arc<ClaimGuard>> {
         match &self.claim {
             CallClaim::Written(claim) => Some(claim),
             CallClaim::None | CallClaim::Deferred => None,
@@ -119,16 +128,22 @@ impl<T> Registration<T> {
     }
 
     /// Adds the guard that `claim` makes in place of a deferred claim, and returns it.
-    pub(super) fn end_deferral(&mut self, claim: impl FnOnce(&Fingerprint) -> ClaimGuard) -> Option<&ClaimGuard> {
+    pub(super) fn end_deferral(&mut self, claim: impl FnOnce(Fingerprint) -> ClaimGuard) -> Option<&Arc<ClaimGuard>> {
         if self.is_deferred() {
-            self.claim = CallClaim::Written(claim(&self.fingerprint));
+            self.set_claim(CallClaim::Written(Arc::new(claim(self.fingerprint))));
         }
         self.claim()
     }
 
-    /// Returns the bytes of the registration and of its entry of the index, at most.
+    /// Returns whether the store is still to get the claim, or is not known to have it.
+    pub(super) fn awaits_claim(&self) -> bool {
+        self.is_deferred() || self.claim().is_some_and(|claim| !claim.is_confirmed())
+    }
+
+    /// Returns the bytes of the registration and of its entries of the index, at most.
     pub(super) fn byte_len(&self) -> usize {
-        size_of::<Self>() + entry_cost::<T>() + self.claim().map_or(0, ClaimGuard::heap_len)
+        let claim = self.claim().map_or(0, |claim| claim.byte_len() + entry_cost::<(StreamId, Arc<ClaimGuard>)>());
+        size_of::<Self>() + entry_cost::<(Fingerprint, Call<T>)>() + claim
     }
 
     /// Returns the fingerprint of the call.
@@ -201,6 +216,11 @@ impl<T> RetryIndex<T> {
         self.calls.iter().filter_map(|entry| entry.value().stream.upgrade()).collect()
     }
 
+    /// Returns the written claims of all calls, those of stubs included.
+    pub(super) fn claims(&self) -> Vec<Arc<ClaimGuard>> {
+        self.claims.iter().map(|entry| entry.value().clone()).collect()
+    }
+
     /// Returns the number of calls.
     pub fn len(&self) -> usize {
         self.calls.len()
@@ -215,7 +235,11 @@ impl<T> RetryIndex<T> {
 impl<T> Drop for Registration<T> {
     fn drop(&mut self) {
         // The claim goes before the entry: a retry that misses the entry must miss the claim too.
-        drop(std::mem::take(&mut self.claim));
+        if let CallClaim::Written(claim) = &self.claim {
+            self.index.claims.remove_if(&self.id, |_, known| Arc::ptr_eq(known, claim));
+            // Others may still have it, to extend it.
+            claim.release();
+        }
         // A newer call may have taken the place.
         self.index.calls.remove_if(&self.fingerprint, |_, call| call.id == self.id);
     }

@@ -93,18 +93,30 @@ pub(in crate::event_log) struct Record {
 }
 
 /// Guard of the records of a call that was claimed here. To drop it removes them, unless they were left behind.
+///
+/// The record of the call is made anew for each use: a finished call keeps its guard much longer than it needs the record.
 pub struct ClaimGuard {
     pub(in crate::event_log) store: Arc<dyn Store>,
     released: Arc<ReleasedClaims>,
+    call: Fingerprint,
     pub(in crate::event_log) stream: StreamId,
-    pub(in crate::event_log) record: Record,
+    owner: Owner,
+    /// See [`ClaimRequest::body`]. Boxed: most calls have none.
+    body: Option<Box<Fingerprint>>,
     /// Record for the caller's other tokens, or `None`. Boxed: most calls have none.
     pub(in crate::event_log) subject_record: Option<Box<Record>>,
     retention: Duration,
-    kept_at: Mutex<Instant>,
-    is_left: AtomicBool,
+    state: Mutex<GuardState>,
     /// True once the store has confirmed the record of the call.
-    is_confirmed: Arc<AtomicBool>,
+    is_confirmed: AtomicBool,
+}
+
+/// State of a guard.
+struct GuardState {
+    /// Time of the last extension.
+    kept_at: Instant,
+    /// True once the records were left behind or removed. The guard changes nothing in the store from then on.
+    is_over: bool,
 }
 
 impl fmt::Debug for ClaimGuard {
@@ -118,10 +130,10 @@ impl ClaimGuard {
         owner: Owner,
         released: Arc<ReleasedClaims>,
         store: Arc<dyn Store>,
-        key: Vec<u8>,
+        call: Fingerprint,
         claim: ClaimRequest,
     ) -> Self {
-        Self::for_stream(StreamId::from_bytes(random::bytes()), owner, released, store, key, claim)
+        Self::for_stream(StreamId::from_bytes(random::bytes()), owner, released, store, call, claim)
     }
 
     /// Returns the guard of a claim for a call whose stream exists. Nothing is written.
@@ -130,29 +142,41 @@ impl ClaimGuard {
         owner: Owner,
         released: Arc<ReleasedClaims>,
         store: Arc<dyn Store>,
-        key: Vec<u8>,
+        call: Fingerprint,
         claim: ClaimRequest,
     ) -> Self {
-        let claim_record = ClaimRecord { owner, stream, body: claim.body };
         Self {
             store,
             released,
-            stream: claim_record.stream,
-            record: Record { key, value: encode(&claim_record) },
+            call,
+            stream,
+            owner,
+            body: claim.body.map(Box::new),
             subject_record: None,
             retention: claim.retention,
-            kept_at: Mutex::new(clock::now()),
-            is_left: AtomicBool::new(false),
-            is_confirmed: Arc::default(),
+            state: Mutex::new(GuardState { kept_at: clock::now(), is_over: false }),
+            is_confirmed: AtomicBool::new(false),
         }
     }
 
-    /// Returns the bytes that the guard has beside itself.
-    pub(in crate::event_log) fn heap_len(&self) -> usize {
-        let records: usize = self.records().map(|record| record.key.len() + record.value.len()).sum();
-        let boxed = self.subject_record.as_ref().map_or(0, |_| size_of::<Record>());
-        // The flag has two counters beside it.
-        records + boxed + 3 * size_of::<usize>()
+    /// Returns the bytes of the guard as a shared object.
+    pub(in crate::event_log) fn byte_len(&self) -> usize {
+        let body = self.body.as_ref().map_or(0, |_| size_of::<Fingerprint>());
+        let subject =
+            self.subject_record.as_ref().map_or(0, |record| size_of::<Record>() + record.key.len() + record.value.len());
+        // Two counters come with it.
+        size_of::<Self>() + 2 * size_of::<usize>() + body + subject
+    }
+
+    /// Returns the record of the call.
+    pub(in crate::event_log) fn record(&self) -> Record {
+        let claim_record = ClaimRecord { owner: self.owner, stream: self.stream, body: self.body.as_deref().copied() };
+        Record { key: key(&self.call), value: encode(&claim_record) }
+    }
+
+    /// Returns whether a client may name the call by an `Idempotency-Key`.
+    pub(in crate::event_log) fn has_key(&self) -> bool {
+        self.body.is_some()
     }
 
     /// Returns the lifetime of a record after an extension. The record of a replica that dies outlives it by the
@@ -176,14 +200,15 @@ impl ClaimGuard {
         self.subject_record = None;
     }
 
-    fn records(&self) -> impl Iterator<Item = &Record> {
-        std::iter::once(&self.record).chain(self.subject_record.as_deref())
+    fn records(&self) -> impl Iterator<Item = Record> {
+        std::iter::once(self.record()).chain(self.subject_record.as_deref().cloned())
     }
 
+    /// Extends the records if that is due and the guard still has them.
     pub(in crate::event_log) fn extend_if_due(&self, now: Instant) {
-        let mut kept_at = sync::lock(&self.kept_at);
-        if now.saturating_duration_since(*kept_at) >= self.renewal() {
-            *kept_at = now;
+        let mut state = sync::lock(&self.state);
+        if !state.is_over && now.saturating_duration_since(state.kept_at) >= self.renewal() {
+            state.kept_at = now;
             for record in self.records() {
                 // A failure needs no handling: the next round extends the record.
                 let _ = self.store.expire_if_equal(&record.key, &record.value, Some(self.keep()));
@@ -194,10 +219,16 @@ impl ClaimGuard {
     /// Leaves the records in the store for the rest of their lifetime: the call stays known to other replicas, or its
     /// outcome is unknown.
     pub(in crate::event_log) fn leave(&self) {
-        self.is_left.store(true, Ordering::Relaxed);
+        sync::lock(&self.state).is_over = true;
     }
 
+    /// Writes the records again after a loss in the store, unless the guard no longer has them.
     pub(in crate::event_log) fn rewrite(&self) {
+        // Locked meanwhile: no record is written after its removal.
+        let state = sync::lock(&self.state);
+        if state.is_over {
+            return;
+        }
         for record in self.records() {
             // Not awaited: an extension or the next resync follows a failure.
             let _ = self.store.claim(&record.key, &record.value, self.keep());
@@ -205,10 +236,10 @@ impl ClaimGuard {
     }
 
     /// Writes the record of the call. Repeated without harm.
-    pub(in crate::event_log) fn write(&self) -> ClaimWrite {
-        let Record { key, value } = &self.record;
-        let claimed = self.store.claim(key, value, self.keep());
-        ClaimWrite { stream: self.stream, value: value.clone(), is_confirmed: self.is_confirmed.clone(), claimed }
+    pub(in crate::event_log) fn write(self: &Arc<Self>) -> ClaimWrite {
+        let Record { key, value } = self.record();
+        let claimed = self.store.claim(&key, &value, self.keep());
+        ClaimWrite { guard: self.clone(), value, claimed }
     }
 
     /// Notes that the store has the record of the call.
@@ -221,10 +252,15 @@ impl ClaimGuard {
         self.is_confirmed.load(Ordering::Relaxed)
     }
 
-    /// Removes the records. Retries until the store confirms it or the record has expired there: a record that stays
-    /// would report a finished call, or one that never ran, as possibly run.
-    fn release(&self) {
-        let records: Vec<_> = self.records().cloned().collect();
+    /// Removes the records, unless they were left behind or removed before. Retries until the store confirms it or the record has
+    /// expired there: a record that stays would report a finished call, or one that never ran, as possibly run.
+    pub(in crate::event_log) fn release(&self) {
+        // Locked meanwhile; see `rewrite`.
+        let mut state = sync::lock(&self.state);
+        if std::mem::replace(&mut state.is_over, true) {
+            return;
+        }
+        let records: Vec<_> = self.records().collect();
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
             for record in &records {
                 // No task can wait for the result: a record that stays expires.
@@ -265,9 +301,8 @@ impl Record {
 
 /// A claim that was sent to the store.
 pub(in crate::event_log) struct ClaimWrite {
-    stream: StreamId,
+    guard: Arc<ClaimGuard>,
     value: Vec<u8>,
-    is_confirmed: Arc<AtomicBool>,
     claimed: Pending<Result<Option<Bytes>, Error>>,
 }
 
@@ -278,9 +313,9 @@ impl ClaimWrite {
     /// If the store has not confirmed it.
     pub(in crate::event_log) async fn wait(self) -> Result<(), Error> {
         if self.claimed.wait().await?.is_some_and(|there| there != self.value) {
-            warn!(stream.id = %self.stream, "another replica has claimed a call that runs here");
+            warn!(stream.id = %self.guard.stream, "another replica has claimed a call that runs here");
         }
-        self.is_confirmed.store(true, Ordering::Relaxed);
+        self.guard.note_confirmed();
         Ok(())
     }
 }
@@ -288,9 +323,7 @@ impl ClaimWrite {
 impl Drop for ClaimGuard {
     fn drop(&mut self) {
         // A record that stays says that the call may have run, until the record expires.
-        if !self.is_left.load(Ordering::Relaxed) {
-            self.release();
-        }
+        self.release();
     }
 }
 

@@ -381,6 +381,9 @@ impl EventLog {
         for stream in self.retry_index().streams() {
             stream.leave_claims();
         }
+        for claim in self.retry_index().claims() {
+            claim.leave();
+        }
     }
 }
 

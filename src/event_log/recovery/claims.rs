@@ -74,17 +74,17 @@ impl EventLog {
         only_reads: bool,
     ) -> Result<ClaimOutcome, Error> {
         let Some(backing) = &self.backing else { return Ok(ClaimOutcome::Unclaimed) };
-        let (store, key) = (backing.store.clone(), key(call));
+        let store = backing.store.clone();
         if only_reads {
-            return Ok(store.get(&key).wait().await?.map_or(ClaimOutcome::Unclaimed, existing));
+            return Ok(store.get(&key(call)).wait().await?.map_or(ClaimOutcome::Unclaimed, existing));
         }
         // The guard exists before the write: if the client leaves now, the record goes too.
-        let guard = ClaimGuard::new(self.owner(), backing.released.clone(), store, key, claim);
-        let Record { key, value } = &guard.record;
-        let claimed = guard.store.claim(key, value, guard.keep()).wait().await;
+        let guard = ClaimGuard::new(self.owner(), backing.released.clone(), store, *call, claim);
+        let Record { key, value } = guard.record();
+        let claimed = guard.store.claim(&key, &value, guard.keep()).wait().await;
         match claimed.inspect_err(|error| backing.note_failure(error))? {
             // The claim may have been sent twice on the way.
-            Some(there) if there != *value => Ok(existing(there)),
+            Some(there) if there != value => Ok(existing(there)),
             None | Some(_) => {
                 guard.note_confirmed();
                 Ok(ClaimOutcome::Claimed(guard))
@@ -264,8 +264,12 @@ impl EventLog {
         loop {
             clock::sleep(CHECK_EVERY).await;
             let now = clock::now();
+            for claim in self.retry_index().claims() {
+                claim.extend_if_due(now);
+            }
             for stream in self.retry_index().streams() {
-                stream.extend_claims(now);
+                // Its claim may have been all that it was kept whole for.
+                self.release(stream);
             }
         }
     }

@@ -54,9 +54,15 @@ impl EventLog {
 
     /// Rewrites everything but streams: a write costs no more than a check.
     async fn rewrite_records(&self) {
-        for stream in self.retry_index.streams() {
-            stream.rewrite_claims();
-            self.rewrite_response(&stream);
+        for claim in self.retry_index.claims() {
+            claim.rewrite();
+            // The response of a call without a key is in no record.
+            if claim.has_key()
+                && let Some((stream, _)) = self.expand_briefly(claim.stream())
+            {
+                self.rewrite_response(&stream);
+                self.release(stream);
+            }
         }
         self.sessions.handshakes().change_all();
         for (id, session) in self.sessions.registered() {

@@ -1,9 +1,9 @@
 //! Retries of a stream's call: the comparison with a repeated POST, and the entries of the retry index and the claims, by
 //! which that POST finds the stream.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::event_log::backing::claim::{self, ClaimGuard, ClaimRequest, ClaimWrite};
+use crate::event_log::backing::claim::{ClaimGuard, ClaimRequest, ClaimWrite};
 use crate::event_log::backing::fingerprint::Fingerprint;
 use crate::event_log::retry_index::Registration;
 use crate::event_log::stream::Stream;
@@ -95,22 +95,6 @@ impl Stream {
         entries.iter().any(|entry| entry.claim().is_some())
     }
 
-    /// Extends the claims, so that other replicas go on finding the stream.
-    pub(in crate::event_log) fn extend_claims(&self, now: Instant) {
-        let entries = sync::lock(&self.registrations);
-        for claim in entries.iter().filter_map(Registration::claim) {
-            claim.extend_if_due(now);
-        }
-    }
-
-    /// Rewrites the claims after a loss in the store.
-    pub(in crate::event_log) fn rewrite_claims(&self) {
-        let entries = sync::lock(&self.registrations);
-        for claim in entries.iter().filter_map(Registration::claim) {
-            claim.rewrite();
-        }
-    }
-
     /// Writes the deferred claims, and again those that the store has not confirmed, unless no retry can match the call any more. The store has
     /// all of them once the returned writes are done. A dropped one is not undone.
     pub(in crate::event_log) fn write_claims(&self) -> Vec<ClaimWrite> {
@@ -120,9 +104,9 @@ impl Stream {
         }
         let retention = self.with_machine(|machine| machine.policy().retention);
         let request = ClaimRequest { retention, body: None };
-        let new_claim = |call: &Fingerprint| {
+        let new_claim = |call: Fingerprint| {
             let (released, store) = (backing.released.clone(), backing.store.clone());
-            ClaimGuard::for_stream(self.id, self.identity.owner, released, store, claim::key(call), request)
+            ClaimGuard::for_stream(self.id, self.identity.owner, released, store, call, request)
         };
         let mut entries = sync::lock(&self.registrations);
         let claims = entries.iter_mut().filter_map(|entry| entry.end_deferral(new_claim));
@@ -136,10 +120,12 @@ impl Stream {
 
     /// Returns whether a retry may match the call, and the store is not known to have its claim.
     pub(in crate::event_log) fn is_unclaimed(&self) -> bool {
-        let is_pending = |entry: &Registration<Self>| {
-            entry.is_deferred() || entry.claim().is_some_and(|claim| !claim.is_confirmed())
-        };
-        !self.has_arrived() && sync::lock(&self.registrations).iter().any(is_pending)
+        !self.has_arrived() && self.awaits_claim()
+    }
+
+    /// Returns whether the store is not known to have the claim of the call, which it is to get.
+    pub(in crate::event_log) fn awaits_claim(&self) -> bool {
+        sync::lock(&self.registrations).iter().any(Registration::awaits_claim)
     }
 
     /// Notes that the client may have disconnected before the response arrived, and may send the call again elsewhere.

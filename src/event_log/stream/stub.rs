@@ -262,6 +262,17 @@ impl Stub {
         drops
     }
 
+    /// Leaves the claims of a call with a key in the store when the stub goes: a key still finds the stream there.
+    pub(in crate::event_log) fn leave_claims_of_key(&self) {
+        if !self.end.has_idempotency_key {
+            return;
+        }
+        let rare = self.kept.as_ref().and_then(|kept| kept.rare.as_ref());
+        for claim in rare.iter().flat_map(|rare| &rare.registrations).filter_map(Registration::claim) {
+            claim.leave();
+        }
+    }
+
     /// Returns a summary for the operator.
     pub(in crate::event_log) fn summary(&self, now: Instant) -> Summary {
         let End { outcome, sealed_at, left_at, tail, connections, era, .. } = self.end;
@@ -344,10 +355,8 @@ impl Stream {
         if is_beyond_retries {
             self.forget_retries();
         }
-        // A call in a shared store may be claimed at any time while a retry may match it.
-        let is_shared = self.backing.as_ref().is_some_and(|backing| backing.coordination.is_some());
-        let is_claimed = if is_shared { self.has_retries() } else { self.has_claim() };
-        if is_claimed { None } else { Some(end) }
+        // The stream itself writes its claim until the store has it.
+        if self.awaits_claim() { None } else { Some(end) }
     }
 
     /// Rebuilds the stream of a stub, and moves its state there.

@@ -65,7 +65,7 @@ async fn run(log: &EventLog, body: Option<Fingerprint>) -> (Fingerprint, ClaimRe
     let stream = log.create_as(hold.stream(), Spec { body_fingerprint: body, ..spec() }, reservation);
     let registered = log.find_or_register(call, |_| false, || Ok::<_, ()>(stream.clone()));
     let Ok(Match::New(_, registration)) = registered else { panic!("it is registered already") };
-    stream.keep_registration(registration.with_claim(CallClaim::Written(hold)));
+    stream.keep_registration(registration.with_claim(CallClaim::Written(Arc::new(hold))));
     (call, claim, stream)
 }
 

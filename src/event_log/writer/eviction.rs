@@ -160,7 +160,10 @@ impl StreamTable {
         for _ in 0..quota.evictable().queue_len(queue) {
             let Some((since, id)) = quota.evictable().pop_first_of(queue) else { return false };
             let is_stub = |known: &StreamEntry| known.stub().is_some_and(|stub| stub.is_queued_at((queue, since)));
-            if self.entries.remove_if(&id, |_, known| is_stub(known)).is_some() {
+            if let Some((_, known)) = self.entries.remove_if(&id, |_, known| is_stub(known)) {
+                if let Some(stub) = known.stub() {
+                    stub.leave_claims_of_key();
+                }
                 quota.global().metrics.observe_eviction();
                 return true;
             }

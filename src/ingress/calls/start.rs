@@ -109,7 +109,7 @@ impl CallStarter {
         let (claim, _lock) = match claim {
             StartClaim::None => (CallClaim::None, None),
             StartClaim::Deferred => (CallClaim::Deferred, None),
-            StartClaim::Written(PendingClaim { guard, lock }) => (CallClaim::Written(guard), Some(lock)),
+            StartClaim::Written(PendingClaim { guard, lock }) => (CallClaim::Written(Arc::new(guard)), Some(lock)),
         };
         let create = || {
             let (spec, reservation) = (self.spec(request), reservation?);
