@@ -67,7 +67,8 @@ impl SessionEnds {
         if let Some(code) = context.remote_session_error() {
             return self.refusals.refuse(code);
         }
-        let has_streams = |id: &SessionId, session: &Session| !sessions.streams(id, session).is_empty();
+        let has_streams =
+            |id: &SessionId, session: &Session| !sessions.streams(id, session).is_empty() || session.has_finished();
         let previous = match self.tokens.previous_sessions(&context, has_streams).await {
             Ok(previous) => previous,
             Err(unproven) => return unproven.into_response(&self.refusals),
@@ -85,6 +86,7 @@ impl SessionEnds {
                 stream.expire(ErrorCode::Abandoned);
             }
             for record in &previous {
+                self.log.expire_finished(record);
                 // Its streams have ended.
                 let _ = self.log.forget_session(id, record.principal()).await;
             }
@@ -121,6 +123,9 @@ impl SessionEnds {
     pub(super) async fn end_session(&self, binding: &Binding) {
         let Some(id) = &binding.session else { return };
         let session = self.log.forget_session(id, &binding.principal).await;
+        if let Some(session) = &session {
+            self.log.expire_finished(session);
+        }
         let streams = session.iter().flat_map(|session| session.streams());
         for stream in streams.chain(self.log.sessions().standalone(id, &binding.principal)) {
             stream.expire(ErrorCode::Abandoned);
@@ -134,6 +139,7 @@ impl SessionEnds {
             for stream in sessions.streams(id, session) {
                 stream.expire(ErrorCode::Abandoned);
             }
+            self.log.expire_finished(session);
             let _ = sessions.remove(id, &context.binding.principal);
             self.log.unregister_session(id, session).await;
         }

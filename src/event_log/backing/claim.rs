@@ -162,8 +162,10 @@ impl ClaimGuard {
     /// Returns the bytes of the guard as a shared object.
     pub(in crate::event_log) fn byte_len(&self) -> usize {
         let body = self.body.as_ref().map_or(0, |_| size_of::<Fingerprint>());
-        let subject =
-            self.subject_record.as_ref().map_or(0, |record| size_of::<Record>() + record.key.len() + record.value.len());
+        let subject = self
+            .subject_record
+            .as_ref()
+            .map_or(0, |record| size_of::<Record>() + record.key.len() + record.value.len());
         // Two counters come with it.
         size_of::<Self>() + 2 * size_of::<usize>() + body + subject
     }

@@ -1,5 +1,6 @@
 //! The log of streams: creates, finds, keeps and forgets them.
 
+mod finished;
 mod retention;
 mod stubs;
 

@@ -43,10 +43,11 @@ impl EventLog {
             return self.release(stream);
         }
         if stream.with_machine(|machine| machine.policy().has_idempotency_key) {
-            return;
+            return self.release(stream);
         }
         if stream.has_retries() && !stream.has_arrived() {
             self.retain(&stream);
+            self.release(stream);
         } else {
             self.forget(&stream);
         }

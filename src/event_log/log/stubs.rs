@@ -25,6 +25,10 @@ impl EventLog {
         }
         let (id, now) = (stream.id(), clock::now());
         let Some(end) = stream.end_for_stub(now) else { return };
+        if let Some(call) = stream.begin_listing(&end) {
+            // Before the stub is in the table: a search by session that misses the stream finds it here.
+            self.sessions.list_finished(stream.binding(), call);
+        }
         let Some(Reduced { calls, is_proven }) = self.streams.reduce(stream, end, now) else { return };
         for call in calls {
             self.retry_index.release_stream(&call, id);
@@ -43,6 +47,11 @@ impl EventLog {
                 // The guard of the map is dropped before the wait for the stream's lock.
                 drop(known);
                 self.note_delivered(stream, DeliveryCertainty::Proven);
+            }
+            StreamEntry::Stub(stub) if stub.ends_with_its_delivery() => {
+                // The removal locks the entry again.
+                drop(known);
+                self.streams.entries.remove_if(&id, |_, known| known.stub().is_some());
             }
             StreamEntry::Stub(stub) => {
                 let now = clock::now();
@@ -107,7 +116,7 @@ impl EventLog {
     pub(in crate::event_log) fn check_stub(&self, id: StreamId, now: Instant) -> Option<Verdict> {
         let mut known = self.streams.entries.get_mut(&id)?;
         let StreamEntry::Stub(stub) = known.value_mut() else { return None };
-        let until = stub.end.readable_until();
+        let until = stub.kept_until();
         if until <= now || simulation::has(Bug::ForgetsTheLastReader) {
             // The removal locks the entry again.
             drop(known);

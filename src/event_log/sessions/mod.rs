@@ -7,7 +7,9 @@
 //! here; beyond the limit the least recently used go first. The upstream remains the judge of a session. Absent:
 //! the IDs of sessions that the proxy itself issues (`protocol/ids`).
 
+mod client_responses;
 mod eviction;
+mod finished;
 pub(super) mod handshakes;
 pub(super) mod home;
 mod lru_queue;
@@ -26,6 +28,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
 use eviction::{RecordCount, unopened_max};
+use finished::FinishedCalls;
 use handshakes::Handshakes;
 use home::KnownHome;
 use lru_queue::LruQueue;
@@ -43,7 +46,7 @@ use crate::event_log::stream::Stream;
 use crate::protocol::dialect::Declared;
 use crate::protocol::headers::{ProtocolVersion, SessionId};
 use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::stream::{ClientResponse, Phase};
+use crate::protocol::stream::Phase;
 use crate::sync;
 
 /// Time after the end of a call within which its session counts as busy.
@@ -54,6 +57,7 @@ const STREAMS_MIN: usize = 4;
 /// One session.
 #[derive(Debug)]
 pub struct Session {
+    id: SessionId,
     principal: Principal,
     /// Result of `initialize`, or `None` if it did not pass here.
     opened: Option<Opened>,
@@ -107,6 +111,7 @@ enum Resumption {
 #[derive(Debug)]
 struct State {
     streams: Vec<Weak<Stream>>,
+    finished: FinishedCalls,
     /// Number of streams at which dead ones are pruned.
     prune_at: usize,
     resumption: Resumption,
@@ -132,10 +137,11 @@ impl State {
 }
 
 impl Session {
-    fn new(principal: Principal, opened: Option<Opened>, is_home: bool, record_count: Arc<RecordCount>) -> Arc<Self> {
+    fn new((id, principal): Key, opened: Option<Opened>, is_home: bool, record_count: Arc<RecordCount>) -> Arc<Self> {
         record_count.enter(opened.is_some());
         let state = State {
             streams: Vec::new(),
+            finished: FinishedCalls::default(),
             prune_at: STREAMS_MIN,
             resumption: Resumption::NotSeen,
             is_looked_up: false,
@@ -147,6 +153,7 @@ impl Session {
             sent: None,
         };
         Arc::new(Self {
+            id,
             principal,
             opened,
             is_home,
@@ -279,6 +286,11 @@ impl Session {
         self.lock().resumption = Resumption::SeenByUrl;
     }
 
+    /// Returns the id of the session. All streams of the session can share it.
+    pub fn id(&self) -> &SessionId {
+        &self.id
+    }
+
     /// Adds a request stream.
     pub fn add_stream(&self, stream: &Arc<Stream>) {
         let mut state = self.lock();
@@ -290,9 +302,12 @@ impl Session {
 
     /// Takes over the streams of an earlier record of the session.
     fn take_over_streams(&self, before: &Session) {
-        let streams = before.lock().streams.clone();
+        let (streams, finished) = {
+            let before = before.lock();
+            (before.streams.clone(), before.finished.clone())
+        };
         let mut state = self.lock();
-        state.streams = streams;
+        (state.streams, state.finished) = (streams, finished);
         state.prune();
     }
 
@@ -300,6 +315,8 @@ impl Session {
     pub fn join_stream(&self, stream: &Arc<Stream>) {
         if !self.streams().iter().any(|known| Arc::ptr_eq(known, stream)) {
             self.add_stream(stream);
+            // Under this record too once it is a stub.
+            self.add_finished(stream.finished_call());
         }
     }
 
@@ -327,7 +344,7 @@ impl Session {
         let mut state = self.lock();
         state.prune();
         state.streams.shrink_to(STREAMS_MIN);
-        !state.streams.is_empty()
+        !state.streams.is_empty() || state.has_finished()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -389,8 +406,9 @@ impl Sessions {
 
     /// Records a session that has just been assigned. If it has a record, the new one takes over its streams. May forget another.
     pub fn record(&self, id: SessionId, principal: Principal, opened: Opened) {
-        let session = Session::new(principal, Some(opened), true, self.record_count.clone());
-        let (key, serial) = ((id, principal), session.serial);
+        let key = (id, principal);
+        let session = Session::new(key.clone(), Some(opened), true, self.record_count.clone());
+        let serial = session.serial;
         while !self.replace(&key, &session) {}
         self.enter(key, serial);
     }
@@ -440,13 +458,14 @@ impl Sessions {
     /// Restores the record of a session that was opened elsewhere from the store.
     pub(super) fn restore(&self, id: &SessionId, principal: &Principal, opened: Opened) -> Arc<Session> {
         let key = (id.clone(), *principal);
-        let fresh = Session::new(*principal, Some(opened), false, self.record_count.clone());
+        let fresh = Session::new(key.clone(), Some(opened), false, self.record_count.clone());
         let mut entry = self.sessions.entry(key.clone()).or_insert_with(|| fresh.clone());
         if entry.opened.is_none() {
             // Streams that were begun before the lookup stay with the session.
             for stream in entry.streams() {
                 fresh.add_stream(&stream);
             }
+            fresh.lock().finished = entry.lock().finished.clone();
             *entry.value_mut() = fresh.clone();
         }
         let session = entry.value().clone();
@@ -470,8 +489,9 @@ impl Sessions {
     pub fn find_or_record(&self, id: &SessionId, principal: &Principal) -> Arc<Session> {
         self.find(id, principal).unwrap_or_else(|| {
             self.keep_bound();
-            let entry = self.sessions.entry((id.clone(), *principal));
-            entry.or_insert_with(|| Session::new(*principal, None, false, self.record_count.clone())).clone()
+            let key = (id.clone(), *principal);
+            let entry = self.sessions.entry(key.clone());
+            entry.or_insert_with(|| Session::new(key, None, false, self.record_count.clone())).clone()
         })
     }
 
@@ -511,42 +531,6 @@ impl Sessions {
         drop(entry);
         drop(ended);
         None
-    }
-
-    /// Returns the streams of a session on which the server has sent requests.
-    pub fn streams_with_server_requests(&self, id: &SessionId, session: &Session) -> Vec<Arc<Stream>> {
-        let mut asking = self.streams(id, session);
-        asking.retain(|stream| stream.with_machine(|machine| !machine.server_requests().is_empty()));
-        asking
-    }
-
-    /// Matches a client response with the oldest outstanding request of this id on `streams`, and returns the stream.
-    /// A finished stream comes last, because nothing there waits for it.
-    pub fn match_client_response(
-        streams: &[Arc<Stream>],
-        request: &RequestId,
-    ) -> (ClientResponse, Option<Arc<Stream>>) {
-        let since = |stream: &Arc<Stream>| stream.with_machine(|machine| machine.awaits_response_since(request));
-        let mut waiting: Vec<_> = streams.iter().filter_map(|stream| Some((since(stream)?, stream))).collect();
-        waiting.sort_by_key(|(since, _)| *since);
-        // Another client response may be faster: then the next request is tried.
-        for (_, stream) in waiting {
-            if stream.handle_client_response(request) == ClientResponse::First {
-                return (ClientResponse::First, Some(stream.clone()));
-            }
-        }
-        if let Some(stream) =
-            streams.iter().find(|stream| stream.with_machine(|machine| machine.server_requests().has_answered(request)))
-        {
-            return (ClientResponse::Duplicate, Some(stream.clone()));
-        }
-        for stream in streams {
-            let response = stream.handle_client_response(request);
-            if response != ClientResponse::Unknown {
-                return (response, Some(stream.clone()));
-            }
-        }
-        (ClientResponse::Unknown, None)
     }
 
     /// Returns every live stream of a session, the standalone one included.

@@ -10,6 +10,7 @@ mod collected_response;
 pub(in crate::event_log) mod delivery_certainty;
 mod due_progress;
 mod eviction_state;
+pub(in crate::event_log) mod finished_call;
 pub(in crate::event_log) mod in_flight;
 mod partial_readers;
 pub(in crate::event_log) mod partial_results;
@@ -42,6 +43,7 @@ use crate::event_log::identity::Identity;
 use crate::event_log::identity::binding::Binding;
 use crate::event_log::quota::{Quota, StreamReservation, TailLimits};
 use crate::event_log::retry_index::Registration;
+use crate::event_log::stream::finished_call::FinishedCall;
 use crate::event_log::stream::partial_results::Slices;
 use crate::event_log::stream::progress::CallProgress;
 use crate::event_log::stream::response_head::Head;
@@ -107,6 +109,8 @@ pub struct Stream {
     /// Fingerprint of the POST body, if a retry may name the call by a key. Boxed, because few streams have one.
     body_fingerprint: Option<Box<Fingerprint>>,
     registrations: Mutex<Vec<Registration<Stream>>>,
+    /// Entry of the call in the records of sessions, if it has one.
+    finished_call: OnceLock<Arc<FinishedCall>>,
     /// Slices, or `None` if the stream is not sliced.
     slices: Option<Box<Slices>>,
     /// Progress that the requests ask for, once it was read; see [`Stream::progress`].
@@ -167,6 +171,7 @@ impl Stream {
             should_poll: spec.should_poll,
             body_fingerprint: spec.body_fingerprint.map(Box::new),
             registrations: Mutex::default(),
+            finished_call: OnceLock::new(),
             slices: spec.slicing.map(|slicing| Box::new(Slices::new(slicing))),
             progress: OnceLock::new(),
             quota,

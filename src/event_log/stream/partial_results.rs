@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::event_log::backing::schema::Slicing;
@@ -91,6 +91,25 @@ pub(in crate::event_log) struct Slices {
 impl Slices {
     pub(in crate::event_log) fn new(slicing: Slicing) -> Self {
         Self { slicing, known: Mutex::default(), begun: AtomicU64::new(0) }
+    }
+
+    /// Drops unused capacity.
+    pub(in crate::event_log) fn shrink_to_fit(&mut self) {
+        self.known.get_mut().unwrap_or_else(PoisonError::into_inner).shrink_to_fit();
+    }
+
+    /// Returns the memory of the slices, in bytes.
+    pub(in crate::event_log) fn byte_len(&self) -> usize {
+        let known = self.lock();
+        let names =
+            |names: &Names| names.id.text().len() + names.progress.as_ref().map_or(0, |token| token.text().len());
+        let of = |slice: &Arc<Slice>| {
+            let counters = 4 * size_of::<usize>();
+            let first = slice.first.as_ref().map_or(0, names);
+            size_of::<Slice>() + counters + slice.handle.as_str().len() + names(&slice.names) + first
+        };
+        let slices: usize = known.iter().map(|slice| size_of::<Arc<Slice>>() + of(slice)).sum();
+        size_of::<Self>() + names(&self.slicing.first) + slices
     }
 
     /// Begins a slice under `handle`. It is found before older ones with the same handle.

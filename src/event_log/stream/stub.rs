@@ -8,10 +8,12 @@
 //! alone, so that it refuses no call. Absent: the proof of a delivery (`delivery_certainty`), and the replacement
 //! (`writer/stream_table.rs`).
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::PoisonError;
 use std::time::Instant;
 
+use bytes::Bytes;
 use http::StatusCode;
 
 use crate::event_log::backing::fingerprint::Fingerprint;
@@ -21,17 +23,20 @@ use crate::event_log::identity::binding::Binding;
 use crate::event_log::quota::{EvictionQueue, Quota, Reservation, TailLimits};
 use crate::event_log::retry_index::Registration;
 use crate::event_log::stream::delivery_certainty::{Delivered, DeliveryCertainty};
-use crate::event_log::stream::response_head::Head;
+use crate::event_log::stream::finished_call::FinishedCall;
+use crate::event_log::stream::partial_results::Slices;
+use crate::event_log::stream::response_head::{Head, Plain};
 use crate::event_log::stream::state::Inner;
 use crate::event_log::stream::summary::Summary;
 use crate::event_log::stream::{Spec, Stream};
 use crate::protocol::call_name::CallName;
 use crate::protocol::error::Failure;
 use crate::protocol::headers::Lines;
-use crate::protocol::ids::{Owner, Secret, Seq, StoreEpoch, StreamId, StreamKind};
+use crate::protocol::ids::{Owner, Secret, Seq, SessionGeneration, StoreEpoch, StreamId, StreamKind};
+use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::{End, Machine, Outcome, Phase, Policy, Rest};
 use crate::store::WriterEpoch;
-use crate::store::tail::{PackedTail, Tail};
+use crate::store::tail::{COPIED_MAX, PackedTail, Tail};
 
 /// Upper bound of the cost of a stub that has nothing but the end: itself, the session's id, and its entries in the table, in
 /// the quota and at the sweeper.
@@ -69,13 +74,17 @@ struct Kept {
 /// Parts that few ended streams have.
 #[derive(Debug, Default)]
 struct RareParts {
-    secret: Option<Secret>,
-    registrations: Vec<Registration<Stream>>,
+    /// Boxed, as all that few of these have.
+    secret: Option<Box<Secret>>,
+    registrations: Box<[Registration<Stream>]>,
     body_fingerprint: Option<Box<Fingerprint>>,
     /// Head for a retry, or `None` if it is the proxy's own.
     head: Option<ShortHead>,
     store_progress: Option<Box<StoreProgress>>,
     epoch: WriterEpoch,
+    slices: Option<Box<Slices>>,
+    finished_call: Option<Arc<FinishedCall>>,
+    session_generation: SessionGeneration,
 }
 
 /// Head of a response, in short.
@@ -83,6 +92,16 @@ struct RareParts {
 enum ShortHead {
     Failed(Failure),
     Stream(StatusCode, Lines),
+    /// A complete response that passed through.
+    Plain(Box<ShortPlain>),
+}
+
+/// Complete response that passed through, in short.
+#[derive(Debug)]
+struct ShortPlain {
+    status: StatusCode,
+    lines: Lines,
+    body: Bytes,
 }
 
 impl Kept {
@@ -95,23 +114,40 @@ impl Kept {
 
 impl RareParts {
     fn is_empty(&self) -> bool {
-        let Self { secret, registrations, body_fingerprint, head, store_progress, epoch: _ } = self;
+        let Self {
+            secret,
+            registrations,
+            body_fingerprint,
+            head,
+            store_progress,
+            epoch: _,
+            slices,
+            finished_call,
+            session_generation,
+        } = self;
         secret.is_none()
             && registrations.is_empty()
             && body_fingerprint.is_none()
             && head.is_none()
             && store_progress.is_none()
+            && slices.is_none()
+            && finished_call.is_none()
+            && *session_generation == SessionGeneration::default()
     }
 
     fn byte_len(&self) -> usize {
         let head = match &self.head {
             Some(ShortHead::Stream(_, lines)) => lines.as_bytes().len(),
+            Some(ShortHead::Plain(plain)) => size_of::<ShortPlain>() + plain.lines.as_bytes().len() + plain.body.len(),
             Some(ShortHead::Failed(_)) | None => 0,
         };
         let registrations: usize = self.registrations.iter().map(Registration::byte_len).sum();
         let body = self.body_fingerprint.as_ref().map_or(0, |_| size_of::<Fingerprint>());
         let store = self.store_progress.as_ref().map_or(0, |_| size_of::<StoreProgress>());
-        size_of::<Self>() + head + registrations + body + store
+        let secret = self.secret.as_ref().map_or(0, |_| size_of::<Secret>());
+        let slices = self.slices.as_ref().map_or(0, |slices| slices.byte_len());
+        let finished_call = self.finished_call.as_ref().map_or(0, |_| FinishedCall::COST);
+        size_of::<Self>() + secret + head + registrations + body + store + slices + finished_call
     }
 }
 
@@ -155,12 +191,18 @@ impl Stub {
         let is_retryable = !registrations.is_empty();
         let calls = registrations.iter().map(Registration::call).collect();
         let rare = RareParts {
-            secret: stream.secret.take(),
-            registrations,
+            secret: stream.secret.take().map(Box::new),
+            registrations: registrations.into(),
             body_fingerprint: stream.body_fingerprint.take(),
             head: if is_retryable { ShortHead::of(&inner.head) } else { None },
             store_progress: inner.store_progress.take(),
             epoch: inner.epoch,
+            slices: stream.slices.take().map(|mut slices| {
+                slices.shrink_to_fit();
+                slices
+            }),
+            finished_call: stream.finished_call.take(),
+            session_generation: SessionGeneration(*stream.session_generation.get_mut()),
         };
         self.kept = Some(Box::new(Kept {
             rest: inner.machine.take_rest(),
@@ -209,7 +251,7 @@ impl Stub {
             self.kept = None;
         }
         self.enqueue(EvictionQueue::Proven, now);
-        registrations.unwrap_or_default()
+        registrations.unwrap_or_default().into()
     }
 
     /// Trims the front down to about `keep` bytes.
@@ -248,6 +290,31 @@ impl Stub {
         self.queued.is_some_and(|(queue, _)| queue == EvictionQueue::Proven)
     }
 
+    /// Returns whether a proof of the delivery leaves nothing to keep: the response passed through, and no key names the call.
+    pub(in crate::event_log) fn ends_with_its_delivery(&self) -> bool {
+        self.end.has_passed && !self.end.has_idempotency_key
+    }
+
+    /// Returns the end of retention; see [`Stream::kept_until`].
+    pub(in crate::event_log) fn kept_until(&self) -> Instant {
+        let until = self.end.readable_until();
+        let doubted_until = self.kept.as_ref().and_then(|kept| kept.delivered.doubted_until());
+        match doubted_until {
+            Some(doubted_until) if self.ends_with_its_delivery() => doubted_until.min(until),
+            Some(_) | None => until,
+        }
+    }
+
+    /// Returns whether a request of the server with one of these ids is remembered.
+    pub(in crate::event_log) fn knows_request(&self, ids: &HashSet<&RequestId>) -> bool {
+        self.kept.as_ref().is_some_and(|kept| kept.rest.knows_request(ids))
+    }
+
+    /// Returns the ids of the server's requests that no client has answered.
+    pub(in crate::event_log) fn unanswered_requests(&self) -> Vec<RequestId> {
+        self.kept.iter().flat_map(|kept| kept.rest.unanswered_requests()).cloned().collect()
+    }
+
     /// Returns whether the stub has nothing but the end.
     pub(in crate::event_log) fn is_bare(&self) -> bool {
         self.kept.is_none()
@@ -268,14 +335,14 @@ impl Stub {
             return;
         }
         let rare = self.kept.as_ref().and_then(|kept| kept.rare.as_ref());
-        for claim in rare.iter().flat_map(|rare| &rare.registrations).filter_map(Registration::claim) {
+        for claim in rare.iter().flat_map(|rare| &*rare.registrations).filter_map(Registration::claim) {
             claim.leave();
         }
     }
 
     /// Returns a summary for the operator.
     pub(in crate::event_log) fn summary(&self, now: Instant) -> Summary {
-        let End { outcome, sealed_at, left_at, tail, connections, era, .. } = self.end;
+        let End { outcome, sealed_at, left_at, tail, connections, era, has_passed, .. } = self.end;
         let kept = self.kept.as_ref();
         Summary {
             id: self.id,
@@ -284,8 +351,8 @@ impl Stub {
             name: kept.and_then(|kept| kept.name.clone()),
             connections,
             failure: kept.and_then(|kept| kept.rest.failure()).map(|failure| failure.code),
-            phase: Phase::Sealed { outcome, at: sealed_at },
-            is_answered: outcome != Outcome::Cancelled,
+            phase: if has_passed { Phase::Passed } else { Phase::Sealed { outcome, at: sealed_at } },
+            is_answered: outcome != Outcome::Cancelled && !has_passed,
             awaits_input: false,
             is_attached: false,
             age: now.saturating_duration_since(self.created),
@@ -319,7 +386,14 @@ impl ShortHead {
         match head {
             Head::Stream(status, headers) => Some(Self::Stream(*status, Lines::from(&**headers))),
             Head::Failed(failure) => Some(Self::Failed(*failure)),
-            Head::Waiting | Head::Committed | Head::Plain(_) | Head::TakenOver => None,
+            Head::Plain(plain) => {
+                let body = plain.kept_body()?;
+                // The buffer that was read into may be twice as large.
+                let body = if body.len() < COPIED_MAX { Bytes::from(Box::<[u8]>::from(&**body)) } else { body.clone() };
+                let (status, lines) = (plain.status, Lines::from(&plain.headers));
+                Some(Self::Plain(Box::new(ShortPlain { status, lines, body })))
+            }
+            Head::Waiting | Head::Committed | Head::TakenOver => None,
         }
     }
 
@@ -327,6 +401,7 @@ impl ShortHead {
         match self {
             Self::Failed(failure) => Head::Failed(failure),
             Self::Stream(status, lines) => Head::Stream(status, Arc::new(lines.to_map())),
+            Self::Plain(plain) => Head::Plain(Arc::new(Plain::kept(plain.status, plain.lines.to_map(), plain.body))),
         }
     }
 }
@@ -335,10 +410,9 @@ impl Stream {
     /// Returns the end of a stream that its stub may replace, if no task uses it: the stream has ended, and is found by its id or
     /// as a retry alone. Removes it from the retry index if no retry can match any more.
     ///
-    /// A search by session or claim must find the stream itself, for a repeated client response, a resume token to be revoked, or
-    /// another replica.
+    /// A search by session finds the stub by its [`FinishedCall`], and one by claim through the retry index.
     pub(in crate::event_log) fn end_for_stub(&self, now: Instant) -> Option<End> {
-        if self.slices.is_some() || self.adopted_after().is_some() {
+        if self.adopted_after().is_some() {
             return None;
         }
         let inner = self.lock();
@@ -346,14 +420,14 @@ impl Stream {
         let has_key = end.has_idempotency_key;
         let has_arrived = inner.machine.is_delivered() && !inner.delivered.is_doubted(now);
         let is_beyond_retries = inner.machine.is_cancelled() || (has_arrived && !has_key);
-        let is_proven = inner.delivered.is_proven() && !has_key;
         // The entries of the retry index are dropped without it.
         drop(inner);
-        if !is_proven && self.secret().is_some() {
-            return None;
-        }
         if is_beyond_retries {
             self.forget_retries();
+        }
+        if end.has_passed && !self.has_retries() {
+            // Nothing of it will be read.
+            return None;
         }
         // The stream itself writes its claim until the store has it.
         if self.awaits_claim() { None } else { Some(end) }
@@ -396,9 +470,12 @@ impl Stream {
             stream.name = name.map(Into::into).unwrap_or_default();
             inner.delivered = delivered;
             let rare = rare.map(|rare| *rare).unwrap_or_default();
-            stream.secret = rare.secret.map(Into::into).unwrap_or_default();
-            *stream.registrations.get_mut().unwrap_or_else(PoisonError::into_inner) = rare.registrations;
+            stream.secret = rare.secret.map(|secret| (*secret).into()).unwrap_or_default();
+            *stream.registrations.get_mut().unwrap_or_else(PoisonError::into_inner) = rare.registrations.into();
             stream.body_fingerprint = rare.body_fingerprint;
+            stream.slices = rare.slices;
+            stream.finished_call = rare.finished_call.map(Into::into).unwrap_or_default();
+            *stream.session_generation.get_mut() = rare.session_generation.0;
             inner.head = rare.head.map_or(Head::Committed, ShortHead::into_head);
             inner.store_progress = rare.store_progress.or(inner.store_progress.take());
             inner.epoch = rare.epoch;
@@ -407,6 +484,9 @@ impl Stream {
         });
         *inner.machine = Machine::ended(&stub.end, rest);
         inner.reservation.forget_request(inner.tail.byte_len());
+        if let Head::Plain(plain) = &inner.head {
+            inner.reservation.keep_beside(plain.kept_body().map_or(0, Bytes::len));
+        }
         if !stub.is_proven() {
             inner.queued = stub.queued.take();
         }
@@ -418,7 +498,13 @@ impl Inner {
     /// Returns whether a stub can have all that the stream has.
     fn can_be_stub(&self) -> bool {
         // Events that the store lacks are rewritten from here.
-        let is_stored = self.store_progress.as_ref().is_none_or(|store_progress| store_progress.is_sealed);
-        !self.has_moved && !self.is_restored && is_stored && self.machine.server_requests().is_empty()
+        let is_stored = match self.machine.phase() {
+            // The store has no such stream.
+            Phase::Passed => matches!(&self.head, Head::Plain(plain) if plain.kept_body().is_some()),
+            Phase::Waiting | Phase::Open | Phase::Sealed { .. } => {
+                self.store_progress.as_ref().is_none_or(|store_progress| store_progress.is_sealed)
+            }
+        };
+        !self.has_moved && !self.is_restored && is_stored
     }
 }

@@ -723,7 +723,7 @@ async fn a_stub_serves_its_clients_while_the_store_is_unreachable() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_finished_call_in_a_shared_store_stays_whole_while_a_retry_may_match_it() {
+async fn a_finished_call_in_a_shared_store_stays_whole_until_the_store_has_its_claim() {
     let store = TestStore::default();
     let one = Replica::of(&store, 1).await;
     let call = Fingerprint::of_body("", b"{}");
@@ -732,7 +732,7 @@ async fn a_finished_call_in_a_shared_store_stays_whole_while_a_retry_may_match_i
     else {
         panic!("nothing is registered yet")
     };
-    stream.keep_registration(registration);
+    stream.keep_registration(registration.with_claim(CallClaim::Deferred));
     stream.note_sent();
     let writer = one.log.writer(&stream);
     one.log.publish_once(&stream);
@@ -742,7 +742,22 @@ async fn a_finished_call_in_a_shared_store_stays_whole_while_a_retry_may_match_i
     one.log.retain(&stream);
     drop(writer);
     one.log.release(stream);
-    assert_eq!(stubs(&one), 0, "another replica may ask for its claim");
+    assert_eq!(stubs(&one), 0, "it writes its claim itself");
+    let stream = one.log.find_call(&call).expect("it is kept");
+    for write in stream.write_claims() {
+        write.wait().await.unwrap();
+    }
+    one.log.release(stream);
+    let read = ClaimRequest { retention: RETENTION, body: None };
+    let is_claimed = async || matches!(one.log.claim(&call, read, true).await, Ok(ClaimOutcome::Existing(..)));
+    assert!(stubs(&one) == 1 && is_claimed().await);
+    store.lose();
+    assert!(!is_claimed().await);
+    one.log.rewrite_all();
+    settle().await;
+    assert!(stubs(&one) == 1 && is_claimed().await, "the claim of a stub is written again");
     one.log.note_delivered(one.log.find_call(&call).expect("it is kept"), DeliveryCertainty::Likely);
     assert_eq!((stubs(&one), one.log.retry_index().len()), (1, 0));
+    settle().await;
+    assert!(!is_claimed().await, "no retry may match it any more");
 }

@@ -4,11 +4,15 @@
 use super::quotas::{finish, is_kept, open_of, tight, write};
 use super::retention::{cursor_of, settle, sweeping};
 use super::*;
+use crate::event_log::sessions::{Session, Sessions};
+use crate::event_log::stream::response_head::Plain;
 use crate::event_log::stream::stub::Stub;
 use crate::event_log::writer::stream_table::StreamEntry;
 use crate::protocol::call_name::CallName;
+use crate::protocol::headers::SessionId;
 use crate::protocol::ids::EventId;
-use crate::protocol::stream::CursorPlace;
+use crate::protocol::jsonrpc::Message;
+use crate::protocol::stream::{ClientResponse, CursorPlace, Phase};
 
 /// Runs a call to its end: `notes` events and its response, all read by its client.
 fn ended(log: &EventLog, caller: u8, notes: usize) -> Arc<Stream> {
@@ -201,21 +205,13 @@ async fn stubs_go_before_streams_that_have_arrived_and_the_oldest_of_them_first(
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_a_stub_could_not_serve_stays_whole() {
     let log = log_with(None);
-    // The server request may be answered once more.
-    let (asked, asked_writer) = open_of(&log, 0);
-    ready(asked_writer.update(says(r#"{"jsonrpc":"2.0","id":"q","method":"roots/list"}"#)));
-    finish(&log, &asked, &asked_writer);
-    // The end of its session must find the stream, to revoke the token.
-    let token = ended(&log, 0, 1);
-    token.resume_token();
     // A connection reads the stream.
     let read = ended(&log, 0, 1);
     let reader = Client::attach(&read, Seq(0));
     // The upstream has not ended.
     let (open, open_writer) = open_of(&log, 0);
-    let ids = [&asked, &token, &read, &open].map(|stream| stream.id());
-    drop(asked_writer);
-    for stream in [asked, token, read, open] {
+    let ids = [&read, &open].map(|stream| stream.id());
+    for stream in [read, open] {
         log.note_delivered(stream.clone(), DeliveryCertainty::Likely);
         log.release(stream);
     }
@@ -437,4 +433,125 @@ async fn a_large_response_moves_into_its_stub() {
     let mut back = Client::attach(&stream, cursor);
     assert_eq!(back.read_all(), Poll::Ready(ReadOutcome::Ended));
     assert!(back.text().contains(&large));
+}
+
+/// A call in a session that has ended and left its stub, after `notes` events.
+fn stub_in_session(log: &EventLog, session: &Arc<Session>, before: impl FnOnce(&Stream, &Writer)) -> StreamId {
+    let binding = Binding { session: Some(session.id().clone()), ..binding() };
+    let reservation = log.admit(&quota(log, 0), 0).unwrap();
+    let stream = log.create(Spec { binding, ..spec() }, reservation);
+    session.add_stream(&stream);
+    let writer = log.writer(&stream);
+    ready(writer.update(|machine, _| machine.handle_stream_head()));
+    log.publish_once(&stream);
+    before(&stream, &writer);
+    finish(log, &stream, &writer);
+    drop(writer);
+    let id = stream.id();
+    log.release(stream);
+    assert!(log.streams.entries.get(&id).is_some_and(|known| known.stub().is_some()), "it is a stub");
+    id
+}
+
+fn session_of(log: &EventLog) -> Arc<Session> {
+    log.sessions().find_or_record(&SessionId::parse("s").unwrap(), &binding().principal)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deleted_session_revokes_the_token_of_a_stub() {
+    let log = log_with(None);
+    let session = session_of(&log);
+    let mut token = String::new();
+    stub_in_session(&log, &session, |stream, _| token = stream.resume_token());
+    let token = ResumeToken::parse(&token).unwrap();
+    let handle = log.verify(token.handle());
+    let finds = || log.find_by_token(&token, handle.as_ref(), &binding()).map(|stream| log.release(stream)).is_some();
+    assert!(finds() && finds());
+    assert_eq!((stubs(&log), session.streams().len()), (1, 0));
+    log.expire_finished(&session);
+    assert_eq!(stubs(&log), 1);
+    assert!(!finds());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_response_finds_the_stub_whose_server_has_asked() {
+    let log = log_with(None);
+    let session = session_of(&log);
+    let ask = |id: &str| format!(r#"{{"jsonrpc":"2.0","id":"{id}","method":"roots/list"}}"#);
+    let id = |text: &str| RequestId::String(text.into());
+    stub_in_session(&log, &session, |stream, writer| {
+        ready(writer.update(says(&ask("answered"))));
+        ready(writer.update(says(&ask("waiting"))));
+        assert_eq!(stream.handle_client_response(&id("answered")), ClientResponse::First);
+    });
+    stub_in_session(&log, &session, |_, _| {});
+    assert_eq!((stubs(&log), session.streams().len()), (2, 0));
+    let respond = |text: &str| {
+        let messages = [Message::Response { id: Some(id(text)), is_error: false }];
+        let asking = log.asking_streams(session.id(), &session, &messages);
+        let response = Sessions::match_client_response(&asking, &id(text)).0;
+        asking.into_iter().for_each(|stream| log.release(stream));
+        response
+    };
+    assert_eq!(log.unanswered_requests(session.id(), &[binding().principal]), [id("waiting")]);
+    assert_eq!(respond("unknown"), ClientResponse::Unknown);
+    assert_eq!(stubs(&log), 2, "none was made a stream for it");
+    for expected in [ClientResponse::Duplicate; 2] {
+        assert_eq!(respond("answered"), expected);
+    }
+    assert_eq!((respond("waiting"), respond("waiting")), (ClientResponse::Late, ClientResponse::Duplicate));
+    assert_eq!(stubs(&log), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_lists_a_stub_once_and_as_long_as_it_lives() {
+    let log = Arc::new(log_with(None));
+    let sweeper = sweeping(&log);
+    let session = session_of(&log);
+    let id = stub_in_session(&log, &session, |stream, _| drop(stream.resume_token()));
+    for _ in 0..3 {
+        let (stream, _) = log.expand_briefly(id).unwrap();
+        log.release(stream);
+    }
+    assert_eq!(session.finished(), [id]);
+    settle().await;
+    tokio::time::advance(RETENTION * 2).await;
+    settle().await;
+    assert!(log.is_empty() && session.finished().is_empty() && !session.has_finished());
+    sweeper.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_that_passed_through_is_a_stub_until_its_delivery_is_proven() {
+    let log = log_with(None);
+    let call = Fingerprint::of_body("", b"{}");
+    let Ok(Match::New(stream, registration)) =
+        log.find_or_register(call, |_| false, || Ok::<_, ErrorCode>(create(&log, 0)))
+    else {
+        panic!("nothing is registered yet")
+    };
+    stream.keep_registration(registration);
+    stream.note_sent();
+    let writer = log.writer(&stream);
+    assert!(ready(writer.update(|machine, _| machine.handle_plain_head())));
+    let headers = http::HeaderMap::from_iter([(http::header::DATE, http::HeaderValue::from_static("today"))]);
+    let body = bytes::Bytes::from_static(br#"{"jsonrpc":"2.0","id":1,"result":{}}"#);
+    writer.set_head(Head::Plain(Arc::new(Plain::kept(http::StatusCode::OK, headers.clone(), body.clone()))));
+    log.retain(&stream);
+    drop(writer);
+    let id = stream.id();
+    log.release(stream);
+    assert_eq!(stubs(&log), 1);
+    assert!(quota(&log, 0).bytes() <= 1536, "{} bytes", quota(&log, 0).bytes());
+    for _ in 0..2 {
+        let again = repeated(&log, call).expect("it was not delivered");
+        let Head::Plain(plain) = again.head_now() else { panic!("the response passed through") };
+        assert_eq!((plain.status, &plain.headers, plain.kept_body()), (http::StatusCode::OK, &headers, Some(&body)));
+        assert_eq!(again.with_machine(|machine| machine.phase()), Phase::Passed);
+        log.note_delivered(again, DeliveryCertainty::Doubtful);
+        assert_eq!(stubs(&log), 1, "a retry may still match it");
+    }
+    log.note_proven(id);
+    assert!(log.is_empty() && log.retry_index().is_empty());
+    assert_eq!(quota(&log, 0).bytes(), 0);
 }

@@ -9,7 +9,7 @@ use super::remote_retry::PendingClaim;
 use super::request::{Beginning, CallRequest, Retry};
 use crate::config::{AnswerPings, Config, Mode};
 use crate::delivery::Start;
-use crate::event_log::{self, Attachment, CallClaim, EventLog, Match, Reservation, RetryMatch, Spec, Stream};
+use crate::event_log::{self, Attachment, Binding, CallClaim, EventLog, Match, Reservation, RetryMatch, Spec, Stream};
 use crate::ingress::components::Components;
 use crate::ingress::context::{RequestContext, detached};
 use crate::ingress::metrics::Metrics;
@@ -184,7 +184,7 @@ impl CallStarter {
         };
         Spec {
             policy,
-            binding: context.binding.clone(),
+            binding: binding_of(context),
             ids: call.ids.clone(),
             is_batch: call.is_batch,
             should_poll: settings.mode == Mode::Poll,
@@ -247,4 +247,15 @@ impl CallStarter {
         let beginning = Beginning { start: Start::After(cursor), has_gap };
         StartedCall { attachment, beginning, pump: InlineTask::default() }
     }
+}
+
+/// Returns the owner of the streams of a request. They share the id of its session with the session's record.
+fn binding_of(context: &RequestContext) -> Binding {
+    let mut binding = context.binding.clone();
+    if let (Some(id), Some(session)) = (&mut binding.session, &context.session)
+        && id == session.id()
+    {
+        id.clone_from(session.id());
+    }
+    binding
 }

@@ -178,7 +178,7 @@ impl ClientResponses {
         body: Bytes,
         is_proven: bool,
     ) -> Option<TakenMessages> {
-        let (sessions, messages) = (self.log.sessions(), post.messages);
+        let messages = post.messages;
         let records = || std::iter::once(post.session).chain(previous);
         let asking = || asking_streams(&self.log, post.id, records());
         let cancelled = || {
@@ -192,9 +192,9 @@ impl ClientResponses {
         });
         let route = GenerationRoute::choose(&self.upstream, &self.log, post.id, responses, asking, cancelled);
         let (answered, mut unwanted) = if is_proven {
-            note_responses(sessions, post.id, records(), messages)
+            note_responses(&self.log, post.id, records(), messages)
         } else {
-            (Vec::new(), repeated_responses(sessions, post.id, records(), messages))
+            (Vec::new(), repeated_responses(&self.log, post.id, records(), messages))
         };
         if !unwanted.is_empty() {
             self.metrics.observe_repeated_response();
@@ -245,14 +245,16 @@ impl ClientResponses {
 
     /// True if the POST answers or cancels a request on a stream of `session`.
     fn is_concerned(&self, post: &SessionPost<'_>, id: &SessionId, session: &Session) -> bool {
-        token_refresh::is_concerned(&self.log.sessions().streams(id, session), post.messages, post.cancelled)
+        let mut streams = self.log.sessions().streams(id, session);
+        streams.extend(self.log.answered_streams(session, post.messages));
+        token_refresh::is_concerned(&streams, post.messages, post.cancelled)
     }
 }
 
 /// Applies the messages that answer a server's request. Returns those that do so for the first time, and the indexes of those whose
 /// request was answered before. Searches the streams once, however many messages there are.
 fn note_responses<'a>(
-    sessions: &Sessions,
+    log: &EventLog,
     session_id: &SessionId,
     records: impl Iterator<Item = &'a Arc<Session>>,
     messages: &[Message],
@@ -262,8 +264,7 @@ fn note_responses<'a>(
     if !messages.iter().any(|message| matches!(message, Message::Response { id: Some(_), .. })) {
         return (answered, repeated);
     }
-    let open_streams: Vec<_> =
-        records.map(|session| sessions.streams_with_server_requests(session_id, session)).collect();
+    let open_streams: Vec<_> = records.map(|session| log.asking_streams(session_id, session, messages)).collect();
     for (index, message) in messages.iter().enumerate() {
         let Message::Response { id: Some(id), .. } = message else { continue };
         let outcomes = open_streams.iter().map(|streams| Sessions::match_client_response(streams, id));
@@ -282,7 +283,7 @@ fn note_responses<'a>(
 
 /// Returns the indexes of the messages that answer a server's request which was answered before. Changes nothing.
 fn repeated_responses<'a>(
-    sessions: &Sessions,
+    log: &EventLog,
     session_id: &SessionId,
     records: impl Iterator<Item = &'a Arc<Session>>,
     messages: &[Message],
@@ -290,8 +291,7 @@ fn repeated_responses<'a>(
     if !messages.iter().any(|message| matches!(message, Message::Response { id: Some(_), .. })) {
         return Vec::new();
     }
-    let open_streams: Vec<_> =
-        records.flat_map(|session| sessions.streams_with_server_requests(session_id, session)).collect();
+    let open_streams: Vec<_> = records.flat_map(|session| log.asking_streams(session_id, session, messages)).collect();
     let is_repeated = |message: &Message| {
         let Message::Response { id: Some(id), .. } = message else { return false };
         let waits = |stream: &Arc<Stream>| {
@@ -309,7 +309,7 @@ fn note_on_acceptance(id: &SessionId, records: Vec<Arc<Session>>, messages: Vec<
     let id = id.clone();
     Box::new(move |log| {
         // The upstream has judged the POST as it was: nothing is left out any more.
-        let _ = note_responses(log.sessions(), &id, records.iter(), &messages);
+        let _ = note_responses(log, &id, records.iter(), &messages);
     })
 }
 

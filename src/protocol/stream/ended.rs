@@ -4,13 +4,14 @@
 //! [`End`] answers the questions that are asked of every ended stream; [`Rest`] is for readers of its events. Both together give the
 //! machine again ([`Machine::ended`]). Absent: the events.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use super::announcements::AnnouncementState;
 use super::numbering::Numbering;
 use super::owed_responses::{OwedResponse, OwedResponses};
 use super::reader_state::{ReaderProgress, Takeovers};
-use super::server_requests::ServerRequests;
+use super::server_requests::PackedRequests;
 use super::states::{HeadOrigin, Outcome, Phase};
 use super::{Machine, Policy, ReaderState};
 use crate::protocol::error::Failure;
@@ -39,6 +40,10 @@ pub struct End {
     pub has_idempotency_key: bool,
     /// True if the last message is known to have arrived.
     pub is_delivered: bool,
+    /// True if the response passed through: there is no event and no seal, and the times are those of the last reader.
+    pub has_passed: bool,
+    /// True if the server has sent requests to the client.
+    pub has_server_requests: bool,
     /// True if unwritten events paused the upstream.
     can_pause: bool,
     /// True if the client accepts no stream.
@@ -57,7 +62,7 @@ impl End {
 
     /// Returns the time until which a client may come back; see [`Machine::reader_expected_until`].
     pub fn reader_expected_until(&self, patience: Duration, now: Instant) -> Option<Instant> {
-        let is_wanted = self.outcome != Outcome::Cancelled && !self.is_delivered;
+        let is_wanted = self.outcome != Outcome::Cancelled && !self.is_delivered && !self.has_passed;
         if !is_wanted || !self.is_primed || self.has_closed_gracefully {
             return None;
         }
@@ -92,7 +97,7 @@ pub struct Rest {
 /// The state that few ended streams have.
 #[derive(Debug, Default)]
 struct Rare {
-    server_requests: ServerRequests,
+    server_requests: PackedRequests,
     announcements: Option<Box<AnnouncementState>>,
     last_input_turn: Option<Seq>,
     takeovers: Takeovers,
@@ -126,6 +131,16 @@ impl Rest {
         self.rare.as_ref().is_some_and(|rare| !rare.server_requests.is_empty())
     }
 
+    /// Returns whether a server→client request of one of these ids is remembered.
+    pub fn knows_request(&self, ids: &HashSet<&RequestId>) -> bool {
+        self.rare.as_ref().is_some_and(|rare| rare.server_requests.knows_any(ids))
+    }
+
+    /// Returns the ids of the unanswered server→client requests.
+    pub fn unanswered_requests(&self) -> impl Iterator<Item = &RequestId> {
+        self.rare.iter().flat_map(|rare| rare.server_requests.outstanding())
+    }
+
     /// Returns the last event that the log has dropped.
     pub fn trimmed(&self) -> Seq {
         self.trimmed
@@ -141,9 +156,14 @@ impl Rest {
 }
 
 impl Machine {
-    /// Returns the end of a sealed request stream without a reader, or `None` for any other stream.
+    /// Returns the end of a sealed request stream without a reader, or of one whose response passed through, or `None` for any other
+    /// stream. The body of a response that passed through may still be arriving.
     pub fn end(&self) -> Option<End> {
-        let Phase::Sealed { outcome, at } = self.phase else { return None };
+        let (outcome, at, has_passed) = match self.phase {
+            Phase::Sealed { outcome, at } => (outcome, at, false),
+            Phase::Passed => (Outcome::Completed, self.reader.since(), true),
+            Phase::Waiting | Phase::Open => return None,
+        };
         if self.policy.kind != StreamKind::Request || self.reader.is_attached() {
             return None;
         }
@@ -157,6 +177,8 @@ impl Machine {
             era: self.policy.era,
             has_idempotency_key: self.policy.has_idempotency_key,
             is_delivered: self.is_delivered(),
+            has_passed,
+            has_server_requests: !self.server_requests.is_empty(),
             can_pause: self.policy.can_pause,
             should_refuse_requests: self.policy.should_refuse_requests,
             is_primed: self.reader.is_primed(),
@@ -168,7 +190,7 @@ impl Machine {
     pub fn take_rest(&mut self) -> Rest {
         let (owed_responses, last_error) = self.owed_responses.take_parts();
         let rare = Rare {
-            server_requests: std::mem::take(&mut self.server_requests),
+            server_requests: PackedRequests::of(std::mem::take(&mut self.server_requests), self.trimmed()),
             announcements: self.announcements.take(),
             last_input_turn: self.last_input_turn(),
             takeovers: self.reader.takeovers(),
@@ -195,8 +217,12 @@ impl Machine {
         let mut machine = Self::new(end.policy(), Vec::new(), end.left_at);
         machine.timers.stop_all();
         machine.head_origin = HeadOrigin::Proxy;
-        machine.sealing = Some(end.outcome);
-        machine.phase = Phase::Sealed { outcome: end.outcome, at: end.sealed_at };
+        if end.has_passed {
+            machine.phase = Phase::Passed;
+        } else {
+            machine.sealing = Some(end.outcome);
+            machine.phase = Phase::Sealed { outcome: end.outcome, at: end.sealed_at };
+        }
         let trimmed = rest.as_ref().map_or(end.tail, |rest| rest.trimmed);
         machine.numbering = Numbering::following(end.tail, trimmed);
         let (progress, takeovers) = match rest {
@@ -215,7 +241,7 @@ impl Machine {
         self.is_cancelled = rest.is_cancelled;
         self.is_revoked = rest.is_revoked;
         let rare = rest.rare.map(|rare| *rare).unwrap_or_default();
-        self.server_requests = rare.server_requests;
+        self.server_requests = rare.server_requests.unpack();
         self.announcements = rare.announcements;
         if let Some(cursor) = rare.last_input_turn {
             self.input_turn.begin(cursor);

@@ -20,6 +20,11 @@ pub(super) struct EventSet {
 }
 
 impl EventSet {
+    /// Returns the memory beside the value itself, in bytes.
+    pub(super) fn byte_len(&self) -> usize {
+        self.words.capacity() * size_of::<u64>()
+    }
+
     pub(super) fn insert(&mut self, seq: Seq) {
         if seq <= self.dropped {
             return;

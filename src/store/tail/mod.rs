@@ -24,7 +24,7 @@ const SEGMENT_MIN: usize = 512;
 /// Maximum size of a segment, up to which sizes double. An event larger than that gets a segment of its own.
 const SEGMENT_MAX: usize = 8 * 1024;
 /// Maximum bytes of events that are copied to save the unused memory around them.
-const COPIED_MAX: usize = 64 * 1024;
+pub(crate) const COPIED_MAX: usize = 64 * 1024;
 
 /// Events of one stream that are in memory.
 #[derive(Debug, Default)]

@@ -241,6 +241,7 @@ impl Handshaking {
             let ids: Vec<_> = stream.with_machine(|machine| machine.server_requests().outstanding().cloned().collect());
             self.handshake.leave_unanswered(ids);
         }
+        self.handshake.leave_unanswered(self.log.unanswered_requests(&self.id, &self.handshake.principals()));
     }
 
     /// Lets the standalone streams of the session be opened under its new name, before the server has a reason to ask. Returns those that

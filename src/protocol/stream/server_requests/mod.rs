@@ -15,8 +15,11 @@ use super::event_set::EventSet;
 use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc::RequestId;
 
+mod packed;
 #[cfg(test)]
 mod tests;
+
+pub(super) use packed::PackedRequests;
 
 /// Limit for all remembered requests of one stream: about a thousand with short ids.
 pub(super) const REMEMBERED_BYTES: usize = 256 * 1024;

@@ -38,6 +38,8 @@ enum Step {
     ClientResponse(usize),
     Unanswer(usize),
     Restore,
+    /// The requests are packed and unpacked.
+    Pack,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -46,6 +48,7 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (0usize..7).prop_map(Step::ClientResponse),
         2 => (0usize..7).prop_map(Step::Unanswer),
         1 => Just(Step::Restore),
+        1 => Just(Step::Pack),
     ]
 }
 
@@ -73,6 +76,11 @@ proptest! {
                 Step::Restore => {
                     let (parts, spent) = requests.to_parts();
                     requests.restore(parts, spent, clock::now());
+                }
+                Step::Pack => {
+                    let (changes, bytes) = (requests.changes(), requests.byte_len());
+                    requests = PackedRequests::of(requests, Seq(0)).unpack();
+                    prop_assert_eq!((requests.changes(), requests.byte_len()), (changes, bytes));
                 }
             }
             for number in 0..7 {
