@@ -9,7 +9,8 @@ die() {
     exit 1
 }
 
-cargo build --quiet --workspace --bin mcp-resume --bin mcp-resume-bench --locked --features mcp-resume/balancer
+. tests/features.sh
+cargo build --quiet --workspace --bin mcp-resume --bin mcp-resume-bench --locked --features "$FEATURES"
 target=${CARGO_TARGET_DIR:-target}/debug
 soak=(bench/soak --mcp-resume "$target/mcp-resume" --bench "$target/mcp-resume-bench" --short)
 

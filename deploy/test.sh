@@ -164,8 +164,10 @@ hadolint() {
     "$tools/venv/bin/hadolint" --no-color "$@"
 }
 
-# The static program of an image in the tests' profile; `make image` makes the real one, and checks its size.
-PROFILE=dev deploy/build-static.sh "$work/image"
+# The static program of an image in the tests' profile, with the balancer and the dependencies of the other debug builds; `make image` makes
+# the real ones, and checks the size.
+. tests/features.sh
+PROFILE=dev deploy/build-static.sh "$work/image" "$FEATURES"
 binary=$work/image/mcp-resume
 
 check_nginx

@@ -7,7 +7,8 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 "$here/setup.sh"
 if [ -z "${MCP_RESUME_BIN:-}" ]; then
     # As in bench/test.sh for the whole workspace: with fewer packages the dependencies would have other features, and be built again.
-    cargo build --quiet --workspace --bin mcp-resume --locked --manifest-path "$here/../../Cargo.toml" --features mcp-resume/balancer
+    . "$here/../features.sh"
+    cargo build --quiet --workspace --bin mcp-resume --locked --manifest-path "$here/../../Cargo.toml" --features "$FEATURES"
     export MCP_RESUME_BIN=$here/../../target/debug/mcp-resume
 fi
 cd "$here"
