@@ -1,4 +1,4 @@
-.PHONY: build optimized demo setup test sim crash soak fuzz lint fmt deny bench instructions image
+.PHONY: build optimized demo setup test build-tests test-rust test-e2e sim crash soak fuzz lint fmt deny bench instructions image
 
 # One job at a time: the steps share the build directory and the machine.
 .NOTPARALLEL:
@@ -6,6 +6,8 @@
 # Seconds for each target in `make fuzz`, and in `make test`.
 FUZZ_SECS ?= 600
 FUZZ_TEST_SECS := 20
+
+CARGO_TEST := cargo test --workspace --locked --features mcp-resume/balancer
 
 CARGO_DENY := 0.20.2
 DENY := target/tools/cargo-deny-$(CARGO_DENY)/bin/cargo-deny
@@ -27,11 +29,18 @@ setup:
 	tests/setup.sh
 
 # All tests. The end-to-end suite installs its own SDKs.
-test: setup
-	cargo test --workspace --locked --features mcp-resume/balancer
+test: test-rust test-e2e
+
+build-tests: setup
+	$(CARGO_TEST) --no-run
+
+test-rust: setup
+	$(CARGO_TEST)
 	bench/test.sh
 	deploy/test.sh
 	FUZZ_SEED=1 fuzz/run.sh $(FUZZ_TEST_SECS)
+
+test-e2e: setup
 	tests/e2e/run.sh
 
 # mcp-resume:latest in buildah's store on this machine; with FEATURES=balancer mcp-resume-balancer:latest. Both images are run, and the
