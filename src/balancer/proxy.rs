@@ -372,7 +372,7 @@ impl ProxyHttp for Phases {
         let is_long = request_body::is_long(session);
         let head = session.req_header();
         request.owner = routing::named(&head.headers, &head.uri, &request.body);
-        // A request that names a stream goes to the owner of that, wherever its session is.
+        // A request that names a stream goes to the owner of the stream, not to the home of its session.
         request.needs_home = is_long
             && head.headers.contains_key(names::MCP_SESSION_ID)
             && routing::of_head(&head.headers, &head.uri).is_none();
