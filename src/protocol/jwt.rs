@@ -21,7 +21,7 @@ pub struct Claims {
     pub sub: String,
     /// Client to which the token was issued (RFC 9068 §2.2).
     pub client_id: Option<String>,
-    /// The same in an ID token (OpenID Connect Core §2), and in access tokens that are made like one.
+    /// Client in an ID token (OpenID Connect Core §2), and in access tokens that are made like one.
     pub azp: Option<String>,
 }
 
