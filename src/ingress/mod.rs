@@ -75,6 +75,7 @@ use crate::lifecycle::drain::Drain;
 use crate::protocol::classify::{self, Route};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{self, ProtocolVersion, SessionId};
+use crate::protocol::ids::Owner;
 use crate::protocol::stream_url::{Named, take};
 use crate::server::{self, Peer, respond};
 use crate::upstream::Upstream;
@@ -190,9 +191,12 @@ impl Ingress {
         let sender = misdirected::sender_of(request.headers());
         let access = request_log::AccessLine::begin(&request, &self.config.upstream.url);
         let span = trace::span(request.headers());
+        let mut home = None;
         let mut response = match &span {
-            None => self.dispatch(connection, request, sender).await,
-            Some(span) => Box::pin(self.dispatch(connection, request, sender)).instrument(span.clone()).await,
+            None => self.dispatch(connection, request, sender, &mut home).await,
+            Some(span) => {
+                Box::pin(self.dispatch(connection, request, sender, &mut home)).instrument(span.clone()).await
+            }
         };
         receipts.note_opened(|| SessionId::from_headers(response.headers()));
         if self.drain.is_sending_away() {
@@ -203,6 +207,7 @@ impl Ingress {
             access.end(&response);
         }
         if sender.is_routed() {
+            OwnerCheck::sign_home(&mut response, home);
             self.owner_check.sign(&mut response);
         }
         if let Some(origin) = origin
@@ -219,30 +224,22 @@ impl Ingress {
     }
 
     /// Checks access, then passes the request on. Keeps the future of a call small: the rarer routes are boxed, because every request pays
-    /// for the largest.
+    /// for the largest, and for each of two nested futures that take the request. `home` is set to the home of the session, if a balancer can
+    /// send the request there.
     async fn dispatch(
         &self,
         connection: Arc<Connection>,
         request: Request<Incoming>,
         sender: Sender,
+        home: &mut Option<Owner>,
     ) -> Response<BoxBody> {
         let (mut parts, body) = request.into_parts();
         let head_bytes = head_bytes(&parts);
-        if head_bytes > self.config.limits.header_bytes {
-            return self.refusals.refuse(ErrorCode::HeadTooLarge);
+        if let Some(refusal) = self.refuse_head(&parts, head_bytes) {
+            return refusal;
         }
         if parts.uri.path() == status_document::PATH {
-            // A balancer connects by an address, which no list of hosts has.
-            return match self.admit_origin(&parts) {
-                Ok(()) => Box::pin(self.status_document.handle(&parts.method)).await,
-                Err(code) => self.refusals.refuse_access(code, &parts),
-            };
-        }
-        if let Err(code) = self.admit(&parts) {
-            return self.refusals.refuse_access(code, &parts);
-        }
-        if is_tunnel_request(&parts) {
-            return self.refusals.refuse(ErrorCode::UpgradeRefused);
+            return Box::pin(self.status_document.handle(&parts.method)).await;
         }
         if !self.config.upstream.url.is_endpoint(parts.uri.path()) {
             return Box::pin(self.forwarder.forward_other_path(parts, body, connection.forwarded())).await;
@@ -257,27 +254,12 @@ impl Ingress {
         } else {
             Box::pin(self.callers.restore_session(&mut context)).await.err()
         };
-        let is_routed = sender.is_routed();
-        let home = if is_routed { context.session.as_ref().and_then(|session| session.remote_home()) } else { None };
-        let mut response = if is_routed && home_queries::is_query(&context.parts) {
-            Box::pin(self.home_queries.answer(&context, refused)).await
-        } else {
-            self.serve(context, stream_url, body, refused).await
-        };
-        if is_routed {
-            OwnerCheck::sign_home(&mut response, home);
+        if sender.is_routed() {
+            *home = context.session.as_ref().and_then(|session| session.remote_home());
+            if home_queries::is_query(&context.parts) {
+                return Box::pin(self.home_queries.answer(&context, refused)).await;
+            }
         }
-        response
-    }
-
-    /// Passes on a request of an identified caller. `refused` is the error if its session cannot be served now.
-    async fn serve(
-        &self,
-        mut context: Box<RequestContext>,
-        stream_url: Option<Named>,
-        body: Incoming,
-        refused: Option<ErrorCode>,
-    ) -> Response<BoxBody> {
         if !context.has_remote_session() {
             let call = || self.upstream.call(&context.parts, context.connection.forwarded(), Bytes::new());
             self.upstream.ping_headers().renew(&context.binding, call);
@@ -307,6 +289,20 @@ impl Ingress {
             return self.refusals.refuse(code);
         }
         Box::pin(self.by_head(context, body)).await
+    }
+
+    /// Refuses a request by its head, or returns `None`.
+    fn refuse_head(&self, parts: &Parts, head_bytes: usize) -> Option<Response<BoxBody>> {
+        if head_bytes > self.config.limits.header_bytes {
+            return Some(self.refusals.refuse(ErrorCode::HeadTooLarge));
+        }
+        let is_status = parts.uri.path() == status_document::PATH;
+        // A balancer connects by an address, which no list of hosts has.
+        let admitted = if is_status { self.admit_origin(parts) } else { self.admit(parts) };
+        if let Err(code) = admitted {
+            return Some(self.refusals.refuse_access(code, parts));
+        }
+        (!is_status && is_tunnel_request(parts)).then(|| self.refusals.refuse(ErrorCode::UpgradeRefused))
     }
 
     /// Checks the host and the origin of a request.
