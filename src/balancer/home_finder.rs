@@ -22,7 +22,7 @@ use super::peer::Peers;
 use crate::protocol::headers::{names, remove_hop_by_hop};
 use crate::protocol::ids::Owner;
 
-/// Limit for the wait for a response: longer than a replica waits for the end of a home's lease. After that the request itself is sent.
+/// Limit for the wait for a response: longer than a replica waits for the end of a home's lease, with the defaults of both.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Time for which an idle connection is kept; shorter than a sidecar keeps it open.
 const IDLE: Duration = Duration::from_secs(30);
@@ -36,6 +36,8 @@ pub enum Found {
     Here,
     /// The replica went down before it answered.
     Down,
+    /// The replica has not answered in time.
+    Silent,
 }
 
 /// Asks replicas for the homes of sessions.
@@ -59,7 +61,8 @@ impl HomeFinder {
         };
         match answer {
             Ok(Ok(Some(home))) => Found::Home(home),
-            Ok(Ok(None)) | Err(_) => Found::Here,
+            Ok(Ok(None)) => Found::Here,
+            Err(_) => Found::Silent,
             Ok(Err(error)) => {
                 debug!(%error, "a replica could not be asked for the home of a session");
                 Found::Here

@@ -203,6 +203,8 @@ impl Phases {
                 request.tried.push(selected.backend.address);
                 Ok(false)
             }
+            // With the body the request could go nowhere else.
+            Found::Silent => Err(Self::fail(request, Failure::before_run(ErrorCode::NoReplica))),
         }
     }
 

@@ -26,6 +26,11 @@ pub(super) fn is_query(parts: &Parts) -> bool {
     parts.method == Method::HEAD && parts.headers.contains_key(names::MCP_RESUME_LOCATE)
 }
 
+/// Returns the answer of a replica that takes the request.
+pub(super) fn here() -> Response<BoxBody> {
+    respond::status(StatusCode::NO_CONTENT)
+}
+
 /// Answers queries.
 pub(super) struct HomeQueries {
     log: Arc<EventLog>,
@@ -45,7 +50,7 @@ impl HomeQueries {
         }
         match self.other_home(context).await {
             Some(home) => self.refusals.fail(Failure::at_home(home)),
-            None => respond::status(StatusCode::NO_CONTENT),
+            None => here(),
         }
     }
 

@@ -242,6 +242,10 @@ impl Ingress {
             return Box::pin(self.status_document.handle(&parts.method)).await;
         }
         if !self.config.upstream.url.is_endpoint(parts.uri.path()) {
+            if sender.is_routed() && home_queries::is_query(&parts) {
+                // Other paths have no sessions of the endpoint.
+                return home_queries::here();
+            }
             return Box::pin(self.forwarder.forward_other_path(parts, body, connection.forwarded())).await;
         }
         // The upstream does not see the stream that the target names.
@@ -257,6 +261,9 @@ impl Ingress {
         if sender.is_routed() {
             *home = context.session.as_ref().and_then(|session| session.remote_home());
             if home_queries::is_query(&context.parts) {
+                if self.owner_check.is_misdirected(&context, None, &[]) {
+                    return self.refusals.refuse(ErrorCode::Misdirected);
+                }
                 return Box::pin(self.home_queries.answer(&context, refused)).await;
             }
         }

@@ -445,6 +445,9 @@ async fn a_query_is_answered_as_its_request_would_be_and_never_reaches_the_serve
     is_recorded(&redis).await;
     assert_eq!(outcome(&one, marked(query(&session))).await, (204, None));
     assert_eq!(outcome(&two, marked(query(&session))).await, (421, Some(ONE.to_owned())));
+    // Another path has no session of the endpoint.
+    assert_eq!(outcome(&two, marked(query(&session)).target("/upload")).await, (204, None));
+    assert!(two.upstream.is_quiet());
     one.proxy.kill().await;
     // It waits for the lease of the home, and takes the session over.
     assert_eq!(outcome(&two, in_place_of(ONE, query(&session))).await, (204, None));
