@@ -37,6 +37,8 @@ pub(super) struct Caller {
     /// True once a response said that the stream is gone.
     pub(super) is_lost: bool,
     pub(super) spied: bool,
+    /// True if the client itself has cut its last connection.
+    has_cut: bool,
 }
 
 /// End of an exchange.
@@ -62,6 +64,7 @@ impl Caller {
             is_answered: false,
             is_lost: false,
             spied: !call.is_spied_on,
+            has_cut: false,
             call,
         }
     }
@@ -169,8 +172,9 @@ impl Caller {
         (sender.post_with(&key, &body.to_string()), cursor)
     }
 
-    /// Notes that the proxy is gone. A drain waits for a call that was begun before, and for its client to fetch the response.
-    fn note_gone(&self) {
+    /// Notes that the proxy is gone. A drain waits for a call that was begun before. A response that was written to the end before the client cut
+    /// its connection may count as delivered.
+    fn note_gone(&self, has_cut: bool) {
         let world = &self.world;
         let was_posted = {
             let mut model = world.model();
@@ -180,7 +184,8 @@ impl Caller {
             began.is_some_and(|began| world.plan.drains.is_some_and(|drains| began < drains))
         };
         let is_timed_out = world.plan.drained().is_some_and(|drained| drained <= world.elapsed());
-        if was_posted && !is_timed_out && !self.is_answered && !self.is_lost && self.call.patience.is_none() {
+        if was_posted && !has_cut && !is_timed_out && !self.is_answered && !self.is_lost && self.call.patience.is_none()
+        {
             world.blame(format!("{:?}: the proxy has not waited for the call", self.key));
         }
     }
@@ -189,6 +194,7 @@ impl Caller {
         let world = self.world.clone();
         let (request, cursor) = self.request();
         let is_post = self.ids.is_empty() && self.key.1 > 0;
+        let has_cut = std::mem::replace(&mut self.has_cut, !matches!(fault, Fault::None | Fault::Slow(..)));
         let number = world.model().connect(self.key, world.now());
         let name = format!("c{}.{}.{number}", self.key.0, self.key.1);
         // An answer that was read slowly, or by a reader that hangs, may count as delivered.
@@ -204,7 +210,7 @@ impl Caller {
             None => match Connection::open(&world, &self.dialer, name) {
                 Some(connection) => connection,
                 None => {
-                    self.note_gone();
+                    self.note_gone(has_cut);
                     return None;
                 }
             },
