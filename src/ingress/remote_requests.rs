@@ -82,23 +82,26 @@ impl RemoteRequests {
             self.callers.restore_session(&mut context).await.ok()?;
         }
         let session = context.session.clone()?;
-        let mut streams = self.log.sessions().streams(&id, &session);
         let is_home = context.has_home_session();
         let response = if context.parts.method == Method::DELETE {
             if to == Recipient::SessionOver {
                 self.session_ends.end_session(&context.binding).await;
                 return Some(forwarded_response(respond::status(StatusCode::OK)).await);
             }
-            if !is_home && ((streams.is_empty() && !session.has_finished()) || to == Recipient::Home) {
+            let has_streams = !self.log.sessions().streams(&id, &session).is_empty() || session.has_finished();
+            if !is_home && (!has_streams || to == Recipient::Home) {
                 return None;
             }
             self.session_ends.delete(context, body).await
         } else {
             let messages = jsonrpc::peek_up_to(&body, self.config.limits.batch).ok()?.messages().to_vec();
             let cancelled = jsonrpc::cancelled_request_ids(&messages, &body);
-            streams.extend(self.log.answered_streams(&session, &messages));
             let may_be_any = is_home && to != Recipient::Concerned;
-            if !may_be_any && !is_concerned(&streams, &messages, &cancelled) {
+            let is_concerned = || {
+                let streams = self.log.concerned_streams(&id, &session, &messages);
+                is_concerned(&streams, &messages, &cancelled)
+            };
+            if !may_be_any && !is_concerned() {
                 return None;
             }
             self.client_responses.handle(context, messages, body).await

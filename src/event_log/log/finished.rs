@@ -1,45 +1,85 @@
 //! Finished calls of a session in the log: the searches by session, which find stubs too.
 
 use std::collections::HashSet;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::event_log::identity::principal::Principal;
 use crate::event_log::log::EventLog;
 use crate::event_log::sessions::Session;
 use crate::event_log::stream::Stream;
+use crate::event_log::writer::stream_table::StreamEntry;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::SessionId;
 use crate::protocol::jsonrpc::{Message, RequestId};
 
+/// Streams that a search by session has found. Each is released when this is dropped, so that one which was made of its stub for the
+/// search is a stub again.
+pub struct FoundStreams<'a> {
+    log: &'a EventLog,
+    streams: Vec<Arc<Stream>>,
+}
+
+impl Deref for FoundStreams<'_> {
+    type Target = [Arc<Stream>];
+
+    fn deref(&self) -> &Self::Target {
+        &self.streams
+    }
+}
+
+impl Drop for FoundStreams<'_> {
+    fn drop(&mut self) {
+        for stream in self.streams.drain(..) {
+            self.log.release(stream);
+        }
+    }
+}
+
 impl EventLog {
     /// Returns the streams of a session on which the server has sent requests: all that are whole, and of the finished calls those that
     /// know a request which one of `messages` answers.
-    pub fn asking_streams(&self, id: &SessionId, session: &Session, messages: &[Message]) -> Vec<Arc<Stream>> {
-        let mut asking = self.sessions.streams_with_server_requests(id, session);
-        asking.extend(self.answered_streams(session, messages));
-        asking
+    pub fn asking_streams(&self, id: &SessionId, session: &Session, messages: &[Message]) -> FoundStreams<'_> {
+        self.with_answered(self.sessions.streams_with_server_requests(id, session), session, messages)
     }
 
-    /// Returns the finished calls of a session that know a request of the server which one of `messages` answers.
-    pub fn answered_streams(&self, session: &Session, messages: &[Message]) -> Vec<Arc<Stream>> {
+    /// Returns every live stream of a session, and of its finished calls those that know a request which one of `messages` answers.
+    pub fn concerned_streams(&self, id: &SessionId, session: &Session, messages: &[Message]) -> FoundStreams<'_> {
+        self.with_answered(self.sessions.streams(id, session), session, messages)
+    }
+
+    /// Adds the finished calls of a session that know a request of the server which one of `messages` answers.
+    fn with_answered(
+        &self,
+        mut streams: Vec<Arc<Stream>>,
+        session: &Session,
+        messages: &[Message],
+    ) -> FoundStreams<'_> {
         let finished = session.finished();
-        if finished.is_empty() {
-            return Vec::new();
+        if !finished.is_empty() {
+            let ids: HashSet<&RequestId> = messages.iter().filter_map(answered).collect();
+            let knows = |id: &_| {
+                let known = self.streams.entries.get(id);
+                known.is_some_and(|known| known.value().stub().is_none_or(|stub| stub.knows_request(&ids)))
+            };
+            streams.extend(finished.into_iter().filter(knows).filter_map(|id| self.expand(id)));
         }
-        let ids: HashSet<&RequestId> = messages.iter().filter_map(answered).collect();
-        let knows = |id: &_| {
-            let known = self.streams.entries.get(id);
-            known.is_some_and(|known| known.value().stub().is_none_or(|stub| stub.knows_request(&ids)))
-        };
-        finished.into_iter().filter(knows).filter_map(|id| self.expand(id)).collect()
+        FoundStreams { log: self, streams }
     }
 
     /// Returns the ids of the server's requests that no client has answered, of the finished calls of a session under these principals.
     pub fn unanswered_requests(&self, id: &SessionId, principals: &[Principal]) -> Vec<RequestId> {
         let finished = self.sessions.finished_of(id, principals);
-        let of =
-            |id| self.streams.entries.get(&id).map(|known| known.value().stub().map(|stub| stub.unanswered_requests()));
-        finished.into_iter().filter_map(of).flatten().flatten().collect()
+        let of = |id| {
+            Some(match self.streams.entries.get(&id)?.value() {
+                StreamEntry::Stub(stub) => stub.unanswered_requests(),
+                // Rebuilt from its stub, and in no record as a stream.
+                StreamEntry::Stream(stream) => {
+                    stream.with_machine(|machine| machine.server_requests().outstanding().cloned().collect())
+                }
+            })
+        };
+        finished.into_iter().filter_map(of).flatten().collect()
     }
 
     /// Ends the finished calls of a session that was deleted: their tokens open them no more.

@@ -489,11 +489,19 @@ async fn a_client_response_finds_the_stub_whose_server_has_asked() {
     let respond = |text: &str| {
         let messages = [Message::Response { id: Some(id(text)), is_error: false }];
         let asking = log.asking_streams(session.id(), &session, &messages);
-        let response = Sessions::match_client_response(&asking, &id(text)).0;
-        asking.into_iter().for_each(|stream| log.release(stream));
-        response
+        Sessions::match_client_response(&asking, &id(text)).0
     };
-    assert_eq!(log.unanswered_requests(session.id(), &[binding().principal]), [id("waiting")]);
+    let unanswered = || log.unanswered_requests(session.id(), &[binding().principal]);
+    assert_eq!(unanswered(), [id("waiting")]);
+    let read = log.concerned_streams(
+        session.id(),
+        &session,
+        &[Message::Response { id: Some(id("answered")), is_error: false }],
+    );
+    assert_eq!((read.len(), stubs(&log)), (1, 1), "it is a stream while it is read");
+    assert_eq!(unanswered(), [id("waiting")]);
+    drop(read);
+    assert_eq!(stubs(&log), 2);
     assert_eq!(respond("unknown"), ClientResponse::Unknown);
     assert_eq!(stubs(&log), 2, "none was made a stream for it");
     for expected in [ClientResponse::Duplicate; 2] {

@@ -245,8 +245,7 @@ impl ClientResponses {
 
     /// True if the POST answers or cancels a request on a stream of `session`.
     fn is_concerned(&self, post: &SessionPost<'_>, id: &SessionId, session: &Session) -> bool {
-        let mut streams = self.log.sessions().streams(id, session);
-        streams.extend(self.log.answered_streams(session, post.messages));
+        let streams = self.log.concerned_streams(id, session, post.messages);
         token_refresh::is_concerned(&streams, post.messages, post.cancelled)
     }
 }
@@ -291,7 +290,7 @@ fn repeated_responses<'a>(
     if !messages.iter().any(|message| matches!(message, Message::Response { id: Some(_), .. })) {
         return Vec::new();
     }
-    let open_streams: Vec<_> = records.flat_map(|session| log.asking_streams(session_id, session, messages)).collect();
+    let open_streams: Vec<_> = records.map(|session| log.asking_streams(session_id, session, messages)).collect();
     let is_repeated = |message: &Message| {
         let Message::Response { id: Some(id), .. } = message else { return false };
         let waits = |stream: &Arc<Stream>| {
@@ -299,7 +298,8 @@ fn repeated_responses<'a>(
         };
         let has_answered =
             |stream: &Arc<Stream>| stream.with_machine(|machine| machine.server_requests().has_answered(id));
-        open_streams.iter().any(has_answered) && !open_streams.iter().any(waits)
+        let mut asking = open_streams.iter().flat_map(|streams| streams.iter());
+        asking.clone().any(has_answered) && !asking.any(waits)
     };
     (0..messages.len()).filter(|index| is_repeated(&messages[*index])).collect()
 }
