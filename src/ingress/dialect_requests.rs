@@ -14,7 +14,7 @@ use super::stream_response::StreamResponder;
 use super::token_refresh::Unproven;
 use crate::body::BoxBody;
 use crate::dialect::{Resumption, resumable_requests, resumable_streams};
-use crate::event_log::Stream;
+use crate::event_log::{EventLog, Stream};
 use crate::protocol::classify::Dialect;
 use crate::protocol::dialect::{Method, Params};
 use crate::protocol::error::ErrorCode;
@@ -29,6 +29,7 @@ enum DialectResponse {
 
 /// Handles the requests of dialects.
 pub(super) struct DialectRequests {
+    log: Arc<EventLog>,
     metrics: Arc<Metrics>,
     refusals: Refusals,
     finder: Arc<StreamFinder>,
@@ -42,7 +43,7 @@ impl DialectRequests {
         finder: Arc<StreamFinder>,
         responder: Arc<StreamResponder>,
     ) -> Self {
-        Self { metrics: components.metrics.clone(), refusals, finder, responder }
+        Self { log: components.log.clone(), metrics: components.metrics.clone(), refusals, finder, responder }
     }
 
     /// Handles a POST with a request of a dialect.
@@ -88,14 +89,21 @@ impl DialectRequests {
         let cursor = self.finder.cursor_in(context, &stream);
         match method {
             Method::ResumeRequest => resumable_requests::resume(stream, id, cursor).map(DialectResponse::Resumption),
-            Method::GetRequestStatus => resumable_requests::status(&stream, id, params.request_id.as_ref()?, cursor)
-                .map(DialectResponse::Status),
+            Method::GetRequestStatus => {
+                let status_of = |request| resumable_requests::status(&stream, id, request, cursor);
+                let status = params.request_id.as_ref().and_then(status_of);
+                self.log.release(stream);
+                status.map(DialectResponse::Status)
+            }
             Method::ResumeStream => {
                 let name = params.stream_id.as_deref()?;
                 resumable_streams::resume(stream, id, name, cursor).map(DialectResponse::Resumption)
             }
             Method::PollStream => {
-                resumable_streams::poll(&stream, id, params.stream_id.as_deref()?, cursor).map(DialectResponse::Status)
+                let status_of = |name| resumable_streams::poll(&stream, id, name, cursor);
+                let status = params.stream_id.as_deref().and_then(status_of);
+                self.log.release(stream);
+                status.map(DialectResponse::Status)
             }
         }
     }

@@ -484,9 +484,9 @@ impl Stream {
         });
         *inner.machine = Machine::ended(&stub.end, rest);
         inner.reservation.forget_request(inner.tail.byte_len());
-        if let Head::Plain(plain) = &inner.head {
-            inner.reservation.keep_beside(plain.kept_body().map_or(0, Bytes::len));
-        }
+        inner.reservation.set_server_requests(inner.machine.server_requests().byte_len());
+        let body = if let Head::Plain(plain) = &inner.head { plain.kept_body().map_or(0, Bytes::len) } else { 0 };
+        inner.reservation.keep_beside(body + stream.slices.as_ref().map_or(0, |slices| slices.byte_len()));
         if !stub.is_proven() {
             inner.queued = stub.queued.take();
         }

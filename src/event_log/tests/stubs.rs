@@ -4,11 +4,13 @@
 use super::quotas::{finish, is_kept, open_of, tight, write};
 use super::retention::{cursor_of, settle, sweeping};
 use super::*;
+use crate::event_log::backing::schema::Slicing;
 use crate::event_log::sessions::{Session, Sessions};
 use crate::event_log::stream::response_head::Plain;
 use crate::event_log::stream::stub::Stub;
 use crate::event_log::writer::stream_table::StreamEntry;
 use crate::protocol::call_name::CallName;
+use crate::protocol::dialect::resume_tokens::{CallDigest, Form, Names};
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::EventId;
 use crate::protocol::jsonrpc::Message;
@@ -509,6 +511,38 @@ async fn a_client_response_finds_the_stub_whose_server_has_asked() {
     }
     assert_eq!((respond("waiting"), respond("waiting")), (ClientResponse::Late, ClientResponse::Duplicate));
     assert_eq!(stubs(&log), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_was_a_stub_counts_the_requests_of_its_server_and_its_slices() {
+    let log = log_with(None);
+    let names = |n: usize| Names { id: RequestId::String(format!("{n:0>200}").into()), progress: None };
+    let sameness = CallDigest::of(b"{}", "m").unwrap();
+    let slicing = Slicing { sameness, form: Form::Bare, length: Duration::from_secs(60), first: names(0) };
+    for (asks, slices) in [(200, 0), (0, 20)] {
+        let reservation = log.admit(&quota(&log, 0), 0).unwrap();
+        let stream = log.create(Spec { slicing: Some(slicing.clone()), ..spec() }, reservation);
+        let writer = log.writer(&stream);
+        ready(writer.update(|machine, _| machine.handle_stream_head()));
+        log.publish_once(&stream);
+        for n in 0..asks {
+            ready(writer.update(says(&format!(r#"{{"jsonrpc":"2.0","id":"{n:0>200}","method":"roots/list"}}"#))));
+        }
+        (1..=slices).for_each(|n| drop(stream.begin_slice(names(n))));
+        finish(&log, &stream, &writer);
+        drop(writer);
+        let id = stream.id();
+        log.release(stream);
+        assert_eq!(stubs(&log), 1);
+        let before = quota(&log, 0).bytes();
+        let (stream, _) = log.expand_briefly(id).unwrap();
+        let whole = quota(&log, 0).bytes();
+        assert!(whole > before, "{whole} bytes, and {before} as a stub");
+        log.release(stream);
+        assert_eq!(quota(&log, 0).bytes(), before);
+        log.streams.entries.remove(&id);
+        assert_eq!(quota(&log, 0).bytes(), 0);
+    }
 }
 
 #[tokio::test(start_paused = true)]
