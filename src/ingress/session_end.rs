@@ -12,7 +12,7 @@ use super::forward_to_replicas::OwnerForwarder;
 use super::refusals::Refusals;
 use super::token_refresh::TokenRefresh;
 use crate::body::BoxBody;
-use crate::event_log::{Binding, EventLog, Session};
+use crate::event_log::{Binding, EventLog, Principal, Session};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::SessionId;
 use crate::server::respond;
@@ -80,15 +80,10 @@ impl SessionEnds {
         }
         let has_ended = response.status().is_success() || response.status() == StatusCode::NOT_FOUND;
         if has_ended && let Some(id) = &binding.session {
-            let previous_streams: Vec<_> = previous.iter().flat_map(|record| sessions.streams(id, record)).collect();
             self.end_session(&binding).await;
-            for stream in &previous_streams {
-                stream.expire(ErrorCode::Abandoned);
-            }
-            for record in &previous {
-                self.log.expire_finished(record);
-                // Its streams have ended.
-                let _ = self.log.forget_session(id, record.principal()).await;
+            for record in previous {
+                let principal = *record.principal();
+                self.end_record(id, &principal, Some(record)).await;
             }
             self.owners.announce_session_end(&context).await;
         }
@@ -122,13 +117,26 @@ impl SessionEnds {
     /// Ends the streams of a session that its server has ended, and forgets the session.
     pub(super) async fn end_session(&self, binding: &Binding) {
         let Some(id) = &binding.session else { return };
-        let session = self.log.forget_session(id, &binding.principal).await;
-        if let Some(session) = &session {
-            self.log.expire_finished(session);
-        }
-        let streams = session.iter().flat_map(|session| session.streams());
-        for stream in streams.chain(self.log.sessions().standalone(id, &binding.principal)) {
+        let session = self.log.sessions().find(id, &binding.principal);
+        self.end_record(id, &binding.principal, session).await;
+    }
+
+    /// Ends the streams of a session that its server has ended under one principal, and forgets its record, which may be gone already.
+    async fn end_record(&self, id: &SessionId, principal: &Principal, session: Option<Arc<Session>>) {
+        // Held while the store is asked: a call that ends meanwhile stays a stream, which its record finds.
+        let mut streams: Vec<_> = session.iter().flat_map(|session| session.streams()).collect();
+        let removed = self.log.forget_session(id, principal).await;
+        let is_removed = |session: &Arc<Session>| removed.as_ref().is_some_and(|removed| Arc::ptr_eq(removed, session));
+        let replaced = session.filter(|session| !is_removed(session));
+        let records: Vec<_> = replaced.into_iter().chain(removed).collect();
+        streams.extend(records.iter().flat_map(|session| session.streams()));
+        streams.extend(self.log.sessions().standalone(id, principal));
+        for stream in streams {
             stream.expire(ErrorCode::Abandoned);
+            self.log.release(stream);
+        }
+        for session in &records {
+            self.log.expire_finished(session);
         }
     }
 

@@ -25,9 +25,14 @@ impl EventLog {
         }
         let (id, now) = (stream.id(), clock::now());
         let Some(end) = stream.end_for_stub(now) else { return };
-        if let Some(call) = stream.begin_listing(&end) {
+        if let Some(call) = stream.unlisted_call(&end) {
             // Before the stub is in the table: a search by session that misses the stream finds it here.
-            self.sessions.list_finished(stream.binding(), call);
+            if self.sessions.list_finished(stream.binding(), call) {
+                call.note_listed();
+            } else if stream.has_valid_token() {
+                // The session is ending: the record that its end holds finds the stream alone.
+                return;
+            }
         }
         let Some(Reduced { calls, is_proven }) = self.streams.reduce(stream, end, now) else { return };
         for call in calls {

@@ -61,13 +61,11 @@ impl Session {
 }
 
 impl Sessions {
-    /// Adds a finished call to the record of its session, if there is one.
-    pub(in crate::event_log) fn list_finished(&self, binding: &Binding, call: &Arc<FinishedCall>) {
-        let Some(id) = &binding.session else { return };
+    /// Adds a finished call to the record of its session. Returns false if there is none.
+    pub(in crate::event_log) fn list_finished(&self, binding: &Binding, call: &Arc<FinishedCall>) -> bool {
+        let Some(id) = &binding.session else { return false };
         let session = self.sessions.get(&(id.clone(), binding.principal)).map(|entry| entry.value().clone());
-        if let Some(session) = session {
-            session.add_finished(call);
-        }
+        session.inspect(|session| session.add_finished(call)).is_some()
     }
 
     /// Returns the finished calls of a session under these principals that a search by session must find.

@@ -437,8 +437,8 @@ async fn a_large_response_moves_into_its_stub() {
     assert!(back.text().contains(&large));
 }
 
-/// A call in a session that has ended and left its stub, after `notes` events.
-fn stub_in_session(log: &EventLog, session: &Arc<Session>, before: impl FnOnce(&Stream, &Writer)) -> StreamId {
+/// A running call in a session.
+fn stream_in_session(log: &EventLog, session: &Arc<Session>) -> (Arc<Stream>, Writer) {
     let binding = Binding { session: Some(session.id().clone()), ..binding() };
     let reservation = log.admit(&quota(log, 0), 0).unwrap();
     let stream = log.create(Spec { binding, ..spec() }, reservation);
@@ -446,6 +446,12 @@ fn stub_in_session(log: &EventLog, session: &Arc<Session>, before: impl FnOnce(&
     let writer = log.writer(&stream);
     ready(writer.update(|machine, _| machine.handle_stream_head()));
     log.publish_once(&stream);
+    (stream, writer)
+}
+
+/// A call in a session that has ended and left its stub, after `notes` events.
+fn stub_in_session(log: &EventLog, session: &Arc<Session>, before: impl FnOnce(&Stream, &Writer)) -> StreamId {
+    let (stream, writer) = stream_in_session(log, session);
     before(&stream, &writer);
     finish(log, &stream, &writer);
     drop(writer);
@@ -473,6 +479,26 @@ async fn a_deleted_session_revokes_the_token_of_a_stub() {
     log.expire_finished(&session);
     assert_eq!(stubs(&log), 1);
     assert!(!finds());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_ends_while_its_session_is_deleted_stays_a_stream_until_its_token_is_revoked() {
+    let log = log_with(None);
+    let session = session_of(&log);
+    let (stream, writer) = stream_in_session(&log, &session);
+    let token = ResumeToken::parse(&stream.resume_token()).unwrap();
+    let handle = log.verify(token.handle());
+    let removed = log.forget_session(session.id(), &binding().principal).await.unwrap();
+    finish(&log, &stream, &writer);
+    drop(writer);
+    log.release(stream);
+    assert_eq!((stubs(&log), removed.streams().len()), (0, 1), "the record finds it");
+    for stream in removed.streams() {
+        stream.expire(ErrorCode::Abandoned);
+        log.release(stream);
+    }
+    assert_eq!(stubs(&log), 1);
+    assert!(log.find_by_token(&token, handle.as_ref(), &binding()).is_none());
 }
 
 #[tokio::test(start_paused = true)]
