@@ -136,7 +136,7 @@ impl SessionEnds {
             self.log.release(stream);
         }
         for session in &records {
-            self.log.expire_finished(session);
+            self.log.expire_finished(session).await;
         }
     }
 
@@ -147,7 +147,7 @@ impl SessionEnds {
             for stream in sessions.streams(id, session) {
                 stream.expire(ErrorCode::Abandoned);
             }
-            self.log.expire_finished(session);
+            self.log.expire_finished(session).await;
             let _ = sessions.remove(id, &context.binding.principal);
             self.log.unregister_session(id, session).await;
         }

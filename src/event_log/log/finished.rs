@@ -13,6 +13,9 @@ use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::SessionId;
 use crate::protocol::jsonrpc::{Message, RequestId};
 
+/// Number of finished calls of a session that are ended before other tasks run.
+const EXPIRED_AT_ONCE: usize = 64;
+
 /// Streams that a search by session has found. Each is released when this is dropped, so that one which was made of its stub for the
 /// search is a stub again.
 pub struct FoundStreams<'a> {
@@ -83,8 +86,11 @@ impl EventLog {
     }
 
     /// Ends the finished calls of a session that was deleted: their tokens open them no more.
-    pub fn expire_finished(&self, session: &Session) {
-        for id in session.finished() {
+    pub async fn expire_finished(&self, session: &Session) {
+        for (index, id) in session.finished().into_iter().enumerate() {
+            if index % EXPIRED_AT_ONCE == EXPIRED_AT_ONCE - 1 {
+                tokio::task::yield_now().await;
+            }
             // One stub at a time is a stream meanwhile.
             let Some((stream, _)) = self.expand_briefly(id) else { continue };
             stream.expire(ErrorCode::Abandoned);

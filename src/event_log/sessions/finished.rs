@@ -27,6 +27,10 @@ impl FinishedCalls {
         self.calls.push(Arc::downgrade(call));
     }
 
+    fn has(&self, call: &Arc<FinishedCall>) -> bool {
+        self.calls.iter().any(|known| known.as_ptr() == Arc::as_ptr(call))
+    }
+
     /// Drops the references to dead calls; the next pruning follows at twice the number of live ones.
     fn prune(&mut self) {
         self.calls.retain(|call| call.strong_count() > 0);
@@ -47,6 +51,15 @@ impl Session {
     /// Adds a finished call.
     pub(in crate::event_log) fn add_finished(&self, call: &Arc<FinishedCall>) {
         self.lock().finished.add(call);
+    }
+
+    /// Adds the finished call of a stream that joins the session, unless it is there: each return of its client may make another stream of
+    /// its stub.
+    pub(super) fn join_finished(&self, call: &Arc<FinishedCall>) {
+        let finished = &mut self.lock().finished;
+        if !finished.has(call) {
+            finished.add(call);
+        }
     }
 
     /// Returns the finished calls that a search by session must find.

@@ -316,7 +316,7 @@ impl Session {
         if !self.streams().iter().any(|known| Arc::ptr_eq(known, stream)) {
             self.add_stream(stream);
             // Under this record too once it is a stub.
-            self.add_finished(stream.finished_call());
+            self.join_finished(stream.finished_call());
         }
     }
 

@@ -476,7 +476,7 @@ async fn a_deleted_session_revokes_the_token_of_a_stub() {
     let finds = || log.find_by_token(&token, handle.as_ref(), &binding()).map(|stream| log.release(stream)).is_some();
     assert!(finds() && finds());
     assert_eq!((stubs(&log), session.streams().len()), (1, 0));
-    log.expire_finished(&session);
+    log.expire_finished(&session).await;
     assert_eq!(stubs(&log), 1);
     assert!(!finds());
 }
@@ -579,6 +579,7 @@ async fn a_session_lists_a_stub_once_and_as_long_as_it_lives() {
     let id = stub_in_session(&log, &session, |stream, _| drop(stream.resume_token()));
     for _ in 0..3 {
         let (stream, _) = log.expand_briefly(id).unwrap();
+        session.join_stream(&stream);
         log.release(stream);
     }
     assert_eq!(session.finished(), [id]);
