@@ -198,6 +198,27 @@ async fn a_call_of_the_old_session_gets_its_responses_and_cancels_there() {
     assert_eq!(body["params"]["requestId"], json!(3));
 }
 
+/// As of a tool that asks in parallel, while a person has not answered its first question.
+#[tokio::test]
+async fn each_of_many_renamed_requests_is_answered() {
+    let (mut upstream, proxy, session) = ready().await;
+    let (sse, mut response) = begin_call(&mut upstream, &proxy, &session, 1, "s-1").await;
+    sse.event_id("e1", question(0)).await;
+    response.event().await;
+    sse.end().await;
+    revive(&mut upstream, &proxy, &session, 2, "s-1", "s-2").await;
+    pass(Duration::from_secs(2)).await;
+    let sse = upstream.expect("GET").await.sse().await;
+    for id in 0..100 {
+        sse.event(question(100 + id)).await;
+        assert_eq!(response.event().await.bytes(), question(format!("mr-0-{id}")).as_bytes());
+    }
+    for id in (0..100).rev() {
+        let body = passes(&mut upstream, &proxy, &session, response_to(format!("mr-0-{id}")), "s-1").await;
+        assert_eq!(body["id"], json!(100 + id));
+    }
+}
+
 #[tokio::test]
 async fn a_response_to_a_renamed_request_is_dropped_with_its_session() {
     let (mut upstream, proxy, session) = revived_with_unanswered(0).await;

@@ -58,10 +58,10 @@ impl GenerationRoute {
         &self.dropped
     }
 
-    /// Returns the body with the server's own IDs of its requests.
+    /// Returns the body with the server's own IDs of its requests, which are answered by it.
     pub(super) fn restore_ids(&self, body: Bytes) -> Bytes {
         let restored = jsonrpc::rename_ids(&body, |message, id| match message {
-            Message::Response { .. } => self.handshake.server_id_of(id).map(|(_, server_id)| server_id),
+            Message::Response { .. } => self.handshake.answer(id),
             Message::Request { .. } | Message::Notification { .. } => None,
         });
         restored.map_or(body, Bytes::from)

@@ -38,10 +38,9 @@ impl Pump {
         }
     }
 
-    /// Returns the server's ID for one of its requests.
+    /// Returns the server's ID for one of its requests, which the proxy is about to answer.
     pub(super) fn server_id(&self, id: RequestId) -> RequestId {
-        let renamed = self.reopened_session().and_then(|handshake| handshake.server_id_of(&id));
-        renamed.map_or(id, |(_, server_id)| server_id)
+        self.reopened_session().and_then(|handshake| handshake.answer(&id)).unwrap_or(id)
     }
 
     fn reopened_session(&self) -> Option<Arc<Handshake>> {

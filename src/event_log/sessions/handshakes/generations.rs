@@ -5,7 +5,8 @@
 //! earlier generations have left without a response; and IDs of the proxy's own, `mr-<generation>-<number>`, for requests that would have one
 //! of these IDs, and for all requests of a generation that is over. The IDs end with the process: in a session that was restored from a store
 //! each ID counts as one that an earlier generation has left. Invariants: an ID that an earlier generation has left without a response
-//! names no request of a later one, even after a late response; of each kind the newest few are kept. Absent: the messages
+//! names no request of a later one, even after a late response; of each kind the newest are kept, and a request without a response outlives those
+//! that have one. Absent: the messages
 //! (`protocol/jsonrpc`), and the streams that carry them.
 
 use std::collections::VecDeque;
@@ -22,8 +23,10 @@ use crate::simulation::{self, Bug};
 const OWN: &str = "mcp-resume-";
 /// Limit of the kept names.
 const NAMES_MAX: usize = 8;
-/// Limit of the kept IDs of each kind.
+/// Limit of the kept IDs that earlier generations have left, and of those of the proxy's own for pings and for requests with a response.
 const IDS_MAX: usize = 64;
+/// Limit of the kept IDs of the proxy's own for other requests: a client may still answer each of them.
+const OUTSTANDING_MAX: usize = 1024;
 /// Size limit of a kept ID, in bytes. A request with a longer one keeps it.
 const ID_LEN_MAX: usize = 256;
 /// Approximate size of a kept ID beside its bytes.
@@ -67,6 +70,7 @@ pub(super) struct Generations {
     next: u32,
     /// IDs that generations before the newest have left without a response.
     unanswered: VecDeque<RequestId>,
+    /// In the order of their numbers.
     renamed: VecDeque<Renamed>,
     /// Number of requests that were renamed.
     count: u64,
@@ -80,7 +84,18 @@ struct Renamed {
     generation: SessionGeneration,
     server_id: RequestId,
     id: RequestId,
+    /// Number in `id`.
+    number: u64,
     is_ping: bool,
+    /// A response is on its way to the server, or has arrived there.
+    is_answered: bool,
+}
+
+impl Renamed {
+    /// Returns whether the request may be forgotten before others. A ping is answered at once, and people take their time with an elicitation.
+    fn is_settled(&self) -> bool {
+        self.is_ping || self.is_answered
+    }
 }
 
 impl Generations {
@@ -168,7 +183,7 @@ impl Generations {
     pub(super) fn leave_unanswered(&mut self, ids: impl IntoIterator<Item = RequestId>) {
         for id in ids {
             // Those of the proxy's own are never used again.
-            let is_own = self.renamed.iter().any(|renamed| renamed.id == id);
+            let is_own = self.position_of(&id).is_some();
             if id.text().len() > ID_LEN_MAX || is_own || self.unanswered.contains(&id) {
                 continue;
             }
@@ -191,15 +206,29 @@ impl Generations {
         if is_new || !self.are_several() || id.text().len() > ID_LEN_MAX {
             return None;
         }
-        if self.renamed.len() == IDS_MAX {
-            // A ping is answered at once, and people take their time with an elicitation.
-            let oldest_ping = self.renamed.iter().position(|renamed| renamed.is_ping);
-            self.renamed.remove(oldest_ping.unwrap_or(0));
-        }
-        let own = RequestId::String(format!("mr-{}-{}", generation.0, self.count).into());
+        self.make_room();
+        let number = self.count;
+        let own = RequestId::String(format!("mr-{}-{number}", generation.0).into());
         self.count += 1;
-        self.renamed.push_back(Renamed { generation, server_id: id.clone(), id: own.clone(), is_ping });
+        let (server_id, id) = (id.clone(), own.clone());
+        self.renamed.push_back(Renamed { generation, server_id, id, number, is_ping, is_answered: false });
         Some(own)
+    }
+
+    /// Forgets the oldest IDs of the proxy's own beyond the limits, before another one is kept.
+    fn make_room(&mut self) {
+        let settled = self.renamed.iter().filter(|renamed| renamed.is_settled()).count();
+        let mut settled_excess = (settled + 1).saturating_sub(IDS_MAX);
+        let mut excess = (self.renamed.len() - settled + 1).saturating_sub(OUTSTANDING_MAX);
+        if settled_excess + excess == 0 {
+            return;
+        }
+        self.renamed.retain(|renamed| {
+            let excess = if renamed.is_settled() { &mut settled_excess } else { &mut excess };
+            let is_kept = *excess == 0;
+            *excess = excess.saturating_sub(1);
+            is_kept
+        });
     }
 
     /// Returns the ID of the proxy's own for the newest request with this ID of the server, or `None` if it kept its ID.
@@ -210,8 +239,23 @@ impl Generations {
 
     /// Returns the generation of a request with an ID of the proxy's own, and its ID at the server.
     pub(super) fn server_id_of(&self, id: &RequestId) -> Option<(SessionGeneration, RequestId)> {
-        let renamed = self.renamed.iter().find(|renamed| renamed.id == *id)?;
+        let renamed = self.renamed.get(self.position_of(id)?)?;
         Some((renamed.generation, renamed.server_id.clone()))
+    }
+
+    /// Notes that a request with an ID of the proxy's own gets a response. Returns its ID at the server.
+    pub(super) fn answer(&mut self, id: &RequestId) -> Option<RequestId> {
+        let at = self.position_of(id)?;
+        let renamed = self.renamed.get_mut(at)?;
+        renamed.is_answered = true;
+        Some(renamed.server_id.clone())
+    }
+
+    /// Returns the position of a request with an ID of the proxy's own.
+    fn position_of(&self, id: &RequestId) -> Option<usize> {
+        let number: u64 = id.text().rsplit_once('-')?.1.parse().ok()?;
+        let at = self.renamed.binary_search_by_key(&number, |renamed| renamed.number).ok()?;
+        self.renamed.get(at).filter(|renamed| renamed.id == *id).map(|_| at)
     }
 
     /// Returns the approximate bytes of the kept IDs.
@@ -329,6 +373,34 @@ mod tests {
     }
 
     #[test]
+    fn requests_with_a_response_go_before_those_without() {
+        let mut generations = opened_again([]);
+        let mut ask = |id| generations.rename(FIRST, &number(id), false).unwrap();
+        let (open, answered) = (ask(0), ask(1));
+        assert_eq!(generations.answer(&answered), Some(number(1)));
+        assert_eq!(generations.answer(&number(1)), None);
+        let parallel: Vec<_> = (2..200).map(|id| generations.rename(FIRST, &number(id), false).unwrap()).collect();
+        for (id, own) in (2..).zip(&parallel) {
+            assert_eq!(generations.answer(own), Some(number(id)), "each of them is answered");
+        }
+        assert_eq!(generations.answer(&answered), Some(number(1)), "and may be once more");
+        generations.rename(FIRST, &number(200), false);
+        assert_eq!((generations.answer(&answered), generations.answer(&parallel[100])), (None, None));
+        assert_eq!(generations.answer(&parallel[197]), Some(number(199)));
+        assert_eq!(generations.answer(&open), Some(number(0)));
+    }
+
+    #[test]
+    fn the_oldest_requests_without_a_response_go_beyond_their_limit() {
+        let mut generations = opened_again([]);
+        let asked: Vec<_> = (0..1100).map(|id| generations.rename(FIRST, &number(id), false).unwrap()).collect();
+        let first_kept = asked.len() - OUTSTANDING_MAX;
+        assert_eq!(generations.server_id_of(&asked[first_kept - 1]), None);
+        assert!(generations.server_id_of(&asked[first_kept]).is_some());
+        assert!(generations.byte_len() < 256 * 1024);
+    }
+
+    #[test]
     fn names_are_those_of_their_generations() {
         let mut generations = opened_again([]);
         let renamed = |text: &str| Some(UpstreamName::Renamed(name(text)));
@@ -352,7 +424,8 @@ mod tests {
         let mut generations = opened_again((0..100).map(number));
         assert!(!generations.have_left_unanswered(&number(35)) && generations.have_left_unanswered(&number(36)));
         for id in 36..100 {
-            assert!(generations.rename(SECOND, &number(id), false).is_some());
+            let own = generations.rename(SECOND, &number(id), false).expect("an ID of the proxy's own");
+            generations.answer(&own);
         }
         let bytes = generations.byte_len();
         assert!(generations.rename(SECOND, &number(99), false).is_some());

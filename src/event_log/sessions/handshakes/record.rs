@@ -441,6 +441,12 @@ impl Handshake {
         self.lock().generations.server_id_of(id)
     }
 
+    /// Returns the server's ID of a request to which a response is about to be sent, or `None` if clients know the request under that ID. From now
+    /// on the request goes before those without a response when IDs are forgotten: the last 64 of the former are kept, and 1024 of the latter.
+    pub fn answer(&self, id: &RequestId) -> Option<RequestId> {
+        self.lock().generations.answer(id)
+    }
+
     /// Changes the kept IDs. If all records hold too much, they are forgotten.
     fn change_ids<R>(&self, change: impl FnOnce(&mut Generations) -> R) -> R {
         let mut state = self.lock();
