@@ -55,6 +55,19 @@ async fn a_handshake_that_breaks_off_begins_again_once_the_server_is_back() {
     is_answered(upstream, pending, "s-3").await;
 }
 
+/// The connection alone broke: the server still has the session that no client will use.
+#[tokio::test]
+async fn a_handshake_that_breaks_off_ends_its_session_before_it_begins_again() {
+    let (mut upstream, proxy, session) = ready().await;
+    let (pending, initialized) = interrupted(&mut upstream, &proxy, &session).await;
+    initialized.reset().await;
+    let end = upstream.expect("DELETE").await;
+    assert_eq!(end.header("mcp-session-id"), Some("s-2"));
+    end.status(200).await;
+    open_again(&mut upstream, "s-3").await;
+    is_answered(upstream, pending, "s-3").await;
+}
+
 /// The server has asked in the session that it forgot before its handshake was complete.
 #[tokio::test]
 async fn the_standalone_stream_follows_a_handshake_that_begins_again() {

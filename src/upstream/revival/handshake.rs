@@ -62,12 +62,16 @@ pub(super) enum Opened {
 enum Posted {
     Accepted,
     Refused,
-    /// The server has forgotten the new session, or has not answered.
-    Lost,
+    Interrupted(Interrupted),
 }
 
-/// The server was restarted in the middle of the handshake.
-struct Interrupted;
+/// Event in the middle of a handshake after which it begins again: a restart of the server, or one that looks like it.
+enum Interrupted {
+    /// The server has forgotten the new session.
+    Forgotten,
+    /// The server has not answered. It may still have the new session.
+    Broken,
+}
 
 /// A handshake to be made.
 pub(super) struct Handshaking {
@@ -98,23 +102,27 @@ impl Handshaking {
         opened
     }
 
-    /// Makes the handshake, and begins it again if the server is restarted in the middle. Each beginning is an attempt of the session.
+    /// Makes the handshake, and begins it again if the server is restarted in the middle. Each beginning is an attempt of the session. A new
+    /// session that the server may still have is ended before the next one is opened.
     async fn open(&self, mut permit: OwnedSemaphorePermit) -> Opened {
         loop {
             let name = match self.initialize(permit).await {
                 Ok(name) => name,
                 Err(opened) => return opened,
             };
-            match self.complete(name).await {
+            let interrupted = match self.complete(name.clone()).await {
                 Ok(opened) => return opened,
-                Err(Interrupted) if self.handshake.is_over() => return Opened::Ended,
-                Err(Interrupted) => {}
-            }
+                Err(_) if self.handshake.is_over() => return Opened::Ended,
+                Err(interrupted) => interrupted,
+            };
             if !self.handshake.begin_attempt(clock::now()) {
                 return Opened::Failed("the server has forgotten each session before its handshake was complete");
             }
             for stream in self.standalone() {
                 stream.lose_session();
+            }
+            if matches!(interrupted, Interrupted::Broken) {
+                let _ = tokio::time::timeout(END_WAIT, self.end(name.as_ref())).await;
             }
             permit = match self.upstream.revivals.permits.clone().acquire_owned().await {
                 Ok(permit) => permit,
@@ -162,7 +170,7 @@ impl Handshaking {
             match self.restore(name.as_ref()).await {
                 Posted::Accepted => {}
                 Posted::Refused => return Ok(Opened::Failed("notifications/initialized was refused")),
-                Posted::Lost => return Err(Interrupted),
+                Posted::Interrupted(interrupted) => return Err(interrupted),
             }
         }
         if self.handshake.params.declares_roots() {
@@ -283,14 +291,16 @@ impl Handshaking {
     /// Sends a message in the new session.
     async fn post(&self, name: Option<&SessionId>, message: String) -> Posted {
         let template = self.request.beside(Method::POST, &self.headers_in(name), message.into());
-        let Ok(response) = self.upstream.send_unnamed(&template).await else { return Posted::Lost };
+        let Ok(response) = self.upstream.send_unnamed(&template).await else {
+            return Posted::Interrupted(Interrupted::Broken);
+        };
         let is_accepted = response.status().is_success();
         let (response, is_forgotten) = self.upstream.is_session_refused(response).await;
         // A response that is read to its end leaves its connection to the next request.
         let _ = tokio::time::timeout(ANSWER_WAIT, collect(response.into_body(), RESPONSE_MAX)).await;
         match (is_accepted, is_forgotten) {
             (true, _) => Posted::Accepted,
-            (false, true) => Posted::Lost,
+            (false, true) => Posted::Interrupted(Interrupted::Forgotten),
             (false, false) => Posted::Refused,
         }
     }
