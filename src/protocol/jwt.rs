@@ -7,12 +7,14 @@ use std::fmt;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::HeaderValue;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 
 /// Limit for a payload, in bytes of base64. Real ones have about a thousand.
 const MAX_PAYLOAD_BYTES: usize = 16 * 1024;
 
-/// Subject of a token, as the token claims it. A token with one of these claims empty, duplicate or no string claims nothing.
+/// Subject of a token, as the token claims it. A token with one of these claims empty or duplicate claims nothing, as one whose issuer or subject is
+/// no string. A client that is a number counts by its text, and one that is neither counts as absent.
 #[derive(Deserialize)]
 pub struct Claims {
     /// Issuer of the token.
@@ -20,9 +22,20 @@ pub struct Claims {
     /// Subject of the token.
     pub sub: String,
     /// Client to which the token was issued (RFC 9068 §2.2).
+    #[serde(default, deserialize_with = "client")]
     pub client_id: Option<String>,
     /// Client in an ID token (OpenID Connect Core §2), and in access tokens that are made like one.
+    #[serde(default, deserialize_with = "client")]
     pub azp: Option<String>,
+}
+
+/// Reads a client. Some issuers number theirs.
+fn client<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    Ok(match Value::deserialize(deserializer)? {
+        Value::String(text) => Some(text),
+        Value::Number(number) => Some(number.to_string()),
+        Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
+    })
 }
 
 /// Masked: a subject is often a person's name.
@@ -111,6 +124,16 @@ mod tests {
     }
 
     #[test]
+    fn a_client_that_is_no_string_leaves_the_subject() {
+        for (client, text) in [("17", Some("17")), (r#"["c"]"#, None), ("{}", None), ("true", None), ("null", None)] {
+            let payload = format!(r#"{{"iss":"i","sub":"u","client_id":{client},"azp":{client}}}"#);
+            let claims = Claims::of(&bearer(&payload)).expect("a subject");
+            assert_eq!((claims.iss.as_str(), claims.sub.as_str()), ("i", "u"));
+            assert_eq!((claims.client_id.as_deref(), claims.azp.as_deref()), (text, text), "{client}");
+        }
+    }
+
+    #[test]
     fn what_claims_nothing_clear_claims_nothing() {
         for payload in [
             r#"{"iss":"i"}"#,
@@ -122,7 +145,7 @@ mod tests {
             r#"{"iss":"i","sub":"u","sub":"v"}"#,
             r#"{"iss":"i","sub":"u","\u0073ub":"v"}"#,
             r#"{"iss":"i","sub":"u","client_id":""}"#,
-            r#"{"iss":"i","sub":"u","azp":1}"#,
+            r#"{"iss":"i","sub":"u","azp":"a","azp":1}"#,
             r#"{"iss":"i","sub":"u"} x"#,
             r#"[{"iss":"i","sub":"u"}]"#,
             "",
