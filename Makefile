@@ -7,8 +7,7 @@
 FUZZ_SECS ?= 600
 FUZZ_TEST_SECS := 20
 
-# Two tests for each core: the black-box tests wait more than half of their time.
-CARGO_TEST := RUST_TEST_THREADS=$$(($$(getconf _NPROCESSORS_ONLN) * 2)) cargo test --workspace --locked --features mcp-resume/balancer
+CARGO_TEST := cargo test --workspace --locked --features mcp-resume/balancer
 
 CARGO_DENY := 0.20.2
 DENY := target/tools/cargo-deny-$(CARGO_DENY)/bin/cargo-deny
