@@ -31,7 +31,7 @@ pub use backing::schema::Slicing;
 pub use identity::Identity;
 pub use identity::binding::Binding;
 pub use identity::principal::{PresentedCredentials, Principal, Principals, Subject};
-pub use log::{EventLog, new_attach};
+pub use log::{EventLog, FoundStreams, new_attach};
 pub use metrics::Metrics;
 pub use quota::{Quota, QuotaKey, QuotaLimits, Quotas, Reservation, StreamReservation, TailLimits, UploadReservation};
 pub use recovery::handshakes::{Home, Saved};

@@ -4,6 +4,8 @@ mod finished;
 mod retention;
 mod stubs;
 
+pub use finished::FoundStreams;
+
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
