@@ -86,18 +86,12 @@ impl SessionNames {
         self.owner.and_then(|owner| routing::wrap(owner, name)).unwrap_or_else(|| name.clone())
     }
 
-    /// Returns the server's first name for the session that clients call `id`.
-    pub(super) fn original_name(&self, id: &SessionId) -> SessionId {
-        let own = self.owner.and_then(|owner| routing::strip(owner, id.as_str()));
-        own.and_then(SessionId::parse).unwrap_or_else(|| id.clone())
-    }
-
     /// Takes the name that the server has given to a session which a client has just opened, `visible` as that client would get it. A session
     /// that had the name before is gone at the server. If another client uses `visible`, returns a name of the proxy's own for this one, with
     /// the server's: a server that numbers its sessions gives a name again after it was restarted.
     pub(super) fn open(&self, visible: &SessionId) -> Option<FreshName> {
         let handshakes = self.handshakes.as_ref()?;
-        let server = self.original_name(visible);
+        let server = self.first_name(visible);
         let is_used = handshakes.find(visible).is_some();
         if is_used || self.has_renamed() {
             handshakes.displace(&server, visible, None);

@@ -272,6 +272,23 @@ pub(crate) async fn listen(upstream: &mut Upstream, proxy: &Proxy, session: &Ses
     (sse, response)
 }
 
+/// Breaks the standalone stream of a session that the server then refuses, and opens the session again with a call, to the stream's GET. Returns
+/// the call and the new stream of the server.
+pub(crate) async fn begin_while_listening(
+    upstream: &mut Upstream,
+    proxy: &Proxy,
+    session: &Session,
+    sse: Sse,
+) -> (Client, Sse) {
+    sse.reset().await;
+    pass(Duration::from_secs(2)).await;
+    refuse(upstream, "GET", "s-1").await;
+    let pending = session.post(call(1)).start(proxy.addr).await;
+    refuse(upstream, "tools/call", "s-1").await;
+    answer_initialize(upstream.expect("initialize").await, "s-2").await;
+    (pending, upstream.expect("GET").await.sse().await)
+}
+
 #[tokio::test]
 async fn the_standalone_stream_stays_open_and_tells_of_the_revival() {
     let (mut upstream, proxy, session) = with(json!({ "roots": {} }), |_| {}).await;
@@ -343,13 +360,7 @@ async fn a_call_during_the_handshake_waits_for_it_although_the_standalone_stream
 async fn a_handshake_that_fails_late_ends_its_session_and_gives_the_stream_back() {
     let (mut upstream, proxy, session) = ready().await;
     let (sse, mut response) = listen(&mut upstream, &proxy, &session).await;
-    sse.reset().await;
-    pass(Duration::from_secs(2)).await;
-    refuse(&mut upstream, "GET", "s-1").await;
-    let pending = session.post(call(1)).start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "s-1").await;
-    answer_initialize(upstream.expect("initialize").await, "s-2").await;
-    let sse = upstream.expect("GET").await.sse().await;
+    let (pending, sse) = begin_while_listening(&mut upstream, &proxy, &session, sse).await;
     upstream.expect("notifications/initialized").await.status(500).await;
     let end = upstream.expect("DELETE").await;
     assert_eq!(end.header("mcp-session-id"), Some("s-2"));
@@ -374,13 +385,7 @@ async fn a_handshake_that_fails_late_ends_its_session_and_gives_the_stream_back(
 async fn a_stream_whose_handshake_failed_late_is_tried_once_a_minute_in_its_old_session() {
     let (mut upstream, proxy, session) = ready().await;
     let (sse, mut response) = listen(&mut upstream, &proxy, &session).await;
-    sse.reset().await;
-    pass(Duration::from_secs(2)).await;
-    refuse(&mut upstream, "GET", "s-1").await;
-    let pending = session.post(call(1)).start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "s-1").await;
-    answer_initialize(upstream.expect("initialize").await, "s-2").await;
-    let sse = upstream.expect("GET").await.sse().await;
+    let (pending, sse) = begin_while_listening(&mut upstream, &proxy, &session, sse).await;
     upstream.expect("notifications/initialized").await.status(500).await;
     upstream.expect("DELETE").await.status(200).await;
     assert_eq!(pending.response().await.body().await, FORGOTTEN.as_bytes());

@@ -73,13 +73,7 @@ async fn a_handshake_that_breaks_off_ends_its_session_before_it_begins_again() {
 async fn the_standalone_stream_follows_a_handshake_that_begins_again() {
     let (mut upstream, proxy, session) = ready().await;
     let (sse, mut response) = listen(&mut upstream, &proxy, &session).await;
-    sse.reset().await;
-    pass(Duration::from_secs(2)).await;
-    refuse(&mut upstream, "GET", "s-1").await;
-    let pending = session.post(call(1)).start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "s-1").await;
-    answer_initialize(upstream.expect("initialize").await, "s-2").await;
-    let sse = upstream.expect("GET").await.sse().await;
+    let (pending, sse) = begin_while_listening(&mut upstream, &proxy, &session, sse).await;
     let question = |id: Value| json!({ "jsonrpc": "2.0", "id": id, "method": "roots/list" }).to_string();
     sse.event(question(json!(0))).await;
     assert_eq!(response.event().await.bytes(), question(json!(0)).as_bytes());

@@ -138,13 +138,7 @@ async fn a_renamed_request_keeps_its_id_in_replays_and_in_the_servers_cancel() {
     let (sse, mut response) = listen(&mut upstream, &proxy, &session).await;
     sse.event(question(0)).await;
     let place = EventId::of(response.event().await.id());
-    sse.reset().await;
-    pass(Duration::from_secs(2)).await;
-    refuse(&mut upstream, "GET", "s-1").await;
-    let pending = session.post(call(1)).start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "s-1").await;
-    answer_initialize(upstream.expect("initialize").await, "s-2").await;
-    let sse = upstream.expect("GET").await.sse().await;
+    let (pending, sse) = begin_while_listening(&mut upstream, &proxy, &session, sse).await;
     // The server asks before the handshake is complete.
     sse.event(question(0)).await;
     let asked = response.event().await;

@@ -34,7 +34,7 @@ impl Upstream {
             let is_opening = handshake.is_opening();
             return Some(if is_opening { template.in_session(&handshake.newest_name()) } else { template });
         };
-        let original = self.sessions.original_name(id);
+        let original = self.sessions.first_name(id);
         let visible = |name: &SessionId| self.sessions.visible_name(name);
         let name = log.sessions().handshakes().name_in(id, generation, original, visible)?;
         Some(template.in_session(&UpstreamName::Renamed(name)))

@@ -116,7 +116,7 @@ impl Handshaking {
                 Err(interrupted) => interrupted,
             };
             if !self.handshake.begin_attempt(clock::now()) {
-                return Opened::Failed("the server has forgotten each session before its handshake was complete");
+                return Opened::Failed("each handshake was interrupted");
             }
             for stream in self.standalone() {
                 stream.lose_session();

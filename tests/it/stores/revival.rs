@@ -45,6 +45,15 @@ async fn take_over(replica: &mut Replica, name: &str) {
     open_again(&mut replica.upstream, name).await;
 }
 
+/// Freezes the home of the session, and has the other replica take the session over as `t-1`.
+async fn move_from_frozen(home: &Replica, other: &mut Replica, session: &Session) {
+    home.proxy.signal("STOP").await;
+    let pending = in_place_of(ONE, session.post(call(1))).start(other.proxy.addr).await;
+    take_over(other, "t-1").await;
+    answer(&mut other.upstream, 1, "t-1").await;
+    assert_eq!(pending.response().await.status, 200);
+}
+
 /// Sends the request, which is refused for the session's home.
 async fn refused_for(replica: &Replica, request: Request, home: &str) {
     let response = replica.send(request).await;
@@ -211,11 +220,7 @@ async fn a_home_that_was_frozen_finds_that_its_session_has_moved() {
     let mut two = named(&redis, "two").await;
     let session = open(&one.proxy, &mut one.upstream, json!({})).await;
     is_recorded(&redis).await;
-    one.proxy.signal("STOP").await;
-    let pending = in_place_of(ONE, session.post(call(1))).start(two.proxy.addr).await;
-    take_over(&mut two, "t-1").await;
-    answer(&mut two.upstream, 1, "t-1").await;
-    assert_eq!(pending.response().await.status, 200);
+    move_from_frozen(&one, &mut two, &session).await;
     one.proxy.signal("CONT").await;
     until("it has a lease again", async || {
         let response = one.send(marked(session.post(call(2)))).await;
@@ -415,11 +420,7 @@ async fn a_home_that_was_frozen_while_its_session_moved_and_redis_was_emptied_do
     let mut two = named(&redis, "two").await;
     let session = open(&one.proxy, &mut one.upstream, json!({})).await;
     is_recorded(&redis).await;
-    one.proxy.signal("STOP").await;
-    let pending = in_place_of(ONE, session.post(call(1))).start(two.proxy.addr).await;
-    take_over(&mut two, "t-1").await;
-    answer(&mut two.upstream, 1, "t-1").await;
-    assert_eq!(pending.response().await.status, 200);
+    move_from_frozen(&one, &mut two, &session).await;
     redis.empty();
     is_recorded(&redis).await;
     one.proxy.signal("CONT").await;
