@@ -7,7 +7,7 @@ import time
 
 from harness.raw import ask
 from harness.relay import Relay
-from harness.stack import START_LIMIT, proxy_binary, start_proxy
+from harness.stack import START_LIMIT, free_port, proxy_binary, start_proxy
 
 
 class Replica:
@@ -17,7 +17,7 @@ class Replica:
 
     def __init__(self, start, upstream, **settings):
         self._start, self._upstream, self._settings = start, upstream, settings
-        self.port = self.admin = 0
+        self.port, self.admin = free_port(), free_port()
         self.begin()
 
     def begin(self):
@@ -25,7 +25,6 @@ class Replica:
         began = time.monotonic()
         places = {"listen": self.port, "admin": self.admin}
         self.process = self._start(self.program, self._upstream, **places, **self._settings)
-        self.port, self.admin = self.process.found["port"], self.process.found["admin"]
         return time.monotonic() - began
 
     def kill(self):

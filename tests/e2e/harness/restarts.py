@@ -2,20 +2,15 @@
 
 import asyncio
 import functools
-import random
-import socket
 
 from harness import stack
-
-# Below the ports that systems give to outgoing connections, which could take that of a server that is away.
-PORTS = range(10_000, 30_000)
 
 
 class Restarted:
     """One of the suite's servers, started with the fixture `start`."""
 
     def __init__(self, start, name, **env):
-        self.port = free_port()
+        self.port = stack.free_port()
         self._start = functools.partial(start, stack.start_server, name, PORT=str(self.port), **env)
         self._process = self._start()
 
@@ -30,13 +25,3 @@ class Restarted:
     async def restart(self):
         await self.end()
         await self.begin()
-
-
-def free_port():
-    while True:
-        port = random.choice(PORTS)
-        try:
-            with socket.create_server(("127.0.0.1", port)):
-                return port
-        except OSError:
-            pass

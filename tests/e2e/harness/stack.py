@@ -5,6 +5,7 @@ import collections
 import contextlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -21,6 +22,8 @@ from harness import preloaded
 ROOT = Path(__file__).resolve().parent.parent
 # Time for programs to start: many do so at once, and the machine may have other work.
 START_LIMIT = 60.0
+# Below the ports that systems give to outgoing connections, which could take that of a program that is away.
+PORTS = range(10_000, 30_000)
 
 
 def python(venv):
@@ -314,11 +317,20 @@ def start_listening(command, settings):
     return Process(command, env, ready)
 
 
+def free_port():
+    """A port of 127.0.0.1 at which nothing listens, and that no outgoing connection is given while its program is away."""
+    while True:
+        port = random.choice(PORTS)
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError:
+            pass
+
+
 def start_redis(folder, port=0):
     """Starts a Redis without persistence; `.found["url"]` is its URL. `port`: 0 is any."""
-    if not port:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+    port = port or free_port()
 
     def ready(line, found):
         if "Ready to accept connections" in line:
