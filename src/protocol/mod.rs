@@ -7,6 +7,7 @@
 pub mod access;
 pub mod call_name;
 pub mod certificate;
+pub mod channel;
 pub mod classify;
 pub mod client_address;
 pub mod cluster;

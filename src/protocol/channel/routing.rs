@@ -1,0 +1,307 @@
+//! The response to which a message of the server belongs.
+//!
+//! On Streamable HTTP a server says so by the response in which it sends a message. On a channel only the message itself can: a response by its
+//! ID, progress by its token. Owned here: the ids, tokens and questions of one session on one channel. Absent: the choice for a question that
+//! names no call, which depends on clients that are connected.
+
+use std::collections::{HashMap, VecDeque};
+
+use crate::protocol::jsonrpc::{self, Message, RequestId};
+
+/// Limit of the questions that are remembered, and of the calls that were given up and never answered. The oldest goes.
+const REMEMBERED: usize = 1024;
+
+/// A call of the session, by number.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct CallKey(pub u64);
+
+/// Response for a message of the server.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Target {
+    /// That of this call. `is_over` is true behind the last response that the call is owed.
+    Call {
+        /// The call.
+        call: CallKey,
+        /// True if no further response is owed.
+        is_over: bool,
+    },
+    /// The standalone stream.
+    Standalone,
+    /// A request of the server that names no call. The caller chooses, and says so by [`Routing::note_question`].
+    Unnamed(RequestId),
+    /// None: the response to a call that was given up, or to none.
+    Dropped,
+}
+
+/// Receiver of a request of the server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Receiver {
+    /// The response of this call.
+    Call(CallKey),
+    /// The standalone stream.
+    Standalone,
+}
+
+/// The id of a request is that of another that runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the ID of the request is in use")]
+pub struct IdInUse;
+
+/// State of one session on one channel. Its size is bounded by the calls that run and by [`REMEMBERED`].
+#[derive(Debug, Default)]
+pub struct Routing {
+    calls: HashMap<CallKey, Call>,
+    running: HashMap<RequestId, CallKey>,
+    tokens: HashMap<RequestId, CallKey>,
+    questions: Remembered<Receiver>,
+    given_up: Remembered<()>,
+}
+
+#[derive(Debug, Default)]
+struct Call {
+    unanswered: Vec<RequestId>,
+    tokens: Vec<RequestId>,
+}
+
+/// A map that forgets its oldest entries.
+#[derive(Debug)]
+struct Remembered<V> {
+    values: HashMap<RequestId, V>,
+    order: VecDeque<RequestId>,
+}
+
+impl<V> Default for Remembered<V> {
+    fn default() -> Self {
+        Self { values: HashMap::new(), order: VecDeque::new() }
+    }
+}
+
+impl<V> Remembered<V> {
+    fn insert(&mut self, id: RequestId, value: V) {
+        if self.values.insert(id.clone(), value).is_none() {
+            self.order.push_back(id);
+        }
+        // Removed ids stay in the order, and go with the oldest.
+        while self.values.len() > REMEMBERED || self.order.len() > 2 * REMEMBERED {
+            let Some(oldest) = self.order.pop_front() else { return };
+            self.values.remove(&oldest);
+        }
+    }
+}
+
+impl Routing {
+    /// Begins a call with the requests of its body; `messages` are those of `body`, in order.
+    ///
+    /// # Errors
+    /// If one of its ids belongs to a request that runs, or that was given up and is not answered yet: its response would be taken for this one's.
+    pub fn begin(&mut self, call: CallKey, messages: &[Message], body: &[u8]) -> Result<(), IdInUse> {
+        let ids = messages.iter().filter_map(|message| match message {
+            Message::Request { id, .. } => Some(id.clone()),
+            Message::Notification { .. } | Message::Response { .. } => None,
+        });
+        let unanswered: Vec<RequestId> = ids.collect();
+        for (index, id) in unanswered.iter().enumerate() {
+            let is_repeated = unanswered[..index].contains(id);
+            if is_repeated || self.running.contains_key(id) || self.given_up.values.contains_key(id) {
+                return Err(IdInUse);
+            }
+        }
+        let mut tokens = Vec::new();
+        let _ = jsonrpc::for_each_message(body, |message| {
+            tokens.extend(jsonrpc::progress_token(message.as_bytes()).and_then(RequestId::from_json));
+        });
+        for id in &unanswered {
+            self.running.insert(id.clone(), call);
+        }
+        for token in &tokens {
+            self.tokens.insert(token.clone(), call);
+        }
+        self.calls.insert(call, Call { unanswered, tokens });
+        Ok(())
+    }
+
+    /// Returns the call of a request that runs.
+    pub fn call_of(&self, id: &RequestId) -> Option<CallKey> {
+        self.running.get(id).copied()
+    }
+
+    /// Returns true if a call runs.
+    pub fn is_running(&self) -> bool {
+        !self.calls.is_empty()
+    }
+
+    /// Ends a call. Returns the requests that have no response: the server may still answer them, and nothing takes that answer.
+    pub fn give_up(&mut self, call: CallKey) -> Vec<RequestId> {
+        let Some(Call { unanswered, tokens }) = self.calls.remove(&call) else { return Vec::new() };
+        for id in &unanswered {
+            self.running.remove(id);
+            self.given_up.insert(id.clone(), ());
+        }
+        self.forget_tokens(call, tokens);
+        unanswered
+    }
+
+    /// Forgets a call of which nothing has reached the server.
+    pub fn withdraw(&mut self, call: CallKey) {
+        let Some(Call { unanswered, tokens }) = self.calls.remove(&call) else { return };
+        for id in &unanswered {
+            self.running.remove(id);
+        }
+        self.forget_tokens(call, tokens);
+    }
+
+    fn forget_tokens(&mut self, call: CallKey, tokens: Vec<RequestId>) {
+        for token in tokens {
+            // A later call may have taken the token over.
+            if self.tokens.get(&token) == Some(&call) {
+                self.tokens.remove(&token);
+            }
+        }
+    }
+
+    /// Returns the response for a message of the server, and notes the answer of a request.
+    pub fn route(&mut self, message: &Message, text: &[u8]) -> Target {
+        match message {
+            Message::Response { id: Some(id), .. } => self.take_response(id),
+            Message::Response { id: None, .. } => Target::Dropped,
+            Message::Request { id, .. } => Target::Unnamed(id.clone()),
+            Message::Notification { method } => self.notification(method, text),
+        }
+    }
+
+    fn take_response(&mut self, id: &RequestId) -> Target {
+        let Some(call) = self.running.remove(id) else {
+            self.given_up.values.remove(id);
+            return Target::Dropped;
+        };
+        let Some(state) = self.calls.get_mut(&call) else { return Target::Dropped };
+        state.unanswered.retain(|other| other != id);
+        let is_over = state.unanswered.is_empty();
+        if is_over && let Some(Call { tokens, .. }) = self.calls.remove(&call) {
+            self.forget_tokens(call, tokens);
+        }
+        Target::Call { call, is_over }
+    }
+
+    fn notification(&self, method: &str, text: &[u8]) -> Target {
+        let to = |path| jsonrpc::member(text, path).and_then(RequestId::from_json);
+        let receiver = match method {
+            "notifications/progress" => {
+                let call = to(&["params", "progressToken"]).and_then(|token| self.tokens.get(&token));
+                return call.map_or(Target::Standalone, |&call| Target::Call { call, is_over: false });
+            }
+            "notifications/cancelled" => to(&["params", "requestId"]),
+            "notifications/elicitation/complete" => to(&["params", "elicitationId"]),
+            _ => None,
+        };
+        match receiver.and_then(|id| self.questions.values.get(&id)) {
+            Some(&Receiver::Call(call)) if self.calls.contains_key(&call) => Target::Call { call, is_over: false },
+            Some(_) | None => Target::Standalone,
+        }
+    }
+
+    /// Notes the receiver of a request of the server, for the notifications that name it.
+    pub fn note_question(&mut self, text: &[u8], id: RequestId, receiver: Receiver) {
+        let elicitation = jsonrpc::member(text, &["params", "elicitationId"]).and_then(RequestId::from_json);
+        for id in elicitation.into_iter().chain([id]) {
+            self.questions.insert(id, receiver);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::jsonrpc::peek;
+
+    fn begin(routing: &mut Routing, call: u64, body: &str) -> Result<(), IdInUse> {
+        routing.begin(CallKey(call), peek(body.as_bytes()).expect("a message").messages(), body.as_bytes())
+    }
+
+    fn route(routing: &mut Routing, text: &str) -> Target {
+        routing.route(&peek(text.as_bytes()).expect("a message").messages()[0], text.as_bytes())
+    }
+
+    const CALL: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"_meta":{"progressToken":"t"}}}"#;
+
+    #[test]
+    fn a_message_belongs_to_the_call_that_it_names() {
+        let mut routing = Routing::default();
+        begin(&mut routing, 1, CALL).expect("a new id");
+        let progress = r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"t"}}"#;
+        assert_eq!(route(&mut routing, progress), Target::Call { call: CallKey(1), is_over: false });
+        let log = r#"{"jsonrpc":"2.0","method":"notifications/message"}"#;
+        assert_eq!(route(&mut routing, log), Target::Standalone);
+        let response = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
+        assert_eq!(route(&mut routing, response), Target::Call { call: CallKey(1), is_over: true });
+        assert_eq!(route(&mut routing, response), Target::Dropped, "a second response");
+        assert_eq!(route(&mut routing, progress), Target::Standalone, "progress behind the response");
+        assert!(!routing.is_running());
+    }
+
+    #[test]
+    fn ids_of_both_types_differ() {
+        let mut routing = Routing::default();
+        begin(&mut routing, 1, CALL).expect("a new id");
+        begin(&mut routing, 2, r#"{"jsonrpc":"2.0","id":"1","method":"ping"}"#).expect("another id");
+        let response = r#"{"jsonrpc":"2.0","id":"1","result":{}}"#;
+        assert_eq!(route(&mut routing, response), Target::Call { call: CallKey(2), is_over: true });
+    }
+
+    #[test]
+    fn an_id_is_free_once_it_is_answered() {
+        let mut routing = Routing::default();
+        begin(&mut routing, 1, CALL).expect("a new id");
+        assert_eq!(begin(&mut routing, 2, CALL), Err(IdInUse));
+        assert_eq!(routing.give_up(CallKey(1)), [RequestId::from_json("1").expect("an id")]);
+        assert_eq!(begin(&mut routing, 3, CALL), Err(IdInUse), "the late response would be this one's");
+        assert_eq!(route(&mut routing, r#"{"jsonrpc":"2.0","id":1,"result":{}}"#), Target::Dropped);
+        begin(&mut routing, 4, CALL).expect("answered");
+        routing.withdraw(CallKey(4));
+        begin(&mut routing, 5, CALL).expect("never sent");
+    }
+
+    #[test]
+    fn a_batch_is_over_with_its_last_response() {
+        let mut routing = Routing::default();
+        let batch = r#"[{"jsonrpc":"2.0","id":1,"method":"a"},{"jsonrpc":"2.0","method":"n"},{"jsonrpc":"2.0","id":2,"method":"b"}]"#;
+        begin(&mut routing, 1, batch).expect("new ids");
+        let second = r#"{"jsonrpc":"2.0","id":2,"result":{}}"#;
+        assert_eq!(route(&mut routing, second), Target::Call { call: CallKey(1), is_over: false });
+        let first = r#"{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":""}}"#;
+        assert_eq!(route(&mut routing, first), Target::Call { call: CallKey(1), is_over: true });
+        assert_eq!(
+            begin(&mut routing, 2, r#"[{"jsonrpc":"2.0","id":1,"method":"a"},{"jsonrpc":"2.0","id":1,"method":"a"}]"#),
+            Err(IdInUse)
+        );
+    }
+
+    #[test]
+    fn notices_follow_their_question() {
+        let mut routing = Routing::default();
+        begin(&mut routing, 1, CALL).expect("a new id");
+        let question = r#"{"jsonrpc":"2.0","id":0,"method":"elicitation/create","params":{"elicitationId":"e"}}"#;
+        let id = RequestId::from_json("0").expect("an id");
+        assert_eq!(route(&mut routing, question), Target::Unnamed(id.clone()));
+        routing.note_question(question.as_bytes(), id, Receiver::Call(CallKey(1)));
+        let to_call = Target::Call { call: CallKey(1), is_over: false };
+        let complete =
+            r#"{"jsonrpc":"2.0","method":"notifications/elicitation/complete","params":{"elicitationId":"e"}}"#;
+        assert_eq!(route(&mut routing, complete), to_call);
+        let cancel = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":0}}"#;
+        assert_eq!(route(&mut routing, cancel), to_call);
+        routing.give_up(CallKey(1));
+        assert_eq!(route(&mut routing, cancel), Target::Standalone, "its call is over");
+    }
+
+    #[test]
+    fn what_is_never_answered_is_bounded() {
+        let mut routing = Routing::default();
+        for call in 0..5000 {
+            begin(&mut routing, call, &format!(r#"{{"jsonrpc":"2.0","id":{call},"method":"a"}}"#)).expect("a new id");
+            routing.give_up(CallKey(call));
+        }
+        assert_eq!(routing.given_up.values.len(), REMEMBERED);
+        assert!(routing.given_up.order.len() <= 2 * REMEMBERED);
+    }
+}
