@@ -112,11 +112,25 @@ pub enum ErrorCode {
     ReplicaBroke,
     /// The client's address has `balance.requests_per_sec`.
     TooManyRequests,
+    /// The program of a server on stdio has ended, or has closed its output.
+    ServerEnded,
+    /// No server on stdio could be started for a session.
+    ServerFailed,
+    /// A server on stdio did not answer `initialize` within `upstream.start_secs`.
+    ServerSlow,
+    /// There is no room for a further server on stdio.
+    NoServer,
+    /// More waits to be written to a server on stdio than `streams.max_bytes`.
+    ChannelFull,
+    /// The session has no server on stdio.
+    SessionUnknown,
+    /// A request of the session with the same ID runs, or was given up and has no response yet.
+    IdInUse,
 }
 
 impl ErrorCode {
     /// Every code, in the order of the variants.
-    pub const ALL: [ErrorCode; 38] = [
+    pub const ALL: [ErrorCode; 45] = [
         ErrorCode::Unreachable,
         ErrorCode::UpstreamTimeout,
         ErrorCode::UpstreamBroke,
@@ -155,15 +169,22 @@ impl ErrorCode {
         ErrorCode::NoReplica,
         ErrorCode::ReplicaBroke,
         ErrorCode::TooManyRequests,
+        ErrorCode::ServerEnded,
+        ErrorCode::ServerFailed,
+        ErrorCode::ServerSlow,
+        ErrorCode::NoServer,
+        ErrorCode::ChannelFull,
+        ErrorCode::SessionUnknown,
+        ErrorCode::IdInUse,
     ];
 
     /// The status of a reply whose head is not written yet.
     pub const fn http_status(self) -> u16 {
         match self {
-            ErrorCode::NotJson | ErrorCode::BadRequest | ErrorCode::NotInBatch => 400,
+            ErrorCode::NotJson | ErrorCode::BadRequest | ErrorCode::NotInBatch | ErrorCode::IdInUse => 400,
             ErrorCode::StreamLost | ErrorCode::TokenRefused => 200,
             ErrorCode::HostRefused | ErrorCode::OriginRefused => 403,
-            ErrorCode::SessionElsewhere => 404,
+            ErrorCode::SessionElsewhere | ErrorCode::SessionUnknown => 404,
             ErrorCode::NotAcceptable => 406,
             ErrorCode::BodyTooSlow => 408,
             ErrorCode::BodyTooLarge | ErrorCode::BatchTooLong => 413,
@@ -179,7 +200,9 @@ impl ErrorCode {
             | ErrorCode::UpstreamGarbage
             | ErrorCode::EventTooLarge
             | ErrorCode::UpstreamStatus
-            | ErrorCode::ReplicaBroke => 502,
+            | ErrorCode::ReplicaBroke
+            | ErrorCode::ServerEnded
+            | ErrorCode::ServerFailed => 502,
             ErrorCode::HeadTooLarge => 431,
             ErrorCode::BoundReached
             | ErrorCode::StoreFailed
@@ -188,8 +211,14 @@ impl ErrorCode {
             | ErrorCode::TooManyHeld
             | ErrorCode::ProxyFull
             | ErrorCode::TooManyConnections
-            | ErrorCode::NoReplica => 503,
-            ErrorCode::UpstreamTimeout | ErrorCode::CallTimedOut | ErrorCode::Abandoned | ErrorCode::OwnerDied => 504,
+            | ErrorCode::NoReplica
+            | ErrorCode::NoServer
+            | ErrorCode::ChannelFull => 503,
+            ErrorCode::UpstreamTimeout
+            | ErrorCode::CallTimedOut
+            | ErrorCode::Abandoned
+            | ErrorCode::OwnerDied
+            | ErrorCode::ServerSlow => 504,
         }
     }
 
@@ -202,14 +231,17 @@ impl ErrorCode {
             | ErrorCode::UpstreamGarbage
             | ErrorCode::EventTooLarge
             | ErrorCode::UpstreamStatus
-            | ErrorCode::TokenUnproven => -32010,
+            | ErrorCode::TokenUnproven
+            | ErrorCode::ServerEnded
+            | ErrorCode::ServerFailed
+            | ErrorCode::ServerSlow => -32010,
             ErrorCode::CallTimedOut
             | ErrorCode::Abandoned
             | ErrorCode::OwnerDied
             | ErrorCode::Draining
             | ErrorCode::NoReplica
             | ErrorCode::ReplicaBroke => -32011,
-            ErrorCode::StreamLost | ErrorCode::SessionElsewhere => -32012,
+            ErrorCode::StreamLost | ErrorCode::SessionElsewhere | ErrorCode::SessionUnknown => -32012,
             ErrorCode::BoundReached
             | ErrorCode::StoreFailed
             | ErrorCode::BodyTooLarge
@@ -222,7 +254,9 @@ impl ErrorCode {
             | ErrorCode::ShareFull
             | ErrorCode::ProxyFull
             | ErrorCode::TooManyConnections
-            | ErrorCode::TooManyRequests => -32013,
+            | ErrorCode::TooManyRequests
+            | ErrorCode::NoServer
+            | ErrorCode::ChannelFull => -32013,
             ErrorCode::NotJson => -32700,
             ErrorCode::TokenRefused => -32602,
             ErrorCode::BadRequest
@@ -232,7 +266,8 @@ impl ErrorCode {
             | ErrorCode::NotAcceptable
             | ErrorCode::UpgradeRefused
             | ErrorCode::HostRefused
-            | ErrorCode::OriginRefused => -32600,
+            | ErrorCode::OriginRefused
+            | ErrorCode::IdInUse => -32600,
         }
     }
 
@@ -279,6 +314,13 @@ impl ErrorCode {
             ErrorCode::NoReplica => "no replica takes the request now",
             ErrorCode::ReplicaBroke => "the replica broke off before it had answered",
             ErrorCode::TooManyRequests => "this client sends too many requests",
+            ErrorCode::ServerEnded => "the MCP server has ended before it had answered",
+            ErrorCode::ServerFailed => "the MCP server could not be started",
+            ErrorCode::ServerSlow => "the MCP server took too long to start",
+            ErrorCode::NoServer => "there is no room for a further MCP server",
+            ErrorCode::ChannelFull => "too much waits to be written to the MCP server",
+            ErrorCode::SessionUnknown => "session not found",
+            ErrorCode::IdInUse => "a request with this ID runs already",
         }
     }
 
@@ -292,7 +334,11 @@ impl ErrorCode {
             | ErrorCode::EventTooLarge
             | ErrorCode::UpstreamStatus
             | ErrorCode::CallTimedOut
-            | ErrorCode::TokenUnproven => Side::Upstream,
+            | ErrorCode::TokenUnproven
+            | ErrorCode::ServerEnded
+            | ErrorCode::ServerFailed
+            | ErrorCode::ServerSlow
+            | ErrorCode::ChannelFull => Side::Upstream,
             ErrorCode::StoreFailed
             | ErrorCode::OwnerDied
             | ErrorCode::Draining
@@ -300,7 +346,8 @@ impl ErrorCode {
             | ErrorCode::ProxyFull
             | ErrorCode::TooManyConnections
             | ErrorCode::NoReplica
-            | ErrorCode::ReplicaBroke => Side::Proxy,
+            | ErrorCode::ReplicaBroke
+            | ErrorCode::NoServer => Side::Proxy,
             ErrorCode::Abandoned
             | ErrorCode::StreamLost
             | ErrorCode::BoundReached
@@ -322,7 +369,9 @@ impl ErrorCode {
             | ErrorCode::UpgradeRefused
             | ErrorCode::HostRefused
             | ErrorCode::OriginRefused
-            | ErrorCode::TooManyRequests => Side::Client,
+            | ErrorCode::TooManyRequests
+            | ErrorCode::SessionUnknown
+            | ErrorCode::IdInUse => Side::Client,
         }
     }
 
@@ -367,6 +416,13 @@ impl ErrorCode {
             ErrorCode::NoReplica => "no_replica",
             ErrorCode::ReplicaBroke => "replica_broke",
             ErrorCode::TooManyRequests => "too_many_requests",
+            ErrorCode::ServerEnded => "server_ended",
+            ErrorCode::ServerFailed => "server_failed",
+            ErrorCode::ServerSlow => "server_slow",
+            ErrorCode::NoServer => "no_server",
+            ErrorCode::ChannelFull => "channel_full",
+            ErrorCode::SessionUnknown => "session_unknown",
+            ErrorCode::IdInUse => "id_in_use",
         }
     }
 }
@@ -424,9 +480,9 @@ impl Failure {
         self.to_error_message(id, self.code.message())
     }
 
-    /// Returns the error message for a null id, with `detail` behind its constant text. The detail must not contain secrets.
-    pub fn to_message_about(self, detail: &str) -> Vec<u8> {
-        self.to_error_message(None, &format!("{}: {detail}", self.code.message()))
+    /// Returns the error message for `id`, or for a null id, with `detail` behind its constant text. The detail must not contain secrets.
+    pub fn to_message_about(self, id: Option<&RequestId>, detail: &str) -> Vec<u8> {
+        self.to_error_message(id, &format!("{}: {detail}", self.code.message()))
     }
 
     fn to_error_message(self, id: Option<&RequestId>, message: &str) -> Vec<u8> {
@@ -457,7 +513,7 @@ mod tests {
     #[test]
     fn all_names_every_code_in_order() {
         // A new variant moves the place of the last one. A new last variant must be named here.
-        let last = ErrorCode::TooManyRequests;
+        let last = ErrorCode::IdInUse;
         assert_eq!(ErrorCode::ALL.len(), last as usize + 1);
         let places: Vec<usize> = ErrorCode::ALL.iter().map(|code| *code as usize).collect();
         assert_eq!(places, (0..=last as usize).collect::<Vec<_>>());

@@ -97,7 +97,7 @@ pub fn refusal(code: ErrorCode) -> Response<BoxBody> {
 /// Returns a refusal with `detail` after the error's constant text.
 pub fn refusal_about(code: ErrorCode, detail: &str) -> Response<BoxBody> {
     let mut response = refusal(code);
-    *response.body_mut() = whole(Failure::before_run(code).to_message_about(detail).into());
+    *response.body_mut() = whole(Failure::before_run(code).to_message_about(None, detail).into());
     response
 }
 
