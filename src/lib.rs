@@ -21,6 +21,8 @@ mod backoff;
 pub mod balancer;
 pub mod body;
 pub mod check;
+#[cfg(unix)]
+pub mod child;
 pub mod clock;
 pub mod cluster;
 pub mod config;

@@ -33,6 +33,10 @@ const FAILED: u8 = 1;
 const WRONG_CONFIGURATION: u8 = 2;
 
 fn main() -> ExitCode {
+    #[cfg(unix)]
+    if let Some(code) = mcp_resume::child::run_helper() {
+        return code;
+    }
     match Cli::parse().command {
         Command::Serve(options) => match configure(options.config.clone().as_deref(), options.into_flags()) {
             Ok(config) => run(serve(config)),

@@ -1,0 +1,20 @@
+//! The environment of a child. The proxy's own holds its configuration and perhaps secrets, so a child gets the variables that the MCP SDKs
+//! give to theirs, and those that the configuration names.
+
+use std::ffi::OsString;
+
+use super::Settings;
+
+/// Variables of the proxy that every child gets, as from the SDKs' clients.
+const INHERITED: [&str; 6] = ["HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"];
+/// Start of a value that is a function of a shell, which a shell among the child's processes would run (as the SDKs' clients hold it).
+const SHELL_FUNCTION: &[u8] = b"()";
+
+/// Returns the variables of a child. A configured value replaces an inherited one.
+pub(super) fn variables(settings: &Settings) -> Vec<(OsString, OsString)> {
+    let inherited = INHERITED.into_iter().chain(settings.inherit_env.iter().map(String::as_str));
+    let inherited = inherited.filter_map(|name| Some((OsString::from(name), std::env::var_os(name)?)));
+    let inherited = inherited.filter(|(_, value)| !value.as_encoded_bytes().starts_with(SHELL_FUNCTION));
+    let configured = settings.env.iter().map(|(name, value)| (name.into(), value.into()));
+    inherited.chain(configured).collect()
+}

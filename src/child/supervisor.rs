@@ -1,0 +1,117 @@
+//! The end of a child.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use tokio::process::Child;
+use tokio::sync::watch;
+use tracing::debug;
+
+use super::group::{Group, TERMINATE_TIMEOUT};
+use super::guard::Guarded;
+use super::reaper::OwnProcess;
+use super::stderr::Stderr;
+
+/// Time for which a child may go on once its stdin was closed: servers complete their calls then.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Ends a child: at [`Ending::begin`], or when it is dropped.
+#[derive(Debug)]
+pub struct Ending(watch::Sender<bool>);
+
+/// The end of the first process of a child.
+#[derive(Clone, Debug)]
+pub struct Exit(watch::Receiver<Option<Outcome>>);
+
+/// State of a child that has ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Exit code, or `None` after a signal.
+    pub code: Option<i32>,
+    /// Number of the signal that ended the process.
+    pub signal: Option<i32>,
+    /// Last lines of stderr, eight at most.
+    pub last_lines: String,
+}
+
+impl Ending {
+    /// Ends the child: its stdin is closed already, by the owner. Five seconds later the group gets SIGTERM, and two more later SIGKILL.
+    pub fn begin(&self) {
+        self.0.send_replace(true);
+    }
+}
+
+impl Exit {
+    /// Resolves when the first process has ended. Others of its group may still run for a moment.
+    pub async fn wait(&mut self) -> Outcome {
+        let ended = self.0.wait_for(Option::is_some).await;
+        ended.ok().and_then(|outcome| outcome.clone()).unwrap_or_default()
+    }
+
+    /// Returns the outcome of a process that has ended.
+    pub fn outcome(&self) -> Option<Outcome> {
+        self.0.borrow().clone()
+    }
+
+    /// Resolves when no process of the child's group is left.
+    pub async fn gone(&mut self) {
+        while self.0.changed().await.is_ok() {}
+    }
+}
+
+/// The first process of a child.
+pub(super) struct Process {
+    pub(super) process: Child,
+    pub(super) own: OwnProcess,
+}
+
+/// Watches a child in a task of its own until its whole group is gone.
+pub(super) fn supervise(process: Process, group: Group, guarded: Guarded, stderr: Stderr) -> (Ending, Exit) {
+    let (ending, begun) = watch::channel(false);
+    let (exited, exit) = watch::channel(None);
+    tokio::spawn(run(process, group, guarded, stderr, begun, exited));
+    (Ending(ending), Exit(exit))
+}
+
+async fn run(
+    Process { mut process, own }: Process,
+    group: Group,
+    guarded: Guarded,
+    stderr: Stderr,
+    mut begun: watch::Receiver<bool>,
+    exited: watch::Sender<Option<Outcome>>,
+) {
+    let status = tokio::select! {
+        status = process.wait() => Some(status),
+        // An error means that the owner is gone.
+        () = async { let _ = begun.wait_for(|&begun| begun).await; } => None,
+    };
+    let status = match status {
+        Some(status) => status,
+        None => end(&mut process, group).await,
+    };
+    let status = status.unwrap_or_default();
+    debug!(pid = group.id(), %status, "a child has ended");
+    exited.send_replace(Some(outcome(status, &stderr)));
+    drop(own);
+    // What the program started in its group goes with it.
+    group.end().await;
+    drop(guarded);
+}
+
+async fn end(process: &mut Child, group: Group) -> std::io::Result<ExitStatus> {
+    if let Ok(status) = tokio::time::timeout(CLOSE_TIMEOUT, process.wait()).await {
+        return status;
+    }
+    group.terminate();
+    if let Ok(status) = tokio::time::timeout(TERMINATE_TIMEOUT, process.wait()).await {
+        return status;
+    }
+    group.kill();
+    process.wait().await
+}
+
+fn outcome(status: ExitStatus, stderr: &Stderr) -> Outcome {
+    Outcome { code: status.code(), signal: status.signal(), last_lines: stderr.last_lines() }
+}
