@@ -135,6 +135,9 @@ pub(crate) struct Serve {
     /// Store of the events: memory, disk:DIR, or redis:URL [default: memory].
     #[arg(long, value_name = "STORE")]
     store: Option<String>,
+    /// An MCP server on stdio, with its arguments: it is started for each session, and stands in place of --upstream.
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<String>,
 }
 
 #[derive(Args)]
@@ -216,8 +219,8 @@ pub(crate) struct Demo {
 
 impl Serve {
     pub(crate) fn into_flags(self) -> Flags {
-        let Serve { config: _, upstream, listen, admin, store } = self;
-        Flags { upstream, listen, admin, store }
+        let Serve { config: _, upstream, listen, admin, store, command } = self;
+        Flags { upstream, listen, admin, store, command }
     }
 }
 
@@ -233,10 +236,11 @@ mod tests {
 
     #[test]
     fn every_flag_of_serve_reaches_the_configuration() {
-        let line = "x serve --config f --upstream u --listen l --admin a --store s";
+        let line = "x serve --config f --upstream u --listen l --admin a --store s -- c -x";
         let Command::Serve(serve) = Cli::parse_from(line.split(' ')).command else { panic!("not serve") };
         assert_eq!(serve.config.as_deref(), Some("f".as_ref()));
-        let Flags { upstream, listen, admin, store } = serve.into_flags();
+        let Flags { upstream, listen, admin, store, command } = serve.into_flags();
+        assert_eq!(command, ["c", "-x"]);
         let flags = [upstream, listen, admin, store].map(Option::unwrap);
         assert_eq!(flags, ["u", "l", "a", "s"]);
     }

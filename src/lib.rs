@@ -20,6 +20,7 @@ mod backoff;
 #[cfg(feature = "balancer")]
 pub mod balancer;
 pub mod body;
+pub mod channel;
 pub mod check;
 #[cfg(unix)]
 pub mod child;

@@ -113,10 +113,13 @@ async fn serve(mut config: Config) -> Result<(), Box<dyn Error>> {
     let (clients, beside) = (config.limits.connections, sidecar::connections_beside(&config));
     config.upstream.connections = descriptors::upstream_connections(clients, beside, limit);
     let (mut first, mut second) = (Signals::listen()?, Signals::listen()?);
+    if let Some(command) = &mut config.upstream.command {
+        command.adopts_orphans = true;
+    }
     let path = config.upstream.url.endpoint_path().to_owned();
     info!(
         version = env!("CARGO_PKG_VERSION"),
-        upstream = %config.upstream.url,
+        upstream = config.upstream.command.as_ref().map_or_else(|| config.upstream.url.to_string(), |it| it.name().to_owned()),
         store = %config.store,
         endpoint = path,
         "starting"

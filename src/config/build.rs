@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::balance::{Balance, Balancing, balance};
+use super::command::{Command, Variable};
 use super::problem::Problem;
 use super::raw::{RawConfig, tool_section};
 use super::read::{Reader, Section};
@@ -87,7 +88,7 @@ struct Sections {
 pub(super) fn config(reader: &mut Reader) -> Option<Config> {
     let sections = sections(reader);
     if sections.upstream.is_none() {
-        let text = "is required: give --upstream URL, MCP_RESUME_UPSTREAM__URL, or url in [upstream]";
+        let text = "is required: give --upstream URL, MCP_RESUME_UPSTREAM__URL, or url in [upstream]; a server on stdio has a command";
         reader.missing("upstream", "url", text);
     }
     let Sections {
@@ -120,10 +121,14 @@ fn sections(reader: &mut Reader) -> Sections {
         let text = format!("the data and the admin listener both have {}", listen.address);
         reader.conflict([("admin", "address"), ("listen", "address")], text);
     }
-    if let Some(upstream) = &upstream {
+    if let Some(upstream) = upstream.as_ref().filter(|upstream| upstream.command.is_none()) {
         refuse_loop(reader, &upstream.url, &listen, &admin);
     }
-    let streams = streams(reader);
+    let mut streams = streams(reader);
+    if upstream.as_ref().is_some_and(|upstream| upstream.command.is_some()) {
+        // All messages of a program come through one pipe, which one full stream must not stop.
+        streams.full_wait = Duration::ZERO;
+    }
     let delivery = delivery(&mut reader.section("delivery"));
     let resume_tokens = resume_tokens(reader);
     let dialects = dialects(&mut reader.section("dialects"), resume_tokens);
@@ -164,6 +169,7 @@ fn sections(reader: &mut Reader) -> Sections {
 fn upstream(reader: &mut Reader) -> Option<Upstream> {
     let mut s = reader.section("upstream");
     let url = s.parsed::<UpstreamUrl>("url");
+    let command = command(&mut s);
     let host = s.text("host", host).unwrap_or(HostHeader::Upstream);
     let http2 = s.boolean("http2");
     let connect_timeout = s.millis("connect_timeout_ms", 1..=DAY_MS);
@@ -179,6 +185,13 @@ fn upstream(reader: &mut Reader) -> Option<Upstream> {
         let text = "[upstream.tls] is for an https:// upstream, and upstream.url is none".to_owned();
         reader.conflict([("upstream.tls", "ca"), ("upstream.tls", "cert")], text);
     }
+    if url.is_some() && command.is_some() {
+        let text = "the server is either at a URL or a program".to_owned();
+        reader.conflict([("upstream", "url"), ("upstream", "command")], text);
+    }
+    // A program has no URL; that of a server at the usual path is in its place.
+    let url = if command.is_some() { "http://localhost".parse().ok() } else { url };
+    let keepalive = none_if_zero(keepalive.unwrap_or(Duration::from_secs(120)));
     Some(Upstream {
         url: url?,
         host,
@@ -192,7 +205,37 @@ fn upstream(reader: &mut Reader) -> Option<Upstream> {
         pool_idle: pool_idle.unwrap_or(Duration::from_secs(4)),
         resume: resume.unwrap_or(false),
         answer_pings: answer_pings.unwrap_or(AnswerPings::Absent),
-        keepalive: none_if_zero(keepalive.unwrap_or(Duration::from_secs(120))),
+        // Nothing between the proxy and a program ends for silence.
+        keepalive: keepalive.filter(|_| command.is_none()),
+        command,
+    })
+}
+
+/// Reads the program of a server on stdio. `None` without one.
+fn command(s: &mut Section<'_>) -> Option<Command> {
+    let line = s.json_list::<String>("command", 1);
+    let env = s.json_list::<Variable>("env", 0).unwrap_or_default();
+    let inherit_env = s.list::<String>("inherit_env", 0).unwrap_or_default();
+    let cwd = s.text("cwd", file).flatten();
+    let idle = s.secs("child_idle_secs", 0..=YEAR).unwrap_or(Duration::from_secs(300));
+    let max_children = s.count("max_children", 1).unwrap_or(64);
+    let max_children_per_principal = s.count("max_children_per_principal", 1).unwrap_or(8);
+    let starts_per_minute = s.count("starts_per_minute", 1).unwrap_or(30);
+    let start = s.secs("start_secs", 1..=YEAR).unwrap_or(Duration::from_secs(55));
+    let stderr_to_client = s.boolean("stderr_to_client").unwrap_or(false);
+    Some(Command {
+        line: line?,
+        env: env.into_iter().map(|Variable(name, value)| (name, value)).collect(),
+        inherit_env,
+        cwd,
+        idle: none_if_zero(idle),
+        max_children,
+        max_children_per_principal,
+        starts_per_minute,
+        start,
+        stderr_to_client,
+        own_binary: None,
+        adopts_orphans: false,
     })
 }
 

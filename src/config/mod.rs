@@ -15,6 +15,7 @@
 
 mod balance;
 mod build;
+mod command;
 pub mod key_file;
 mod problem;
 mod raw;
@@ -26,6 +27,7 @@ mod url;
 mod value;
 
 pub use balance::{Balance, BalanceTls, Balancing};
+pub use command::{Command, InvalidVariable};
 pub use problem::{Origin, Problem, Problems};
 pub use target::{Location, Target, TargetError};
 pub use url::{UpstreamUrl, UrlError};
@@ -138,6 +140,8 @@ pub struct Upstream {
     pub answer_pings: AnswerPings,
     /// Time without a message in a session with a running call after which the server is sent a ping, or `None` if it is sent none.
     pub keepalive: Option<Duration>,
+    /// Server on stdio, or `None` for one on HTTP. [`Self::url`] is then that of no server.
+    pub command: Option<Command>,
 }
 
 /// Pings of the server that the proxy answers in its clients' place.
@@ -496,6 +500,8 @@ pub struct Flags {
     pub admin: Option<String>,
     /// `--store`, in place of `store.kind`.
     pub store: Option<String>,
+    /// Words behind `--`, in place of `upstream.command`; empty for none.
+    pub command: Vec<String>,
 }
 
 /// The settings of one call, with its tool's overrides applied.
@@ -565,6 +571,7 @@ impl Config {
             listen: Some("127.0.0.1:0".to_owned()),
             admin: Some(String::new()),
             store: None,
+            command: Vec::new(),
         };
         Config::load(None, [], flags)
     }

@@ -107,7 +107,10 @@ impl RawConfig {
     }
 
     pub(super) fn add_flags(&mut self, flags: Flags) {
-        let Flags { upstream, listen, admin, store } = flags;
+        let Flags { upstream, listen, admin, store, command } = flags;
+        if !command.is_empty() {
+            self.insert("upstream", "command", Origin::Flag("--"), Value::List(command));
+        }
         let (kind, place) = store.map(|store| store_flag(&store)).unzip();
         let (path, url) = match place.flatten() {
             Some(StoreLocation::Path(path)) => (Some(path), None),

@@ -204,6 +204,28 @@ impl Section<'_> {
         })
     }
 
+    /// Reads a list of at least `min` texts that may hold commas. The layers other than TOML have a JSON array.
+    pub(super) fn json_list<T: FromStr<Err: Display>>(&mut self, key: &'static str, min: usize) -> Option<Vec<T>> {
+        self.take(key, |value| {
+            let items = match value {
+                Value::List(items) => items.clone(),
+                // The text may hold a key, which no message shows.
+                Value::Untyped(text) => serde_json::from_str(text)
+                    .map_err(|_| r#"must be a JSON array of texts, as ["npx", "-y", "server"]"#.to_owned())?,
+                Value::Integer(_) | Value::Boolean(_) | Value::Text(_) | Value::Other(_) => {
+                    return Err(format!("must be a list of texts, not {}", value.type_name()));
+                }
+            };
+            if items.len() < min {
+                return Err(format!("must have at least {min} in it"));
+            }
+            let parse = |(index, item): (usize, &String)| {
+                item.parse().map_err(|error: T::Err| format!("number {}: {error}", index + 1))
+            };
+            items.iter().enumerate().map(parse).collect()
+        })
+    }
+
     /// Reads a text and parses it.
     pub(super) fn parsed<T: FromStr<Err: Display>>(&mut self, key: &'static str) -> Option<T> {
         self.text(key, |text| text.parse().map_err(|error: T::Err| error.to_string()))

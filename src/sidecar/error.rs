@@ -38,6 +38,9 @@ pub enum Error {
     /// This process cannot join the replicas that share its store.
     #[error(transparent)]
     Replica(#[from] BeginError),
+    /// The guard of the server's processes could not be started.
+    #[error("cannot guard the processes of the MCP server: {0}")]
+    Children(#[source] io::Error),
     /// Two metrics have the same name.
     #[error("cannot register the metrics: {0}")]
     Metrics(#[from] prometheus::Error),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::metrics::{Error, Registrar};
-use crate::{admin, ingress, tls};
+use crate::{admin, channel, ingress, tls};
 
 /// All metrics of a sidecar. Clones share them.
 #[derive(Clone)]
@@ -12,6 +12,8 @@ pub struct Metrics {
     pub admin: Arc<admin::Metrics>,
     /// Metrics of TLS files.
     pub tls: Arc<tls::Metrics>,
+    /// Metrics of channels to servers on stdio.
+    pub channel: Arc<channel::Metrics>,
     /// Metrics of the ingress and of all that is below it.
     pub ingress: Arc<ingress::Metrics>,
 }
@@ -29,6 +31,7 @@ impl Metrics {
         Ok(Self {
             admin: Arc::new(admin::Metrics::new(&registrar, errors, store, upstream)?),
             tls: Arc::new(tls::Metrics::new(&registrar, &[tls::Side::Listener, tls::Side::Upstream])?),
+            channel: Arc::new(channel::Metrics::new(&registrar)?),
             ingress,
         })
     }

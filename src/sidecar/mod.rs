@@ -5,6 +5,8 @@ mod error;
 mod files;
 mod listeners;
 mod metrics;
+#[cfg(unix)]
+mod stdio;
 mod store_setup;
 mod store_wait;
 #[cfg(test)]
@@ -82,7 +84,10 @@ impl Server {
         setup: StoreSetup,
         metrics: Metrics,
     ) -> Result<Self, Error> {
-        let upstream = Upstream::new(config.upstream.clone())?;
+        let mut upstream = Upstream::new(config.upstream.clone())?;
+        if let Some(command) = &config.upstream.command {
+            upstream = upstream.with_channels(stdio::channels(&config, command, &metrics)?);
+        }
         let components = recover(compose(config, setup, &metrics, upstream)).await?;
         Ok(Self { listeners, components, metrics })
     }
@@ -256,7 +261,9 @@ async fn serve_data(
 
 fn compose(config: Config, setup: StoreSetup, metrics: &Metrics, upstream: Upstream) -> Components {
     let StoreSetup { identity, principal_key, backing } = setup;
-    let owner = if config.replica.wrap_sessions { Some(identity.owner) } else { None };
+    // A server on stdio belongs to this process alone, so the names of its sessions say so.
+    let is_wrapped = config.replica.wrap_sessions || config.upstream.command.is_some();
+    let owner = if is_wrapped { Some(identity.owner) } else { None };
     let bounds = TailLimits { max_bytes: config.streams.max_bytes, max_events: config.streams.max_events };
     let allowance = QuotaLimits {
         max_bytes: config.streams.max_bytes_per_principal,

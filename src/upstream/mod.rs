@@ -42,6 +42,7 @@ use http::header::{HOST, LOCATION};
 use http::request::Parts;
 use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri, Version};
+use http_body_util::BodyExt;
 
 use client::Clients;
 use connect::{Connector, Transport};
@@ -64,6 +65,7 @@ pub use synthetic::gap_warning;
 pub use token_probe::ProbeOutcome;
 pub use token_subjects::{ProbeGuard, ProbeWaiter, TokenSubjects, TokenUse};
 
+use crate::channel::{self, Channels};
 use crate::config::{self, HostHeader, UpstreamUrl};
 use crate::event_log::{Handshakes, Stream};
 use crate::protocol::error::{ErrorCode, Failure};
@@ -75,6 +77,8 @@ use crate::tls::{self, ClientFiles};
 
 /// Limit of redirects for one request: more is a loop.
 const MAX_REDIRECTS: usize = 3;
+/// Limit of the body of a request that passes unchanged to a server that is not on HTTP.
+const MAX_FORWARDED: usize = 4 * 1024 * 1024;
 /// Usual size of a request's headers. For larger ones memory is allocated once more.
 const USUAL_HEAD: usize = 512;
 
@@ -97,6 +101,8 @@ impl From<Failure> for Unanswered {
 pub struct Upstream {
     clients: Clients,
     connector: Connector,
+    /// Channels to a server that is not on HTTP, in place of `clients`.
+    channels: Option<Arc<Channels>>,
     config: config::Upstream,
     /// `Host` of every request, or `None` for the client's.
     host: Option<HeaderValue>,
@@ -141,6 +147,7 @@ impl Upstream {
         let mut upstream = Self {
             clients,
             connector,
+            channels: None,
             config,
             host,
             endpoint: None,
@@ -158,7 +165,15 @@ impl Upstream {
     pub fn with_own_connections(&self) -> Self {
         let (observed, sessions) = (self.observed.clone(), self.sessions.clone());
         let (revivals, ping_headers) = (self.revivals.clone(), self.ping_headers.clone());
-        Self { observed, sessions, revivals, ping_headers, ..Self::by(self.connector.clone(), self.config.clone()) }
+        let channels = self.channels.clone();
+        Self {
+            observed,
+            sessions,
+            revivals,
+            ping_headers,
+            channels,
+            ..Self::by(self.connector.clone(), self.config.clone())
+        }
     }
 
     /// Returns the same upstream with `owner`, if any, in the session names that clients see, and with these rules for sessions that the
@@ -170,6 +185,18 @@ impl Upstream {
             sessions: Arc::new(SessionNames::new(owner, handshakes)),
             revivals: Arc::new(Revivals::new(refusals, config.revive, config.keep)),
             ..self
+        }
+    }
+
+    /// Returns the same upstream with channels to a server that is not on HTTP.
+    pub fn with_channels(self, channels: Arc<Channels>) -> Self {
+        Self { channels: Some(channels), ..self }
+    }
+
+    /// Ends the servers that are not on HTTP.
+    pub async fn end_channels(&self) {
+        if let Some(channels) = &self.channels {
+            channels.end_all().await;
         }
     }
 
@@ -196,7 +223,11 @@ impl Upstream {
     /// Returns the reachability of the server, after an attempt if the last check began a second ago or more. Takes half a
     /// second at most.
     pub async fn reachability(&self) -> Reachability {
-        self.connector.reachability().await
+        match &self.channels {
+            Some(channels) if channels.is_available() => Reachability::Accepting,
+            Some(_) => Reachability::Lost,
+            None => self.connector.reachability().await,
+        }
     }
 
     /// Returns whether sessions that the server has forgotten are opened again.
@@ -291,6 +322,9 @@ impl Upstream {
         template: &Template,
         sent: Option<&Arc<Stream>>,
     ) -> Result<Response<ResponseBody>, Unanswered> {
+        if let Some(channels) = &self.channels {
+            return Ok(exchange_by_channel(channels, template, sent).await);
+        }
         let mut target = match (template.query(), &self.endpoint) {
             (None, Some(endpoint)) => Cow::Borrowed(endpoint),
             (query, _) => Cow::Owned(self.uri(&self.endpoint_target(query))?),
@@ -315,6 +349,9 @@ impl Upstream {
         mut request: Request<Body>,
         client: &Forwarded,
     ) -> Result<Response<ResponseBody>, Failure> {
+        if let Some(channels) = &self.channels {
+            return Ok(Box::pin(self.forward_by_channel(channels, request, client)).await);
+        }
         let path = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let client_host = request.headers().get(HOST);
         // Sessions of other paths are not the endpoint's.
@@ -333,6 +370,26 @@ impl Upstream {
         }
         self.rewrite_location(response.headers_mut());
         Ok(response)
+    }
+
+    /// Answers a request for any path. A server that is not on HTTP has the endpoint alone.
+    async fn forward_by_channel(
+        &self,
+        channels: &Arc<Channels>,
+        request: Request<Body>,
+        client: &Forwarded,
+    ) -> Response<ResponseBody> {
+        let (parts, body) = request.into_parts();
+        let body = match http_body_util::Limited::new(body, MAX_FORWARDED).collect().await {
+            Ok(body) if self.config.url.is_endpoint(parts.uri.path()) => body.to_bytes(),
+            Ok(_) => return channel::empty(StatusCode::NOT_FOUND).map(ResponseBody::Channel),
+            Err(_) => return channel::empty(StatusCode::BAD_REQUEST).map(ResponseBody::Channel),
+        };
+        let lines = self.address(headers::end_to_end(&parts.headers), None, client, Some(&self.sessions));
+        let template = Template::new(&parts, lines, body);
+        let mut response = exchange_by_channel(channels, &template, None).await;
+        self.sessions.wrap(response.headers_mut(), false);
+        response
     }
 
     async fn await_head(
@@ -462,10 +519,32 @@ impl Upstream {
     }
 }
 
+/// Sends a request to a server that is not on HTTP. Each error is a response.
+async fn exchange_by_channel(
+    channels: &Arc<Channels>,
+    template: &Template,
+    sent: Option<&Arc<Stream>>,
+) -> Response<ResponseBody> {
+    let stream = sent.cloned();
+    let on_begin = move || {
+        if let Some(stream) = stream {
+            stream.note_sent();
+        }
+    };
+    let request = channel::Request {
+        method: template.method(),
+        session: template.session_name(),
+        body: template.body(),
+        stream: sent,
+        on_begin: Box::new(on_begin),
+    };
+    channels.send(request).await.map(ResponseBody::Channel)
+}
+
 /// Checks the length that a head declares. The proxy's own client has checked it.
 fn check_head(response: &mut Response<ResponseBody>) -> Result<(), HeadError> {
     match response.body() {
-        ResponseBody::Http1(_) | ResponseBody::Begun(_) => Ok(()),
+        ResponseBody::Http1(_) | ResponseBody::Channel(_) | ResponseBody::Begun(_) => Ok(()),
         ResponseBody::Hyper(_) => check_length(response.status(), response.headers_mut()),
     }
 }

@@ -9,6 +9,7 @@ use http_body::{Body, Frame, SizeHint};
 use super::http1;
 use super::sent_flag::Slot;
 use crate::body::{BoxError, Incoming};
+use crate::channel;
 
 /// Body of an upstream response.
 #[derive(Debug)]
@@ -17,6 +18,8 @@ pub enum ResponseBody {
     Http1(Box<http1::Body>),
     /// Body of hyper's client: the connection's task reads the connection.
     Hyper(Incoming<Option<Slot>>),
+    /// Body of a server that is not on HTTP.
+    Channel(channel::Body),
     /// A body of either whose beginning was read already.
     Begun(Box<Begun>),
 }
@@ -38,7 +41,7 @@ impl ResponseBody {
     /// task.
     pub(super) fn is_gathered(&self) -> bool {
         match self {
-            ResponseBody::Http1(_) => true,
+            ResponseBody::Http1(_) | ResponseBody::Channel(_) => true,
             ResponseBody::Hyper(_) => false,
             ResponseBody::Begun(begun) => begun.first.is_none() && begun.rest.is_gathered(),
         }
@@ -53,6 +56,7 @@ impl Body for ResponseBody {
         match &mut *self {
             ResponseBody::Http1(body) => Pin::new(body).poll_frame(cx),
             ResponseBody::Hyper(body) => Pin::new(body).poll_frame(cx),
+            ResponseBody::Channel(body) => Pin::new(body).poll_frame(cx),
             ResponseBody::Begun(begun) => match begun.first.take() {
                 Some(first) => Poll::Ready(Some(Ok(Frame::data(first)))),
                 None => Pin::new(&mut begun.rest).poll_frame(cx),
@@ -64,6 +68,7 @@ impl Body for ResponseBody {
         match self {
             ResponseBody::Http1(body) => body.is_end_stream(),
             ResponseBody::Hyper(body) => body.is_end_stream(),
+            ResponseBody::Channel(body) => body.is_end_stream(),
             ResponseBody::Begun(begun) => begun.first.is_none() && begun.rest.is_end_stream(),
         }
     }
@@ -72,6 +77,7 @@ impl Body for ResponseBody {
         match self {
             ResponseBody::Http1(body) => body.size_hint(),
             ResponseBody::Hyper(body) => body.size_hint(),
+            ResponseBody::Channel(body) => body.size_hint(),
             ResponseBody::Begun(begun) => {
                 let (first, mut hint) = (begun.first.as_ref().map_or(0, Bytes::len) as u64, begun.rest.size_hint());
                 if let Some(upper) = hint.upper() {

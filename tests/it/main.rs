@@ -48,6 +48,8 @@ mod session_names;
 mod shared_connection;
 mod standalone;
 mod starvation;
+#[cfg(target_os = "linux")]
+mod stdio;
 mod stores;
 mod support;
 mod support_self_test;

@@ -11,6 +11,8 @@ pub(crate) mod pki;
 pub(crate) mod proxy;
 pub(crate) mod redis;
 pub(crate) mod sse;
+#[cfg(target_os = "linux")]
+pub(crate) mod stdio;
 pub(crate) mod upstream;
 pub(crate) mod wire;
 

@@ -1,0 +1,114 @@
+//! Metrics of channels.
+
+use prometheus::{IntCounterVec, IntGauge};
+
+use crate::metrics::{Error, Registrar};
+
+/// Metrics of all channels.
+#[derive(Debug)]
+pub struct Metrics {
+    open: IntGauge,
+    starts: IntCounterVec,
+    ends: IntCounterVec,
+    skipped: IntCounterVec,
+}
+
+/// Outcome of a session's `initialize` on a new channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StartOutcome {
+    Opened,
+    /// The server answered with an error.
+    Refused,
+    /// No server was started, or it ended before its answer.
+    Failed,
+    /// No answer came within `upstream.start_secs`.
+    TimedOut,
+    /// A bound of servers was reached for as long.
+    NoRoom,
+}
+
+impl StartOutcome {
+    const LABELS: [&str; 5] = ["opened", "refused", "failed", "timed_out", "no_room"];
+}
+
+/// Reason for the end of a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum EndReason {
+    /// Its client ended the session, or left while it was opened.
+    Client,
+    /// Nothing passed for `upstream.child_idle_secs`.
+    Idle,
+    /// Another session needed the room.
+    Room,
+    /// The server ended, or takes no messages.
+    Lost,
+    /// The proxy ends.
+    Shutdown,
+}
+
+impl EndReason {
+    const LABELS: [&str; 5] = ["client", "idle", "room", "lost", "shutdown"];
+}
+
+/// Reason for which a message of a server reached no response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Skipped {
+    /// A line is no JSON-RPC message.
+    NotJsonRpc,
+    /// A line is longer than `streams.max_event_bytes`.
+    TooLong,
+    /// The response to a request that was given up, or to none.
+    Late,
+    /// No GET stream was open, or is expected.
+    NoReader,
+    /// The GET stream had no room.
+    Full,
+}
+
+impl Skipped {
+    const LABELS: [&str; 5] = ["not_json_rpc", "too_long", "late", "no_reader", "full"];
+}
+
+impl Metrics {
+    /// Registers the metrics.
+    ///
+    /// # Errors
+    /// If a name is taken.
+    pub fn new(registrar: &Registrar) -> Result<Self, Error> {
+        Ok(Self {
+            open: registrar.gauge("channels", "Channels to servers on stdio.")?,
+            starts: registrar.family(
+                "channel_starts_total",
+                "Channels that were to be opened for a session, by outcome.",
+                ("outcome", &StartOutcome::LABELS),
+            )?,
+            ends: registrar.family(
+                "channel_ends_total",
+                "Channels that have ended, by reason.",
+                ("reason", &EndReason::LABELS),
+            )?,
+            skipped: registrar.family(
+                "channel_messages_skipped_total",
+                "Lines and messages of servers on stdio that reached no response, by reason.",
+                ("reason", &Skipped::LABELS),
+            )?,
+        })
+    }
+
+    pub(super) fn observe_start(&self, outcome: StartOutcome) {
+        self.starts.with_label_values(&[StartOutcome::LABELS[outcome as usize]]).inc();
+    }
+
+    pub(super) fn observe_open(&self) {
+        self.open.inc();
+    }
+
+    pub(super) fn observe_end(&self, reason: EndReason) {
+        self.open.dec();
+        self.ends.with_label_values(&[EndReason::LABELS[reason as usize]]).inc();
+    }
+
+    pub(super) fn observe_skipped(&self, reason: Skipped) {
+        self.skipped.with_label_values(&[Skipped::LABELS[reason as usize]]).inc();
+    }
+}

@@ -1,0 +1,149 @@
+//! A session on a channel of its own, from the start of its server to the end.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinHandle;
+use tracing::info;
+
+use super::connection::{Connection, End};
+use super::limits::Limits;
+use super::link::{Link, Program, ProgramEnd};
+use super::metrics::EndReason;
+use crate::clock;
+use crate::protocol::error::ErrorCode;
+use crate::protocol::jsonrpc::{self, RequestId};
+
+/// Time in which the output of a program that has ended is read to its end, and in which a program ends whose output has ended.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Time for which a GET alone keeps a session from being idle.
+const LISTENING_COUNTS: Duration = Duration::from_secs(3600);
+
+/// Number of a session, in the order of their beginnings.
+static NUMBERS: AtomicU64 = AtomicU64::new(0);
+
+/// A session. It lives as long as its channel.
+pub(super) struct Session {
+    pub(super) number: u64,
+    pub(super) connection: Arc<Connection>,
+    /// Caller for whom the server was started, as bounds count callers.
+    pub(super) caller: usize,
+    program: Box<dyn Program>,
+    limits: Limits,
+    reason: OnceLock<EndReason>,
+    program_end: OnceLock<ProgramEnd>,
+    pub(super) began: Instant,
+}
+
+impl Session {
+    /// Begins a session on an open channel, on the caller's runtime. `on_end` is called once when the channel has ended, before any response of the
+    /// session ends; `on_gone` when nothing of the program is left.
+    pub(super) fn begin(
+        link: Link,
+        caller: usize,
+        limits: Limits,
+        on_end: impl FnOnce(&Session) + Send + 'static,
+        on_gone: impl FnOnce(&Session) + Send + 'static,
+    ) -> Arc<Self> {
+        let Link { input, output, program } = link;
+        let (connection, reader) = Connection::start(limits.clone(), input, output);
+        limits.metrics.observe_open();
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        let began = clock::now();
+        let (reason, program_end) = (OnceLock::new(), OnceLock::new());
+        let session = Arc::new(Self { number, connection, caller, program, limits, reason, program_end, began });
+        tokio::spawn(session.clone().watch(reader, on_end, on_gone));
+        session
+    }
+
+    /// Ends the session: the server's input is closed, and the server ended if it does not end by itself.
+    pub(super) fn end(&self, reason: EndReason) {
+        let _ = self.reason.set(reason);
+        self.connection.end(End::Closed);
+    }
+
+    /// Returns the end of the program, once it has ended.
+    pub(super) fn program_end(&self) -> Option<&ProgramEnd> {
+        self.program_end.get()
+    }
+
+    /// Returns the time since which nothing has passed for a call, or `None` while a call runs or a client listens. A GET counts for an hour.
+    pub(super) fn idle_since(&self, now: Instant) -> Option<Instant> {
+        let activity = self.connection.activity();
+        if activity.is_busy {
+            return None;
+        }
+        let since = activity.last_use.unwrap_or(self.began);
+        let listens =
+            activity.listens_since.is_some_and(|since| now.saturating_duration_since(since) < LISTENING_COUNTS);
+        if listens { None } else { Some(since) }
+    }
+
+    async fn watch(
+        self: Arc<Self>,
+        reader: JoinHandle<()>,
+        on_end: impl FnOnce(&Session) + Send,
+        on_gone: impl FnOnce(&Session) + Send,
+    ) {
+        let mut ended = self.program.ended();
+        let mut program_end = None;
+        tokio::select! {
+            _ = self.connection.ended() => {}
+            end = &mut ended => {
+                // Its last messages may still be in the pipe.
+                let _ = tokio::time::timeout(LAST_WORDS, self.connection.ended()).await;
+                program_end = Some(end);
+            }
+        }
+        on_end(&self);
+        self.connection.end(End::Lost);
+        self.program.end();
+        let is_closed = self.connection.ending() == Some(End::Closed);
+        if program_end.is_none() {
+            // A server whose input was closed may complete its calls, for as long as it is given to end.
+            program_end = match is_closed {
+                true => Some(ended.await),
+                false => tokio::time::timeout(LAST_WORDS, ended).await.ok(),
+            };
+        }
+        let reason = *self.reason.get_or_init(|| EndReason::Lost);
+        if reason == EndReason::Lost {
+            let how = program_end.as_ref().map_or_else(|| "its output was closed".to_owned(), ProgramEnd::describe);
+            info!(how, "a server on stdio has ended");
+        }
+        if let Some(end) = program_end {
+            let _ = self.program_end.set(end);
+        }
+        self.fail_calls();
+        self.limits.metrics.observe_end(reason);
+        self.program.gone().await;
+        // Only a process that has left the group can still hold the pipe.
+        reader.abort();
+        on_gone(&self);
+    }
+
+    /// Ends the responses that the server still owed with an error each.
+    fn fail_calls(&self) {
+        for (queue, ids) in self.connection.take_unanswered() {
+            for id in &ids {
+                queue.force(self.lost_message(id).into());
+            }
+            queue.end();
+        }
+    }
+
+    fn lost_message(&self, id: &RequestId) -> Vec<u8> {
+        let code = ErrorCode::ServerEnded;
+        let mut data = serde_json::json!({ "fault": code.side().as_str(), "mayHaveRun": true });
+        let end = self.program_end.get();
+        if let Some(code) = end.and_then(|end| end.code) {
+            data["exitCode"] = code.into();
+        }
+        if let Some(signal) = end.and_then(|end| end.signal) {
+            data["signal"] = signal.into();
+        }
+        jsonrpc::error_message(Some(id), code.json_rpc(), code.message(), data)
+    }
+}

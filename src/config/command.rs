@@ -1,0 +1,67 @@
+//! The program of a server on stdio.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A server on stdio, and the bounds of its processes.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Command {
+    /// Program and arguments; never empty.
+    pub line: Vec<String>,
+    /// Variables of its environment.
+    pub env: Vec<(String, String)>,
+    /// Variables of the proxy's environment that it gets as well.
+    pub inherit_env: Vec<String>,
+    /// Working directory, or `None` for the proxy's.
+    pub cwd: Option<PathBuf>,
+    /// Time without a call after which a session's process is ended, or `None` for never.
+    pub idle: Option<Duration>,
+    /// Most processes at once.
+    pub max_children: usize,
+    /// Most processes of one caller at once.
+    pub max_children_per_principal: usize,
+    /// Most starts in any minute.
+    pub starts_per_minute: usize,
+    /// Longest time from `initialize` to its answer.
+    pub start: Duration,
+    /// True if clients see the last lines of stderr in errors.
+    pub stderr_to_client: bool,
+    /// The binary that guards and launches processes, or `None` for the running one. Without a key.
+    pub own_binary: Option<PathBuf>,
+    /// True if the process collects processes that its children leave behind. Without a key.
+    pub adopts_orphans: bool,
+}
+
+/// Masked: arguments and variables may hold keys.
+impl fmt::Debug for Command {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Command").field("name", &self.name()).finish_non_exhaustive()
+    }
+}
+
+impl Command {
+    /// Returns the program's name without its folder and its arguments, for the log.
+    pub fn name(&self) -> &str {
+        let program = self.line.first().map_or("", String::as_str);
+        program.rsplit('/').next().unwrap_or(program)
+    }
+}
+
+/// A text that is no variable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("must be NAME=VALUE")]
+pub struct InvalidVariable;
+
+/// A variable of an environment.
+pub(super) struct Variable(pub(super) String, pub(super) String);
+
+impl std::str::FromStr for Variable {
+    type Err = InvalidVariable;
+
+    fn from_str(text: &str) -> Result<Self, InvalidVariable> {
+        let (name, value) = text.split_once('=').ok_or(InvalidVariable)?;
+        let is_valid = !name.is_empty() && !name.contains('\0') && !value.contains('\0');
+        if is_valid { Ok(Self(name.to_owned(), value.to_owned())) } else { Err(InvalidVariable) }
+    }
+}

@@ -1,0 +1,92 @@
+//! Servers on stdio: the channels of a sidecar are the pipes of processes.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use super::{Error, Metrics};
+use crate::channel::{self, Bounds, Channels, Link, Open, OpenError, Program, ProgramEnd};
+use crate::child::{self, Child, Ending, Exit, Launcher};
+use crate::config::{Command, Config};
+
+/// Opens a channel by starting the program.
+struct Stdio {
+    launcher: Launcher,
+    stderr_to_client: bool,
+}
+
+/// A process at the end of a channel.
+struct Process {
+    ending: Ending,
+    exit: Exit,
+    stderr_to_client: bool,
+}
+
+/// Returns the channels of a sidecar, and starts the guard of their processes.
+pub(super) fn channels(config: &Config, command: &Command, metrics: &Metrics) -> Result<Arc<Channels>, Error> {
+    let own_binary = match &command.own_binary {
+        Some(path) => path.clone(),
+        None => child::own_binary().map_err(Error::Children)?,
+    };
+    let settings = child::Settings {
+        command: command.line.clone(),
+        env: command.env.clone(),
+        inherit_env: command.inherit_env.clone(),
+        cwd: command.cwd.clone(),
+    };
+    let launcher = Launcher::new(settings, own_binary).map_err(Error::Children)?;
+    if command.adopts_orphans {
+        launcher.adopt_orphans();
+    }
+    let settings = channel::Settings {
+        message_bytes: config.streams.max_event_bytes,
+        outgoing_bytes: config.streams.max_bytes,
+        batch: config.limits.batch,
+        // Without revival the end of a server is the end of its session.
+        idle: command.idle.filter(|_| config.sessions.revive),
+        start: command.start,
+        bounds: Bounds {
+            servers: command.max_children,
+            servers_per_caller: command.max_children_per_principal,
+            starts_per_minute: command.starts_per_minute,
+        },
+    };
+    let stdio = Stdio { launcher, stderr_to_client: command.stderr_to_client };
+    Ok(Channels::new(Box::new(stdio), settings, metrics.channel.clone()))
+}
+
+impl Open for Stdio {
+    fn open(&self) -> Pin<Box<dyn Future<Output = Result<Link, OpenError>> + Send>> {
+        let (launcher, stderr_to_client) = (self.launcher.clone(), self.stderr_to_client);
+        Box::pin(async move {
+            let child = launcher.start().await.map_err(|error| OpenError(error.to_string()))?;
+            let Child { stdin, stdout, ending, exit } = child;
+            let program = Box::new(Process { ending, exit, stderr_to_client });
+            Ok(Link { input: Box::new(stdout), output: Box::new(stdin), program })
+        })
+    }
+
+    fn is_available(&self) -> bool {
+        self.launcher.is_found()
+    }
+}
+
+impl Program for Process {
+    fn end(&self) {
+        self.ending.begin();
+    }
+
+    fn ended(&self) -> Pin<Box<dyn Future<Output = ProgramEnd> + Send>> {
+        let (mut exit, stderr_to_client) = (self.exit.clone(), self.stderr_to_client);
+        Box::pin(async move {
+            let outcome = exit.wait().await;
+            let last_lines = if stderr_to_client { outcome.last_lines } else { String::new() };
+            ProgramEnd { code: outcome.code, signal: outcome.signal, last_lines }
+        })
+    }
+
+    fn gone(&self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let mut exit = self.exit.clone();
+        Box::pin(async move { exit.gone().await })
+    }
+}

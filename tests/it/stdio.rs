@@ -1,0 +1,249 @@
+//! Servers on stdio: a process for each session, whose messages find their responses.
+
+use serde_json::{Value, json};
+
+use crate::support::stdio::{StdioServer, StdioServers};
+use crate::support::*;
+
+/// A call of a tool under this id, with progress.
+fn call(id: i64) -> String {
+    json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {"name": "t", "_meta": {"progressToken": id}}}).to_string()
+}
+
+fn answer(id: i64) -> Value {
+    json!({"jsonrpc": "2.0", "id": id, "result": {"content": [{"type": "text", "text": format!("answer {id}")}]}})
+}
+
+fn progress(token: i64) -> Value {
+    json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": token, "progress": 1}})
+}
+
+/// The JSON of the next event with data.
+async fn event(response: &mut Response) -> Value {
+    response.event().await.json()
+}
+
+#[tokio::test]
+async fn a_call_gets_the_messages_that_name_it() {
+    let servers = StdioServers::start().await;
+    let proxy = servers.proxy(|_| {}).await;
+    let (mut server, session) = servers.open(&proxy).await;
+    let mut one = session.post(call(1)).send(proxy.addr).await.sse();
+    let mut two = session.post(call(2)).send(proxy.addr).await.sse();
+    assert_eq!((server.message().await["id"].clone(), server.message().await["id"].clone()), (json!(1), json!(2)));
+    for message in [progress(2), answer(2), progress(1), answer(1)] {
+        server.say(message).await;
+    }
+    assert_eq!((event(&mut two).await, event(&mut two).await), (progress(2), answer(2)));
+    assert_eq!((event(&mut one).await, event(&mut one).await), (progress(1), answer(1)));
+}
+
+#[tokio::test]
+async fn a_call_that_is_cut_is_resumed() {
+    let servers = StdioServers::start().await;
+    let proxy = servers.proxy(|_| {}).await;
+    let (mut server, session) = servers.open(&proxy).await;
+    let mut response = session.post(call(1)).send(proxy.addr).await.sse();
+    server.message().await;
+    server.say(progress(1)).await;
+    let last = response.event().await.id().to_owned();
+    drop(response);
+    server.say(answer(1)).await;
+    let mut resumed = session.resume(&last).send(proxy.addr).await.sse();
+    assert_eq!(event(&mut resumed).await, answer(1));
+}
+
+#[tokio::test]
+async fn each_session_has_a_process_of_its_own() {
+    let servers = StdioServers::start().await;
+    let proxy = servers.proxy(|_| {}).await;
+    let (mut first, one) = servers.open(&proxy).await;
+    let (mut second, two) = servers.open(&proxy).await;
+    assert_ne!((first.pid, &one.id), (second.pid, &two.id));
+    let mut response = two.post(call(1)).send(proxy.addr).await.sse();
+    second.message().await;
+    // A response of another process under the same id.
+    first.say(answer(1)).await;
+    second.say(progress(1)).await;
+    assert_eq!(event(&mut response).await, progress(1));
+    second.say(answer(1)).await;
+    assert_eq!(event(&mut response).await, answer(1));
+}
+
+#[tokio::test]
+async fn a_request_is_one_line() {
+    let servers = StdioServers::start().await;
+    let proxy = servers.proxy(|_| {}).await;
+    let (mut server, session) = servers.open(&proxy).await;
+    let smuggled = "{\"jsonrpc\":\"2.0\",\r\n\"id\":1,\"method\":\"tools/call\",\"params\":\n{\"jsonrpc\":\"2.0\",\"id\":2,\"method\":\"tools/call\"}\r}";
+    let pending = session.post(smuggled).start(proxy.addr).await;
+    let line = server.line().await;
+    assert_eq!(line, smuggled.replace(['\r', '\n'], " "));
+    server.say(answer(1)).await;
+    assert_eq!(pending.response().await.status, 200);
+}
+
+#[tokio::test]
+async fn a_body_that_is_no_utf_8_is_refused() {
+    let servers = StdioServers::start().await;
+    let proxy = servers.proxy(|_| {}).await;
+    let (_server, session) = servers.open(&proxy).await;
+    let response = session.post(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"a\xff\"}").send(proxy.addr).await;
+    assert_eq!(response.status, 400);
+}
+
+#[tokio::test]
+async fn a_process_that_ends_fails_its_calls_and_the_next_one_opens_the_session_again() {
+    let servers = StdioServers::start().await;
+    let proxy = servers.proxy(|_| {}).await;
+    let (mut server, session) = servers.open(&proxy).await;
+    let mut response = session.post(call(1)).send(proxy.addr).await.sse();
+    server.message().await;
+    server.exit().await;
+    let error = event(&mut response).await;
+    let data = json!({"fault": "upstream", "mayHaveRun": true, "exitCode": 3});
+    assert_eq!((&error["id"], &error["error"]["code"], &error["error"]["data"]), (&json!(1), &json!(-32010), &data));
+
+    let pending = session.post(call(2)).start(proxy.addr).await;
+    let mut second = servers.next().await;
+    second.answer_initialize(Value::Null).await;
+    second.expect("notifications/initialized").await;
+    assert_eq!(second.message().await["id"], 2);
+    second.say(answer(2)).await;
+    assert_eq!(event(&mut pending.response().await.sse()).await, answer(2));
+}
+
+#[tokio::test]
+async fn a_question_reaches_the_client_and_its_answer_the_server() {
+    let servers = StdioServers::start().await;
+    let proxy = servers.proxy(|_| {}).await;
+    let (mut server, session) = servers.open(&proxy).await;
+    let mut response = session.post(call(1)).send(proxy.addr).await.sse();
+    server.message().await;
+    let question = json!({"jsonrpc": "2.0", "id": 0, "method": "elicitation/create", "params": {"message": "?"}});
+    server.say(&question).await;
+    assert_eq!(event(&mut response).await, question);
+    let own = json!({"jsonrpc": "2.0", "id": 0, "result": {"action": "accept"}});
+    assert_eq!(session.post(own.to_string()).send(proxy.addr).await.status, 202);
+    assert_eq!(server.message().await, own);
+    server.say(answer(1)).await;
+    assert_eq!(event(&mut response).await, answer(1));
+}
+
+#[tokio::test]
+async fn messages_of_no_call_wait_for_the_first_get() {
+    let servers = StdioServers::start().await;
+    let proxy = servers.proxy(|_| {}).await;
+    let (mut server, session) = servers.open(&proxy).await;
+    let changed = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
+    server.say(&changed).await;
+    let mut standalone = session.get().send(proxy.addr).await.sse();
+    assert_eq!(event(&mut standalone).await, changed);
+    server.say(&changed).await;
+    assert_eq!(event(&mut standalone).await, changed);
+}
+
+#[tokio::test]
+async fn an_id_that_is_in_use_is_refused() {
+    let servers = StdioServers::start().await;
+    let proxy = servers.proxy(|_| {}).await;
+    let (mut server, session) = servers.open(&proxy).await;
+    let _running = session.post(call(1)).send(proxy.addr).await.sse();
+    server.message().await;
+    let other = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"other"}}"#;
+    let mut refused = session.post(other).send(proxy.addr).await;
+    assert_eq!((refused.status, refused.json().await["error"]["code"].clone()), (400, json!(-32600)));
+}
+
+#[tokio::test]
+async fn the_end_of_a_session_is_that_of_its_process() {
+    let servers = StdioServers::start().await;
+    let proxy = servers.proxy(|_| {}).await;
+    let (mut server, session) = servers.open(&proxy).await;
+    assert_eq!(session.delete().send(proxy.addr).await.status, 200);
+    server.end_of_input().await;
+    let pid = server.pid;
+    server.exit().await;
+    until("the process is gone", async || !StdioServer::is_running(pid)).await;
+    assert_eq!(session.post(call(1)).send(proxy.addr).await.status, 404);
+}
+
+#[tokio::test]
+async fn a_process_that_stays_is_killed() {
+    let servers = StdioServers::start().await;
+    let proxy = servers.proxy(|_| {}).await;
+    let (mut server, session) = servers.open(&proxy).await;
+    assert_eq!(session.delete().send(proxy.addr).await.status, 200);
+    server.end_of_input().await;
+    // It goes on until it is made to end.
+    until("the process is gone", async || !StdioServer::is_running(server.pid)).await;
+}
+
+#[tokio::test]
+async fn the_process_ends_with_the_proxy() {
+    let servers = StdioServers::start().await;
+    let proxy = servers.proxy(|_| {}).await;
+    let (mut server, _session) = servers.open(&proxy).await;
+    let stopping = proxy.ask_to_stop();
+    server.end_of_input().await;
+    let pid = server.pid;
+    server.exit().await;
+    within("the end of the proxy", stopping).await;
+    assert!(!StdioServer::is_running(pid));
+}
+
+#[tokio::test]
+async fn a_session_without_a_request_is_closed_for_idleness_and_opened_again() {
+    let servers = StdioServers::start().await;
+    let proxy = servers.proxy(|command| command.idle = Some(std::time::Duration::from_millis(100))).await;
+    let (mut server, session) = servers.open(&proxy).await;
+    server.end_of_input().await;
+    server.exit().await;
+    let pending = session.post(call(2)).start(proxy.addr).await;
+    let mut second = servers.next().await;
+    second.answer_initialize(Value::Null).await;
+    second.expect("notifications/initialized").await;
+    assert_eq!(second.message().await["id"], 2);
+    second.say(answer(2)).await;
+    assert_eq!(event(&mut pending.response().await.sse()).await, answer(2));
+}
+
+#[tokio::test]
+async fn a_program_that_is_not_found_says_so() {
+    let servers = StdioServers::start().await;
+    let proxy = servers.proxy(|command| command.line = vec!["no-such-program".to_owned(), "secret".to_owned()]).await;
+    let mut response = Request::post(initialize(V2025_11)).send(proxy.addr).await;
+    let error = response.json().await["error"].clone();
+    assert_eq!((response.status, &error["code"], &error["data"]["mayHaveRun"]), (502, &json!(-32010), &json!(false)));
+    let message = error["message"].as_str().expect("text");
+    assert!(message.contains("the program no-such-program was not found") && !message.contains("secret"), "{message}");
+}
+
+#[tokio::test]
+async fn a_program_that_exits_at_once_says_so() {
+    let servers = StdioServers::start().await;
+    let shell = ["sh", "-c", "echo broken >&2; exit 7"].map(str::to_owned);
+    for stderr_to_client in [false, true] {
+        let line = shell.to_vec();
+        let proxy = servers
+            .proxy(|command| (command.line, command.stderr_to_client) = (line, stderr_to_client))
+            .await;
+        let mut response = Request::post(initialize(V2025_11)).send(proxy.addr).await;
+        let message = response.json().await["error"]["message"].as_str().expect("text").to_owned();
+        assert_eq!(response.status, 502);
+        assert!(message.contains("exit code 7"), "{message}");
+        assert_eq!(message.contains("broken"), stderr_to_client, "{message}");
+    }
+}
+
+#[tokio::test]
+async fn a_process_has_no_variable_of_the_proxy() {
+    let servers = StdioServers::start().await;
+    let proxy = servers.proxy(|command| command.env = vec![("KEY".to_owned(), "a=b, c".to_owned())]).await;
+    let (server, _session) = servers.open(&proxy).await;
+    assert_eq!(server.environment.get("KEY").map(String::as_str), Some("a=b, c"));
+    // `LC_CTYPE` is Python's own.
+    let known = ["HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER", "KEY", "LC_CTYPE", "PWD"];
+    let others: Vec<_> = server.environment.keys().filter(|name| !known.contains(&name.as_str())).collect();
+    assert!(others.is_empty(), "{others:?}");
+}
