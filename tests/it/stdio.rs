@@ -7,7 +7,8 @@ use crate::support::*;
 
 /// A call of a tool under this id, with progress.
 fn call(id: i64) -> String {
-    json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {"name": "t", "_meta": {"progressToken": id}}}).to_string()
+    json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {"name": "t", "_meta": {"progressToken": id}}})
+        .to_string()
 }
 
 fn answer(id: i64) -> Value {
@@ -225,9 +226,7 @@ async fn a_program_that_exits_at_once_says_so() {
     let shell = ["sh", "-c", "echo broken >&2; exit 7"].map(str::to_owned);
     for stderr_to_client in [false, true] {
         let line = shell.to_vec();
-        let proxy = servers
-            .proxy(|command| (command.line, command.stderr_to_client) = (line, stderr_to_client))
-            .await;
+        let proxy = servers.proxy(|command| (command.line, command.stderr_to_client) = (line, stderr_to_client)).await;
         let mut response = Request::post(initialize(V2025_11)).send(proxy.addr).await;
         let message = response.json().await["error"]["message"].as_str().expect("text").to_owned();
         assert_eq!(response.status, 502);

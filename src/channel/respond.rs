@@ -1,0 +1,52 @@
+//! Responses of the inner server.
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderValue, StatusCode};
+
+use super::Response;
+use super::body::{Body, Events};
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::jsonrpc::RequestId;
+
+/// Returns a response without a body.
+pub fn empty(status: StatusCode) -> Response {
+    let mut response = http::Response::new(Body::whole(Bytes::new()));
+    *response.status_mut() = status;
+    response
+}
+
+/// Returns a JSON response.
+pub(super) fn json(code: StatusCode, body: impl Into<Bytes>) -> Response {
+    let mut response = http::Response::new(Body::whole(body));
+    *response.status_mut() = code;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// Returns a response that has these events.
+pub(super) fn event_stream(events: Events) -> Response {
+    let mut response = http::Response::new(Body::Events(events));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    response
+}
+
+/// Returns the refusal of a request of which nothing has reached a server.
+pub(super) fn refusal(code: ErrorCode, ids: &[RequestId]) -> Response {
+    refusal_about(code, "", ids)
+}
+
+/// Does as [`refusal`], with `detail` after the error's constant text.
+pub(super) fn refusal_about(code: ErrorCode, detail: &str, ids: &[RequestId]) -> Response {
+    let failure = Failure::before_run(code);
+    let body = match (detail, ids) {
+        ("", ids) => failure.to_body(ids, ids.len() > 1),
+        (detail, ids) => failure.to_message_about(ids.first(), detail),
+    };
+    let status = StatusCode::from_u16(code.http_status()).unwrap_or(StatusCode::BAD_GATEWAY);
+    let mut response = json(status, body);
+    if status == StatusCode::SERVICE_UNAVAILABLE {
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    }
+    response
+}
