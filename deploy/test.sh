@@ -54,6 +54,12 @@ check_units() {
     "$binary" check --config deploy/systemd/mcp-resume.toml >/dev/null || die "mcp-resume.toml is wrong"
     stops_after mcp-resume.service mcp-resume.toml drain_timeout_secs || die "systemd kills mcp-resume.service in its drain"
 
+    check_unit mcp-resume-stdio.service serve
+    "$binary" check --config deploy/systemd/mcp-resume-stdio.toml >/dev/null || die "mcp-resume-stdio.toml is wrong"
+    stops_after mcp-resume-stdio.service mcp-resume-stdio.toml drain_timeout_secs || die "systemd kills mcp-resume-stdio.service in its drain"
+    runs_programs deploy/systemd/mcp-resume-stdio.service || die "mcp-resume-stdio.service does not let its servers work"
+    refused "a unit for no programs" runs_programs deploy/systemd/mcp-resume.service
+
     check_unit mcp-resume-balancer@.service balance
     balances deploy/systemd/mcp-resume-balancer.toml || die "mcp-resume-balancer.toml is wrong"
     stops_after mcp-resume-balancer@.service mcp-resume-balancer.toml grace_secs || die "systemd kills the balancer before its responses end"
@@ -103,6 +109,12 @@ stays_up() {
     [ "$(value_of StartLimitIntervalSec "$1")" = 0 ] && [ "$(value_of MemoryMax "$1")" = 2G ]
 }
 
+# True if a unit ends its main process before the others, lets programs compile at run time, and gives them a home that they can write to.
+runs_programs() {
+    [ "$(value_of KillMode "$1")" = mixed ] && ! grep -q '^MemoryDenyWriteExecute=' "$1" &&
+        [ "$(value_of Environment "$1")" = "HOME=/var/lib/$(value_of StateDirectory "$1")" ]
+}
+
 # `value_of KEY FILE`: the value of a key in a unit or a configuration.
 value_of() {
     sed -n "s/^$1 \{0,1\}= \{0,1\}//p" "$2" | tr -d '"'
@@ -140,6 +152,7 @@ PY
 
 check_image() {
     hadolint deploy/Dockerfile || die "hadolint refuses the Dockerfile"
+    hadolint deploy/Dockerfile.stdio || die "hadolint refuses Dockerfile.stdio"
     sed 's/^USER .*/USER root/; s/:1.95-bookworm//' deploy/Dockerfile >"$work/Dockerfile"
     manifests_suffice "$work/manifests" || die "the Dockerfile copies too few files for the layer of dependencies"
     refused "an image of root" hadolint "$work/Dockerfile"
