@@ -21,6 +21,8 @@ const FLOORS: &[&str] = &[
     "tls",
     "store",
     "event_log",
+    "child",
+    "channel",
     "upstream",
     "delivery",
     "cluster",

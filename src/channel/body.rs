@@ -8,7 +8,6 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 
-use super::connection::Connection;
 use crate::body::BoxError;
 use crate::protocol::channel::routing::Receiver;
 use crate::sync;
@@ -31,7 +30,13 @@ pub enum Body {
 pub struct Events {
     queue: Arc<Queue>,
     receiver: Receiver,
-    channel: Arc<Connection>,
+    channel: Arc<dyn Channel>,
+}
+
+/// The channel that the events come from.
+pub(super) trait Channel: std::fmt::Debug + Send + Sync {
+    /// Notes that a response is not read any more. Takes no lock under which a response may be dropped.
+    fn leave(&self, receiver: Receiver, queue: &Queue);
 }
 
 /// Events that wait to be read.
@@ -63,7 +68,7 @@ impl Body {
 }
 
 impl Events {
-    pub(super) fn new(queue: Arc<Queue>, receiver: Receiver, channel: Arc<Connection>) -> Self {
+    pub(super) fn new(queue: Arc<Queue>, receiver: Receiver, channel: Arc<dyn Channel>) -> Self {
         Self { queue, receiver, channel }
     }
 

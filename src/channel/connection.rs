@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tracing::debug;
 
 use super::OnBegin;
-use super::body::{Events, Queue};
+use super::body::{Channel, Events, Queue};
 use super::limits::Limits;
 use super::metrics::Skipped;
 use crate::event_log::Stream;
@@ -235,13 +235,6 @@ impl Connection {
         if is_full { Err(Refused::Full) } else { Ok(()) }
     }
 
-    /// Notes that a response is not read any more. Takes no lock under which a response may be dropped.
-    pub(super) fn leave(&self, receiver: Receiver, queue: &Queue) {
-        queue.end();
-        sync::lock(&self.left).push(receiver);
-        self.work.notify_one();
-    }
-
     /// Ends the channel: what waits to be written is dropped, and all responses end.
     pub(super) fn end(&self, end: End) {
         let mut state = sync::lock(&self.state);
@@ -403,6 +396,14 @@ impl Connection {
                 }
             }
         }
+    }
+}
+
+impl Channel for Connection {
+    fn leave(&self, receiver: Receiver, queue: &Queue) {
+        queue.end();
+        sync::lock(&self.left).push(receiver);
+        self.work.notify_one();
     }
 }
 

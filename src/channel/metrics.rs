@@ -34,7 +34,7 @@ impl StartOutcome {
 /// Reason for the end of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EndReason {
-    /// Its client ended the session, or left while it was opened.
+    /// The client ended the session, or left while it was opened.
     Client,
     /// Nothing passed for `upstream.child_idle_secs`.
     Idle,

@@ -102,7 +102,7 @@ struct Keeper {
     own: Own,
     /// Groups that the guard has to know.
     groups: BTreeSet<i32>,
-    /// Who waits until the guard knows a group.
+    /// Senders for the tasks that wait until the guard knows a group.
     waiting: HashMap<i32, oneshot::Sender<()>>,
 }
 

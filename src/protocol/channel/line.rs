@@ -47,9 +47,9 @@ fn next_break(message: &[u8], from: usize) -> Option<(usize, usize, &'static str
 /// A line of a server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Line {
-    /// Its bytes without the line end. A raw CR inside became a blank: in an event it would be a line end.
+    /// The bytes of a line without its end. A raw CR inside became a blank: in an event it would be a line end.
     Whole(Bytes),
-    /// It was longer than the limit, and is dropped.
+    /// A line that was longer than the limit, and is dropped.
     TooLong,
 }
 
