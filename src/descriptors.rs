@@ -13,12 +13,17 @@ const RESERVE: usize = 512;
 const OWN: usize = 4;
 const OWN_LEAST: usize = 24;
 
+/// Soft limit before it was raised, if it was.
+#[cfg(unix)]
+static BEFORE: std::sync::OnceLock<Option<u64>> = std::sync::OnceLock::new();
+
 /// Raises the soft limit to the hard limit, and returns the limit then in force, or `None` if there is none or it is unknown.
 pub fn raise() -> Option<usize> {
     #[cfg(unix)]
     {
         use rustix::process::{Resource, getrlimit, setrlimit};
         let mut limit = getrlimit(Resource::Nofile);
+        BEFORE.get_or_init(|| limit.current);
         limit.current = limit.maximum;
         if let Err(error) = setrlimit(Resource::Nofile, limit) {
             warn!(%error, "the limit of open files cannot be raised");
@@ -27,6 +32,24 @@ pub fn raise() -> Option<usize> {
     }
     #[cfg(not(unix))]
     None
+}
+
+/// Returns the soft limit that this process was started with if [`raise`] has raised it, else `None`. Programs get it back: some take long with a
+/// large one, and `select` fails beyond 1,024.
+#[cfg(unix)]
+pub fn before_raise() -> Option<u64> {
+    BEFORE.get().copied().flatten()
+}
+
+/// Sets the soft limit of this process.
+///
+/// # Errors
+/// If the limit is above the hard limit.
+#[cfg(unix)]
+pub fn set_soft(limit: u64) -> std::io::Result<()> {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let hard = getrlimit(Resource::Nofile).maximum;
+    Ok(setrlimit(Resource::Nofile, rustix::process::Rlimit { current: Some(limit), maximum: hard })?)
 }
 
 /// Returns `wanted`, or the largest number of connections that `limit` descriptors allow, with a warning. Each connection counts twice, because a

@@ -1,6 +1,6 @@
 //! A process group.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 
@@ -40,13 +40,16 @@ impl Group {
         let _ = kill_process_group(self.0, Signal::KILL);
     }
 
-    /// Ends all processes of the group: SIGTERM, and SIGKILL for those that are there after [`TERMINATE_TIMEOUT`].
+    /// Ends all processes of the group with SIGTERM, and with SIGKILL those that are there after [`TERMINATE_TIMEOUT`].
     pub(super) async fn end(self) {
-        if !self.exists() {
-            return;
+        if self.exists() {
+            self.terminate();
+            self.end_by(clock::now() + TERMINATE_TIMEOUT).await;
         }
-        self.terminate();
-        let deadline = clock::now() + TERMINATE_TIMEOUT;
+    }
+
+    /// Ends all processes of the group with SIGKILL that are there after `deadline`.
+    pub(super) async fn end_by(self, deadline: Instant) {
         while self.exists() {
             if clock::now() >= deadline {
                 self.kill();

@@ -35,6 +35,8 @@ use reaper::Own;
 use stderr::Stderr;
 pub use supervisor::{Ending, Exit, Outcome};
 
+use crate::descriptors;
+
 /// Time limit for the guard's word that it knows a group.
 const GUARD_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -125,10 +127,11 @@ impl Launcher {
     /// 127, as in a shell.
     pub async fn start(&self) -> Result<Child, StartError> {
         let program = Program::find(&self.settings)?;
+        let limit = descriptors::before_raise().map(|limit| limit.to_string());
         let mut command = Command::new(&self.own_binary);
         command
             .arg(launch::SUBCOMMAND)
-            .arg("--")
+            .arg(limit.unwrap_or_else(|| launch::UNLIMITED.to_owned()))
             .arg(program.path)
             .args(&self.settings.command[1..])
             .env_clear()
@@ -164,7 +167,7 @@ pub fn run_helper() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
     match arguments.next()?.to_str()? {
         guard_process::SUBCOMMAND => Some(guard_process::run()),
-        launch::SUBCOMMAND => Some(launch::run(&arguments.skip(1).collect::<Vec<_>>())),
+        launch::SUBCOMMAND => Some(launch::run(&arguments.collect::<Vec<_>>())),
         _ => None,
     }
 }

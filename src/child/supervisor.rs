@@ -1,8 +1,9 @@
 //! The end of a child.
 
+use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::process::Child;
 use tokio::sync::watch;
@@ -12,6 +13,7 @@ use super::group::{Group, TERMINATE_TIMEOUT};
 use super::guard::Guarded;
 use super::reaper::OwnProcess;
 use super::stderr::Stderr;
+use crate::clock;
 
 /// Time for which a child may go on once its stdin was closed: servers complete their calls then.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -87,8 +89,8 @@ async fn run(
         // An error means that the owner is gone.
         () = async { let _ = begun.wait_for(|&begun| begun).await; } => None,
     };
-    let status = match status {
-        Some(status) => status,
+    let (status, deadline) = match status {
+        Some(status) => (status, None),
         None => end(&mut process, group).await,
     };
     let status = status.unwrap_or_default();
@@ -96,20 +98,25 @@ async fn run(
     exited.send_replace(Some(outcome(status, &stderr)));
     drop(own);
     // What the program started in its group goes with it.
-    group.end().await;
+    match deadline {
+        Some(deadline) => group.end_by(deadline).await,
+        None => group.end().await,
+    }
     drop(guarded);
 }
 
-async fn end(process: &mut Child, group: Group) -> std::io::Result<ExitStatus> {
+/// Ends the first process, whose stdin was closed. Returns the deadline of the others if they were told to end as well.
+async fn end(process: &mut Child, group: Group) -> (io::Result<ExitStatus>, Option<Instant>) {
     if let Ok(status) = tokio::time::timeout(CLOSE_TIMEOUT, process.wait()).await {
-        return status;
+        return (status, None);
     }
     group.terminate();
+    let deadline = clock::now() + TERMINATE_TIMEOUT;
     if let Ok(status) = tokio::time::timeout(TERMINATE_TIMEOUT, process.wait()).await {
-        return status;
+        return (status, Some(deadline));
     }
     group.kill();
-    process.wait().await
+    (process.wait().await, Some(deadline))
 }
 
 fn outcome(status: ExitStatus, stderr: &Stderr) -> Outcome {
