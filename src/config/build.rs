@@ -189,6 +189,10 @@ fn upstream(reader: &mut Reader) -> Option<Upstream> {
         let text = "the server is either at a URL or a program".to_owned();
         reader.conflict([("upstream", "url"), ("upstream", "command")], text);
     }
+    if command.is_some() && !cfg!(unix) {
+        let text = "programs are started on Unix systems only".to_owned();
+        reader.conflict([("upstream", "command"), ("upstream", "command")], text);
+    }
     // A program has no URL; that of a server at the usual path is in its place.
     let url = if command.is_some() { "http://localhost".parse().ok() } else { url };
     let keepalive = none_if_zero(keepalive.unwrap_or(Duration::from_secs(120)));

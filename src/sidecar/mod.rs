@@ -84,7 +84,11 @@ impl Server {
         setup: StoreSetup,
         metrics: Metrics,
     ) -> Result<Self, Error> {
-        let mut upstream = Upstream::new(config.upstream.clone())?;
+        let upstream = Upstream::new(config.upstream.clone())?;
+        // Elsewhere the configuration is refused.
+        #[cfg(unix)]
+        let mut upstream = upstream;
+        #[cfg(unix)]
         if let Some(command) = &config.upstream.command {
             upstream = upstream.with_channels(stdio::channels(&config, command, &metrics)?);
         }
