@@ -68,6 +68,8 @@ struct State {
     outgoing: VecDeque<Outgoing>,
     outgoing_bytes: usize,
     last_use: Option<Instant>,
+    /// Lines of the server that were no JSON-RPC.
+    garbage: usize,
     end: Option<End>,
 }
 
@@ -266,6 +268,11 @@ impl Connection {
         Activity { is_busy, last_use: state.last_use, listens_since: state.listens_since }
     }
 
+    /// Returns the number of lines of the server that were no JSON-RPC.
+    pub(super) fn garbage(&self) -> usize {
+        sync::lock(&self.state).garbage
+    }
+
     /// Returns the reason for the end, or `None` while the channel works.
     pub(super) fn ending(&self) -> Option<End> {
         sync::lock(&self.state).end
@@ -386,7 +393,10 @@ impl Connection {
 
     /// Hands the messages of a line to the responses that they belong to.
     fn take(&self, line: Bytes) {
-        let Ok(body) = jsonrpc::peek(&line) else { return self.limits.metrics.observe_skipped(Skipped::NotJsonRpc) };
+        let Ok(body) = jsonrpc::peek(&line) else {
+            sync::lock(&self.state).garbage += 1;
+            return self.limits.metrics.observe_skipped(Skipped::NotJsonRpc);
+        };
         let mut state = sync::lock(&self.state);
         match body {
             jsonrpc::Body::Single(message) => state.deliver(&message, line, &self.limits),

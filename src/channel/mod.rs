@@ -17,17 +17,22 @@
 //! A request that is refused before its first byte gets a status and an error with `mayHaveRun: false`. A session that has no channel gets 404, so that
 //! it is opened again.
 
+mod admission;
 mod body;
+mod caller;
 mod connection;
 mod limits;
 mod link;
 mod metrics;
+mod pending;
 mod pool;
 mod respond;
 mod session;
 mod start;
+#[cfg(test)]
+mod tests;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -38,21 +43,23 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
 pub use body::Body;
+pub use caller::Caller;
 use connection::Refused;
 use limits::Limits;
 pub use link::{Link, Open, OpenError, Program, ProgramEnd};
 use metrics::EndReason;
 pub use metrics::Metrics;
+use pending::Pending;
 pub use pool::Bounds;
 use pool::{Occupant, Starts};
-pub use respond::empty;
+pub use respond::{empty, no_server};
 use respond::{event_stream, refusal};
 use session::Session;
 
 use crate::event_log::Stream;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
-use crate::{clock, random, sync};
+use crate::{clock, sync};
 
 /// Interval at which idle sessions are looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
@@ -76,6 +83,8 @@ pub struct Settings {
     pub idle: Option<Duration>,
     /// Longest time from a session's `initialize` to its answer.
     pub start: Duration,
+    /// Time for which a session is kept whose client gave up before it was open.
+    pub keep: Duration,
     /// Bounds of servers.
     pub bounds: Bounds,
 }
@@ -90,6 +99,8 @@ pub struct Request<'a> {
     pub body: &'a Bytes,
     /// Stream of the request, or `None` for one without.
     pub stream: Option<&'a Arc<Stream>>,
+    /// Caller for whom a server is started, or `None` for the proxy itself.
+    pub caller: Option<&'a Arc<Caller>>,
     /// Told of the beginning of a request.
     pub on_begin: OnBegin,
 }
@@ -104,6 +115,8 @@ pub struct Channels {
     state: Mutex<State>,
     /// Notified when a server has ended or became idle.
     room: Notify,
+    /// Held by the request whose turn it is to start a server.
+    turns: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
@@ -112,8 +125,8 @@ struct State {
     sessions: HashMap<String, Arc<Session>>,
     /// All sessions whose servers are there, those without a name included.
     servers: HashMap<u64, Arc<Session>>,
-    /// Servers that are being started, by a number of their own and with their callers.
-    starting: HashMap<u64, usize>,
+    /// Sessions that are being opened, by numbers of their own.
+    starting: BTreeMap<u64, Pending>,
     starts: Starts,
     next_start: u64,
     is_over: bool,
@@ -129,14 +142,20 @@ impl Channels {
             metrics,
         };
         let (runtime, state, room) = (Handle::current(), Mutex::default(), Notify::new());
-        let channels = Arc::new(Self { open, settings, limits, runtime, state, room });
+        let turns = tokio::sync::Mutex::default();
+        let channels = Arc::new(Self { open, settings, limits, runtime, state, room, turns });
         tokio::spawn(Self::sweep(Arc::downgrade(&channels)));
         channels
     }
 
-    /// Returns true if a server can probably be started: its program is found, and the last start did not fail.
+    /// Returns true if a server can probably be started: its program is found, and the last start did not fail within the last minute.
     pub fn is_available(&self) -> bool {
-        self.open.is_available() && !sync::lock(&self.state).starts.is_failing()
+        self.open.is_available() && !sync::lock(&self.state).starts.is_failing(clock::now())
+    }
+
+    /// Returns the longest time from a session's `initialize` to its answer, or to the refusal for want of one.
+    pub fn start_limit(&self) -> Duration {
+        self.settings.start
     }
 
     /// Answers a request. Never fails: each error is a response.
@@ -234,17 +253,6 @@ impl Channels {
         }
     }
 
-    /// Gives a session its name.
-    fn name(&self, session: &Arc<Session>) -> Option<String> {
-        let name: String = random::bytes::<16>().iter().map(|byte| format!("{byte:02x}")).collect();
-        let mut state = sync::lock(&self.state);
-        if state.is_over || session.connection.ending().is_some() {
-            return None;
-        }
-        state.sessions.insert(name.clone(), session.clone());
-        Some(name)
-    }
-
     fn forget_name(&self, session: &Session) {
         sync::lock(&self.state).sessions.retain(|_, other| other.number != session.number);
     }
@@ -259,15 +267,20 @@ impl Channels {
         loop {
             clock::sleep(SWEEP_INTERVAL).await;
             let Some(channels) = channels.upgrade() else { return };
-            let Some(idle) = channels.settings.idle else { continue };
-            let now = clock::now();
-            let servers: Vec<Arc<Session>> = sync::lock(&channels.state).servers.values().cloned().collect();
-            for server in servers {
-                if server.idle_since(now).is_some_and(|since| now.saturating_duration_since(since) >= idle) {
-                    server.end(EndReason::Idle);
-                }
+            if let Some(idle) = channels.settings.idle {
+                channels.end_idle(idle);
             }
             channels.room.notify_waiters();
+        }
+    }
+
+    fn end_idle(&self, idle: Duration) {
+        let now = clock::now();
+        let servers: Vec<Arc<Session>> = sync::lock(&self.state).servers.values().cloned().collect();
+        for server in servers {
+            if server.idle_since(now).is_some_and(|since| now.saturating_duration_since(since) >= idle) {
+                server.end(EndReason::Idle);
+            }
         }
     }
 }
@@ -275,14 +288,20 @@ impl Channels {
 impl State {
     fn occupants(&self) -> Vec<Occupant> {
         let now = clock::now();
+        let given_up = |server: &Session| {
+            let of_server = |start: &&Pending| start.server.as_ref().is_some_and(|it| it.number == server.number);
+            self.starting.values().find(of_server).and_then(Pending::unwanted_since)
+        };
+        let counted_as = |caller: &Option<Arc<Caller>>| caller.as_ref().map(|caller| caller.counted_as().clone());
         let servers = self.servers.values().filter(|server| server.connection.ending().is_none());
         let servers = servers.map(|server| Occupant {
-            number: server.number,
-            caller: server.caller,
-            idle_since: server.idle_since(now),
+            number: Some(server.number),
+            caller: counted_as(&server.caller),
+            idle_since: server.idle_since(now).or_else(|| given_up(server)),
         });
-        // A server that is being started is never idle, and its number is none of a session.
-        let starting = self.starting.values().map(|&caller| Occupant { number: u64::MAX, caller, idle_since: None });
+        let starting = self.starting.values().filter(|start| start.server.is_none());
+        let starting =
+            starting.map(|start| Occupant { number: None, caller: counted_as(&start.caller), idle_since: None });
         servers.chain(starting).collect()
     }
 }

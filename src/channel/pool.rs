@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use crate::event_log::QuotaKey;
+
 /// Interval in which starts are counted.
 const MINUTE: Duration = Duration::from_secs(60);
 /// Waits after starts that failed: the first one, and the limit to which it doubles.
@@ -18,14 +20,19 @@ pub struct Bounds {
     pub servers_per_caller: usize,
     /// Most starts in any minute; at least 1.
     pub starts_per_minute: usize,
+    /// False if callers that count by their address have no bound of their own: on a listener for this machine alone they are one person's.
+    pub bounds_addresses: bool,
+    /// False if no server is ended to make room: its session could not be opened again.
+    pub may_replace: bool,
 }
 
 /// A server, as far as bounds are concerned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Occupant {
-    pub(super) number: u64,
-    pub(super) caller: usize,
-    /// Time of the last message for it, or `None` while it has a call or is being started.
+    /// Number of its session, or `None` while it has no process.
+    pub(super) number: Option<u64>,
+    pub(super) caller: Option<QuotaKey>,
+    /// Time of the last message for it, or of the last `initialize` that wanted it. `None` while it has a call, or is started for a client that waits.
     pub(super) idle_since: Option<Instant>,
 }
 
@@ -38,7 +45,9 @@ pub(super) enum Admission {
     InPlaceOf(u64),
     /// There is no room before then.
     WaitUntil(Instant),
-    /// There is no room until a server ends or becomes idle.
+    /// There is no room until a server of the caller ends or becomes idle.
+    WaitForOwn,
+    /// There is no room until any server ends or becomes idle.
     WaitForEnd,
 }
 
@@ -52,10 +61,30 @@ pub(super) struct Starts {
 
 impl Starts {
     /// Decides on a start for `caller` beside the servers that run. A start that is admitted counts from now on.
-    pub(super) fn admit(&mut self, bounds: &Bounds, servers: &[Occupant], caller: usize, now: Instant) -> Admission {
+    pub(super) fn admit(
+        &mut self,
+        bounds: &Bounds,
+        servers: &[Occupant],
+        caller: Option<&QuotaKey>,
+        now: Instant,
+    ) -> Admission {
         while self.began.front().is_some_and(|&began| now.saturating_duration_since(began) >= MINUTE) {
             self.began.pop_front();
         }
+        let own = || servers.iter().filter(|server| server.caller.as_ref() == caller);
+        let has_own_bound = caller.is_some_and(|caller| bounds.bounds_addresses || !is_address(caller));
+        let is_over_own = has_own_bound && own().count() >= bounds.servers_per_caller;
+        let victim = match () {
+            () if is_over_own => match longest_idle(own(), bounds) {
+                Some(victim) => Some(victim),
+                None => return Admission::WaitForOwn,
+            },
+            () if servers.len() >= bounds.servers => match longest_idle(servers.iter(), bounds) {
+                Some(victim) => Some(victim),
+                None => return Admission::WaitForEnd,
+            },
+            () => None,
+        };
         if let Some(until) = self.not_before.filter(|&until| until > now) {
             return Admission::WaitUntil(until);
         }
@@ -64,22 +93,8 @@ impl Starts {
         {
             return Admission::WaitUntil(first + MINUTE);
         }
-        let of_caller = servers.iter().filter(|server| server.caller == caller);
-        let longest_idle = |servers: &mut dyn Iterator<Item = &Occupant>| {
-            let idle = servers.filter_map(|server| Some((server.idle_since?, server.number)));
-            idle.min().map(|(_, number)| number)
-        };
-        let victim = if of_caller.clone().count() >= bounds.servers_per_caller {
-            longest_idle(&mut of_caller.clone())
-        } else if servers.len() >= bounds.servers {
-            longest_idle(&mut servers.iter())
-        } else {
-            self.began.push_back(now);
-            return Admission::Start;
-        };
-        let Some(victim) = victim else { return Admission::WaitForEnd };
         self.began.push_back(now);
-        Admission::InPlaceOf(victim)
+        victim.map_or(Admission::Start, Admission::InPlaceOf)
     }
 
     /// Notes the outcome of a start: after a failed one the next has to wait.
@@ -88,25 +103,49 @@ impl Starts {
             (self.backoff, self.not_before) = (None, None);
             return;
         }
+        // Starts that were in progress together fail together.
+        if self.not_before.is_some_and(|until| until > now) {
+            return;
+        }
         let backoff = self.backoff.map_or(FIRST_BACKOFF, |last| (last * 2).min(LAST_BACKOFF));
         (self.backoff, self.not_before) = (Some(backoff), Some(now + backoff));
     }
 
-    /// Returns true if the last start failed.
-    pub(super) fn is_failing(&self) -> bool {
-        self.backoff.is_some()
+    /// Returns true if the last start failed, for a minute: a balancer that sends nothing meanwhile must try again one day.
+    pub(super) fn is_failing(&self, now: Instant) -> bool {
+        self.not_before.is_some_and(|until| now.saturating_duration_since(until) < MINUTE)
     }
+}
+
+fn is_address(caller: &QuotaKey) -> bool {
+    match caller {
+        QuotaKey::Peer(_) => true,
+        QuotaKey::Known(_) | QuotaKey::Session(_) => false,
+    }
+}
+
+/// Returns the number of the server that is idle longest, if any may be ended.
+fn longest_idle<'a>(servers: impl Iterator<Item = &'a Occupant>, bounds: &Bounds) -> Option<u64> {
+    let idle = servers.filter_map(|server| Some((server.idle_since?, server.number?)));
+    if bounds.may_replace { idle.min().map(|(_, number)| number) } else { None }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
     use super::*;
     use crate::clock;
 
-    const BOUNDS: Bounds = Bounds { servers: 3, servers_per_caller: 2, starts_per_minute: 4 };
+    const BOUNDS: Bounds =
+        Bounds { servers: 3, servers_per_caller: 2, starts_per_minute: 4, bounds_addresses: true, may_replace: true };
 
-    fn server(number: u64, caller: usize, idle_since: Option<Instant>) -> Occupant {
-        Occupant { number, caller, idle_since }
+    fn caller(n: u8) -> QuotaKey {
+        QuotaKey::Known([n; 16])
+    }
+
+    fn server(number: u64, of: u8, idle_since: Option<Instant>) -> Occupant {
+        Occupant { number: Some(number), caller: Some(caller(of)), idle_since }
     }
 
     #[test]
@@ -115,37 +154,64 @@ mod tests {
         let later = now + Duration::from_secs(5);
         let mut starts = Starts::default();
         let servers = [server(1, 1, Some(later)), server(2, 1, Some(now)), server(3, 2, None)];
-        assert_eq!(starts.admit(&BOUNDS, &servers, 1, later), Admission::InPlaceOf(2), "the caller's own");
-        assert_eq!(starts.admit(&BOUNDS, &servers, 3, later), Admission::InPlaceOf(2), "any");
-        assert_eq!(starts.admit(&BOUNDS, &servers[..2], 3, later), Admission::Start);
-        let busy = [server(1, 1, None), server(2, 1, None)];
-        assert_eq!(starts.admit(&BOUNDS, &busy, 1, later), Admission::WaitForEnd);
+        assert_eq!(starts.admit(&BOUNDS, &servers, Some(&caller(1)), later), Admission::InPlaceOf(2), "its own");
+        assert_eq!(starts.admit(&BOUNDS, &servers, Some(&caller(3)), later), Admission::InPlaceOf(2), "any");
+        assert_eq!(starts.admit(&BOUNDS, &servers[..2], Some(&caller(3)), later), Admission::Start);
+        let busy = [server(1, 1, None), server(2, 1, None), server(3, 2, None)];
+        assert_eq!(starts.admit(&BOUNDS, &busy, Some(&caller(1)), later), Admission::WaitForOwn);
+        assert_eq!(starts.admit(&BOUNDS, &busy, Some(&caller(3)), later), Admission::WaitForEnd);
+    }
+
+    #[test]
+    fn no_server_is_ended_whose_session_cannot_be_opened_again() {
+        let now = clock::now();
+        let bounds = Bounds { may_replace: false, ..BOUNDS };
+        let servers = [server(1, 1, Some(now)), server(2, 1, Some(now)), server(3, 2, Some(now))];
+        let mut starts = Starts::default();
+        assert_eq!(starts.admit(&bounds, &servers, Some(&caller(1)), now), Admission::WaitForOwn);
+        assert_eq!(starts.admit(&bounds, &servers, Some(&caller(3)), now), Admission::WaitForEnd);
+    }
+
+    #[test]
+    fn callers_at_an_address_share_a_bound_unless_the_listener_is_local() {
+        let now = clock::now();
+        let here = QuotaKey::Peer(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let busy = |number| Occupant { number: Some(number), caller: Some(here.clone()), idle_since: None };
+        let local = Bounds { bounds_addresses: false, ..BOUNDS };
+        let mut starts = Starts::default();
+        assert_eq!(starts.admit(&BOUNDS, &[busy(1), busy(2)], Some(&here), now), Admission::WaitForOwn);
+        assert_eq!(starts.admit(&local, &[busy(1), busy(2)], Some(&here), now), Admission::Start);
+        assert_eq!(starts.admit(&local, &[busy(1), busy(2), busy(3)], Some(&here), now), Admission::WaitForEnd);
     }
 
     #[test]
     fn starts_are_counted_by_the_minute() {
         let now = clock::now();
         let mut starts = Starts::default();
+        let mut admit = |at| starts.admit(&BOUNDS, &[], Some(&caller(1)), at);
         for second in 0..4 {
-            let at = now + Duration::from_secs(second);
-            assert_eq!(starts.admit(&BOUNDS, &[], 1, at), Admission::Start);
+            assert_eq!(admit(now + Duration::from_secs(second)), Admission::Start);
         }
-        let at = now + Duration::from_secs(5);
-        assert_eq!(starts.admit(&BOUNDS, &[], 1, at), Admission::WaitUntil(now + MINUTE));
-        assert_eq!(starts.admit(&BOUNDS, &[], 1, now + MINUTE), Admission::Start);
-        assert_eq!(starts.admit(&BOUNDS, &[], 1, now + MINUTE), Admission::WaitUntil(now + Duration::from_secs(61)));
+        assert_eq!(admit(now + Duration::from_secs(5)), Admission::WaitUntil(now + MINUTE));
+        assert_eq!(admit(now + MINUTE), Admission::Start);
+        assert_eq!(admit(now + MINUTE), Admission::WaitUntil(now + Duration::from_secs(61)));
     }
 
     #[test]
     fn the_wait_after_failed_starts_doubles() {
-        let now = clock::now();
+        let mut now = clock::now();
         let mut starts = Starts::default();
+        assert!(!starts.is_failing(now));
         for seconds in [1, 2, 4, 8, 16, 30, 30] {
             starts.note(true, now);
+            starts.note(true, now);
             let until = now + Duration::from_secs(seconds);
-            assert_eq!(starts.admit(&BOUNDS, &[], 1, now), Admission::WaitUntil(until));
+            assert_eq!(starts.admit(&BOUNDS, &[], None, now), Admission::WaitUntil(until), "once for two at once");
+            assert!(starts.is_failing(until) && !starts.is_failing(until + MINUTE));
+            now = until;
         }
         starts.note(false, now);
-        assert_eq!(starts.admit(&BOUNDS, &[], 1, now), Admission::Start);
+        assert_eq!(starts.admit(&BOUNDS, &[], None, now), Admission::Start);
+        assert!(!starts.is_failing(now));
     }
 }

@@ -50,3 +50,8 @@ pub(super) fn refusal_about(code: ErrorCode, detail: &str, ids: &[RequestId]) ->
     }
     response
 }
+
+/// Returns the response to requests in a session for which no server could be started.
+pub fn no_server(ids: &[RequestId]) -> Response {
+    refusal(ErrorCode::NoServer, ids)
+}

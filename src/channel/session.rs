@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 use tracing::info;
 
+use super::caller::Caller;
 use super::connection::{Connection, End};
 use super::limits::Limits;
 use super::link::{Link, Program, ProgramEnd};
@@ -28,8 +29,8 @@ static NUMBERS: AtomicU64 = AtomicU64::new(0);
 pub(super) struct Session {
     pub(super) number: u64,
     pub(super) connection: Arc<Connection>,
-    /// Caller for whom the server was started, as bounds count callers.
-    pub(super) caller: usize,
+    /// Caller for whom the server was started, or `None` for the proxy itself.
+    pub(super) caller: Option<Arc<Caller>>,
     program: Box<dyn Program>,
     limits: Limits,
     reason: OnceLock<EndReason>,
@@ -42,7 +43,7 @@ impl Session {
     /// session ends; `on_gone` when nothing of the program is left.
     pub(super) fn begin(
         link: Link,
-        caller: usize,
+        caller: Option<Arc<Caller>>,
         limits: Limits,
         on_end: impl FnOnce(&Session) + Send + 'static,
         on_gone: impl FnOnce(&Session) + Send + 'static,

@@ -1,43 +1,33 @@
-//! The start of a session: the wait for room, a new server, and its answer to `initialize`.
+//! The start of a session: a new server and its answer to `initialize`.
+//!
+//! A start goes on in a task of its own, also without the request that wants it; see [`pending`](super::pending).
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
-use tokio::sync::oneshot;
 use tracing::{info, warn};
 
+use super::admission::Admitted;
+use super::body::Events;
+use super::connection::Connection;
 use super::link::ProgramEnd;
 use super::metrics::{EndReason, StartOutcome};
-use super::pool::Admission;
-use super::respond::{json, refusal_about};
+use super::pending::{Failed, Pending, Started, Taken, Wanter};
+use super::respond::{json, refusal, refusal_about};
 use super::session::Session;
 use super::{Channels, OnBegin, Request, Response, request_id};
-use crate::event_log::Stream;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::names;
-use crate::protocol::jsonrpc::{self, Message, RequestId};
-use crate::{clock, sync};
+use crate::protocol::jsonrpc::{self, InitializeParams, Message, RequestId};
+use crate::{clock, random, sync};
 
 impl Channels {
     /// Opens a session with a server of its own.
     pub(super) async fn initialize(self: &Arc<Self>, messages: &[Message], request: Request<'_>) -> Response {
-        let ids: Vec<RequestId> = messages.iter().filter_map(request_id).cloned().collect();
-        let caller = request.stream.map_or(0, |stream| Arc::as_ptr(stream.quota()).addr());
-        let (answer, answered) = oneshot::channel();
-        let start = Start {
-            channels: self.clone(),
-            caller,
-            messages: messages.to_vec(),
-            body: request.body.clone(),
-            stream: request.stream.cloned(),
-            on_begin: request.on_begin,
-        };
-        // On the runtime of all channels, whatever becomes of the request.
-        self.runtime.spawn(start.run(answer));
-        let outcome = answered.await.unwrap_or_else(|_| Err(Failed::of(ErrorCode::ServerFailed, String::new())));
-        match outcome {
+        let Some(id) = messages.iter().find_map(request_id) else { return refusal(ErrorCode::BadRequest, &[]) };
+        match self.open_session(id, messages, request).await {
             Ok(Started { body, name }) => {
                 let mut response = json(StatusCode::OK, body);
                 if let Some(name) = name.and_then(|name| HeaderValue::from_str(&name).ok()) {
@@ -45,155 +35,291 @@ impl Channels {
                 }
                 response
             }
-            Err(Failed { code, detail }) => refusal_about(code, &detail, &ids),
+            Err(Failed { code, detail }) => refusal_about(code, &detail, std::slice::from_ref(id)),
         }
     }
 
-    /// Waits until a server may be started for the caller.
-    async fn admit(&self, caller: usize) -> Admitted<'_> {
-        loop {
-            let mut room = std::pin::pin!(self.room.notified());
-            room.as_mut().enable();
-            let admission = {
-                let mut state = sync::lock(&self.state);
-                let servers = state.occupants();
-                let admission = state.starts.admit(&self.settings.bounds, &servers, caller, clock::now());
-                if let Admission::Start | Admission::InPlaceOf(_) = admission {
-                    state.next_start += 1;
-                    let number = state.next_start;
-                    state.starting.insert(number, caller);
-                    if let Admission::InPlaceOf(victim) = admission
-                        && let Some(victim) = state.servers.get(&victim)
-                    {
-                        victim.end(EndReason::Room);
-                    }
-                    return Admitted { channels: self, number };
-                }
-                admission
-            };
-            match admission {
-                Admission::WaitUntil(until) => clock::sleep(until.saturating_duration_since(clock::now())).await,
-                _ => room.await,
+    async fn open_session(
+        self: &Arc<Self>,
+        id: &RequestId,
+        messages: &[Message],
+        request: Request<'_>,
+    ) -> Result<Started, Failed> {
+        let deadline = clock::now() + self.settings.start;
+        let (wanter, mut answered) = Wanter::new(id.clone(), request.stream.cloned());
+        let wanted = Pending::new(request.caller.cloned(), InitializeParams::of(request.body), wanter);
+        let number = match self.take_over(wanted) {
+            Ok((_, Some(started))) => {
+                (request.on_begin)();
+                return Ok(started);
+            }
+            Ok((number, None)) => {
+                (request.on_begin)();
+                number
+            }
+            Err(wanted) => {
+                let Ok(admitted) = until(deadline, self.admit(*wanted)).await else {
+                    self.limits.metrics.observe_start(StartOutcome::NoRoom);
+                    return Err(Failed::of(ErrorCode::NoServer, String::new()));
+                };
+                let admitted = admitted?;
+                let (number, messages, body) = (admitted.number, messages.to_vec(), request.body.clone());
+                let start = Start { admitted, messages, body, on_begin: request.on_begin };
+                // On the runtime of all channels.
+                self.runtime.spawn(start.run());
+                number
+            }
+        };
+        let outcome = match until(deadline, &mut answered).await {
+            Ok(outcome) => outcome.ok(),
+            Err(_) => {
+                answered.close();
+                answered.try_recv().ok()
+            }
+        };
+        match outcome {
+            Some(outcome) => outcome,
+            None if clock::now() < deadline => {
+                let detail = "another initialize of the same client goes on with the start".to_owned();
+                Err(Failed::of(ErrorCode::ServerFailed, detail))
+            }
+            None => {
+                self.limits.metrics.observe_start(StartOutcome::TimedOut);
+                Err(self.slow(number))
             }
         }
     }
-}
 
-/// The right to start a server, until this is dropped.
-struct Admitted<'a> {
-    channels: &'a Channels,
-    number: u64,
-}
+    /// Lets a start whose client has given up go on for `wanted`. Returns its number, and the answer if the server has given it. Without such a
+    /// start `wanted` is returned.
+    fn take_over(&self, wanted: Pending) -> Result<(u64, Option<Started>), Box<Pending>> {
+        let mut state = sync::lock(&self.state);
+        let state = &mut *state;
+        let Some((&number, start)) = state.starting.iter_mut().find(|(_, start)| start.can_serve(&wanted)) else {
+            return Err(Box::new(wanted));
+        };
+        let Taken::Answered { server, body, old_name } = start.go_on_for(wanted) else { return Ok((number, None)) };
+        if let Some(name) = old_name {
+            state.sessions.remove(&name);
+        }
+        // A name of its own: the other request may have told its client the old one.
+        let name = new_name();
+        state.sessions.insert(name.clone(), server);
+        state.starting.remove(&number);
+        Ok((number, Some(Started { body, name: Some(name) })))
+    }
 
-impl Drop for Admitted<'_> {
-    fn drop(&mut self) {
-        sync::lock(&self.channels.state).starting.remove(&self.number);
-        self.channels.room.notify_waiters();
+    /// Returns the failure of a request that has waited for too long.
+    fn slow(&self, number: u64) -> Failed {
+        let state = sync::lock(&self.state);
+        let server = state.starting.get(&number).and_then(|start| start.server.as_ref());
+        let garbage = server.and_then(|server| describe_garbage(&server.connection));
+        let seconds = self.settings.start.as_secs();
+        let mut detail =
+            format!("no answer to initialize within {seconds} s; the next initialize goes on with the start");
+        if let Some(garbage) = garbage {
+            detail = format!("{detail}; {garbage}");
+        }
+        Failed::of(ErrorCode::ServerSlow, detail)
+    }
+
+    /// Resolves when nothing has wanted the start for as long as it is kept.
+    async fn unwanted(&self, number: u64) {
+        let keep = self.settings.keep.max(self.settings.start + Duration::from_secs(1));
+        loop {
+            let wanted_at = sync::lock(&self.state).starting.get(&number).map(|start| start.wanted_at);
+            let Some(wanted_at) = wanted_at else { return };
+            let rest = (wanted_at + keep).saturating_duration_since(clock::now());
+            if rest.is_zero() {
+                return;
+            }
+            clock::sleep(rest).await;
+        }
+    }
+
+    /// Gives the answer of a server to the request that wants it, and the session a name. Returns false if the client has given up.
+    fn answer(&self, number: u64, server: &Arc<Session>, body: Bytes) -> bool {
+        let mut state = sync::lock(&self.state);
+        let state = &mut *state;
+        let Some(start) = state.starting.get_mut(&number) else { return true };
+        let name = new_name();
+        let (is_sent, has_client) = start.answer(body, Some(name.clone()));
+        if is_sent {
+            state.sessions.insert(name, server.clone());
+        }
+        if has_client {
+            // From now on no other request can take the session over.
+            state.starting.remove(&number);
+        }
+        has_client
     }
 }
 
 /// A session that is being opened.
 struct Start {
-    channels: Arc<Channels>,
-    caller: usize,
+    admitted: Admitted,
     messages: Vec<Message>,
     body: Bytes,
-    stream: Option<Arc<Stream>>,
     on_begin: OnBegin,
 }
 
-/// An answered `initialize`.
-struct Started {
-    body: Bytes,
-    /// Name of the session, or `None` if the server has refused it.
-    name: Option<String>,
-}
-
-/// An `initialize` that the server has not answered.
-struct Failed {
-    code: ErrorCode,
-    detail: String,
-}
-
-impl Failed {
-    fn of(code: ErrorCode, detail: String) -> Self {
-        Self { code, detail }
-    }
+/// Answer of a server.
+enum Answer {
+    Opened(Bytes),
+    Refused(Bytes),
 }
 
 impl Start {
-    async fn run(self, answer: oneshot::Sender<Result<Started, Failed>>) {
-        let (channels, caller) = (self.channels.clone(), self.caller);
-        let deadline = clock::now() + channels.settings.start;
-        let Ok(admitted) = until(deadline, channels.admit(caller)).await else {
-            channels.limits.metrics.observe_start(StartOutcome::NoRoom);
-            let _ = answer.send(Err(Failed::of(ErrorCode::NoServer, String::new())));
-            return;
+    async fn run(self) {
+        let Self { admitted, messages, body, on_begin } = self;
+        let (channels, number) = (admitted.channels.clone(), admitted.number);
+        let mut server = None;
+        let opened = tokio::select! {
+            opened = channels.open_server(number, &messages, &body, on_begin, &mut server) => opened,
+            () = channels.unwanted(number) => Err(channels.slow(number)),
         };
-        let mut session = None;
-        let opened = until(deadline, self.open(&mut session)).await;
-        let (outcome, result) = match opened {
-            Ok(Ok(started)) if started.name.is_none() => (StartOutcome::Refused, Ok(started)),
-            Ok(Ok(started)) => (StartOutcome::Opened, Ok(started)),
-            Ok(Err(failed)) => (StartOutcome::Failed, Err(failed)),
-            Err(_) => (StartOutcome::TimedOut, Err(Failed::of(ErrorCode::ServerSlow, String::new()))),
+        let outcome = match &opened {
+            Ok(Answer::Opened(_)) => StartOutcome::Opened,
+            Ok(Answer::Refused(_)) => StartOutcome::Refused,
+            Err(_) => StartOutcome::Failed,
         };
-        if let Err(Failed { code, detail }) = &result {
-            warn!(error = code.label(), detail, "no server was started for a session");
-        }
-        let has_failed = matches!(outcome, StartOutcome::Failed | StartOutcome::TimedOut);
         channels.limits.metrics.observe_start(outcome);
-        sync::lock(&channels.state).starts.note(has_failed, clock::now());
-        drop(admitted);
-        let is_open = matches!(&result, Ok(Started { name: Some(_), .. }));
-        // Without its client no request would ever name the session.
-        let has_client = answer.send(result).is_ok();
-        if let Some(session) = session
-            && !(is_open && has_client)
-        {
-            session.end(EndReason::Client);
+        sync::lock(&channels.state).starts.note(opened.is_err(), clock::now());
+        channels.room.notify_waiters();
+        match (opened, server) {
+            (Ok(Answer::Opened(body)), Some(server)) => {
+                if !channels.answer(number, &server, body) {
+                    keep(&admitted, &server).await;
+                }
+            }
+            (Ok(Answer::Refused(body) | Answer::Opened(body)), server) => {
+                if let Some(start) = sync::lock(&channels.state).starting.get_mut(&number) {
+                    start.answer(body, None);
+                }
+                end(server.as_ref());
+            }
+            (Err(failed), server) => {
+                warn!(error = failed.code.label(), detail = failed.detail, "no server was started for a session");
+                if let Some(start) = sync::lock(&channels.state).starting.get_mut(&number) {
+                    start.fail(failed);
+                }
+                end(server.as_ref());
+            }
         }
+        drop(admitted);
     }
+}
 
-    async fn open(self, opened: &mut Option<Arc<Session>>) -> Result<Started, Failed> {
-        let Self { channels, caller, messages, body, stream, on_begin } = self;
+fn end(server: Option<&Arc<Session>>) {
+    if let Some(server) = server {
+        server.end(EndReason::Client);
+    }
+}
+
+/// Keeps the session of a client that has given up, until another request takes it over, or for as long as such sessions are kept.
+async fn keep(admitted: &Admitted, server: &Arc<Session>) {
+    let Admitted { channels, number } = admitted;
+    tokio::select! {
+        () = channels.unwanted(*number) => {}
+        _ = server.connection.ended() => {}
+    }
+    let is_kept = sync::lock(&channels.state).starting.get(number).is_some_and(Pending::is_untouched);
+    if is_kept {
+        server.end(EndReason::Idle);
+    }
+}
+
+impl Channels {
+    /// Starts a server and waits for its answer to `initialize`.
+    async fn open_server(
+        self: &Arc<Self>,
+        number: u64,
+        messages: &[Message],
+        body: &Bytes,
+        on_begin: OnBegin,
+        opened: &mut Option<Arc<Session>>,
+    ) -> Result<Answer, Failed> {
         let failed = |detail: String| Failed::of(ErrorCode::ServerFailed, detail);
-        let link = channels.open.open().await.map_err(|error| failed(error.0))?;
-        let (by_name, by_number) = (channels.clone(), channels.clone());
+        let link = self.open.open().await.map_err(|error| failed(error.0))?;
+        let (by_name, by_number) = (self.clone(), self.clone());
+        let caller = sync::lock(&self.state).starting.get(&number).and_then(|start| start.caller.clone());
         let session = Session::begin(
             link,
             caller,
-            channels.limits.clone(),
+            self.limits.clone(),
             move |session| by_name.forget_name(session),
             move |session| by_number.forget(session),
         );
         *opened = Some(session.clone());
-        let is_over = {
-            let mut state = sync::lock(&channels.state);
-            state.servers.insert(session.number, session.clone());
-            state.is_over
-        };
-        if is_over {
+        if !self.note_server(number, &session) {
             return Err(Failed::of(ErrorCode::Draining, String::new()));
         }
-        let call = session.connection.call(&messages, &body, stream, on_begin);
+        // Without a stream: a question of the server is none of the client's before there is a session.
+        let call = session.connection.call(messages, body, None, on_begin);
         let mut waiting = call.map_err(|refused| failed(refused.to_string()))?;
-        let message = if waiting.begun().await { waiting.events.first_message().await } else { None };
-        let Some(message) = message.filter(|_| session.connection.ending().is_none()) else {
-            let end = session.program_end().map_or_else(|| "its output was closed".to_owned(), ProgramEnd::describe);
-            return Err(failed(end));
-        };
-        let is_error = matches!(
-            jsonrpc::peek(&message).as_ref().map(jsonrpc::Body::messages),
-            Ok([Message::Response { is_error: true, .. }])
-        );
-        if is_error {
-            return Ok(Started { body: message, name: None });
+        let answer =
+            if waiting.begun().await { first_answer(&waiting.events, &session.connection).await } else { None };
+        match answer.filter(|_| session.connection.ending().is_none()) {
+            Some((message, true)) => Ok(Answer::Refused(message)),
+            Some((message, false)) => {
+                info!(servers = sync::lock(&self.state).servers.len(), "a server was started for a session");
+                Ok(Answer::Opened(message))
+            }
+            None => {
+                let end =
+                    session.program_end().map_or_else(|| "its output was closed".to_owned(), ProgramEnd::describe);
+                let garbage = describe_garbage(&session.connection);
+                Err(failed(garbage.map_or(end.clone(), |garbage| format!("{end}; {garbage}"))))
+            }
         }
-        let name = channels.name(&session).ok_or_else(|| Failed::of(ErrorCode::Draining, String::new()))?;
-        info!(servers = sync::lock(&channels.state).servers.len(), "a server was started for a session");
-        Ok(Started { body: message, name: Some(name) })
     }
+
+    /// Notes the server of a start. Returns false if all servers are being ended.
+    fn note_server(&self, number: u64, server: &Arc<Session>) -> bool {
+        let mut state = sync::lock(&self.state);
+        state.servers.insert(server.number, server.clone());
+        if let Some(start) = state.starting.get_mut(&number) {
+            start.server = Some(server.clone());
+        }
+        !state.is_over
+    }
+}
+
+/// Waits for the response to `initialize`. Returns it, and true if it is an error. A server may ping before that; any other question has no session
+/// yet, and gets an error.
+async fn first_answer(events: &Events, connection: &Connection) -> Option<(Bytes, bool)> {
+    loop {
+        let message = events.first_message().await?;
+        let Ok(peeked) = jsonrpc::peek(&message) else { continue };
+        let answer = match peeked.messages() {
+            [Message::Response { is_error, .. }] => return Some((message, *is_error)),
+            [Message::Request { id, method }] if method == "ping" => {
+                format!(r#"{{"jsonrpc":"2.0","id":{},"result":{{}}}}"#, id.to_json()).into_bytes()
+            }
+            [Message::Request { id, .. }] => {
+                jsonrpc::error_message(Some(id), -32600, "the session is not initialized", serde_json::Value::Null)
+            }
+            _ => continue,
+        };
+        let answer = Bytes::from(answer);
+        if let Ok(peeked) = jsonrpc::peek(&answer) {
+            let _ = connection.post(peeked.messages(), &answer);
+        }
+    }
+}
+
+/// Says that a server writes something else than messages to its stdout, if it does.
+fn describe_garbage(connection: &Connection) -> Option<String> {
+    match connection.garbage() {
+        0 => None,
+        lines => Some(format!(
+            "{lines} lines of its output were no JSON-RPC; stdout must have JSON-RPC messages only, and stderr the log"
+        )),
+    }
+}
+
+fn new_name() -> String {
+    random::bytes::<16>().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 async fn until<F: Future>(deadline: Instant, future: F) -> Result<F::Output, tokio::time::error::Elapsed> {

@@ -10,6 +10,7 @@ use super::components::Components;
 use super::connection::Connection;
 use super::context::{RequestContext, Sender, SessionKind};
 use super::misdirected::OwnerCheck;
+use crate::channel::Caller;
 use crate::event_log::{Binding, EventLog, Home, Opened, PresentedCredentials, Principals, QuotaKey};
 use crate::lifecycle::drain::Drain;
 use crate::protocol::error::ErrorCode;
@@ -91,6 +92,9 @@ impl Callers {
         let open_session = if is_open { id.as_ref() } else { None };
         let key = QuotaKey::of(&principal, is_proven, open_session, address);
         let quota = self.log.quota(key);
+        // All sessions of a caller count together.
+        let counted_as = || QuotaKey::of(&principal, is_proven, None, address);
+        let caller = self.upstream.has_channels().then(|| Arc::new(Caller::new(principal, counted_as())));
         Box::new(RequestContext {
             parts,
             binding: Binding { principal, subject, session: id },
@@ -99,6 +103,7 @@ impl Callers {
             session_kind,
             sender,
             quota,
+            caller,
             head_bytes,
             body_bytes: 0,
             reservation: None,

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http::request::Parts;
 
 use super::connection::Connection;
+use crate::channel::Caller;
 use crate::event_log::{Binding, PresentedCredentials, Quota, Reservation, Session};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{ProtocolVersion, names};
@@ -24,6 +25,8 @@ pub(super) struct RequestContext {
     pub(super) sender: Sender,
     /// Quota that the sender's requests count against.
     pub(super) quota: Arc<Quota>,
+    /// Caller for whom a server may be started, or `None` where none are.
+    pub(super) caller: Option<Arc<Caller>>,
     /// Size of the head as it was sent; see [`head_bytes`].
     pub(super) head_bytes: usize,
     /// Bytes of the body, once it was read whole.

@@ -180,6 +180,7 @@ impl StandaloneStreams {
             Declared { resumable_requests: false, ..Declared::ALL },
         );
         let template = self.upstream.call(&context.parts, context.connection.forwarded(), Bytes::new());
+        let template = template.for_caller(context.caller.clone());
         let attachment = stream.attach(event_log::new_attach(), Seq(0));
         let terms = CallTerms {
             method: None,
@@ -204,6 +205,7 @@ impl StandaloneStreams {
         stream.note_resume(None);
         if stream.with_machine(|machine| machine.is_dormant()) && !self.drain.is_refusing_calls() {
             let get = self.upstream.call(&context.parts, context.connection.forwarded(), Bytes::new());
+            let get = get.for_caller(context.caller.clone());
             self.upstream.reopen_session(&self.log, &self.metrics.upstream, stream, get);
         }
         let attachment = stream.attach(event_log::new_attach(), cursor);

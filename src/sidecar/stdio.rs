@@ -3,11 +3,15 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{Error, Metrics};
 use crate::channel::{self, Bounds, Channels, Link, Open, OpenError, Program, ProgramEnd};
 use crate::child::{self, Child, Ending, Exit, Launcher};
 use crate::config::{Command, Config};
+
+/// Time for which a session is kept whose client gave up before it was open, if idle servers are never ended.
+const KEEP: Duration = Duration::from_secs(300);
 
 /// Opens a channel by starting the program.
 struct Stdio {
@@ -45,10 +49,13 @@ pub(super) fn channels(config: &Config, command: &Command, metrics: &Metrics) ->
         // Without revival the end of a server is the end of its session.
         idle: command.idle.filter(|_| config.sessions.revive),
         start: command.start,
+        keep: command.idle.unwrap_or(KEEP),
         bounds: Bounds {
             servers: command.max_children,
             servers_per_caller: command.max_children_per_principal,
             starts_per_minute: command.starts_per_minute,
+            bounds_addresses: !config.listen.address.ip().is_loopback(),
+            may_replace: config.sessions.revive,
         },
     };
     let stdio = Stdio { launcher, stderr_to_client: command.stderr_to_client };

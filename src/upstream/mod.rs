@@ -193,6 +193,16 @@ impl Upstream {
         Self { channels: Some(channels), ..self }
     }
 
+    /// Returns true if the server is not on HTTP: then callers have servers of their own.
+    pub fn has_channels(&self) -> bool {
+        self.channels.is_some()
+    }
+
+    /// Returns the longest time for the start of a server that is not on HTTP, or `None` for one on HTTP.
+    fn start_limit(&self) -> Option<Duration> {
+        self.channels.as_ref().map(|channels| channels.start_limit())
+    }
+
     /// Ends the servers that are not on HTTP.
     pub async fn end_channels(&self) {
         if let Some(channels) = &self.channels {
@@ -536,6 +546,7 @@ async fn exchange_by_channel(
         session: template.session_name(),
         body: template.body(),
         stream: sent,
+        caller: template.caller(),
         on_begin: Box::new(on_begin),
     };
     channels.send(request).await.map(ResponseBody::Channel)

@@ -14,6 +14,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 
 use super::sent_flag::SentFlag;
 use crate::body::{BoxBody, BoxError};
+use crate::channel::Caller;
 use crate::event_log::{Stream, UpstreamName};
 use crate::protocol::headers::{self, Lines};
 
@@ -27,6 +28,8 @@ pub struct Template {
     origin: Option<HeaderValue>,
     query: Option<String>,
     body: Bytes,
+    /// Caller for whom servers are started, or `None` if none are.
+    caller: Option<Arc<Caller>>,
 }
 
 /// Masked: the headers and sometimes the query hold credentials, and the body may hold anything.
@@ -49,12 +52,23 @@ impl Template {
     pub(super) fn new(parts: &Parts, lines: Lines, body: Bytes) -> Self {
         let origin = parts.headers.get(ORIGIN).and_then(|origin| HeaderValue::from_bytes(origin.as_bytes()).ok());
         let query = parts.uri.query().map(Into::into);
-        Self { method: parts.method.clone(), lines, origin, query, body }
+        Self { method: parts.method.clone(), lines, origin, query, body, caller: None }
     }
 
     /// Returns another request with the caller and query of this one.
     pub(super) fn beside(&self, method: Method, headers: &HeaderMap, body: Bytes) -> Self {
-        Self { method, lines: headers.into(), origin: self.origin.clone(), query: self.query.clone(), body }
+        let (origin, query, caller) = (self.origin.clone(), self.query.clone(), self.caller.clone());
+        Self { method, lines: headers.into(), origin, query, body, caller }
+    }
+
+    /// Returns the same request of this caller, for whom a server may be started.
+    pub fn for_caller(self, caller: Option<Arc<Caller>>) -> Self {
+        Self { caller, ..self }
+    }
+
+    /// Returns the caller for whom a server may be started.
+    pub(super) fn caller(&self) -> Option<&Arc<Caller>> {
+        self.caller.as_ref()
     }
 
     /// Returns true if the request has no body.

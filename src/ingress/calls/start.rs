@@ -196,7 +196,7 @@ impl CallStarter {
     fn start(&self, request: &CallRequest, stream: &Arc<Stream>) -> StartedCall {
         let attachment =
             stream.attach_before_pump(event_log::new_attach(), Seq(0)).with_slice(stream.begin_first_slice());
-        let RequestContext { parts, session, connection, .. } = &*request.context;
+        let RequestContext { parts, session, connection, caller, .. } = &*request.context;
         if let Some(session) = session {
             session.add_stream(stream);
             if request.call.era() == Era::Legacy && request.accept.sse && !request.call.is_opening() {
@@ -204,6 +204,7 @@ impl CallStarter {
             }
         }
         let template = self.upstream.call(parts, connection.forwarded(), detached(request.body.clone()));
+        let template = template.for_caller(caller.clone());
         let terms = CallTerms {
             method: Some(request.call.method.clone()),
             accept: request.accept,

@@ -1,0 +1,165 @@
+//! Sessions that are being opened, each for the `initialize` that wants it now.
+//!
+//! A client may give up before its server has answered: `npx` installs a package for longer than clients wait. The server is kept, and the next
+//! `initialize` of the same caller with equal parameters takes it over. Owned here: the decision whether a start is still wanted, and by which
+//! request. Absent: the wait for room (`admission`), the server itself (`start`).
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use tokio::sync::oneshot;
+
+use super::caller::Caller;
+use super::session::Session;
+use crate::clock;
+use crate::event_log::Stream;
+use crate::protocol::error::ErrorCode;
+use crate::protocol::jsonrpc::{self, InitializeParams, Message, RequestId};
+
+/// An answered `initialize`.
+pub(super) struct Started {
+    pub(super) body: Bytes,
+    /// Name of the session, or `None` if the server has refused it.
+    pub(super) name: Option<String>,
+}
+
+/// An `initialize` that the server has not answered.
+#[derive(Debug)]
+pub(super) struct Failed {
+    pub(super) code: ErrorCode,
+    pub(super) detail: String,
+}
+
+impl Failed {
+    pub(super) fn of(code: ErrorCode, detail: String) -> Self {
+        Self { code, detail }
+    }
+}
+
+/// The request that waits for a start.
+pub(super) struct Wanter {
+    id: RequestId,
+    /// Stream of the request, or `None` for one of the proxy's own.
+    stream: Option<Arc<Stream>>,
+    /// `None` once the answer is there.
+    answer: Option<oneshot::Sender<Result<Started, Failed>>>,
+}
+
+impl Wanter {
+    pub(super) fn new(
+        id: RequestId,
+        stream: Option<Arc<Stream>>,
+    ) -> (Self, oneshot::Receiver<Result<Started, Failed>>) {
+        let (answer, answered) = oneshot::channel();
+        (Self { id, stream, answer: Some(answer) }, answered)
+    }
+
+    /// Returns false once the client has given up: its request is over, or no connection reads its response.
+    fn waits(&self) -> bool {
+        let is_read = |stream: &Arc<Stream>| stream.with_machine(|machine| machine.reader().is_attached());
+        match &self.answer {
+            Some(answer) => !answer.is_closed() && self.stream.as_ref().is_none_or(is_read),
+            None => self.stream.as_ref().is_some_and(is_read),
+        }
+    }
+}
+
+/// A session that is being opened, or was opened for a client that has given up.
+pub(super) struct Pending {
+    pub(super) caller: Option<Arc<Caller>>,
+    /// Parameters of its `initialize`, or `None` for one that is not kept.
+    params: Option<InitializeParams>,
+    wanter: Wanter,
+    /// Time of the last `initialize` that wanted it.
+    pub(super) wanted_at: Instant,
+    /// The server, once the process runs.
+    pub(super) server: Option<Arc<Session>>,
+    answer: Option<Answer>,
+}
+
+/// The answer of a server whose client has given up.
+struct Answer {
+    body: Bytes,
+    /// Name that was given to the session, if its request was still there.
+    name: Option<String>,
+    /// Time since which the session is idle. Another one means that its client uses it.
+    idle_since: Option<Instant>,
+}
+
+/// Outcome of the search for a start that another `initialize` can take over.
+pub(super) enum Taken {
+    /// The start goes on for this request.
+    Starting,
+    /// The server had answered: its session, under this name before, and its answer.
+    Answered { server: Arc<Session>, body: Bytes, old_name: Option<String> },
+}
+
+impl Pending {
+    pub(super) fn new(caller: Option<Arc<Caller>>, params: Option<InitializeParams>, wanter: Wanter) -> Self {
+        Self { caller, params, wanter, wanted_at: clock::now(), server: None, answer: None }
+    }
+
+    /// Returns true while a client waits for the session.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.wanter.waits()
+    }
+
+    /// Returns the time of the last `initialize` that wanted the session, or `None` while one does.
+    pub(super) fn unwanted_since(&self) -> Option<Instant> {
+        if self.is_wanted() { None } else { Some(self.wanted_at) }
+    }
+
+    /// Returns true if nothing has passed in the session since its answer.
+    pub(super) fn is_untouched(&self) -> bool {
+        let (Some(answer), Some(server)) = (&self.answer, &self.server) else { return false };
+        answer.idle_since.is_some() && server.idle_since(clock::now()) == answer.idle_since
+    }
+
+    /// Returns true if the start can go on for `other`, another `initialize`.
+    pub(super) fn can_serve(&self, other: &Self) -> bool {
+        let is_alike = self.caller.is_some() && self.caller == other.caller;
+        let is_alike = is_alike && self.params.is_some() && self.params == other.params;
+        let has_ended = self.server.as_ref().is_some_and(|server| server.connection.ending().is_some());
+        is_alike && !has_ended && !self.is_wanted() && (self.answer.is_none() || self.is_untouched())
+    }
+
+    /// Lets the start go on for the request of `other`. The one before gets no answer.
+    pub(super) fn go_on_for(&mut self, other: Self) -> Taken {
+        (self.wanter, self.wanted_at) = (other.wanter, other.wanted_at);
+        match (self.answer.take(), &self.server) {
+            (Some(Answer { body, name, .. }), Some(server)) => {
+                let body = self.addressed(&body);
+                Taken::Answered { server: server.clone(), body, old_name: name }
+            }
+            _ => Taken::Starting,
+        }
+    }
+
+    /// Gives the request that wants the session its failure.
+    pub(super) fn fail(&mut self, failed: Failed) {
+        if let Some(answer) = self.wanter.answer.take() {
+            let _ = answer.send(Err(failed));
+        }
+    }
+
+    /// Gives the request that wants the session its answer, with this name of the session. Returns whether the request was there, and whether its
+    /// client was.
+    pub(super) fn answer(&mut self, body: Bytes, name: Option<String>) -> (bool, bool) {
+        let (is_wanted, addressed) = (self.is_wanted(), self.addressed(&body));
+        let started = Started { body: addressed, name: name.clone() };
+        let is_sent = self.wanter.answer.take().is_some_and(|answer| answer.send(Ok(started)).is_ok());
+        let idle_since = self.server.as_ref().and_then(|server| server.idle_since(clock::now()));
+        self.answer = Some(Answer { body, name: name.filter(|_| is_sent), idle_since });
+        (is_sent, is_sent && is_wanted)
+    }
+
+    /// Returns the answer under the ID of the request that wants it.
+    fn addressed(&self, body: &Bytes) -> Bytes {
+        let renamed = |message: &Message, _: &RequestId| match message {
+            Message::Response { .. } => Some(self.wanter.id.clone()),
+            Message::Request { .. } | Message::Notification { .. } => None,
+        };
+        jsonrpc::rename_ids(body, renamed).map_or_else(|| body.clone(), Bytes::from)
+    }
+}

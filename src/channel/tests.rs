@@ -1,0 +1,426 @@
+//! Starts of sessions against scripted servers, with the clock moved by hand.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Method;
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+use super::{Bounds, Caller, Channels, Link, Metrics, Open, OpenError, Program, ProgramEnd, Request, Settings};
+use crate::clock;
+use crate::event_log::{Principal, QuotaKey};
+use crate::metrics::Registrar;
+
+const START: Duration = Duration::from_secs(55);
+const KEEP: Duration = Duration::from_secs(300);
+
+/// Opens channels whose other ends are the test's.
+struct Opener {
+    servers: mpsc::UnboundedSender<Server>,
+    is_missing: Arc<AtomicBool>,
+}
+
+/// The other end of a channel.
+struct Server {
+    lines: Lines<BufReader<ReadHalf<DuplexStream>>>,
+    output: WriteHalf<DuplexStream>,
+    ended: Arc<watch::Sender<bool>>,
+}
+
+struct Process(Arc<watch::Sender<bool>>);
+
+impl Open for Opener {
+    fn open(&self) -> Pin<Box<dyn Future<Output = Result<Link, OpenError>> + Send>> {
+        let (ours, theirs) = tokio::io::duplex(1 << 20);
+        let (input, output) = tokio::io::split(ours);
+        let ended = Arc::new(watch::channel(false).0);
+        let (reader, writer) = tokio::io::split(theirs);
+        let server = Server { lines: BufReader::new(reader).lines(), output: writer, ended: ended.clone() };
+        let link = Link { input: Box::new(input), output: Box::new(output), program: Box::new(Process(ended)) };
+        let is_missing = self.is_missing.load(Ordering::Relaxed);
+        if !is_missing {
+            self.servers.send(server).expect("the test goes on");
+        }
+        Box::pin(async move { if is_missing { Err(OpenError("not found".to_owned())) } else { Ok(link) } })
+    }
+
+    fn is_available(&self) -> bool {
+        true
+    }
+}
+
+impl Program for Process {
+    fn end(&self) {
+        self.0.send_replace(true);
+    }
+
+    fn ended(&self) -> Pin<Box<dyn Future<Output = ProgramEnd> + Send>> {
+        let mut ended = self.0.subscribe();
+        Box::pin(async move {
+            let _ = ended.wait_for(|&ended| ended).await;
+            ProgramEnd { code: Some(7), ..ProgramEnd::default() }
+        })
+    }
+
+    fn gone(&self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(std::future::ready(()))
+    }
+}
+
+impl Server {
+    async fn message(&mut self) -> Value {
+        let line = within(self.lines.next_line()).await.expect("text").expect("a line");
+        serde_json::from_str(&line).expect("JSON")
+    }
+
+    async fn say(&mut self, line: impl ToString) {
+        self.output.write_all(format!("{}\n", line.to_string()).as_bytes()).await.expect("it is read");
+    }
+
+    /// Answers `initialize` and returns its ID.
+    async fn answer(&mut self) -> Value {
+        let message = self.message().await;
+        assert_eq!(message["method"], "initialize");
+        self.say(json!({"jsonrpc": "2.0", "id": message["id"], "result": {"protocolVersion": "2025-11-25"}})).await;
+        message["id"].clone()
+    }
+
+    /// Resolves when it is told to end.
+    async fn end(&self) {
+        let mut ended = self.ended.subscribe();
+        within(ended.wait_for(|&ended| ended)).await.expect("it is held");
+    }
+
+    fn has_ended(&self) -> bool {
+        *self.ended.borrow()
+    }
+}
+
+struct Setup {
+    channels: Arc<Channels>,
+    servers: mpsc::UnboundedReceiver<Server>,
+    is_missing: Arc<AtomicBool>,
+}
+
+impl Setup {
+    fn new(change: impl FnOnce(&mut Settings)) -> Self {
+        let mut settings = Settings {
+            message_bytes: 1 << 20,
+            outgoing_bytes: 1 << 20,
+            batch: 10,
+            idle: None,
+            start: START,
+            keep: KEEP,
+            bounds: Bounds {
+                servers: 8,
+                servers_per_caller: 4,
+                starts_per_minute: 30,
+                bounds_addresses: true,
+                may_replace: true,
+            },
+        };
+        change(&mut settings);
+        let (sender, servers) = mpsc::unbounded_channel();
+        let is_missing = Arc::new(AtomicBool::new(false));
+        let opener = Opener { servers: sender, is_missing: is_missing.clone() };
+        let metrics = Metrics::new(&Registrar::default()).expect("new names");
+        Self { channels: Channels::new(Box::new(opener), settings, Arc::new(metrics)), servers, is_missing }
+    }
+
+    /// Sends an `initialize` as this caller, with these parameters.
+    fn initialize(&self, id: u64, caller: u8, client: &str) -> JoinHandle<Outcome> {
+        let (channels, caller) = (self.channels.clone(), Arc::new(caller_of(caller)));
+        let params = json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": client}});
+        let body = json!({"jsonrpc": "2.0", "id": id, "method": "initialize", "params": params}).to_string();
+        tokio::spawn(async move {
+            let body = Bytes::from(body);
+            let request = Request {
+                method: &Method::POST,
+                session: None,
+                body: &body,
+                stream: None,
+                caller: Some(&caller),
+                on_begin: Box::new(|| {}),
+            };
+            let response = channels.send(request).await;
+            let status = response.status().as_u16();
+            let header = |name| response.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+            let (session, retry_after) = (header("mcp-session-id"), header("retry-after"));
+            let body = response.into_body().collect().await.expect("a whole body").to_bytes();
+            Outcome { status, session, retry_after, body: serde_json::from_slice(&body).expect("JSON") }
+        })
+    }
+
+    async fn server(&mut self) -> Server {
+        within(self.servers.recv()).await.expect("channels")
+    }
+
+    /// Opens a session.
+    async fn open(&mut self, caller: u8) -> Server {
+        let opening = self.initialize(1, caller, "a");
+        let mut server = self.server().await;
+        server.answer().await;
+        assert_eq!(outcome(opening).await.status, 200);
+        server
+    }
+
+    fn starts_none(&mut self) {
+        assert!(self.servers.try_recv().is_err(), "no other server is started");
+    }
+}
+
+#[derive(Debug)]
+struct Outcome {
+    status: u16,
+    session: Option<String>,
+    retry_after: Option<String>,
+    body: Value,
+}
+
+impl Outcome {
+    fn message(&self) -> &str {
+        self.body["error"]["message"].as_str().expect("an error")
+    }
+}
+
+fn caller_of(n: u8) -> Caller {
+    Caller::new(Principal::Known([n; 16]), QuotaKey::Known([n; 16]))
+}
+
+async fn within<T>(wait: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(3600), wait).await.expect("an event within an hour")
+}
+
+async fn outcome(opening: JoinHandle<Outcome>) -> Outcome {
+    within(opening).await.expect("no panic")
+}
+
+/// Ends a request as its client does that goes away.
+async fn give_up(opening: JoinHandle<Outcome>) {
+    opening.abort();
+    assert!(within(opening).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_its_client_gives_up_goes_on_for_the_next_equal_initialize() {
+    let mut setup = Setup::new(|_| {});
+    let first = setup.initialize(1, 1, "a");
+    let mut server = setup.server().await;
+    give_up(first).await;
+    let others = [setup.initialize(2, 2, "a"), setup.initialize(3, 1, "b")];
+    let mut of_others = [setup.server().await, setup.server().await];
+    let second = setup.initialize(4, 1, "a");
+    assert_eq!(server.answer().await, 1);
+    let outcome_of_second = outcome(second).await;
+    assert_eq!((outcome_of_second.status, &outcome_of_second.body["id"]), (200, &json!(4)));
+    assert!(outcome_of_second.session.is_some());
+    for server in &mut of_others {
+        server.answer().await;
+    }
+    for other in others {
+        assert_eq!(outcome(other).await.status, 200, "another caller, or another client, has a server of its own");
+    }
+    setup.starts_none();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_answered_too_late_is_kept() {
+    let mut setup = Setup::new(|_| {});
+    let first = setup.initialize(1, 1, "a");
+    let mut server = setup.server().await;
+    give_up(first).await;
+    server.answer().await;
+    clock::sleep(Duration::from_secs(100)).await;
+    let second = outcome(setup.initialize(2, 1, "a")).await;
+    assert_eq!((second.status, &second.body["id"]), (200, &json!(2)));
+    setup.starts_none();
+    // The session has a client now: it is neither ended nor given away.
+    let third = setup.initialize(3, 1, "a");
+    let mut other = setup.server().await;
+    other.answer().await;
+    assert_ne!(outcome(third).await.session, second.session);
+    clock::sleep(2 * KEEP).await;
+    assert!(!server.has_ended());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_two_clients_want_is_not_taken_from_the_first() {
+    let mut setup = Setup::new(|_| {});
+    let (first, second) = (setup.initialize(1, 1, "a"), setup.initialize(2, 1, "a"));
+    let mut servers = [setup.server().await, setup.server().await];
+    for server in &mut servers {
+        server.answer().await;
+    }
+    let (first, second) = (outcome(first).await, outcome(second).await);
+    assert_eq!((&first.body["id"], &second.body["id"]), (&json!(1), &json!(2)));
+    assert_ne!(first.session, second.session);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_takes_too_long_goes_on() {
+    let mut setup = Setup::new(|_| {});
+    let begun = clock::now();
+    let first = setup.initialize(1, 1, "a");
+    let mut server = setup.server().await;
+    server.say("Installing…").await;
+    let first = outcome(first).await;
+    assert_eq!((first.status, clock::now() - begun), (504, START));
+    assert_eq!((&first.body["id"], &first.body["error"]["data"]["mayHaveRun"]), (&json!(1), &json!(false)));
+    assert!(first.message().contains("within 55 s") && first.message().contains("1 lines"), "{}", first.message());
+    let second = setup.initialize(2, 1, "a");
+    server.answer().await;
+    assert_eq!(outcome(second).await.status, 200);
+    setup.starts_none();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_no_client_wants_any_more_is_ended() {
+    let mut setup = Setup::new(|_| {});
+    let begun = clock::now();
+    let starting = setup.initialize(1, 1, "a");
+    let slow = setup.server().await;
+    give_up(starting).await;
+    let starting = setup.initialize(2, 2, "a");
+    let mut late = setup.server().await;
+    give_up(starting).await;
+    late.answer().await;
+    slow.end().await;
+    late.end().await;
+    assert_eq!((clock::now() - begun).as_secs(), KEEP.as_secs());
+}
+
+#[tokio::test(start_paused = true)]
+async fn starts_beyond_the_rate_wait_and_are_refused_in_time() {
+    let mut setup = Setup::new(|settings| settings.bounds.starts_per_minute = 1);
+    let begun = clock::now();
+    let _first = setup.open(1).await;
+    let refused = outcome(setup.initialize(2, 1, "a")).await;
+    assert_eq!((refused.status, clock::now() - begun), (503, START));
+    assert_eq!((&refused.body["id"], &refused.body["error"]["code"]), (&json!(2), &json!(-32013)));
+    assert!(refused.retry_after.is_some() && refused.session.is_none());
+    let admitted = setup.initialize(3, 1, "a");
+    let mut next = setup.server().await;
+    next.answer().await;
+    assert_eq!((outcome(admitted).await.status, (clock::now() - begun).as_secs()), (200, 60));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_without_a_call_makes_room() {
+    let mut setup = Setup::new(|settings| settings.bounds.servers_per_caller = 2);
+    let of_another = setup.open(2).await;
+    let first = setup.open(1).await;
+    let second = setup.open(1).await;
+    let _third = setup.open(1).await;
+    first.end().await;
+    assert!(!second.has_ended() && !of_another.has_ended());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_no_client_waits_for_makes_room() {
+    let mut setup = Setup::new(|settings| settings.bounds.servers_per_caller = 1);
+    let given_up = setup.initialize(1, 1, "a");
+    let server = setup.server().await;
+    give_up(given_up).await;
+    let other = setup.initialize(2, 1, "b");
+    let mut next = setup.server().await;
+    next.answer().await;
+    server.end().await;
+    assert_eq!(outcome(other).await.status, 200);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_room_a_start_waits_and_is_refused_in_time() {
+    let mut setup = Setup::new(|settings| (settings.bounds.servers, settings.bounds.may_replace) = (1, false));
+    let begun = clock::now();
+    let server = setup.open(1).await;
+    let waiting = outcome(setup.initialize(2, 2, "a")).await;
+    assert_eq!((waiting.status, &waiting.body["error"]["code"], clock::now() - begun), (503, &json!(-32013), START));
+    let waiting = setup.initialize(3, 2, "a");
+    clock::sleep(Duration::from_secs(5)).await;
+    assert!(!server.has_ended(), "its session could not be opened again");
+    drop(server);
+    let mut next = setup.server().await;
+    next.answer().await;
+    assert_eq!(outcome(waiting).await.status, 200);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_without_room_holds_up_no_other() {
+    let mut setup = Setup::new(|settings| {
+        (settings.bounds.servers_per_caller, settings.bounds.may_replace) = (1, false);
+    });
+    let begun = clock::now();
+    let _first = setup.open(1).await;
+    let blocked = setup.initialize(2, 1, "a");
+    clock::sleep(Duration::from_secs(1)).await;
+    let _other = setup.open(2).await;
+    assert_eq!((clock::now() - begun).as_secs(), 1);
+    assert_eq!(outcome(blocked).await.status, 503);
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_failed_start_the_next_one_waits() {
+    let mut setup = Setup::new(|_| {});
+    setup.is_missing.store(true, Ordering::Relaxed);
+    let begun = clock::now();
+    for at in [0, 1, 3, 7, 15, 31] {
+        let failed = outcome(setup.initialize(1, 1, "a")).await;
+        assert_eq!((failed.status, (clock::now() - begun).as_secs()), (502, at));
+        assert!(failed.message().contains("not found"), "{}", failed.message());
+        assert!(!setup.channels.is_available());
+    }
+    setup.is_missing.store(false, Ordering::Relaxed);
+    setup.open(1).await;
+    assert_eq!((clock::now() - begun).as_secs(), 61);
+    assert!(setup.channels.is_available());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_start_does_not_make_the_proxy_unready_for_good() {
+    let setup = Setup::new(|_| {});
+    setup.is_missing.store(true, Ordering::Relaxed);
+    assert_eq!(outcome(setup.initialize(1, 1, "a")).await.status, 502);
+    assert!(!setup.channels.is_available());
+    clock::sleep(Duration::from_secs(62)).await;
+    assert!(setup.channels.is_available());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_writes_no_messages_is_told_from_one_that_ends() {
+    let mut setup = Setup::new(|_| {});
+    let failed = setup.initialize(1, 1, "a");
+    let mut server = setup.server().await;
+    server.message().await;
+    for line in ["Server listening on port 3000", "{\"not\": \"a message\"}"] {
+        server.say(line).await;
+    }
+    server.ended.send_replace(true);
+    drop(server);
+    let failed = outcome(failed).await;
+    assert_eq!(failed.status, 502);
+    let message = failed.message();
+    assert!(message.contains("exit code 7") && message.contains("2 lines") && message.contains("stdout"), "{message}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_may_ask_before_its_answer() {
+    let mut setup = Setup::new(|_| {});
+    let opening = setup.initialize(1, 1, "a");
+    let mut server = setup.server().await;
+    server.message().await;
+    server.say(r#"{"jsonrpc":"2.0","id":"p","method":"ping"}"#).await;
+    assert_eq!(server.message().await, json!({"jsonrpc": "2.0", "id": "p", "result": {}}));
+    server.say(r#"{"jsonrpc":"2.0","id":"r","method":"roots/list"}"#).await;
+    assert_eq!(server.message().await["error"]["code"], -32600);
+    server.say(r#"{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25"}}"#).await;
+    let opened = outcome(opening).await;
+    assert_eq!((opened.status, &opened.body["result"]["protocolVersion"]), (200, &json!("2025-11-25")));
+}
