@@ -48,6 +48,8 @@ pub(super) enum Opened {
     Revived,
     /// The server refuses the caller, with this response.
     Unauthorized(Box<Response<ResponseBody>>),
+    /// No server on stdio could be started, for which this response gives the reason.
+    Unstarted(Box<Response<ResponseBody>>),
     /// The server is another one, or lacks a capability.
     Differs,
     /// The client has ended the session meanwhile.
@@ -87,9 +89,11 @@ impl Handshaking {
     /// Makes the handshake. On success the session has its new name. Otherwise a session that the server has opened is ended. `permit` is
     /// held until `initialize` is answered.
     pub(super) async fn run(self, permit: OwnedSemaphorePermit) -> Opened {
-        let opened = match tokio::time::timeout(LIMIT, self.open(permit)).await {
+        // The start of a server has a limit of its own.
+        let limit = LIMIT + self.upstream.start_limit().unwrap_or_default();
+        let opened = match tokio::time::timeout(limit, self.open(permit)).await {
             Ok(opened) => opened,
-            Err(_) => Opened::Failed("no complete handshake within 30 s"),
+            Err(_) => Opened::Failed("no complete handshake in time"),
         };
         if let Some(name) = self.handshake.opening_name()
             && !matches!(opened, Opened::Revived)
@@ -137,6 +141,9 @@ impl Handshaking {
         let response = self.send_initialize(&id).await.map_err(Opened::Failed)?;
         match response.status() {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return Err(Opened::Unauthorized(Box::new(response))),
+            status if status.is_server_error() && self.upstream.has_channels() => {
+                return Err(Opened::Unstarted(Box::new(response)));
+            }
             status if !status.is_success() => return Err(Opened::Failed("initialize was refused")),
             _ => {}
         }

@@ -23,12 +23,13 @@ use handshake::{Handshaking, Opened};
 
 use super::metrics::{Metrics, RevivalOutcome};
 use super::{ProbeOutcome, ResponseBody, Template, Upstream};
+use crate::channel;
 use crate::clock;
 use crate::event_log::{Binding, EventLog, Handshake, Home, Principal, Stream};
 use crate::protocol::error::Failure;
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::Owner;
-use crate::protocol::jsonrpc::RequestId;
+use crate::protocol::jsonrpc::{self, RequestId};
 use crate::protocol::session_refusal::{self, SessionRefusals};
 
 /// Limit of handshakes at once with one upstream.
@@ -70,6 +71,8 @@ enum Attempt {
     Revived,
     /// The server refuses the caller.
     Unauthorized(Response<ResponseBody>),
+    /// No server on stdio could be started, for which the response gives the reason, or `None` for an attempt of another request. The session stays.
+    Unstarted(Option<Response<ResponseBody>>),
     /// The server cannot serve the session as before, or its client has ended it.
     Gone,
     /// Another replica has become the home of the session meanwhile.
@@ -124,6 +127,17 @@ async fn read_up_to(body: &mut ResponseBody, begun: &mut BytesMut) -> bool {
     true
 }
 
+/// Returns the response to requests with these IDs whose session has no server, because none could be started for the given reason.
+async fn unstarted(reason: Option<Response<ResponseBody>>, ids: &[RequestId]) -> Response<ResponseBody> {
+    let Some(reason) = reason else { return channel::no_server(ids).map(ResponseBody::Channel) };
+    let (parts, mut body) = reason.into_parts();
+    let mut begun = BytesMut::new();
+    read_up_to(&mut body, &mut begun).await;
+    // The error names the `initialize` of the proxy.
+    let addressed = ids.first().and_then(|id| jsonrpc::address_error(&begun, id));
+    Response::from_parts(parts, ResponseBody::begun(addressed.map_or(begun.freeze(), Into::into), body))
+}
+
 /// A request in a session, whose response may refuse that session.
 pub(super) struct Refused<'a> {
     pub(super) upstream: &'a Arc<Upstream>,
@@ -157,7 +171,8 @@ impl Refused<'_> {
             Home::Elsewhere(owner) if self.is_routed => return send_to(owner),
             Home::Here(_) | Home::Elsewhere(_) | Home::Gone(_) | Home::Unknown => return pass(response),
         };
-        if self.is_living(id, &handshake).await {
+        // A session on stdio is refused only when its server is gone.
+        if !self.upstream.has_channels() && self.is_living(id, &handshake).await {
             self.upstream.revivals.signs.note_living_refused();
             return pass(response);
         }
@@ -167,6 +182,7 @@ impl Refused<'_> {
                 Settled::Revived { again, refusal: response }
             }
             Attempt::Unauthorized(unauthorized) => pass(unauthorized),
+            Attempt::Unstarted(reason) => pass(unstarted(reason, &ids).await),
             Attempt::Displaced(owner) if self.is_routed => send_to(owner),
             Attempt::Gone | Attempt::Displaced(_) => {
                 // The client opens a session of its own.
@@ -239,15 +255,16 @@ impl Refused<'_> {
             return Attempt::Revived;
         }
         if handshake.has_failed_since(ended) {
-            return Attempt::Failed;
+            return if self.upstream.has_channels() { Attempt::Unstarted(None) } else { Attempt::Failed };
         }
         // After a restart many sessions are opened again at once, each for a moment.
         let permit = self.upstream.revivals.permits.clone().acquire_owned();
-        let Ok(Ok(permit)) = tokio::time::timeout(PERMIT_WAIT, permit).await else {
+        let wait = self.upstream.start_limit().unwrap_or(PERMIT_WAIT);
+        let Ok(Ok(permit)) = tokio::time::timeout(wait, permit).await else {
             self.metrics.observe_revival(RevivalOutcome::Limited);
             // Those that wait behind this request do not wait anew.
             handshake.end_attempt(true);
-            return Attempt::Failed;
+            return if self.upstream.has_channels() { Attempt::Unstarted(None) } else { Attempt::Failed };
         };
         if !handshake.begin_attempt(clock::now()) {
             self.metrics.observe_revival(RevivalOutcome::Limited);
@@ -271,12 +288,15 @@ impl Refused<'_> {
                 Opened::Differs => RevivalOutcome::Differs,
                 Opened::Ended => RevivalOutcome::Ended,
                 Opened::Displaced(_) => RevivalOutcome::Displaced,
-                Opened::Failed(_) => RevivalOutcome::Failed,
+                Opened::Failed(_) | Opened::Unstarted(_) => RevivalOutcome::Failed,
             };
             if matches!(opened, Opened::Revived) {
                 upstream.revivals.signs.note_revival(handshake.note_revival(clock::now()));
             }
-            handshake.end_attempt(matches!(opened, Opened::Failed(_)));
+            handshake.end_attempt(matches!(opened, Opened::Failed(_) | Opened::Unstarted(_)));
+            if matches!(opened, Opened::Unstarted(_)) {
+                handshake.withdraw_attempt();
+            }
             metrics.observe_revival(outcome);
             let reason = if let Opened::Failed(reason) = &opened { Some(*reason) } else { None };
             let took_ms = clock::now().saturating_duration_since(began).as_millis() as u64;
@@ -287,6 +307,7 @@ impl Refused<'_> {
         match tokio::spawn(attempt.in_current_span()).await {
             Ok(Opened::Revived) => Attempt::Revived,
             Ok(Opened::Unauthorized(response)) => Attempt::Unauthorized(*response),
+            Ok(Opened::Unstarted(response)) => Attempt::Unstarted(Some(*response)),
             Ok(Opened::Differs | Opened::Ended) => Attempt::Gone,
             Ok(Opened::Displaced(owner)) => Attempt::Displaced(owner),
             Ok(Opened::Failed(_)) | Err(_) => Attempt::Failed,
@@ -336,7 +357,7 @@ impl Upstream {
         let Some(handshake) = log.sessions().handshakes().find(id) else { return (response, false) };
         let streams = log.sessions().streams_of(id, &handshake.principals());
         let is_current = !handshake.is_opening() && template.is_in_session(&handshake.name());
-        let is_living = is_current && streams.iter().any(|stream| stream.is_read_upstream());
+        let is_living = !self.has_channels() && is_current && streams.iter().any(|stream| stream.is_read_upstream());
         if !handshake.may_revive(principal) || is_living {
             return (response, false);
         }
