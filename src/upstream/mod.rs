@@ -41,7 +41,7 @@ use bytes::Bytes;
 use http::header::{HOST, LOCATION};
 use http::request::Parts;
 use http::uri::Authority;
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri, Version};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
 use http_body_util::BodyExt;
 
 use client::Clients;
@@ -390,6 +390,10 @@ impl Upstream {
         client: &Forwarded,
     ) -> Response<ResponseBody> {
         let (parts, body) = request.into_parts();
+        // A page can send other content to any address without being asked.
+        if parts.method == Method::POST && !headers::is_json(&parts.headers) {
+            return channel::empty(StatusCode::UNSUPPORTED_MEDIA_TYPE).map(ResponseBody::Channel);
+        }
         let body = match http_body_util::Limited::new(body, MAX_FORWARDED).collect().await {
             Ok(body) if self.config.url.is_endpoint(parts.uri.path()) => body.to_bytes(),
             Ok(_) => return channel::empty(StatusCode::NOT_FOUND).map(ResponseBody::Channel),
