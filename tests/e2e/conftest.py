@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from harness import stack
+from harness import stack, stdio
 
 pytest.register_assert_rewrite("harness.checks", "harness.dialects.steps", "harness.load")
 
@@ -23,6 +23,8 @@ class Shared:
 
     servers: dict
     proxies: dict
+    # Ports of proxies before servers on stdio, by the server's name.
+    stdio: dict
     # The sockets of the preloaded clients; without one a client is started as usual.
     preloaded: dict
 
@@ -47,7 +49,7 @@ def pytest_unconfigure(config):
 
 
 def start_all():
-    running, servers, proxies, preloaded = [], {}, {}, {}
+    running, servers, proxies, on_stdio, preloaded = [], {}, {}, {}, {}
     try:
         for name, kind in stack.CLIENTS.items():
             if kind.is_python and sys.platform == "linux":
@@ -56,6 +58,9 @@ def start_all():
         for name in stack.SERVERS:
             servers[name] = stack.start_server(name)
             running.append(servers[name])
+        for name in stdio.SERVERS:
+            on_stdio[name] = stdio.start_proxy(name, **stdio.SHARED)
+            running.append(on_stdio[name])
         ports = {name: process.wait().found["port"] for name, process in servers.items()}
         for name, port in ports.items():
             proxies[name] = stack.start_proxy(port)
@@ -69,6 +74,7 @@ def start_all():
     return running, Shared(
         servers=ports,
         proxies={name: places["port"] for name, places in found.items()},
+        stdio={name: process.wait().found["port"] for name, process in on_stdio.items()},
         preloaded=sockets,
     )
 
@@ -94,6 +100,12 @@ def servers(request):
 def proxies(request):
     """The port of the shared proxy in front of each server."""
     return request.config.e2e.proxies
+
+
+@pytest.fixture
+def on_stdio(request):
+    """The port of the shared proxy before each server on stdio."""
+    return request.config.e2e.stdio
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ import pytest
 
 from harness import stack
 from harness.checks import assert_runs
-from harness.raw import ask, call, open_session, send
+from harness.raw import ask, call, open_session, send, until_progress
 from harness.stack import counters, eventually, metric, together
 
 pytestmark = pytest.mark.anyio
@@ -19,13 +19,6 @@ def progress_of(messages):
 
 def text_of(message):
     return message["result"]["content"][0]["text"]
-
-
-async def until_progress(answer, n):
-    while event := await answer.event():
-        if f'"progress":{n},' in event.data:
-            return
-    raise AssertionError(f"the stream ended before progress {n}")
 
 
 @pytest.fixture

@@ -58,7 +58,12 @@ async def session():
             result = await client.call_tool(tool, arguments, timeout=deadline, raise_on_error=False)
             say_result(result.is_error, result.content[0].text)
 
-        await make_calls(call, level=client.set_logging_level, subscribe=client.session.subscribe_resource)
+        await make_calls(
+            call,
+            level=client.set_logging_level,
+            subscribe=client.session.subscribe_resource,
+            list=lambda _: client.list_tools(),
+        )
         await linger()
 
 

@@ -66,7 +66,12 @@ async def session():
             result = await call_tool(calling, tool, arguments)
             say_result(result.isError, result.content[0].text)
 
-        await make_calls(call, level=client.set_logging_level, subscribe=client.subscribe_resource)
+        await make_calls(
+            call,
+            level=client.set_logging_level,
+            subscribe=client.subscribe_resource,
+            list=lambda _: client.list_tools(),
+        )
         await linger()
 
 

@@ -56,7 +56,12 @@ async def session():
             result = await client.call_tool(tool, arguments, deadline, progress_callback=on_progress)
             say_result(result.is_error, result.content[0].text)
 
-        await make_calls(call, level=client.set_logging_level, subscribe=client.subscribe_resource)
+        await make_calls(
+            call,
+            level=client.set_logging_level,
+            subscribe=client.subscribe_resource,
+            list=lambda _: client.list_tools(),
+        )
         await linger()
 
 

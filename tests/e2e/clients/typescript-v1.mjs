@@ -40,5 +40,9 @@ await main(
         return transport.protocolVersion;
     },
     (params, onprogress) => client.callTool(params, undefined, { ...deadline, onprogress }),
-    { level: level => client.setLoggingLevel(level), subscribe: uri => client.subscribeResource({ uri }) }
+    {
+        level: level => client.setLoggingLevel(level),
+        subscribe: uri => client.subscribeResource({ uri }),
+        list: () => client.listTools()
+    }
 );

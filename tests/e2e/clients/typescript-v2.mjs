@@ -22,5 +22,9 @@ await main(
         return client.getNegotiatedProtocolVersion?.() ?? transport.protocolVersion;
     },
     (params, onprogress) => client.callTool(params, { ...deadline, onprogress }),
-    { level: level => client.setLoggingLevel(level), subscribe: uri => client.subscribeResource({ uri }) }
+    {
+        level: level => client.setLoggingLevel(level),
+        subscribe: uri => client.subscribeResource({ uri }),
+        list: () => client.listTools()
+    }
 );

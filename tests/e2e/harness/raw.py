@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 from harness.relay import BLOCK_END, parse_event, parse_head, read_body, sever
 
@@ -95,6 +96,15 @@ def call(request_id, tool, **arguments):
     """A `tools/call` that asks for progress."""
     params = {"name": tool, "arguments": arguments, "_meta": {"progressToken": request_id}}
     return {"jsonrpc": "2.0", "id": request_id, "method": "tools/call", "params": params}
+
+
+async def until_progress(answer, n):
+    """Reads the events of a response until progress `n`."""
+    while event := await answer.event():
+        # A number of Python's or rmcp's has a fraction.
+        if re.search(rf'"progress":{n}(\.0)?[,}}]', event.data):
+            return
+    raise AssertionError(f"the stream ended before progress {n}")
 
 
 async def open_session(port, revision="2025-11-25", capabilities=None, **headers):

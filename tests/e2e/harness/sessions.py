@@ -53,8 +53,8 @@ class Session:
 
 @asynccontextmanager
 async def sessions_at(port, server, key, clients=CLIENTS, **limits):
-    """A session of each client, by its name, in which one quick call has ended."""
-    kind = server_kind(server)
+    """A session of each client, by its name, in which one quick call has ended. `server`: a name, or the kind."""
+    kind = server_kind(server) if isinstance(server, str) else server
     tool, arguments, _ = kind.quick(key)
     async with AsyncExitStack() as running:
 

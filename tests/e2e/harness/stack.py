@@ -196,6 +196,10 @@ class Process:
             raise RuntimeError(f"{self._process.args} did not start:\n" + "\n".join(self.lines))
         return self
 
+    @property
+    def pid(self):
+        return self._process.pid
+
     def kill(self):
         self._process.kill()
         self._process.wait()
@@ -296,6 +300,13 @@ def start_proxy_before(upstream, listen=0, admin=0, host="127.0.0.1", within=(),
     """
     places = ["--listen", f"{host}:{listen}", "--admin", f"{host}:{admin}"]
     return start_listening([*within, proxy_binary(), "serve", "--upstream", upstream, *places], settings)
+
+
+def start_proxy_stdio(command, env, listen=0, admin=0, **settings):
+    """Starts a proxy that starts `command` for each session, with `env` among its variables."""
+    places = ["--listen", f"127.0.0.1:{listen}", "--admin", f"127.0.0.1:{admin}"]
+    variables = json.dumps([f"{name}={value}" for name, value in env.items()])
+    return start_listening([proxy_binary(), "serve", *places, "--", *command], {"UPSTREAM__ENV": variables, **settings})
 
 
 def start_balancer(replicas, listen=0, admin=0, **settings):
@@ -498,6 +509,11 @@ class Client:
         """Subscribes to a resource, and waits for that as call `n`."""
         self._ask(subscribe=uri)
         assert await self.outcome(n) == ("result", "subscribe")
+
+    async def list_tools(self, n):
+        """Lists the tools, and waits for that as call `n`."""
+        self._ask(list="tools")
+        assert await self.outcome(n) == ("result", "list"), self.transcript.outcomes
 
     def _ask(self, **what):
         with contextlib.suppress(BrokenPipeError):

@@ -1,7 +1,13 @@
 // Shared parts of the TypeScript servers of the suite: counters beside the endpoint, and the announcement of the port.
+//
+// With the argument `stdio` a server is on stdio, and notes its runs in files of the folder COUNTERS.
 
+import { appendFileSync } from 'node:fs';
 import { createServer } from 'node:http';
+import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
+
+export const IS_STDIO = process.argv[2] === 'stdio';
 
 const runs = new Map();
 
@@ -10,16 +16,20 @@ function counted(key) {
     return runs.get(key);
 }
 
+function count(key, what) {
+    counted(key)[what] += 1;
+    if (IS_STDIO && key) appendFileSync(join(process.env.COUNTERS, key), `${what}\n`);
+}
+
 /** Runs `work` as one run of `key`: started, then finished, or cancelled if `signal` ended it. */
 export async function run(key, signal, work) {
-    const count = counted(key);
-    count.started += 1;
+    count(key, 'started');
     try {
         const answer = await work();
-        count.finished += 1;
+        count(key, 'finished');
         return answer;
     } catch (error) {
-        if (signal?.aborted) count.cancelled += 1;
+        if (signal?.aborted) count(key, 'cancelled');
         throw error;
     }
 }

@@ -1,17 +1,30 @@
-"""Shared parts of the Python servers of the suite: the tools, their counters, and the announcement of the port."""
+"""Shared parts of the Python servers of the suite: the tools, their counters, and the announcement of the port.
+
+With the argument `stdio` a server is on stdio, and notes its runs in files of the folder COUNTERS.
+"""
 
 import asyncio
 import json
 import os
 import socket
+import sys
 from collections import defaultdict
 from contextlib import contextmanager
+from pathlib import Path
 
 import uvicorn
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+IS_STDIO = sys.argv[1:] == ["stdio"]
 RUNS = defaultdict(lambda: {"started": 0, "finished": 0, "cancelled": 0})
+
+
+def count(key, what):
+    RUNS[key][what] += 1
+    if IS_STDIO and key:
+        with (Path(os.environ["COUNTERS"]) / key).open("a") as lines:
+            lines.write(f"{what}\n")
 
 
 async def counters(request: Request):
@@ -22,13 +35,13 @@ async def counters(request: Request):
 @contextmanager
 def run(key):
     """Counts one run of `key`: started, then finished, or cancelled."""
-    RUNS[key]["started"] += 1
+    count(key, "started")
     try:
         yield
     except asyncio.CancelledError:
-        RUNS[key]["cancelled"] += 1
+        count(key, "cancelled")
         raise
-    RUNS[key]["finished"] += 1
+    count(key, "finished")
 
 
 def add_tools(server, Context, ask, plain):

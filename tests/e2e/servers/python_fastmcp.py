@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fastmcp import Context, FastMCP
 
-from common import add_tools, counters, serve
+from common import IS_STDIO, add_tools, counters, serve
 
 
 @dataclass
@@ -22,4 +22,7 @@ async def ask(ctx, kind):
 server = FastMCP("python-fastmcp")
 add_tools(server, Context, ask, plain={"output_schema": None})
 server.custom_route("/counters", methods=["GET"])(counters)
-serve(server.http_app(path="/mcp"))
+if IS_STDIO:
+    server.run("stdio")
+else:
+    serve(server.http_app(path="/mcp"))

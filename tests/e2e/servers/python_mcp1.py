@@ -6,7 +6,7 @@ from mcp.server.fastmcp import Context, FastMCP
 from mcp.types import SamplingMessage, TextContent
 from pydantic import BaseModel
 
-from common import add_tools, counters, serve
+from common import IS_STDIO, add_tools, counters, serve
 
 
 class Word(BaseModel):
@@ -26,4 +26,7 @@ async def ask(ctx, kind):
 server = FastMCP("python-mcp1", stateless_http=os.environ.get("STATELESS") == "1")
 add_tools(server, Context, ask, plain={"structured_output": False})
 server.custom_route("/counters", methods=["GET"])(counters)
-serve(server.streamable_http_app())
+if IS_STDIO:
+    server.run("stdio")
+else:
+    serve(server.streamable_http_app())

@@ -4,7 +4,7 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp_types import SamplingMessage, TextContent
 from pydantic import BaseModel
 
-from common import add_tools, counters, serve
+from common import IS_STDIO, add_tools, counters, serve
 
 
 class Word(BaseModel):
@@ -24,4 +24,7 @@ async def ask(ctx, kind):
 server = MCPServer("python-mcp2")
 add_tools(server, Context, ask, plain={"structured_output": False})
 server.custom_route("/counters", methods=["GET"])(counters)
-serve(server.streamable_http_app())
+if IS_STDIO:
+    server.run("stdio")
+else:
+    serve(server.streamable_http_app())

@@ -7,9 +7,10 @@
 import { randomUUID } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { McpServer } from '@modelcontextprotocol/sdk/server/mcp.js';
+import { StdioServerTransport } from '@modelcontextprotocol/sdk/server/stdio.js';
 import { StreamableHTTPServerTransport } from '@modelcontextprotocol/sdk/server/streamableHttp.js';
 import { z } from 'zod';
-import { listen, progress, progressUntil, run, text } from './common.mjs';
+import { IS_STDIO, listen, progress, progressUntil, run, text } from './common.mjs';
 
 const STATELESS = process.env.STATELESS === '1';
 const SINGLE = process.env.SINGLE === '1';
@@ -116,7 +117,7 @@ async function transportOf(request) {
     return transport;
 }
 
-listen(async (request, response) => {
+async function handle(request, response) {
     if (!request.url.startsWith('/mcp')) {
         response.writeHead(404).end();
         return;
@@ -137,4 +138,7 @@ listen(async (request, response) => {
         return;
     }
     await (await transportOf(request)).handleRequest(request, response);
-});
+}
+
+if (IS_STDIO) await build().connect(new StdioServerTransport());
+else listen(handle);

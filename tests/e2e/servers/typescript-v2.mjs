@@ -4,9 +4,10 @@
 
 import { randomUUID } from 'node:crypto';
 import { createMcpHandler, McpServer } from '@modelcontextprotocol/server';
+import { StdioServerTransport } from '@modelcontextprotocol/server/stdio';
 import { NodeStreamableHTTPServerTransport, toNodeHandler } from '@modelcontextprotocol/node';
 import { z } from 'zod';
-import { listen, progress, progressUntil, run, text } from './common.mjs';
+import { IS_STDIO, listen, progress, progressUntil, run, text } from './common.mjs';
 
 const key = z.string().default('');
 
@@ -64,4 +65,5 @@ async function handleSession(request, response) {
     await transport.handleRequest(request, response);
 }
 
-listen(process.env.SESSIONS === '1' ? handleSession : toNodeHandler(createMcpHandler(build)));
+if (IS_STDIO) await build().connect(new StdioServerTransport());
+else listen(process.env.SESSIONS === '1' ? handleSession : toNodeHandler(createMcpHandler(build)));

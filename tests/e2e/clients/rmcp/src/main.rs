@@ -166,7 +166,7 @@ async fn call(flags: &HashMap<String, String>, timeout: Duration, linger: Durati
     Ok(())
 }
 
-/// Calls a tool, sets the level of log messages, or subscribes to a resource. Returns the line about its end.
+/// Calls a tool, lists all, sets the level of log messages, or subscribes to a resource. Returns the line about its end.
 async fn make_call(
     client: &RunningService<RoleClient, Witness>,
     mut asked: Value,
@@ -179,6 +179,10 @@ async fn make_call(
     if let Some(uri) = asked["subscribe"].as_str() {
         client.subscribe(SubscribeRequestParams::new(uri)).await?;
         return Ok(json!({"event": "result", "text": "subscribe"}));
+    }
+    if asked["list"].is_string() {
+        client.list_all_tools().await?;
+        return Ok(json!({"event": "result", "text": "list"}));
     }
     let tool = asked["tool"].as_str().ok_or("--tool is needed")?.to_owned();
     let params = CallToolRequestParams::new(tool).with_arguments(serde_json::from_value(asked["args"].take())?);

@@ -1,14 +1,17 @@
 //! A server on the stock rmcp SDK; it keeps sessions, and the events of a call that runs.
 //!
 //! `PORT`: the port of the loopback interface (0 or unset: any), told on stdout. `KEEP_ALIVE_SECS`: the time without a
-//! message after which a session ends (unset: rmcp's own 300). The tools and the counters are those of every server of
-//! the suite (`servers/README.md`).
+//! message after which a session ends (unset: rmcp's own 300). With the argument `stdio` it is on stdio, and notes its runs
+//! in files of the folder `COUNTERS`. The tools and the counters are those of every server of the suite (`servers/README.md`).
 
 use std::{
     collections::HashMap,
     convert::Infallible,
     env,
     error::Error,
+    fs::OpenOptions,
+    io::Write,
+    path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -18,7 +21,7 @@ use http_body_util::{BodyExt, Full, combinators::BoxBody};
 use hyper::{Request, Response, body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use rmcp::{
-    ErrorData, RoleServer, ServerHandler,
+    ErrorData, RoleServer, ServerHandler, ServiceExt,
     model::{
         CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, Implementation, JsonObject,
         ListToolsResult, PaginatedRequestParams, ProgressNotificationParam, ServerCapabilities, ServerConfig, Tool,
@@ -39,18 +42,31 @@ struct Runs {
 }
 
 #[derive(Clone, Default)]
-struct Counters(Arc<Mutex<HashMap<String, Runs>>>);
+struct Counters {
+    runs: Arc<Mutex<HashMap<String, Runs>>>,
+    /// The folder of their files, on stdio.
+    folder: Option<PathBuf>,
+}
 
 impl Counters {
-    fn count(&self, key: &str, change: impl FnOnce(&mut Runs)) {
-        let mut runs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        change(runs.entry(key.to_owned()).or_default());
+    fn count(&self, key: &str, what: &str) {
+        let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
+        let runs = runs.entry(key.to_owned()).or_default();
+        *match what {
+            "started" => &mut runs.started,
+            "finished" => &mut runs.finished,
+            _ => &mut runs.cancelled,
+        } += 1;
+        if let Some(folder) = self.folder.as_ref().filter(|_| !key.is_empty()) {
+            let file = OpenOptions::new().create(true).append(true).open(folder.join(key));
+            file.and_then(|mut file| file.write_all(format!("{what}\n").as_bytes())).expect("a folder of counters");
+        }
     }
 
     /// The answer to `/counters?key=K`.
     fn page(&self, query: &str) -> Value {
         let key = query.strip_prefix("key=").unwrap_or_default();
-        let runs = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(key).copied().unwrap_or_default();
+        let runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner).get(key).copied().unwrap_or_default();
         json!({"started": runs.started, "finished": runs.finished, "cancelled": runs.cancelled})
     }
 }
@@ -109,20 +125,26 @@ impl ServerHandler for Server {
             "quick" => (0, "quick".to_owned()),
             _ => return Err(ErrorData::invalid_params("there is no such tool", None)),
         };
-        self.counters.count(key, |runs| runs.started += 1);
+        self.counters.count(key, "started");
         if !self.progress(steps, Duration::from_millis(number("interval_ms")), &context).await {
-            self.counters.count(key, |runs| runs.cancelled += 1);
+            self.counters.count(key, "cancelled");
             return Err(ErrorData::internal_error("cancelled", None));
         }
-        self.counters.count(key, |runs| runs.finished += 1);
+        self.counters.count(key, "finished");
         Ok(CallToolResult::success(vec![ContentBlock::text(text)]).into())
     }
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let counters = Counters::default();
+    let is_stdio = env::args().nth(1).is_some_and(|argument| argument == "stdio");
+    let folder = env::var_os("COUNTERS").filter(|_| is_stdio).map(PathBuf::from);
+    let counters = Counters { folder, ..Counters::default() };
     let server = Server { counters: counters.clone() };
+    if is_stdio {
+        server.serve(rmcp::transport::stdio()).await?.waiting().await?;
+        return Ok(());
+    }
     let mut sessions = LocalSessionManager::default();
     if let Ok(secs) = env::var("KEEP_ALIVE_SECS") {
         sessions.session_config.keep_alive = Some(Duration::from_secs(secs.parse()?));
