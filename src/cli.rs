@@ -53,6 +53,7 @@ that is safe to run three times, takes some seconds, and sends the same messages
 Examples:
   mcp-resume check --config mcp-resume.toml
   mcp-resume check --upstream http://127.0.0.1:3000/mcp
+  mcp-resume check -- npx -y @modelcontextprotocol/server-filesystem /data
   mcp-resume check --upstream http://127.0.0.1:3000/mcp --header \"Authorization: Bearer $TOKEN\" --json
 
 Exit codes:
@@ -162,19 +163,19 @@ pub(crate) struct Check {
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// The MCP server to ask; without a path, not even `/`, /mcp is meant.
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", group = "server")]
     pub(crate) upstream: Option<String>,
     /// A header for every request, as 'Authorization: Bearer …'; may be repeated.
     #[arg(long, value_name = "NAME: VALUE", requires = "upstream")]
     pub(crate) header: Vec<String>,
     /// A tool that is safe to run: it is run up to three times, and cut off.
-    #[arg(long, value_name = "NAME", requires = "upstream")]
+    #[arg(long, value_name = "NAME", requires = "server")]
     pub(crate) tool: Option<String>,
     /// Arguments of the tool, a JSON object [default: {}].
     #[arg(long, value_name = "JSON", requires = "tool")]
     pub(crate) arguments: Option<String>,
-    /// Seconds for which a session is watched for pings and for its end, up to 3600; 0 for not at all [default: 5].
-    #[arg(long, value_name = "SECS", requires = "upstream", value_parser = clap::value_parser!(u64).range(..=3600))]
+    /// Seconds for which a session is watched for pings and for its end, up to 3600; 0 for not at all [default: 5; 0 on stdio].
+    #[arg(long, value_name = "SECS", requires = "server", value_parser = clap::value_parser!(u64).range(..=3600))]
     pub(crate) watch: Option<u64>,
     /// End the sessions that are opened, with DELETE; a server with one session for its whole process opens none after that.
     #[arg(long, requires = "upstream")]
@@ -182,6 +183,9 @@ pub(crate) struct Check {
     /// Write JSON, for programs.
     #[arg(long)]
     pub(crate) json: bool,
+    /// An MCP server on stdio to ask, with its arguments: it is started several times, and ended.
+    #[arg(last = true, value_name = "COMMAND", group = "server")]
+    pub(crate) command: Vec<String>,
 }
 
 /// A running process.

@@ -207,9 +207,9 @@ fn workers() -> usize {
 
 /// Prints a summary of the configuration, or the report on a server if one is given.
 fn check(options: Check) -> ExitCode {
-    let Check { config, upstream, header, tool, arguments, watch, end_session, json } = options;
-    let has_server = upstream.is_some();
-    let flags = Flags { upstream, ..Flags::default() };
+    let Check { config, upstream, header, tool, arguments, watch, end_session, json, command } = options;
+    let has_server = upstream.is_some() || !command.is_empty();
+    let flags = Flags { upstream, command, ..Flags::default() };
     let wrong_flag = |flag: &str, problem: String| fail(WRONG_CONFIGURATION, format_args!("{flag}: {problem}"));
     let headers = match check::parse_headers(&header) {
         Ok(headers) => headers,
@@ -220,10 +220,13 @@ fn check(options: Check) -> ExitCode {
         Err(problem) => return wrong_flag("--arguments", problem),
     };
     let is_complete = !has_server || config.is_some();
-    let config = match configure(config.as_deref(), flags) {
+    let mut config = match configure(config.as_deref(), flags) {
         Ok(config) => config,
         Err(problem) => return fail(WRONG_CONFIGURATION, problem),
     };
+    if let Some(command) = &mut config.upstream.command {
+        (command.adopts_orphans, command.stderr_to_client) = (true, true);
+    }
     let unusable = if is_complete { sidecar::check_files(&config) } else { Vec::new() };
     if !unusable.is_empty() {
         let lines: Vec<String> = unusable.iter().map(|error| format!("\n  {error}")).collect();
@@ -238,11 +241,11 @@ fn check(options: Check) -> ExitCode {
     }
     let tool = tool.map(|name| check::Tool { name, arguments });
     let progress: Option<fn(&str)> = if json { None } else { Some(show_progress) };
-    let mut timeouts = check::Timeouts::default();
-    timeouts.watch = watch.map_or(timeouts.watch, Duration::from_secs);
-    let options = check::Options { headers, tool, end_sessions: end_session, timeouts, progress };
+    let timeouts = timeouts(&config, watch);
     let mut outcome = ExitCode::from(FAILED);
     let code = run(async {
+        let channels = sidecar::channels(&config)?;
+        let options = check::Options { channels, headers, tool, end_sessions: end_session, timeouts, progress };
         let report = Report::new(check::probe(&config, &options).await, &config);
         outcome = match &report.facts.unknown_tool {
             Some(name) => wrong_flag("--tool", no_such_tool(name, &report)),
@@ -254,6 +257,17 @@ fn check(options: Check) -> ExitCode {
         Ok(())
     });
     if code == ExitCode::SUCCESS { outcome } else { code }
+}
+
+/// Returns the timeouts of a check. The start of a server on stdio takes its time, and such a session needs no message to live.
+fn timeouts(config: &Config, watch: Option<u64>) -> check::Timeouts {
+    let mut timeouts = check::Timeouts::default();
+    if let Some(command) = &config.upstream.command {
+        timeouts.response += command.start;
+        timeouts.watch = Duration::ZERO;
+    }
+    timeouts.watch = watch.map_or(timeouts.watch, Duration::from_secs);
+    timeouts
 }
 
 /// Shows the next step of a check on stderr.

@@ -38,7 +38,16 @@ pub(super) fn adds(facts: &Facts, config: &Config) -> Vec<String> {
     if has_sessions(facts) {
         lines.add("the same POST again in its session finds the running call, and the tool runs once");
     }
-    if config.sessions.revive && matches!(unknown_session(facts), UnknownSession::Recognised { .. }) {
+    if facts.program.is_some() {
+        let idle = config.upstream.command.as_ref().and_then(|command| command.idle).map(in_words);
+        let idle = idle.map_or(String::new(), |idle| format!("after {idle} without a call, "));
+        lines.add(format!(
+            "a process for each session, ended with the session, {idle}and with mcp-resume, even if that is killed"
+        ));
+    }
+    if config.sessions.revive && facts.program.is_some() {
+        lines.add("a session whose process has ended is opened again, at a new process, by its client's next request");
+    } else if config.sessions.revive && matches!(unknown_session(facts), UnknownSession::Recognised { .. }) {
         lines.add(
             "a session that the server has forgotten, as after a restart, is opened again by its client's next request",
         );
@@ -147,6 +156,12 @@ pub(super) fn warnings(facts: &Facts, config: &Config) -> Vec<String> {
     } else if matches!(facts.contact, Contact::NotMcp { status: 404, .. }) {
         lines.add("there is nothing at this path: give the URL with the path of the server's MCP endpoint");
     }
+    if matches!(facts.contact, Contact::NotStarted { .. }) {
+        lines.add(
+            "the program has the variables HOME, LOGNAME, PATH, SHELL, TERM and USER, and no other of this shell: a key or a \
+             path that it needs is given by upstream.env, or passed on by upstream.inherit_env",
+        );
+    }
     if is_useful && facts.mcp_resume {
         lines.add("what answers is an mcp-resume: clients can be given this URL; a second one in front adds nothing");
     }
@@ -216,6 +231,8 @@ pub(super) fn unknown(facts: &Facts) -> Vec<String> {
         lines.add("the server stopped answering: what is not said here was not asked");
     }
     match (&facts.contact, &facts.tool) {
+        // A server on stdio resumes nothing, and its calls run on.
+        (Contact::Speaks, _) if facts.program.is_some() => {}
         (Contact::Refused { scheme, .. }, _) => {
             let refused = if facts.with_headers { "those that were given were refused; " } else { "" };
             let header = credentials_header(scheme.as_deref());
@@ -236,7 +253,7 @@ pub(super) fn unknown(facts: &Facts) -> Vec<String> {
         ),
         _ => {}
     }
-    if matches!(facts.contact, Contact::Speaks) && has_sessions(facts) {
+    if matches!(facts.contact, Contact::Speaks) && has_sessions(facts) && facts.program.is_none() {
         lines.0.extend(unwatched(facts));
     }
     lines.0

@@ -3,6 +3,7 @@
 //! Every wait and size is bounded. Absent: the facts that follow from observations ([`super::probe`]), and their evaluation.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -13,6 +14,7 @@ use serde_json::Value;
 
 use super::facts::{Form, Standalone, printable};
 use crate::body::BoxBody;
+use crate::channel::Channels;
 use crate::clock;
 use crate::config::{self, Config, HostHeader};
 use crate::protocol::error::ErrorCode;
@@ -118,6 +120,15 @@ impl Observation {
         self.response.as_ref()?.get("error")?.get("code")?.as_i64()
     }
 
+    /// Returns the message of an error of the proxy itself about a server that it could not start, or `None` for any other response.
+    pub(super) fn start_failure(&self) -> Option<&str> {
+        let is_own = matches!(
+            self.status,
+            StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT | StatusCode::SERVICE_UNAVAILABLE
+        );
+        self.response.as_ref()?.get("error")?.get("message")?.as_str().filter(|_| is_own)
+    }
+
     /// Returns true if an event came twice, alone or after `before`.
     pub(super) fn has_repeats(&self, before: &Observation) -> bool {
         let mut seen: HashSet<&Bytes> = before.ids.iter().collect();
@@ -137,10 +148,22 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn new(config: &Config, headers: HeaderMap) -> Result<Self, tls::Error> {
+    /// Creates a client of the upstream of `config`, or of a server that `channels` start.
+    ///
+    /// # Errors
+    /// If a TLS file cannot be used.
+    pub(super) fn new(
+        config: &Config,
+        headers: HeaderMap,
+        channels: Option<&Arc<Channels>>,
+    ) -> Result<Self, tls::Error> {
         let foreign = config::Upstream { host: HostHeader::Name(FOREIGN_HOST), ..config.upstream.clone() };
+        let mut upstream = Upstream::new(config.upstream.clone())?;
+        if let Some(channels) = channels {
+            upstream = upstream.with_channels(channels.clone());
+        }
         Ok(Self {
-            upstream: Upstream::new(config.upstream.clone())?,
+            upstream,
             foreign: Upstream::new(foreign)?,
             peer: Forwarded::new(config.listen.address.ip(), "http", false),
             host: HeaderValue::from_str(&config.listen.address.to_string()).ok(),

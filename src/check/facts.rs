@@ -14,6 +14,8 @@ pub struct Facts {
     pub upstream: String,
     /// Outcome of the first requests.
     pub contact: Contact,
+    /// The process of a server on stdio, or `None` for a server on HTTP.
+    pub program: Option<Program>,
     /// Name and version of the server.
     pub server: Option<Identity>,
     /// 2025-03-26 to 2025-11-25.
@@ -56,6 +58,7 @@ impl Facts {
         Self {
             upstream,
             contact: Contact::Silent,
+            program: None,
             server: None,
             legacy: None,
             modern: None,
@@ -102,6 +105,11 @@ pub enum Contact {
         /// Error of the system.
         why: String,
     },
+    /// The program of a server on stdio was not started, or it ended or took too long before it answered `initialize`.
+    NotStarted {
+        /// Reason, in words, with the last lines of its stderr.
+        why: String,
+    },
     /// A connection, but no TLS that both sides accept.
     Handshake {
         /// Reason, in words.
@@ -141,6 +149,15 @@ pub enum Contact {
     },
     /// MCP over Streamable HTTP.
     Speaks,
+}
+
+/// The process of a server on stdio.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Program {
+    /// Time from the request to start it to its answer to `initialize`, or `None` without an answer.
+    pub answered_ms: Option<u64>,
+    /// Time from the end of its last session to that of all its processes, or `None` if no session was opened.
+    pub ended_ms: Option<u64>,
 }
 
 /// Name and version of a server, as it reports them.
@@ -375,6 +392,8 @@ pub struct Document {
 
 /// The longest text of the server's that is shown, in characters.
 const MAX_TEXT: usize = 80;
+/// The longest text of several lines that is shown, in characters.
+const MAX_LINES: usize = 2000;
 
 /// Returns a time in whole milliseconds.
 pub(super) fn millis(time: Duration) -> u64 {
@@ -384,8 +403,17 @@ pub(super) fn millis(time: Duration) -> u64 {
 /// Returns a text of the server's in a form that is safe on a terminal: bounded, without control characters and
 /// without those that reorder a line.
 pub(super) fn printable(text: &str) -> String {
+    printable_up_to(MAX_TEXT, text)
+}
+
+/// Returns a text of several lines as [`printable`] does, as one line.
+pub(super) fn printable_lines(text: &str) -> String {
+    printable_up_to(MAX_LINES, &text.replace('\n', "; "))
+}
+
+fn printable_up_to(max: usize, text: &str) -> String {
     let reorders = |c: char| matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}');
-    text.chars().filter(|c| !c.is_control() && !reorders(*c)).take(MAX_TEXT).collect()
+    text.chars().filter(|c| !c.is_control() && !reorders(*c)).take(max).collect()
 }
 
 /// Facts for table tests.

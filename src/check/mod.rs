@@ -6,7 +6,7 @@
 //!
 //! Invariants: every wait and every size is bounded, so a probe ends against any server. It sends nothing but `initialize`,
 //! `ping`, answers to pings, `tools/list`, `server/discover`, GETs, TLS handshakes and the tool that the user named. Opened sessions are ended if the user says
-//! so, and else left to expire: a server with one session for its whole process opens none after that.
+//! so or the server is on stdio, and else left to expire: a server with one session for its whole process opens none after that.
 //! The facts hold no credential, session ID or query, and no control character of the server's reaches a terminal.
 //!
 //! Deliberately absent: a proxy. The probe talks to the server as `serve` would, through [`crate::upstream`], but the report
@@ -17,6 +17,7 @@ mod asking;
 mod exchange;
 mod facts;
 mod probe;
+mod program;
 mod reach;
 mod report;
 mod requests;
@@ -25,18 +26,32 @@ mod verdict;
 mod watch;
 
 pub use facts::*;
-pub use probe::probe;
 pub use report::Report;
 pub use verdict::Verdict;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::{Map, Value};
 
+use crate::channel::Channels;
+use crate::config::Config;
+
+/// Gathers the facts about the upstream of `config`. Takes some seconds if the server never responds, and three runs of the tool at most; a server on
+/// stdio takes its time to start, once for each revision.
+pub async fn probe(config: &Config, options: &Options) -> Facts {
+    match &options.channels {
+        Some(channels) => Box::pin(program::probe(config, options, channels)).await,
+        None => Box::pin(probe::probe(config, options)).await,
+    }
+}
+
 /// Options of a probe beside the configuration.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Options {
+    /// Channels to a server on stdio, in place of the configured URL. The probe ends them.
+    pub channels: Option<Arc<Channels>>,
     /// Sent with every request; values are marked sensitive.
     pub headers: HeaderMap,
     /// A tool that is safe to run and takes a while: it is run up to three times, and cut off.

@@ -28,9 +28,8 @@ const USUAL_PATHS: [&str; 4] = ["/mcp", "/", "/api/mcp", "/v1/mcp"];
 const OLD_PATH: &str = "/sse";
 const METADATA: [&str; 3] = ["oauth-protected-resource", "oauth-authorization-server", "openid-configuration"];
 
-/// Gathers the facts about the upstream of `config`. Takes some seconds if the server never responds, and three runs of the
-/// tool at most.
-pub async fn probe(config: &Config, options: &Options) -> Facts {
+/// Gathers the facts about a server on HTTP. Takes some seconds if it never responds, and three runs of the tool at most.
+pub(super) async fn probe(config: &Config, options: &Options) -> Facts {
     let mut facts = Facts::unknown(config.upstream.url.to_string());
     facts.with_headers = !options.headers.is_empty();
     options.report_progress("connecting");
@@ -38,7 +37,7 @@ pub async fn probe(config: &Config, options: &Options) -> Facts {
         facts.contact = contact;
         return facts;
     }
-    let client = match Client::new(config, options.headers.clone()) {
+    let client = match Client::new(config, options.headers.clone(), None) {
         Ok(client) => client,
         Err(error) => {
             facts.contact = Contact::Unreachable { why: printable(&error.to_string()) };
@@ -56,7 +55,7 @@ pub async fn probe(config: &Config, options: &Options) -> Facts {
 }
 
 /// A session, or the modern revision without one, and the response that opened it.
-struct Session {
+pub(super) struct Session {
     requester: Requester,
     response: Observation,
 }
@@ -100,6 +99,17 @@ impl Probe<'_> {
         }
         facts.contact = Contact::Speaks;
         self.options.report_progress("asking for tools and what is refused");
+        Box::pin(self.examine(session, modern, tool, facts)).await;
+    }
+
+    /// Draws the facts from further requests in the sessions that were opened, and ends them if that is wanted.
+    pub(super) async fn examine(
+        &self,
+        session: Option<Session>,
+        modern: Option<Session>,
+        tool: Option<&Tool>,
+        facts: &mut Facts,
+    ) {
         let first = session.as_ref().or(modern.as_ref()).map(|session| &session.response);
         facts.server = first.and_then(identity);
         if let Some(modern) = &modern {
@@ -122,8 +132,13 @@ impl Probe<'_> {
 
     /// Tries what needs a session, or the modern revision: resumes, protections, the tool.
     async fn try_requests(&self, requester: &Requester, tool: Option<&Tool>, facts: &mut Facts) {
-        facts.resumption.finished = self.resume_finished(requester).await;
-        self.guards(requester, facts).await;
+        if facts.program.is_some() {
+            // A process has no callers of its own to tell apart.
+            facts.anonymous = Guard::Accepted;
+        } else {
+            facts.resumption.finished = self.resume_finished(requester).await;
+            self.guards(requester, facts).await;
+        }
         if let Some(tool) = tool {
             facts.unknown_tool = unknown_tool(tool, facts.tools.as_ref());
             if facts.unknown_tool.is_none() {
@@ -154,7 +169,11 @@ impl Probe<'_> {
 
     /// Opens a session of the modern revision by the response to `server/discover`. A server without that method may
     /// still serve modern requests, unless older revisions explain the response.
-    async fn modern(&self, discovered: Result<Observation, ExchangeError>, is_alone: bool) -> Option<Session> {
+    pub(super) async fn modern(
+        &self,
+        discovered: Result<Observation, ExchangeError>,
+        is_alone: bool,
+    ) -> Option<Session> {
         let response = discovered.ok()?;
         let requester = Requester::Modern;
         if response.result().is_some_and(|result| result["supportedVersions"].is_array()) {
@@ -384,7 +403,8 @@ impl Probe<'_> {
     }
 
     async fn close(&self, requester: Requester) {
-        if let Some(request) = requester.delete().filter(|_| self.options.end_sessions) {
+        let is_ended = self.options.end_sessions || self.options.channels.is_some();
+        if let Some(request) = requester.delete().filter(|_| is_ended) {
             // A server may refuse it; the session then expires.
             let _ = self.request_head(request).await;
         }
@@ -422,13 +442,13 @@ fn unknown_tool(tool: &Tool, listed: Option<&Tools>) -> Option<String> {
 }
 
 /// Returns the session that a response to `initialize` opened, or `None` if it failed.
-fn session_from(response: Observation) -> Option<Session> {
+pub(super) fn session_from(response: Observation) -> Option<Session> {
     let revision = response.result()?.get("protocolVersion")?.as_str()?.to_owned();
     Some(Session { requester: Requester::Legacy { revision, session: response.session.clone() }, response })
 }
 
 /// Classifies a response to `initialize` that is no MCP.
-fn contact(response: &Result<Observation, ExchangeError>) -> Contact {
+pub(super) fn contact(response: &Result<Observation, ExchangeError>) -> Contact {
     match response {
         Err(ExchangeError::TimedOut) => Contact::Silent,
         Err(ExchangeError::Broken) => Contact::Broke,

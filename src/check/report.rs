@@ -6,13 +6,15 @@ use serde::Serialize;
 
 use super::advice;
 use super::facts::{
-    Contact, Facts, Form, Guard, ResumeOutcome, SessionState, Standalone, ToolOutcome, UnknownSession, Watch,
+    Contact, Facts, Form, Guard, Program, ResumeOutcome, SessionState, Standalone, ToolOutcome, UnknownSession, Watch,
 };
 use super::verdict::Verdict;
 use crate::config::Config;
 
 /// Lines are broken before this column.
 const WIDTH: usize = 110;
+/// Time in milliseconds that a program is given to end by itself.
+const TO_BE_ENDED_MS: u64 = 5000;
 /// Column of the texts.
 const LABEL: usize = 16;
 
@@ -77,7 +79,8 @@ impl fmt::Display for Report {
 
 /// The facts as rows of label and text.
 fn rows(facts: &Facts) -> Vec<(&'static str, String)> {
-    let mut rows = vec![("contact", contact(&facts.contact, &facts.upstream))];
+    let mut rows = vec![("contact", contact(facts))];
+    rows.extend(facts.program.and_then(|program| program_times(&program)).map(|text| ("process", text)));
     if let Some(server) = &facts.server {
         rows.push(("server", format!("{} {}", server.name, server.version).trim_end().to_owned()));
     }
@@ -88,7 +91,9 @@ fn rows(facts: &Facts) -> Vec<(&'static str, String)> {
             format!("{}, {sessions}; answers with {}", legacy.revisions.join(", "), form(legacy.answers)),
         ));
         rows.push(("GET stream", standalone(legacy.standalone)));
-        rows.extend(unknown_session(legacy.unknown_session).map(|text| ("dead sessions", text)));
+        // Of a server on stdio the proxy itself knows the sessions.
+        let unknown = unknown_session(legacy.unknown_session).filter(|_| facts.program.is_none());
+        rows.extend(unknown.map(|text| ("dead sessions", text)));
     }
     if let Some(watch) = &facts.watch {
         rows.extend([("pings", pings(watch)), ("silent session", silent_session(watch))]);
@@ -169,15 +174,18 @@ fn guards(facts: &Facts) -> impl Iterator<Item = (&'static str, String)> {
     rows.into_iter().filter_map(|(label, text)| Some((label, text?)))
 }
 
-fn contact(contact: &Contact, url: &str) -> String {
-    match contact {
+fn contact(facts: &Facts) -> String {
+    match &facts.contact {
+        Contact::NotStarted { why } => why.clone(),
         Contact::Handshake { why } => why.clone(),
         Contact::OtherScheme { scheme } => {
+            let url = facts.upstream.as_str();
             let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
             let what = if *scheme == "https" { "TLS is spoken there" } else { "no TLS is spoken there" };
             format!("{what}: give {scheme}://{rest}")
         }
         Contact::Unreachable { why } => why.clone(),
+        Contact::Silent if facts.program.is_some() => "it answers nothing".to_owned(),
         Contact::Silent => "it accepts connections and answers nothing".to_owned(),
         Contact::Broke => "it accepts connections and breaks them before an answer".to_owned(),
         Contact::Refused { status, scheme: None } => format!("refused with {status}, without WWW-Authenticate"),
@@ -187,8 +195,24 @@ fn contact(contact: &Contact, url: &str) -> String {
         Contact::Declined { status, code } => format!("{status} with a JSON-RPC error ({code}) to initialize"),
         Contact::NotMcp { status, content_type: None, .. } => format!("{status} without content"),
         Contact::NotMcp { status, content_type: Some(name), .. } => format!("{status} with {name}, no MCP in it"),
+        Contact::Speaks if facts.program.is_some() => "it speaks MCP on stdio".to_owned(),
         Contact::Speaks => "it speaks MCP over Streamable HTTP".to_owned(),
     }
+}
+
+/// Describes the times of a program, or returns `None` if it never answered.
+fn program_times(program: &Program) -> Option<String> {
+    let answered = advice::about(program.answered_ms?);
+    let ended = match program.ended_ms {
+        None => String::new(),
+        Some(ended) if ended < TO_BE_ENDED_MS => {
+            format!(", gone {} after the end of its session", advice::about(ended))
+        }
+        Some(ended) => {
+            format!(", ended by a signal: it was still there {} after the end of its input", advice::about(ended))
+        }
+    };
+    Some(format!("answered {answered} after its start was asked for{ended}"))
 }
 
 fn resumed(resumed: ResumeOutcome) -> String {
@@ -396,6 +420,37 @@ mcp-resume in front of it gives
         facts.contact = Contact::Unreachable { why: "Connection refused".to_owned() };
         let expected = "http://127.0.0.1:3000/mcp: unreachable\n\n  contact         Connection refused\n";
         assert_eq!(report(facts).to_string(), expected);
+    }
+
+    #[test]
+    fn a_server_on_stdio_has_the_times_of_its_process_in_place_of_dead_sessions() {
+        let mut facts = speaks();
+        legacy(&mut facts).unknown_session = UnknownSession::Recognised { status: 404 };
+        facts.upstream = "server".to_owned();
+        for (ended_ms, words) in [
+            (None, ""),
+            (Some(21), ", gone 21 ms after the end of its session"),
+            (Some(5040), ", ended by a signal: it was still there 5 s after the end of its input"),
+        ] {
+            facts.program = Some(Program { answered_ms: Some(800), ended_ms });
+            let text = report(facts.clone()).to_string();
+            let expected = format!(
+                "server: cannot resume; will be made resumable\n\n  contact         it speaks MCP on stdio\n  \
+                 process         answered 800 ms after its start was asked for{words}\n"
+            );
+            assert!(text.starts_with(&expected), "{expected}{text}");
+            assert!(!text.contains("dead sessions") && !text.contains("--tool"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_program_that_does_not_start_says_why_and_names_its_environment() {
+        let mut facts = Facts::unknown("server".to_owned());
+        facts.program = Some(Program::default());
+        facts.contact = Contact::NotStarted { why: "the MCP server could not be started: exit code 7".to_owned() };
+        let text = report(facts).to_string();
+        let expected = "server: does not start\n\n  contact         the MCP server could not be started: exit code 7\n\nto watch\n";
+        assert!(text.starts_with(expected) && text.contains("upstream.env"), "{text}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::config::{Config, Mode, Store};
 pub struct Summary {
     /// Address of the data listener.
     pub listen: String,
-    /// The server behind it, without its query.
+    /// The server behind it: its URL without the query, or the name of its program.
     pub upstream: String,
     /// Address of probes and metrics.
     pub admin: Option<String>,
@@ -43,7 +43,10 @@ impl Summary {
         let scheme = if config.listen.tls.is_some() { "https" } else { "http" };
         Self {
             listen: format!("{scheme}://{}{}", config.listen.address, url.endpoint_path()),
-            upstream: url.to_string(),
+            upstream: match &config.upstream.command {
+                Some(command) => format!("{}, a process for each session", printable(command.name())),
+                None => url.to_string(),
+            },
             admin: config.admin.address.map(|address| format!("http://{address}")),
             store: store(&config.store),
             streams: format!(

@@ -10,6 +10,8 @@ use super::facts::{Contact, Facts, ResumeOutcome};
 pub enum Verdict {
     /// No connection.
     Unreachable,
+    /// The program of a server on stdio does not start.
+    NotStarted,
     /// A connection, but no TLS.
     NoTls,
     /// A connection, but http where https was meant, or the reverse.
@@ -41,6 +43,7 @@ impl Verdict {
     pub fn of(facts: &Facts) -> Self {
         match facts.contact {
             Contact::Unreachable { .. } => Verdict::Unreachable,
+            Contact::NotStarted { .. } => Verdict::NotStarted,
             Contact::Handshake { .. } => Verdict::NoTls,
             Contact::OtherScheme { .. } => Verdict::OtherScheme,
             Contact::Silent | Contact::Broke | Contact::Declined { .. } | Contact::NotMcp { .. }
@@ -83,6 +86,7 @@ impl Verdict {
     pub fn text(self) -> &'static str {
         match self {
             Verdict::Unreachable => "unreachable",
+            Verdict::NotStarted => "does not start",
             Verdict::NoTls => "cannot be reached in TLS",
             Verdict::OtherScheme => "does not speak the scheme of this URL",
             Verdict::DoesNotAnswer => "does not answer",
@@ -127,7 +131,7 @@ mod tests {
     fn the_facts_decide_the_verdict() {
         use ResumeOutcome::{Complete, Lost, Refused, Repeated, Unanswered};
         const LOST: ResumeOutcome = Lost { got: 1, of: 2 };
-        let rows: [Case; 23] = [
+        let rows: [Case; 24] = [
             ("no ids", |_| {}, Verdict::CannotResume, true),
             ("JSON", |facts| legacy(facts).answers = Form::Json, Verdict::Unseen, true),
             (
@@ -138,6 +142,12 @@ mod tests {
                 },
                 Verdict::CannotResume,
                 true,
+            ),
+            (
+                "no start",
+                |facts| facts.contact = Contact::NotStarted { why: "exit code 1".to_owned() },
+                Verdict::NotStarted,
+                false,
             ),
             ("no TLS", |facts| facts.contact = Contact::Handshake { why: "expired".to_owned() }, Verdict::NoTls, false),
             (

@@ -30,6 +30,7 @@ use listeners::Listeners;
 pub use metrics::Metrics;
 use store_setup::StoreSetup;
 
+use crate::channel::Channels;
 use crate::cluster::Replicas;
 use crate::config::{Config, Mode, PrincipalSource};
 use crate::event_log::{EventLog, Principals, QuotaLimits, TailLimits};
@@ -331,4 +332,13 @@ fn recover(mut components: Components) -> Pin<Box<dyn Future<Output = Result<Com
 fn replica_name(config: &Config, local_addr: SocketAddr) -> String {
     let default = || format!("{}:{}", gethostname::gethostname().to_string_lossy(), local_addr.port());
     config.replica.name.clone().unwrap_or_else(default)
+}
+
+/// Creates the channels of the configured command, without a server yet, or returns `None` for an upstream on HTTP.
+///
+/// # Errors
+/// If the guard of the processes cannot be started.
+pub fn channels(config: &Config) -> Result<Option<Arc<Channels>>, Error> {
+    let Some(command) = &config.upstream.command else { return Ok(None) };
+    Ok(Some(stdio::channels(config, command, &Metrics::new()?)?))
 }

@@ -151,3 +151,108 @@ fn check_without_a_server_exits_1_with_a_report_for_people_or_programs() {
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!((&report["verdict"], &report["can_stand_in_front"]), (&"unreachable".into(), &false.into()));
 }
+
+/// A server on stdio, which notes the PIDs of its processes in a file.
+#[cfg(unix)]
+const ON_STDIO: &str = r#"
+import json, os, sys
+with open(sys.argv[1], "a") as pids:
+    print(os.getpid(), file=pids)
+print("ready", file=sys.stderr)
+for line in sys.stdin:
+    message = json.loads(line)
+    if "id" not in message:
+        continue
+    known = {
+        "initialize": lambda params: {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}},
+                                      "serverInfo": {"name": "scripted", "version": "1"}},
+        "tools/list": lambda params: {"tools": [{"name": "slow"}, {"name": "fast"}]},
+        "ping": lambda params: {},
+    }
+    answer = {"jsonrpc": "2.0", "id": message["id"]}
+    if message["method"] in known:
+        answer["result"] = known[message["method"]](message.get("params"))
+    else:
+        answer["error"] = {"code": -32601, "message": "not found"}
+    print(json.dumps(answer), flush=True)
+"#;
+
+#[cfg(unix)]
+fn check_program(flags: &[&str], command: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_mcp-resume"))
+        .arg("check")
+        .args(flags)
+        .arg("--")
+        .args(command)
+        .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+        .output()
+        .expect("the binary runs")
+}
+
+#[test]
+#[cfg(unix)]
+fn check_starts_a_server_on_stdio_and_ends_it() {
+    let folder = Folder::new("on-stdio");
+    let pids = folder.0.join("pids");
+    let output = check_program(&[], &["python3", "-c", ON_STDIO, pids.to_str().expect("UTF-8")]);
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{said}\n{}", text(&output.stderr));
+    let lines = [
+        "python3: cannot resume; will be made resumable",
+        "  contact         it speaks MCP on stdio",
+        "  process         answered ",
+        "  server          scripted 1",
+        "  initialize      2025-11-25, 2025-06-18, 2025-03-26, with sessions; ",
+        "  tools           2",
+        "  - a process for each session, ",
+    ];
+    for line in lines {
+        assert!(said.lines().any(|said| said.starts_with(line)), "{line} is not in\n{said}");
+    }
+    assert!(!said.contains("Origin") && !said.contains("silent session"), "that is of servers on HTTP:\n{said}");
+    let pids = std::fs::read_to_string(pids).expect("PIDs");
+    assert!(pids.lines().count() >= 3, "a process for each revision: {pids}");
+    for pid in pids.lines() {
+        let process = std::path::Path::new("/proc").join(pid);
+        assert!(!process.exists(), "{pid} is left");
+    }
+}
+
+#[test]
+#[cfg(unix)]
+fn check_names_a_tool_of_a_server_on_stdio_that_is_not_there() {
+    let output = check_program(&["--tool", "slwo"], &["python3", "-c", ON_STDIO, "/dev/null"]);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("--tool: the server has no tool slwo; it has slow, fast"), "{said}");
+}
+
+#[test]
+#[cfg(unix)]
+fn check_says_why_a_program_does_not_start() {
+    for (command, reason) in [
+        (&["no-such-program", "hunter2"][..], "the program no-such-program was not found"),
+        (&["sh", "-c", "echo give me a key >&2; exit 3", "hunter2"], "exit code 3"),
+        (&["sh", "-c", "echo give me a key >&2; exit 3", "hunter2"], "give me a key"),
+    ] {
+        let output = check_program(&[], command);
+        let said = text(&output.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.starts_with(&format!("{}: does not start", command[0])), "{said}");
+        assert!(said.contains(reason) && said.contains("upstream.env") && !said.contains("hunter2"), "{said}");
+    }
+    let output = check_program(&["--json"], &["no-such-program"]);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(
+        (&report["verdict"], &report["facts"]["contact"]["kind"]),
+        (&"not_started".into(), &"not_started".into())
+    );
+}
+
+#[test]
+#[cfg(unix)]
+fn check_asks_a_url_or_a_program() {
+    let output = check_program(&["--upstream", "http://127.0.0.1:1"], &["true"]);
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stdout));
+}
