@@ -1,5 +1,6 @@
 //! Every metric, each moved by a test of its own.
 
+mod channels;
 mod client_responses;
 mod clients;
 mod events;
@@ -8,6 +9,7 @@ mod files;
 mod stores;
 mod streams;
 
+use channels::*;
 use client_responses::*;
 use clients::*;
 use events::*;
@@ -115,6 +117,10 @@ every_metric! {
     "calls_waiting" is moved by a_call_that_waits_for_its_server;
     "upstream_waits_total" is moved by the_end_of_a_wait_for_the_server;
     "session_revivals_total" is moved by a_session_that_its_server_has_forgotten;
+    "channels" is moved by a_session_on_stdio;
+    "channel_starts_total" is moved by the_start_of_a_server_on_stdio;
+    "channel_ends_total" is moved by the_end_of_a_session_on_stdio;
+    "channel_messages_skipped_total" is moved by a_line_that_is_no_message;
     "store_ready" is moved by a_store_that_is_gone_and_comes_back;
     "store_append_seconds" is moved by an_event_that_the_store_takes;
     "store_failures_total" is moved by an_event_that_the_store_cannot_take;
