@@ -18,6 +18,8 @@ Configuration:
 
 Examples:
   mcp-resume serve --upstream http://127.0.0.1:3000/mcp
+  mcp-resume serve -- npx -y @modelcontextprotocol/server-filesystem /data
+  mcp-resume serve --upstream-sse http://127.0.0.1:3000/sse
   mcp-resume serve --config mcp-resume.toml --listen 0.0.0.0:8080
 
 Exit codes:
@@ -136,6 +138,9 @@ pub(crate) struct Serve {
     /// Store of the events: memory, disk:DIR, or redis:URL [default: memory].
     #[arg(long, value_name = "STORE")]
     store: Option<String>,
+    /// URL of an MCP server on HTTP+SSE, in place of --upstream, e.g. http://127.0.0.1:3000/sse.
+    #[arg(long, value_name = "URL")]
+    upstream_sse: Option<String>,
     /// An MCP server on stdio, with its arguments: it is started for each session, and stands in place of --upstream.
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<String>,
@@ -223,8 +228,8 @@ pub(crate) struct Demo {
 
 impl Serve {
     pub(crate) fn into_flags(self) -> Flags {
-        let Serve { config: _, upstream, listen, admin, store, command } = self;
-        Flags { upstream, listen, admin, store, command }
+        let Serve { config: _, upstream, listen, admin, store, upstream_sse, command } = self;
+        Flags { upstream, listen, admin, store, upstream_sse, command }
     }
 }
 
@@ -240,12 +245,12 @@ mod tests {
 
     #[test]
     fn every_flag_of_serve_reaches_the_configuration() {
-        let line = "x serve --config f --upstream u --listen l --admin a --store s -- c -x";
+        let line = "x serve --config f --upstream u --listen l --admin a --store s --upstream-sse e -- c -x";
         let Command::Serve(serve) = Cli::parse_from(line.split(' ')).command else { panic!("not serve") };
         assert_eq!(serve.config.as_deref(), Some("f".as_ref()));
-        let Flags { upstream, listen, admin, store, command } = serve.into_flags();
+        let Flags { upstream, listen, admin, store, upstream_sse, command } = serve.into_flags();
         assert_eq!(command, ["c", "-x"]);
-        let flags = [upstream, listen, admin, store].map(Option::unwrap);
-        assert_eq!(flags, ["u", "l", "a", "s"]);
+        let flags = [upstream, listen, admin, store, upstream_sse].map(Option::unwrap);
+        assert_eq!(flags, ["u", "l", "a", "s", "e"]);
     }
 }

@@ -62,8 +62,10 @@ impl Channels {
         // A client that has gone needs no server.
         let Some(wanted) = wanted else { return Err(Failed::of(ErrorCode::NoServer, String::new())) };
         let caller = wanted.caller.as_ref().map(|caller| caller.counted_as());
-        let servers = state.occupants();
-        let admission = state.starts.admit(&self.settings.bounds, &servers, caller, clock::now());
+        let admission = match &self.settings.bounds {
+            Some(bounds) => state.starts.admit(bounds, &state.occupants(), caller, clock::now()),
+            None => Admission::Start,
+        };
         match admission {
             Admission::Start => {}
             Admission::InPlaceOf(victim) => {

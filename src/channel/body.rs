@@ -62,7 +62,8 @@ enum Part {
 }
 
 impl Body {
-    pub(super) fn whole(body: impl Into<Bytes>) -> Self {
+    /// Creates the body of a response that is there.
+    pub fn whole(body: impl Into<Bytes>) -> Self {
         Self::Whole(Some(body.into()))
     }
 }

@@ -6,31 +6,27 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use bytes::{Buf, Bytes};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use bytes::Bytes;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
-use tracing::debug;
 
-use super::OnBegin;
 use super::body::{Channel, Events, Queue};
 use super::limits::Limits;
+use super::link::{Input, Output, WriteError};
 use super::metrics::Skipped;
+use super::{OnBegin, Response as HttpResponse};
 use crate::event_log::Stream;
-use crate::protocol::channel::line::{Line, LineReader, to_line};
+use crate::protocol::channel::line::Line;
 use crate::protocol::channel::routing::{CallKey, IdInUse, Receiver, Routing, Target};
+use crate::protocol::headers::Lines;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::{clock, sync};
 
-/// Time in which the server has to take some bytes of a message. After it the channel ends.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Messages, and their bytes, that are kept for the first GET of a session.
 const KEPT_MESSAGES: usize = 64;
 const KEPT_BYTES: usize = 256 * 1024;
-/// Room in the reader's buffer before a read.
-const READ_SIZE: usize = 16 * 1024;
 
 /// Reason for the end of a channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,6 +63,8 @@ struct State {
     has_listened: bool,
     outgoing: VecDeque<Outgoing>,
     outgoing_bytes: usize,
+    /// Call whose request is with the writer, and was not begun yet.
+    writing: Option<CallKey>,
     last_use: Option<Instant>,
     /// Lines of the server that were no JSON-RPC.
     garbage: usize,
@@ -90,8 +88,10 @@ struct Response {
 /// A message that waits to be written.
 #[derive(Debug)]
 struct Outgoing {
-    lines: Vec<Bytes>,
+    messages: Vec<Bytes>,
     bytes: usize,
+    /// Headers of the request with which they came, for a server that takes them.
+    head: Option<Lines>,
     /// Call that begins with the message, and its writer's word.
     call: Option<(CallKey, Begin)>,
 }
@@ -99,7 +99,7 @@ struct Outgoing {
 /// Steps at the moment at which a call begins.
 struct Begin {
     mark: OnBegin,
-    begun: oneshot::Sender<()>,
+    begun: oneshot::Sender<Begun>,
 }
 
 impl std::fmt::Debug for Begin {
@@ -135,23 +135,29 @@ pub(super) enum Refused {
 /// A call that waits to be written.
 pub(super) struct Waiting {
     pub(super) events: Events,
-    begun: oneshot::Receiver<()>,
+    begun: oneshot::Receiver<Begun>,
+}
+
+/// The beginning of a call.
+pub(super) enum Begun {
+    /// The server may have some of the request.
+    Written,
+    /// The server has refused the request.
+    Refused(Box<HttpResponse>),
+    /// The channel has ended before.
+    Ended,
 }
 
 impl Waiting {
-    /// Resolves once the first byte of the request was written: true, or false if the channel has ended before.
-    pub(super) async fn begun(&mut self) -> bool {
-        (&mut self.begun).await.is_ok()
+    /// Waits for the beginning of the call.
+    pub(super) async fn begun(&mut self) -> Begun {
+        (&mut self.begun).await.unwrap_or(Begun::Ended)
     }
 }
 
 impl Connection {
-    /// Starts a channel on a pair of byte streams, with two tasks on the caller's runtime. Returns the one that reads, which ends with `input`.
-    pub(super) fn start(
-        limits: Limits,
-        input: impl AsyncRead + Send + Unpin + 'static,
-        output: impl AsyncWrite + Send + Unpin + 'static,
-    ) -> (Arc<Self>, JoinHandle<()>) {
+    /// Starts a channel, with two tasks on the caller's runtime. Returns the one that reads, which ends with `input`.
+    pub(super) fn start(limits: Limits, input: Box<dyn Input>, output: Box<dyn Output>) -> (Arc<Self>, JoinHandle<()>) {
         let connection = Arc::new(Self {
             limits,
             state: Mutex::default(),
@@ -164,16 +170,17 @@ impl Connection {
         (connection, reader)
     }
 
-    /// Hands a body with requests to the writer. `mark` is called once its first byte was written.
+    /// Hands a body with requests to the writer. `mark` is called once its first byte was written. `head` is for a server that takes headers.
     pub(super) fn call(
         self: &Arc<Self>,
         messages: &[Message],
         body: &Bytes,
+        head: Option<Lines>,
         stream: Option<Arc<Stream>>,
         mark: OnBegin,
     ) -> Result<Waiting, Refused> {
-        let lines = lines(messages, body);
-        let bytes = lines.iter().map(Bytes::len).sum();
+        let texts = texts(messages, body);
+        let bytes = texts.iter().map(Bytes::len).sum();
         // A server answers no cancel of `initialize`, which the protocol forbids.
         let may_cancel = !messages.iter().any(|message| is_method(message, "initialize"));
         let mut state = sync::lock(&self.state);
@@ -187,7 +194,7 @@ impl Connection {
             call,
             Response { queue: queue.clone(), stream, is_begun: false, cancelled: Vec::new(), may_cancel },
         );
-        state.enqueue(Outgoing { lines, bytes, call: Some((call, Begin { mark, begun })) });
+        state.enqueue(Outgoing { messages: texts, bytes, head, call: Some((call, Begin { mark, begun })) });
         drop(state);
         self.work.notify_one();
         let events = Events::new(queue, Receiver::Call(call), self.clone());
@@ -195,15 +202,15 @@ impl Connection {
     }
 
     /// Hands a body without requests to the writer.
-    pub(super) fn post(&self, messages: &[Message], body: &Bytes) -> Result<(), Refused> {
-        let lines = lines(messages, body);
-        let bytes = lines.iter().map(Bytes::len).sum();
+    pub(super) fn post(&self, messages: &[Message], body: &Bytes, head: Option<Lines>) -> Result<(), Refused> {
+        let texts = texts(messages, body);
+        let bytes = texts.iter().map(Bytes::len).sum();
         let mut state = sync::lock(&self.state);
         self.check_room(&state, bytes)?;
         for id in jsonrpc::cancelled_request_ids(messages, body) {
             state.note_cancel(&id);
         }
-        state.enqueue(Outgoing { lines, bytes, call: None });
+        state.enqueue(Outgoing { messages: texts, bytes, head, call: None });
         drop(state);
         self.work.notify_one();
         Ok(())
@@ -292,17 +299,12 @@ impl Connection {
 
     // ── to the server ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    async fn write(self: Arc<Self>, mut output: impl AsyncWrite + Unpin) {
+    async fn write(self: Arc<Self>, mut output: Box<dyn Output>) {
         loop {
             let work = self.work.notified();
             self.close_left();
             match self.next_outgoing() {
-                Next::Message(Outgoing { lines, call, .. }) => {
-                    if let Err(error) = self.write_message(&mut output, lines, call).await {
-                        debug!(%error, "a server takes no messages");
-                        self.end(End::Lost);
-                    }
-                }
+                Next::Message(outgoing) => self.write_messages(&mut *output, outgoing).await,
                 Next::Nothing => work.await,
                 // Dropping `output` is the end of the server's input.
                 Next::End => return,
@@ -310,33 +312,43 @@ impl Connection {
         }
     }
 
-    /// Writes the lines of a message. Its call begins with the first byte that the server's pipe has taken: before that nothing has run.
-    async fn write_message(
-        &self,
-        output: &mut (impl AsyncWrite + Unpin),
-        lines: Vec<Bytes>,
-        mut call: Option<(CallKey, Begin)>,
-    ) -> std::io::Result<()> {
-        for line in lines {
-            let mut rest = line.chain(Bytes::from_static(b"\n"));
-            while rest.has_remaining() {
-                // Each write has the whole time: a slow server is not a dead one.
-                let written = tokio::time::timeout(WRITE_TIMEOUT, output.write_buf(&mut rest)).await??;
-                if written == 0 {
-                    return Err(std::io::ErrorKind::WriteZero.into());
-                }
+    /// Writes the messages of a request. Its call begins with the first byte that the server may have: before that nothing has run.
+    async fn write_messages(&self, output: &mut dyn Output, outgoing: Outgoing) {
+        let Outgoing { messages, head, mut call, .. } = outgoing;
+        for message in messages {
+            let mut on_begin = || {
                 if let Some((call, Begin { mark, begun })) = call.take() {
                     self.begin(call);
                     mark();
-                    let _ = begun.send(());
+                    let _ = begun.send(Begun::Written);
+                }
+            };
+            match output.write(message, head.as_ref(), &mut on_begin).await {
+                Ok(()) => {}
+                Err(WriteError::Lost) => return self.end(End::Lost),
+                Err(WriteError::Refused(response)) => {
+                    if let Some((call, Begin { begun, .. })) = call.take() {
+                        self.refuse(call);
+                        let _ = begun.send(Begun::Refused(response));
+                    }
+                    return;
                 }
             }
         }
-        output.flush().await
+    }
+
+    /// Forgets a call that the server has refused.
+    fn refuse(&self, call: CallKey) {
+        let mut state = sync::lock(&self.state);
+        state.writing = None;
+        state.responses.remove(&call);
+        state.routing.withdraw(call);
     }
 
     fn begin(&self, call: CallKey) {
-        if let Some(response) = sync::lock(&self.state).responses.get_mut(&call) {
+        let mut state = sync::lock(&self.state);
+        state.writing = None;
+        if let Some(response) = state.responses.get_mut(&call) {
             response.is_begun = true;
         }
     }
@@ -348,6 +360,7 @@ impl Connection {
         }
         let Some(outgoing) = state.outgoing.pop_front() else { return Next::Nothing };
         state.outgoing_bytes -= outgoing.bytes;
+        state.writing = outgoing.call.as_ref().map(|(call, _)| *call);
         Next::Message(outgoing)
     }
 
@@ -373,19 +386,11 @@ impl Connection {
 
     // ── from the server ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    async fn read(self: Arc<Self>, mut input: impl AsyncRead + Unpin) {
-        let mut lines = LineReader::new(self.limits.message_bytes);
-        loop {
-            lines.buffer().reserve(READ_SIZE);
-            match input.read_buf(lines.buffer()).await {
-                Ok(1..) => {}
-                Ok(0) | Err(_) => break,
-            }
-            while let Some(line) = lines.next_line() {
-                match line {
-                    Line::Whole(line) => self.take(line),
-                    Line::TooLong => self.limits.metrics.observe_skipped(Skipped::TooLong),
-                }
+    async fn read(self: Arc<Self>, mut input: Box<dyn Input>) {
+        while let Some(line) = input.next().await {
+            match line {
+                Line::Whole(line) => self.take(line),
+                Line::TooLong => self.limits.metrics.observe_skipped(Skipped::TooLong),
             }
         }
         self.end(End::Lost);
@@ -440,7 +445,8 @@ impl State {
     /// Closes the response of a call, with the cancel of its requests that have no response yet.
     fn close(&mut self, call: CallKey) {
         let Some(response) = self.responses.remove(&call) else { return };
-        if !response.is_begun {
+        // A request that is with the writer may still be written.
+        if !response.is_begun && self.writing != Some(call) {
             self.outgoing.retain(|outgoing| outgoing.call.as_ref().is_none_or(|(other, _)| *other != call));
             self.outgoing_bytes = self.outgoing.iter().map(|outgoing| outgoing.bytes).sum();
             return self.routing.withdraw(call);
@@ -450,9 +456,13 @@ impl State {
             return;
         }
         for id in unanswered.iter().filter(|id| !response.cancelled.contains(id)) {
-            let line = Bytes::from(cancel(id));
-            self.enqueue(Outgoing { bytes: line.len(), lines: vec![line], call: None });
+            self.enqueue_cancel(id);
         }
+    }
+
+    fn enqueue_cancel(&mut self, id: &RequestId) {
+        let message = Bytes::from(cancel(id));
+        self.enqueue(Outgoing { bytes: message.len(), messages: vec![message], head: None, call: None });
     }
 
     fn deliver(&mut self, message: &Message, text: Bytes, limits: &Limits) {
@@ -493,8 +503,7 @@ impl State {
             if let Some(response) = self.responses.remove(&call) {
                 for id in &ids {
                     response.queue.force(limits.full_message(id));
-                    let line = Bytes::from(cancel(id));
-                    self.enqueue(Outgoing { bytes: line.len(), lines: vec![line], call: None });
+                    self.enqueue_cancel(id);
                 }
                 response.queue.end();
             }
@@ -540,12 +549,12 @@ impl Response {
     }
 }
 
-/// Makes the lines of a body, one for each message.
-fn lines(messages: &[Message], body: &Bytes) -> Vec<Bytes> {
+/// Returns the messages of a body.
+fn texts(messages: &[Message], body: &Bytes) -> Vec<Bytes> {
     if messages.len() == 1 && body.trim_ascii_start().first() != Some(&b'[') {
-        return vec![to_line(body.clone())];
+        return vec![body.clone()];
     }
-    jsonrpc::messages(body).into_iter().map(|text| to_line(body.slice(jsonrpc::span(body, text)))).collect()
+    jsonrpc::messages(body).into_iter().map(|text| body.slice(jsonrpc::span(body, text))).collect()
 }
 
 fn cancel(id: &RequestId) -> String {

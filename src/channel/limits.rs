@@ -11,8 +11,6 @@ use crate::protocol::jsonrpc::RequestId;
 /// Bounds of a channel, with the counters of all channels.
 #[derive(Clone, Debug)]
 pub(super) struct Limits {
-    /// Largest message of the server, in bytes. A longer one is dropped.
-    pub(super) message_bytes: usize,
     /// Most bytes of one response that wait to be read.
     pub(super) response_bytes: usize,
     /// Most bytes that wait to be written.

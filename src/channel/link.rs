@@ -1,44 +1,97 @@
-//! The two byte streams of a channel, and the program at their other end.
+//! The two directions of a channel, and the server at its other end.
 
 use std::future::Future;
 use std::pin::Pin;
 
-use tokio::io::{AsyncRead, AsyncWrite};
+use bytes::Bytes;
+
+use super::Response;
+use crate::protocol::channel::line::Line;
+use crate::protocol::error::ErrorCode;
+use crate::protocol::headers::Lines;
+
+/// A future that a link returns.
+pub type LinkFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Opens channels.
 pub trait Open: Send + Sync + 'static {
-    /// Opens one on the caller's runtime.
-    fn open(&self) -> Pin<Box<dyn Future<Output = Result<Link, OpenError>> + Send>>;
+    /// Opens one on the caller's runtime. `head` has the headers of the request that begins the session, for a server that takes them.
+    fn open(&self, head: Option<&Lines>) -> LinkFuture<'static, Result<Link, OpenError>>;
 
     /// Returns true if a channel can probably be opened now.
     fn is_available(&self) -> bool;
+
+    /// Returns true if the headers of requests go to the server.
+    fn takes_headers(&self) -> bool {
+        false
+    }
 }
 
-/// A channel could not be opened. The text is for the client and the log.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct OpenError(pub String);
+/// A channel could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// For a reason that the client and the log are told.
+    #[error("{0}")]
+    Failed(String),
+    /// The server has answered with an error, which is the client's: it may ask for credentials.
+    #[error("the server has refused the session")]
+    Refused(Box<Response>),
+}
 
 /// An open channel.
 pub struct Link {
     /// Messages of the server.
-    pub input: Box<dyn AsyncRead + Send + Unpin>,
-    /// Messages for the server.
-    pub output: Box<dyn AsyncWrite + Send + Unpin>,
-    /// The program.
+    pub input: Box<dyn Input>,
+    /// Messages for the server. Dropping it is their end.
+    pub output: Box<dyn Output>,
+    /// The server.
     pub program: Box<dyn Program>,
 }
 
-/// The program at the other end of a channel. Dropping it ends the program.
+/// Messages of a server.
+pub trait Input: Send {
+    /// Returns the next message, or `None` at the end of the channel.
+    fn next(&mut self) -> LinkFuture<'_, Option<Line>>;
+}
+
+/// Messages for a server, one after the other.
+pub trait Output: Send {
+    /// Writes a message that has no line end. `head` has the headers of its request, for a server that takes them. Calls `on_begin` once the
+    /// server may have some of it, and never before that: without the call nothing of the message has run.
+    ///
+    /// Dropping the future leaves the channel in an unknown state.
+    fn write<'a>(
+        &'a mut self,
+        message: Bytes,
+        head: Option<&'a Lines>,
+        on_begin: &'a mut (dyn FnMut() + Send),
+    ) -> LinkFuture<'a, Result<(), WriteError>>;
+}
+
+/// A message was not written.
+#[derive(Debug)]
+pub enum WriteError {
+    /// The channel takes no more messages.
+    Lost,
+    /// The server has refused this message with a response. Others can follow.
+    Refused(Box<Response>),
+}
+
+/// The server at the other end of a channel. Dropping it ends the server.
 pub trait Program: Send + Sync {
     /// Ends the program; its input was closed before. Returns at once.
     fn end(&self);
 
     /// Resolves when the program has ended.
-    fn ended(&self) -> Pin<Box<dyn Future<Output = ProgramEnd> + Send>>;
+    fn ended(&self) -> LinkFuture<'static, ProgramEnd>;
 
     /// Resolves when all that the program has started is gone as well.
-    fn gone(&self) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+    fn gone(&self) -> LinkFuture<'static, ()>;
+
+    /// Returns the error of the calls that the server still owed when the channel was lost.
+    fn lost_code(&self) -> ErrorCode {
+        ErrorCode::ServerEnded
+    }
 }
 
 /// The end of a program.
@@ -58,7 +111,7 @@ impl ProgramEnd {
         let how = match (self.code, self.signal) {
             (Some(code), _) => format!("exit code {code}"),
             (None, Some(signal)) => format!("signal {signal}"),
-            (None, None) => "unknown cause".to_owned(),
+            (None, None) => "its output has ended".to_owned(),
         };
         if self.last_lines.is_empty() { how } else { format!("{how}; its last words: {}", self.last_lines) }
     }

@@ -25,6 +25,7 @@ mod limits;
 mod link;
 mod metrics;
 mod pending;
+pub mod pipe;
 mod pool;
 mod respond;
 mod session;
@@ -44,9 +45,9 @@ use tokio::sync::Notify;
 
 pub use body::Body;
 pub use caller::Caller;
-use connection::Refused;
+use connection::{Begun, Refused};
 use limits::Limits;
-pub use link::{Link, Open, OpenError, Program, ProgramEnd};
+pub use link::{Input, Link, LinkFuture, Open, OpenError, Output, Program, ProgramEnd, WriteError};
 use metrics::EndReason;
 pub use metrics::Metrics;
 use pending::Pending;
@@ -58,6 +59,7 @@ use session::Session;
 
 use crate::event_log::Stream;
 use crate::protocol::error::ErrorCode;
+use crate::protocol::headers::Lines;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::{clock, sync};
 
@@ -85,8 +87,8 @@ pub struct Settings {
     pub start: Duration,
     /// Time for which a session is kept whose client gave up before it was open.
     pub keep: Duration,
-    /// Bounds of servers.
-    pub bounds: Bounds,
+    /// Bounds of servers, or `None` for servers that run already.
+    pub bounds: Option<Bounds>,
 }
 
 /// A request of the upstream client.
@@ -95,6 +97,8 @@ pub struct Request<'a> {
     pub method: &'a Method,
     /// The server's name of the session, or `None` if the request names none.
     pub session: Option<&'a [u8]>,
+    /// Headers, for a server that takes them.
+    pub head: &'a Lines,
     /// The body.
     pub body: &'a Bytes,
     /// Stream of the request, or `None` for one without.
@@ -136,7 +140,6 @@ impl Channels {
     /// Creates the channels on the caller's runtime. Opens none.
     pub fn new(open: Box<dyn Open>, settings: Settings, metrics: Arc<Metrics>) -> Arc<Self> {
         let limits = Limits {
-            message_bytes: settings.message_bytes,
             response_bytes: settings.message_bytes + 1024 * 1024,
             outgoing_bytes: settings.outgoing_bytes,
             metrics,
@@ -235,22 +238,26 @@ impl Channels {
         }
         let Some(session) = self.session(request.session) else { return refusal(ErrorCode::SessionUnknown, &ids) };
         if ids.is_empty() {
-            return match session.connection.post(messages, body) {
+            return match session.connection.post(messages, body, self.head(&request)) {
                 Ok(()) => empty(StatusCode::ACCEPTED),
                 Err(refused) => refusal(code_of(refused), &ids),
             };
         }
-        match session.connection.call(messages, body, request.stream.cloned(), request.on_begin) {
-            Ok(mut waiting) => {
-                if waiting.begun().await {
-                    event_stream(waiting.events)
-                } else {
-                    // Nothing of the request has reached the server.
-                    refusal(ErrorCode::SessionUnknown, &ids)
-                }
-            }
+        let head = self.head(&request);
+        match session.connection.call(messages, body, head, request.stream.cloned(), request.on_begin) {
+            Ok(mut waiting) => match waiting.begun().await {
+                Begun::Written => event_stream(waiting.events),
+                Begun::Refused(response) => *response,
+                // Nothing of the request has reached the server.
+                Begun::Ended => refusal(ErrorCode::SessionUnknown, &ids),
+            },
             Err(refused) => refusal(code_of(refused), &ids),
         }
+    }
+
+    /// Returns the headers of a request for a server that takes them.
+    fn head(&self, request: &Request<'_>) -> Option<Lines> {
+        self.open.takes_headers().then(|| request.head.clone())
     }
 
     fn forget_name(&self, session: &Session) {

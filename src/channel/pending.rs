@@ -10,6 +10,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
+use super::Response;
 use super::caller::Caller;
 use super::session::Session;
 use crate::clock;
@@ -29,11 +30,19 @@ pub(super) struct Started {
 pub(super) struct Failed {
     pub(super) code: ErrorCode,
     pub(super) detail: String,
+    /// Response of the server, in place of one of the proxy's.
+    pub(super) response: Option<Box<Response>>,
 }
 
 impl Failed {
     pub(super) fn of(code: ErrorCode, detail: String) -> Self {
-        Self { code, detail }
+        Self { code, detail, response: None }
+    }
+
+    /// Creates the failure of a session that the server has refused with a response of HTTP.
+    pub(super) fn by(response: Box<Response>) -> Self {
+        let detail = format!("status {}", response.status().as_u16());
+        Self { code: ErrorCode::UpstreamStatus, detail, response: Some(response) }
     }
 }
 

@@ -13,7 +13,6 @@ use super::limits::Limits;
 use super::link::{Link, Program, ProgramEnd};
 use super::metrics::EndReason;
 use crate::clock;
-use crate::protocol::error::ErrorCode;
 use crate::protocol::jsonrpc::{self, RequestId};
 
 /// Time in which the output of a program that has ended is read to its end, and in which a program ends whose output has ended.
@@ -112,7 +111,7 @@ impl Session {
         let reason = *self.reason.get_or_init(|| EndReason::Lost);
         if reason == EndReason::Lost {
             let how = program_end.as_ref().map_or_else(|| "its output was closed".to_owned(), ProgramEnd::describe);
-            info!(how, "a server on stdio has ended");
+            info!(how, "a server has ended");
         }
         if let Some(end) = program_end {
             let _ = self.program_end.set(end);
@@ -136,7 +135,7 @@ impl Session {
     }
 
     fn lost_message(&self, id: &RequestId) -> Vec<u8> {
-        let code = ErrorCode::ServerEnded;
+        let code = self.program.lost_code();
         let mut data = serde_json::json!({ "fault": code.side().as_str(), "mayHaveRun": true });
         let end = self.program_end.get();
         if let Some(code) = end.and_then(|end| end.code) {

@@ -11,15 +11,15 @@ use tracing::{info, warn};
 
 use super::admission::Admitted;
 use super::body::Events;
-use super::connection::Connection;
-use super::link::ProgramEnd;
+use super::connection::{Begun, Connection};
+use super::link::{OpenError, ProgramEnd};
 use super::metrics::{EndReason, StartOutcome};
 use super::pending::{Failed, Pending, Started, Taken, Wanter};
 use super::respond::{json, refusal, refusal_about};
 use super::session::Session;
 use super::{Channels, OnBegin, Request, Response, request_id};
 use crate::protocol::error::ErrorCode;
-use crate::protocol::headers::names;
+use crate::protocol::headers::{Lines, names};
 use crate::protocol::jsonrpc::{self, InitializeParams, Message, RequestId};
 use crate::{clock, random, sync};
 
@@ -35,7 +35,8 @@ impl Channels {
                 }
                 response
             }
-            Err(Failed { code, detail }) => refusal_about(code, &detail, std::slice::from_ref(id)),
+            Err(Failed { response: Some(response), .. }) => *response,
+            Err(Failed { code, detail, .. }) => refusal_about(code, &detail, std::slice::from_ref(id)),
         }
     }
 
@@ -64,7 +65,7 @@ impl Channels {
                 };
                 let admitted = admitted?;
                 let (number, messages, body) = (admitted.number, messages.to_vec(), request.body.clone());
-                let start = Start { admitted, messages, body, on_begin: request.on_begin };
+                let start = Start { admitted, messages, head: self.head(&request), body, on_begin: request.on_begin };
                 // On the runtime of all channels.
                 self.runtime.spawn(start.run());
                 number
@@ -159,6 +160,7 @@ impl Channels {
 struct Start {
     admitted: Admitted,
     messages: Vec<Message>,
+    head: Option<Lines>,
     body: Bytes,
     on_begin: OnBegin,
 }
@@ -171,11 +173,11 @@ enum Answer {
 
 impl Start {
     async fn run(self) {
-        let Self { admitted, messages, body, on_begin } = self;
+        let Self { admitted, messages, head, body, on_begin } = self;
         let (channels, number) = (admitted.channels.clone(), admitted.number);
         let mut server = None;
         let opened = tokio::select! {
-            opened = channels.open_server(number, &messages, &body, on_begin, &mut server) => opened,
+            opened = channels.open_server(number, (&messages, head, &body), on_begin, &mut server) => opened,
             () = channels.unwanted(number) => Err(channels.slow(number)),
         };
         let outcome = match &opened {
@@ -184,7 +186,9 @@ impl Start {
             Err(_) => StartOutcome::Failed,
         };
         channels.limits.metrics.observe_start(outcome);
-        sync::lock(&channels.state).starts.note(opened.is_err(), clock::now());
+        if channels.settings.bounds.is_some() {
+            sync::lock(&channels.state).starts.note(opened.is_err(), clock::now());
+        }
         channels.room.notify_waiters();
         match (opened, server) {
             (Ok(Answer::Opened(body)), Some(server)) => {
@@ -234,13 +238,16 @@ impl Channels {
     async fn open_server(
         self: &Arc<Self>,
         number: u64,
-        messages: &[Message],
-        body: &Bytes,
+        (messages, head, body): (&[Message], Option<Lines>, &Bytes),
         on_begin: OnBegin,
         opened: &mut Option<Arc<Session>>,
     ) -> Result<Answer, Failed> {
         let failed = |detail: String| Failed::of(ErrorCode::ServerFailed, detail);
-        let link = self.open.open().await.map_err(|error| failed(error.0))?;
+        let link = match self.open.open(head.as_ref()).await {
+            Ok(link) => link,
+            Err(OpenError::Failed(detail)) => return Err(failed(detail)),
+            Err(OpenError::Refused(response)) => return Err(Failed::by(response)),
+        };
         let (by_name, by_number) = (self.clone(), self.clone());
         let caller = sync::lock(&self.state).starting.get(&number).and_then(|start| start.caller.clone());
         let session = Session::begin(
@@ -255,10 +262,13 @@ impl Channels {
             return Err(Failed::of(ErrorCode::Draining, String::new()));
         }
         // Without a stream: a question of the server is none of the client's before there is a session.
-        let call = session.connection.call(messages, body, None, on_begin);
+        let call = session.connection.call(messages, body, head.clone(), None, on_begin);
         let mut waiting = call.map_err(|refused| failed(refused.to_string()))?;
-        let answer =
-            if waiting.begun().await { first_answer(&waiting.events, &session.connection).await } else { None };
+        let answer = match waiting.begun().await {
+            Begun::Written => first_answer(&waiting.events, &session.connection, head.as_ref()).await,
+            Begun::Refused(response) => return Err(Failed::by(response)),
+            Begun::Ended => None,
+        };
         match answer.filter(|_| session.connection.ending().is_none()) {
             Some((message, true)) => Ok(Answer::Refused(message)),
             Some((message, false)) => {
@@ -287,7 +297,7 @@ impl Channels {
 
 /// Waits for the response to `initialize`. Returns it, and true if it is an error. A server may ping before that; any other question has no session
 /// yet, and gets an error.
-async fn first_answer(events: &Events, connection: &Connection) -> Option<(Bytes, bool)> {
+async fn first_answer(events: &Events, connection: &Connection, head: Option<&Lines>) -> Option<(Bytes, bool)> {
     loop {
         let message = events.first_message().await?;
         let Ok(peeked) = jsonrpc::peek(&message) else { continue };
@@ -303,7 +313,7 @@ async fn first_answer(events: &Events, connection: &Connection) -> Option<(Bytes
         };
         let answer = Bytes::from(answer);
         if let Ok(peeked) = jsonrpc::peek(&answer) {
-            let _ = connection.post(peeked.messages(), &answer);
+            let _ = connection.post(peeked.messages(), &answer, head.cloned());
         }
     }
 }

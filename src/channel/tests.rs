@@ -1,7 +1,5 @@
 //! Starts of sessions against scripted servers, with the clock moved by hand.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -14,10 +12,14 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, 
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-use super::{Bounds, Caller, Channels, Link, Metrics, Open, OpenError, Program, ProgramEnd, Request, Settings};
+use super::pipe::{PipeReader, PipeWriter};
+use super::{
+    Bounds, Caller, Channels, Link, LinkFuture, Metrics, Open, OpenError, Program, ProgramEnd, Request, Settings,
+};
 use crate::clock;
 use crate::event_log::{Principal, QuotaKey};
 use crate::metrics::Registrar;
+use crate::protocol::headers;
 
 const START: Duration = Duration::from_secs(55);
 const KEEP: Duration = Duration::from_secs(300);
@@ -38,18 +40,19 @@ struct Server {
 struct Process(Arc<watch::Sender<bool>>);
 
 impl Open for Opener {
-    fn open(&self) -> Pin<Box<dyn Future<Output = Result<Link, OpenError>> + Send>> {
+    fn open(&self, _: Option<&headers::Lines>) -> LinkFuture<'static, Result<Link, OpenError>> {
         let (ours, theirs) = tokio::io::duplex(1 << 20);
         let (input, output) = tokio::io::split(ours);
         let ended = Arc::new(watch::channel(false).0);
         let (reader, writer) = tokio::io::split(theirs);
         let server = Server { lines: BufReader::new(reader).lines(), output: writer, ended: ended.clone() };
+        let (input, output) = (PipeReader::new(input, 1 << 20), PipeWriter::new(output));
         let link = Link { input: Box::new(input), output: Box::new(output), program: Box::new(Process(ended)) };
         let is_missing = self.is_missing.load(Ordering::Relaxed);
         if !is_missing {
             self.servers.send(server).expect("the test goes on");
         }
-        Box::pin(async move { if is_missing { Err(OpenError("not found".to_owned())) } else { Ok(link) } })
+        Box::pin(async move { if is_missing { Err(OpenError::Failed("not found".to_owned())) } else { Ok(link) } })
     }
 
     fn is_available(&self) -> bool {
@@ -62,7 +65,7 @@ impl Program for Process {
         self.0.send_replace(true);
     }
 
-    fn ended(&self) -> Pin<Box<dyn Future<Output = ProgramEnd> + Send>> {
+    fn ended(&self) -> LinkFuture<'static, ProgramEnd> {
         let mut ended = self.0.subscribe();
         Box::pin(async move {
             let _ = ended.wait_for(|&ended| ended).await;
@@ -70,7 +73,7 @@ impl Program for Process {
         })
     }
 
-    fn gone(&self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    fn gone(&self) -> LinkFuture<'static, ()> {
         Box::pin(std::future::ready(()))
     }
 }
@@ -119,13 +122,13 @@ impl Setup {
             idle: None,
             start: START,
             keep: KEEP,
-            bounds: Bounds {
+            bounds: Some(Bounds {
                 servers: 8,
                 servers_per_caller: 4,
                 starts_per_minute: 30,
                 bounds_addresses: true,
                 may_replace: true,
-            },
+            }),
         };
         change(&mut settings);
         let (sender, servers) = mpsc::unbounded_channel();
@@ -145,6 +148,7 @@ impl Setup {
             let request = Request {
                 method: &Method::POST,
                 session: None,
+                head: &headers::Lines::default(),
                 body: &body,
                 stream: None,
                 caller: Some(&caller),
@@ -299,7 +303,7 @@ async fn a_server_that_no_client_wants_any_more_is_ended() {
 
 #[tokio::test(start_paused = true)]
 async fn starts_beyond_the_rate_wait_and_are_refused_in_time() {
-    let mut setup = Setup::new(|settings| settings.bounds.starts_per_minute = 1);
+    let mut setup = Setup::new(|settings| settings.bounds.as_mut().expect("bounds").starts_per_minute = 1);
     let begun = clock::now();
     let _first = setup.open(1).await;
     let refused = outcome(setup.initialize(2, 1, "a")).await;
@@ -314,7 +318,7 @@ async fn starts_beyond_the_rate_wait_and_are_refused_in_time() {
 
 #[tokio::test(start_paused = true)]
 async fn a_server_without_a_call_makes_room() {
-    let mut setup = Setup::new(|settings| settings.bounds.servers_per_caller = 2);
+    let mut setup = Setup::new(|settings| settings.bounds.as_mut().expect("bounds").servers_per_caller = 2);
     let of_another = setup.open(2).await;
     let first = setup.open(1).await;
     let second = setup.open(1).await;
@@ -325,7 +329,7 @@ async fn a_server_without_a_call_makes_room() {
 
 #[tokio::test(start_paused = true)]
 async fn a_start_that_no_client_waits_for_makes_room() {
-    let mut setup = Setup::new(|settings| settings.bounds.servers_per_caller = 1);
+    let mut setup = Setup::new(|settings| settings.bounds.as_mut().expect("bounds").servers_per_caller = 1);
     let given_up = setup.initialize(1, 1, "a");
     let server = setup.server().await;
     give_up(given_up).await;
@@ -338,7 +342,10 @@ async fn a_start_that_no_client_waits_for_makes_room() {
 
 #[tokio::test(start_paused = true)]
 async fn without_room_a_start_waits_and_is_refused_in_time() {
-    let mut setup = Setup::new(|settings| (settings.bounds.servers, settings.bounds.may_replace) = (1, false));
+    let mut setup = Setup::new(|settings| {
+        (settings.bounds.as_mut().expect("bounds").servers, settings.bounds.as_mut().expect("bounds").may_replace) =
+            (1, false)
+    });
     let begun = clock::now();
     let server = setup.open(1).await;
     let waiting = outcome(setup.initialize(2, 2, "a")).await;
@@ -355,7 +362,10 @@ async fn without_room_a_start_waits_and_is_refused_in_time() {
 #[tokio::test(start_paused = true)]
 async fn a_caller_without_room_holds_up_no_other() {
     let mut setup = Setup::new(|settings| {
-        (settings.bounds.servers_per_caller, settings.bounds.may_replace) = (1, false);
+        (
+            settings.bounds.as_mut().expect("bounds").servers_per_caller,
+            settings.bounds.as_mut().expect("bounds").may_replace,
+        ) = (1, false);
     });
     let begun = clock::now();
     let _first = setup.open(1).await;

@@ -18,7 +18,7 @@ use super::value::{
 use super::{
     Admin, AnswerPings, Auth, Config, Delivery, Dialects, DiskStore, Fsync, HostHeader, Limits, Listen, ListenTls, Log,
     LogFormat, Mode, OnUnreachable, Prime, PrincipalSource, Problems, ProgressBeats, RedisStore, Replica, ResumeTokens,
-    Sessions, Store, Streams, ToolOverrides, Turns, Upstream, UpstreamTls, UpstreamUrl,
+    Sessions, SseServer, Store, Streams, ToolOverrides, Turns, Upstream, UpstreamTls, UpstreamUrl,
 };
 use crate::protocol::access::{AllowedHosts, AllowedOrigins, HostPattern, OriginPattern};
 use crate::protocol::classify;
@@ -88,7 +88,7 @@ struct Sections {
 pub(super) fn config(reader: &mut Reader) -> Option<Config> {
     let sections = sections(reader);
     if sections.upstream.is_none() {
-        let text = "is required: give --upstream URL, MCP_RESUME_UPSTREAM__URL, or url in [upstream]; a server on stdio has a command";
+        let text = "is required: give --upstream URL, MCP_RESUME_UPSTREAM__URL, or url in [upstream]; a server on stdio has a command, one on HTTP+SSE sse_url";
         reader.missing("upstream", "url", text);
     }
     let Sections {
@@ -125,8 +125,8 @@ fn sections(reader: &mut Reader) -> Sections {
         refuse_loop(reader, &upstream.url, &listen, &admin);
     }
     let mut streams = streams(reader);
-    if upstream.as_ref().is_some_and(|upstream| upstream.command.is_some()) {
-        // All messages of a program come through one pipe, which one full stream must not stop.
+    if upstream.as_ref().is_some_and(Upstream::is_channel) {
+        // All messages of a session come through one channel, which one full stream must not stop.
         streams.full_wait = Duration::ZERO;
     }
     let delivery = delivery(&mut reader.section("delivery"));
@@ -169,7 +169,11 @@ fn sections(reader: &mut Reader) -> Sections {
 fn upstream(reader: &mut Reader) -> Option<Upstream> {
     let mut s = reader.section("upstream");
     let url = s.parsed::<UpstreamUrl>("url");
-    let command = command(&mut s);
+    let (idle, start) = (s.secs("child_idle_secs", 0..=YEAR), s.secs("start_secs", 1..=YEAR));
+    let idle = none_if_zero(idle.unwrap_or(Duration::from_secs(300)));
+    let start = start.unwrap_or(Duration::from_secs(55));
+    let command = command(&mut s, idle, start);
+    let sse_url = s.text("sse_url", |text| UpstreamUrl::parse_sse(text).map_err(|error| error.to_string()));
     let host = s.text("host", host).unwrap_or(HostHeader::Upstream);
     let http2 = s.boolean("http2");
     let connect_timeout = s.millis("connect_timeout_ms", 1..=DAY_MS);
@@ -185,16 +189,22 @@ fn upstream(reader: &mut Reader) -> Option<Upstream> {
         let text = "[upstream.tls] is for an https:// upstream, and upstream.url is none".to_owned();
         reader.conflict([("upstream.tls", "ca"), ("upstream.tls", "cert")], text);
     }
-    if url.is_some() && command.is_some() {
-        let text = "the server is either at a URL or a program".to_owned();
-        reader.conflict([("upstream", "url"), ("upstream", "command")], text);
+    let places = [("url", url.is_some()), ("sse_url", sse_url.is_some()), ("command", command.is_some())];
+    let mut given = places.into_iter().filter(|(_, is_given)| *is_given).map(|(key, _)| key);
+    if let (Some(one), Some(other)) = (given.next(), given.next()) {
+        let text = "an upstream is one server: at a URL, or a program".to_owned();
+        reader.conflict([("upstream", one), ("upstream", other)], text);
     }
     if command.is_some() && !cfg!(unix) {
         let text = "programs are started on Unix systems only".to_owned();
         reader.conflict([("upstream", "command"), ("upstream", "command")], text);
     }
-    // A program has no URL; that of a server at the usual path is in its place.
-    let url = if command.is_some() { "http://localhost".parse().ok() } else { url };
+    let url = match (&command, &sse_url) {
+        // A program has no URL; that of a server at the usual path is in its place.
+        (Some(_), _) => "http://localhost".parse().ok(),
+        (None, Some(sse_url)) => Some(sse_url.to_default_endpoint()),
+        (None, None) => url,
+    };
     let keepalive = none_if_zero(keepalive.unwrap_or(Duration::from_secs(120)));
     Some(Upstream {
         url: url?,
@@ -212,27 +222,26 @@ fn upstream(reader: &mut Reader) -> Option<Upstream> {
         // Nothing between the proxy and a program ends for silence.
         keepalive: keepalive.filter(|_| command.is_none()),
         command,
+        sse: sse_url.map(|url| SseServer { url, idle, start }),
     })
 }
 
 /// Reads the program of a server on stdio. `None` without one.
-fn command(s: &mut Section<'_>) -> Option<Command> {
+fn command(s: &mut Section<'_>, idle: Option<Duration>, start: Duration) -> Option<Command> {
     let line = s.json_list::<String>("command", 1);
     let env = s.json_list::<Variable>("env", 0).unwrap_or_default();
     let inherit_env = s.list::<String>("inherit_env", 0).unwrap_or_default();
     let cwd = s.text("cwd", file).flatten();
-    let idle = s.secs("child_idle_secs", 0..=YEAR).unwrap_or(Duration::from_secs(300));
     let max_children = s.count("max_children", 1).unwrap_or(64);
     let max_children_per_principal = s.count("max_children_per_principal", 1).unwrap_or(8);
     let starts_per_minute = s.count("starts_per_minute", 1).unwrap_or(30);
-    let start = s.secs("start_secs", 1..=YEAR).unwrap_or(Duration::from_secs(55));
     let stderr_to_client = s.boolean("stderr_to_client").unwrap_or(false);
     Some(Command {
         line: line?,
         env: env.into_iter().map(|Variable(name, value)| (name, value)).collect(),
         inherit_env,
         cwd,
-        idle: none_if_zero(idle),
+        idle,
         max_children,
         max_children_per_principal,
         starts_per_minute,

@@ -142,6 +142,26 @@ pub struct Upstream {
     pub keepalive: Option<Duration>,
     /// Server on stdio, or `None` for one on HTTP. [`Self::url`] is then that of no server.
     pub command: Option<Command>,
+    /// Server on HTTP+SSE, or `None` for another. [`Self::url`] is then the proxy's endpoint at the server's origin.
+    pub sse: Option<SseServer>,
+}
+
+impl Upstream {
+    /// Returns true if the server is not on Streamable HTTP.
+    pub fn is_channel(&self) -> bool {
+        self.command.is_some() || self.sse.is_some()
+    }
+}
+
+/// A server on HTTP+SSE, the transport of revision 2024-11-05.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SseServer {
+    /// URL of the event stream.
+    pub url: UpstreamUrl,
+    /// Time without a call, question or GET of its client after which the connection of a session is closed, or `None` for never.
+    pub idle: Option<Duration>,
+    /// Longest time from `initialize` to its answer.
+    pub start: Duration,
 }
 
 /// Pings of the server that the proxy answers in its clients' place.
@@ -500,6 +520,8 @@ pub struct Flags {
     pub admin: Option<String>,
     /// `--store`, in place of `store.kind`.
     pub store: Option<String>,
+    /// `--upstream-sse`, in place of `upstream.sse_url`.
+    pub upstream_sse: Option<String>,
     /// Words behind `--`, in place of `upstream.command`; empty for none.
     pub command: Vec<String>,
 }
@@ -571,6 +593,7 @@ impl Config {
             listen: Some("127.0.0.1:0".to_owned()),
             admin: Some(String::new()),
             store: None,
+            upstream_sse: None,
             command: Vec::new(),
         };
         Config::load(None, [], flags)

@@ -107,7 +107,7 @@ impl RawConfig {
     }
 
     pub(super) fn add_flags(&mut self, flags: Flags) {
-        let Flags { upstream, listen, admin, store, command } = flags;
+        let Flags { upstream, listen, admin, store, upstream_sse, command } = flags;
         if !command.is_empty() {
             self.insert("upstream", "command", Origin::Flag("--"), Value::List(command));
         }
@@ -119,6 +119,7 @@ impl RawConfig {
         };
         for (flag, section, key, value) in [
             ("--upstream", "upstream", "url", upstream),
+            ("--upstream-sse", "upstream", "sse_url", upstream_sse),
             ("--listen", "listen", "address", listen),
             ("--admin", "admin", "address", admin),
             ("--store", "store", "kind", kind),

@@ -226,7 +226,7 @@ fn a_missing_upstream_is_reported_with_every_way_to_give_it() {
     assert_eq!(
         lines,
         ["upstream.url: is required: give --upstream URL, MCP_RESUME_UPSTREAM__URL, \
-          or url in [upstream]"]
+          or url in [upstream]; a server on stdio has a command, one on HTTP+SSE sse_url"]
     );
 }
 

@@ -8,6 +8,7 @@ use http::Uri;
 use http::uri::Authority;
 
 const DEFAULT_PATH: &str = "/mcp";
+const DEFAULT_SSE_PATH: &str = "/sse";
 const LOOPBACK_V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const LOOPBACK_V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
@@ -118,6 +119,25 @@ impl FromStr for UpstreamUrl {
     type Err = UrlError;
 
     fn from_str(text: &str) -> Result<Self, UrlError> {
+        UpstreamUrl::parse(text, DEFAULT_PATH)
+    }
+}
+
+impl UpstreamUrl {
+    /// Parses the URL of a server on HTTP+SSE, whose path is `/sse` if there was none.
+    ///
+    /// # Errors
+    /// As for any URL.
+    pub fn parse_sse(text: &str) -> Result<Self, UrlError> {
+        UpstreamUrl::parse(text, DEFAULT_SSE_PATH)
+    }
+
+    /// Returns the endpoint `/mcp` of the same origin, without a query.
+    pub fn to_default_endpoint(&self) -> Self {
+        Self { path: DEFAULT_PATH.to_owned(), query: None, ..self.clone() }
+    }
+
+    fn parse(text: &str, default_path: &str) -> Result<Self, UrlError> {
         if text.is_empty() {
             return Err(UrlError::Empty);
         }
@@ -138,7 +158,7 @@ impl FromStr for UpstreamUrl {
         check_authority(&authority)?;
         // `Uri` turns a missing path into a slash; a slash that was given counts.
         let is_written = rest.split(['?']).next().is_some_and(|rest| rest.contains('/'));
-        let path = if is_written { uri.path() } else { DEFAULT_PATH };
+        let path = if is_written { uri.path() } else { default_path };
         Ok(Self {
             is_https,
             authority,

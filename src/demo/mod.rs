@@ -118,6 +118,7 @@ fn config(server: &Server, options: &Options) -> Result<Config, config::Problems
         listen: Some(options.listen.to_string()),
         admin: Some(String::new()),
         store: None,
+        upstream_sse: None,
         command: Vec::new(),
     };
     Config::load(None, [], flags)

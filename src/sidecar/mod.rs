@@ -5,6 +5,7 @@ mod error;
 mod files;
 mod listeners;
 mod metrics;
+mod sse;
 #[cfg(unix)]
 mod stdio;
 mod store_setup;
@@ -92,6 +93,9 @@ impl Server {
         #[cfg(unix)]
         if let Some(command) = &config.upstream.command {
             upstream = upstream.with_channels(stdio::channels(&config, command, &metrics)?);
+        }
+        if let Some(server) = &config.upstream.sse {
+            upstream = upstream.with_channels(sse::channels(&config, server, &metrics)?);
         }
         let components = recover(compose(config, setup, &metrics, upstream)).await?;
         Ok(Self { listeners, components, metrics })
@@ -266,8 +270,8 @@ async fn serve_data(
 
 fn compose(config: Config, setup: StoreSetup, metrics: &Metrics, upstream: Upstream) -> Components {
     let StoreSetup { identity, principal_key, backing } = setup;
-    // A server on stdio belongs to this process alone, so the names of its sessions say so.
-    let is_wrapped = config.replica.wrap_sessions || config.upstream.command.is_some();
+    // A channel belongs to this process alone, so the names of its sessions say so.
+    let is_wrapped = config.replica.wrap_sessions || config.upstream.is_channel();
     let owner = if is_wrapped { Some(identity.owner) } else { None };
     let bounds = TailLimits { max_bytes: config.streams.max_bytes, max_events: config.streams.max_events };
     let allowance = QuotaLimits {

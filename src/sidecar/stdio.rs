@@ -1,14 +1,14 @@
 //! Servers on stdio: the channels of a sidecar are the pipes of processes.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Error, Metrics};
-use crate::channel::{self, Bounds, Channels, Link, Open, OpenError, Program, ProgramEnd};
+use crate::channel::pipe::{PipeReader, PipeWriter};
+use crate::channel::{self, Bounds, Channels, Link, LinkFuture, Open, OpenError, Program, ProgramEnd};
 use crate::child::{self, Child, Ending, Exit, Launcher};
 use crate::config::{Command, Config};
+use crate::protocol::headers::Lines;
 
 /// Time for which a session is kept whose client gave up before it was open, if idle servers are never ended.
 const KEEP: Duration = Duration::from_secs(300);
@@ -17,6 +17,8 @@ const KEEP: Duration = Duration::from_secs(300);
 struct Stdio {
     launcher: Launcher,
     stderr_to_client: bool,
+    /// Largest message of a server, in bytes.
+    message_bytes: usize,
 }
 
 /// A process at the end of a channel.
@@ -50,26 +52,31 @@ pub(super) fn channels(config: &Config, command: &Command, metrics: &Metrics) ->
         idle: command.idle.filter(|_| config.sessions.revive),
         start: command.start,
         keep: command.idle.unwrap_or(KEEP),
-        bounds: Bounds {
+        bounds: Some(Bounds {
             servers: command.max_children,
             servers_per_caller: command.max_children_per_principal,
             starts_per_minute: command.starts_per_minute,
             bounds_addresses: !config.listen.address.ip().is_loopback(),
             may_replace: config.sessions.revive,
-        },
+        }),
     };
-    let stdio = Stdio { launcher, stderr_to_client: command.stderr_to_client };
+    let stdio =
+        Stdio { launcher, stderr_to_client: command.stderr_to_client, message_bytes: config.streams.max_event_bytes };
     Ok(Channels::new(Box::new(stdio), settings, metrics.channel.clone()))
 }
 
 impl Open for Stdio {
-    fn open(&self) -> Pin<Box<dyn Future<Output = Result<Link, OpenError>> + Send>> {
-        let (launcher, stderr_to_client) = (self.launcher.clone(), self.stderr_to_client);
+    fn open(&self, _: Option<&Lines>) -> LinkFuture<'static, Result<Link, OpenError>> {
+        let (launcher, stderr_to_client, message_bytes) =
+            (self.launcher.clone(), self.stderr_to_client, self.message_bytes);
         Box::pin(async move {
-            let child = launcher.start().await.map_err(|error| OpenError(error.to_string()))?;
+            let child = launcher.start().await.map_err(|error| OpenError::Failed(error.to_string()))?;
             let Child { stdin, stdout, ending, exit } = child;
-            let program = Box::new(Process { ending, exit, stderr_to_client });
-            Ok(Link { input: Box::new(stdout), output: Box::new(stdin), program })
+            Ok(Link {
+                input: Box::new(PipeReader::new(stdout, message_bytes)),
+                output: Box::new(PipeWriter::new(stdin)),
+                program: Box::new(Process { ending, exit, stderr_to_client }),
+            })
         })
     }
 
@@ -83,7 +90,7 @@ impl Program for Process {
         self.ending.begin();
     }
 
-    fn ended(&self) -> Pin<Box<dyn Future<Output = ProgramEnd> + Send>> {
+    fn ended(&self) -> LinkFuture<'static, ProgramEnd> {
         let (mut exit, stderr_to_client) = (self.exit.clone(), self.stderr_to_client);
         Box::pin(async move {
             let outcome = exit.wait().await;
@@ -92,7 +99,7 @@ impl Program for Process {
         })
     }
 
-    fn gone(&self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    fn gone(&self) -> LinkFuture<'static, ()> {
         let mut exit = self.exit.clone();
         Box::pin(async move { exit.gone().await })
     }

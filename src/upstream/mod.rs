@@ -25,6 +25,7 @@ mod sent_flag;
 mod server_request_refusals;
 mod session_names;
 mod sse_reader;
+mod sse_server;
 mod synthetic;
 mod token_probe;
 mod token_subjects;
@@ -61,6 +62,7 @@ pub use response_observer::ResponseObserver;
 use revival::Revivals;
 use sent_flag::SentFlag;
 use session_names::{OwnName, SessionNames};
+pub use sse_server::SseServer;
 pub use synthetic::gap_warning;
 pub use token_probe::ProbeOutcome;
 pub use token_subjects::{ProbeGuard, ProbeWaiter, TokenSubjects, TokenUse};
@@ -234,9 +236,9 @@ impl Upstream {
     /// second at most.
     pub async fn reachability(&self) -> Reachability {
         match &self.channels {
-            Some(channels) if channels.is_available() => Reachability::Accepting,
-            Some(_) => Reachability::Lost,
-            None => self.connector.reachability().await,
+            Some(channels) if !channels.is_available() => Reachability::Lost,
+            Some(_) if self.config.command.is_some() => Reachability::Accepting,
+            Some(_) | None => self.connector.reachability().await,
         }
     }
 
@@ -335,10 +337,20 @@ impl Upstream {
         if let Some(channels) = &self.channels {
             return Ok(exchange_by_channel(channels, template, sent).await);
         }
-        let mut target = match (template.query(), &self.endpoint) {
+        let target = match (template.query(), &self.endpoint) {
             (None, Some(endpoint)) => Cow::Borrowed(endpoint),
             (query, _) => Cow::Owned(self.uri(&self.endpoint_target(query))?),
         };
+        self.exchange_at(template, target, sent).await
+    }
+
+    /// Does as [`Self::exchange`], with a place other than the endpoint.
+    async fn exchange_at(
+        &self,
+        template: &Template,
+        mut target: Cow<'_, Uri>,
+        sent: Option<&Arc<Stream>>,
+    ) -> Result<Response<ResponseBody>, Unanswered> {
         for _ in 0..=MAX_REDIRECTS {
             let sent_flag = if template.is_empty() { SentFlag::always_sent() } else { SentFlag::default() };
             let response = {
@@ -513,6 +525,18 @@ impl Upstream {
         is_same(self.config.url.authority()) || named.is_some_and(|named| is_same(&named))
     }
 
+    /// Returns the place of a reference that is relative to the endpoint, if it is within the upstream's origin.
+    fn reference(&self, reference: &str) -> Option<Uri> {
+        let base = self.config.url.endpoint_path();
+        let absolute = match reference.as_bytes().first() {
+            Some(b'/') => reference.to_owned(),
+            Some(b'?') => format!("{base}{reference}"),
+            _ if reference.contains("://") => reference.to_owned(),
+            _ => format!("{}{reference}", &base[..=base.rfind('/')?]),
+        };
+        self.uri(&self.path_within_origin(&HeaderValue::from_str(&absolute).ok()?)?).ok()
+    }
+
     /// Returns the path and query of a `Location` that names the upstream. A path is never empty.
     fn path_within_origin(&self, location: &HeaderValue) -> Option<String> {
         let location = location.to_str().ok()?;
@@ -548,6 +572,7 @@ async fn exchange_by_channel(
     let request = channel::Request {
         method: template.method(),
         session: template.session_name(),
+        head: template.lines(),
         body: template.body(),
         stream: sent,
         caller: template.caller(),

@@ -71,6 +71,11 @@ impl Template {
         self.caller.as_ref()
     }
 
+    /// Creates a request without a page that sent it and without a query of a client.
+    pub(super) fn plain(method: Method, headers: &HeaderMap, body: Bytes) -> Self {
+        Self { method, lines: headers.into(), origin: None, query: None, body, caller: None }
+    }
+
     /// Returns true if the request has no body.
     pub fn is_empty(&self) -> bool {
         self.body.is_empty()

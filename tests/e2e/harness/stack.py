@@ -309,6 +309,12 @@ def start_proxy_stdio(command, env, listen=0, admin=0, **settings):
     return start_listening([proxy_binary(), "serve", *places, "--", *command], {"UPSTREAM__ENV": variables, **settings})
 
 
+def start_proxy_before_sse(url, **settings):
+    """Starts a proxy in front of a server on HTTP+SSE, whose event stream is at `url`."""
+    places = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+    return start_listening([proxy_binary(), "serve", "--upstream-sse", url, *places], settings)
+
+
 def start_balancer(replicas, listen=0, admin=0, **settings):
     """Starts a balancer in front of the sidecars at these URLs, otherwise like a proxy."""
     before = [word for url in replicas for word in ("--replica", url)]

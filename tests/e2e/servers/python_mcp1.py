@@ -1,4 +1,7 @@
-"""A server on the Python SDK 1.x without an event store; it cannot resume. STATELESS=1: no sessions."""
+"""A server on the Python SDK 1.x without an event store; it cannot resume.
+
+STATELESS=1: no sessions. SSE=1: HTTP+SSE at /sse, in place of Streamable HTTP.
+"""
 
 import os
 
@@ -29,4 +32,4 @@ server.custom_route("/counters", methods=["GET"])(counters)
 if IS_STDIO:
     server.run("stdio")
 else:
-    serve(server.streamable_http_app())
+    serve(server.sse_app() if os.environ.get("SSE") == "1" else server.streamable_http_app())

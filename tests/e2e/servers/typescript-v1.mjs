@@ -1,12 +1,13 @@
 // A server on the TypeScript SDK v1 without an event store; it cannot resume.
 //
 // STATELESS=1: no sessions, one server for each request. SINGLE=1: one transport, hence one session, for the life of the process.
-// JSON=1: responses are JSON, never SSE. AUTH=TOKEN: every request needs that bearer token and is refused with 401 otherwise,
+// SSE=1: HTTP+SSE at /sse, in place of Streamable HTTP. JSON=1: responses are JSON, never SSE. AUTH=TOKEN: every request needs that bearer token and is refused with 401 otherwise,
 // AUTH_DELAY_MS later.
 
 import { randomUUID } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { McpServer } from '@modelcontextprotocol/sdk/server/mcp.js';
+import { SSEServerTransport } from '@modelcontextprotocol/sdk/server/sse.js';
 import { StdioServerTransport } from '@modelcontextprotocol/sdk/server/stdio.js';
 import { StreamableHTTPServerTransport } from '@modelcontextprotocol/sdk/server/streamableHttp.js';
 import { z } from 'zod';
@@ -14,6 +15,7 @@ import { IS_STDIO, listen, progress, progressUntil, run, text } from './common.m
 
 const STATELESS = process.env.STATELESS === '1';
 const SINGLE = process.env.SINGLE === '1';
+const SSE = process.env.SSE === '1';
 const JSON_ANSWERS = process.env.JSON === '1';
 const { AUTH, AUTH_DELAY_MS = '0' } = process.env;
 
@@ -117,6 +119,21 @@ async function transportOf(request) {
     return transport;
 }
 
+async function handleSse(request, response) {
+    const url = new URL(request.url, 'http://localhost');
+    const known = sessions.get(url.searchParams.get('sessionId'));
+    if (request.method === 'GET' && url.pathname === '/sse') {
+        const transport = new SSEServerTransport('/messages', response);
+        sessions.set(transport.sessionId, transport);
+        response.on('close', () => sessions.delete(transport.sessionId));
+        await build().connect(transport);
+    } else if (known && request.method === 'POST' && url.pathname === '/messages') {
+        await known.handlePostMessage(request, response);
+    } else {
+        response.writeHead(404).end('Session not found');
+    }
+}
+
 async function handle(request, response) {
     if (!request.url.startsWith('/mcp')) {
         response.writeHead(404).end();
@@ -141,4 +158,4 @@ async function handle(request, response) {
 }
 
 if (IS_STDIO) await build().connect(new StdioServerTransport());
-else listen(handle);
+else listen(SSE ? handleSse : handle);

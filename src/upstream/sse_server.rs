@@ -1,0 +1,276 @@
+//! Channels to servers on HTTP+SSE, the transport of revision 2024-11-05.
+//!
+//! A channel is the response to a GET. Its first event, `endpoint`, names the place for the client's messages, each a POST that is answered 202. The
+//! server's messages are the later events. Owned here: both directions of a channel, and the wait for a server that accepts no connection. Invariants:
+//! POSTs follow each other, so that messages keep their order; none leaves the server's origin; the endpoint's query is a secret of the session, and no
+//! log shows it. Absent: sessions, and the calls that end with a channel (`channel/`).
+
+use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, ORIGIN};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Uri};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tracing::debug;
+
+use super::request::Template;
+use super::sse_reader::EventReader;
+use super::wait::Attempts;
+use super::{ResponseBody, Unanswered, Upstream, body};
+use crate::channel::{self, Input, Link, LinkFuture, Open, OpenError, Output, Program, ProgramEnd, WriteError};
+use crate::clock;
+use crate::protocol::channel::line::Line;
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::headers::{self, Lines, names};
+
+/// Largest body of a response other than the channel's, in bytes.
+const MAX_BODY: usize = 1024 * 1024;
+/// Value of the `event` field of the first event.
+const ENDPOINT: &[u8] = b"endpoint";
+const EVENT_STREAM: HeaderValue = HeaderValue::from_static("text/event-stream");
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
+/// A server on HTTP+SSE.
+pub struct SseServer {
+    /// Client whose endpoint is the place of the GET.
+    upstream: Arc<Upstream>,
+    message_bytes: usize,
+}
+
+impl SseServer {
+    /// Creates a server at the endpoint of `upstream`. A message of the server may have `message_bytes` bytes.
+    pub fn new(upstream: Upstream, message_bytes: usize) -> Self {
+        Self { upstream: Arc::new(upstream), message_bytes }
+    }
+}
+
+impl Open for SseServer {
+    fn open(&self, head: Option<&Lines>) -> LinkFuture<'static, Result<Link, OpenError>> {
+        let (upstream, message_bytes, headers) = (self.upstream.clone(), self.message_bytes, own_headers(head));
+        Box::pin(async move { open(upstream, message_bytes, headers).await })
+    }
+
+    /// The server is probed as one on Streamable HTTP is.
+    fn is_available(&self) -> bool {
+        true
+    }
+
+    fn takes_headers(&self) -> bool {
+        true
+    }
+}
+
+async fn open(upstream: Arc<Upstream>, message_bytes: usize, mut headers: HeaderMap) -> Result<Link, OpenError> {
+    headers.remove(CONTENT_TYPE);
+    headers.insert(ACCEPT, EVENT_STREAM);
+    let template = Template::plain(Method::GET, &headers, Bytes::new());
+    let response =
+        get(&upstream, &template).await.map_err(|failure| OpenError::Failed(failure.code.message().to_owned()))?;
+    if !response.status().is_success() {
+        return Err(OpenError::Refused(Box::new(collected(response).await)));
+    }
+    if !headers::is_sse(response.headers()) {
+        return Err(OpenError::Failed("the GET was not answered with an event stream".to_owned()));
+    }
+    let mut events = Events {
+        reader: EventReader::new(response.into_body(), message_bytes),
+        messages: VecDeque::new(),
+        endpoint: None,
+        message_bytes,
+        is_over: false,
+    };
+    let endpoint = events
+        .endpoint()
+        .await
+        .ok_or_else(|| OpenError::Failed("the event stream does not begin with an endpoint".to_owned()))?;
+    let target = upstream
+        .reference(&endpoint)
+        .ok_or_else(|| OpenError::Failed("the endpoint is not of the server's origin".to_owned()))?;
+    let end = CancellationToken::new();
+    let input = ReadUntilEnd { events, end: end.clone(), _guard: end.clone().drop_guard() };
+    let output = Posts { upstream, target };
+    Ok(Link { input: Box::new(input), output: Box::new(output), program: Box::new(Connection(end)) })
+}
+
+/// Sends the GET. Waits for a server that accepts no connection, as calls to other servers do.
+async fn get(upstream: &Upstream, template: &Template) -> Result<Response<ResponseBody>, Failure> {
+    let until = clock::now() + upstream.config.wait;
+    let mut attempts = Attempts::new(&upstream.connector.reach);
+    loop {
+        let Unanswered { failure, is_unconnected } = match upstream.exchange(template, None).await {
+            Ok(response) => return Ok(response),
+            Err(unanswered) => unanswered,
+        };
+        let left = until.saturating_duration_since(clock::now());
+        if !is_unconnected || tokio::time::timeout(left, attempts.next()).await.is_err() {
+            return Err(failure);
+        }
+    }
+}
+
+/// Returns the headers of a client's request for the server: the session, and what belongs to Streamable HTTP alone, are the proxy's affair.
+fn own_headers(head: Option<&Lines>) -> HeaderMap {
+    let mut headers = head.map(Lines::to_map).unwrap_or_default();
+    for name in [
+        names::MCP_SESSION_ID,
+        names::LAST_EVENT_ID,
+        names::IDEMPOTENCY_KEY,
+        names::MCP_METHOD,
+        names::MCP_NAME,
+        ORIGIN,
+    ] {
+        headers.remove(name);
+    }
+    headers
+}
+
+/// Returns a response of the server for the client, with its body.
+async fn collected(mut response: Response<ResponseBody>) -> channel::Response {
+    headers::remove_hop_by_hop(response.headers_mut());
+    response.headers_mut().remove(CONTENT_LENGTH);
+    let (parts, body) = response.into_parts();
+    let body = body::collect(body, MAX_BODY).await.unwrap_or_default();
+    Response::from_parts(parts, channel::Body::whole(body))
+}
+
+/// Events of the GET.
+struct Events {
+    reader: EventReader,
+    messages: VecDeque<Line>,
+    /// Reference of the endpoint, until it is taken.
+    endpoint: Option<String>,
+    message_bytes: usize,
+    is_over: bool,
+}
+
+impl Events {
+    /// Waits for the endpoint, which comes before all messages.
+    async fn endpoint(&mut self) -> Option<String> {
+        while self.endpoint.is_none() && self.messages.is_empty() && !self.is_over {
+            self.read().await;
+        }
+        self.endpoint.take().filter(|_| !self.is_over)
+    }
+
+    /// Reads the next events. Dropping the future loses nothing.
+    async fn read(&mut self) {
+        let Ok(first) = self.reader.next().await else {
+            self.is_over = true;
+            return;
+        };
+        let gathered = self.reader.gather(first).await;
+        for event in gathered.events {
+            match &*event.name {
+                ENDPOINT => self.endpoint = String::from_utf8(event.data.to_vec()).ok(),
+                b"" | b"message" if event.data.len() > self.message_bytes => self.messages.push_back(Line::TooLong),
+                b"" | b"message" => self.messages.push_back(Line::Whole(without_line_ends(event.data))),
+                _ => {}
+            }
+        }
+        // The rest of a stream behind an event over the limit cannot be told from the event.
+        self.is_over = gathered.error.is_some() || gathered.ending.is_some();
+    }
+}
+
+/// JSON has line ends between tokens only, and a message goes on as one line.
+fn without_line_ends(data: Bytes) -> Bytes {
+    if memchr::memchr2(b'\r', b'\n', &data).is_none() {
+        return data;
+    }
+    data.iter().map(|&byte| if matches!(byte, b'\r' | b'\n') { b' ' } else { byte }).collect()
+}
+
+/// Messages of a channel, until it ends or is ended.
+struct ReadUntilEnd {
+    events: Events,
+    end: CancellationToken,
+    _guard: DropGuard,
+}
+
+impl Input for ReadUntilEnd {
+    fn next(&mut self) -> LinkFuture<'_, Option<Line>> {
+        Box::pin(async move {
+            loop {
+                if let Some(message) = self.events.messages.pop_front() {
+                    return Some(message);
+                }
+                if self.events.is_over {
+                    return None;
+                }
+                tokio::select! {
+                    () = self.end.cancelled() => return None,
+                    () = self.events.read() => {}
+                }
+            }
+        })
+    }
+}
+
+/// POSTs to the endpoint of a channel.
+struct Posts {
+    upstream: Arc<Upstream>,
+    target: Uri,
+}
+
+impl Output for Posts {
+    fn write<'a>(
+        &'a mut self,
+        message: Bytes,
+        head: Option<&'a Lines>,
+        on_begin: &'a mut (dyn FnMut() + Send),
+    ) -> LinkFuture<'a, Result<(), WriteError>> {
+        Box::pin(async move {
+            let mut headers = own_headers(head);
+            headers.insert(CONTENT_TYPE, JSON);
+            let template = Template::plain(Method::POST, &headers, message);
+            let response = match self.upstream.exchange_at(&template, Cow::Borrowed(&self.target), None).await {
+                Ok(response) => response,
+                Err(Unanswered { failure, .. }) => {
+                    debug!(error = failure.code.label(), "a POST to a server on HTTP+SSE was not answered");
+                    if failure.may_have_run {
+                        on_begin();
+                    }
+                    return Err(WriteError::Lost);
+                }
+            };
+            match response.status() {
+                // The server has forgotten the session of the channel, and has run nothing.
+                StatusCode::NOT_FOUND | StatusCode::GONE => Err(WriteError::Lost),
+                status if status.is_success() => {
+                    on_begin();
+                    // Read to its end, so that the connection can be used again.
+                    let _ = body::collect(response.into_body(), MAX_BODY).await;
+                    Ok(())
+                }
+                _ => Err(WriteError::Refused(Box::new(collected(response).await))),
+            }
+        })
+    }
+}
+
+/// The GET of a channel.
+struct Connection(CancellationToken);
+
+impl Program for Connection {
+    fn end(&self) {
+        self.0.cancel();
+    }
+
+    fn ended(&self) -> LinkFuture<'static, ProgramEnd> {
+        let end = self.0.clone();
+        Box::pin(async move {
+            end.cancelled().await;
+            ProgramEnd::default()
+        })
+    }
+
+    fn gone(&self) -> LinkFuture<'static, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
+    fn lost_code(&self) -> ErrorCode {
+        ErrorCode::UpstreamBroke
+    }
+}

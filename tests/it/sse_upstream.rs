@@ -1,0 +1,235 @@
+//! Servers on HTTP+SSE: a GET for each session, whose first event names the place of the POSTs.
+
+use mcp_resume::config::{Config, Flags};
+use serde_json::{Value, json};
+
+use crate::support::*;
+
+/// A scripted server, and the proxy before it.
+struct Server {
+    upstream: Upstream,
+    proxy: Proxy,
+}
+
+/// The GET of a session.
+struct Channel {
+    events: Sse,
+    /// Place of the POSTs.
+    target: String,
+}
+
+impl Server {
+    async fn start() -> Self {
+        Self::start_with(|_| {}).await
+    }
+
+    async fn start_with(change: impl FnOnce(&mut Config)) -> Self {
+        let upstream = Upstream::start().await;
+        let url = format!("http://{}/sse?key=k", upstream.addr());
+        let proxy = Proxy::to_url(&url, |config| {
+            let flags = Flags { upstream_sse: Some(url.clone()), ..Flags::default() };
+            config.upstream = Config::load(None, [], flags).expect("a configuration").upstream;
+            config.streams.full_wait = std::time::Duration::ZERO;
+            change(config);
+        })
+        .await;
+        Self { upstream, proxy }
+    }
+
+    /// Takes the GET of a session that is opened.
+    async fn take_get(&mut self, place: &str) -> Channel {
+        let get = self.upstream.next().await;
+        assert_eq!((get.method.as_str(), get.target.as_str()), ("GET", "/sse?key=k"));
+        assert_eq!(get.header("accept"), Some("text/event-stream"));
+        assert_eq!((get.header("mcp-session-id"), get.header("origin")), (None, None));
+        let events = get.sse().await;
+        events.bytes(format!("event: endpoint\ndata: {place}\n\n")).await;
+        Channel { events, target: place.to_owned() }
+    }
+
+    /// Takes the next message of a channel.
+    async fn take(&mut self, channel: &Channel) -> Value {
+        let post = self.upstream.next().await;
+        assert_eq!((post.method.as_str(), post.target.as_str()), ("POST", channel.target.as_str()));
+        assert_eq!(post.header("content-type"), Some("application/json"));
+        assert_eq!(post.header("mcp-session-id"), None);
+        let message = post.json_body();
+        post.whole("HTTP/1.1 202 Accepted\r\ncontent-length: 8\r\n\r\nAccepted").await;
+        message
+    }
+
+    async fn take_initialize(&mut self, channel: &Channel) {
+        let message = self.take(channel).await;
+        assert_eq!(message["method"], "initialize");
+        let result = json!({"protocolVersion": V2025_11, "capabilities": {"tools": {}}, "serverInfo": {"name": "old", "version": "1"}});
+        channel.events.event(json!({"jsonrpc": "2.0", "id": message["id"], "result": result}).to_string()).await;
+    }
+
+    /// Opens a session.
+    async fn open(&mut self, place: &str) -> (Channel, Session) {
+        let pending = Request::post(initialize(V2025_11)).start(self.proxy.addr).await;
+        let channel = self.take_get(place).await;
+        self.take_initialize(&channel).await;
+        let mut response = pending.response().await;
+        assert_eq!((response.status, response.json().await["id"].clone()), (200, json!(0)));
+        let id = response.header("mcp-session-id").expect("a session").to_owned();
+        let session = Session::opened_elsewhere(V2025_11, &id, None);
+        let ready = session.post(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#);
+        assert_eq!(ready.send(self.proxy.addr).await.status, 202);
+        assert_eq!(self.take(&channel).await["method"], "notifications/initialized");
+        (channel, session)
+    }
+
+    /// Opens again the session of the request that waits.
+    async fn open_again(&mut self, place: &str) -> Channel {
+        let channel = self.take_get(place).await;
+        self.take_initialize(&channel).await;
+        assert_eq!(self.take(&channel).await["method"], "notifications/initialized");
+        channel
+    }
+}
+
+fn call(id: u64) -> String {
+    json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {"name": "tool", "arguments": {}}}).to_string()
+}
+
+fn answer(id: u64) -> Value {
+    json!({"jsonrpc": "2.0", "id": id, "result": {"content": []}})
+}
+
+/// The JSON of the next event with data.
+async fn event(response: &mut Response) -> Value {
+    response.event().await.json()
+}
+
+#[tokio::test]
+async fn a_call_is_a_post_and_its_answer_an_event() {
+    let mut server = Server::start().await;
+    let (channel, session) = server.open("/messages?sessionId=1").await;
+    let request = session.post(call(1)).with("authorization", "Bearer t").with("origin", "http://localhost");
+    let pending = request.start(server.proxy.addr).await;
+    let post = server.upstream.next().await;
+    assert_eq!((post.header("authorization"), post.header("origin")), (Some("Bearer t"), None));
+    assert_eq!(post.target, channel.target);
+    post.status(202).await;
+    channel
+        .events
+        .bytes(b"event: message\ndata: {\"jsonrpc\":\"2.0\",\ndata: \"id\":1,\"result\":{\"content\":[]}}\n\n")
+        .await;
+    assert_eq!(event(&mut pending.response().await.sse()).await, answer(1));
+}
+
+#[tokio::test]
+async fn a_relative_endpoint_is_beside_the_event_stream() {
+    let mut server = Server::start().await;
+    let pending = Request::post(initialize(V2025_11)).start(server.proxy.addr).await;
+    let mut channel = server.take_get("messages/?session_id=1").await;
+    channel.target = "/messages/?session_id=1".to_owned();
+    server.take_initialize(&channel).await;
+    assert_eq!(pending.response().await.status, 200);
+}
+
+#[tokio::test]
+async fn an_endpoint_of_another_origin_is_refused() {
+    let mut server = Server::start().await;
+    for place in ["http://127.0.0.1:1/messages", "//127.0.0.1:1/messages", "https://localhost/x"] {
+        let pending = Request::post(initialize(V2025_11)).start(server.proxy.addr).await;
+        server.take_get(place).await;
+        let mut response = pending.response().await;
+        let error = response.json().await["error"].clone();
+        assert_eq!((response.status, &error["data"]["mayHaveRun"]), (502, &json!(false)), "{error}");
+    }
+    assert!(server.upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn a_refused_get_is_the_answer_to_initialize() {
+    let mut server = Server::start().await;
+    let pending = Request::post(initialize(V2025_11)).start(server.proxy.addr).await;
+    server.upstream.next().await.json_with(401, "www-authenticate: Bearer realm=\"x\"\r\n", "{\"error\":\"e\"}").await;
+    let mut response = pending.response().await;
+    assert_eq!((response.status, response.header("www-authenticate")), (401, Some("Bearer realm=\"x\"")));
+    assert_eq!(response.json().await, json!({"error": "e"}));
+}
+
+#[tokio::test]
+async fn a_refused_post_is_the_answer_to_its_call() {
+    let mut server = Server::start().await;
+    let (channel, session) = server.open("/messages").await;
+    let pending = session.post(call(1)).start(server.proxy.addr).await;
+    server.upstream.next().await.status_with(403, "www-authenticate: Bearer\r\n").await;
+    assert_eq!(pending.response().await.status, 403);
+    // The session goes on.
+    let pending = session.post(call(1)).start(server.proxy.addr).await;
+    assert_eq!(server.take(&channel).await["id"], 1);
+    channel.events.event(answer(1).to_string()).await;
+    assert_eq!(event(&mut pending.response().await.sse()).await, answer(1));
+}
+
+#[tokio::test]
+async fn a_post_that_finds_no_session_opens_it_again() {
+    let mut server = Server::start().await;
+    let (_channel, session) = server.open("/messages?s=1").await;
+    let pending = session.post(call(1)).start(server.proxy.addr).await;
+    server.upstream.next().await.json(404, "Could not find session").await;
+    let channel = server.open_again("/messages?s=2").await;
+    assert_eq!(server.take(&channel).await["id"], 1);
+    channel.events.event(answer(1).to_string()).await;
+    assert_eq!(event(&mut pending.response().await.sse()).await, answer(1));
+}
+
+#[tokio::test]
+async fn a_stream_that_is_lost_ends_its_calls_and_the_next_one_opens_the_session_again() {
+    let mut server = Server::start().await;
+    let (channel, session) = server.open("/messages?s=1").await;
+    let pending = session.post(call(1)).start(server.proxy.addr).await;
+    server.take(&channel).await;
+    let mut response = pending.response().await.sse();
+    channel.events.reset().await;
+    let error = event(&mut response).await;
+    assert_eq!((&error["id"], &error["error"]["data"]["mayHaveRun"]), (&json!(1), &json!(true)), "{error}");
+    let pending = session.post(call(2)).start(server.proxy.addr).await;
+    let channel = server.open_again("/messages?s=2").await;
+    assert_eq!(server.take(&channel).await["id"], 2);
+    channel.events.event(answer(2).to_string()).await;
+    assert_eq!(event(&mut pending.response().await.sse()).await, answer(2));
+}
+
+#[tokio::test]
+async fn a_client_that_comes_back_gets_what_it_missed() {
+    let mut server = Server::start().await;
+    let (channel, session) = server.open("/messages").await;
+    let pending = session.post(call(1)).start(server.proxy.addr).await;
+    server.take(&channel).await;
+    let mut response = pending.response().await.sse();
+    let first = response.prime().await.id().to_owned();
+    drop(response);
+    channel.events.event(answer(1).to_string()).await;
+    let mut resumed = session.resume(&first).send(server.proxy.addr).await.sse();
+    assert_eq!(event(&mut resumed).await, answer(1));
+}
+
+#[tokio::test]
+async fn the_end_of_a_session_closes_its_stream() {
+    let mut server = Server::start().await;
+    let (channel, session) = server.open("/messages").await;
+    assert_eq!(session.delete().send(server.proxy.addr).await.status, 200);
+    channel.events.closed().await;
+}
+
+#[tokio::test]
+async fn a_server_that_refuses_connections_is_waited_for() {
+    let mut server = Server::start_with(|config| config.admin.address = Some(([127, 0, 0, 1], 0).into())).await;
+    let (channel, session) = server.open("/messages?s=1").await;
+    server.upstream.refuse().await;
+    channel.events.reset().await;
+    let pending = session.post(call(1)).start(server.proxy.addr).await;
+    let admin = server.proxy.admin.expect("an admin listener");
+    until("the proxy finds the server away", async || Request::new("GET", "/readyz").send(admin).await.status == 503)
+        .await;
+    server.upstream.listen_again().await;
+    let channel = server.open_again("/messages?s=2").await;
+    assert_eq!(server.take(&channel).await["id"], 1);
+    channel.events.event(answer(1).to_string()).await;
+    assert_eq!(event(&mut pending.response().await.sse()).await, answer(1));
+}
