@@ -1,0 +1,208 @@
+//! State of a channel: what waits to be written, which calls run, and the response that each message of the server belongs to.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use tokio::sync::oneshot;
+
+use super::{Begun, End};
+use crate::channel::OnBegin;
+use crate::channel::body::Queue;
+use crate::channel::limits::Limits;
+use crate::channel::metrics::Skipped;
+use crate::clock;
+use crate::event_log::Stream;
+use crate::protocol::channel::routing::{CallKey, Receiver, Routing, Target};
+use crate::protocol::headers::Lines;
+use crate::protocol::jsonrpc::{Message, RequestId};
+
+/// Messages, and their bytes, that are kept for the first GET of a session.
+const KEPT_MESSAGES: usize = 64;
+const KEPT_BYTES: usize = 256 * 1024;
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub(super) routing: Routing,
+    pub(super) responses: BTreeMap<CallKey, Response>,
+    pub(super) next_call: u64,
+    pub(super) standalone: Option<Arc<Queue>>,
+    pub(super) listens_since: Option<Instant>,
+    /// Messages for a GET that has not come yet.
+    pub(super) kept: VecDeque<Bytes>,
+    pub(super) kept_bytes: usize,
+    pub(super) has_listened: bool,
+    pub(super) outgoing: VecDeque<Outgoing>,
+    pub(super) outgoing_bytes: usize,
+    /// Call whose request is with the writer, and was not begun yet.
+    pub(super) writing: Option<CallKey>,
+    pub(super) last_use: Option<Instant>,
+    /// Lines of the server that were no JSON-RPC.
+    pub(super) garbage: usize,
+    pub(super) end: Option<End>,
+}
+
+/// Response to a call.
+#[derive(Debug)]
+pub(super) struct Response {
+    pub(super) queue: Arc<Queue>,
+    /// Stream of the call, which knows if a client reads.
+    pub(super) stream: Option<Arc<Stream>>,
+    /// True once a byte of the request was about to be written.
+    pub(super) is_begun: bool,
+    /// Requests whose cancel has passed.
+    pub(super) cancelled: Vec<RequestId>,
+    /// False for a call that the protocol does not let be cancelled.
+    pub(super) may_cancel: bool,
+}
+
+/// A message that waits to be written.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    pub(super) messages: Vec<Bytes>,
+    pub(super) bytes: usize,
+    /// Headers of the request with which they came, for a server that takes them.
+    pub(super) head: Option<Lines>,
+    /// Call that begins with the message, and its writer's word.
+    pub(super) call: Option<(CallKey, Begin)>,
+}
+
+/// Steps at the moment at which a call begins.
+pub(super) struct Begin {
+    pub(super) mark: OnBegin,
+    pub(super) begun: oneshot::Sender<Begun>,
+}
+
+impl std::fmt::Debug for Begin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Begin").finish_non_exhaustive()
+    }
+}
+impl State {
+    pub(super) fn enqueue(&mut self, outgoing: Outgoing) {
+        self.outgoing_bytes += outgoing.bytes;
+        self.outgoing.push_back(outgoing);
+        self.last_use = Some(clock::now());
+    }
+
+    pub(super) fn note_cancel(&mut self, id: &RequestId) {
+        let Some(call) = self.routing.call_of(id) else { return };
+        if let Some(response) = self.responses.get_mut(&call) {
+            response.cancelled.push(id.clone());
+        }
+    }
+
+    /// Closes the response of a call, with the cancel of its requests that have no response yet.
+    pub(super) fn close(&mut self, call: CallKey) {
+        let Some(response) = self.responses.remove(&call) else { return };
+        // A request that is with the writer may still be written.
+        if !response.is_begun && self.writing != Some(call) {
+            self.outgoing.retain(|outgoing| outgoing.call.as_ref().is_none_or(|(other, _)| *other != call));
+            self.outgoing_bytes = self.outgoing.iter().map(|outgoing| outgoing.bytes).sum();
+            return self.routing.withdraw(call);
+        }
+        let unanswered = self.routing.give_up(call);
+        if !response.may_cancel {
+            return;
+        }
+        for id in unanswered.iter().filter(|id| !response.cancelled.contains(id)) {
+            self.enqueue_cancel(id);
+        }
+    }
+
+    fn enqueue_cancel(&mut self, id: &RequestId) {
+        let message = Bytes::from(cancel(id));
+        self.enqueue(Outgoing { bytes: message.len(), messages: vec![message], head: None, call: None });
+    }
+
+    pub(super) fn deliver(&mut self, message: &Message, text: Bytes, limits: &Limits) {
+        match self.routing.route(message, &text) {
+            Target::Call { call, is_over } => self.deliver_to_call(call, is_over, text, limits),
+            Target::Standalone => self.deliver_standalone(text, limits),
+            Target::Unnamed(id) => {
+                let receiver = self.receiver_of_question();
+                self.routing.note_question(&text, id, receiver);
+                match receiver {
+                    Receiver::Call(call) => self.deliver_to_call(call, false, text, limits),
+                    Receiver::Standalone => self.deliver_standalone(text, limits),
+                }
+            }
+            Target::Dropped => limits.metrics.observe_skipped(Skipped::Late),
+        }
+    }
+
+    /// Chooses the response for a request of the server that names no call: that of the only call, else the standalone stream if it has a
+    /// reader, else that of the oldest call with a reader, else the standalone stream.
+    fn receiver_of_question(&self) -> Receiver {
+        let mut calls = self.responses.iter().filter(|(_, response)| response.takes_questions());
+        match (calls.next(), calls.next()) {
+            (Some((&only, _)), None) if self.responses.len() == 1 => return Receiver::Call(only),
+            _ if self.standalone.is_some() => return Receiver::Standalone,
+            _ => {}
+        }
+        let mut calls = self.responses.iter().filter(|(_, response)| response.takes_questions());
+        let read = calls.find(|(_, response)| response.has_reader());
+        read.map_or(Receiver::Standalone, |(&call, _)| Receiver::Call(call))
+    }
+
+    fn deliver_to_call(&mut self, call: CallKey, is_over: bool, text: Bytes, limits: &Limits) {
+        let Some(response) = self.responses.get(&call) else { return };
+        if !response.queue.push(text, limits.response_bytes) {
+            // Nothing on a channel can be paused, so the call cannot wait for a reader.
+            let ids = self.routing.give_up(call);
+            if let Some(response) = self.responses.remove(&call) {
+                for id in &ids {
+                    response.queue.force(limits.full_message(id));
+                    self.enqueue_cancel(id);
+                }
+                response.queue.end();
+            }
+            return;
+        }
+        if is_over && let Some(response) = self.responses.remove(&call) {
+            response.queue.end();
+            self.last_use = Some(clock::now());
+        }
+    }
+
+    fn deliver_standalone(&mut self, text: Bytes, limits: &Limits) {
+        if let Some(queue) = &self.standalone {
+            if !queue.push(text, limits.response_bytes) {
+                limits.metrics.observe_skipped(Skipped::Full);
+            }
+            return;
+        }
+        if self.has_listened {
+            // The proxy keeps the GET of a client that may come back, so there is none to come.
+            return limits.metrics.observe_skipped(Skipped::NoReader);
+        }
+        self.kept_bytes += text.len();
+        self.kept.push_back(text);
+        while self.kept.len() > KEPT_MESSAGES || self.kept_bytes > KEPT_BYTES {
+            let Some(oldest) = self.kept.pop_front() else { return };
+            self.kept_bytes -= oldest.len();
+            limits.metrics.observe_skipped(Skipped::NoReader);
+        }
+    }
+}
+
+impl Response {
+    /// Returns false for a client that takes no requests of the server, as one that accepts JSON only.
+    fn takes_questions(&self) -> bool {
+        self.stream
+            .as_ref()
+            .is_none_or(|stream| !stream.with_machine(|machine| machine.policy().should_refuse_requests))
+    }
+
+    fn has_reader(&self) -> bool {
+        self.stream.as_ref().is_some_and(|stream| stream.with_machine(|machine| machine.reader().is_attached()))
+    }
+}
+
+fn cancel(id: &RequestId) -> String {
+    let id = id.to_json();
+    format!(
+        r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id},"reason":"the client has gone"}}}}"#
+    )
+}
