@@ -5,5 +5,6 @@
 //!
 //! [stdio transport]: https://modelcontextprotocol.io/specification/2025-11-25/basic/transports#stdio
 
+pub mod envelope;
 pub mod line;
 pub mod routing;
