@@ -1,4 +1,4 @@
-//! A session on a channel of its own, from the start of its server to the end.
+//! A session on a channel of its own, or the channel of callers without sessions: from the start of its server to the end.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 use tracing::info;
 
 use super::caller::Caller;
-use super::connection::{Connection, End};
+use super::connection::{Connection, End, Users};
 use super::limits::Limits;
 use super::link::{Link, Program, ProgramEnd};
 use super::metrics::EndReason;
@@ -47,8 +47,20 @@ impl Session {
         on_end: impl FnOnce(&Session) + Send + 'static,
         on_gone: impl FnOnce(&Session) + Send + 'static,
     ) -> Arc<Self> {
+        Self::begin_for(Users::Session, link, caller, limits, on_end, on_gone)
+    }
+
+    /// Does as [`Self::begin`], for these users.
+    pub(super) fn begin_for(
+        users: Users,
+        link: Link,
+        caller: Option<Arc<Caller>>,
+        limits: Limits,
+        on_end: impl FnOnce(&Session) + Send + 'static,
+        on_gone: impl FnOnce(&Session) + Send + 'static,
+    ) -> Arc<Self> {
         let Link { input, output, program } = link;
-        let (connection, reader) = Connection::start(limits.clone(), input, output);
+        let (connection, reader) = Connection::start(users, limits.clone(), input, output);
         limits.metrics.observe_open();
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let began = clock::now();

@@ -1,4 +1,4 @@
-//! One channel: the messages of one session to its server and back.
+//! One channel: the messages of its users to their server and back.
 //!
 //! Two tasks serve it, on the runtime of [`super::Channels`]: one writes what waits, the other reads and hands each message to the response that it
 //! belongs to. The reader never waits: a channel carries many responses, and one that is not read must not stop the others. Invariant: a message of
@@ -21,11 +21,24 @@ use super::link::{Input, Output, WriteError};
 use super::metrics::Skipped;
 use super::{OnBegin, Response as HttpResponse};
 use crate::event_log::Stream;
+use crate::protocol::channel::ids::{CallKey, IdInUse, Owed};
 use crate::protocol::channel::line::Line;
-use crate::protocol::channel::routing::{CallKey, IdInUse, Receiver};
+use crate::protocol::channel::routing::Receiver;
 use crate::protocol::headers::Lines;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::{clock, sync};
+
+/// Users of a channel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Users {
+    /// One session.
+    #[default]
+    Session,
+    /// One principal, without sessions. Calls have ids of the proxy's towards the server.
+    Principal,
+    /// Callers without credentials and sessions, as [`Users::Principal`]. A message that names no call may be for any of them, so none gets it.
+    Anonymous,
+}
 
 /// Reason for the end of a channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -98,10 +111,15 @@ impl Waiting {
 
 impl Connection {
     /// Starts a channel, with two tasks on the caller's runtime. Returns the one that reads, which ends with `input`.
-    pub(super) fn start(limits: Limits, input: Box<dyn Input>, output: Box<dyn Output>) -> (Arc<Self>, JoinHandle<()>) {
+    pub(super) fn start(
+        users: Users,
+        limits: Limits,
+        input: Box<dyn Input>,
+        output: Box<dyn Output>,
+    ) -> (Arc<Self>, JoinHandle<()>) {
         let connection = Arc::new(Self {
             limits,
-            state: Mutex::default(),
+            state: Mutex::new(State::of(users)),
             left: Mutex::default(),
             work: Notify::new(),
             ended: Notify::new(),
@@ -111,7 +129,8 @@ impl Connection {
         (connection, reader)
     }
 
-    /// Hands a body with requests to the writer. `mark` is called once its first byte was written. `head` is for a server that takes headers.
+    /// Hands a body with requests to the writer. `mark` is called once its first byte was written. `head` is for a server that takes headers. On a
+    /// channel without sessions the body is one request.
     pub(super) fn call(
         self: &Arc<Self>,
         messages: &[Message],
@@ -120,20 +139,24 @@ impl Connection {
         stream: Option<Arc<Stream>>,
         mark: OnBegin,
     ) -> Result<Waiting, Refused> {
-        let texts = texts(messages, body);
-        let bytes = texts.iter().map(Bytes::len).sum();
+        let mut texts = texts(messages, body);
         // A server answers no cancel of `initialize`, which the protocol forbids.
         let may_cancel = !messages.iter().any(|message| is_method(message, "initialize"));
+        let is_listen = messages.iter().any(|message| is_method(message, "subscriptions/listen"));
         let mut state = sync::lock(&self.state);
-        self.check_room(&state, bytes)?;
+        self.check_room(&state, body.len())?;
         state.next_call += 1;
         let call = CallKey(state.next_call);
-        state.routing.begin(call, messages, body)?;
+        match &mut texts[..] {
+            [text] => *text = state.routing.begin(call, messages, text)?,
+            _ => drop(state.routing.begin(call, messages, body)?),
+        }
+        let bytes = texts.iter().map(Bytes::len).sum();
         let (begun, waiting) = oneshot::channel();
         let queue = Arc::<Queue>::default();
         state.responses.insert(
             call,
-            Response { queue: queue.clone(), stream, is_begun: false, cancelled: Vec::new(), may_cancel },
+            Response { queue: queue.clone(), stream, is_begun: false, cancelled: Vec::new(), may_cancel, is_listen },
         );
         state.enqueue(Outgoing { messages: texts, bytes, head, call: Some((call, Begin { mark, begun })) });
         drop(state);
@@ -206,7 +229,8 @@ impl Connection {
     pub(super) fn take_unanswered(&self) -> Vec<(Arc<Queue>, Vec<RequestId>)> {
         let mut state = sync::lock(&self.state);
         let responses = std::mem::take(&mut state.responses);
-        responses.into_iter().map(|(call, response)| (response.queue, state.routing.give_up(call))).collect()
+        let ids = |owed: Vec<Owed>| owed.into_iter().map(|owed| owed.at_caller).collect();
+        responses.into_iter().map(|(call, response)| (response.queue, ids(state.routing.give_up(call)))).collect()
     }
 
     /// Returns the use that is made of the channel.
@@ -351,6 +375,9 @@ impl Connection {
                     state.deliver(message, line.slice(jsonrpc::span(&line, text)), &self.limits);
                 }
             }
+        }
+        if !state.outgoing.is_empty() {
+            self.work.notify_one();
         }
     }
 }

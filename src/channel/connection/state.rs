@@ -7,23 +7,27 @@ use std::time::Instant;
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use super::{Begun, End};
+use super::{Begun, End, Users};
 use crate::channel::OnBegin;
 use crate::channel::body::Queue;
 use crate::channel::limits::Limits;
 use crate::channel::metrics::Skipped;
 use crate::clock;
 use crate::event_log::Stream;
-use crate::protocol::channel::routing::{CallKey, Receiver, Routing, Target};
+use crate::protocol::channel::ids::{CallKey, Owed};
+use crate::protocol::channel::routing::{Receiver, Routing, Target};
 use crate::protocol::headers::Lines;
-use crate::protocol::jsonrpc::{Message, RequestId};
+use crate::protocol::jsonrpc::{self, Message, RequestId};
 
 /// Messages, and their bytes, that are kept for the first GET of a session.
 const KEPT_MESSAGES: usize = 64;
 const KEPT_BYTES: usize = 256 * 1024;
+/// Error of JSON-RPC for a request that does not exist.
+const METHOD_NOT_FOUND: i64 = -32601;
 
 #[derive(Debug, Default)]
 pub(super) struct State {
+    users: Users,
     pub(super) routing: Routing,
     pub(super) responses: BTreeMap<CallKey, Response>,
     pub(super) next_call: u64,
@@ -55,6 +59,8 @@ pub(super) struct Response {
     pub(super) cancelled: Vec<RequestId>,
     /// False for a call that the protocol does not let be cancelled.
     pub(super) may_cancel: bool,
+    /// True for a subscription, which gets messages that name it alone.
+    pub(super) is_listen: bool,
 }
 
 /// A message that waits to be written.
@@ -80,6 +86,14 @@ impl std::fmt::Debug for Begin {
     }
 }
 impl State {
+    pub(super) fn of(users: Users) -> Self {
+        let routing = match users {
+            Users::Session => Routing::default(),
+            Users::Principal | Users::Anonymous => Routing::shared(),
+        };
+        Self { users, routing, ..Self::default() }
+    }
+
     pub(super) fn enqueue(&mut self, outgoing: Outgoing) {
         self.outgoing_bytes += outgoing.bytes;
         self.outgoing.push_back(outgoing);
@@ -106,8 +120,8 @@ impl State {
         if !response.may_cancel {
             return;
         }
-        for id in unanswered.iter().filter(|id| !response.cancelled.contains(id)) {
-            self.enqueue_cancel(id);
+        for owed in unanswered.iter().filter(|owed| !response.cancelled.contains(&owed.at_server)) {
+            self.enqueue_cancel(&owed.at_server);
         }
     }
 
@@ -117,9 +131,12 @@ impl State {
     }
 
     pub(super) fn deliver(&mut self, message: &Message, text: Bytes, limits: &Limits) {
-        match self.routing.route(message, &text) {
+        let (target, text) = self.routing.route(message, text);
+        match target {
             Target::Call { call, is_over } => self.deliver_to_call(call, is_over, text, limits),
-            Target::Standalone => self.deliver_standalone(text, limits),
+            Target::Standalone if self.users == Users::Session => self.deliver_standalone(text, limits),
+            Target::Standalone => self.deliver_unnamed(text, limits),
+            Target::Unnamed(id) if self.users != Users::Session => self.refuse(&id, limits),
             Target::Unnamed(id) => {
                 let receiver = self.receiver_of_question();
                 self.routing.note_question(&text, id, receiver);
@@ -150,11 +167,11 @@ impl State {
         let Some(response) = self.responses.get(&call) else { return };
         if !response.queue.push(text, limits.response_bytes) {
             // Nothing on a channel can be paused, so the call cannot wait for a reader.
-            let ids = self.routing.give_up(call);
+            let owed = self.routing.give_up(call);
             if let Some(response) = self.responses.remove(&call) {
-                for id in &ids {
-                    response.queue.force(limits.full_message(id));
-                    self.enqueue_cancel(id);
+                for Owed { at_server, at_caller } in &owed {
+                    response.queue.force(limits.full_message(at_caller));
+                    self.enqueue_cancel(at_server);
                 }
                 response.queue.end();
             }
@@ -163,6 +180,26 @@ impl State {
         if is_over && let Some(response) = self.responses.remove(&call) {
             response.queue.end();
             self.last_use = Some(clock::now());
+        }
+    }
+
+    /// Delivers a message that names no call, where there are no sessions: to the only call of a single principal.
+    fn deliver_unnamed(&mut self, text: Bytes, limits: &Limits) {
+        let mut calls = self.responses.iter().filter(|(_, response)| response.is_begun && !response.is_listen);
+        match (self.users, calls.next(), calls.next()) {
+            (Users::Principal, Some((&only, _)), None) => self.deliver_to_call(only, false, text, limits),
+            _ => limits.metrics.observe_skipped(Skipped::NoReader),
+        }
+    }
+
+    /// Refuses a request of the server: in revisions without sessions it has none.
+    fn refuse(&mut self, id: &RequestId, limits: &Limits) {
+        let text = "this revision has no requests of the server";
+        let line = Bytes::from(jsonrpc::error_message(Some(id), METHOD_NOT_FOUND, text, serde_json::Value::Null));
+        // A server that asks and does not read is not answered without end.
+        if self.outgoing_bytes + line.len() <= limits.outgoing_bytes {
+            self.outgoing_bytes += line.len();
+            self.outgoing.push_back(Outgoing { bytes: line.len(), messages: vec![line], head: None, call: None });
         }
     }
 

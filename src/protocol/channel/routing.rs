@@ -1,19 +1,18 @@
 //! The response to which a message of the server belongs.
 //!
 //! On Streamable HTTP a server says so by the response in which it sends a message. On a channel only the message itself can: a response by its
-//! ID, progress by its token. Owned here: the ids, tokens and questions of one session on one channel. Absent: the choice for a question that
-//! names no call, which depends on clients that are connected.
+//! ID, progress by its token. Owned here: the ids, tokens and questions of one channel, which one session has to itself or several callers share.
+//! Absent: the choice for a message that names no call, which depends on clients that are connected.
 
 use std::collections::{HashMap, VecDeque};
 
+use bytes::Bytes;
+
+use super::ids::{CallKey, IdInUse, Ids, Owed};
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 
 /// Limit of the questions that are remembered, and of the calls that were given up and never answered. The oldest goes.
 const REMEMBERED: usize = 1024;
-
-/// A call of the session, by number.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct CallKey(pub u64);
 
 /// Response for a message of the server.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -25,11 +24,11 @@ pub enum Target {
         /// True if no further response is owed.
         is_over: bool,
     },
-    /// The standalone stream.
+    /// The standalone stream: the message names no call.
     Standalone,
     /// A request of the server that names no call. The caller chooses, and says so by [`Routing::note_question`].
     Unnamed(RequestId),
-    /// None: the response to a call that was given up, or to none.
+    /// None: the response to a call that was given up, or to none; on a shared channel any message that names such a call.
     Dropped,
 }
 
@@ -42,12 +41,7 @@ pub enum Receiver {
     Standalone,
 }
 
-/// The id of a request is that of another that runs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the ID of the request is in use")]
-pub struct IdInUse;
-
-/// State of one session on one channel. Its size is bounded by the calls that run and by [`REMEMBERED`].
+/// State of one channel. Its size is bounded by the calls that run and by [`REMEMBERED`].
 #[derive(Debug, Default)]
 pub struct Routing {
     calls: HashMap<CallKey, Call>,
@@ -55,6 +49,8 @@ pub struct Routing {
     tokens: HashMap<RequestId, CallKey>,
     questions: Remembered<Receiver>,
     given_up: Remembered<()>,
+    /// Numbers in place of the callers' ids, or `None` on a channel of one session.
+    ids: Option<Ids>,
 }
 
 #[derive(Debug, Default)]
@@ -90,11 +86,33 @@ impl<V> Remembered<V> {
 }
 
 impl Routing {
-    /// Begins a call with the requests of its body; `messages` are those of `body`, in order.
+    /// Returns the state of a channel that several callers share: the server sees numbers of the proxy's in place of their ids and tokens.
+    pub fn shared() -> Self {
+        Self { ids: Some(Ids::default()), ..Self::default() }
+    }
+
+    /// Returns true if several callers share the channel.
+    pub fn is_shared(&self) -> bool {
+        self.ids.is_some()
+    }
+
+    /// Begins a call with the requests of its body; `messages` are those of `body`, in order. Returns the body for the server. On a shared channel the
+    /// body holds requests alone.
     ///
     /// # Errors
     /// If one of its ids belongs to a request that runs, or that was given up and is not answered yet: its response would be taken for this one's.
-    pub fn begin(&mut self, call: CallKey, messages: &[Message], body: &[u8]) -> Result<(), IdInUse> {
+    pub fn begin(&mut self, call: CallKey, messages: &[Message], body: &Bytes) -> Result<Bytes, IdInUse> {
+        let Some(ids) = &mut self.ids else {
+            self.note(call, messages, body)?;
+            return Ok(body.clone());
+        };
+        let mut messages = messages.to_vec();
+        let body = ids.begin(call, &mut messages, body)?;
+        self.note(call, &messages, &body)?;
+        Ok(body.into())
+    }
+
+    fn note(&mut self, call: CallKey, messages: &[Message], body: &[u8]) -> Result<(), IdInUse> {
         let ids = messages.iter().filter_map(|message| match message {
             Message::Request { id, .. } => Some(id.clone()),
             Message::Notification { .. } | Message::Response { .. } => None,
@@ -125,20 +143,30 @@ impl Routing {
         self.running.get(id).copied()
     }
 
+    /// Returns true if nothing of any call is left.
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        let has_names = self.ids.as_ref().is_some_and(|ids| !ids.is_empty());
+        self.calls.is_empty() && self.running.is_empty() && self.tokens.is_empty() && !has_names
+    }
+
     /// Returns true if a call runs.
     pub fn is_running(&self) -> bool {
         !self.calls.is_empty()
     }
 
     /// Ends a call. Returns the requests that have no response: the server may still answer them, and nothing takes that answer.
-    pub fn give_up(&mut self, call: CallKey) -> Vec<RequestId> {
+    pub fn give_up(&mut self, call: CallKey) -> Vec<Owed> {
         let Some(Call { unanswered, tokens }) = self.calls.remove(&call) else { return Vec::new() };
-        for id in &unanswered {
-            self.running.remove(id);
+        let mut owed = Vec::with_capacity(unanswered.len());
+        for id in unanswered {
+            self.running.remove(&id);
+            let at_caller = self.ids.as_ref().and_then(|ids| ids.id_at_caller(&id)).unwrap_or(&id).clone();
             self.given_up.insert(id.clone(), ());
+            owed.push(Owed { at_server: id, at_caller });
         }
-        self.forget_tokens(call, tokens);
-        unanswered
+        self.forget_names(call, tokens);
+        owed
     }
 
     /// Forgets a call of which nothing has reached the server.
@@ -147,10 +175,13 @@ impl Routing {
         for id in &unanswered {
             self.running.remove(id);
         }
-        self.forget_tokens(call, tokens);
+        self.forget_names(call, tokens);
     }
 
-    fn forget_tokens(&mut self, call: CallKey, tokens: Vec<RequestId>) {
+    fn forget_names(&mut self, call: CallKey, tokens: Vec<RequestId>) {
+        if let Some(ids) = &mut self.ids {
+            ids.end(call);
+        }
         for token in tokens {
             // A later call may have taken the token over.
             if self.tokens.get(&token) == Some(&call) {
@@ -159,14 +190,33 @@ impl Routing {
         }
     }
 
-    /// Returns the response for a message of the server, and notes the answer of a request.
-    pub fn route(&mut self, message: &Message, text: &[u8]) -> Target {
+    /// Returns the response for a message of the server, with the message for the caller, and notes the answer of a request.
+    pub fn route(&mut self, message: &Message, text: Bytes) -> (Target, Bytes) {
         match message {
-            Message::Response { id: Some(id), .. } => self.take_response(id),
-            Message::Response { id: None, .. } => Target::Dropped,
-            Message::Request { id, .. } => Target::Unnamed(id.clone()),
-            Message::Notification { method } => self.notification(method, text),
+            Message::Response { id: Some(id), .. } => {
+                let text = match self.running.get(id) {
+                    Some(&call) => self.to_caller(call, message, text),
+                    None => text,
+                };
+                (self.take_response(id), text)
+            }
+            Message::Response { id: None, .. } => (Target::Dropped, text),
+            Message::Request { id, .. } => (Target::Unnamed(id.clone()), text),
+            Message::Notification { method } => {
+                let target = self.notification(method, &text);
+                let text = match target {
+                    Target::Call { call, .. } => self.to_caller(call, message, text),
+                    Target::Standalone | Target::Unnamed(_) | Target::Dropped => text,
+                };
+                (target, text)
+            }
         }
+    }
+
+    /// Returns a message for `call` with the names that its caller knows.
+    fn to_caller(&self, call: CallKey, message: &Message, text: Bytes) -> Bytes {
+        let renamed = self.ids.as_ref().and_then(|ids| ids.to_caller(call, message, &text));
+        renamed.map_or(text, Bytes::from)
     }
 
     fn take_response(&mut self, id: &RequestId) -> Target {
@@ -178,12 +228,22 @@ impl Routing {
         state.unanswered.retain(|other| other != id);
         let is_over = state.unanswered.is_empty();
         if is_over && let Some(Call { tokens, .. }) = self.calls.remove(&call) {
-            self.forget_tokens(call, tokens);
+            self.forget_names(call, tokens);
         }
         Target::Call { call, is_over }
     }
 
+    /// Returns the response for a notification on a shared channel. One that names a call that is over reaches no other one.
+    fn shared_notification(&self, method: &str, text: &[u8]) -> Target {
+        let Some(named) = Ids::named_by(method, text) else { return Target::Standalone };
+        let calls = if method == "notifications/progress" { &self.tokens } else { &self.running };
+        calls.get(&named).map_or(Target::Dropped, |&call| Target::Call { call, is_over: false })
+    }
+
     fn notification(&self, method: &str, text: &[u8]) -> Target {
+        if self.is_shared() {
+            return self.shared_notification(method, text);
+        }
         let to = |path| jsonrpc::member(text, path).and_then(RequestId::from_json);
         let receiver = match method {
             "notifications/progress" => {
@@ -215,11 +275,17 @@ mod tests {
     use crate::protocol::jsonrpc::peek;
 
     fn begin(routing: &mut Routing, call: u64, body: &str) -> Result<(), IdInUse> {
-        routing.begin(CallKey(call), peek(body.as_bytes()).expect("a message").messages(), body.as_bytes())
+        let body = Bytes::copy_from_slice(body.as_bytes());
+        let sent = routing.begin(CallKey(call), peek(&body).expect("a message").messages(), &body)?;
+        assert_eq!(sent, body);
+        Ok(())
     }
 
     fn route(routing: &mut Routing, text: &str) -> Target {
-        routing.route(&peek(text.as_bytes()).expect("a message").messages()[0], text.as_bytes())
+        let text = Bytes::copy_from_slice(text.as_bytes());
+        let (target, passed) = routing.route(&peek(&text).expect("a message").messages()[0], text.clone());
+        assert_eq!(passed, text);
+        target
     }
 
     const CALL: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"_meta":{"progressToken":"t"}}}"#;
@@ -253,7 +319,8 @@ mod tests {
         let mut routing = Routing::default();
         begin(&mut routing, 1, CALL).expect("a new id");
         assert_eq!(begin(&mut routing, 2, CALL), Err(IdInUse));
-        assert_eq!(routing.give_up(CallKey(1)), [RequestId::from_json("1").expect("an id")]);
+        let id = RequestId::from_json("1").expect("an id");
+        assert_eq!(routing.give_up(CallKey(1)), [Owed { at_server: id.clone(), at_caller: id }]);
         assert_eq!(begin(&mut routing, 3, CALL), Err(IdInUse), "the late response would be this one's");
         assert_eq!(route(&mut routing, r#"{"jsonrpc":"2.0","id":1,"result":{}}"#), Target::Dropped);
         begin(&mut routing, 4, CALL).expect("answered");

@@ -1,0 +1,391 @@
+//! Names of calls and requests on a channel, and those of requests on a channel that several callers share.
+//!
+//! Callers choose their ids and progress tokens without each other, so two of them may choose the same. Towards the server each request has a number
+//! of the proxy's, which is its progress token as well; on the way back the caller's own names take its place. Numbers are never used again, so a late
+//! message names no newer request. Every other byte of a message stays.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use crate::protocol::jsonrpc::{self, Message, RequestId};
+
+const ID: &[&str] = &["id"];
+const TOKEN_OF_REQUEST: &[&str] = &["params", "_meta", "progressToken"];
+const TOKEN_OF_PROGRESS: &[&str] = &["params", "progressToken"];
+const CANCELLED: &[&str] = &["params", "requestId"];
+const SUBSCRIPTION: &str = "io.modelcontextprotocol/subscriptionId";
+const SUBSCRIPTION_OF_NOTIFICATION: &[&str] = &["params", "_meta", SUBSCRIPTION];
+const SUBSCRIPTION_OF_RESULT: &[&str] = &["result", "_meta", SUBSCRIPTION];
+
+/// A call on a channel, by number.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct CallKey(pub u64);
+
+/// The id of a request is that of another that runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the ID of the request is in use")]
+pub struct IdInUse;
+
+/// A request that has no response, by both of its names.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Owed {
+    /// The id under which the server knows it.
+    pub at_server: RequestId,
+    /// The id that its caller gave it.
+    pub at_caller: RequestId,
+}
+
+/// Numbers of the calls that run. Its size is bounded by theirs.
+#[derive(Debug, Default)]
+pub(super) struct Ids {
+    last: u64,
+    names: HashMap<RequestId, Name>,
+    calls: HashMap<CallKey, Vec<RequestId>>,
+}
+
+/// Names that a caller gave a request.
+#[derive(Debug)]
+struct Name {
+    call: CallKey,
+    id: RequestId,
+    token: Option<RequestId>,
+    is_listen: bool,
+}
+
+impl Ids {
+    /// Numbers the requests of a call's body, of which `messages` are the messages in order; they are renamed as well.
+    ///
+    /// # Errors
+    /// If two requests of the body have the same id: their responses could not be told apart.
+    pub(super) fn begin(&mut self, call: CallKey, messages: &mut [Message], body: &[u8]) -> Result<Vec<u8>, IdInUse> {
+        let mut splices = Vec::new();
+        let mut names: Vec<(RequestId, Name)> = Vec::new();
+        for (message, text) in messages.iter_mut().zip(jsonrpc::messages(body)) {
+            let Message::Request { id, method } = message else { continue };
+            if names.iter().any(|(_, name)| name.id == *id) {
+                return Err(IdInUse);
+            }
+            self.last += 1;
+            let number = RequestId::Number(self.last.to_string().into());
+            let place = |path| value_at(text.as_bytes(), path).map(|value| jsonrpc::span(body, value));
+            let token = value_at(text.as_bytes(), TOKEN_OF_REQUEST).and_then(RequestId::from_json);
+            splices.extend(place(ID).map(|place| (place, number.to_json())));
+            if token.is_some() {
+                splices.extend(place(TOKEN_OF_REQUEST).map(|place| (place, number.to_json())));
+            }
+            let is_listen = method == "subscriptions/listen";
+            let id = std::mem::replace(id, number.clone());
+            names.push((number, Name { call, id, token, is_listen }));
+        }
+        self.calls.insert(call, names.iter().map(|(number, _)| number.clone()).collect());
+        self.names.extend(names);
+        Ok(jsonrpc::splice(body, splices))
+    }
+
+    /// Forgets a call that is over.
+    pub(super) fn end(&mut self, call: CallKey) {
+        for number in self.calls.remove(&call).unwrap_or_default() {
+            self.names.remove(&number);
+        }
+    }
+
+    /// Returns true if no call runs.
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.names.is_empty() && self.calls.is_empty()
+    }
+
+    /// Returns the caller's id of the request with this number.
+    pub(super) fn id_at_caller(&self, number: &RequestId) -> Option<&RequestId> {
+        Some(&self.names.get(number)?.id)
+    }
+
+    /// Returns the number that a notification of the server names, as its request or as its progress token.
+    pub(super) fn named_by(method: &str, text: &[u8]) -> Option<RequestId> {
+        let path = match method {
+            "notifications/progress" => TOKEN_OF_PROGRESS,
+            "notifications/cancelled" => CANCELLED,
+            _ => SUBSCRIPTION_OF_NOTIFICATION,
+        };
+        value_at(text, path).and_then(RequestId::from_json)
+    }
+
+    /// Returns a message of the server for `call` with the caller's names in place of the numbers, or `None` if it has none of the call.
+    pub(super) fn to_caller(&self, call: CallKey, message: &Message, text: &[u8]) -> Option<Vec<u8>> {
+        let mut splices = Vec::new();
+        let mut rename = |path, by: fn(&Name) -> Option<&RequestId>| {
+            splices.extend(self.renamed(call, text, path, by));
+        };
+        match message {
+            Message::Response { id: Some(id), .. } => {
+                rename(ID, |name| Some(&name.id));
+                if self.names.get(id).is_some_and(|name| name.is_listen) {
+                    rename(SUBSCRIPTION_OF_RESULT, |name| Some(&name.id));
+                }
+            }
+            Message::Notification { method } => {
+                match &**method {
+                    "notifications/progress" => rename(TOKEN_OF_PROGRESS, |name| name.token.as_ref()),
+                    "notifications/cancelled" => rename(CANCELLED, |name| Some(&name.id)),
+                    _ => {}
+                }
+                rename(SUBSCRIPTION_OF_NOTIFICATION, |name| Some(&name.id));
+            }
+            Message::Response { id: None, .. } | Message::Request { .. } => {}
+        }
+        if splices.is_empty() { None } else { Some(jsonrpc::splice(text, splices)) }
+    }
+
+    /// Returns the place of a number of `call` in `text`, with the caller's name for it.
+    fn renamed(
+        &self,
+        call: CallKey,
+        text: &[u8],
+        path: &'static [&'static str],
+        by: fn(&Name) -> Option<&RequestId>,
+    ) -> Option<(Range<usize>, String)> {
+        let value = value_at(text, path)?;
+        let name = self.names.get(&RequestId::from_json(value)?).filter(|name| name.call == call)?;
+        Some((jsonrpc::span(text, value), by(name)?.to_json()))
+    }
+}
+
+fn value_at<'a>(text: &'a [u8], path: &'static [&'static str]) -> Option<&'a str> {
+    jsonrpc::member(text, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use bytes::Bytes;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::protocol::channel::routing::{Routing, Target};
+
+    /// A channel with both of its sides: the tests speak for the server.
+    #[derive(Default)]
+    struct Channel {
+        routing: Option<Routing>,
+    }
+
+    impl Channel {
+        fn routing(&mut self) -> &mut Routing {
+            self.routing.get_or_insert_with(Routing::shared)
+        }
+
+        /// Begins a call and returns the request that the server gets.
+        fn call(&mut self, call: u64, request: &str) -> String {
+            let body = Bytes::copy_from_slice(request.as_bytes());
+            let messages = jsonrpc::peek(&body).expect("a message");
+            let sent = self.routing().begin(CallKey(call), messages.messages(), &body).expect("numbers are new");
+            String::from_utf8(sent.to_vec()).expect("text")
+        }
+
+        /// Returns the call that gets a message of the server, and the message as its caller sees it.
+        fn say(&mut self, text: &str) -> (Target, String) {
+            let text = Bytes::copy_from_slice(text.as_bytes());
+            let message = jsonrpc::peek(&text).expect("a message").messages()[0].clone();
+            let (target, text) = self.routing().route(&message, text);
+            (target, String::from_utf8(text.to_vec()).expect("text"))
+        }
+    }
+
+    fn to(call: u64, is_over: bool) -> Target {
+        Target::Call { call: CallKey(call), is_over }
+    }
+
+    #[test]
+    fn numbers_take_the_places_of_ids_and_tokens_and_no_other_byte_changes() {
+        let mut channel = Channel::default();
+        let request =
+            r#"{ "jsonrpc":"2.0","id": "a" ,"method":"m","params":{"id":"a","_meta":{"progressToken":"a", "x":"a"}}}"#;
+        let sent = channel.call(7, request);
+        assert_eq!(
+            sent,
+            r#"{ "jsonrpc":"2.0","id": 1 ,"method":"m","params":{"id":"a","_meta":{"progressToken":1, "x":"a"}}}"#
+        );
+        let progress =
+            r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1,"progress":1}}"#;
+        let seen = r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"a","progress":1}}"#;
+        assert_eq!(channel.say(progress), (to(7, false), seen.to_owned()));
+        let answer = r#"{"jsonrpc":"2.0", "id":1,"result":{"id":1,"_meta":{"progressToken":1}}}"#;
+        let seen = r#"{"jsonrpc":"2.0", "id":"a","result":{"id":1,"_meta":{"progressToken":1}}}"#;
+        assert_eq!(channel.say(answer), (to(7, true), seen.to_owned()));
+        assert_eq!(channel.say(progress).0, Target::Dropped, "its call is over");
+        assert_eq!(channel.say(answer).0, Target::Dropped, "a second answer");
+    }
+
+    #[test]
+    fn a_subscription_is_named_by_its_request() {
+        let mut channel = Channel::default();
+        channel.call(1, r#"{"jsonrpc":"2.0","id":5,"method":"subscriptions/listen"}"#);
+        channel.call(2, r#"{"jsonrpc":"2.0","id":5,"method":"subscriptions/listen"}"#);
+        let tagged = |id| json!({"_meta": {"io.modelcontextprotocol/subscriptionId": id}});
+        let changed =
+            |id| json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed", "params": tagged(id)});
+        let (target, seen) = channel.say(&changed(2).to_string());
+        assert_eq!((target, seen), (to(2, false), changed(5).to_string()));
+        let cancelled =
+            |id| json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}});
+        assert_eq!(channel.say(&cancelled(2).to_string()), (to(2, false), cancelled(5).to_string()));
+        let end = |id| json!({"jsonrpc": "2.0", "id": id, "result": tagged(id)});
+        assert_eq!(channel.say(&end(1).to_string()), (to(1, true), end(5).to_string()));
+        assert_eq!(channel.say(&changed(1).to_string()).0, Target::Dropped, "its stream is over");
+        let unnamed = r#"{"jsonrpc":"2.0","method":"notifications/message"}"#;
+        assert_eq!(channel.say(unnamed).0, Target::Standalone);
+    }
+
+    #[test]
+    fn a_message_does_not_show_the_names_of_another_call() {
+        let mut channel = Channel::default();
+        for (call, id) in [(1, "mine"), (2, "secret")] {
+            let params = json!({"_meta": {"progressToken": id}});
+            let request = json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params});
+            channel.call(call, &request.to_string());
+        }
+        let progress = |token| {
+            json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": token,
+                "_meta": {"io.modelcontextprotocol/subscriptionId": 2}}})
+        };
+        let (target, seen) = channel.say(&progress(json!(1)).to_string());
+        assert_eq!((target, seen), (to(1, false), progress(json!("mine")).to_string()));
+    }
+
+    #[test]
+    fn what_is_given_up_has_both_names() {
+        let mut channel = Channel::default();
+        channel.call(1, r#"{"jsonrpc":"2.0","id":"x","method":"m"}"#);
+        let [at_server, at_caller] = ["1", "\"x\""].map(|id| RequestId::from_json(id).expect("an id"));
+        assert_eq!(channel.routing().give_up(CallKey(1)), [Owed { at_server, at_caller }]);
+        assert_eq!(channel.say(r#"{"jsonrpc":"2.0","id":1,"result":{}}"#).0, Target::Dropped);
+        assert!(channel.call(2, r#"{"jsonrpc":"2.0","id":"x","method":"m"}"#).contains(r#""id":2"#));
+    }
+
+    #[test]
+    fn a_message_that_is_no_utf_8_is_renamed_as_well() {
+        let mut channel = Channel::default();
+        channel.call(1, r#"{"jsonrpc":"2.0","id":"x","method":"m"}"#);
+        let text = Bytes::from_static(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"a\":\"\xff\"}}");
+        let message = jsonrpc::peek(&text).expect("a message").messages()[0].clone();
+        let (_, seen) = channel.routing().route(&message, text);
+        assert_eq!(&seen[..], b"{\"jsonrpc\":\"2.0\",\"id\":\"x\",\"result\":{\"a\":\"\xff\"}}");
+    }
+
+    /// One step of a schedule. Callers and calls are chosen by number.
+    #[derive(Clone, Debug)]
+    enum Step {
+        Begin { caller: u8, id: u8, token: Option<u8>, listens: bool },
+        Progress(usize),
+        Tagged(usize),
+        Cancelled(usize),
+        Answer(usize),
+        Leave(usize),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let begin = (0..3u8, 0..3u8, proptest::option::of(0..3u8), any::<bool>());
+        prop_oneof![
+            3 => begin.prop_map(|(caller, id, token, listens)| Step::Begin { caller, id, token, listens }),
+            2 => (0..20usize).prop_map(Step::Progress),
+            1 => (0..20usize).prop_map(Step::Tagged),
+            1 => (0..20usize).prop_map(Step::Cancelled),
+            2 => (0..20usize).prop_map(Step::Answer),
+            1 => (0..20usize).prop_map(Step::Leave),
+        ]
+    }
+
+    /// A call as the model knows it. Every payload names its caller, so that one in foreign hands is seen.
+    struct Running {
+        caller: u8,
+        id: Value,
+        token: Option<Value>,
+        number: Value,
+        listens: bool,
+        is_over: bool,
+    }
+
+    fn begin(channel: &mut Channel, key: u64, step: &Step) -> Option<Running> {
+        let &Step::Begin { caller, id, token, listens } = step else { return None };
+        // The same text as a string and as a number is another name.
+        let name = |of: u8| if caller == 2 { json!(of.to_string()) } else { json!(of) };
+        let (id, token) = (name(id), token.map(name));
+        let method = if listens { "subscriptions/listen" } else { "tools/call" };
+        let mut request = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": {"caller": caller}});
+        if let Some(token) = &token {
+            request["params"]["_meta"] = json!({ "progressToken": token });
+        }
+        let mut sent: Value = serde_json::from_str(&channel.call(key, &request.to_string())).expect("JSON");
+        let number = sent["id"].take();
+        if token.is_some() {
+            assert_eq!(sent["params"]["_meta"]["progressToken"], number);
+            sent["params"]["_meta"]["progressToken"] = request["params"]["_meta"]["progressToken"].clone();
+        }
+        sent["id"] = id.clone();
+        assert_eq!(sent, request, "nothing else has changed");
+        Some(Running { caller, id, token, number, listens, is_over: false })
+    }
+
+    proptest! {
+        #[test]
+        fn each_message_reaches_its_caller_under_its_own_names(steps in proptest::collection::vec(step(), 1..60)) {
+            let mut channel = Channel::default();
+            let mut calls: Vec<Running> = Vec::new();
+            let mut answered = BTreeMap::<u64, usize>::new();
+            for step in &steps {
+                if let Some(call) = begin(&mut channel, calls.len() as u64, step) {
+                    prop_assert!(calls.iter().all(|other| other.number != call.number), "a number is used again");
+                    calls.push(call);
+                    continue;
+                }
+                let &(Step::Progress(at) | Step::Tagged(at) | Step::Cancelled(at) | Step::Answer(at) | Step::Leave(at)) =
+                    step else { continue };
+                let Some(index) = at.checked_rem(calls.len()) else { continue };
+                let call = &mut calls[index];
+                let key = index as u64;
+                let meta = |id: &Value| json!({"io.modelcontextprotocol/subscriptionId": id});
+                let message = |number: &Value, token: &Value| match step {
+                    Step::Progress(_) => json!({"jsonrpc": "2.0", "method": "notifications/progress",
+                        "params": {"progressToken": token, "caller": call.caller}}),
+                    Step::Tagged(_) => json!({"jsonrpc": "2.0", "method": "notifications/x",
+                        "params": {"_meta": meta(number), "caller": call.caller}}),
+                    Step::Cancelled(_) => json!({"jsonrpc": "2.0", "method": "notifications/cancelled",
+                        "params": {"requestId": number, "caller": call.caller}}),
+                    _ if call.listens => json!({"jsonrpc": "2.0", "id": number, "result": {"_meta": meta(number)}}),
+                    _ => json!({"jsonrpc": "2.0", "id": number, "result": {"caller": call.caller}}),
+                };
+                if let Step::Leave(_) = step {
+                    let owed = channel.routing().give_up(CallKey(key));
+                    prop_assert_eq!(owed.len(), usize::from(!call.is_over));
+                    for Owed { at_server, at_caller } in owed {
+                        prop_assert_eq!(at_server.to_json(), call.number.to_string());
+                        prop_assert_eq!(at_caller.to_json(), call.id.to_string());
+                    }
+                    call.is_over = true;
+                    continue;
+                }
+                let (target, seen) = channel.say(&message(&call.number, &call.number).to_string());
+                let takes = !call.is_over && (call.token.is_some() || !matches!(step, Step::Progress(_)));
+                if !takes {
+                    prop_assert_eq!(target, Target::Dropped);
+                    continue;
+                }
+                let is_over = matches!(step, Step::Answer(_));
+                prop_assert_eq!(target, to(key, is_over));
+                let token = call.token.clone().unwrap_or_default();
+                prop_assert_eq!(serde_json::from_str::<Value>(&seen).expect("JSON"), message(&call.id, &token));
+                if is_over {
+                    call.is_over = true;
+                    *answered.entry(key).or_default() += 1;
+                }
+            }
+            prop_assert!(answered.values().all(|&times| times == 1));
+            for key in 0..calls.len() as u64 {
+                channel.routing().give_up(CallKey(key));
+            }
+            prop_assert!(channel.routing().is_empty(), "a name of a call that is over is left");
+        }
+    }
+}
