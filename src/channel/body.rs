@@ -10,6 +10,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 
 use crate::body::BoxError;
 use crate::protocol::channel::routing::Receiver;
+use crate::protocol::jsonrpc::{self, Message};
 use crate::sync;
 
 /// Bytes around a message that make it an event.
@@ -90,6 +91,18 @@ impl Events {
             }
         })
         .await
+    }
+
+    /// Waits for the first response, in place of the event stream; messages before it are dropped. `None` if the stream ends without one.
+    pub(super) async fn response(&self) -> Option<Bytes> {
+        loop {
+            let message = self.first_message().await?;
+            if let Ok(body) = jsonrpc::peek(&message)
+                && matches!(body.messages(), [Message::Response { .. }])
+            {
+                return Some(message);
+            }
+        }
     }
 }
 

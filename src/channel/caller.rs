@@ -15,6 +15,11 @@ impl Caller {
         Self { principal, counted_as }
     }
 
+    /// Returns true for callers without credentials.
+    pub(super) fn is_anonymous(&self) -> bool {
+        self.principal.is_anonymous()
+    }
+
     /// Returns the holder of a quota as which the caller counts.
     pub(super) fn counted_as(&self) -> &QuotaKey {
         &self.counted_as

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::Response;
 use crate::protocol::channel::line::Line;
 use crate::protocol::error::ErrorCode;
-use crate::protocol::headers::Lines;
+use crate::protocol::headers::{Era, Lines};
 
 /// A future that a link returns.
 pub type LinkFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -20,6 +20,11 @@ pub trait Open: Send + Sync + 'static {
 
     /// Returns true if a channel can probably be opened now.
     fn is_available(&self) -> bool;
+
+    /// Returns the era of the server, or `None` if it has to be asked.
+    fn era(&self) -> Option<Era> {
+        None
+    }
 
     /// Returns true if the headers of requests go to the server.
     fn takes_headers(&self) -> bool {

@@ -3,13 +3,15 @@
 //! A server on stdio has one *channel*: JSON-RPC messages in order, both ways, without IDs and without replay. This module is the server that such a
 //! one would be on HTTP: it takes a request of the upstream client and returns the response, in the same process and without bytes of HTTP. So
 //! everything above it works as for any server. Owned here: sessions and their channels, the response that each message belongs to, the bounds of
-//! servers and of their starts. Each session has a channel, and with it a server, of its own. Absent: processes (`child/`), resumption (the event
+//! servers and of their starts. Each session has a channel, and with it a server, of its own; requests of revisions without sessions share the channel of
+//! their caller. Absent: processes (`child/`), resumption (the event
 //! log), sessions whose server has ended (`upstream/revival/` opens them again).
 //!
 //! | request | response |
 //! |---|---|
 //! | POST with `initialize`, without a session | JSON, once the server has answered |
-//! | POST with other requests | an event stream, once the first byte was written to the server |
+//! | POST with other requests of a session | an event stream, once the first byte was written to the server |
+//! | POST with a request of a revision without sessions | the same; of `server/discover`, JSON |
 //! | POST without requests | 202, once the message waits to be written |
 //! | GET | an event stream: the messages that belong to no call |
 //! | DELETE | 200; the server is ended |
@@ -21,14 +23,17 @@ mod admission;
 mod body;
 mod caller;
 mod connection;
+mod era;
 mod limits;
 mod link;
 mod metrics;
+mod modern;
 mod pending;
 pub mod pipe;
 mod pool;
 mod respond;
 mod session;
+mod sharer;
 mod start;
 #[cfg(test)]
 mod tests;
@@ -46,16 +51,19 @@ use tokio::sync::Notify;
 pub use body::Body;
 pub use caller::Caller;
 use connection::{Begun, Refused};
+use era::ServerEra;
 use limits::Limits;
 pub use link::{Input, Link, LinkFuture, Open, OpenError, Output, Program, ProgramEnd, WriteError};
 use metrics::EndReason;
 pub use metrics::Metrics;
+use modern::Opening;
 use pending::Pending;
 pub use pool::Bounds;
 use pool::{Occupant, Starts};
 pub use respond::{empty, no_server};
 use respond::{event_stream, refusal};
 use session::Session;
+use sharer::Sharer;
 
 use crate::event_log::Stream;
 use crate::protocol::error::ErrorCode;
@@ -95,10 +103,10 @@ pub struct Settings {
 pub struct Request<'a> {
     /// The method.
     pub method: &'a Method,
+    /// The headers, except those that describe the body.
+    pub headers: &'a Lines,
     /// The server's name of the session, or `None` if the request names none.
     pub session: Option<&'a [u8]>,
-    /// Headers, for a server that takes them.
-    pub head: &'a Lines,
     /// The body.
     pub body: &'a Bytes,
     /// Stream of the request, or `None` for one without.
@@ -117,6 +125,7 @@ pub struct Channels {
     /// Runtime of all channels: it outlives those of the workers.
     runtime: Handle,
     state: Mutex<State>,
+    era: ServerEra,
     /// Notified when a server has ended or became idle.
     room: Notify,
     /// Held by the request whose turn it is to start a server.
@@ -127,6 +136,8 @@ pub struct Channels {
 struct State {
     /// Sessions by the names that they were given.
     sessions: HashMap<String, Arc<Session>>,
+    /// Channels without sessions, by the callers that share them.
+    shared: HashMap<Sharer, Opening>,
     /// All sessions whose servers are there, those without a name included.
     servers: HashMap<u64, Arc<Session>>,
     /// Sessions that are being opened, by numbers of their own.
@@ -146,7 +157,8 @@ impl Channels {
         };
         let (runtime, state, room) = (Handle::current(), Mutex::default(), Notify::new());
         let turns = tokio::sync::Mutex::default();
-        let channels = Arc::new(Self { open, settings, limits, runtime, state, room, turns });
+        let era = ServerEra::of(open.era());
+        let channels = Arc::new(Self { open, settings, limits, runtime, state, era, room, turns });
         tokio::spawn(Self::sweep(Arc::downgrade(&channels)));
         channels
     }
@@ -233,6 +245,7 @@ impl Channels {
         if request.session.is_none() {
             return match messages {
                 [Message::Request { method, .. }] if method == "initialize" => self.initialize(messages, request).await,
+                _ if modern::is_modern(&request) => self.modern(messages, request).await,
                 _ => refusal(ErrorCode::BadRequest, &ids),
             };
         }
@@ -257,7 +270,7 @@ impl Channels {
 
     /// Returns the headers of a request for a server that takes them.
     fn head(&self, request: &Request<'_>) -> Option<Lines> {
-        self.open.takes_headers().then(|| request.head.clone())
+        self.open.takes_headers().then(|| request.headers.clone())
     }
 
     fn forget_name(&self, session: &Session) {

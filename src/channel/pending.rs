@@ -39,6 +39,11 @@ impl Failed {
         Self { code, detail, response: None }
     }
 
+    /// Returns the failure for one of several requests.
+    pub(super) fn without_response(&self) -> Self {
+        Self::of(self.code, self.detail.clone())
+    }
+
     /// Creates the failure of a session that the server has refused with a response of HTTP.
     pub(super) fn by(response: Box<Response>) -> Self {
         let detail = format!("status {}", response.status().as_u16());
@@ -56,6 +61,11 @@ pub(super) struct Wanter {
 }
 
 impl Wanter {
+    /// Creates one that waits until the receiver is dropped, for a channel that several requests share.
+    pub(super) fn without_request() -> (Self, oneshot::Receiver<Result<Started, Failed>>) {
+        Self::new(RequestId::Number("0".into()), None)
+    }
+
     pub(super) fn new(
         id: RequestId,
         stream: Option<Arc<Stream>>,

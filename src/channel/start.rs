@@ -197,6 +197,7 @@ impl Start {
                 }
             }
             (Ok(Answer::Refused(body) | Answer::Opened(body)), server) => {
+                channels.era.note_refused_handshake(&body);
                 if let Some(start) = sync::lock(&channels.state).starting.get_mut(&number) {
                     start.answer(body, None);
                 }
@@ -285,7 +286,7 @@ impl Channels {
     }
 
     /// Notes the server of a start. Returns false if all servers are being ended.
-    fn note_server(&self, number: u64, server: &Arc<Session>) -> bool {
+    pub(super) fn note_server(&self, number: u64, server: &Arc<Session>) -> bool {
         let mut state = sync::lock(&self.state);
         state.servers.insert(server.number, server.clone());
         if let Some(start) = state.starting.get_mut(&number) {
@@ -332,6 +333,6 @@ fn new_name() -> String {
     random::bytes::<16>().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-async fn until<F: Future>(deadline: Instant, future: F) -> Result<F::Output, tokio::time::error::Elapsed> {
+pub(super) async fn until<F: Future>(deadline: Instant, future: F) -> Result<F::Output, tokio::time::error::Elapsed> {
     tokio::time::timeout(deadline.saturating_duration_since(clock::now()), future).await
 }

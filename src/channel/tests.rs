@@ -148,7 +148,7 @@ impl Setup {
             let request = Request {
                 method: &Method::POST,
                 session: None,
-                head: &headers::Lines::default(),
+                headers: &headers::Lines::default(),
                 body: &body,
                 stream: None,
                 caller: Some(&caller),

@@ -571,8 +571,8 @@ async fn exchange_by_channel(
     };
     let request = channel::Request {
         method: template.method(),
+        headers: template.lines(),
         session: template.session_name(),
-        head: template.lines(),
         body: template.body(),
         stream: sent,
         caller: template.caller(),

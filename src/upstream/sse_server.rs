@@ -23,7 +23,7 @@ use crate::channel::{self, Input, Link, LinkFuture, Open, OpenError, Output, Pro
 use crate::clock;
 use crate::protocol::channel::line::Line;
 use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::headers::{self, Lines, names};
+use crate::protocol::headers::{self, Era, Lines, names};
 
 /// Largest body of a response other than the channel's, in bytes.
 const MAX_BODY: usize = 1024 * 1024;
@@ -55,6 +55,11 @@ impl Open for SseServer {
     /// The server is probed as one on Streamable HTTP is.
     fn is_available(&self) -> bool {
         true
+    }
+
+    /// The transport is older than revisions without sessions.
+    fn era(&self) -> Option<Era> {
+        Some(Era::Legacy)
     }
 
     fn takes_headers(&self) -> bool {

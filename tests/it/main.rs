@@ -51,6 +51,8 @@ mod standalone;
 mod starvation;
 #[cfg(target_os = "linux")]
 mod stdio;
+#[cfg(target_os = "linux")]
+mod stdio_modern;
 mod stores;
 mod support;
 mod support_self_test;

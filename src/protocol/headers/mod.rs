@@ -75,6 +75,8 @@ pub enum Era {
 }
 
 impl ProtocolVersion {
+    /// The revisions with sessions, oldest first.
+    pub const LEGACY: [&str; 4] = LEGACY_VERSIONS;
     /// Revision of a request that names none ([2025-06-18, protocol version header]).
     ///
     /// [2025-06-18, protocol version header]: https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#protocol-version-header

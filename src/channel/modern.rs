@@ -1,0 +1,363 @@
+//! Requests of revisions without sessions, on channels that they share.
+//!
+//! Such a request keeps nothing at the server, so it needs no server of its own: all of one caller share a channel. A caller is a principal; callers
+//! without credentials share one by their address, as bounds count them, since a server may keep a state all the same. Owned here: these channels, and
+//! the checks that only a server on HTTP can make. Absent: the era of the server (`era.rs`), the names of requests on a channel (`protocol/channel/`).
+
+use std::sync::{Arc, Mutex};
+
+use http::StatusCode;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use super::connection::{Begun, Refused, Waiting};
+use super::era::{UNSUPPORTED_VERSION, error_code};
+use super::metrics::StartOutcome;
+use super::pending::{Failed, Pending, Wanter};
+use super::respond::{empty, event_stream, json, refusal, refusal_about};
+use super::session::Session;
+use super::sharer::Sharer;
+use super::start::until;
+use super::{Channels, OnBegin, Request, Response, code_of, request_id};
+use crate::protocol::channel::envelope;
+use crate::protocol::error::ErrorCode;
+use crate::protocol::headers::{Era, ProtocolVersion, names};
+use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::{clock, sync};
+
+/// Limit of the channels that are tried for one request: each has ended before it took a byte of it.
+const ATTEMPTS: usize = 3;
+/// Error of a request of a revision that a server with sessions does not speak, as the older SDKs have it: every client that probes falls back to
+/// `initialize` from it. From -32022, the error of the newer revision, not all do.
+const INVALID_REQUEST: i64 = -32600;
+/// Error of a request whose headers and body disagree.
+const HEADER_MISMATCH: i64 = -32020;
+
+/// A shared channel: its outcome once it is open.
+pub(super) type Opening = watch::Receiver<Option<Result<Arc<Session>, Failed>>>;
+
+/// Returns true if a request that names no session is one of a revision without sessions, by its header or its `_meta`.
+pub(super) fn is_modern(request: &Request<'_>) -> bool {
+    let is_modern = |text: &str| ProtocolVersion::parse(text).is_none_or(|version| version.era() == Era::Modern);
+    let header = request.headers.get(&names::MCP_PROTOCOL_VERSION);
+    header.is_some_and(|header| std::str::from_utf8(header).map_or(true, is_modern))
+        || jsonrpc::meta_protocol_version(request.body).as_deref().is_some_and(is_modern)
+}
+
+impl Channels {
+    /// Answers a POST of a revision without sessions.
+    pub(super) async fn modern(self: &Arc<Self>, messages: &[Message], request: Request<'_>) -> Response {
+        let ids: Vec<RequestId> = messages.iter().filter_map(request_id).cloned().collect();
+        if ids.is_empty() {
+            // None that a client sends over HTTP means anything: a cancel is the end of the response.
+            return empty(StatusCode::ACCEPTED);
+        }
+        let is_array = request.body.trim_ascii_start().first() == Some(&b'[');
+        let [Message::Request { id, method }] = messages else { return refusal(ErrorCode::BadRequest, &ids) };
+        if is_array {
+            return refusal(ErrorCode::BadRequest, &ids);
+        }
+        if let Some(header) = envelope::mismatch(&request.headers.to_map(), method, request.body) {
+            let text = format!("the header {header} does not match the body");
+            return error(id, HEADER_MISMATCH, &text, Value::Null);
+        }
+        let sharer = Sharer::of(request.caller);
+        match self.era(&sharer).await {
+            Ok(Era::Modern) => self.call_on_shared(&sharer, messages, request).await,
+            Ok(Era::Legacy) => {
+                let requested = jsonrpc::meta_protocol_version(request.body).unwrap_or_default();
+                let data = json!({"supported": ProtocolVersion::LEGACY, "requested": requested});
+                error(id, INVALID_REQUEST, "Unsupported protocol version: the server has sessions", data)
+            }
+            Err(Failed { code, detail, .. }) => refusal_about(code, &detail, &ids),
+        }
+    }
+
+    /// Hands a request to the channel of its caller. A channel that has ended before it took a byte is replaced.
+    async fn call_on_shared(self: &Arc<Self>, sharer: &Sharer, messages: &[Message], request: Request<'_>) -> Response {
+        let ids: Vec<RequestId> = messages.iter().filter_map(request_id).cloned().collect();
+        let on_begin = Arc::new(Mutex::new(Some(request.on_begin)));
+        for _ in 0..ATTEMPTS {
+            let session = match self.shared(sharer).await {
+                Ok(session) => session,
+                Err(Failed { code, detail, .. }) => return refusal_about(code, &detail, &ids),
+            };
+            let stream = request.stream.cloned();
+            let call = session.connection.call(messages, request.body, None, stream, once(&on_begin));
+            match call {
+                Ok(mut waiting) => match waiting.begun().await {
+                    Begun::Written => return respond(messages, waiting, &ids).await,
+                    Begun::Refused(response) => return *response,
+                    Begun::Ended => {}
+                },
+                Err(Refused::Ended) => {}
+                Err(refused) => return refusal(code_of(refused), &ids),
+            }
+        }
+        refusal(ErrorCode::ServerEnded, &ids)
+    }
+
+    /// Returns the channel of these callers; opens it if there is none.
+    pub(super) async fn shared(self: &Arc<Self>, sharer: &Sharer) -> Result<Arc<Session>, Failed> {
+        let mut opening = {
+            let mut state = sync::lock(&self.state);
+            if state.is_over {
+                return Err(Failed::of(ErrorCode::Draining, String::new()));
+            }
+            match state.shared.get(sharer) {
+                Some(opening) if !has_ended(opening) => opening.clone(),
+                Some(_) | None => {
+                    let (opened, opening) = watch::channel(None);
+                    // One that ended while it was opened is still there.
+                    state.shared.retain(|_, opening| !has_ended(opening));
+                    state.shared.insert(sharer.clone(), opening.clone());
+                    // On the runtime of all channels: a request that is given up does not end the start.
+                    self.runtime.spawn(self.clone().open_shared(sharer.clone(), opened));
+                    opening
+                }
+            }
+        };
+        let outcome = opening.wait_for(Option::is_some).await.ok();
+        let outcome = outcome.and_then(|outcome| {
+            let outcome = outcome.as_ref()?.as_ref();
+            Some(outcome.map(Arc::clone).map_err(Failed::without_response))
+        });
+        outcome.unwrap_or_else(|| Err(Failed::of(ErrorCode::ServerFailed, String::new())))
+    }
+
+    async fn open_shared(self: Arc<Self>, sharer: Sharer, opened: watch::Sender<Option<Result<Arc<Session>, Failed>>>) {
+        let (outcome, result) = self.start_shared(&sharer).await;
+        self.limits.metrics.observe_start(outcome);
+        match &result {
+            Ok(_) => info!("a server was started for requests without sessions"),
+            Err(Failed { code, detail, .. }) => {
+                warn!(error = code.label(), detail, "no server was started for requests without sessions");
+                sync::lock(&self.state).shared.remove(&sharer);
+            }
+        }
+        let _ = opened.send(Some(result));
+    }
+
+    async fn start_shared(self: &Arc<Self>, sharer: &Sharer) -> (StartOutcome, Result<Arc<Session>, Failed>) {
+        let failed = |code, detail| Err(Failed::of(code, detail));
+        let deadline = clock::now() + self.settings.start;
+        // Wanted until it is open: the receiver stays here.
+        let (wanter, _answered) = Wanter::without_request();
+        let pending = Pending::new(sharer.caller().cloned(), None, wanter);
+        let admitted = match until(deadline, self.admit(pending)).await {
+            Ok(Ok(admitted)) => admitted,
+            Ok(Err(refused)) => return (StartOutcome::NoRoom, Err(refused)),
+            Err(_) => return (StartOutcome::NoRoom, failed(ErrorCode::NoServer, String::new())),
+        };
+        let link = until(deadline, self.open.open(None)).await;
+        sync::lock(&self.state).starts.note(!matches!(link, Ok(Ok(_))), clock::now());
+        let link = match link {
+            Ok(Ok(link)) => link,
+            Ok(Err(error)) => return (StartOutcome::Failed, failed(ErrorCode::ServerFailed, error.to_string())),
+            Err(_) => return (StartOutcome::TimedOut, failed(ErrorCode::ServerSlow, String::new())),
+        };
+        let (by_sharer, by_number, limits) = (self.clone(), self.clone(), self.limits.clone());
+        let session = Session::begin_for(
+            sharer.users(),
+            link,
+            sharer.caller().cloned(),
+            limits,
+            move |session| by_sharer.forget_shared(session),
+            move |session| by_number.forget(session),
+        );
+        let is_wanted = self.note_server(admitted.number, &session);
+        drop(admitted);
+        if !is_wanted {
+            session.end(super::EndReason::Shutdown);
+            return (StartOutcome::Failed, failed(ErrorCode::Draining, String::new()));
+        }
+        (StartOutcome::Opened, Ok(session))
+    }
+
+    fn forget_shared(&self, session: &Session) {
+        let is_its =
+            |opening: &Opening| matches!(&*opening.borrow(), Some(Ok(other)) if other.number == session.number);
+        sync::lock(&self.state).shared.retain(|_, opening| !is_its(opening));
+    }
+}
+
+/// Returns true if the channel was open, and has ended.
+fn has_ended(opening: &Opening) -> bool {
+    matches!(&*opening.borrow(), Some(Ok(session)) if session.connection.ending().is_some())
+}
+
+/// Returns a call of the function on the first of its uses.
+fn once(on_begin: &Arc<Mutex<Option<OnBegin>>>) -> OnBegin {
+    let on_begin = on_begin.clone();
+    Box::new(move || {
+        if let Some(on_begin) = sync::lock(&on_begin).take() {
+            on_begin();
+        }
+    })
+}
+
+/// Returns the response to a request whose first byte was written: for `server/discover` JSON with the status of a server on HTTP, else events.
+async fn respond(messages: &[Message], waiting: Waiting, ids: &[RequestId]) -> Response {
+    let is_discover = matches!(messages, [Message::Request { method, .. }] if method == "server/discover");
+    if !is_discover {
+        return event_stream(waiting.events);
+    }
+    match waiting.events.response().await {
+        Some(message) => json(status_of(&message), message),
+        None => refusal(ErrorCode::ServerEnded, ids),
+    }
+}
+
+fn status_of(response: &[u8]) -> StatusCode {
+    match error_code(response) {
+        Some(-32700 | -32600 | -32602 | HEADER_MISMATCH | -32021 | UNSUPPORTED_VERSION) => StatusCode::BAD_REQUEST,
+        Some(-32601) => StatusCode::NOT_FOUND,
+        // The proxy's own, of a server that has ended.
+        Some(-32010) => StatusCode::BAD_GATEWAY,
+        Some(_) | None => StatusCode::OK,
+    }
+}
+
+/// Returns an error that a server on HTTP would give.
+fn error(id: &RequestId, code: i64, message: &str, data: Value) -> Response {
+    json(StatusCode::BAD_REQUEST, jsonrpc::error_message(Some(id), code, message, data))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use bytes::Bytes;
+    use http::Method;
+    use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream};
+
+    use super::super::pipe::{PipeReader, PipeWriter};
+    use super::super::{Body, Bounds, Link, LinkFuture, Metrics, Open, OpenError, Program, ProgramEnd, Settings};
+    use super::*;
+    use crate::metrics::Registrar;
+    use crate::protocol::headers::Lines;
+
+    /// Channels that are opened one after the other.
+    struct Prepared(Mutex<VecDeque<DuplexStream>>);
+
+    struct Process(watch::Sender<bool>);
+
+    impl Open for Prepared {
+        fn open(&self, _: Option<&Lines>) -> LinkFuture<'static, Result<Link, OpenError>> {
+            let next = sync::lock(&self.0).pop_front();
+            Box::pin(async move {
+                let (input, output) = tokio::io::split(next.ok_or_else(|| OpenError::Failed("no more".to_owned()))?);
+                let program = Box::new(Process(watch::channel(false).0));
+                let (input, output) = (PipeReader::new(input, 1 << 20), PipeWriter::new(output));
+                Ok(Link { input: Box::new(input), output: Box::new(output), program })
+            })
+        }
+
+        fn is_available(&self) -> bool {
+            true
+        }
+    }
+
+    impl Program for Process {
+        fn end(&self) {
+            self.0.send_replace(true);
+        }
+
+        fn ended(&self) -> LinkFuture<'static, ProgramEnd> {
+            let mut ended = self.0.subscribe();
+            Box::pin(async move {
+                let _ = ended.wait_for(|&is_over| is_over).await;
+                ProgramEnd::default()
+            })
+        }
+
+        fn gone(&self) -> LinkFuture<'static, ()> {
+            Box::pin(std::future::ready(()))
+        }
+    }
+
+    /// Channels to a server that was asked, with the servers' ends of the first ones.
+    fn channels(count: usize) -> (Arc<Channels>, Vec<DuplexStream>) {
+        let (ours, theirs): (VecDeque<_>, Vec<_>) = (0..count).map(|_| tokio::io::duplex(1 << 16)).unzip();
+        let settings = Settings {
+            message_bytes: 1 << 20,
+            outgoing_bytes: 1 << 20,
+            batch: 10,
+            idle: None,
+            start: Duration::from_secs(5),
+            keep: Duration::from_secs(5),
+            bounds: Some(Bounds {
+                servers: 10,
+                servers_per_caller: 10,
+                starts_per_minute: 10,
+                bounds_addresses: true,
+                may_replace: true,
+            }),
+        };
+        let metrics = Arc::new(Metrics::new(&Registrar::default()).expect("names are free"));
+        let channels = Channels::new(Box::new(Prepared(Mutex::new(ours))), settings, metrics);
+        channels.era.set(Era::Modern);
+        (channels, theirs)
+    }
+
+    /// Sends a request, and counts its beginnings.
+    async fn send(channels: &Arc<Channels>, begun: &Arc<AtomicUsize>) -> Response {
+        let body = r#"{"jsonrpc":"2.0","id":"a","method":"tools/list","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}}}"#;
+        let mut headers = Lines::default();
+        headers.push(&names::MCP_PROTOCOL_VERSION, &http::HeaderValue::from_static("2026-07-28"));
+        headers.push(&names::MCP_METHOD, &http::HeaderValue::from_static("tools/list"));
+        let begun = begun.clone();
+        let request = Request {
+            method: &Method::POST,
+            headers: &headers,
+            session: None,
+            body: &Bytes::from_static(body.as_bytes()),
+            stream: None,
+            caller: None,
+            on_begin: Box::new(move || {
+                begun.fetch_add(1, Ordering::Relaxed);
+            }),
+        };
+        tokio::time::timeout(Duration::from_secs(60), channels.send(request)).await.expect("a response")
+    }
+
+    #[tokio::test]
+    async fn a_request_that_no_server_has_taken_goes_to_the_next_one() {
+        let (channels, servers) = channels(2);
+        let mut servers = servers.into_iter();
+        // The first one ends before it has read a byte.
+        drop(servers.next());
+        let mut second = servers.next().expect("two were made");
+        let begun = Arc::<AtomicUsize>::default();
+        let response = send(&channels, &begun).await;
+        assert_eq!((response.status(), begun.load(Ordering::Relaxed)), (StatusCode::OK, 1));
+        let mut line = String::new();
+        BufReader::new(&mut second).read_line(&mut line).await.expect("text");
+        assert!(line.contains(r#""id":1,"#), "{line}");
+        second.write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n").await.expect("it is read");
+        let Body::Events(events) = response.into_body() else { panic!("no events") };
+        assert_eq!(events.first_message().await.as_deref(), Some(&br#"{"jsonrpc":"2.0","id":"a","result":{}}"#[..]));
+    }
+
+    #[tokio::test]
+    async fn a_request_that_no_server_takes_has_not_run() {
+        let (channels, servers) = channels(2 * ATTEMPTS);
+        drop(servers);
+        let begun = Arc::<AtomicUsize>::default();
+        let response = send(&channels, &begun).await;
+        assert_eq!((response.status(), begun.load(Ordering::Relaxed)), (StatusCode::BAD_GATEWAY, 0));
+        let Body::Whole(Some(body)) = response.into_body() else { panic!("no JSON") };
+        assert!(String::from_utf8_lossy(&body).contains(r#""mayHaveRun":false"#), "{body:?}");
+    }
+
+    #[tokio::test]
+    async fn a_channel_that_is_not_opened_is_tried_again_by_the_next_request() {
+        let (channels, _) = channels(0);
+        let begun = Arc::<AtomicUsize>::default();
+        assert_eq!(send(&channels, &begun).await.status(), StatusCode::BAD_GATEWAY);
+        assert!(sync::lock(&channels.state).shared.is_empty());
+    }
+}
