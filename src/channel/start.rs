@@ -324,7 +324,7 @@ fn describe_garbage(connection: &Connection) -> Option<String> {
     match connection.garbage() {
         0 => None,
         lines => Some(format!(
-            "{lines} lines of its output were no JSON-RPC; stdout must have JSON-RPC messages only, and stderr the log"
+            "lines of its output that were no JSON-RPC: {lines} (stdout must have JSON-RPC messages only, and stderr the log)"
         )),
     }
 }

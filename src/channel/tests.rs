@@ -278,7 +278,11 @@ async fn a_start_that_takes_too_long_goes_on() {
     let first = outcome(first).await;
     assert_eq!((first.status, clock::now() - begun), (504, START));
     assert_eq!((&first.body["id"], &first.body["error"]["data"]["mayHaveRun"]), (&json!(1), &json!(false)));
-    assert!(first.message().contains("within 55 s") && first.message().contains("1 lines"), "{}", first.message());
+    assert!(
+        first.message().contains("within 55 s") && first.message().contains("no JSON-RPC: 1 "),
+        "{}",
+        first.message()
+    );
     let second = setup.initialize(2, 1, "a");
     server.answer().await;
     assert_eq!(outcome(second).await.status, 200);
@@ -417,7 +421,10 @@ async fn a_server_that_writes_no_messages_is_told_from_one_that_ends() {
     let failed = outcome(failed).await;
     assert_eq!(failed.status, 502);
     let message = failed.message();
-    assert!(message.contains("exit code 7") && message.contains("2 lines") && message.contains("stdout"), "{message}");
+    assert!(
+        message.contains("exit code 7") && message.contains("no JSON-RPC: 2 ") && message.contains("stdout"),
+        "{message}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
