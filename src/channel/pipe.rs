@@ -49,6 +49,8 @@ impl<R: AsyncRead + Send + Unpin> Input for PipeReader<R> {
                 }
                 self.lines.buffer().reserve(READ_SIZE);
                 match self.input.read_buf(self.lines.buffer()).await {
+                    // A server that writes without end would keep all other tasks of the thread from their turns.
+                    Ok(READ_SIZE..) => tokio::task::yield_now().await,
                     Ok(1..) => {}
                     Ok(0) | Err(_) => return None,
                 }

@@ -1,12 +1,15 @@
 //! The stderr of a child: read always, so that the child never blocks on it, and logged line by line.
+//!
+//! A program may write more than can be logged. So a part of its lines is logged, and the reader lets other tasks run between its reads.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncReadExt};
-use tracing::debug;
+use tracing::{Level, debug, enabled};
 
-use crate::sync;
+use crate::{clock, sync};
 
 /// Limit of a line, in bytes. The rest of a longer one is dropped.
 const LINE: usize = 2048;
@@ -14,53 +17,135 @@ const LINE: usize = 2048;
 const LAST_LINES: usize = 8;
 /// Bytes taken from the pipe at once.
 const CHUNK: usize = 8192;
+/// Most lines that are logged in each [`WINDOW`].
+const LOGGED: usize = 100;
+const WINDOW: Duration = Duration::from_secs(1);
 
 /// The last lines of a child's stderr. Clones share them.
 #[derive(Clone, Default)]
-pub(super) struct Stderr(Arc<Mutex<VecDeque<String>>>);
+pub(super) struct Stderr(Arc<Mutex<VecDeque<Vec<u8>>>>);
 
 impl Stderr {
     /// Reads `pipe` to its end in a task of its own.
     pub(super) fn read(pipe: impl AsyncRead + Unpin + Send + 'static, program: String, pid: i32) -> Self {
         let stderr = Self::default();
-        tokio::spawn(stderr.clone().run(pipe, program, pid));
+        let log = LineLog { program, pid, since: clock::now(), logged: 0, left_out: 0 };
+        tokio::spawn(stderr.clone().run(pipe, log));
         stderr
     }
 
     /// Returns the last lines, the newest last.
     pub(super) fn last_lines(&self) -> String {
         let lines = sync::lock(&self.0);
-        lines.iter().map(String::as_str).collect::<Vec<_>>().join("\n")
+        lines.iter().map(|line| String::from_utf8_lossy(line)).collect::<Vec<_>>().join("\n")
     }
 
-    async fn run(self, mut pipe: impl AsyncRead + Unpin, program: String, pid: i32) {
+    async fn run(self, mut pipe: impl AsyncRead + Unpin, mut log: LineLog) {
         let (mut chunk, mut line) = (vec![0; CHUNK], Vec::new());
-        loop {
-            let count = match pipe.read(&mut chunk).await {
-                Ok(count @ 1..) => count,
-                Ok(0) | Err(_) => break,
-            };
-            for part in chunk[..count].split_inclusive(|&byte| byte == b'\n') {
-                let room = LINE.saturating_sub(line.len());
-                line.extend_from_slice(&part[..part.len().min(room)]);
-                if part.ends_with(b"\n") {
-                    self.note(&line, &program, pid);
-                    line.clear();
-                }
-            }
+        while let Ok(count @ 1..) = pipe.read(&mut chunk).await {
+            self.take(&chunk[..count], &mut line, &mut log);
+            // A program that writes without end would keep all other tasks of the thread from their turns.
+            tokio::task::yield_now().await;
         }
         if !line.is_empty() {
-            self.note(&line, &program, pid);
+            self.take(b"\n", &mut line, &mut log);
         }
     }
 
-    fn note(&self, line: &[u8], program: &str, pid: i32) {
-        let text = String::from_utf8_lossy(line).trim_end().to_owned();
-        debug!(program, pid, text, "stderr of a child");
+    /// Takes the lines that end in `chunk`. `line` is the beginning of the one that does not end there.
+    fn take(&self, chunk: &[u8], line: &mut Vec<u8>, log: &mut LineLog) {
+        log.begin(clock::now());
         let mut lines = sync::lock(&self.0);
-        if lines.len() == LAST_LINES {
-            lines.pop_front();
+        for part in chunk.split_inclusive(|&byte| byte == b'\n') {
+            let room = LINE.saturating_sub(line.len());
+            line.extend_from_slice(&part[..part.len().min(room)]);
+            if part.ends_with(b"\n") {
+                let text = line.trim_ascii_end();
+                log.add(text);
+                let mut kept = if lines.len() == LAST_LINES { lines.pop_front() } else { None }.unwrap_or_default();
+                kept.clear();
+                kept.extend_from_slice(text);
+                lines.push_back(kept);
+                line.clear();
+            }
         }
-        lines.push_back(text);
+    }
+}
+
+/// The log of a child's lines, within its bound.
+struct LineLog {
+    program: String,
+    pid: i32,
+    since: Instant,
+    logged: usize,
+    left_out: usize,
+}
+
+impl LineLog {
+    /// Begins the next window, if this one is over.
+    fn begin(&mut self, now: Instant) {
+        if now.saturating_duration_since(self.since) < WINDOW {
+            return;
+        }
+        if self.left_out > 0 {
+            debug!(program = self.program, pid = self.pid, lines = self.left_out, "lines of a child were not logged");
+        }
+        (self.since, self.logged, self.left_out) = (now, 0, 0);
+    }
+
+    fn add(&mut self, line: &[u8]) {
+        if !enabled!(Level::DEBUG) {
+            return;
+        }
+        if self.logged == LOGGED {
+            self.left_out += 1;
+            return;
+        }
+        self.logged += 1;
+        let text = &*String::from_utf8_lossy(line);
+        debug!(program = self.program, pid = self.pid, text, "stderr of a child");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    fn log() -> LineLog {
+        LineLog { program: "a".to_owned(), pid: 1, since: clock::now(), logged: 0, left_out: 0 }
+    }
+
+    #[test]
+    fn the_last_lines_are_kept_in_part() {
+        let (stderr, mut line, mut log) = (Stderr::default(), Vec::new(), log());
+        stderr.take(b"first\nbegun ", &mut line, &mut log);
+        stderr.take(&[b'x'; 2 * LINE], &mut line, &mut log);
+        stderr.take(b"\r\n\xff", &mut line, &mut log);
+        stderr.take(b"\n", &mut line, &mut log);
+        let begun = format!("begun {}", "x".repeat(LINE - 6));
+        assert_eq!(stderr.last_lines(), format!("first\n{begun}\n\u{fffd}"));
+        for n in 0..20 {
+            stderr.take(format!("{n}\n").as_bytes(), &mut line, &mut log);
+        }
+        assert_eq!(stderr.last_lines(), "12\n13\n14\n15\n16\n17\n18\n19");
+    }
+
+    #[tokio::test]
+    async fn a_flood_lets_other_tasks_run() {
+        let flood = tokio::io::repeat(b'\n').take(64 * CHUNK as u64);
+        let turns = Arc::new(AtomicUsize::new(0));
+        let counted = turns.clone();
+        let other = tokio::spawn(async move {
+            loop {
+                counted.fetch_add(1, Ordering::Relaxed);
+                tokio::task::yield_now().await;
+            }
+        });
+        tokio::spawn(Stderr::default().run(flood, log())).await.expect("no panic");
+        other.abort();
+        let turns = turns.load(Ordering::Relaxed);
+        assert!(turns >= 32, "{turns} turns beside 64 reads");
     }
 }
