@@ -1,7 +1,10 @@
 //! Servers on stdio: a process for each session, whose messages find their responses.
 
+use mcp_resume::config::OnUnreachable;
 use serde_json::{Value, json};
 
+use crate::misdirected::ONE;
+use crate::support::redis::Redis;
 use crate::support::stdio::{StdioServer, StdioServers};
 use crate::support::*;
 
@@ -246,4 +249,28 @@ async fn a_process_has_no_variable_of_the_proxy() {
     let is_known = |name: &str| known.contains(&name) || name.trim_start_matches('_').starts_with("PYENV_");
     let others: Vec<_> = server.environment.keys().filter(|name| !is_known(name)).collect();
     assert!(others.is_empty(), "{others:?}");
+}
+
+#[tokio::test]
+async fn a_session_goes_on_at_another_replica_with_a_process_there() {
+    let redis = Redis::start();
+    let servers = StdioServers::start().await;
+    let first = servers.proxy_with(redis.of("one", OnUnreachable::Refuse)).await;
+    let second = servers.proxy_with(redis.of("two", OnUnreachable::Refuse)).await;
+    let (mut server, session) = servers.open(&first).await;
+    assert!(session.id.starts_with(ONE), "{}", session.id);
+    until("the record is written", async || redis.has_record("handshake", "\\\"is_initialized\\\":true")).await;
+    let stopping = first.ask_to_stop();
+    server.end_of_input().await;
+    server.exit().await;
+    within("the end of the first replica", stopping).await;
+
+    // As a balancer sends it to a replica in place of the session's own.
+    let pending = session.post(call(1)).with("Mcp-Resume-Home", ONE).start(second.addr).await;
+    let mut server = servers.next().await;
+    server.answer_initialize(Value::Null).await;
+    server.expect("notifications/initialized").await;
+    assert_eq!(server.message().await["id"], 1);
+    server.say(answer(1)).await;
+    assert_eq!(event(&mut pending.response().await.sse()).await, answer(1));
 }
