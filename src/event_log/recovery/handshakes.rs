@@ -27,8 +27,6 @@ use crate::store::Error;
 
 /// Attempts at a write that other writes get in the way of. Each of those is a replica that took the session over.
 const ATTEMPTS_MAX: usize = 4;
-/// Records that are written at a time.
-const WRITES_MAX: usize = 16;
 /// Record of a session that is over, and its lifetime: longer than a replica is frozen that has the session's record still.
 const ENDED: &[u8] = b"ended";
 const KEEP_ENDED: Duration = Duration::from_secs(3600);
@@ -313,27 +311,56 @@ impl EventLog {
         let handshakes = self.sessions.handshakes();
         let mut writes = JoinSet::new();
         loop {
-            let id = handshakes.next_change().await;
-            if writes.len() >= WRITES_MAX {
-                let _ = writes.join_next().await;
-            }
-            let log = self.clone();
+            let write = Write { log: self.clone(), id: Some(handshakes.next_change().await) };
+            let turn = handshakes.begin_write().await;
             writes.spawn(async move {
-                if log.save_handshake(&id).await == Saved::Failed {
-                    clock::sleep(STORE_RETRY_PAUSE).await;
-                    log.sessions.handshakes().change_again(id);
-                }
+                let _turn = turn;
+                write.run().await;
             });
             while writes.try_join_next().is_some() {}
         }
     }
 
-    /// Writes the changes that are not in the store yet, before this process ends. Gives up at the first failure.
+    /// Writes the changes that are not in the store yet, and waits for those that are being written, before this process ends. Gives up at the
+    /// first failure.
     pub async fn flush_handshakes(&self) {
-        while let Some(id) = self.sessions.handshakes().take_change() {
-            if self.save_handshake(&id).await == Saved::Failed {
+        let handshakes = self.sessions.handshakes();
+        loop {
+            while let Some(id) = handshakes.take_change() {
+                if self.save_handshake(&id).await == Saved::Failed {
+                    return;
+                }
+            }
+            handshakes.writes_ended().await;
+            if !handshakes.has_change() {
                 return;
             }
+        }
+    }
+}
+
+/// The write of a change. Dropped before its end, it leaves the change to be written.
+struct Write {
+    log: Arc<EventLog>,
+    /// `None` once the change is written.
+    id: Option<SessionId>,
+}
+
+impl Write {
+    async fn run(mut self) {
+        let Some(id) = &self.id else { return };
+        if self.log.save_handshake(id).await == Saved::Failed {
+            clock::sleep(STORE_RETRY_PAUSE).await;
+        } else {
+            self.id = None;
+        }
+    }
+}
+
+impl Drop for Write {
+    fn drop(&mut self) {
+        if let Some(id) = self.id.take() {
+            self.log.sessions.handshakes().change_again(id);
         }
     }
 }

@@ -106,6 +106,34 @@ async fn a_record_has_all_that_a_later_handshake_repeats() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_change_that_is_being_written_at_the_end_is_written() {
+    for is_aborted in [false, true] {
+        let store = TestStore::default();
+        let (one, two) = (Keeping::of(&store, 1).await, Keeping::of(&store, 2).await);
+        let handshake = handshake();
+        // The first write waits for its result, and the second for the first.
+        store.set_slow(true);
+        one.log().sessions().handshakes().record(session(), handshake.clone());
+        handshake.note_log_level("debug");
+        settle().await;
+        handshake.note_initialized();
+        settle().await;
+        if is_aborted {
+            one.keeping.abort();
+            settle().await;
+        }
+        one.log().flush_handshakes().await;
+        store.set_slow(false);
+        one.kill();
+        tokio::time::sleep(KNOWS).await;
+        let Ok(Home::Here(restored)) = two.log().take_over_session(&session(), &caller()).await else {
+            panic!("no other replica takes it over")
+        };
+        assert!(restored.is_initialized(), "aborted: {is_aborted}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn one_of_several_replicas_becomes_the_home() {
     let store = TestStore::default();
     let one = Keeping::of(&store, 1).await;

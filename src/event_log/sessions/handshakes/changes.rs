@@ -54,6 +54,10 @@ impl Changes {
         Some(id)
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        sync::lock(&self.queue).as_ref().is_none_or(|queue| queue.order.is_empty())
+    }
+
     /// Waits for a session that is queued, and takes the first. To be called by one task.
     pub(super) async fn next(&self) -> SessionId {
         loop {

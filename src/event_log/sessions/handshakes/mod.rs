@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use dashmap::DashMap;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use changes::Changes;
 pub use generations::UpstreamName;
@@ -34,6 +35,8 @@ use crate::eviction::evict_if_full;
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::SessionGeneration;
 
+/// Changes that are written at a time.
+const WRITES_MAX: u32 = 16;
 /// Bytes that all records may hold, for each of the most sessions.
 const BYTES_EACH: usize = 2048;
 /// Part of the lifetime of a record in the store after which a use of its session renews it.
@@ -51,6 +54,8 @@ pub struct Handshakes {
     all_bytes: Arc<AllBytes>,
     /// Records whose changes are to be written to the store.
     changes: Arc<Changes>,
+    /// A permit for each change that may be written at a time.
+    writes: Arc<Semaphore>,
     most: usize,
 }
 
@@ -64,6 +69,7 @@ impl Handshakes {
             has_renamed: AtomicBool::new(false),
             has_warned_of_names: AtomicBool::new(false),
             changes: Arc::default(),
+            writes: Arc::new(Semaphore::new(WRITES_MAX as usize)),
             most,
         }
     }
@@ -82,6 +88,21 @@ impl Handshakes {
     /// Returns the session of a change that is not written yet, if there is one.
     pub(in crate::event_log) fn take_change(&self) -> Option<SessionId> {
         self.changes.take()
+    }
+
+    /// Returns true if a change is not written and is not being written.
+    pub(in crate::event_log) fn has_change(&self) -> bool {
+        !self.changes.is_empty()
+    }
+
+    /// Waits until one more change may be written at a time. Its write lasts until the permit is dropped.
+    pub(in crate::event_log) async fn begin_write(&self) -> Option<OwnedSemaphorePermit> {
+        self.writes.clone().acquire_owned().await.ok()
+    }
+
+    /// Waits until no change is being written.
+    pub(in crate::event_log) async fn writes_ended(&self) {
+        drop(self.writes.acquire_many(WRITES_MAX).await);
     }
 
     /// Notes that the store has not taken the last change of a record.
