@@ -119,7 +119,7 @@ async fn serve(mut config: Config) -> Result<(), Box<dyn Error>> {
     let path = config.upstream.url.endpoint_path().to_owned();
     info!(
         version = env!("CARGO_PKG_VERSION"),
-        upstream = config.upstream.command.as_ref().map_or_else(|| config.upstream.url.to_string(), |it| it.name().to_owned()),
+        upstream = %config.upstream.place(),
         store = %config.store,
         endpoint = path,
         "starting"

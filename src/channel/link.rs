@@ -36,11 +36,23 @@ pub trait Open: Send + Sync + 'static {
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// For a reason that the client and the log are told.
-    #[error("{0}")]
-    Failed(String),
+    #[error("{}: {detail}", code.message())]
+    Failed {
+        /// Error for the client.
+        code: ErrorCode,
+        /// Text behind the error's own, or empty.
+        detail: String,
+    },
     /// The server has answered with an error, which is the client's: it may ask for credentials.
     #[error("the server has refused the session")]
     Refused(Box<Response>),
+}
+
+impl OpenError {
+    /// Creates the failure of a program that could not be started.
+    pub fn of_program(detail: impl ToString) -> Self {
+        Self::Failed { code: ErrorCode::ServerFailed, detail: detail.to_string() }
+    }
 }
 
 /// An open channel.

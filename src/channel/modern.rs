@@ -13,6 +13,7 @@ use tracing::{info, warn};
 
 use super::connection::{Begun, Refused, Waiting};
 use super::era::{UNSUPPORTED_VERSION, error_code};
+use super::link::OpenError;
 use super::metrics::StartOutcome;
 use super::pending::{Failed, Pending, Wanter};
 use super::respond::{empty, event_stream, json, refusal, refusal_about};
@@ -154,7 +155,8 @@ impl Channels {
         sync::lock(&self.state).starts.note(!matches!(link, Ok(Ok(_))), clock::now());
         let link = match link {
             Ok(Ok(link)) => link,
-            Ok(Err(error)) => return (StartOutcome::Failed, failed(ErrorCode::ServerFailed, error.to_string())),
+            Ok(Err(OpenError::Failed { code, detail })) => return (StartOutcome::Failed, failed(code, detail)),
+            Ok(Err(OpenError::Refused(response))) => return (StartOutcome::Failed, Err(Failed::by(response))),
             Err(_) => return (StartOutcome::TimedOut, failed(ErrorCode::ServerSlow, String::new())),
         };
         let (by_sharer, by_number, limits) = (self.clone(), self.clone(), self.limits.clone());
@@ -235,7 +237,7 @@ mod tests {
     use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream};
 
     use super::super::pipe::{PipeReader, PipeWriter};
-    use super::super::{Body, Bounds, Link, LinkFuture, Metrics, Open, OpenError, Program, ProgramEnd, Settings};
+    use super::super::{Body, Bounds, Link, LinkFuture, Metrics, Open, Program, ProgramEnd, Settings};
     use super::*;
     use crate::metrics::Registrar;
     use crate::protocol::headers::Lines;
@@ -249,7 +251,7 @@ mod tests {
         fn open(&self, _: Option<&Lines>) -> LinkFuture<'static, Result<Link, OpenError>> {
             let next = sync::lock(&self.0).pop_front();
             Box::pin(async move {
-                let (input, output) = tokio::io::split(next.ok_or_else(|| OpenError::Failed("no more".to_owned()))?);
+                let (input, output) = tokio::io::split(next.ok_or_else(|| OpenError::of_program("no more"))?);
                 let program = Box::new(Process(watch::channel(false).0));
                 let (input, output) = (PipeReader::new(input, 1 << 20), PipeWriter::new(output));
                 Ok(Link { input: Box::new(input), output: Box::new(output), program })

@@ -246,7 +246,7 @@ impl Channels {
         let failed = |detail: String| Failed::of(ErrorCode::ServerFailed, detail);
         let link = match self.open.open(head.as_ref()).await {
             Ok(link) => link,
-            Err(OpenError::Failed(detail)) => return Err(failed(detail)),
+            Err(OpenError::Failed { code, detail }) => return Err(Failed::of(code, detail)),
             Err(OpenError::Refused(response)) => return Err(Failed::by(response)),
         };
         let (by_name, by_number) = (self.clone(), self.clone());

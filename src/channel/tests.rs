@@ -52,7 +52,7 @@ impl Open for Opener {
         if !is_missing {
             self.servers.send(server).expect("the test goes on");
         }
-        Box::pin(async move { if is_missing { Err(OpenError::Failed("not found".to_owned())) } else { Ok(link) } })
+        Box::pin(async move { if is_missing { Err(OpenError::of_program("not found")) } else { Ok(link) } })
     }
 
     fn is_available(&self) -> bool {

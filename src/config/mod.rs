@@ -147,6 +147,15 @@ pub struct Upstream {
 }
 
 impl Upstream {
+    /// Returns the name of the program, or the URL without its query, for the log.
+    pub fn place(&self) -> String {
+        match (&self.command, &self.sse) {
+            (Some(command), _) => command.name().to_owned(),
+            (None, Some(sse)) => sse.url.to_string(),
+            (None, None) => self.url.to_string(),
+        }
+    }
+
     /// Returns true if the server is not on Streamable HTTP.
     pub fn is_channel(&self) -> bool {
         self.command.is_some() || self.sse.is_some()

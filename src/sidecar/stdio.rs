@@ -70,7 +70,7 @@ impl Open for Stdio {
         let (launcher, stderr_to_client, message_bytes) =
             (self.launcher.clone(), self.stderr_to_client, self.message_bytes);
         Box::pin(async move {
-            let child = launcher.start().await.map_err(|error| OpenError::Failed(error.to_string()))?;
+            let child = launcher.start().await.map_err(OpenError::of_program)?;
             let Child { stdin, stdout, ending, exit } = child;
             Ok(Link {
                 input: Box::new(PipeReader::new(stdout, message_bytes)),

@@ -71,13 +71,14 @@ async fn open(upstream: Arc<Upstream>, message_bytes: usize, mut headers: Header
     headers.remove(CONTENT_TYPE);
     headers.insert(ACCEPT, EVENT_STREAM);
     let template = Template::plain(Method::GET, &headers, Bytes::new());
-    let response =
-        get(&upstream, &template).await.map_err(|failure| OpenError::Failed(failure.code.message().to_owned()))?;
+    let response = get(&upstream, &template)
+        .await
+        .map_err(|failure| OpenError::Failed { code: failure.code, detail: String::new() })?;
     if !response.status().is_success() {
         return Err(OpenError::Refused(Box::new(collected(response).await)));
     }
     if !headers::is_sse(response.headers()) {
-        return Err(OpenError::Failed("the GET was not answered with an event stream".to_owned()));
+        return Err(unusable("the GET was not answered with an event stream"));
     }
     let mut events = Events {
         reader: EventReader::new(response.into_body(), message_bytes),
@@ -86,17 +87,17 @@ async fn open(upstream: Arc<Upstream>, message_bytes: usize, mut headers: Header
         message_bytes,
         is_over: false,
     };
-    let endpoint = events
-        .endpoint()
-        .await
-        .ok_or_else(|| OpenError::Failed("the event stream does not begin with an endpoint".to_owned()))?;
-    let target = upstream
-        .reference(&endpoint)
-        .ok_or_else(|| OpenError::Failed("the endpoint is not of the server's origin".to_owned()))?;
+    let endpoint =
+        events.endpoint().await.ok_or_else(|| unusable("the event stream does not begin with an endpoint"))?;
+    let target = upstream.reference(&endpoint).ok_or_else(|| unusable("the endpoint is not of the server's origin"))?;
     let end = CancellationToken::new();
     let input = ReadUntilEnd { events, end: end.clone(), _guard: end.clone().drop_guard() };
     let output = Posts { upstream, target };
     Ok(Link { input: Box::new(input), output: Box::new(output), program: Box::new(Connection(end)) })
+}
+
+fn unusable(detail: &str) -> OpenError {
+    OpenError::Failed { code: ErrorCode::UpstreamGarbage, detail: detail.to_owned() }
 }
 
 /// Sends the GET. Waits for a server that accepts no connection, as calls to other servers do.

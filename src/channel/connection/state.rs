@@ -85,6 +85,7 @@ impl std::fmt::Debug for Begin {
         f.debug_struct("Begin").finish_non_exhaustive()
     }
 }
+
 impl State {
     pub(super) fn of(users: Users) -> Self {
         let routing = match users {
