@@ -71,6 +71,8 @@ use crate::protocol::headers::Lines;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::{clock, sync};
 
+/// Longest ID of a request, in bytes: those of calls that were given up are remembered.
+const ID_MAX: usize = 1024;
 /// Interval at which idle sessions are looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -242,6 +244,9 @@ impl Channels {
         };
         let messages = messages.messages();
         let ids: Vec<RequestId> = messages.iter().filter_map(request_id).cloned().collect();
+        if ids.iter().any(|id| id.text().len() > ID_MAX) {
+            return refusal(ErrorCode::BadRequest, &[]);
+        }
         if request.session.is_none() {
             return match messages {
                 [Message::Request { method, .. }] if method == "initialize" => self.initialize(messages, request).await,

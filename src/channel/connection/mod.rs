@@ -28,6 +28,9 @@ use crate::protocol::headers::Lines;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::{clock, sync};
 
+/// Bytes that a message takes beside its text while it waits.
+const OUTGOING_EACH: usize = 128;
+
 /// Users of a channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Users {
@@ -144,14 +147,14 @@ impl Connection {
         let may_cancel = !messages.iter().any(|message| is_method(message, "initialize"));
         let is_listen = messages.iter().any(|message| is_method(message, "subscriptions/listen"));
         let mut state = sync::lock(&self.state);
-        self.check_room(&state, body.len())?;
+        self.check_room(&state, weight(&texts, head.as_ref()))?;
         state.next_call += 1;
         let call = CallKey(state.next_call);
         match &mut texts[..] {
             [text] => *text = state.routing.begin(call, messages, text)?,
             _ => drop(state.routing.begin(call, messages, body)?),
         }
-        let bytes = texts.iter().map(Bytes::len).sum();
+        let bytes = weight(&texts, head.as_ref());
         let (begun, waiting) = oneshot::channel();
         let queue = Arc::<Queue>::default();
         state.responses.insert(
@@ -168,7 +171,7 @@ impl Connection {
     /// Hands a body without requests to the writer.
     pub(super) fn post(&self, messages: &[Message], body: &Bytes, head: Option<Lines>) -> Result<(), Refused> {
         let texts = texts(messages, body);
-        let bytes = texts.iter().map(Bytes::len).sum();
+        let bytes = weight(&texts, head.as_ref());
         let mut state = sync::lock(&self.state);
         self.check_room(&state, bytes)?;
         for id in jsonrpc::cancelled_request_ids(messages, body) {
@@ -394,6 +397,11 @@ enum Next {
     Message(Outgoing),
     Nothing,
     End,
+}
+
+/// Returns the bytes that messages take while they wait.
+fn weight(messages: &[Bytes], head: Option<&Lines>) -> usize {
+    messages.iter().map(|message| message.len() + OUTGOING_EACH).sum::<usize>() + head.map_or(0, Lines::size)
 }
 
 /// Returns the messages of a body.

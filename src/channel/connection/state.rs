@@ -151,7 +151,7 @@ impl State {
     }
 
     /// Chooses the response for a request of the server that names no call: that of the only call, else the standalone stream if it has a
-    /// reader, else that of the oldest call with a reader, else the standalone stream.
+    /// reader, else that of the oldest call with a reader, else the standalone stream, or the oldest call if no client takes requests.
     fn receiver_of_question(&self) -> Receiver {
         let mut calls = self.responses.iter().filter(|(_, response)| response.takes_questions());
         match (calls.next(), calls.next()) {
@@ -161,7 +161,14 @@ impl State {
         }
         let mut calls = self.responses.iter().filter(|(_, response)| response.takes_questions());
         let read = calls.find(|(_, response)| response.has_reader());
-        read.map_or(Receiver::Standalone, |(&call, _)| Receiver::Call(call))
+        // A client that takes none and has no GET refuses it, so that the server does not wait.
+        let refusing = self.responses.keys().next().filter(|_| self.standalone.is_none() && !self.has_takers());
+        let call = read.map(|(&call, _)| call).or(refusing.copied());
+        call.map_or(Receiver::Standalone, Receiver::Call)
+    }
+
+    fn has_takers(&self) -> bool {
+        self.responses.values().any(Response::takes_questions)
     }
 
     fn deliver_to_call(&mut self, call: CallKey, is_over: bool, text: Bytes, limits: &Limits) {
@@ -216,7 +223,8 @@ impl State {
             return limits.metrics.observe_skipped(Skipped::NoReader);
         }
         self.kept_bytes += text.len();
-        self.kept.push_back(text);
+        // A copy: the text is a part of what was read at once.
+        self.kept.push_back(Bytes::copy_from_slice(&text));
         while self.kept.len() > KEPT_MESSAGES || self.kept_bytes > KEPT_BYTES {
             let Some(oldest) = self.kept.pop_front() else { return };
             self.kept_bytes -= oldest.len();

@@ -13,6 +13,8 @@ use crate::protocol::jsonrpc::{self, Message, RequestId};
 
 /// Limit of the questions that are remembered, and of the calls that were given up and never answered. The oldest goes.
 const REMEMBERED: usize = 1024;
+/// Longest ID of a question that is remembered, in bytes.
+const ID_MAX: usize = 1024;
 
 /// Response for a message of the server.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -264,7 +266,10 @@ impl Routing {
     pub fn note_question(&mut self, text: &[u8], id: RequestId, receiver: Receiver) {
         let elicitation = jsonrpc::member(text, &["params", "elicitationId"]).and_then(RequestId::from_json);
         for id in elicitation.into_iter().chain([id]) {
-            self.questions.insert(id, receiver);
+            // An answer finds its way without; only messages that follow the question do not.
+            if id.text().len() <= ID_MAX {
+                self.questions.insert(id, receiver);
+            }
         }
     }
 }

@@ -22,6 +22,11 @@ impl Lines {
         name.as_str().len() + COLON.len() + value.len() + END.len()
     }
 
+    /// Returns the size of all lines, in bytes.
+    pub fn size(&self) -> usize {
+        self.0.len()
+    }
+
     /// Adds a line.
     pub fn push(&mut self, name: &HeaderName, value: &HeaderValue) {
         for piece in [name.as_str().as_bytes(), COLON, value.as_bytes(), END] {
