@@ -119,7 +119,7 @@ impl Handshaking {
                 Err(_) if self.handshake.is_over() => return Opened::Ended,
                 Err(interrupted) => interrupted,
             };
-            if !self.handshake.begin_attempt(clock::now()) {
+            if !self.handshake.begin_attempt(clock::now(), !self.upstream.has_channels()) {
                 return Opened::Failed("each handshake was interrupted");
             }
             for stream in self.standalone() {

@@ -266,7 +266,9 @@ impl Refused<'_> {
             handshake.end_attempt(true);
             return if self.upstream.has_channels() { Attempt::Unstarted(None) } else { Attempt::Failed };
         };
-        if !handshake.begin_attempt(clock::now()) {
+        // The starts of servers on channels have a limit of their own, and their ends are often the proxy's doing.
+        let is_limited = !self.upstream.has_channels();
+        if !handshake.begin_attempt(clock::now(), is_limited) {
             self.metrics.observe_revival(RevivalOutcome::Limited);
             debug!("a session is not opened again: the limit of attempts is reached");
             return Attempt::Failed;
@@ -290,7 +292,7 @@ impl Refused<'_> {
                 Opened::Displaced(_) => RevivalOutcome::Displaced,
                 Opened::Failed(_) | Opened::Unstarted(_) => RevivalOutcome::Failed,
             };
-            if matches!(opened, Opened::Revived) {
+            if matches!(opened, Opened::Revived) && is_limited {
                 upstream.revivals.signs.note_revival(handshake.note_revival(clock::now()));
             }
             handshake.end_attempt(matches!(opened, Opened::Failed(_) | Opened::Unstarted(_)));

@@ -460,10 +460,10 @@ mod tests {
     fn three_attempts_may_begin_in_a_minute() {
         let (handshake, now) = (handshake(), clock::now());
         for _ in 0..3 {
-            assert!(handshake.begin_attempt(now));
+            assert!(handshake.begin_attempt(now, true));
         }
-        assert!(!handshake.begin_attempt(now + Duration::from_secs(59)));
-        assert!(handshake.begin_attempt(now + Duration::from_secs(60)));
+        assert!(!handshake.begin_attempt(now + Duration::from_secs(59), true));
+        assert!(handshake.begin_attempt(now + Duration::from_secs(60), true));
     }
 
     #[test]
@@ -486,6 +486,6 @@ mod tests {
         }
         assert!(handshake.may_revive(&Principal::Anonymous));
         handshake.note_subscription("file:///more");
-        assert!(!handshake.may_revive(&Principal::Anonymous) && !handshake.begin_attempt(clock::now()));
+        assert!(!handshake.may_revive(&Principal::Anonymous) && !handshake.begin_attempt(clock::now(), true));
     }
 }

@@ -357,11 +357,11 @@ impl Handshake {
         state.ended > before && state.has_failed
     }
 
-    /// Begins an attempt to open the session again. Returns false beyond three a minute, and for a session that is over.
-    pub fn begin_attempt(&self, now: Instant) -> bool {
+    /// Begins an attempt to open the session again. Returns false beyond three a minute if it `is_limited`, and for a session that is over.
+    pub fn begin_attempt(&self, now: Instant, is_limited: bool) -> bool {
         let mut state = self.lock();
         state.attempts.retain(|begun| now.saturating_duration_since(*begun) < ATTEMPTS_PER);
-        let may_begin = !state.is_over && state.attempts.len() < ATTEMPTS_MAX;
+        let may_begin = !state.is_over && (!is_limited || state.attempts.len() < ATTEMPTS_MAX);
         if may_begin {
             state.attempts.push(now);
             state.used = now;
