@@ -2,12 +2,13 @@
 //!
 //! A channel is the response to a GET. Its first event, `endpoint`, names the place for the client's messages, each a POST that is answered 202. The
 //! server's messages are the later events. Owned here: both directions of a channel, and the wait for a server that accepts no connection. Invariants:
-//! POSTs follow each other, so that messages keep their order; none leaves the server's origin; the endpoint's query is a secret of the session, and no
+//! POSTs begin one after the other, and each waits for the response to the last one for a second, so that messages keep their order; none leaves the server's origin; the endpoint's query is a secret of the session, and no
 //! log shows it. Absent: sessions, and the calls that end with a channel (`channel/`).
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, ORIGIN};
@@ -27,6 +28,8 @@ use crate::protocol::headers::{self, Era, Lines, names};
 
 /// Largest body of a response other than the channel's, in bytes.
 const MAX_BODY: usize = 1024 * 1024;
+/// Time for the response to a POST, until the next one is sent without it.
+const RESPONSE_WAIT: Duration = Duration::from_secs(1);
 /// Value of the `event` field of the first event.
 const ENDPOINT: &[u8] = b"endpoint";
 const EVENT_STREAM: HeaderValue = HeaderValue::from_static("text/event-stream");
@@ -92,7 +95,7 @@ async fn open(upstream: Arc<Upstream>, message_bytes: usize, mut headers: Header
     let target = upstream.reference(&endpoint).ok_or_else(|| unusable("the endpoint is not of the server's origin"))?;
     let end = CancellationToken::new();
     let input = ReadUntilEnd { events, end: end.clone(), _guard: end.clone().drop_guard() };
-    let output = Posts { upstream, target };
+    let output = Posts { upstream, target, end: end.clone() };
     Ok(Link { input: Box::new(input), output: Box::new(output), program: Box::new(Connection(end)) })
 }
 
@@ -218,6 +221,7 @@ impl Input for ReadUntilEnd {
 struct Posts {
     upstream: Arc<Upstream>,
     target: Uri,
+    end: CancellationToken,
 }
 
 impl Output for Posts {
@@ -227,32 +231,74 @@ impl Output for Posts {
         head: Option<&'a Lines>,
         on_begin: &'a mut (dyn FnMut() + Send),
     ) -> LinkFuture<'a, Result<(), WriteError>> {
+        let mut headers = own_headers(head);
+        headers.insert(CONTENT_TYPE, JSON);
+        let template = Template::plain(Method::POST, &headers, message);
+        let (upstream, target, end) = (self.upstream.clone(), self.target.clone(), self.end.clone());
         Box::pin(async move {
-            let mut headers = own_headers(head);
-            headers.insert(CONTENT_TYPE, JSON);
-            let template = Template::plain(Method::POST, &headers, message);
-            let response = match self.upstream.exchange_at(&template, Cow::Borrowed(&self.target), None).await {
-                Ok(response) => response,
-                Err(Unanswered { failure, .. }) => {
-                    debug!(error = failure.code.label(), "a POST to a server on HTTP+SSE was not answered");
-                    if failure.may_have_run {
-                        on_begin();
-                    }
-                    return Err(WriteError::Lost);
+            let mut post = tokio::spawn(post(upstream, target, template, end.clone()));
+            let outcome = match tokio::time::timeout(RESPONSE_WAIT, &mut post).await {
+                Ok(outcome) => outcome.unwrap_or(Posted::Lost { may_have_run: true }),
+                // Some servers run a request before they answer its POST, and may wait for a later one meanwhile.
+                Err(_) => {
+                    on_begin();
+                    tokio::spawn(async move {
+                        if !matches!(post.await, Ok(Posted::Accepted)) {
+                            end.cancel();
+                        }
+                    });
+                    return Ok(());
                 }
             };
-            match response.status() {
-                // The server has forgotten the session of the channel, and has run nothing.
-                StatusCode::NOT_FOUND | StatusCode::GONE => Err(WriteError::Lost),
-                status if status.is_success() => {
+            match outcome {
+                Posted::Accepted => {
                     on_begin();
-                    // Read to its end, so that the connection can be used again.
-                    let _ = body::collect(response.into_body(), MAX_BODY).await;
                     Ok(())
                 }
-                _ => Err(WriteError::Refused(Box::new(collected(response).await))),
+                Posted::Lost { may_have_run } => {
+                    if may_have_run {
+                        on_begin();
+                    }
+                    Err(WriteError::Lost)
+                }
+                Posted::Refused(response) => Err(WriteError::Refused(response)),
             }
         })
+    }
+}
+
+/// Outcome of a POST.
+enum Posted {
+    Accepted,
+    /// The channel is lost, or has ended.
+    Lost {
+        may_have_run: bool,
+    },
+    Refused(Box<channel::Response>),
+}
+
+/// Sends a message, unless the channel ends meanwhile.
+async fn post(upstream: Arc<Upstream>, target: Uri, template: Template, end: CancellationToken) -> Posted {
+    let response = tokio::select! {
+        response = upstream.exchange_at(&template, Cow::Borrowed(&target), None) => response,
+        () = end.cancelled() => return Posted::Lost { may_have_run: true },
+    };
+    let response = match response {
+        Ok(response) => response,
+        Err(Unanswered { failure, .. }) => {
+            debug!(error = failure.code.label(), "a POST to a server on HTTP+SSE was not answered");
+            return Posted::Lost { may_have_run: failure.may_have_run };
+        }
+    };
+    match response.status() {
+        // The server has forgotten the session of the channel, and has run nothing.
+        StatusCode::NOT_FOUND | StatusCode::GONE => Posted::Lost { may_have_run: false },
+        status if status.is_success() => {
+            // Read to its end, so that the connection can be used again.
+            let _ = body::collect(response.into_body(), MAX_BODY).await;
+            Posted::Accepted
+        }
+        _ => Posted::Refused(Box::new(collected(response).await)),
     }
 }
 
