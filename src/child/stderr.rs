@@ -3,10 +3,11 @@
 //! A program may write more than can be logged. So a part of its lines is logged, and the reader lets other tasks run between its reads.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::task::AbortHandle;
 use tracing::{Level, debug, enabled};
 
 use crate::{clock, sync};
@@ -17,26 +18,48 @@ const LINE: usize = 2048;
 const LAST_LINES: usize = 8;
 /// Bytes taken from the pipe at once.
 const CHUNK: usize = 8192;
+/// Longest wait for the last lines of a program that has ended, and the interval at which they are looked for.
+const LAST_WORDS: Duration = Duration::from_millis(300);
+const POLL: Duration = Duration::from_millis(5);
 /// Most lines that are logged in each [`WINDOW`].
 const LOGGED: usize = 100;
 const WINDOW: Duration = Duration::from_secs(1);
 
 /// The last lines of a child's stderr. Clones share them.
 #[derive(Clone, Default)]
-pub(super) struct Stderr(Arc<Mutex<VecDeque<Vec<u8>>>>);
+pub(super) struct Stderr {
+    lines: Arc<Mutex<VecDeque<Vec<u8>>>>,
+    reading: Arc<OnceLock<AbortHandle>>,
+}
 
 impl Stderr {
     /// Reads `pipe` to its end in a task of its own.
     pub(super) fn read(pipe: impl AsyncRead + Unpin + Send + 'static, program: String, pid: i32) -> Self {
         let stderr = Self::default();
         let log = LineLog { program, pid, since: clock::now(), logged: 0, left_out: 0 };
-        tokio::spawn(stderr.clone().run(pipe, log));
+        let reading = tokio::spawn(stderr.clone().run(pipe, log));
+        let _ = stderr.reading.set(reading.abort_handle());
         stderr
+    }
+
+    /// Waits until all is read that a program has written, for [`LAST_WORDS`] at most: another process may hold the pipe.
+    pub(super) async fn last_words(&self) {
+        let deadline = clock::now() + LAST_WORDS;
+        while !self.reading.get().is_none_or(AbortHandle::is_finished) && clock::now() < deadline {
+            clock::sleep(POLL).await;
+        }
+    }
+
+    /// Reads no more: a process that has left the group may hold the pipe for ever.
+    pub(super) fn stop(&self) {
+        if let Some(reading) = self.reading.get() {
+            reading.abort();
+        }
     }
 
     /// Returns the last lines, the newest last.
     pub(super) fn last_lines(&self) -> String {
-        let lines = sync::lock(&self.0);
+        let lines = sync::lock(&self.lines);
         lines.iter().map(|line| String::from_utf8_lossy(line)).collect::<Vec<_>>().join("\n")
     }
 
@@ -55,7 +78,7 @@ impl Stderr {
     /// Takes the lines that end in `chunk`. `line` is the beginning of the one that does not end there.
     fn take(&self, chunk: &[u8], line: &mut Vec<u8>, log: &mut LineLog) {
         log.begin(clock::now());
-        let mut lines = sync::lock(&self.0);
+        let mut lines = sync::lock(&self.lines);
         for part in chunk.split_inclusive(|&byte| byte == b'\n') {
             let room = LINE.saturating_sub(line.len());
             line.extend_from_slice(&part[..part.len().min(room)]);

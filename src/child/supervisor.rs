@@ -95,6 +95,7 @@ async fn run(
     };
     let status = status.unwrap_or_default();
     debug!(pid = group.id(), %status, "a child has ended");
+    stderr.last_words().await;
     exited.send_replace(Some(outcome(status, &stderr)));
     drop(own);
     // What the program started in its group goes with it.
@@ -102,6 +103,7 @@ async fn run(
         Some(deadline) => group.end_by(deadline).await,
         None => group.end().await,
     }
+    stderr.stop();
     drop(guarded);
 }
 
