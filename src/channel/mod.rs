@@ -312,7 +312,6 @@ impl Channels {
 
 impl State {
     fn occupants(&self) -> Vec<Occupant> {
-        let now = clock::now();
         let given_up = |server: &Session| {
             let of_server = |start: &&Pending| start.server.as_ref().is_some_and(|it| it.number == server.number);
             self.starting.values().find(of_server).and_then(Pending::unwanted_since)
@@ -322,11 +321,11 @@ impl State {
         let servers = servers.map(|server| Occupant {
             number: Some(server.number),
             caller: counted_as(&server.caller),
-            idle_since: server.idle_since(now).or_else(|| given_up(server)),
+            unused_since: server.unused_since().or_else(|| given_up(server)),
         });
         let starting = self.starting.values().filter(|start| start.server.is_none());
         let starting =
-            starting.map(|start| Occupant { number: None, caller: counted_as(&start.caller), idle_since: None });
+            starting.map(|start| Occupant { number: None, caller: counted_as(&start.caller), unused_since: None });
         servers.chain(starting).collect()
     }
 }

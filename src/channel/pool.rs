@@ -1,11 +1,10 @@
 //! Bounds of the servers that run at once and of their starts.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::event_log::QuotaKey;
 
-/// Interval in which starts are counted.
+/// Time in which as many starts become free as `upstream.starts_per_minute` allows.
 const MINUTE: Duration = Duration::from_secs(60);
 /// Waits after starts that failed: the first one, and the limit to which it doubles.
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
@@ -18,7 +17,7 @@ pub struct Bounds {
     pub servers: usize,
     /// Most servers of one caller at once; at least 1.
     pub servers_per_caller: usize,
-    /// Most starts in any minute; at least 1.
+    /// Starts a minute, and starts at once after a minute without; at least 1.
     pub starts_per_minute: usize,
     /// False if callers that count by their address have no bound of their own: on a listener for this machine alone they are one person's.
     pub bounds_addresses: bool,
@@ -33,7 +32,7 @@ pub(super) struct Occupant {
     pub(super) number: Option<u64>,
     pub(super) caller: Option<QuotaKey>,
     /// Time of the last message for it, or of the last `initialize` that wanted it. `None` while it has a call, or is started for a client that waits.
-    pub(super) idle_since: Option<Instant>,
+    pub(super) unused_since: Option<Instant>,
 }
 
 /// Decision on a start.
@@ -51,10 +50,14 @@ pub(super) enum Admission {
     WaitForEnd,
 }
 
-/// Starts of the last minute, and the wait after failed ones.
+/// Time without use after which a server may be ended to make room: a client that has just opened its session is about to use it.
+const SETTLED: Duration = Duration::from_secs(2);
+
+/// The rate of starts, and the wait after failed ones.
 #[derive(Debug, Default)]
 pub(super) struct Starts {
-    began: VecDeque<Instant>,
+    /// Time at which all starts would be free again.
+    free_at: Option<Instant>,
     backoff: Option<Duration>,
     not_before: Option<Instant>,
 }
@@ -68,18 +71,15 @@ impl Starts {
         caller: Option<&QuotaKey>,
         now: Instant,
     ) -> Admission {
-        while self.began.front().is_some_and(|&began| now.saturating_duration_since(began) >= MINUTE) {
-            self.began.pop_front();
-        }
         let own = || servers.iter().filter(|server| server.caller.as_ref() == caller);
         let has_own_bound = caller.is_some_and(|caller| bounds.bounds_addresses || !is_address(caller));
         let is_over_own = has_own_bound && own().count() >= bounds.servers_per_caller;
         let victim = match () {
-            () if is_over_own => match longest_idle(own(), bounds) {
+            () if is_over_own => match longest_unused(own(), bounds, now) {
                 Some(victim) => Some(victim),
                 None => return Admission::WaitForOwn,
             },
-            () if servers.len() >= bounds.servers => match longest_idle(servers.iter(), bounds) {
+            () if servers.len() >= bounds.servers => match longest_unused(servers.iter(), bounds, now) {
                 Some(victim) => Some(victim),
                 None => return Admission::WaitForEnd,
             },
@@ -88,12 +88,13 @@ impl Starts {
         if let Some(until) = self.not_before.filter(|&until| until > now) {
             return Admission::WaitUntil(until);
         }
-        if self.began.len() >= bounds.starts_per_minute
-            && let Some(&first) = self.began.front()
-        {
-            return Admission::WaitUntil(first + MINUTE);
+        let interval = MINUTE / u32::try_from(bounds.starts_per_minute).unwrap_or(u32::MAX);
+        let free_at = self.free_at.map_or(now, |free_at| free_at.max(now)) + interval;
+        // As many as a minute allows may begin at once.
+        if let Some(until) = free_at.checked_sub(MINUTE).filter(|&until| until > now) {
+            return Admission::WaitUntil(until);
         }
-        self.began.push_back(now);
+        self.free_at = Some(free_at);
         victim.map_or(Admission::Start, Admission::InPlaceOf)
     }
 
@@ -124,10 +125,11 @@ fn is_address(caller: &QuotaKey) -> bool {
     }
 }
 
-/// Returns the number of the server that is idle longest, if any may be ended.
-fn longest_idle<'a>(servers: impl Iterator<Item = &'a Occupant>, bounds: &Bounds) -> Option<u64> {
-    let idle = servers.filter_map(|server| Some((server.idle_since?, server.number?)));
-    if bounds.may_replace { idle.min().map(|(_, number)| number) } else { None }
+/// Returns the number of the server that is unused longest, if any may be ended.
+fn longest_unused<'a>(servers: impl Iterator<Item = &'a Occupant>, bounds: &Bounds, now: Instant) -> Option<u64> {
+    let unused = servers.filter_map(|server| Some((server.unused_since?, server.number?)));
+    let settled = unused.filter(|(since, _)| now.saturating_duration_since(*since) >= SETTLED);
+    if bounds.may_replace { settled.min().map(|(_, number)| number) } else { None }
 }
 
 #[cfg(test)]
@@ -144,8 +146,8 @@ mod tests {
         QuotaKey::Known([n; 16])
     }
 
-    fn server(number: u64, of: u8, idle_since: Option<Instant>) -> Occupant {
-        Occupant { number: Some(number), caller: Some(caller(of)), idle_since }
+    fn server(number: u64, of: u8, unused_since: Option<Instant>) -> Occupant {
+        Occupant { number: Some(number), caller: Some(caller(of)), unused_since }
     }
 
     #[test]
@@ -176,7 +178,7 @@ mod tests {
     fn callers_at_an_address_share_a_bound_unless_the_listener_is_local() {
         let now = clock::now();
         let here = QuotaKey::Peer(IpAddr::V4(Ipv4Addr::LOCALHOST));
-        let busy = |number| Occupant { number: Some(number), caller: Some(here.clone()), idle_since: None };
+        let busy = |number| Occupant { number: Some(number), caller: Some(here.clone()), unused_since: None };
         let local = Bounds { bounds_addresses: false, ..BOUNDS };
         let mut starts = Starts::default();
         assert_eq!(starts.admit(&BOUNDS, &[busy(1), busy(2)], Some(&here), now), Admission::WaitForOwn);
@@ -185,16 +187,21 @@ mod tests {
     }
 
     #[test]
-    fn starts_are_counted_by_the_minute() {
+    fn starts_have_a_rate_and_a_burst() {
         let now = clock::now();
         let mut starts = Starts::default();
         let mut admit = |at| starts.admit(&BOUNDS, &[], Some(&caller(1)), at);
         for second in 0..4 {
             assert_eq!(admit(now + Duration::from_secs(second)), Admission::Start);
         }
-        assert_eq!(admit(now + Duration::from_secs(5)), Admission::WaitUntil(now + MINUTE));
-        assert_eq!(admit(now + MINUTE), Admission::Start);
-        assert_eq!(admit(now + MINUTE), Admission::WaitUntil(now + Duration::from_secs(61)));
+        let at = |seconds| now + Duration::from_secs(seconds);
+        assert_eq!(admit(at(5)), Admission::WaitUntil(at(15)));
+        assert_eq!(admit(at(15)), Admission::Start);
+        assert_eq!(admit(at(15)), Admission::WaitUntil(at(30)));
+        for _ in 0..4 {
+            assert_eq!(admit(at(90)), Admission::Start);
+        }
+        assert_eq!(admit(at(90)), Admission::WaitUntil(at(105)));
     }
 
     #[test]

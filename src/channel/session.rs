@@ -93,6 +93,12 @@ impl Session {
         if listens { None } else { Some(since) }
     }
 
+    /// Returns the time of the last use, or `None` while a call runs. A GET is no use: its client may have left long ago.
+    pub(super) fn unused_since(&self) -> Option<Instant> {
+        let activity = self.connection.activity();
+        if activity.is_busy { None } else { Some(activity.last_use.unwrap_or(self.began)) }
+    }
+
     async fn watch(
         self: Arc<Self>,
         reader: JoinHandle<()>,
