@@ -165,6 +165,16 @@ mod tests {
     }
 
     #[test]
+    fn a_server_that_was_just_used_makes_no_room() {
+        let now = clock::now();
+        let servers = [server(1, 1, Some(now)), server(2, 1, None)];
+        let mut starts = Starts::default();
+        let mut admit = |after| starts.admit(&BOUNDS, &servers, Some(&caller(1)), now + after);
+        assert_eq!(admit(SETTLED - Duration::from_millis(1)), Admission::WaitForOwn);
+        assert_eq!(admit(SETTLED), Admission::InPlaceOf(1));
+    }
+
+    #[test]
     fn no_server_is_ended_whose_session_cannot_be_opened_again() {
         let now = clock::now();
         let bounds = Bounds { may_replace: false, ..BOUNDS };

@@ -210,6 +210,35 @@ async fn a_client_that_comes_back_gets_what_it_missed() {
 }
 
 #[tokio::test]
+async fn a_server_may_ask_before_it_answers_a_post() {
+    let mut server = Server::start().await;
+    let (channel, session) = server.open("/messages").await;
+    let pending = session.post(call(1)).start(server.proxy.addr).await;
+    let held = server.upstream.next().await;
+    let question = json!({"jsonrpc": "2.0", "id": 0, "method": "elicitation/create", "params": {"message": "?"}});
+    channel.events.event(question.to_string()).await;
+    let mut response = pending.response().await.sse();
+    assert_eq!(event(&mut response).await, question);
+    let own = json!({"jsonrpc": "2.0", "id": 0, "result": {"action": "accept"}});
+    assert_eq!(session.post(own.to_string()).send(server.proxy.addr).await.status, 202);
+    assert_eq!(server.take(&channel).await, own);
+    held.status(202).await;
+    channel.events.event(answer(1).to_string()).await;
+    assert_eq!(event(&mut response).await, answer(1));
+}
+
+#[tokio::test]
+async fn the_end_of_a_session_ends_its_posts() {
+    let mut server = Server::start().await;
+    let (channel, session) = server.open("/messages").await;
+    let _pending = session.post(call(1)).start(server.proxy.addr).await;
+    let held = server.upstream.next().await;
+    assert_eq!(session.delete().send(server.proxy.addr).await.status, 200);
+    held.closed().await;
+    channel.events.closed().await;
+}
+
+#[tokio::test]
 async fn the_end_of_a_session_closes_its_stream() {
     let mut server = Server::start().await;
     let (channel, session) = server.open("/messages").await;

@@ -160,6 +160,32 @@ async fn an_id_that_is_in_use_is_refused() {
 }
 
 #[tokio::test]
+async fn an_id_of_more_than_a_kilobyte_is_refused() {
+    let servers = StdioServers::start().await;
+    let proxy = servers.proxy(|_| {}).await;
+    let (mut server, session) = servers.open(&proxy).await;
+    let call_of =
+        |id: &str| json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {"name": "t"}}).to_string();
+    assert_eq!(session.post(call_of(&"x".repeat(1025))).send(proxy.addr).await.status, 400);
+    let _running = session.post(call_of(&"x".repeat(1024))).send(proxy.addr).await.sse();
+    assert_eq!(server.message().await["id"], "x".repeat(1024));
+}
+
+#[tokio::test]
+async fn a_server_whose_client_listens_makes_room_for_another() {
+    let servers = StdioServers::start().await;
+    let proxy = servers.proxy(|command| command.max_children = 1).await;
+    let (mut first, session) = servers.open(&proxy).await;
+    let _standalone = session.get().send(proxy.addr).await.sse();
+    let pending = Request::post(initialize(V2025_11)).start(proxy.addr).await;
+    first.end_of_input().await;
+    first.exit().await;
+    let mut second = servers.next().await;
+    second.answer_initialize(0).await;
+    assert_eq!(pending.response().await.status, 200);
+}
+
+#[tokio::test]
 async fn the_end_of_a_session_is_that_of_its_process() {
     let servers = StdioServers::start().await;
     let proxy = servers.proxy(|_| {}).await;
