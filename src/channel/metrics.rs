@@ -76,7 +76,7 @@ impl Metrics {
     /// If a name is taken.
     pub fn new(registrar: &Registrar) -> Result<Self, Error> {
         Ok(Self {
-            open: registrar.gauge("channels", "Channels to servers on stdio.")?,
+            open: registrar.gauge("channels", "Channels to servers on stdio or HTTP+SSE.")?,
             starts: registrar.family(
                 "channel_starts_total",
                 "Channels that were to be opened for a session, by outcome.",
@@ -89,7 +89,7 @@ impl Metrics {
             )?,
             skipped: registrar.family(
                 "channel_messages_skipped_total",
-                "Lines and messages of servers on stdio that reached no response, by reason.",
+                "Lines and messages of servers on stdio or HTTP+SSE that reached no response, by reason.",
                 ("reason", &Skipped::LABELS),
             )?,
         })

@@ -1,11 +1,11 @@
 //! MCP servers that are not on Streamable HTTP, as if they were.
 //!
-//! A server on stdio has one *channel*: JSON-RPC messages in order, both ways, without IDs and without replay. This module is the server that such a
-//! one would be on HTTP: it takes a request of the upstream client and returns the response, in the same process and without bytes of HTTP. So
-//! everything above it works as for any server. Owned here: sessions and their channels, the response that each message belongs to, the bounds of
-//! servers and of their starts. Each session has a channel, and with it a server, of its own; requests of revisions without sessions share the channel of
-//! their caller. Absent: processes (`child/`), resumption (the event
-//! log), sessions whose server has ended (`upstream/revival/` opens them again).
+//! A server on stdio or HTTP+SSE has a *channel*: JSON-RPC messages in order, both ways, without event IDs and without replay. This module is the server
+//! that such a one would be on Streamable HTTP: it takes a request of the upstream client and returns the response, in the same process and without
+//! bytes of HTTP. So everything above it works as for any server. Owned here: sessions and their channels, the response that each message belongs to,
+//! the bounds of servers and of their starts. Each session has a channel, and with it a server, of its own; requests of revisions without sessions
+//! share the channel of their caller. Absent: how a channel is opened (`child/` and `upstream/sse_server.rs`, behind [`Open`]), resumption (the event
+//! log), sessions whose channel has ended (`upstream/revival/` opens them again).
 //!
 //! | request | response |
 //! |---|---|
@@ -66,13 +66,12 @@ use session::Session;
 use sharer::Sharer;
 
 use crate::event_log::Stream;
+use crate::protocol::channel::routing::ID_MAX;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::Lines;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::{clock, sync};
 
-/// Longest ID of a request, in bytes: those of calls that were given up are remembered.
-const ID_MAX: usize = 1024;
 /// Interval at which idle sessions are looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -244,6 +243,7 @@ impl Channels {
         };
         let messages = messages.messages();
         let ids: Vec<RequestId> = messages.iter().filter_map(request_id).cloned().collect();
+        // Those of calls that are given up are remembered.
         if ids.iter().any(|id| id.text().len() > ID_MAX) {
             return refusal(ErrorCode::BadRequest, &[]);
         }

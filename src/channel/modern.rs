@@ -160,7 +160,7 @@ impl Channels {
             Err(_) => return (StartOutcome::TimedOut, failed(ErrorCode::ServerSlow, String::new())),
         };
         let (by_sharer, by_number, limits) = (self.clone(), self.clone(), self.limits.clone());
-        let session = Session::begin_for(
+        let session = Session::begin(
             sharer.users(),
             link,
             sharer.caller().cloned(),

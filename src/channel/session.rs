@@ -41,17 +41,6 @@ impl Session {
     /// Begins a session on an open channel, on the caller's runtime. `on_end` is called once when the channel has ended, before any response of the
     /// session ends; `on_gone` when nothing of the program is left.
     pub(super) fn begin(
-        link: Link,
-        caller: Option<Arc<Caller>>,
-        limits: Limits,
-        on_end: impl FnOnce(&Session) + Send + 'static,
-        on_gone: impl FnOnce(&Session) + Send + 'static,
-    ) -> Arc<Self> {
-        Self::begin_for(Users::Session, link, caller, limits, on_end, on_gone)
-    }
-
-    /// Does as [`Self::begin`], for these users.
-    pub(super) fn begin_for(
         users: Users,
         link: Link,
         caller: Option<Arc<Caller>>,
@@ -83,14 +72,9 @@ impl Session {
 
     /// Returns the time since which nothing has passed for a call, or `None` while a call runs or a client listens. A GET counts for an hour.
     pub(super) fn idle_since(&self, now: Instant) -> Option<Instant> {
-        let activity = self.connection.activity();
-        if activity.is_busy {
-            return None;
-        }
-        let since = activity.last_use.unwrap_or(self.began);
-        let listens =
-            activity.listens_since.is_some_and(|since| now.saturating_duration_since(since) < LISTENING_COUNTS);
-        if listens { None } else { Some(since) }
+        let listens_since = self.connection.activity().listens_since;
+        let listens = listens_since.is_some_and(|since| now.saturating_duration_since(since) < LISTENING_COUNTS);
+        self.unused_since().filter(|_| !listens)
     }
 
     /// Returns the time of the last use, or `None` while a call runs. A GET is no use: its client may have left long ago.

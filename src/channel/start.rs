@@ -11,7 +11,7 @@ use tracing::{info, warn};
 
 use super::admission::Admitted;
 use super::body::Events;
-use super::connection::{Begun, Connection};
+use super::connection::{Begun, Connection, Users};
 use super::link::{OpenError, ProgramEnd};
 use super::metrics::{EndReason, StartOutcome};
 use super::pending::{Failed, Pending, Started, Taken, Wanter};
@@ -252,6 +252,7 @@ impl Channels {
         let (by_name, by_number) = (self.clone(), self.clone());
         let caller = sync::lock(&self.state).starting.get(&number).and_then(|start| start.caller.clone());
         let session = Session::begin(
+            Users::Session,
             link,
             caller,
             self.limits.clone(),

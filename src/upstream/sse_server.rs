@@ -2,8 +2,9 @@
 //!
 //! A channel is the response to a GET. Its first event, `endpoint`, names the place for the client's messages, each a POST that is answered 202. The
 //! server's messages are the later events. Owned here: both directions of a channel, and the wait for a server that accepts no connection. Invariants:
-//! POSTs begin one after the other, and each waits for the response to the last one for a second, so that messages keep their order; none leaves the server's origin; the endpoint's query is a secret of the session, and no
-//! log shows it. Absent: sessions, and the calls that end with a channel (`channel/`).
+//! POSTs begin one after the other, and each waits for the response to the last one for a second, so that messages keep their order; none leaves the
+//! server's origin; the endpoint's query is a secret of the session, and no log shows it. Absent: sessions, and the calls that end with a channel
+//! (`channel/`).
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -87,7 +88,6 @@ async fn open(upstream: Arc<Upstream>, message_bytes: usize, mut headers: Header
         reader: EventReader::new(response.into_body(), message_bytes),
         messages: VecDeque::new(),
         endpoint: None,
-        message_bytes,
         is_over: false,
     };
     let endpoint =
@@ -147,10 +147,9 @@ async fn collected(mut response: Response<ResponseBody>) -> channel::Response {
 /// Events of the GET.
 struct Events {
     reader: EventReader,
-    messages: VecDeque<Line>,
+    messages: VecDeque<Bytes>,
     /// Reference of the endpoint, until it is taken.
     endpoint: Option<String>,
-    message_bytes: usize,
     is_over: bool,
 }
 
@@ -173,8 +172,7 @@ impl Events {
         for event in gathered.events {
             match &*event.name {
                 ENDPOINT => self.endpoint = String::from_utf8(event.data.to_vec()).ok(),
-                b"" | b"message" if event.data.len() > self.message_bytes => self.messages.push_back(Line::TooLong),
-                b"" | b"message" => self.messages.push_back(Line::Whole(without_line_ends(event.data))),
+                b"" | b"message" => self.messages.push_back(as_one_line(event.data)),
                 _ => {}
             }
         }
@@ -183,12 +181,12 @@ impl Events {
     }
 }
 
-/// JSON has line ends between tokens only, and a message goes on as one line.
-fn without_line_ends(data: Bytes) -> Bytes {
-    if memchr::memchr2(b'\r', b'\n', &data).is_none() {
+/// Joins the data lines of an event by blanks: JSON has line ends between tokens only.
+fn as_one_line(data: Bytes) -> Bytes {
+    if memchr::memchr(b'\n', &data).is_none() {
         return data;
     }
-    data.iter().map(|&byte| if matches!(byte, b'\r' | b'\n') { b' ' } else { byte }).collect()
+    data.iter().map(|&byte| if byte == b'\n' { b' ' } else { byte }).collect()
 }
 
 /// Messages of a channel, until it ends or is ended.
@@ -203,7 +201,7 @@ impl Input for ReadUntilEnd {
         Box::pin(async move {
             loop {
                 if let Some(message) = self.events.messages.pop_front() {
-                    return Some(message);
+                    return Some(Line::Whole(message));
                 }
                 if self.events.is_over {
                     return None;

@@ -13,8 +13,8 @@ use crate::protocol::jsonrpc::{self, Message, RequestId};
 
 /// Limit of the questions that are remembered, and of the calls that were given up and never answered. The oldest goes.
 const REMEMBERED: usize = 1024;
-/// Longest ID of a question that is remembered, in bytes.
-const ID_MAX: usize = 1024;
+/// Longest ID of a request or question that is remembered, in bytes.
+pub const ID_MAX: usize = 1024;
 
 /// Response for a message of the server.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -296,9 +296,6 @@ impl Refused<'_> {
                 upstream.revivals.signs.note_revival(handshake.note_revival(clock::now()));
             }
             handshake.end_attempt(matches!(opened, Opened::Failed(_) | Opened::Unstarted(_)));
-            if matches!(opened, Opened::Unstarted(_)) {
-                handshake.withdraw_attempt();
-            }
             metrics.observe_revival(outcome);
             let reason = if let Opened::Failed(reason) = &opened { Some(*reason) } else { None };
             let took_ms = clock::now().saturating_duration_since(began).as_millis() as u64;

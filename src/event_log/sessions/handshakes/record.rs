@@ -369,11 +369,6 @@ impl Handshake {
         may_begin
     }
 
-    /// Lets the last attempt not count: no server was there to be asked.
-    pub fn withdraw_attempt(&self) {
-        self.lock().attempts.pop();
-    }
-
     /// Notes that the session was opened again. Returns how often it was within the last minute.
     pub fn note_revival(&self, now: Instant) -> usize {
         let mut state = self.lock();
