@@ -20,26 +20,29 @@ pub mod key_file;
 mod problem;
 mod raw;
 mod read;
+mod store;
 mod target;
 #[cfg(test)]
 mod tests;
+mod upstream;
 mod url;
 mod value;
 
 pub use balance::{Balance, BalanceTls, Balancing};
 pub use command::{Command, InvalidVariable};
 pub use problem::{Origin, Problem, Problems};
+pub use store::{DiskStore, Fsync, OnUnreachable, RedisStore, Store};
 pub use target::{Location, Target, TargetError};
+pub use upstream::{AnswerPings, HostHeader, SseServer, Upstream, UpstreamTls};
 pub use url::{UpstreamUrl, UrlError};
 
 use std::collections::{HashMap, HashSet};
-use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderName, HeaderValue};
+use http::HeaderName;
 
 use crate::protocol::access::{AllowedHosts, AllowedOrigins};
 use crate::protocol::client_address::Trust;
@@ -109,97 +112,6 @@ pub struct KeyPair {
     pub cert: PathBuf,
     /// The private key.
     pub key: PathBuf,
-}
-
-/// Connections to the MCP server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Upstream {
-    /// Endpoint of the server; its path is also the proxy's.
-    pub url: UpstreamUrl,
-    /// `Host` header sent to the server.
-    pub host: HostHeader,
-    /// True for HTTP/2 with prior knowledge. With TLS, the two sides negotiate the version in any case.
-    pub http2: bool,
-    /// Authorities and client certificate; unused without `https`.
-    pub tls: UpstreamTls,
-    /// Longest wait for a TCP connection.
-    pub connect_timeout: Duration,
-    /// Time for which a call waits for a server that accepts no connections, from its first attempt; zero = not at all.
-    pub wait: Duration,
-    /// Time that connections must have failed before the proxy is not ready.
-    pub unready: Duration,
-    /// Most connections to the server at once; at least 1. Derived from the limit of open files, without a key.
-    pub connections: usize,
-    /// Longest wait for a response's head, or `None` without limit.
-    pub header_timeout: Option<Duration>,
-    /// Time for which an idle connection may be reused.
-    pub pool_idle: Duration,
-    /// True if the proxy resumes upstream streams also after a broken connection, not only after a deliberate close.
-    pub resume: bool,
-    /// Pings of the server that the proxy answers.
-    pub answer_pings: AnswerPings,
-    /// Time without a message in a session with a running call after which the server is sent a ping, or `None` if it is sent none.
-    pub keepalive: Option<Duration>,
-    /// Server on stdio, or `None` for one on HTTP. [`Self::url`] is then that of no server.
-    pub command: Option<Command>,
-    /// Server on HTTP+SSE, or `None` for another. [`Self::url`] is then the proxy's endpoint at the server's origin.
-    pub sse: Option<SseServer>,
-}
-
-impl Upstream {
-    /// Returns the name of the program, or the URL without its query, for the log.
-    pub fn place(&self) -> String {
-        match (&self.command, &self.sse) {
-            (Some(command), _) => command.name().to_owned(),
-            (None, Some(sse)) => sse.url.to_string(),
-            (None, None) => self.url.to_string(),
-        }
-    }
-
-    /// Returns true if the server is not on Streamable HTTP.
-    pub fn is_channel(&self) -> bool {
-        self.command.is_some() || self.sse.is_some()
-    }
-}
-
-/// A server on HTTP+SSE, the transport of revision 2024-11-05.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SseServer {
-    /// URL of the event stream.
-    pub url: UpstreamUrl,
-    /// Time without a call, question or GET of its client after which the connection of a session is closed, or `None` for never.
-    pub idle: Option<Duration>,
-    /// Longest time from `initialize` to its answer.
-    pub start: Duration,
-}
-
-/// Pings of the server that the proxy answers in its clients' place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AnswerPings {
-    /// All that no client is there to answer.
-    Absent,
-    /// None.
-    Never,
-}
-
-/// TLS to the upstream.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct UpstreamTls {
-    /// PEM file with the trusted authorities, or `None` for those of the system.
-    pub ca: Option<PathBuf>,
-    /// The client certificate.
-    pub identity: Option<KeyPair>,
-}
-
-/// The `Host` header sent upstream.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum HostHeader {
-    /// The authority of the upstream's URL.
-    Upstream,
-    /// The client's own header.
-    Client,
-    /// This value, which is a valid `host` or `host:port`.
-    Name(HeaderValue),
 }
 
 /// Lifetimes and limits of streams.
@@ -380,81 +292,6 @@ pub struct Limits {
     pub sessions: usize,
     /// Most POSTs of one session that are held for the upstream or queued behind held ones; at least 1.
     pub held_posts_per_session: usize,
-}
-
-/// The store of events.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Store {
-    /// In memory alone.
-    Memory,
-    /// Also in a directory.
-    Disk(DiskStore),
-    /// Also in a Redis, for every replica that uses it.
-    Redis(RedisStore),
-}
-
-/// Displays the kind and the directory, without a password.
-impl fmt::Display for Store {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Memory => f.write_str("memory"),
-            Self::Disk(disk) => write!(f, "disk:{}", disk.path.display()),
-            Self::Redis(_) => f.write_str("redis"),
-        }
-    }
-}
-
-/// A directory that survives the process.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DiskStore {
-    /// The directory.
-    pub path: PathBuf,
-    /// Durability of writes in a power failure.
-    pub fsync: Fsync,
-    /// Largest size of the directory, in bytes.
-    pub max_bytes: u64,
-}
-
-/// Durability of an event once a client has read it. Every level survives `kill -9`; they differ in the losses of a
-/// power failure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fsync {
-    /// Survives a power failure and a crash of the system: each group of calls is synced before its responses.
-    Always,
-    /// Syncs 200 ms later, or as soon as the disk has finished a sync begun then. A power failure loses the calls
-    /// since, the last ones first and each as a whole.
-    Interval,
-}
-
-/// A Redis, or a server with the same protocol.
-#[derive(Clone, PartialEq, Eq)]
-pub struct RedisStore {
-    /// URL with the address, the credentials and the database.
-    pub url: String,
-    /// Prefix of all keys.
-    pub prefix: String,
-    /// PEM file with the trusted authorities, or `None` for those of the system.
-    pub ca: Option<PathBuf>,
-    /// The client certificate.
-    pub identity: Option<KeyPair>,
-    /// Behaviour while the Redis cannot be reached.
-    pub on_unreachable: OnUnreachable,
-}
-
-/// Masked: the URL may hold a password.
-impl fmt::Debug for RedisStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisStore").field("prefix", &self.prefix).finish_non_exhaustive()
-    }
-}
-
-/// Behaviour while the store cannot be reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnUnreachable {
-    /// Memory takes the store's place; the store is brought up to date once it is back.
-    Degrade,
-    /// No call continues until the store is back.
-    Refuse,
 }
 
 /// This process as one of several replicas.

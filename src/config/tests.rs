@@ -1,5 +1,7 @@
 //! All layers together, and `config.example.toml` against the code.
 
+use http::HeaderValue;
+
 use super::*;
 
 const EXAMPLE: &str = include_str!("../../config.example.toml");

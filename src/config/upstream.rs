@@ -1,0 +1,99 @@
+//! The MCP server of a sidecar, and the connections to it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use http::HeaderValue;
+
+use super::{Command, KeyPair, UpstreamUrl};
+
+/// Connections to the MCP server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Upstream {
+    /// Endpoint of the server; its path is also the proxy's.
+    pub url: UpstreamUrl,
+    /// `Host` header sent to the server.
+    pub host: HostHeader,
+    /// True for HTTP/2 with prior knowledge. With TLS, the two sides negotiate the version in any case.
+    pub http2: bool,
+    /// Authorities and client certificate; unused without `https`.
+    pub tls: UpstreamTls,
+    /// Longest wait for a TCP connection.
+    pub connect_timeout: Duration,
+    /// Time for which a call waits for a server that accepts no connections, from its first attempt; zero = not at all.
+    pub wait: Duration,
+    /// Time that connections must have failed before the proxy is not ready.
+    pub unready: Duration,
+    /// Most connections to the server at once; at least 1. Derived from the limit of open files, without a key.
+    pub connections: usize,
+    /// Longest wait for a response's head, or `None` without limit.
+    pub header_timeout: Option<Duration>,
+    /// Time for which an idle connection may be reused.
+    pub pool_idle: Duration,
+    /// True if the proxy resumes upstream streams also after a broken connection, not only after a deliberate close.
+    pub resume: bool,
+    /// Pings of the server that the proxy answers.
+    pub answer_pings: AnswerPings,
+    /// Time without a message in a session with a running call after which the server is sent a ping, or `None` if it is sent none.
+    pub keepalive: Option<Duration>,
+    /// Server on stdio, or `None` for one on HTTP. [`Self::url`] is then that of no server.
+    pub command: Option<Command>,
+    /// Server on HTTP+SSE, or `None` for another. [`Self::url`] is then the proxy's endpoint at the server's origin.
+    pub sse: Option<SseServer>,
+}
+
+impl Upstream {
+    /// Returns the name of the program, or the URL without its query, for the log.
+    pub fn place(&self) -> String {
+        match (&self.command, &self.sse) {
+            (Some(command), _) => command.name().to_owned(),
+            (None, Some(sse)) => sse.url.to_string(),
+            (None, None) => self.url.to_string(),
+        }
+    }
+
+    /// Returns true if the server is not on Streamable HTTP.
+    pub fn is_channel(&self) -> bool {
+        self.command.is_some() || self.sse.is_some()
+    }
+}
+
+/// A server on HTTP+SSE, the transport of revision 2024-11-05.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SseServer {
+    /// URL of the event stream.
+    pub url: UpstreamUrl,
+    /// Time without a call, question or GET of its client after which the connection of a session is closed, or `None` for never.
+    pub idle: Option<Duration>,
+    /// Longest time from `initialize` to its answer.
+    pub start: Duration,
+}
+
+/// Pings of the server that the proxy answers in its clients' place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AnswerPings {
+    /// All that no client is there to answer.
+    Absent,
+    /// None.
+    Never,
+}
+
+/// TLS to the upstream.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UpstreamTls {
+    /// PEM file with the trusted authorities, or `None` for those of the system.
+    pub ca: Option<PathBuf>,
+    /// The client certificate.
+    pub identity: Option<KeyPair>,
+}
+
+/// The `Host` header sent upstream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostHeader {
+    /// The authority of the upstream's URL.
+    Upstream,
+    /// The client's own header.
+    Client,
+    /// This value, which is a valid `host` or `host:port`.
+    Name(HeaderValue),
+}
