@@ -3,6 +3,7 @@
 //! Owned here: the pooled clients, the rewriting of requests, redirects within the origin, and facts observed in responses
 //! (accepted credentials, the tokens of one subject, CORS headers). [`pump`] runs one stream's call. Absent: everything downstream.
 
+mod address;
 mod body;
 mod client;
 mod connect;
@@ -39,10 +40,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{HOST, LOCATION};
+use http::header::HOST;
 use http::request::Parts;
-use http::uri::Authority;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
 use http_body_util::BodyExt;
 
 use client::Clients;
@@ -464,97 +464,6 @@ impl Upstream {
             false => Failure::after_send(code).into(),
         })
     }
-
-    /// Returns the path and query of the endpoint: the configured query is always sent, the client's is added.
-    pub fn endpoint_target(&self, client_query: Option<&str>) -> String {
-        let mut target = self.config.url.endpoint_path().to_owned();
-        let queries = [self.config.url.query(), client_query].into_iter().flatten().filter(|query| !query.is_empty());
-        for (index, query) in queries.enumerate() {
-            target.push(if index == 0 { '?' } else { '&' });
-            target.push_str(query);
-        }
-        target
-    }
-
-    fn uri(&self, path_and_query: &str) -> Result<Uri, Failure> {
-        Uri::builder()
-            .scheme(self.config.url.scheme())
-            .authority(self.config.url.authority().clone())
-            .path_and_query(path_and_query)
-            .build()
-            .map_err(|_| Failure::before_run(ErrorCode::BadRequest))
-    }
-
-    /// Returns the target of a redirect that keeps method and body, if it is within the upstream's origin.
-    fn redirect_target(&self, response: &Response<ResponseBody>) -> Option<String> {
-        match response.status() {
-            StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => {}
-            _ => return None,
-        }
-        self.path_within_origin(response.headers().get(LOCATION)?)
-    }
-
-    /// Rewrites a `Location` that names the upstream to a reference that is valid at the proxy as well. A path that begins like a
-    /// host name is written so that it stays a path ([RFC 3986 §4.2]).
-    ///
-    /// [RFC 3986 §4.2]: https://www.rfc-editor.org/rfc/rfc3986#section-4.2
-    pub fn rewrite_location(&self, headers: &mut HeaderMap) {
-        let Some(location) = headers.get(LOCATION) else { return };
-        let Some(path) = self.path_within_origin(location) else { return };
-        let mut reference = if has_host(&path) { format!("/.{path}") } else { path };
-        if let Some((_, fragment)) = location.to_str().ok().and_then(|location| location.split_once('#')) {
-            reference.push('#');
-            reference.push_str(fragment);
-        }
-        if let Ok(value) = HeaderValue::from_str(&reference) {
-            headers.insert(LOCATION, value);
-        }
-    }
-
-    /// Returns true if an authority is the upstream's, as configured by its URL or by `upstream.host`.
-    fn is_own(&self, authority: &Authority) -> bool {
-        let named = match &self.config.host {
-            HostHeader::Name(name) => name.to_str().ok().and_then(|name| name.parse().ok()),
-            HostHeader::Upstream | HostHeader::Client => None,
-        };
-        let port = self.config.url.default_port();
-        let is_same = |other: &Authority| {
-            authority.host().eq_ignore_ascii_case(other.host())
-                && authority.port_u16().unwrap_or(port) == other.port_u16().unwrap_or(port)
-        };
-        is_same(self.config.url.authority()) || named.is_some_and(|named| is_same(&named))
-    }
-
-    /// Returns the place of a reference that is relative to the endpoint, if it is within the upstream's origin.
-    fn reference(&self, reference: &str) -> Option<Uri> {
-        let base = self.config.url.endpoint_path();
-        let absolute = match reference.as_bytes().first() {
-            Some(b'/') => reference.to_owned(),
-            Some(b'?') => format!("{base}{reference}"),
-            _ if reference.contains("://") => reference.to_owned(),
-            _ => format!("{}{reference}", &base[..=base.rfind('/')?]),
-        };
-        self.uri(&self.path_within_origin(&HeaderValue::from_str(&absolute).ok()?)?).ok()
-    }
-
-    /// Returns the path and query of a `Location` that names the upstream. A path is never empty.
-    fn path_within_origin(&self, location: &HeaderValue) -> Option<String> {
-        let location = location.to_str().ok()?;
-        let uri: Uri = if location.starts_with("//") {
-            format!("{}:{location}", self.config.url.scheme()).parse().ok()?
-        } else if has_host(location) {
-            return None;
-        } else {
-            location.parse().ok()?
-        };
-        let is_ours = match uri.authority() {
-            Some(authority) => uri.scheme_str() == Some(self.config.url.scheme()) && self.is_own(authority),
-            None => uri.path().starts_with('/'),
-        };
-        let path = uri.path_and_query()?.as_str();
-        let root = if path.starts_with('/') { "" } else { "/" };
-        if is_ours { Some(format!("{root}{path}")) } else { None }
-    }
 }
 
 /// Sends a request to a server that is not on HTTP. Each error is a response.
@@ -587,11 +496,6 @@ fn check_head(response: &mut Response<ResponseBody>) -> Result<(), HeadError> {
         ResponseBody::Http1(_) | ResponseBody::Channel(_) | ResponseBody::Begun(_) => Ok(()),
         ResponseBody::Hyper(_) => check_length(response.status(), response.headers_mut()),
     }
-}
-
-/// Returns true if a reference that begins with `/` names a host. Browsers treat `\` like `/`.
-fn has_host(reference: &str) -> bool {
-    reference.starts_with("//") || reference.starts_with("/\\")
 }
 
 fn origin(url: &UpstreamUrl) -> Uri {

@@ -1,0 +1,109 @@
+//! Places at the server: URIs of its origin, redirects and references.
+//!
+//! Invariant: no place that a response names is outside of the configured origin, since requests carry credentials.
+
+use http::header::LOCATION;
+use http::uri::Authority;
+use http::{HeaderMap, HeaderValue, Response, StatusCode, Uri};
+
+use super::{ResponseBody, Upstream};
+use crate::config::HostHeader;
+use crate::protocol::error::{ErrorCode, Failure};
+
+impl Upstream {
+    /// Returns the path and query of the endpoint: the configured query is always sent, the client's is added.
+    pub fn endpoint_target(&self, client_query: Option<&str>) -> String {
+        let mut target = self.config.url.endpoint_path().to_owned();
+        let queries = [self.config.url.query(), client_query].into_iter().flatten().filter(|query| !query.is_empty());
+        for (index, query) in queries.enumerate() {
+            target.push(if index == 0 { '?' } else { '&' });
+            target.push_str(query);
+        }
+        target
+    }
+
+    pub(super) fn uri(&self, path_and_query: &str) -> Result<Uri, Failure> {
+        Uri::builder()
+            .scheme(self.config.url.scheme())
+            .authority(self.config.url.authority().clone())
+            .path_and_query(path_and_query)
+            .build()
+            .map_err(|_| Failure::before_run(ErrorCode::BadRequest))
+    }
+
+    /// Returns the target of a redirect that keeps method and body, if it is within the upstream's origin.
+    pub(super) fn redirect_target(&self, response: &Response<ResponseBody>) -> Option<String> {
+        match response.status() {
+            StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => {}
+            _ => return None,
+        }
+        self.path_within_origin(response.headers().get(LOCATION)?)
+    }
+
+    /// Rewrites a `Location` that names the upstream to a reference that is valid at the proxy as well. A path that begins like a
+    /// host name is written so that it stays a path ([RFC 3986 §4.2]).
+    ///
+    /// [RFC 3986 §4.2]: https://www.rfc-editor.org/rfc/rfc3986#section-4.2
+    pub fn rewrite_location(&self, headers: &mut HeaderMap) {
+        let Some(location) = headers.get(LOCATION) else { return };
+        let Some(path) = self.path_within_origin(location) else { return };
+        let mut reference = if has_host(&path) { format!("/.{path}") } else { path };
+        if let Some((_, fragment)) = location.to_str().ok().and_then(|location| location.split_once('#')) {
+            reference.push('#');
+            reference.push_str(fragment);
+        }
+        if let Ok(value) = HeaderValue::from_str(&reference) {
+            headers.insert(LOCATION, value);
+        }
+    }
+
+    /// Returns true if an authority is the upstream's, as configured by its URL or by `upstream.host`.
+    fn is_own(&self, authority: &Authority) -> bool {
+        let named = match &self.config.host {
+            HostHeader::Name(name) => name.to_str().ok().and_then(|name| name.parse().ok()),
+            HostHeader::Upstream | HostHeader::Client => None,
+        };
+        let port = self.config.url.default_port();
+        let is_same = |other: &Authority| {
+            authority.host().eq_ignore_ascii_case(other.host())
+                && authority.port_u16().unwrap_or(port) == other.port_u16().unwrap_or(port)
+        };
+        is_same(self.config.url.authority()) || named.is_some_and(|named| is_same(&named))
+    }
+
+    /// Returns the place of a reference that is relative to the endpoint, if it is within the upstream's origin.
+    pub(super) fn reference(&self, reference: &str) -> Option<Uri> {
+        let base = self.config.url.endpoint_path();
+        let absolute = match reference.as_bytes().first() {
+            Some(b'/') => reference.to_owned(),
+            Some(b'?') => format!("{base}{reference}"),
+            _ if reference.contains("://") => reference.to_owned(),
+            _ => format!("{}{reference}", &base[..=base.rfind('/')?]),
+        };
+        self.uri(&self.path_within_origin(&HeaderValue::from_str(&absolute).ok()?)?).ok()
+    }
+
+    /// Returns the path and query of a `Location` that names the upstream. A path is never empty.
+    fn path_within_origin(&self, location: &HeaderValue) -> Option<String> {
+        let location = location.to_str().ok()?;
+        let uri: Uri = if location.starts_with("//") {
+            format!("{}:{location}", self.config.url.scheme()).parse().ok()?
+        } else if has_host(location) {
+            return None;
+        } else {
+            location.parse().ok()?
+        };
+        let is_ours = match uri.authority() {
+            Some(authority) => uri.scheme_str() == Some(self.config.url.scheme()) && self.is_own(authority),
+            None => uri.path().starts_with('/'),
+        };
+        let path = uri.path_and_query()?.as_str();
+        let root = if path.starts_with('/') { "" } else { "/" };
+        if is_ours { Some(format!("{root}{path}")) } else { None }
+    }
+}
+
+/// Returns true if a reference that begins with `/` names a host. Browsers treat `\` like `/`.
+fn has_host(reference: &str) -> bool {
+    reference.starts_with("//") || reference.starts_with("/\\")
+}
