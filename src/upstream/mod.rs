@@ -5,6 +5,7 @@
 
 mod address;
 mod body;
+mod channels;
 mod client;
 mod connect;
 mod forwarded;
@@ -42,9 +43,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::HOST;
 use http::request::Parts;
-use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
-use http_body_util::BodyExt;
+use http::{HeaderValue, Request, Response, StatusCode, Uri, Version};
 
+use channels::exchange_by_channel;
 use client::Clients;
 use connect::{Connector, Transport};
 pub use connect::{Dial, DialFuture, Wire};
@@ -67,7 +68,7 @@ pub use synthetic::gap_warning;
 pub use token_probe::ProbeOutcome;
 pub use token_subjects::{ProbeGuard, ProbeWaiter, TokenSubjects, TokenUse};
 
-use crate::channel::{self, Channels};
+use crate::channel::Channels;
 use crate::config::{self, HostHeader, UpstreamUrl};
 use crate::event_log::{Handshakes, Stream};
 use crate::protocol::error::{ErrorCode, Failure};
@@ -79,8 +80,6 @@ use crate::tls::{self, ClientFiles};
 
 /// Limit of redirects for one request: more is a loop.
 const MAX_REDIRECTS: usize = 3;
-/// Limit of the body of a request that passes unchanged to a server that is not on HTTP.
-const MAX_FORWARDED: usize = 4 * 1024 * 1024;
 /// Usual size of a request's headers. For larger ones memory is allocated once more.
 const USUAL_HEAD: usize = 512;
 
@@ -187,28 +186,6 @@ impl Upstream {
             sessions: Arc::new(SessionNames::new(owner, handshakes)),
             revivals: Arc::new(Revivals::new(refusals, config.revive, config.keep)),
             ..self
-        }
-    }
-
-    /// Returns the same upstream with channels to a server that is not on HTTP.
-    pub fn with_channels(self, channels: Arc<Channels>) -> Self {
-        Self { channels: Some(channels), ..self }
-    }
-
-    /// Returns true if the server is not on HTTP: then callers have servers of their own.
-    pub fn has_channels(&self) -> bool {
-        self.channels.is_some()
-    }
-
-    /// Returns the longest time for the start of a server that is not on HTTP, or `None` for one on HTTP.
-    fn start_limit(&self) -> Option<Duration> {
-        self.channels.as_ref().map(|channels| channels.start_limit())
-    }
-
-    /// Ends the servers that are not on HTTP.
-    pub async fn end_channels(&self) {
-        if let Some(channels) = &self.channels {
-            channels.end_all().await;
         }
     }
 
@@ -394,30 +371,6 @@ impl Upstream {
         Ok(response)
     }
 
-    /// Answers a request for any path. A server that is not on HTTP has the endpoint alone.
-    async fn forward_by_channel(
-        &self,
-        channels: &Arc<Channels>,
-        request: Request<Body>,
-        client: &Forwarded,
-    ) -> Response<ResponseBody> {
-        let (parts, body) = request.into_parts();
-        // A page can send other content to any address without being asked.
-        if parts.method == Method::POST && !headers::is_json(&parts.headers) {
-            return channel::empty(StatusCode::UNSUPPORTED_MEDIA_TYPE).map(ResponseBody::Channel);
-        }
-        let body = match http_body_util::Limited::new(body, MAX_FORWARDED).collect().await {
-            Ok(body) if self.config.url.is_endpoint(parts.uri.path()) => body.to_bytes(),
-            Ok(_) => return channel::empty(StatusCode::NOT_FOUND).map(ResponseBody::Channel),
-            Err(_) => return channel::empty(StatusCode::BAD_REQUEST).map(ResponseBody::Channel),
-        };
-        let lines = self.address(headers::end_to_end(&parts.headers), None, client, Some(&self.sessions));
-        let template = Template::new(&parts, lines, body);
-        let mut response = exchange_by_channel(channels, &template, None).await;
-        self.sessions.wrap(response.headers_mut(), false);
-        response
-    }
-
     async fn await_head(
         &self,
         sending: Pin<&mut impl Future<Output = Result<Response<ResponseBody>, client::Error>>>,
@@ -464,30 +417,6 @@ impl Upstream {
             false => Failure::after_send(code).into(),
         })
     }
-}
-
-/// Sends a request to a server that is not on HTTP. Each error is a response.
-async fn exchange_by_channel(
-    channels: &Arc<Channels>,
-    template: &Template,
-    sent: Option<&Arc<Stream>>,
-) -> Response<ResponseBody> {
-    let stream = sent.cloned();
-    let on_begin = move || {
-        if let Some(stream) = stream {
-            stream.note_sent();
-        }
-    };
-    let request = channel::Request {
-        method: template.method(),
-        headers: template.lines(),
-        session: template.session_name(),
-        body: template.body(),
-        stream: sent,
-        caller: template.caller(),
-        on_begin: Box::new(on_begin),
-    };
-    channels.send(request).await.map(ResponseBody::Channel)
 }
 
 /// Checks the length that a head declares. The proxy's own client has checked it.
