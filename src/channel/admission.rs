@@ -1,11 +1,13 @@
-//! The wait for room, until a server may be started.
+//! The wait for a turn and for room, until a server may be started.
 
 use std::sync::Arc;
 
-use super::Channels;
 use super::metrics::EndReason;
 use super::pending::{Failed, Pending};
-use super::pool::Admission;
+use super::pool::{self, Admission, Bounds};
+use super::waiting::{Full, StartKind};
+use super::{Channels, State};
+use crate::event_log::QuotaKey;
 use crate::protocol::error::ErrorCode;
 use crate::{clock, sync};
 
@@ -23,69 +25,101 @@ impl Drop for Admitted {
     }
 }
 
+/// The wait for a start, until it begins or this is dropped.
+struct Turn {
+    channels: Arc<Channels>,
+    caller: Option<QuotaKey>,
+    /// Number of the start in [`super::State::waiting`].
+    number: u64,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        sync::lock(&self.channels.state).waiting.remove(&self.caller, self.number);
+        // Another start may be next.
+        self.channels.room.notify_waiters();
+    }
+}
+
 impl Channels {
-    /// Waits until a server may be started for `pending`. Requests are served in their order, except those that wait for a server of their own
-    /// caller to end.
-    pub(super) async fn admit(self: &Arc<Self>, pending: Pending) -> Result<Admitted, Failed> {
-        let mut pending = Some(pending);
-        let mut turn = Some(self.turns.lock().await);
+    /// Waits until a server may be started for `pending`. Starts begin in the order of [`super::waiting`]; one that waits for a server of its own
+    /// caller to end holds up no other.
+    ///
+    /// # Errors
+    /// At once if too many starts wait, all servers are being ended, or no client wants the start any more.
+    pub(super) async fn admit(self: &Arc<Self>, pending: Pending, kind: StartKind) -> Result<Admitted, Failed> {
+        let Some(bounds) = &self.settings.bounds else {
+            let mut state = sync::lock(&self.state);
+            return if state.is_over { Err(draining()) } else { Ok(self.begin(&mut state, pending)) };
+        };
+        let turn = self.wait_for_turn(pending, kind)?;
         loop {
             let mut room = std::pin::pin!(self.room.notified());
             room.as_mut().enable();
-            match self.try_admit(&mut pending)? {
+            match self.try_admit(bounds, &turn)? {
                 Decision::Admitted(admitted) => return Ok(admitted),
                 Decision::Wait(Admission::WaitUntil(until)) => {
                     let time = clock::sleep(until.saturating_duration_since(clock::now()));
-                    // A start that succeeds ends the wait after those that failed.
+                    // A start that succeeds ends the wait after those that failed, and another start may be next.
                     tokio::select! { () = time => {}, () = room => {} }
                 }
-                Decision::Wait(Admission::WaitForOwn) => {
-                    // Others need not wait for this caller's servers.
-                    turn = None;
-                    room.await;
-                }
                 Decision::Wait(_) => room.await,
-            }
-            if turn.is_none() {
-                turn = Some(self.turns.lock().await);
             }
         }
     }
 
-    fn try_admit(self: &Arc<Self>, pending: &mut Option<Pending>) -> Result<Decision, Failed> {
-        let mut state = sync::lock(&self.state);
+    fn wait_for_turn(self: &Arc<Self>, pending: Pending, kind: StartKind) -> Result<Turn, Failed> {
+        let caller = pending.caller.as_ref().map(|caller| caller.counted_as().clone());
+        let number = sync::lock(&self.state).waiting.add(caller.clone(), kind, pending);
+        let number = number.map_err(|Full| Failed::of(ErrorCode::NoServer, "too many starts wait".to_owned()))?;
+        Ok(Turn { channels: self.clone(), caller, number })
+    }
+
+    fn try_admit(self: &Arc<Self>, bounds: &Bounds, turn: &Turn) -> Result<Decision, Failed> {
+        let (now, mut state) = (clock::now(), sync::lock(&self.state));
         let state = &mut *state;
         if state.is_over {
-            return Err(Failed::of(ErrorCode::Draining, String::new()));
+            return Err(draining());
         }
-        let wanted = pending.take_if(|pending| pending.is_wanted());
         // A client that has gone needs no server.
-        let Some(wanted) = wanted else { return Err(Failed::of(ErrorCode::NoServer, String::new())) };
-        let caller = wanted.caller.as_ref().map(|caller| caller.counted_as());
-        let admission = match &self.settings.bounds {
-            Some(bounds) => state.starts.admit(bounds, &state.occupants(), caller, clock::now()),
-            None => Admission::Start,
+        if !state.waiting.get(&turn.caller, turn.number).is_some_and(Pending::is_wanted) {
+            return Err(Failed::of(ErrorCode::NoServer, String::new()));
+        }
+        let occupants = state.occupants();
+        let may_begin = |caller: Option<&QuotaKey>, pending: &Pending| {
+            pending.is_wanted() && !pool::must_wait_for_own(bounds, &occupants, caller, now)
         };
-        match admission {
+        if state.waiting.next(may_begin) != Some(turn.number) {
+            return Ok(Decision::Wait(Admission::WaitForEnd));
+        }
+        match state.starts.admit(bounds, &occupants, turn.caller.as_ref(), now) {
             Admission::Start => {}
             Admission::InPlaceOf(victim) => {
                 if let Some(victim) = state.servers.get(&victim) {
                     victim.end(EndReason::Room);
                 }
             }
-            wait => {
-                *pending = Some(wanted);
-                return Ok(Decision::Wait(wait));
-            }
+            wait => return Ok(Decision::Wait(wait)),
         }
+        match state.waiting.begin(&turn.caller, turn.number) {
+            Some(pending) => Ok(Decision::Admitted(self.begin(state, pending))),
+            None => Err(Failed::of(ErrorCode::NoServer, String::new())),
+        }
+    }
+
+    fn begin(self: &Arc<Self>, state: &mut State, pending: Pending) -> Admitted {
         state.next_start += 1;
         let number = state.next_start;
-        state.starting.insert(number, wanted);
-        Ok(Decision::Admitted(Admitted { channels: self.clone(), number }))
+        state.starting.insert(number, pending);
+        Admitted { channels: self.clone(), number }
     }
 }
 
 enum Decision {
     Admitted(Admitted),
     Wait(Admission),
+}
+
+fn draining() -> Failed {
+    Failed::of(ErrorCode::Draining, String::new())
 }

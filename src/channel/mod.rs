@@ -37,6 +37,7 @@ mod sharer;
 mod start;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
@@ -64,6 +65,8 @@ pub use respond::{empty, no_server};
 use respond::{event_stream, refusal};
 use session::Session;
 use sharer::Sharer;
+pub use waiting::StartKind;
+use waiting::Waiting;
 
 use crate::event_log::Stream;
 use crate::protocol::channel::routing::ID_MAX;
@@ -114,6 +117,8 @@ pub struct Request<'a> {
     pub stream: Option<&'a Arc<Stream>>,
     /// Caller for whom a server is started, or `None` for the proxy itself.
     pub caller: Option<&'a Arc<Caller>>,
+    /// Occasion of the start that an `initialize` needs.
+    pub start_kind: StartKind,
     /// Told of the beginning of a request.
     pub on_begin: OnBegin,
 }
@@ -127,10 +132,8 @@ pub struct Channels {
     runtime: Handle,
     state: Mutex<State>,
     era: ServerEra,
-    /// Notified when a server has ended or became idle.
+    /// Notified when a server has ended or became idle, and when another start may be next.
     room: Notify,
-    /// Held by the request whose turn it is to start a server.
-    turns: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
@@ -144,6 +147,8 @@ struct State {
     /// Sessions that are being opened, by numbers of their own.
     starting: BTreeMap<u64, Pending>,
     starts: Starts,
+    /// Starts that wait for their turn, or for room.
+    waiting: Waiting<Pending>,
     next_start: u64,
     is_over: bool,
 }
@@ -157,9 +162,8 @@ impl Channels {
             metrics,
         };
         let (runtime, state, room) = (Handle::current(), Mutex::default(), Notify::new());
-        let turns = tokio::sync::Mutex::default();
         let era = ServerEra::of(open.era());
-        let channels = Arc::new(Self { open, settings, limits, runtime, state, era, room, turns });
+        let channels = Arc::new(Self { open, settings, limits, runtime, state, era, room });
         tokio::spawn(Self::sweep(Arc::downgrade(&channels)));
         channels
     }
@@ -330,7 +334,8 @@ impl State {
     }
 }
 
-fn request_id(message: &Message) -> Option<&RequestId> {
+/// Returns the ID of a request.
+pub fn request_id(message: &Message) -> Option<&RequestId> {
     match message {
         Message::Request { id, .. } => Some(id),
         Message::Notification { .. } | Message::Response { .. } => None,

@@ -20,7 +20,7 @@ use super::respond::{empty, event_stream, json, refusal, refusal_about};
 use super::session::Session;
 use super::sharer::Sharer;
 use super::start::until;
-use super::{Channels, OnBegin, Request, Response, code_of, request_id};
+use super::{Channels, OnBegin, Request, Response, StartKind, code_of, request_id};
 use crate::protocol::channel::envelope;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{Era, ProtocolVersion, names};
@@ -146,7 +146,7 @@ impl Channels {
         // Wanted until it is open: the receiver stays here.
         let (wanter, _answered) = Wanter::without_request();
         let pending = Pending::new(sharer.caller().cloned(), None, wanter);
-        let admitted = match until(deadline, self.admit(pending)).await {
+        let admitted = match until(deadline, self.admit(pending, StartKind::First)).await {
             Ok(Ok(admitted)) => admitted,
             Ok(Err(refused)) => return (StartOutcome::NoRoom, Err(refused)),
             Err(_) => return (StartOutcome::NoRoom, failed(ErrorCode::NoServer, String::new())),
@@ -319,6 +319,7 @@ mod tests {
             body: &Bytes::from_static(body.as_bytes()),
             stream: None,
             caller: None,
+            start_kind: StartKind::First,
             on_begin: Box::new(move || {
                 begun.fetch_add(1, Ordering::Relaxed);
             }),

@@ -71,11 +71,8 @@ impl Starts {
         caller: Option<&QuotaKey>,
         now: Instant,
     ) -> Admission {
-        let own = || servers.iter().filter(|server| server.caller.as_ref() == caller);
-        let has_own_bound = caller.is_some_and(|caller| bounds.bounds_addresses || !is_address(caller));
-        let is_over_own = has_own_bound && own().count() >= bounds.servers_per_caller;
         let victim = match () {
-            () if is_over_own => match longest_unused(own(), bounds, now) {
+            () if is_over_own(bounds, servers, caller) => match longest_unused(own(servers, caller), bounds, now) {
                 Some(victim) => Some(victim),
                 None => return Admission::WaitForOwn,
             },
@@ -116,6 +113,25 @@ impl Starts {
     pub(super) fn is_failing(&self, now: Instant) -> bool {
         self.not_before.is_some_and(|until| now.saturating_duration_since(until) < MINUTE)
     }
+}
+
+/// Returns true if a start for `caller` has no room until a server of that caller ends or becomes idle.
+pub(super) fn must_wait_for_own(
+    bounds: &Bounds,
+    servers: &[Occupant],
+    caller: Option<&QuotaKey>,
+    now: Instant,
+) -> bool {
+    is_over_own(bounds, servers, caller) && longest_unused(own(servers, caller), bounds, now).is_none()
+}
+
+fn is_over_own(bounds: &Bounds, servers: &[Occupant], caller: Option<&QuotaKey>) -> bool {
+    let has_own_bound = caller.is_some_and(|caller| bounds.bounds_addresses || !is_address(caller));
+    has_own_bound && own(servers, caller).count() >= bounds.servers_per_caller
+}
+
+fn own<'a>(servers: &'a [Occupant], caller: Option<&'a QuotaKey>) -> impl Iterator<Item = &'a Occupant> {
+    servers.iter().filter(move |server| server.caller.as_ref() == caller)
 }
 
 fn is_address(caller: &QuotaKey) -> bool {

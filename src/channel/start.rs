@@ -59,11 +59,12 @@ impl Channels {
                 number
             }
             Err(wanted) => {
-                let Ok(admitted) = until(deadline, self.admit(*wanted)).await else {
+                let Ok(admitted) = until(deadline, self.admit(*wanted, request.start_kind)).await else {
                     self.limits.metrics.observe_start(StartOutcome::NoRoom);
                     return Err(Failed::of(ErrorCode::NoServer, String::new()));
                 };
-                let admitted = admitted?;
+                let no_room = |_: &Failed| self.limits.metrics.observe_start(StartOutcome::NoRoom);
+                let admitted = admitted.inspect_err(no_room)?;
                 let (number, messages, body) = (admitted.number, messages.to_vec(), request.body.clone());
                 let start = Start { admitted, messages, head: self.head(&request), body, on_begin: request.on_begin };
                 // On the runtime of all channels.

@@ -1,5 +1,7 @@
 //! Starts of sessions against scripted servers, with the clock moved by hand.
 
+mod fairness;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,6 +17,7 @@ use tokio::task::JoinHandle;
 use super::pipe::{PipeReader, PipeWriter};
 use super::{
     Bounds, Caller, Channels, Link, LinkFuture, Metrics, Open, OpenError, Program, ProgramEnd, Request, Settings,
+    StartKind,
 };
 use crate::clock;
 use crate::event_log::{Principal, QuotaKey};
@@ -140,6 +143,10 @@ impl Setup {
 
     /// Sends an `initialize` as this caller, with these parameters.
     fn initialize(&self, id: u64, caller: u8, client: &str) -> JoinHandle<Outcome> {
+        self.start(id, caller, client, StartKind::First)
+    }
+
+    fn start(&self, id: u64, caller: u8, client: &str, start_kind: StartKind) -> JoinHandle<Outcome> {
         let (channels, caller) = (self.channels.clone(), Arc::new(caller_of(caller)));
         let params = json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": client}});
         let body = json!({"jsonrpc": "2.0", "id": id, "method": "initialize", "params": params}).to_string();
@@ -152,6 +159,7 @@ impl Setup {
                 body: &body,
                 stream: None,
                 caller: Some(&caller),
+                start_kind,
                 on_begin: Box::new(|| {}),
             };
             let response = channels.send(request).await;

@@ -83,6 +83,7 @@ pub(super) async fn exchange_by_channel(
         body: template.body(),
         stream: sent,
         caller: template.caller(),
+        start_kind: template.start_kind(),
         on_begin: Box::new(on_begin),
     };
     channels.send(request).await.map(ResponseBody::Channel)

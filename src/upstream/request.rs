@@ -14,7 +14,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 
 use super::sent_flag::SentFlag;
 use crate::body::{BoxBody, BoxError};
-use crate::channel::Caller;
+use crate::channel::{Caller, StartKind};
 use crate::event_log::{Stream, UpstreamName};
 use crate::protocol::headers::{self, Lines};
 
@@ -30,6 +30,8 @@ pub struct Template {
     body: Bytes,
     /// Caller for whom servers are started, or `None` if none are.
     caller: Option<Arc<Caller>>,
+    /// Occasion of the start of a server that an `initialize` needs.
+    start_kind: StartKind,
 }
 
 /// Masked: the headers and sometimes the query hold credentials, and the body may hold anything.
@@ -52,18 +54,28 @@ impl Template {
     pub(super) fn new(parts: &Parts, lines: Lines, body: Bytes) -> Self {
         let origin = parts.headers.get(ORIGIN).and_then(|origin| HeaderValue::from_bytes(origin.as_bytes()).ok());
         let query = parts.uri.query().map(Into::into);
-        Self { method: parts.method.clone(), lines, origin, query, body, caller: None }
+        Self { method: parts.method.clone(), lines, origin, query, body, caller: None, start_kind: StartKind::First }
     }
 
     /// Returns another request with the caller and query of this one.
     pub(super) fn beside(&self, method: Method, headers: &HeaderMap, body: Bytes) -> Self {
         let (origin, query, caller) = (self.origin.clone(), self.query.clone(), self.caller.clone());
-        Self { method, lines: headers.into(), origin, query, body, caller }
+        Self { method, lines: headers.into(), origin, query, body, caller, start_kind: StartKind::First }
     }
 
     /// Returns the same request of this caller, for whom a server may be started.
     pub fn for_caller(self, caller: Option<Arc<Caller>>) -> Self {
         Self { caller, ..self }
+    }
+
+    /// Returns the same request, which opens a session again that existed.
+    pub(super) fn for_revival(self) -> Self {
+        Self { start_kind: StartKind::Revival, ..self }
+    }
+
+    /// Returns the occasion of the start of a server that an `initialize` needs.
+    pub(super) fn start_kind(&self) -> StartKind {
+        self.start_kind
     }
 
     /// Returns the caller for whom a server may be started.
@@ -73,7 +85,8 @@ impl Template {
 
     /// Creates a request without a page that sent it and without a query of a client.
     pub(super) fn plain(method: Method, headers: &HeaderMap, body: Bytes) -> Self {
-        Self { method, lines: headers.into(), origin: None, query: None, body, caller: None }
+        let (lines, start_kind) = (headers.into(), StartKind::First);
+        Self { method, lines, origin: None, query: None, body, caller: None, start_kind }
     }
 
     /// Returns true if the request has no body.

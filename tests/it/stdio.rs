@@ -1,7 +1,9 @@
 //! Servers on stdio: a process for each session, whose messages find their responses.
 
 use mcp_resume::config::OnUnreachable;
+use mcp_resume::protocol::client_address::{Network, Trust};
 use serde_json::{Value, json};
+use std::str::FromStr;
 
 use crate::misdirected::ONE;
 use crate::support::redis::Redis;
@@ -183,6 +185,47 @@ async fn a_server_whose_client_listens_makes_room_for_another() {
     let mut second = servers.next().await;
     second.answer_initialize(0).await;
     assert_eq!(pending.response().await.status, 200);
+}
+
+#[tokio::test]
+async fn a_caller_with_many_starts_delays_no_other() {
+    let servers = StdioServers::start().await;
+    let trusted = [Network::from_str("127.0.0.1").expect("an address").into()];
+    let proxy = servers
+        .proxy_with(|config| {
+            config.admin.address = Some(([127, 0, 0, 1], 0).into());
+            config.listen.trusted_proxies = Trust::new(trusted);
+            // No process is ended to make room.
+            config.sessions.revive = false;
+            config.upstream.command.as_mut().expect("a command").max_children = 1;
+        })
+        .await;
+    let starting = async |address: &str, name: &str| {
+        let params =
+            json!({"protocolVersion": V2025_11, "capabilities": {}, "clientInfo": {"name": name, "version": "1"}});
+        let body = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}).to_string();
+        Request::post(body).with("x-forwarded-for", address).start(proxy.addr).await
+    };
+    let first = starting("10.0.0.1", "a").await;
+    let mut server = servers.next().await;
+    server.answer_initialize(0).await;
+    let id = first.response().await.header("mcp-session-id").expect("a session").to_owned();
+    let mut waiting = Vec::new();
+    for _ in 0..3 {
+        waiting.push(starting("10.0.0.1", "a").await);
+    }
+    let other = starting("10.0.0.2", "b").await;
+    // All have reached the proxy before the process ends.
+    until("all wait", async || metric(&proxy, "mcp_resume_streams_open").await == 4.0).await;
+    assert_eq!(Session::opened_elsewhere(V2025_11, &id, None).delete().send(proxy.addr).await.status, 200);
+    server.end_of_input().await;
+    server.exit().await;
+    let mut server = servers.next().await;
+    let message = server.expect("initialize").await;
+    assert_eq!(message["params"]["clientInfo"]["name"], "b");
+    let result = json!({"protocolVersion": V2025_11, "capabilities": {}, "serverInfo": {"name": "s", "version": "1"}});
+    server.say(json!({"jsonrpc": "2.0", "id": 0, "result": result})).await;
+    assert_eq!(other.response().await.status, 200);
 }
 
 #[tokio::test]

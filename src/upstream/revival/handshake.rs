@@ -217,7 +217,7 @@ impl Handshaking {
         let body = format!(r#"{{"jsonrpc":"2.0","id":"{id}","method":"initialize","params":{params}}}"#);
         let mut headers = self.headers();
         headers.remove(names::MCP_PROTOCOL_VERSION);
-        let template = self.request.beside(Method::POST, &headers, body.into());
+        let template = self.request.beside(Method::POST, &headers, body.into()).for_revival();
         let mut pauses = PAUSES;
         loop {
             match self.upstream.send_unnamed(&template).await {

@@ -1,0 +1,260 @@
+//! Order of the starts that wait.
+//!
+//! Turns rotate over callers: a caller with a hundred starts delays each other caller by one turn. A caller's own starts keep their order. A start for a
+//! session that existed comes before first starts, since its client is in the middle of its work; at most [`REVIVALS_IN_A_ROW`] such turns follow each
+//! other while a first start waits. A start that may not begin for its caller's own bound, or that no client wants any more, takes no turn. Absent: the
+//! bounds of servers and the rate of starts (`pool`).
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::event_log::QuotaKey;
+
+/// Most starts of one caller that wait: within `upstream.start_secs` the default rate begins no more.
+const MAX_OF_CALLER: usize = 64;
+/// Most starts that wait.
+const MAX: usize = 1024;
+/// Most turns of revivals in a row while a first start waits.
+const REVIVALS_IN_A_ROW: usize = 4;
+
+/// Occasion of a start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StartKind {
+    /// A client opens a session, or its first channel without sessions.
+    First,
+    /// A session that existed is opened again.
+    Revival,
+}
+
+/// Too many starts wait, of one caller or of all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Full;
+
+/// Starts that wait, each with a `T`. A caller is a holder of a quota, or `None` for the proxy itself.
+#[derive(Debug)]
+pub(super) struct Waiting<T> {
+    callers: HashMap<Option<QuotaKey>, Caller<T>>,
+    len: usize,
+    next_number: u64,
+    /// Turns that were taken.
+    turns: u64,
+    /// Last turns of callers, the latest [`MAX`] at least.
+    recent: HashMap<Option<QuotaKey>, u64>,
+    revivals_in_a_row: usize,
+}
+
+/// Starts of one caller, by their numbers. Never empty.
+#[derive(Debug)]
+struct Caller<T> {
+    rank: Rank,
+    starts: BTreeMap<u64, (StartKind, T)>,
+}
+
+/// Place of a caller in the rotation. The least one is next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    /// Number of turns when the caller had its last one, or when it came.
+    turn: u64,
+    /// True if the caller has had a turn lately.
+    had_turn: bool,
+    /// Number of the start with which it came.
+    came: u64,
+}
+
+impl<T> Default for Waiting<T> {
+    fn default() -> Self {
+        let (callers, recent) = (HashMap::new(), HashMap::new());
+        Self { callers, len: 0, next_number: 0, turns: 0, recent, revivals_in_a_row: 0 }
+    }
+}
+
+impl<T> Waiting<T> {
+    /// Adds a start. Returns its number.
+    pub(super) fn add(&mut self, caller: Option<QuotaKey>, kind: StartKind, start: T) -> Result<u64, Full> {
+        if self.len >= MAX || self.callers.get(&caller).is_some_and(|caller| caller.starts.len() >= MAX_OF_CALLER) {
+            return Err(Full);
+        }
+        let number = self.next_number;
+        self.next_number += 1;
+        self.len += 1;
+        let rank = Rank { turn: self.turns, had_turn: self.recent.contains_key(&caller), came: number };
+        let caller = self.callers.entry(caller).or_insert_with(|| Caller { rank, starts: BTreeMap::new() });
+        caller.starts.insert(number, (kind, start));
+        Ok(number)
+    }
+
+    /// Returns the number of the start that is next, of those that `may_begin` accepts.
+    pub(super) fn next(&self, may_begin: impl Fn(Option<&QuotaKey>, &T) -> bool) -> Option<u64> {
+        let of_kind = |wanted: StartKind| {
+            let firsts = self.callers.iter().filter_map(|(key, caller)| {
+                let mut starts = caller.starts.iter().filter(|(_, (kind, _))| *kind == wanted);
+                starts.find(|(_, (_, start))| may_begin(key.as_ref(), start)).map(|(&number, _)| (caller.rank, number))
+            });
+            firsts.min().map(|(_, number)| number)
+        };
+        let (former, latter) = match self.revivals_in_a_row {
+            REVIVALS_IN_A_ROW.. => (StartKind::First, StartKind::Revival),
+            _ => (StartKind::Revival, StartKind::First),
+        };
+        of_kind(former).or_else(|| of_kind(latter))
+    }
+
+    /// Returns a start.
+    pub(super) fn get(&self, caller: &Option<QuotaKey>, number: u64) -> Option<&T> {
+        self.callers.get(caller)?.starts.get(&number).map(|(_, start)| start)
+    }
+
+    /// Takes a start that begins now: its caller has had a turn.
+    pub(super) fn begin(&mut self, caller: &Option<QuotaKey>, number: u64) -> Option<T> {
+        let (kind, start) = self.take(caller, number)?;
+        self.turns += 1;
+        self.revivals_in_a_row = match kind {
+            StartKind::First => 0,
+            StartKind::Revival => self.revivals_in_a_row + 1,
+        };
+        if let Some(caller) = self.callers.get_mut(caller) {
+            (caller.rank.turn, caller.rank.had_turn) = (self.turns, true);
+        }
+        self.recent.insert(caller.clone(), self.turns);
+        if self.recent.len() > 2 * MAX {
+            let oldest = self.turns.saturating_sub(MAX as u64);
+            self.recent.retain(|_, turn| *turn > oldest);
+        }
+        Some(start)
+    }
+
+    /// Removes a start that does not begin.
+    pub(super) fn remove(&mut self, caller: &Option<QuotaKey>, number: u64) {
+        let _ = self.take(caller, number);
+    }
+
+    fn take(&mut self, key: &Option<QuotaKey>, number: u64) -> Option<(StartKind, T)> {
+        let caller = self.callers.get_mut(key)?;
+        let taken = caller.starts.remove(&number)?;
+        self.len -= 1;
+        if caller.starts.is_empty() {
+            self.callers.remove(key);
+        }
+        Some(taken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn caller(n: u8) -> Option<QuotaKey> {
+        Some(QuotaKey::Known([n; 16]))
+    }
+
+    fn add(waiting: &mut Waiting<u8>, of: u8, kind: StartKind) {
+        waiting.add(caller(of), kind, of).expect("room");
+    }
+
+    /// Takes turns until none is left. Returns the callers in their order.
+    fn turns(waiting: &mut Waiting<u8>, most: usize) -> Vec<u8> {
+        let mut order = Vec::new();
+        while order.len() < most
+            && let Some(number) = waiting.next(|_, _| true)
+        {
+            let of = (0..=u8::MAX).find(|&of| waiting.get(&caller(of), number).is_some()).expect("a caller");
+            order.extend(waiting.begin(&caller(of), number));
+        }
+        order
+    }
+
+    #[test]
+    fn a_caller_with_many_starts_delays_another_by_no_turn() {
+        let mut waiting = Waiting::default();
+        for _ in 0..60 {
+            add(&mut waiting, 1, StartKind::First);
+        }
+        assert_eq!(turns(&mut waiting, 30), [1; 30]);
+        add(&mut waiting, 2, StartKind::First);
+        assert_eq!(turns(&mut waiting, 3), [2, 1, 1]);
+    }
+
+    #[test]
+    fn a_caller_that_had_its_turns_comes_behind_one_that_had_none() {
+        let mut waiting = Waiting::default();
+        for _ in 0..3 {
+            add(&mut waiting, 1, StartKind::First);
+            assert_eq!(turns(&mut waiting, 1), [1], "no other waits");
+        }
+        for of in [1, 2] {
+            add(&mut waiting, of, StartKind::First);
+        }
+        assert_eq!(turns(&mut waiting, 2), [2, 1]);
+    }
+
+    #[test]
+    fn turns_of_long_ago_are_forgotten() {
+        let mut waiting = Waiting::default();
+        for n in 0..5000_u16 {
+            let caller = Some(QuotaKey::Known(u128::from(n).to_be_bytes()));
+            let number = waiting.add(caller.clone(), StartKind::First, 0).expect("room");
+            waiting.begin(&caller, number);
+        }
+        assert!(waiting.recent.len() <= 2 * MAX);
+    }
+
+    #[test]
+    fn turns_rotate_over_callers() {
+        let mut waiting = Waiting::default();
+        add(&mut waiting, 1, StartKind::First);
+        add(&mut waiting, 1, StartKind::First);
+        let mut order = Vec::new();
+        for of in 2..6 {
+            add(&mut waiting, of, StartKind::First);
+            order.extend(turns(&mut waiting, 1));
+        }
+        assert_eq!(order, [1, 2, 3, 1], "no caller that comes passes one that waits");
+    }
+
+    #[test]
+    fn the_starts_of_a_caller_keep_their_order() {
+        let mut waiting = Waiting::default();
+        let numbers: Vec<u64> = (0..3).map(|n| waiting.add(caller(1), StartKind::First, n).expect("room")).collect();
+        for (&number, start) in numbers.iter().zip(0..) {
+            assert_eq!(waiting.next(|_, _| true), Some(number));
+            assert_eq!(waiting.begin(&caller(1), number), Some(start));
+        }
+        assert_eq!(waiting.next(|_, _| true), None);
+        assert!(waiting.callers.is_empty() && waiting.len == 0);
+    }
+
+    #[test]
+    fn revivals_come_first_but_not_without_end() {
+        let mut waiting = Waiting::default();
+        add(&mut waiting, 1, StartKind::First);
+        for of in [2, 3, 2, 2, 2, 2] {
+            add(&mut waiting, of, StartKind::Revival);
+        }
+        assert_eq!(turns(&mut waiting, 10), [2, 3, 2, 2, 1, 2, 2]);
+    }
+
+    #[test]
+    fn a_start_that_may_not_begin_takes_no_turn() {
+        let mut waiting = Waiting::default();
+        for of in [1, 1, 2] {
+            add(&mut waiting, of, StartKind::First);
+        }
+        assert_eq!(waiting.next(|of, _| of != caller(1).as_ref()), Some(2));
+        waiting.remove(&caller(1), 0);
+        assert_eq!(waiting.next(|_, _| true), Some(1));
+    }
+
+    #[test]
+    fn starts_that_wait_are_bounded_for_a_caller_and_in_all() {
+        let mut waiting = Waiting::default();
+        for _ in 0..MAX_OF_CALLER {
+            add(&mut waiting, 0, StartKind::First);
+        }
+        assert_eq!(waiting.add(caller(0), StartKind::Revival, 0), Err(Full));
+        for n in 0..MAX - MAX_OF_CALLER {
+            add(&mut waiting, 1 + (n / MAX_OF_CALLER) as u8, StartKind::First);
+        }
+        assert_eq!(waiting.add(caller(200), StartKind::First, 200), Err(Full));
+        waiting.remove(&caller(0), 0);
+        assert!(waiting.add(caller(200), StartKind::First, 200).is_ok());
+    }
+}
