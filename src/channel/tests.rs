@@ -1,6 +1,7 @@
 //! Starts of sessions against scripted servers, with the clock moved by hand.
 
 mod fairness;
+mod own_messages;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

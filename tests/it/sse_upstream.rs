@@ -262,3 +262,16 @@ async fn a_server_that_refuses_connections_is_waited_for() {
     channel.events.event(answer(1).to_string()).await;
     assert_eq!(event(&mut pending.response().await.sse()).await, answer(1));
 }
+
+#[tokio::test]
+async fn the_cancel_of_a_call_has_its_credentials() {
+    let mut server = Server::start_with(|config| config.streams.max_wait = Some(SOON)).await;
+    let (channel, session) = server.open("/messages").await;
+    let pending = session.post(call(1)).with("authorization", "Bearer t").start(server.proxy.addr).await;
+    assert_eq!(server.take(&channel).await["id"], 1);
+    drop(pending.response().await);
+    let cancel = server.upstream.next().await;
+    assert_eq!(cancel.header("authorization"), Some("Bearer t"));
+    assert_eq!(cancel.json_body()["method"], "notifications/cancelled");
+    cancel.status(202).await;
+}

@@ -155,11 +155,20 @@ impl Connection {
             _ => drop(state.routing.begin(call, messages, body)?),
         }
         let bytes = weight(&texts, head.as_ref());
+        let head = head.map(Arc::new);
         let (begun, waiting) = oneshot::channel();
         let queue = Arc::<Queue>::default();
         state.responses.insert(
             call,
-            Response { queue: queue.clone(), stream, is_begun: false, cancelled: Vec::new(), may_cancel, is_listen },
+            Response {
+                queue: queue.clone(),
+                stream,
+                is_begun: false,
+                cancelled: Vec::new(),
+                may_cancel,
+                is_listen,
+                head: head.clone(),
+            },
         );
         state.enqueue(Outgoing { messages: texts, bytes, head, call: Some((call, Begin { mark, begun })) });
         drop(state);
@@ -177,7 +186,7 @@ impl Connection {
         for id in jsonrpc::cancelled_request_ids(messages, body) {
             state.note_cancel(&id);
         }
-        state.enqueue(Outgoing { messages: texts, bytes, head, call: None });
+        state.enqueue(Outgoing { messages: texts, bytes, head: head.map(Arc::new), call: None });
         drop(state);
         self.work.notify_one();
         Ok(())
@@ -291,7 +300,7 @@ impl Connection {
                     let _ = begun.send(Begun::Written);
                 }
             };
-            match output.write(message, head.as_ref(), &mut on_begin).await {
+            match output.write(message, head.as_deref(), &mut on_begin).await {
                 Ok(()) => {}
                 Err(WriteError::Lost) => return self.end(End::Lost),
                 Err(WriteError::Refused(response)) => {

@@ -61,6 +61,8 @@ pub(super) struct Response {
     pub(super) may_cancel: bool,
     /// True for a subscription, which gets messages that name it alone.
     pub(super) is_listen: bool,
+    /// Headers of the request, for what the channel itself sends about the call to a server that takes them.
+    pub(super) head: Option<Arc<Lines>>,
 }
 
 /// A message that waits to be written.
@@ -69,9 +71,17 @@ pub(super) struct Outgoing {
     pub(super) messages: Vec<Bytes>,
     pub(super) bytes: usize,
     /// Headers of the request with which they came, for a server that takes them.
-    pub(super) head: Option<Lines>,
+    pub(super) head: Option<Arc<Lines>>,
     /// Call that begins with the message, and its writer's word.
     pub(super) call: Option<(CallKey, Begin)>,
+}
+
+impl Outgoing {
+    /// Creates a message of the channel itself.
+    fn own(message: Bytes, head: Option<Arc<Lines>>) -> Self {
+        let bytes = message.len() + head.as_deref().map_or(0, Lines::size);
+        Self { messages: vec![message], bytes, head, call: None }
+    }
 }
 
 /// Steps at the moment at which a call begins.
@@ -122,13 +132,12 @@ impl State {
             return;
         }
         for owed in unanswered.iter().filter(|owed| !response.cancelled.contains(&owed.at_server)) {
-            self.enqueue_cancel(&owed.at_server);
+            self.enqueue_cancel(&owed.at_server, response.head.clone());
         }
     }
 
-    fn enqueue_cancel(&mut self, id: &RequestId) {
-        let message = Bytes::from(cancel(id));
-        self.enqueue(Outgoing { bytes: message.len(), messages: vec![message], head: None, call: None });
+    fn enqueue_cancel(&mut self, id: &RequestId, head: Option<Arc<Lines>>) {
+        self.enqueue(Outgoing::own(cancel(id).into(), head));
     }
 
     pub(super) fn deliver(&mut self, message: &Message, text: Bytes, limits: &Limits) {
@@ -179,7 +188,7 @@ impl State {
             if let Some(response) = self.responses.remove(&call) {
                 for Owed { at_server, at_caller } in &owed {
                     response.queue.force(limits.full_message(at_caller));
-                    self.enqueue_cancel(at_server);
+                    self.enqueue_cancel(at_server, response.head.clone());
                 }
                 response.queue.end();
             }
@@ -204,10 +213,13 @@ impl State {
     fn refuse(&mut self, id: &RequestId, limits: &Limits) {
         let text = "this revision has no requests of the server";
         let line = Bytes::from(jsonrpc::error_message(Some(id), METHOD_NOT_FOUND, text, serde_json::Value::Null));
+        // All callers are one principal, so the headers of any call will do.
+        let head = self.responses.values().find_map(|response| response.head.clone());
+        let refusal = Outgoing::own(line, head);
         // A server that asks and does not read is not answered without end.
-        if self.outgoing_bytes + line.len() <= limits.outgoing_bytes {
-            self.outgoing_bytes += line.len();
-            self.outgoing.push_back(Outgoing { bytes: line.len(), messages: vec![line], head: None, call: None });
+        if self.outgoing_bytes + refusal.bytes <= limits.outgoing_bytes {
+            self.outgoing_bytes += refusal.bytes;
+            self.outgoing.push_back(refusal);
         }
     }
 
