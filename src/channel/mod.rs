@@ -61,7 +61,7 @@ use modern::Opening;
 use pending::Pending;
 pub use pool::Bounds;
 use pool::{Occupant, Starts};
-pub use respond::{empty, no_server};
+pub use respond::{empty, no_server, refusal_about};
 use respond::{event_stream, refusal};
 use session::Session;
 use sharer::Sharer;

@@ -3,8 +3,8 @@
 //! A channel is the response to a GET. Its first event, `endpoint`, names the place for the client's messages, each a POST that is answered 202. The
 //! server's messages are the later events. Owned here: both directions of a channel, and the wait for a server that accepts no connection. Invariants:
 //! POSTs begin one after the other, and each waits for the response to the last one for a second, so that messages keep their order; none leaves the
-//! server's origin; the endpoint's query is a secret of the session, and no log shows it. Absent: sessions, and the calls that end with a channel
-//! (`channel/`).
+//! server's origin, and no client sees a redirect; the endpoint's query is a secret of the session, and no log shows it. Absent: sessions, and the
+//! calls that end with a channel (`channel/`).
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -26,6 +26,7 @@ use crate::clock;
 use crate::protocol::channel::line::Line;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Era, Lines, names};
+use crate::protocol::jsonrpc::{self, RequestId};
 
 /// Largest body of a response other than the channel's, in bytes.
 const MAX_BODY: usize = 1024 * 1024;
@@ -33,6 +34,8 @@ const MAX_BODY: usize = 1024 * 1024;
 const RESPONSE_WAIT: Duration = Duration::from_secs(1);
 /// Value of the `event` field of the first event.
 const ENDPOINT: &[u8] = b"endpoint";
+/// Error of a redirect that is not followed: one to another origin, or one that may change the method.
+const REDIRECTED: &str = "the server redirects to another place, which the proxy does not follow";
 const EVENT_STREAM: HeaderValue = HeaderValue::from_static("text/event-stream");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
@@ -78,6 +81,9 @@ async fn open(upstream: Arc<Upstream>, message_bytes: usize, mut headers: Header
     let response = get(&upstream, &template)
         .await
         .map_err(|failure| OpenError::Failed { code: failure.code, detail: String::new() })?;
+    if response.status().is_redirection() {
+        return Err(unusable(REDIRECTED));
+    }
     if !response.status().is_success() {
         return Err(OpenError::Refused(Box::new(collected(response).await)));
     }
@@ -101,6 +107,15 @@ async fn open(upstream: Arc<Upstream>, message_bytes: usize, mut headers: Header
 
 fn unusable(detail: &str) -> OpenError {
     OpenError::Failed { code: ErrorCode::UpstreamGarbage, detail: detail.to_owned() }
+}
+
+/// Returns the refusal of a message that the server has not taken.
+fn refusal(detail: &str, message: &[u8]) -> channel::Response {
+    let ids: Vec<RequestId> = match jsonrpc::peek(message) {
+        Ok(body) => body.messages().iter().filter_map(channel::request_id).cloned().collect(),
+        Err(_) => Vec::new(),
+    };
+    channel::refusal_about(ErrorCode::UpstreamGarbage, detail, &ids)
 }
 
 /// Sends the GET. Waits for a server that accepts no connection, as calls to other servers do.
@@ -296,6 +311,8 @@ async fn post(upstream: Arc<Upstream>, target: Uri, template: Template, end: Can
             let _ = body::collect(response.into_body(), MAX_BODY).await;
             Posted::Accepted
         }
+        // A client that followed it would send its credentials there.
+        status if status.is_redirection() => Posted::Refused(Box::new(refusal(REDIRECTED, template.body()))),
         _ => Posted::Refused(Box::new(collected(response).await)),
     }
 }

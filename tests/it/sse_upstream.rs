@@ -275,3 +275,67 @@ async fn the_cancel_of_a_call_has_its_credentials() {
     assert_eq!(cancel.json_body()["method"], "notifications/cancelled");
     cancel.status(202).await;
 }
+
+#[tokio::test]
+async fn a_redirect_of_the_get_is_followed_within_the_origin_alone() {
+    let mut server = Server::start().await;
+    let own = format!("location: http://{}/sse/\r\n", server.upstream.addr());
+    for (status, location, is_followed) in [
+        (307, "location: /sse/\r\n", true),
+        (308, own.as_str(), true),
+        (307, "location: http://127.0.0.1:1/sse\r\n", false),
+        (308, "location: //example.com/sse\r\n", false),
+        (302, "location: http://127.0.0.1:1/sse\r\n", false),
+    ] {
+        let pending = Request::post(initialize(V2025_11)).start(server.proxy.addr).await;
+        server.upstream.next().await.status_with(status, location).await;
+        if is_followed {
+            let get = server.upstream.next().await;
+            assert_eq!((get.method.as_str(), get.target.as_str()), ("GET", "/sse/"));
+            get.status(401).await;
+            assert_eq!(pending.response().await.status, 401);
+            continue;
+        }
+        let mut response = pending.response().await;
+        assert_eq!((response.status, response.header("location")), (502, None), "{location}");
+        let error = response.json().await["error"].clone();
+        let message = error["message"].as_str().expect("a message");
+        assert!(message.contains("redirects") && !message.contains("127.0.0.1"), "{message}");
+        assert_eq!(error["data"]["mayHaveRun"], false);
+    }
+    assert!(server.upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn redirects_without_end_are_an_error() {
+    let mut server = Server::start().await;
+    let pending = Request::post(initialize(V2025_11)).start(server.proxy.addr).await;
+    for _ in 0..4 {
+        server.upstream.next().await.status_with(307, "location: /sse\r\n").await;
+    }
+    assert_eq!(pending.response().await.status, 502);
+    assert!(server.upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn a_redirect_of_a_post_is_followed_within_the_origin_alone() {
+    let mut server = Server::start().await;
+    let (channel, session) = server.open("/messages").await;
+    let pending = session.post(call(1)).start(server.proxy.addr).await;
+    server.upstream.next().await.status_with(307, "location: /messages/\r\n").await;
+    let post = server.upstream.next().await;
+    assert_eq!((post.target.as_str(), post.json_body()["id"].clone()), ("/messages/", json!(1)));
+    post.status(202).await;
+    channel.events.event(answer(1).to_string()).await;
+    assert_eq!(event(&mut pending.response().await.sse()).await, answer(1));
+
+    let pending = session.post(call(2)).start(server.proxy.addr).await;
+    server.upstream.next().await.status_with(307, "location: http://127.0.0.1:1/messages\r\n").await;
+    let mut response = pending.response().await;
+    assert_eq!((response.status, response.header("location")), (502, None));
+    let error = response.json().await;
+    assert_eq!((&error["id"], &error["error"]["data"]["mayHaveRun"]), (&json!(2), &json!(false)), "{error}");
+    // The session goes on.
+    let _pending = session.post(call(3)).start(server.proxy.addr).await;
+    assert_eq!(server.take(&channel).await["id"], 3);
+}
