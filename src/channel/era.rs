@@ -2,9 +2,10 @@
 //!
 //! The first message on a channel fixes its era at many servers, and some run a call that they do not understand. So no client's request finds the era
 //! out: the proxy asks `server/discover` on a new channel, once. That channel is the first of its caller if the server speaks such a revision, and ends
-//! otherwise.
+//! otherwise. A server that ends without an answer is asked again by a later request.
 
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde_json::json;
@@ -18,6 +19,7 @@ use super::pending::Failed;
 use super::session::Session;
 use super::sharer::Sharer;
 use super::start::until;
+use crate::backoff::Backoff;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{Era, ProtocolVersion};
 use crate::protocol::jsonrpc::{self, Message, RequestId};
@@ -28,12 +30,43 @@ const ASKED: &str = "2026-07-28";
 /// Error of a server that does not speak the revision of a request.
 pub(super) const UNSUPPORTED_VERSION: i64 = -32022;
 
+/// Error of the proxy for a request whose server has ended.
+const SERVER_ENDED: i64 = -32010;
+/// Pauses after servers that ended when they were asked.
+const PAUSES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
+
 /// Era of a server, once it was asked.
 #[derive(Debug, Default)]
 pub(super) struct ServerEra {
     known: Mutex<Option<Era>>,
+    /// Wait before the next question, after servers that ended without an answer.
+    retry: Mutex<Retry>,
     /// Held by the one that asks.
     asking: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// Time of the next question to a server that has ended upon the last one.
+#[derive(Debug)]
+struct Retry {
+    pauses: Backoff,
+    not_before: Option<Instant>,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self { pauses: PAUSES, not_before: None }
+    }
+}
+
+impl Retry {
+    /// Notes the end of a server that was asked. Such an end teaches nothing: the server may have failed for any reason.
+    fn note_end(&mut self, now: Instant) {
+        self.not_before = Some(now + self.pauses.next_pause());
+    }
+
+    fn must_wait(&self, now: Instant) -> bool {
+        self.not_before.is_some_and(|until| until > now)
+    }
 }
 
 impl ServerEra {
@@ -57,12 +90,14 @@ impl ServerEra {
     pub(super) fn note_refused_handshake(&self, error: &[u8]) {
         if error_code(error) == Some(UNSUPPORTED_VERSION) {
             *sync::lock(&self.known) = None;
+            *sync::lock(&self.retry) = Retry::default();
         }
     }
 }
 
 impl Channels {
-    /// Returns the era of the server. If it is not known yet, the server is asked on the channel of `sharer`, also if the request is given up.
+    /// Returns the era of the server. If it is not known yet, the server is asked on the channel of `sharer`, also if the request is given up. One that
+    /// ends without an answer counts as a legacy one for this request, and is asked again by a later one.
     pub(super) async fn era(self: &Arc<Self>, sharer: &Sharer) -> Result<Era, Failed> {
         if let Some(era) = self.era.known() {
             return Ok(era);
@@ -74,6 +109,9 @@ impl Channels {
         if let Some(era) = self.era.known() {
             return Ok(era);
         }
+        if sync::lock(&self.era.retry).must_wait(clock::now()) {
+            return Ok(Era::Legacy);
+        }
         let asked = self.runtime.spawn(self.clone().ask_era(sharer.clone(), asking));
         asked.await.unwrap_or_else(|_| Err(Failed::of(ErrorCode::ServerFailed, String::new())))
     }
@@ -84,6 +122,13 @@ impl Channels {
         if session.connection.ending() == Some(End::Closed) {
             // The proxy has ended it, which says nothing of the server.
             return Err(Failed::of(ErrorCode::NoServer, String::new()));
+        }
+        let has_answered = answer.as_deref().is_some_and(|answer| error_code(answer) != Some(SERVER_ENDED));
+        if !has_answered && session.connection.ending() == Some(End::Lost) {
+            info!("a server has ended when it was asked for its revisions");
+            sync::lock(&self.era.retry).note_end(clock::now());
+            // A client that also speaks an older revision falls back to it.
+            return Ok(Era::Legacy);
         }
         let era = era_of(answer.as_deref());
         info!(?era, "the server on stdio was asked for its revisions");
@@ -111,8 +156,8 @@ async fn discover(session: &Session) -> Option<Bytes> {
     }
 }
 
-/// Returns the era of a server that gave this response to `server/discover`. A server that names revisions speaks those; any other error, silence or
-/// an end is that of one that has never heard of the method.
+/// Returns the era of a server that gave this response to `server/discover`. A server that names revisions speaks those; any other error, or silence, is
+/// that of one that has never heard of the method.
 fn era_of(response: Option<&[u8]>) -> Era {
     let Some(response) = response else { return Era::Legacy };
     let path: &[&str] = match error_code(response) {

@@ -1,5 +1,6 @@
 //! Starts of sessions against scripted servers, with the clock moved by hand.
 
+mod eras;
 mod fairness;
 mod own_messages;
 
