@@ -28,6 +28,7 @@ mod limits;
 mod link;
 mod metrics;
 mod modern;
+mod partial;
 mod pending;
 pub mod pipe;
 mod pool;
@@ -58,6 +59,7 @@ pub use link::{Input, Link, LinkFuture, Open, OpenError, Output, Program, Progra
 use metrics::EndReason;
 pub use metrics::Metrics;
 use modern::Opening;
+pub use partial::{PartialMemory, PartialShare};
 use pending::Pending;
 pub use pool::Bounds;
 use pool::{Occupant, Starts};

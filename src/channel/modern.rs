@@ -237,7 +237,7 @@ mod tests {
     use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream};
 
     use super::super::pipe::{PipeReader, PipeWriter};
-    use super::super::{Body, Bounds, Link, LinkFuture, Metrics, Open, Program, ProgramEnd, Settings};
+    use super::super::{Body, Bounds, Link, LinkFuture, Metrics, Open, PartialMemory, Program, ProgramEnd, Settings};
     use super::*;
     use crate::metrics::Registrar;
     use crate::protocol::headers::Lines;
@@ -253,7 +253,8 @@ mod tests {
             Box::pin(async move {
                 let (input, output) = tokio::io::split(next.ok_or_else(|| OpenError::of_program("no more"))?);
                 let program = Box::new(Process(watch::channel(false).0));
-                let (input, output) = (PipeReader::new(input, 1 << 20), PipeWriter::new(output));
+                let memory = PartialMemory::new(1 << 20);
+                let (input, output) = (PipeReader::new(input, 1 << 20, memory.share()), PipeWriter::new(output));
                 Ok(Link { input: Box::new(input), output: Box::new(output), program })
             })
         }

@@ -18,8 +18,8 @@ use tokio::task::JoinHandle;
 
 use super::pipe::{PipeReader, PipeWriter};
 use super::{
-    Bounds, Caller, Channels, Link, LinkFuture, Metrics, Open, OpenError, Program, ProgramEnd, Request, Settings,
-    StartKind,
+    Bounds, Caller, Channels, Link, LinkFuture, Metrics, Open, OpenError, PartialMemory, Program, ProgramEnd, Request,
+    Settings, StartKind,
 };
 use crate::clock;
 use crate::event_log::{Principal, QuotaKey};
@@ -51,7 +51,8 @@ impl Open for Opener {
         let ended = Arc::new(watch::channel(false).0);
         let (reader, writer) = tokio::io::split(theirs);
         let server = Server { lines: BufReader::new(reader).lines(), output: writer, ended: ended.clone() };
-        let (input, output) = (PipeReader::new(input, 1 << 20), PipeWriter::new(output));
+        let (input, output) =
+            (PipeReader::new(input, 1 << 20, PartialMemory::new(1 << 20).share()), PipeWriter::new(output));
         let link = Link { input: Box::new(input), output: Box::new(output), program: Box::new(Process(ended)) };
         let is_missing = self.is_missing.load(Ordering::Relaxed);
         if !is_missing {

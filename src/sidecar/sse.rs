@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Metrics;
-use crate::channel::{self, Channels};
+use crate::channel::{self, Channels, PartialMemory};
 use crate::config::{self, Config};
 use crate::tls;
 use crate::upstream::{SseServer, Upstream};
@@ -30,6 +30,7 @@ pub(super) fn channels(
         // The server runs already, and bounds its own connections.
         bounds: None,
     };
-    let open = SseServer::new(Upstream::new(own)?, message_bytes);
+    let memory = PartialMemory::new(config.streams.max_bytes_per_principal);
+    let open = SseServer::new(Upstream::new(own)?, message_bytes, memory);
     Ok(Channels::new(Box::new(open), settings, metrics.channel.clone()))
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Error, Metrics};
 use crate::channel::pipe::{PipeReader, PipeWriter};
-use crate::channel::{self, Bounds, Channels, Link, LinkFuture, Open, OpenError, Program, ProgramEnd};
+use crate::channel::{self, Bounds, Channels, Link, LinkFuture, Open, OpenError, PartialMemory, Program, ProgramEnd};
 use crate::child::{self, Child, Ending, Exit, Launcher};
 use crate::config::{Command, Config};
 use crate::protocol::headers::Lines;
@@ -19,6 +19,7 @@ struct Stdio {
     stderr_to_client: bool,
     /// Largest message of a server, in bytes.
     message_bytes: usize,
+    memory: Arc<PartialMemory>,
 }
 
 /// A process at the end of a channel.
@@ -60,8 +61,9 @@ pub(super) fn channels(config: &Config, command: &Command, metrics: &Metrics) ->
             may_replace: config.sessions.revive,
         }),
     };
-    let stdio =
-        Stdio { launcher, stderr_to_client: command.stderr_to_client, message_bytes: config.streams.max_event_bytes };
+    let memory = PartialMemory::new(config.streams.max_bytes_per_principal);
+    let (stderr_to_client, message_bytes) = (command.stderr_to_client, config.streams.max_event_bytes);
+    let stdio = Stdio { launcher, stderr_to_client, message_bytes, memory };
     Ok(Channels::new(Box::new(stdio), settings, metrics.channel.clone()))
 }
 
@@ -69,11 +71,12 @@ impl Open for Stdio {
     fn open(&self, _: Option<&Lines>) -> LinkFuture<'static, Result<Link, OpenError>> {
         let (launcher, stderr_to_client, message_bytes) =
             (self.launcher.clone(), self.stderr_to_client, self.message_bytes);
+        let memory = self.memory.share();
         Box::pin(async move {
             let child = launcher.start().await.map_err(OpenError::of_program)?;
             let Child { stdin, stdout, ending, exit } = child;
             Ok(Link {
-                input: Box::new(PipeReader::new(stdout, message_bytes)),
+                input: Box::new(PipeReader::new(stdout, message_bytes, memory)),
                 output: Box::new(PipeWriter::new(stdin)),
                 program: Box::new(Process { ending, exit, stderr_to_client }),
             })

@@ -21,7 +21,10 @@ use super::request::Template;
 use super::sse_reader::EventReader;
 use super::wait::Attempts;
 use super::{ResponseBody, Unanswered, Upstream, body};
-use crate::channel::{self, Input, Link, LinkFuture, Open, OpenError, Output, Program, ProgramEnd, WriteError};
+use crate::channel::{
+    self, Input, Link, LinkFuture, Open, OpenError, Output, PartialMemory, PartialShare, Program, ProgramEnd,
+    WriteError,
+};
 use crate::clock;
 use crate::protocol::channel::line::Line;
 use crate::protocol::error::{ErrorCode, Failure};
@@ -44,19 +47,22 @@ pub struct SseServer {
     /// Client whose endpoint is the place of the GET.
     upstream: Arc<Upstream>,
     message_bytes: usize,
+    memory: Arc<PartialMemory>,
 }
 
 impl SseServer {
-    /// Creates a server at the endpoint of `upstream`. A message of the server may have `message_bytes` bytes.
-    pub fn new(upstream: Upstream, message_bytes: usize) -> Self {
-        Self { upstream: Arc::new(upstream), message_bytes }
+    /// Creates a server at the endpoint of `upstream`. A message of the server may have `message_bytes` bytes; those that have arrived in part are
+    /// held in `memory`.
+    pub fn new(upstream: Upstream, message_bytes: usize, memory: Arc<PartialMemory>) -> Self {
+        Self { upstream: Arc::new(upstream), message_bytes, memory }
     }
 }
 
 impl Open for SseServer {
     fn open(&self, head: Option<&Lines>) -> LinkFuture<'static, Result<Link, OpenError>> {
-        let (upstream, message_bytes, headers) = (self.upstream.clone(), self.message_bytes, own_headers(head));
-        Box::pin(async move { open(upstream, message_bytes, headers).await })
+        let (upstream, headers) = (self.upstream.clone(), own_headers(head));
+        let (message_bytes, memory) = (self.message_bytes, self.memory.share());
+        Box::pin(async move { open(upstream, headers, message_bytes, memory).await })
     }
 
     /// The server is probed as one on Streamable HTTP is.
@@ -74,7 +80,12 @@ impl Open for SseServer {
     }
 }
 
-async fn open(upstream: Arc<Upstream>, message_bytes: usize, mut headers: HeaderMap) -> Result<Link, OpenError> {
+async fn open(
+    upstream: Arc<Upstream>,
+    mut headers: HeaderMap,
+    message_bytes: usize,
+    memory: PartialShare,
+) -> Result<Link, OpenError> {
     headers.remove(CONTENT_TYPE);
     headers.insert(ACCEPT, EVENT_STREAM);
     let template = Template::plain(Method::GET, &headers, Bytes::new());
@@ -92,6 +103,7 @@ async fn open(upstream: Arc<Upstream>, message_bytes: usize, mut headers: Header
     }
     let mut events = Events {
         reader: EventReader::new(response.into_body(), message_bytes),
+        memory,
         messages: VecDeque::new(),
         endpoint: None,
         is_over: false,
@@ -162,6 +174,7 @@ async fn collected(mut response: Response<ResponseBody>) -> channel::Response {
 /// Events of the GET.
 struct Events {
     reader: EventReader,
+    memory: PartialShare,
     messages: VecDeque<Bytes>,
     /// Reference of the endpoint, until it is taken.
     endpoint: Option<String>,
@@ -192,7 +205,7 @@ impl Events {
             }
         }
         // The rest of a stream behind an event over the limit cannot be told from the event.
-        self.is_over = gathered.error.is_some() || gathered.ending.is_some();
+        self.is_over = gathered.error.is_some() || gathered.ending.is_some() || !self.memory.note(self.reader.held());
     }
 }
 
