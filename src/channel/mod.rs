@@ -180,6 +180,18 @@ impl Channels {
         self.settings.start
     }
 
+    /// Opens a channel with the headers of a request and ends it again, to see if the server has one.
+    ///
+    /// # Errors
+    /// If none was opened within `limit`.
+    pub async fn try_open(&self, head: &Lines, limit: Duration) -> Result<(), OpenError> {
+        let opening = self.open.open(Some(head));
+        match self.runtime.spawn(async move { tokio::time::timeout(limit, opening).await }).await {
+            Ok(Ok(link)) => link.map(drop),
+            Ok(Err(_)) | Err(_) => Err(OpenError::of_program("no channel in time")),
+        }
+    }
+
     /// Answers a request. Never fails: each error is a response.
     pub async fn send(self: &Arc<Self>, request: Request<'_>) -> Response {
         match *request.method {

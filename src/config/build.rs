@@ -124,11 +124,7 @@ fn sections(reader: &mut Reader) -> Sections {
     if let Some(upstream) = upstream.as_ref().filter(|upstream| upstream.command.is_none()) {
         refuse_loop(reader, &upstream.url, &listen, &admin);
     }
-    let mut streams = streams(reader);
-    if upstream.as_ref().is_some_and(Upstream::is_channel) {
-        // All messages of a session come through one channel, which one full stream must not stop.
-        streams.full_wait = Duration::ZERO;
-    }
+    let streams = streams(reader);
     let delivery = delivery(&mut reader.section("delivery"));
     let resume_tokens = resume_tokens(reader);
     let dialects = dialects(&mut reader.section("dialects"), resume_tokens);
@@ -206,8 +202,10 @@ fn upstream(reader: &mut Reader) -> Option<Upstream> {
         (None, None) => url,
     };
     let keepalive = none_if_zero(keepalive.unwrap_or(Duration::from_secs(120)));
+    let url = url?;
+    let recognisable = SseServer { url: url.clone(), idle, start };
     Some(Upstream {
-        url: url?,
+        url,
         host,
         http2: http2.unwrap_or(false),
         tls,
@@ -221,6 +219,7 @@ fn upstream(reader: &mut Reader) -> Option<Upstream> {
         answer_pings: answer_pings.unwrap_or(AnswerPings::Absent),
         // Nothing between the proxy and a program ends for silence.
         keepalive: keepalive.filter(|_| command.is_none()),
+        recognisable: if command.is_none() && sse_url.is_none() { Some(recognisable) } else { None },
         command,
         sse: sse_url.map(|url| SseServer { url, idle, start }),
     })

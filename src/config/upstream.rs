@@ -40,6 +40,8 @@ pub struct Upstream {
     pub command: Option<Command>,
     /// Server on HTTP+SSE, or `None` for another. [`Self::url`] is then the proxy's endpoint at the server's origin.
     pub sse: Option<SseServer>,
+    /// Server at [`Self::url`] if it turns out to be on HTTP+SSE, or `None` if a command or a URL of that transport is given.
+    pub recognisable: Option<SseServer>,
 }
 
 impl Upstream {

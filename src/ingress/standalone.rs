@@ -257,7 +257,7 @@ impl StandaloneStreams {
             retention: streams.retention,
             call_timeout: None,
             cancel_grace: streams.cancel_grace,
-            full_wait: streams.full_wait,
+            full_wait: self.upstream.full_wait(streams.full_wait),
             linger: streams.linger,
             input_grace: self.config.dialects.input_grace,
             commit_after: None,

@@ -86,16 +86,18 @@ impl Server {
         setup: StoreSetup,
         metrics: Metrics,
     ) -> Result<Self, Error> {
-        let upstream = Upstream::new(config.upstream.clone())?;
+        let mut upstream = Upstream::new(config.upstream.clone())?;
         // Elsewhere the configuration is refused.
-        #[cfg(unix)]
-        let mut upstream = upstream;
         #[cfg(unix)]
         if let Some(command) = &config.upstream.command {
             upstream = upstream.with_channels(stdio::channels(&config, command, &metrics)?);
         }
         if let Some(server) = &config.upstream.sse {
-            upstream = upstream.with_channels(sse::channels(&config, server, &metrics)?);
+            upstream = upstream.with_channels(sse::channels(&config, server, &metrics.channel)?);
+        }
+        if let Some(server) = &config.upstream.recognisable {
+            let owner = setup.identity.owner;
+            upstream = upstream.with_recognition(sse::recognition(&config, server, owner, &metrics.channel));
         }
         let components = recover(compose(config, setup, &metrics, upstream)).await?;
         Ok(Self { listeners, components, metrics })

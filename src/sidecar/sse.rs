@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use super::Metrics;
+use tokio::runtime::Handle;
+
 use crate::channel::{self, Channels, PartialMemory};
 use crate::config::{self, Config};
+use crate::protocol::ids::Owner;
 use crate::tls;
-use crate::upstream::{SseServer, Upstream};
+use crate::upstream::{Recognition, SseServer, Upstream};
 
 /// Returns the channels of a sidecar. Connects nothing yet.
 ///
@@ -15,7 +17,7 @@ use crate::upstream::{SseServer, Upstream};
 pub(super) fn channels(
     config: &Config,
     server: &config::SseServer,
-    metrics: &Metrics,
+    metrics: &Arc<channel::Metrics>,
 ) -> Result<Arc<Channels>, tls::Error> {
     let own = config::Upstream { url: server.url.clone(), sse: None, ..config.upstream.clone() };
     let message_bytes = config.streams.max_event_bytes;
@@ -32,5 +34,19 @@ pub(super) fn channels(
     };
     let memory = PartialMemory::new(config.streams.max_bytes_per_principal);
     let open = SseServer::new(Upstream::new(own)?, message_bytes, memory);
-    Ok(Channels::new(Box::new(open), settings, metrics.channel.clone()))
+    Ok(Channels::new(Box::new(open), settings, metrics.clone()))
+}
+
+/// Returns the search for the transport of a server that is configured as one on Streamable HTTP. The channels will be on the caller's runtime.
+pub(super) fn recognition(
+    config: &Config,
+    server: &config::SseServer,
+    owner: Owner,
+    metrics: &Arc<channel::Metrics>,
+) -> Recognition {
+    let (config, server, metrics, runtime) = (config.clone(), server.clone(), metrics.clone(), Handle::current());
+    Recognition::new(owner, move || {
+        let _entered = runtime.enter();
+        channels(&config, &server, &metrics)
+    })
 }

@@ -1,6 +1,6 @@
 //! Requests to a server that is not on Streamable HTTP: it has channels in place of connections.
 //!
-//! Absent: the channels themselves (`channel/`).
+//! Absent: the channels themselves (`channel/`), and the moment at which a server turns out to have them ([`super::recognition`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,26 +17,37 @@ use crate::protocol::headers;
 const MAX_FORWARDED: usize = 4 * 1024 * 1024;
 
 impl Upstream {
-    /// Returns the same upstream with channels to a server that is not on HTTP.
+    /// Returns the same upstream with channels to a server that is not on Streamable HTTP.
     pub fn with_channels(self, channels: Arc<Channels>) -> Self {
-        Self { channels: Some(channels), ..self }
+        Self { channels: Arc::new(channels.into()), ..self }
     }
 
-    /// Returns true if the server is not on HTTP: then callers have servers of their own.
+    /// Returns true if the server is not on Streamable HTTP: then callers have servers or event streams of their own.
     pub fn has_channels(&self) -> bool {
-        self.channels.is_some()
+        self.channels.get().is_some()
     }
 
-    /// Returns the longest time for the start of a server that is not on HTTP, or `None` for one on HTTP.
+    /// Returns the time for which a full stream pauses the server: `configured`, or none on a channel, which one full stream must not stop.
+    pub fn full_wait(&self, configured: Duration) -> Duration {
+        if self.has_channels() { Duration::ZERO } else { configured }
+    }
+
+    /// Returns the longest time for the start of a server on a channel, or `None` for one on Streamable HTTP.
     pub(super) fn start_limit(&self) -> Option<Duration> {
-        self.channels.as_ref().map(|channels| channels.start_limit())
+        self.channels.get().map(|channels| channels.start_limit())
     }
 
-    /// Ends the servers that are not on HTTP.
+    /// Ends all channels.
     pub async fn end_channels(&self) {
-        if let Some(channels) = &self.channels {
+        if let Some(channels) = self.channels.get() {
             channels.end_all().await;
         }
+    }
+
+    /// Returns true if a channel takes the request. Clients of the old transport of a server that was recognised go on to reach it: their requests
+    /// at the endpoint are GETs without a session.
+    pub(super) fn is_for_channel(&self, template: &Template) -> bool {
+        self.recognition.is_none() || *template.method() == Method::POST || template.names_session()
     }
 
     /// Answers a request for any path. A server that is not on HTTP has the endpoint alone.

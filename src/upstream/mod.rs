@@ -19,6 +19,7 @@ mod ping_headers;
 mod pings;
 mod pump;
 mod reach;
+mod recognition;
 mod request;
 mod response_body;
 mod response_observer;
@@ -37,7 +38,7 @@ mod wait;
 use std::borrow::Cow;
 use std::error::Error;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -57,6 +58,7 @@ pub use observed::{Credentials, Observed};
 pub use ping_headers::PingHeaders;
 pub use pump::{Call, ProgressRule, Pump};
 pub use reach::Reachability;
+pub use recognition::Recognition;
 pub use request::{Body, Template};
 pub use response_body::ResponseBody;
 pub use response_observer::ResponseObserver;
@@ -102,8 +104,10 @@ impl From<Failure> for Unanswered {
 pub struct Upstream {
     clients: Clients,
     connector: Connector,
-    /// Channels to a server that is not on HTTP, in place of `clients`.
-    channels: Option<Arc<Channels>>,
+    /// Channels to a server that is not on Streamable HTTP, in place of `clients`: from the start, or once it was recognised.
+    channels: Arc<OnceLock<Arc<Channels>>>,
+    /// Search for the transport of a server that is configured as one on Streamable HTTP.
+    recognition: Option<Arc<Recognition>>,
     config: config::Upstream,
     /// `Host` of every request, or `None` for the client's.
     host: Option<HeaderValue>,
@@ -148,7 +152,8 @@ impl Upstream {
         let mut upstream = Self {
             clients,
             connector,
-            channels: None,
+            channels: Arc::default(),
+            recognition: None,
             config,
             host,
             endpoint: None,
@@ -166,13 +171,14 @@ impl Upstream {
     pub fn with_own_connections(&self) -> Self {
         let (observed, sessions) = (self.observed.clone(), self.sessions.clone());
         let (revivals, ping_headers) = (self.revivals.clone(), self.ping_headers.clone());
-        let channels = self.channels.clone();
+        let (channels, recognition) = (self.channels.clone(), self.recognition.clone());
         Self {
             observed,
             sessions,
             revivals,
             ping_headers,
             channels,
+            recognition,
             ..Self::by(self.connector.clone(), self.config.clone())
         }
     }
@@ -212,7 +218,7 @@ impl Upstream {
     /// Returns the reachability of the server, after an attempt if the last check began a second ago or more. Takes half a
     /// second at most.
     pub async fn reachability(&self) -> Reachability {
-        match &self.channels {
+        match self.channels.get() {
             Some(channels) if !channels.is_available() => Reachability::Lost,
             Some(_) if self.config.command.is_some() => Reachability::Accepting,
             Some(_) | None => self.connector.reachability().await,
@@ -311,14 +317,22 @@ impl Upstream {
         template: &Template,
         sent: Option<&Arc<Stream>>,
     ) -> Result<Response<ResponseBody>, Unanswered> {
-        if let Some(channels) = &self.channels {
+        if let Some(channels) = self.channels.get()
+            && self.is_for_channel(template)
+        {
             return Ok(exchange_by_channel(channels, template, sent).await);
         }
         let target = match (template.query(), &self.endpoint) {
             (None, Some(endpoint)) => Cow::Borrowed(endpoint),
             (query, _) => Cow::Owned(self.uri(&self.endpoint_target(query))?),
         };
-        self.exchange_at(template, target, sent).await
+        let response = self.exchange_at(template, target, sent).await?;
+        match &self.recognition {
+            Some(recognition) if Recognition::may_concern(response.status()) => {
+                Ok(Box::pin(self.recognise(recognition, template, response, sent)).await)
+            }
+            Some(_) | None => Ok(response),
+        }
     }
 
     /// Does as [`Self::exchange`], with a place other than the endpoint.
@@ -348,7 +362,9 @@ impl Upstream {
         mut request: Request<Body>,
         client: &Forwarded,
     ) -> Result<Response<ResponseBody>, Failure> {
-        if let Some(channels) = &self.channels {
+        if let Some(channels) = self.channels.get()
+            && self.recognition.is_none()
+        {
             return Ok(Box::pin(self.forward_by_channel(channels, request, client)).await);
         }
         let path = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();

@@ -63,6 +63,9 @@ impl ResponseObserver {
     /// proxy's own.
     pub(super) fn open_session(&mut self, response: &mut Response<ResponseBody>, upstream: &Upstream, log: &EventLog) {
         let Some(initialize) = &self.initialize else { return };
+        if response.status().is_success() {
+            upstream.note_session();
+        }
         self.session = SessionId::from_headers(response.headers());
         if let Some(session) = &self.session
             && response.status().is_success()

@@ -6,8 +6,8 @@
 //! here, and responses wrapped. No state is kept: a name stays valid after a restart. Invariant: a name with another owner, or
 //! none, passes unchanged.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tracing::warn;
@@ -20,8 +20,8 @@ use crate::protocol::routing;
 /// Translation between the two names of sessions.
 #[derive(Debug, Default)]
 pub(super) struct SessionNames {
-    /// Owner in the names for clients, or `None` if both names are the same.
-    owner: Option<Owner>,
+    /// Owner in the names for clients; without one both names are the same.
+    owner: OnceLock<Owner>,
     /// Names of the sessions that were opened again, or `None` if sessions are not.
     handshakes: Option<Arc<Handshakes>>,
     has_warned: AtomicBool,
@@ -50,7 +50,16 @@ pub(super) enum OwnName<'a> {
 impl SessionNames {
     /// Creates a translation that puts `owner`, if any, into the names for clients, and knows the sessions that were opened again.
     pub(super) fn new(owner: Option<Owner>, handshakes: Option<Arc<Handshakes>>) -> Self {
-        Self { owner, handshakes, has_warned: AtomicBool::new(false) }
+        Self { owner: owner.map(OnceLock::from).unwrap_or_default(), handshakes, has_warned: AtomicBool::new(false) }
+    }
+
+    /// Puts `owner` into the names for clients from now on, unless there is one.
+    pub(super) fn set_owner(&self, owner: Owner) {
+        let _ = self.owner.set(owner);
+    }
+
+    fn owner(&self) -> Option<Owner> {
+        self.owner.get().copied()
     }
 
     /// Returns the server's name of the session in a client's header.
@@ -64,7 +73,7 @@ impl SessionNames {
         {
             return OwnName::Renamed(name);
         }
-        match self.owner.and_then(|owner| routing::strip(owner, id)) {
+        match self.owner().and_then(|owner| routing::strip(owner, id)) {
             Some(own) => OwnName::Part(own.as_bytes()),
             None => OwnName::Unchanged,
         }
@@ -72,7 +81,7 @@ impl SessionNames {
 
     /// Returns the name that the server gave to a session when its client opened it.
     pub(super) fn first_name(&self, id: &SessionId) -> SessionId {
-        let own = self.owner.and_then(|owner| routing::strip(owner, id.as_str()));
+        let own = self.owner().and_then(|owner| routing::strip(owner, id.as_str()));
         own.and_then(SessionId::parse).unwrap_or_else(|| id.clone())
     }
 
@@ -83,7 +92,7 @@ impl SessionNames {
 
     /// Returns the name that a client gets for a session that the server has just opened.
     pub(super) fn visible_name(&self, name: &SessionId) -> SessionId {
-        self.owner.and_then(|owner| routing::wrap(owner, name)).unwrap_or_else(|| name.clone())
+        self.owner().and_then(|owner| routing::wrap(owner, name)).unwrap_or_else(|| name.clone())
     }
 
     /// Takes the name that the server has given to a session which a client has just opened, `visible` as that client would get it. A session
@@ -106,7 +115,7 @@ impl SessionNames {
     /// Gives the session of a response its name for clients. A name that would become too long stays unchanged. `is_new` is true for the
     /// response to a request without a session: the server has given the name anew, see [`Self::open`].
     pub(super) fn wrap(&self, headers: &mut HeaderMap, is_new: bool) {
-        if self.owner.is_none() && !self.has_renamed() {
+        if self.owner().is_none() && !self.has_renamed() {
             return;
         }
         let Some(session) = SessionId::from_headers(headers) else { return };
@@ -118,7 +127,7 @@ impl SessionNames {
             headers.insert(names::MCP_SESSION_ID, known);
             return;
         }
-        let Some(owner) = self.owner else { return };
+        let Some(owner) = self.owner() else { return };
         match routing::wrap(owner, &session).and_then(|wrapped| HeaderValue::from_str(wrapped.as_str()).ok()) {
             Some(wrapped) => {
                 headers.insert(names::MCP_SESSION_ID, wrapped);

@@ -46,6 +46,7 @@ mod session;
 mod session_generations;
 mod session_names;
 mod shared_connection;
+mod sse_recognition;
 mod sse_upstream;
 mod standalone;
 mod starvation;

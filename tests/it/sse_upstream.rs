@@ -29,7 +29,6 @@ impl Server {
         let proxy = Proxy::to_url(&url, |config| {
             let flags = Flags { upstream_sse: Some(url.clone()), ..Flags::default() };
             config.upstream = Config::load(None, [], flags).expect("a configuration").upstream;
-            config.streams.full_wait = std::time::Duration::ZERO;
             change(config);
         })
         .await;

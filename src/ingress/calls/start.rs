@@ -170,7 +170,7 @@ impl CallStarter {
             retention: settings.retention,
             call_timeout: settings.call_timeout,
             cancel_grace: streams.cancel_grace,
-            full_wait: streams.full_wait,
+            full_wait: self.upstream.full_wait(streams.full_wait),
             linger: streams.linger,
             input_grace: self.config.dialects.input_grace,
             commit_after,

@@ -49,6 +49,26 @@ async def test_a_call_that_is_cut_completes(sse, key):
     await stack.together(*(complete(client) for client in CLIENTS))
 
 
+@pytest.mark.parametrize("name", ["typescript-v1", "python-mcp1-22"])
+async def test_a_server_is_recognised_at_the_url_of_one_on_streamable_http(name, start, key):
+    """Clients of Streamable HTTP get sessions, and a call that is cut completes in them."""
+    server = await asyncio.to_thread(Restarted, start, name, SSE="1")
+    proxy = await asyncio.to_thread(start, stack.start_proxy_before, f"http://127.0.0.1:{server.port}/sse")
+    kind = stack.server_kind(name)
+
+    async def complete(client):
+        own = f"{key}-{client}"
+        tool, arguments, done = kind.long(STEPS, INTERVAL_MS, own)
+        async with Relay(proxy.found["port"], Cut("event", 2)) as relay:
+            async with Client(client, LEGACY, relay.url("/sse"), tool, arguments, then=True) as running:
+                assert await running.outcome(0) == ("result", done), relay.report()
+                assert_whole(relay, running.transcript, STEPS, done)
+                assert_runs(server.port, own)
+                await running.finish()
+
+    await stack.together(*(complete(client) for client in CLIENTS))
+
+
 async def test_sessions_go_on_after_a_restart_of_the_server(sse, key):
     server, name, port = sse
     async with sessions_at(port, name, key) as sessions:

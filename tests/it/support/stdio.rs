@@ -48,7 +48,6 @@ impl StdioServers {
             config.upstream = Config::load(None, [], flags).expect("a configuration").upstream;
             let command = config.upstream.command.as_mut().expect("a command");
             command.own_binary = Some(env!("CARGO_BIN_EXE_mcp-resume").into());
-            config.streams.full_wait = std::time::Duration::ZERO;
             change(config);
         })
         .await
