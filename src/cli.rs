@@ -170,8 +170,11 @@ pub(crate) struct Check {
     /// The MCP server to ask; without a path, not even `/`, /mcp is meant.
     #[arg(long, value_name = "URL", group = "server")]
     pub(crate) upstream: Option<String>,
-    /// A header for every request, as 'Authorization: Bearer …'; may be repeated.
-    #[arg(long, value_name = "NAME: VALUE", requires = "upstream")]
+    /// An MCP server on HTTP+SSE to ask, in place of --upstream; without a path /sse is meant.
+    #[arg(long, value_name = "URL", group = "server")]
+    pub(crate) upstream_sse: Option<String>,
+    /// A header for every request to a URL, as 'Authorization: Bearer …'; may be repeated.
+    #[arg(long, value_name = "NAME: VALUE", requires = "server", conflicts_with = "command")]
     pub(crate) header: Vec<String>,
     /// A tool that is safe to run: it is run up to three times, and cut off.
     #[arg(long, value_name = "NAME", requires = "server")]
@@ -179,7 +182,7 @@ pub(crate) struct Check {
     /// Arguments of the tool, a JSON object [default: {}].
     #[arg(long, value_name = "JSON", requires = "tool")]
     pub(crate) arguments: Option<String>,
-    /// Seconds for which a session is watched for pings and for its end, up to 3600; 0 for not at all [default: 5; 0 on stdio].
+    /// Seconds for which a session is watched for pings and for its end, up to 3600; 0 for not at all [default: 5; 0 on stdio and HTTP+SSE].
     #[arg(long, value_name = "SECS", requires = "server", value_parser = clap::value_parser!(u64).range(..=3600))]
     pub(crate) watch: Option<u64>,
     /// End the sessions that are opened, with DELETE; a server with one session for its whole process opens none after that.

@@ -207,9 +207,9 @@ fn workers() -> usize {
 
 /// Prints a summary of the configuration, or the report on a server if one is given.
 fn check(options: Check) -> ExitCode {
-    let Check { config, upstream, header, tool, arguments, watch, end_session, json, command } = options;
-    let has_server = upstream.is_some() || !command.is_empty();
-    let flags = Flags { upstream, command, ..Flags::default() };
+    let Check { config, upstream, upstream_sse, header, tool, arguments, watch, end_session, json, command } = options;
+    let has_server = upstream.is_some() || upstream_sse.is_some() || !command.is_empty();
+    let flags = Flags { upstream, upstream_sse, command, ..Flags::default() };
     let wrong_flag = |flag: &str, problem: String| fail(WRONG_CONFIGURATION, format_args!("{flag}: {problem}"));
     let headers = match check::parse_headers(&header) {
         Ok(headers) => headers,
@@ -241,12 +241,18 @@ fn check(options: Check) -> ExitCode {
     }
     let tool = tool.map(|name| check::Tool { name, arguments });
     let progress: Option<fn(&str)> = if json { None } else { Some(show_progress) };
-    let timeouts = timeouts(&config, watch);
+    let timeouts = timeouts_of(&config, watch);
     let mut outcome = ExitCode::from(FAILED);
     let code = run(async {
         let channels = sidecar::channels(&config)?;
         let options = check::Options { channels, headers, tool, end_sessions: end_session, timeouts, progress };
-        let report = Report::new(check::probe(&config, &options).await, &config);
+        let mut facts = check::probe(&config, &options).await;
+        if check::is_http_sse_alone(&facts, &config) {
+            config.upstream.sse = config.upstream.recognisable.take();
+            let (channels, timeouts) = (sidecar::channels(&config)?, timeouts_of(&config, watch));
+            facts = check::probe(&config, &check::Options { channels, timeouts, ..options }).await;
+        }
+        let report = Report::new(facts, &config);
         outcome = match &report.facts.unknown_tool {
             Some(name) => wrong_flag("--tool", no_such_tool(name, &report)),
             None => {
@@ -259,11 +265,14 @@ fn check(options: Check) -> ExitCode {
     if code == ExitCode::SUCCESS { outcome } else { code }
 }
 
-/// Returns the timeouts of a check. The start of a server on stdio takes its time, and such a session needs no message to live.
-fn timeouts(config: &Config, watch: Option<u64>) -> check::Timeouts {
+/// Returns the timeouts of a check. The start of a server on stdio takes its time, and sessions on channels need no message to live.
+fn timeouts_of(config: &Config, watch: Option<u64>) -> check::Timeouts {
     let mut timeouts = check::Timeouts::default();
     if let Some(command) = &config.upstream.command {
         timeouts.response += command.start;
+        timeouts.watch = Duration::ZERO;
+    }
+    if config.upstream.sse.is_some() {
         timeouts.watch = Duration::ZERO;
     }
     timeouts.watch = watch.map_or(timeouts.watch, Duration::from_secs);

@@ -45,7 +45,14 @@ pub(super) fn adds(facts: &Facts, config: &Config) -> Vec<String> {
             "a process for each session, ended with the session, {idle}and with mcp-resume, even if that is killed"
         ));
     }
-    if config.sessions.revive && facts.program.is_some() {
+    if facts.event_stream.is_some() {
+        let idle = config.upstream.sse.as_ref().and_then(|server| server.idle).map(in_words);
+        let idle = idle.map_or(String::new(), |idle| format!(", and after {idle} without a call"));
+        lines.add(format!("an event stream at the server for each session, closed with the session{idle}"));
+    }
+    if config.sessions.revive && facts.event_stream.is_some() {
+        lines.add("a session whose event stream has ended is opened again, on a new one, by its client's next request");
+    } else if config.sessions.revive && facts.program.is_some() {
         lines.add("a session whose process has ended is opened again, at a new process, by its client's next request");
     } else if config.sessions.revive && matches!(unknown_session(facts), UnknownSession::Recognised { .. }) {
         lines.add(
@@ -154,7 +161,8 @@ pub(super) fn warnings(facts: &Facts, config: &Config) -> Vec<String> {
         let origin = config.upstream.url.origin();
         lines.add(format!("an MCP endpoint answers at another path: give --upstream {origin}{found}"));
     } else if matches!(facts.contact, Contact::NotMcp { status: 404, .. }) {
-        lines.add("there is nothing at this path: give the URL with the path of the server's MCP endpoint");
+        let place = if facts.event_stream.is_some() { "event stream" } else { "MCP endpoint" };
+        lines.add(format!("there is nothing at this path: give the URL with the path of the server's {place}"));
     }
     if matches!(facts.contact, Contact::NotStarted { .. }) {
         lines.add(
@@ -171,8 +179,19 @@ pub(super) fn warnings(facts: &Facts, config: &Config) -> Vec<String> {
             document.path
         ));
     }
+    if facts.event_stream.is_some() && is_useful {
+        lines.add(
+            "when the server's event stream breaks, its running calls fail at once (upstream_broke, mayHaveRun), and what the \
+             server sends until the session is opened again is lost: events have no ids there",
+        );
+        lines.add(format!("serve it by --upstream-sse {}", facts.upstream));
+    }
     for path in &facts.http_sse {
-        lines.add(format!("HTTP+SSE of 2024-11-05 at {path} passes through as it is and cannot be resumed"));
+        let origin = config.upstream.url.origin();
+        lines.add(format!(
+            "HTTP+SSE of 2024-11-05 at {path}: its old clients pass through and cannot resume; give --upstream-sse \
+             {origin}{path}, and clients of Streamable HTTP can"
+        ));
     }
     if !is_useful {
         return lines.0;
@@ -231,8 +250,8 @@ pub(super) fn unknown(facts: &Facts) -> Vec<String> {
         lines.add("the server stopped answering: what is not said here was not asked");
     }
     match (&facts.contact, &facts.tool) {
-        // A server on stdio resumes nothing, and its calls run on.
-        (Contact::Speaks, _) if facts.program.is_some() => {}
+        // A server on a channel resumes nothing, and its calls run on.
+        (Contact::Speaks, _) if facts.has_channels() => {}
         (Contact::Refused { scheme, .. }, _) => {
             let refused = if facts.with_headers { "those that were given were refused; " } else { "" };
             let header = credentials_header(scheme.as_deref());
@@ -253,7 +272,7 @@ pub(super) fn unknown(facts: &Facts) -> Vec<String> {
         ),
         _ => {}
     }
-    if matches!(facts.contact, Contact::Speaks) && has_sessions(facts) && facts.program.is_none() {
+    if matches!(facts.contact, Contact::Speaks) && has_sessions(facts) && !facts.has_channels() {
         lines.0.extend(unwatched(facts));
     }
     lines.0

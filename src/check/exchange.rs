@@ -148,7 +148,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Creates a client of the upstream of `config`, or of a server that `channels` start.
+    /// Creates a client of the upstream of `config`, or of the server of `channels`.
     ///
     /// # Errors
     /// If a TLS file cannot be used.
@@ -195,8 +195,8 @@ impl Client {
         Ok(observation)
     }
 
-    /// Returns the name of the first event, or `None` if the response is no stream of events.
-    pub(super) async fn first_event(&self, request: Request, timeout: Duration) -> Option<Bytes> {
+    /// Returns the first event, or `None` if the response is no stream of events.
+    pub(super) async fn first_event(&self, request: Request, timeout: Duration) -> Option<Event> {
         let deadline = clock::now() + timeout;
         let response = before(deadline, self.send(request)).await?.ok()?;
         let (parts, body) = response.into_parts();
@@ -208,7 +208,7 @@ impl Client {
         loop {
             decoder.feed(reader.next().await?);
             if let Some(event) = decoder.poll_event().ok()? {
-                return Some(event.name);
+                return Some(event);
             }
         }
     }

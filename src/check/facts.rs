@@ -16,6 +16,8 @@ pub struct Facts {
     pub contact: Contact,
     /// The process of a server on stdio, or `None` for a server on HTTP.
     pub program: Option<Program>,
+    /// The event stream of a server on HTTP+SSE that was asked as such, or `None` for another.
+    pub event_stream: Option<EventStream>,
     /// Name and version of the server.
     pub server: Option<Identity>,
     /// 2025-03-26 to 2025-11-25.
@@ -59,6 +61,7 @@ impl Facts {
             upstream,
             contact: Contact::Silent,
             program: None,
+            event_stream: None,
             server: None,
             legacy: None,
             modern: None,
@@ -77,6 +80,11 @@ impl Facts {
             with_headers: false,
             unknown_tool: None,
         }
+    }
+
+    /// Returns true if the server was asked over channels of the proxy: then it is the proxy that knows sessions, and answers in events.
+    pub fn has_channels(&self) -> bool {
+        self.program.is_some() || self.event_stream.is_some()
     }
 
     /// Returns true if the probe saw a stream of events or the tool's response: evidence of the resumption of long
@@ -108,6 +116,11 @@ pub enum Contact {
     /// The program of a server on stdio was not started, or it ended or took too long before it answered `initialize`.
     NotStarted {
         /// Reason, in words, with the last lines of its stderr.
+        why: String,
+    },
+    /// A server on HTTP+SSE opened no event stream, or took too long for it.
+    NoEventStream {
+        /// Reason, in words.
         why: String,
     },
     /// A connection, but no TLS that both sides accept.
@@ -147,7 +160,7 @@ pub enum Contact {
         /// True if the response redirects to another place.
         redirects: bool,
     },
-    /// MCP over Streamable HTTP.
+    /// MCP, on the transport that was asked for.
     Speaks,
 }
 
@@ -158,6 +171,15 @@ pub struct Program {
     pub answered_ms: Option<u64>,
     /// Time from the end of its last session to that of all its processes, or `None` if no session was opened.
     pub ended_ms: Option<u64>,
+}
+
+/// The event stream of a server on HTTP+SSE.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct EventStream {
+    /// Place of the POSTs without its query, or `None` if the stream did not begin with one.
+    pub endpoint: Option<String>,
+    /// Time until the answer to a ping, or `None` without an answer.
+    pub ping_ms: Option<u64>,
 }
 
 /// Name and version of a server, as it reports them.

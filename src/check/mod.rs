@@ -6,7 +6,7 @@
 //!
 //! Invariants: every wait and every size is bounded, so a probe ends against any server. It sends nothing but `initialize`,
 //! `ping`, answers to pings, `tools/list`, `server/discover`, GETs, TLS handshakes and the tool that the user named. Opened sessions are ended if the user says
-//! so or the server is on stdio, and else left to expire: a server with one session for its whole process opens none after that.
+//! so or the server is on stdio or HTTP+SSE, and else left to expire: a server with one session for its whole process opens none after that.
 //! The facts hold no credential, session ID or query, and no control character of the server's reaches a terminal.
 //!
 //! Deliberately absent: a proxy. The probe talks to the server as `serve` would, through [`crate::upstream`], but the report
@@ -14,6 +14,7 @@
 
 mod advice;
 mod asking;
+mod event_stream;
 mod exchange;
 mod facts;
 mod probe;
@@ -41,16 +42,23 @@ use crate::config::Config;
 /// Gathers the facts about the upstream of `config`. Takes some seconds if the server never responds, and three runs of the tool at most; a server on
 /// stdio takes its time to start, once for each revision.
 pub async fn probe(config: &Config, options: &Options) -> Facts {
-    match &options.channels {
-        Some(channels) => Box::pin(program::probe(config, options, channels)).await,
-        None => Box::pin(probe::probe(config, options)).await,
+    match (&options.channels, &config.upstream.sse) {
+        (Some(channels), Some(server)) => Box::pin(event_stream::probe(config, options, channels, server)).await,
+        (Some(channels), None) => Box::pin(program::probe(config, options, channels)).await,
+        (None, _) => Box::pin(probe::probe(config, options)).await,
     }
+}
+
+/// Returns true if the server at the configured URL is on HTTP+SSE alone, so that it can be asked as such.
+pub fn is_http_sse_alone(facts: &Facts, config: &Config) -> bool {
+    let is_here = facts.http_sse.iter().any(|path| path == config.upstream.url.endpoint_path());
+    is_here && Verdict::of(facts) == Verdict::HttpSseOnly
 }
 
 /// Options of a probe beside the configuration.
 #[derive(Clone, Default)]
 pub struct Options {
-    /// Channels to a server on stdio, in place of the configured URL. The probe ends them.
+    /// Channels to a server on stdio or HTTP+SSE, in place of the configured URL. The probe ends them.
     pub channels: Option<Arc<Channels>>,
     /// Sent with every request; values are marked sensitive.
     pub headers: HeaderMap,

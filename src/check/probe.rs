@@ -132,9 +132,10 @@ impl Probe<'_> {
 
     /// Tries what needs a session, or the modern revision: resumes, protections, the tool.
     async fn try_requests(&self, requester: &Requester, tool: Option<&Tool>, facts: &mut Facts) {
-        if facts.program.is_some() {
+        if facts.has_channels() {
             // A process has no callers of its own to tell apart.
-            facts.anonymous = Guard::Accepted;
+            let is_accepted = facts.program.is_some() || !self.client.has_headers();
+            facts.anonymous = if is_accepted { Guard::Accepted } else { Guard::Unknown };
         } else {
             facts.resumption.finished = self.resume_finished(requester).await;
             self.guards(requester, facts).await;
@@ -151,6 +152,13 @@ impl Probe<'_> {
     async fn is_mcp_resume(&self) -> bool {
         let document = self.client.document(requests::page(WELL_KNOWN, false), self.timeouts.stream).await;
         document.is_some_and(|document| document["service"] == "mcp-resume")
+    }
+
+    /// Sends a ping in a session. Returns the time until its answer, or `None` without one.
+    pub(super) async fn ping_time(&self, session: &Session) -> Option<u64> {
+        let (id, begun) = (2, clock::now());
+        let answer = self.request(session.requester.post(Some(id), "ping", Value::Null), id).await.ok()?;
+        answer.result().map(|_| millis(clock::now() - begun))
     }
 
     /// Returns the first of the usual paths, other than `configured`, where `initialize` succeeds.
@@ -374,7 +382,7 @@ impl Probe<'_> {
 
     async fn is_http_sse(&self, request: Request) -> bool {
         let first = self.client.first_event(request, self.timeouts.stream).await;
-        first.is_some_and(|name| &name[..] == b"endpoint")
+        first.is_some_and(|event| event.name == b"endpoint"[..])
     }
 
     /// Returns the OAuth documents of the origin, and a challenge that refers to one.

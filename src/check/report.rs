@@ -81,6 +81,7 @@ impl fmt::Display for Report {
 fn rows(facts: &Facts) -> Vec<(&'static str, String)> {
     let mut rows = vec![("contact", contact(facts))];
     rows.extend(facts.program.and_then(|program| program_times(&program)).map(|text| ("process", text)));
+    rows.extend(event_stream(facts));
     if let Some(server) = &facts.server {
         rows.push(("server", format!("{} {}", server.name, server.version).trim_end().to_owned()));
     }
@@ -91,8 +92,8 @@ fn rows(facts: &Facts) -> Vec<(&'static str, String)> {
             format!("{}, {sessions}; answers with {}", legacy.revisions.join(", "), form(legacy.answers)),
         ));
         rows.push(("GET stream", standalone(legacy.standalone)));
-        // Of a server on stdio the proxy itself knows the sessions.
-        let unknown = unknown_session(legacy.unknown_session).filter(|_| facts.program.is_none());
+        // On channels the proxy itself knows the sessions.
+        let unknown = unknown_session(legacy.unknown_session).filter(|_| !facts.has_channels());
         rows.extend(unknown.map(|text| ("dead sessions", text)));
     }
     if let Some(watch) = &facts.watch {
@@ -113,6 +114,16 @@ fn rows(facts: &Facts) -> Vec<(&'static str, String)> {
     if !facts.oauth.is_empty() {
         let paths: Vec<&str> = facts.oauth.iter().map(|document| document.path.as_str()).collect();
         rows.push(("OAuth", paths.join(", ")));
+    }
+    rows
+}
+
+fn event_stream(facts: &Facts) -> Vec<(&'static str, String)> {
+    let Some(stream) = &facts.event_stream else { return Vec::new() };
+    let mut rows: Vec<_> = stream.endpoint.clone().map(|endpoint| ("endpoint", endpoint)).into_iter().collect();
+    if facts.contact == Contact::Speaks {
+        let ping = stream.ping_ms.map_or("no answer".to_owned(), |ms| format!("answered after {}", advice::about(ms)));
+        rows.push(("ping", ping));
     }
     rows
 }
@@ -176,7 +187,7 @@ fn guards(facts: &Facts) -> impl Iterator<Item = (&'static str, String)> {
 
 fn contact(facts: &Facts) -> String {
     match &facts.contact {
-        Contact::NotStarted { why } => why.clone(),
+        Contact::NotStarted { why } | Contact::NoEventStream { why } => why.clone(),
         Contact::Handshake { why } => why.clone(),
         Contact::OtherScheme { scheme } => {
             let url = facts.upstream.as_str();
@@ -196,6 +207,7 @@ fn contact(facts: &Facts) -> String {
         Contact::NotMcp { status, content_type: None, .. } => format!("{status} without content"),
         Contact::NotMcp { status, content_type: Some(name), .. } => format!("{status} with {name}, no MCP in it"),
         Contact::Speaks if facts.program.is_some() => "it speaks MCP on stdio".to_owned(),
+        Contact::Speaks if facts.event_stream.is_some() => "it speaks MCP over HTTP+SSE of 2024-11-05".to_owned(),
         Contact::Speaks => "it speaks MCP over Streamable HTTP".to_owned(),
     }
 }

@@ -43,9 +43,10 @@ impl Summary {
         let scheme = if config.listen.tls.is_some() { "https" } else { "http" };
         Self {
             listen: format!("{scheme}://{}{}", config.listen.address, url.endpoint_path()),
-            upstream: match &config.upstream.command {
-                Some(command) => format!("{}, a process for each session", printable(command.name())),
-                None => url.to_string(),
+            upstream: match (&config.upstream.command, &config.upstream.sse) {
+                (Some(command), _) => format!("{}, a process for each session", printable(command.name())),
+                (None, Some(server)) => format!("{}, an event stream for each session", server.url),
+                (None, None) => url.to_string(),
             },
             admin: config.admin.address.map(|address| format!("http://{address}")),
             store: store(&config.store),

@@ -22,6 +22,8 @@ pub enum Verdict {
     WantsCredentials,
     /// HTTP+SSE of 2024-11-05 alone.
     HttpSseOnly,
+    /// No HTTP+SSE where that was asked for.
+    NoHttpSse,
     /// The upstream knows JSON-RPC, but accepts no opening of the probe.
     Declines,
     /// An HTTP server of another kind.
@@ -44,6 +46,8 @@ impl Verdict {
         match facts.contact {
             Contact::Unreachable { .. } => Verdict::Unreachable,
             Contact::NotStarted { .. } => Verdict::NotStarted,
+            Contact::NoEventStream { .. } => Verdict::NoHttpSse,
+            Contact::Broke | Contact::NotMcp { .. } if facts.event_stream.is_some() => Verdict::NoHttpSse,
             Contact::Handshake { .. } => Verdict::NoTls,
             Contact::OtherScheme { .. } => Verdict::OtherScheme,
             Contact::Silent | Contact::Broke | Contact::Declined { .. } | Contact::NotMcp { .. }
@@ -92,6 +96,7 @@ impl Verdict {
             Verdict::DoesNotAnswer => "does not answer",
             Verdict::WantsCredentials => "wants credentials; nothing more could be found out",
             Verdict::HttpSseOnly => "does not speak Streamable HTTP, only HTTP+SSE of 2024-11-05",
+            Verdict::NoHttpSse => "does not speak HTTP+SSE",
             Verdict::Declines => "takes neither initialize nor server/discover",
             Verdict::NoMcp => "does not speak Streamable HTTP",
             Verdict::Unseen => {
@@ -108,7 +113,7 @@ impl Verdict {
 #[cfg(test)]
 mod tests {
     use super::super::facts::samples::*;
-    use super::super::facts::{Form, Resumption, ToolRun};
+    use super::super::facts::{EventStream, Form, Resumption, ToolRun};
     use super::*;
 
     type Case = (&'static str, fn(&mut Facts), Verdict, bool);
@@ -131,7 +136,7 @@ mod tests {
     fn the_facts_decide_the_verdict() {
         use ResumeOutcome::{Complete, Lost, Refused, Repeated, Unanswered};
         const LOST: ResumeOutcome = Lost { got: 1, of: 2 };
-        let rows: [Case; 24] = [
+        let rows: [Case; 26] = [
             ("no ids", |_| {}, Verdict::CannotResume, true),
             ("JSON", |facts| legacy(facts).answers = Form::Json, Verdict::Unseen, true),
             (
@@ -147,6 +152,18 @@ mod tests {
                 "no start",
                 |facts| facts.contact = Contact::NotStarted { why: "exit code 1".to_owned() },
                 Verdict::NotStarted,
+                false,
+            ),
+            (
+                "no event stream",
+                |facts| facts.contact = Contact::NoEventStream { why: "status 404".to_owned() },
+                Verdict::NoHttpSse,
+                false,
+            ),
+            (
+                "a page in place of an event stream",
+                |facts| (facts.contact, facts.event_stream) = (not_mcp(), Some(EventStream::default())),
+                Verdict::NoHttpSse,
                 false,
             ),
             ("no TLS", |facts| facts.contact = Contact::Handshake { why: "expired".to_owned() }, Verdict::NoTls, false),

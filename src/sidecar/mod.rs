@@ -340,11 +340,14 @@ fn replica_name(config: &Config, local_addr: SocketAddr) -> String {
     config.replica.name.clone().unwrap_or_else(default)
 }
 
-/// Creates the channels of the configured command, without a server yet, or returns `None` for an upstream on HTTP.
+/// Creates the channels to the configured server on stdio or HTTP+SSE, without a server yet, or returns `None` for another.
 ///
 /// # Errors
 /// If the guard of the processes cannot be started.
 pub fn channels(config: &Config) -> Result<Option<Arc<Channels>>, Error> {
+    if let Some(server) = &config.upstream.sse {
+        return Ok(Some(sse::channels(config, server, &Metrics::new()?.channel)?));
+    }
     let Some(command) = &config.upstream.command else { return Ok(None) };
     Ok(Some(stdio::channels(config, command, &Metrics::new()?)?))
 }

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 
 mod contact;
+mod event_stream;
 mod guards;
 mod resumption;
 mod watch;
