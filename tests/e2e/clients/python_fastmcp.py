@@ -43,7 +43,7 @@ async def receive(message):
 async def session():
     client = Client(
         flags.url,
-        mode="auto" if flags.mode == "modern" else "legacy",
+        mode="legacy" if flags.mode == "legacy" else "auto",
         sampling_handler=sample,
         elicitation_handler=elicit,
         roots=roots,

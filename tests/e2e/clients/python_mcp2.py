@@ -1,5 +1,7 @@
 """Tool calls through the stock Python SDK 2.x."""
 
+import asyncio
+
 from common import (
     deadline,
     flags,
@@ -40,10 +42,31 @@ async def receive(message):
         say_change(message)
 
 
+# The event loop keeps no reference of its own to a task.
+subscriptions = []
+
+
+async def listen(client):
+    """Opens a subscription to the list of tools, for the rest of the session; `receive` gets its notifications."""
+    opened = asyncio.Event()
+
+    async def follow():
+        async with client.listen(tools_list_changed=True) as changes:
+            opened.set()
+            async for _ in changes:
+                pass
+
+    following, opening = asyncio.create_task(follow()), asyncio.create_task(opened.wait())
+    await asyncio.wait({following, opening}, return_when=asyncio.FIRST_COMPLETED)
+    if not opened.is_set():
+        await following
+    subscriptions.append(following)
+
+
 async def session():
     async with Client(
         flags.url,
-        mode="auto" if flags.mode == "modern" else "legacy",
+        mode="legacy" if flags.mode == "legacy" else "auto",
         sampling_callback=sample,
         elicitation_callback=elicit,
         list_roots_callback=roots,
@@ -61,6 +84,7 @@ async def session():
             level=client.set_logging_level,
             subscribe=client.subscribe_resource,
             list=lambda _: client.list_tools(),
+            listen=lambda _: listen(client),
         )
         await linger()
 

@@ -1,10 +1,11 @@
-// Tool calls through the stock TypeScript SDK v2. `--mode modern` pins 2026-07-28, which is never chosen by default.
+// Tool calls through the stock TypeScript SDK v2. `--mode modern` pins 2026-07-28, which is never chosen by default; `--mode auto` asks for it.
 
 import { Client, StreamableHTTPClientTransport } from '@modelcontextprotocol/client';
 import { answers, deadline, flags, main, say, sayChange } from './common.mjs';
 
 const options = { capabilities: { sampling: {}, elicitation: {}, roots: {} } };
-if (flags.mode === 'modern') options.versionNegotiation = { mode: { pin: '2026-07-28' } };
+const modes = { modern: { pin: '2026-07-28' }, auto: 'auto' };
+if (flags.mode in modes) options.versionNegotiation = { mode: modes[flags.mode] };
 
 const client = new Client({ name: flags.name ?? 'e2e-typescript-v2', version: '1.0.0' }, options);
 client.setRequestHandler('sampling/createMessage', answers.sampling);
@@ -25,6 +26,7 @@ await main(
     {
         level: level => client.setLoggingLevel(level),
         subscribe: uri => client.subscribeResource({ uri }),
-        list: () => client.listTools()
+        list: () => client.listTools(),
+        listen: () => client.listen({ toolsListChanged: true })
     }
 );

@@ -31,6 +31,8 @@ def python(venv):
 
 
 LEGACY, MODERN = "legacy", "modern"
+# A client's way to choose between them: it asks the server first.
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -520,6 +522,11 @@ class Client:
         """Lists the tools, and waits for that as call `n`."""
         self._ask(list="tools")
         assert await self.outcome(n) == ("result", "list"), self.transcript.outcomes
+
+    async def listen(self, n):
+        """Opens a subscription to the list of tools, and waits for that as call `n`."""
+        self._ask(listen="tools")
+        assert await self.outcome(n) == ("result", "listen"), self.transcript.outcomes
 
     def _ask(self, **what):
         with contextlib.suppress(BrokenPipeError):

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import stack
-from harness.stack import EVERYTHING_STDIO, EverythingKind, PlaywrightKind, ROOT, ServerKind, python
+from harness.raw import ask
+from harness.stack import EVERYTHING_STDIO, LEGACY, MODERN, PROTOCOL, EverythingKind, PlaywrightKind, ROOT, ServerKind, python
 
 # Folder of the counters that the suite's own servers keep on stdio, one file for each key.
 COUNTERS = Path(tempfile.gettempdir()) / f"mcp-resume-e2e-{os.getuid()}-counters"
@@ -37,12 +38,12 @@ def package(name, *arguments):
 # Servers that have the suite's tools, or a long tool of their own.
 LONG = {
     "typescript-v1": ServerKind(("node", "servers/typescript-v1.mjs", "stdio")),
-    "typescript-v2": ServerKind(("node", "servers/typescript-v2.mjs", "stdio")),
+    "typescript-v2": ServerKind(("node", "servers/typescript-v2.mjs", "stdio"), (LEGACY, MODERN)),
     "everything": EverythingKind(EVERYTHING_STDIO),
     "python-mcp1": ServerKind((python("mcp1"), "servers/python_mcp1.py", "stdio")),
-    "python-mcp2": ServerKind((python("mcp2"), "servers/python_mcp2.py", "stdio")),
-    "fastmcp": ServerKind((python("fastmcp"), "servers/python_fastmcp.py", "stdio")),
-    "rmcp": ServerKind((str(ROOT / "clients/rmcp/target/debug/rmcp-server"), "stdio")),
+    "python-mcp2": ServerKind((python("mcp2"), "servers/python_mcp2.py", "stdio"), (LEGACY, MODERN)),
+    "fastmcp": ServerKind((python("fastmcp"), "servers/python_fastmcp.py", "stdio"), (LEGACY, MODERN)),
+    "rmcp": ServerKind((str(ROOT / "clients/rmcp/target/debug/rmcp-server"), "stdio"), (LEGACY, MODERN)),
 }
 
 SERVERS = LONG | {
@@ -71,6 +72,16 @@ def start_proxy(name, listen=0, admin=0, **settings):
     COUNTERS.mkdir(exist_ok=True)
     kind = SERVERS[name]
     return stack.start_proxy_stdio(kind.command, {**dict(kind.env), "COUNTERS": COUNTERS}, listen, admin, **settings)
+
+
+async def start_shared(port):
+    """Has the proxy at `port` start the process that clients at 2026-07-28 share. SDKs that ask for the revision wait ten seconds for it."""
+    of_client = {"protocolVersion": PROTOCOL[MODERN], "clientInfo": {"name": "raw", "version": "1"}, "clientCapabilities": {}}
+    meta = {f"io.modelcontextprotocol/{name}": value for name, value in of_client.items()}
+    body = {"jsonrpc": "2.0", "id": 0, "method": "server/discover", "params": {"_meta": meta}}
+    answer = await ask(port, body=body, mcp_protocol_version=PROTOCOL[MODERN], mcp_method="server/discover")
+    assert answer.status == 200, await answer.body()
+    await answer.body()
 
 
 def counters(key):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fastmcp import Context, FastMCP
 
 from common import IS_STDIO, add_tools, counters, serve
+from modern import add_modern_tools
 
 
 @dataclass
@@ -21,6 +22,7 @@ async def ask(ctx, kind):
 
 server = FastMCP("python-fastmcp")
 add_tools(server, Context, ask, plain={"output_schema": None})
+add_modern_tools(server, Context)
 server.custom_route("/counters", methods=["GET"])(counters)
 if IS_STDIO:
     server.run("stdio")

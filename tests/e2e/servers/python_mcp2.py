@@ -5,6 +5,7 @@ from mcp_types import SamplingMessage, TextContent
 from pydantic import BaseModel
 
 from common import IS_STDIO, add_tools, counters, serve
+from modern import add_modern_tools
 
 
 class Word(BaseModel):
@@ -23,6 +24,15 @@ async def ask(ctx, kind):
 
 server = MCPServer("python-mcp2")
 add_tools(server, Context, ask, plain={"structured_output": False})
+add_modern_tools(server, Context)
+
+
+@server.tool()
+async def change(ctx: Context) -> str:
+    await ctx.notify_tools_changed()
+    return "changed"
+
+
 server.custom_route("/counters", methods=["GET"])(counters)
 if IS_STDIO:
     server.run("stdio")

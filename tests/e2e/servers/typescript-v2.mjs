@@ -1,10 +1,10 @@
-// A server on the TypeScript SDK v2: 2026-07-28, and older revisions without sessions. It cannot resume.
+// A server on the TypeScript SDK v2: 2026-07-28, and older revisions, over HTTP without sessions. It cannot resume.
 //
 // SESSIONS=1: older revisions alone, with sessions; an unknown one is refused with an empty 404.
 
 import { randomUUID } from 'node:crypto';
-import { createMcpHandler, McpServer } from '@modelcontextprotocol/server';
-import { StdioServerTransport } from '@modelcontextprotocol/server/stdio';
+import { acceptedContent, createMcpHandler, inputRequired, McpServer } from '@modelcontextprotocol/server';
+import { serveStdio } from '@modelcontextprotocol/server/stdio';
 import { NodeStreamableHTTPServerTransport, toNodeHandler } from '@modelcontextprotocol/node';
 import { z } from 'zod';
 import { IS_STDIO, listen, progress, progressUntil, run, text } from './common.mjs';
@@ -42,6 +42,23 @@ function build() {
     server.registerTool('quick', { inputSchema: z.object({ key }) }, (args, ctx) =>
         run(args.key, ctx.mcpReq.signal, async () => text('quick'))
     );
+
+    // The question is a result; the answer comes with another call.
+    server.registerTool('input', { inputSchema: z.object({ key }) }, (args, ctx) =>
+        run(args.key, ctx.mcpReq.signal, async () => {
+            const answer = acceptedContent(ctx.mcpReq.inputResponses, 'question');
+            if (answer) return text(`answered ${answer.word}`);
+            const requestedSchema = { type: 'object', properties: { word: { type: 'string' } }, required: ['word'] };
+            return inputRequired({
+                inputRequests: { question: inputRequired.elicit({ message: 'a word?', requestedSchema }) }
+            });
+        })
+    );
+
+    server.registerTool('change', {}, () => {
+        server.sendToolListChanged();
+        return text('changed');
+    });
     return server;
 }
 
@@ -65,5 +82,5 @@ async function handleSession(request, response) {
     await transport.handleRequest(request, response);
 }
 
-if (IS_STDIO) await build().connect(new StdioServerTransport());
+if (IS_STDIO) serveStdio(build);
 else listen(process.env.SESSIONS === '1' ? handleSession : toNodeHandler(createMcpHandler(build)));

@@ -9,12 +9,13 @@
 use std::{collections::HashMap, error::Error, time::Duration};
 
 use rmcp::{
-    ClientHandler, ClientLifecycleMode, ClientServiceExt, ErrorData, Peer, RoleClient, ServiceError,
+    ClientHandler, ClientLifecycleMode, ClientServiceExt, ErrorData, RoleClient, ServiceError,
     model::{
         CallToolRequest, CallToolRequestParams, CallToolResult, ClientCapabilities, ClientConfig, ClientRequest,
         CreateMessageRequestParams, CreateMessageResult, ElicitRequestParams, ElicitResult, ElicitationAction,
         Implementation, ListRootsResult, LoggingMessageNotificationParam, ProgressNotificationParam, ProtocolVersion,
-        ResourceUpdatedNotificationParam, Root, SamplingMessage, ServerResult, SubscribeRequestParams,
+        ResourceUpdatedNotificationParam, Root, SamplingMessage, ServerNotification, ServerResult,
+        SubscribeRequestParams, SubscriptionFilter,
     },
     service::{NotificationContext, PeerRequestOptions, RequestContext, RunningService},
     transport::StreamableHttpClientTransport,
@@ -115,9 +116,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
     std::process::exit(0);
 }
 
-/// Calls the tool, with a limit that progress extends if there is a `deadline`.
+/// Calls the tool, with a limit that progress extends if there is a `deadline`. Without one a result that asks is answered, by another call.
 async fn call_tool(
-    client: &Peer<RoleClient>,
+    client: &RunningService<RoleClient, Witness>,
     params: CallToolRequestParams,
     deadline: Option<Duration>,
 ) -> Result<CallToolResult, ServiceError> {
@@ -132,8 +133,10 @@ async fn call_tool(
 
 async fn call(flags: &HashMap<String, String>, timeout: Duration, linger: Duration) -> Result<(), Box<dyn Error>> {
     let url = flags.get("url").ok_or("--url is needed")?.as_str();
+    let preferred_versions = vec![ProtocolVersion::V_2026_07_28];
     let lifecycle = match flags.get("mode").map(String::as_str) {
-        Some("modern") => ClientLifecycleMode::Discover { preferred_versions: vec![ProtocolVersion::V_2026_07_28] },
+        Some("modern") => ClientLifecycleMode::Discover { preferred_versions },
+        Some("auto") => ClientLifecycleMode::Auto { preferred_versions, legacy_version: None },
         _ => ClientLifecycleMode::Initialize,
     };
     let transport = StreamableHttpClientTransport::from_uri(url);
@@ -166,7 +169,20 @@ async fn call(flags: &HashMap<String, String>, timeout: Duration, linger: Durati
     Ok(())
 }
 
-/// Calls a tool, lists all, sets the level of log messages, or subscribes to a resource. Returns the line about its end.
+/// Tells of changes of the list of tools, for the rest of the session.
+async fn listen(client: &RunningService<RoleClient, Witness>) -> Result<(), ServiceError> {
+    let mut changes = client.listen(SubscriptionFilter::builder().tools_list_changed().build()).await?;
+    tokio::spawn(async move {
+        while let Ok(Some(change)) = changes.next().await {
+            if let ServerNotification::ToolListChangedNotification(_) = change {
+                say(&json!({"event": "changed", "list": "tools"}));
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Calls a tool, lists or listens to all, sets the level of log messages, or subscribes to a resource. Returns the line about its end.
 async fn make_call(
     client: &RunningService<RoleClient, Witness>,
     mut asked: Value,
@@ -183,6 +199,10 @@ async fn make_call(
     if asked["list"].is_string() {
         client.list_all_tools().await?;
         return Ok(json!({"event": "result", "text": "list"}));
+    }
+    if asked["listen"].is_string() {
+        listen(client).await?;
+        return Ok(json!({"event": "result", "text": "listen"}));
     }
     let tool = asked["tool"].as_str().ok_or("--tool is needed")?.to_owned();
     let params = CallToolRequestParams::new(tool).with_arguments(serde_json::from_value(asked["args"].take())?);

@@ -23,16 +23,17 @@ use hyper_util::rt::TokioIo;
 use rmcp::{
     ErrorData, RoleServer, ServerHandler, ServiceExt,
     model::{
-        CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, Implementation, JsonObject,
-        ListToolsResult, PaginatedRequestParams, ProgressNotificationParam, ServerCapabilities, ServerConfig, Tool,
+        CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, Implementation, InputRequiredResult,
+        JsonObject, ListToolsResult, PaginatedRequestParams, ProgressNotificationParam, ServerCapabilities,
+        ServerConfig, SubscriptionFilter, Tool,
     },
-    service::RequestContext,
+    service::{RequestContext, SubscriptionContext},
     transport::streamable_http_server::{
         StreamableHttpServerConfig, StreamableHttpService, session::local::LocalSessionManager,
     },
 };
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::broadcast};
 
 #[derive(Clone, Copy, Default)]
 struct Runs {
@@ -74,6 +75,17 @@ impl Counters {
 #[derive(Clone)]
 struct Server {
     counters: Counters,
+    /// Changes of the list of tools, for the subscriptions.
+    changes: broadcast::Sender<()>,
+}
+
+/// Asks for a word by the result of a call.
+fn question() -> InputRequiredResult {
+    let schema = json!({"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]});
+    let params = json!({"mode": "form", "message": "a word?", "requestedSchema": schema});
+    let requests = json!({"question": {"method": "elicitation/create", "params": params}});
+    let result = json!({"resultType": "input_required", "inputRequests": requests});
+    serde_json::from_value(result).expect("a result as the specification writes it")
 }
 
 impl Server {
@@ -98,7 +110,7 @@ impl Server {
 
 impl ServerHandler for Server {
     fn get_info(&self) -> ServerConfig {
-        let capabilities = ServerCapabilities::builder().enable_tools().build();
+        let capabilities = ServerCapabilities::builder().enable_tools().enable_tool_list_changed().build();
         ServerConfig::new(capabilities).with_server_info(Implementation::new("rmcp", "1.0.0"))
     }
 
@@ -108,8 +120,25 @@ impl ServerHandler for Server {
         _: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
         let any = JsonObject::from_iter([("type".to_owned(), json!("object"))]);
-        let tools = ["long", "plain", "quick"].map(|name| Tool::new(name, "", any.clone()));
+        let tools = ["change", "input", "long", "plain", "quick"].map(|name| Tool::new(name, "", any.clone()));
         Ok(ListToolsResult::with_all_items(tools.to_vec()))
+    }
+
+    fn accepted_subscription_filter(&self, requested: &SubscriptionFilter) -> Option<SubscriptionFilter> {
+        Some(requested.clone())
+    }
+
+    async fn listen(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
+        let mut changes = self.changes.subscribe();
+        loop {
+            tokio::select! {
+                () = context.cancelled() => return Ok(()),
+                Ok(()) = changes.recv() => {
+                    let sent = context.sink().notify_tool_list_changed().await;
+                    sent.map_err(|error| ErrorData::internal_error(error.to_string(), None))?;
+                }
+            }
+        }
     }
 
     async fn call_tool(
@@ -120,9 +149,17 @@ impl ServerHandler for Server {
         let arguments = request.arguments.unwrap_or_default();
         let number = |name: &str| arguments.get(name).and_then(Value::as_u64).unwrap_or_default();
         let key = arguments.get("key").and_then(Value::as_str).unwrap_or_default();
+        let answer =
+            request.input_responses.and_then(|given| Some(given["question"]["content"]["word"].as_str()?.to_owned()));
         let (steps, text) = match &*request.name {
             "long" | "plain" => (number("steps"), format!("done {}", number("steps"))),
             "quick" => (0, "quick".to_owned()),
+            "input" => (0, format!("answered {}", answer.as_deref().unwrap_or_default())),
+            "change" => {
+                // Without a subscription there is no receiver.
+                let _ = self.changes.send(());
+                (0, "changed".to_owned())
+            }
             _ => return Err(ErrorData::invalid_params("there is no such tool", None)),
         };
         self.counters.count(key, "started");
@@ -131,6 +168,9 @@ impl ServerHandler for Server {
             return Err(ErrorData::internal_error("cancelled", None));
         }
         self.counters.count(key, "finished");
+        if request.name == "input" && answer.is_none() {
+            return Ok(question().into());
+        }
         Ok(CallToolResult::success(vec![ContentBlock::text(text)]).into())
     }
 }
@@ -140,7 +180,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let is_stdio = env::args().nth(1).is_some_and(|argument| argument == "stdio");
     let folder = env::var_os("COUNTERS").filter(|_| is_stdio).map(PathBuf::from);
     let counters = Counters { folder, ..Counters::default() };
-    let server = Server { counters: counters.clone() };
+    let server = Server { counters: counters.clone(), changes: broadcast::Sender::new(16) };
     if is_stdio {
         server.serve(rmcp::transport::stdio()).await?.waiting().await?;
         return Ok(());
