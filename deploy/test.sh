@@ -157,6 +157,7 @@ check_image() {
     manifests_suffice "$work/manifests" || die "the Dockerfile copies too few files for the layer of dependencies"
     refused "an image of root" hadolint "$work/Dockerfile"
     "$python" deploy/test/image.py "$work/image"
+    "$python" deploy/test/stdio_image.py "$work/image"
 }
 
 # True if Cargo finds every target of the workspace in the files of the layer of dependencies, with the lock file unchanged. Nothing is

@@ -57,10 +57,11 @@ class Proxy:
             raise SystemExit(f"the proxy printed {line!r}, not {before}…")
         return line.removeprefix(before).strip()
 
-    def __exit__(self, *_):
+    def __exit__(self, failure, *_):
         self.process.terminate()
         code = self.process.wait(PATIENCE_SECS)
-        if code != 0:
+        # A failure within the block is the one to report.
+        if code != 0 and failure is None:
             raise SystemExit(f"the proxy ended with {code}")
 
 
