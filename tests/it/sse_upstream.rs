@@ -86,6 +86,13 @@ impl Server {
         assert_eq!(self.take(&channel).await["method"], "notifications/initialized");
         channel
     }
+
+    /// The server gets the call with this id, and its client the answer.
+    async fn completes(&mut self, channel: &Channel, pending: Client, id: u64) {
+        assert_eq!(self.take(channel).await["id"], id);
+        channel.events.event(answer(id).to_string()).await;
+        assert_eq!(event(&mut pending.response().await.sse()).await, answer(id));
+    }
 }
 
 fn call(id: u64) -> String {
@@ -160,9 +167,7 @@ async fn a_refused_post_is_the_answer_to_its_call() {
     assert_eq!(pending.response().await.status, 403);
     // The session goes on.
     let pending = session.post(call(1)).start(server.proxy.addr).await;
-    assert_eq!(server.take(&channel).await["id"], 1);
-    channel.events.event(answer(1).to_string()).await;
-    assert_eq!(event(&mut pending.response().await.sse()).await, answer(1));
+    server.completes(&channel, pending, 1).await;
 }
 
 #[tokio::test]
@@ -172,9 +177,7 @@ async fn a_post_that_finds_no_session_opens_it_again() {
     let pending = session.post(call(1)).start(server.proxy.addr).await;
     server.upstream.next().await.json(404, "Could not find session").await;
     let channel = server.open_again("/messages?s=2").await;
-    assert_eq!(server.take(&channel).await["id"], 1);
-    channel.events.event(answer(1).to_string()).await;
-    assert_eq!(event(&mut pending.response().await.sse()).await, answer(1));
+    server.completes(&channel, pending, 1).await;
 }
 
 #[tokio::test]
@@ -189,9 +192,7 @@ async fn a_stream_that_is_lost_ends_its_calls_and_the_next_one_opens_the_session
     assert_eq!((&error["id"], &error["error"]["data"]["mayHaveRun"]), (&json!(1), &json!(true)), "{error}");
     let pending = session.post(call(2)).start(server.proxy.addr).await;
     let channel = server.open_again("/messages?s=2").await;
-    assert_eq!(server.take(&channel).await["id"], 2);
-    channel.events.event(answer(2).to_string()).await;
-    assert_eq!(event(&mut pending.response().await.sse()).await, answer(2));
+    server.completes(&channel, pending, 2).await;
 }
 
 #[tokio::test]
@@ -257,9 +258,7 @@ async fn a_server_that_refuses_connections_is_waited_for() {
         .await;
     server.upstream.listen_again().await;
     let channel = server.open_again("/messages?s=2").await;
-    assert_eq!(server.take(&channel).await["id"], 1);
-    channel.events.event(answer(1).to_string()).await;
-    assert_eq!(event(&mut pending.response().await.sse()).await, answer(1));
+    server.completes(&channel, pending, 1).await;
 }
 
 #[tokio::test]

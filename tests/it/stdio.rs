@@ -29,6 +29,13 @@ async fn event(response: &mut Response) -> Value {
     response.event().await.json()
 }
 
+/// The server gets the call with this id, and its client the answer.
+async fn completes(server: &mut StdioServer, pending: Client, id: i64) {
+    assert_eq!(server.message().await["id"], id);
+    server.say(answer(id)).await;
+    assert_eq!(event(&mut pending.response().await.sse()).await, answer(id));
+}
+
 #[tokio::test]
 async fn a_call_gets_the_messages_that_name_it() {
     let servers = StdioServers::start().await;
@@ -111,12 +118,7 @@ async fn a_process_that_ends_fails_its_calls_and_the_next_one_opens_the_session_
     assert_eq!((&error["id"], &error["error"]["code"], &error["error"]["data"]), (&json!(1), &json!(-32010), &data));
 
     let pending = session.post(call(2)).start(proxy.addr).await;
-    let mut second = servers.next().await;
-    second.answer_initialize(Value::Null).await;
-    second.expect("notifications/initialized").await;
-    assert_eq!(second.message().await["id"], 2);
-    second.say(answer(2)).await;
-    assert_eq!(event(&mut pending.response().await.sse()).await, answer(2));
+    completes(&mut servers.open_again().await, pending, 2).await;
 }
 
 #[tokio::test]
@@ -273,12 +275,7 @@ async fn a_session_without_a_request_is_closed_for_idleness_and_opened_again() {
     server.end_of_input().await;
     server.exit().await;
     let pending = session.post(call(2)).start(proxy.addr).await;
-    let mut second = servers.next().await;
-    second.answer_initialize(Value::Null).await;
-    second.expect("notifications/initialized").await;
-    assert_eq!(second.message().await["id"], 2);
-    second.say(answer(2)).await;
-    assert_eq!(event(&mut pending.response().await.sse()).await, answer(2));
+    completes(&mut servers.open_again().await, pending, 2).await;
 }
 
 #[tokio::test]
@@ -336,10 +333,5 @@ async fn a_session_goes_on_at_another_replica_with_a_process_there() {
 
     // As a balancer sends it to a replica in place of the session's own.
     let pending = session.post(call(1)).with("Mcp-Resume-Home", ONE).start(second.addr).await;
-    let mut server = servers.next().await;
-    server.answer_initialize(Value::Null).await;
-    server.expect("notifications/initialized").await;
-    assert_eq!(server.message().await["id"], 1);
-    server.say(answer(1)).await;
-    assert_eq!(event(&mut pending.response().await.sse()).await, answer(1));
+    completes(&mut servers.open_again().await, pending, 1).await;
 }

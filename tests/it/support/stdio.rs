@@ -65,6 +65,14 @@ impl StdioServers {
         StdioServer { pid, environment, lines, writer }
     }
 
+    /// The next process, which opens again the session of the request that waits.
+    pub(crate) async fn open_again(&self) -> StdioServer {
+        let mut server = self.next().await;
+        server.answer_initialize(Value::Null).await;
+        server.expect("notifications/initialized").await;
+        server
+    }
+
     /// Opens a session at a server of its own.
     pub(crate) async fn open(&self, proxy: &Proxy) -> (StdioServer, Session) {
         let pending = Request::post(super::initialize(V2025_11)).start(proxy.addr).await;
