@@ -1,9 +1,14 @@
 //! Callers, as servers are counted and kept for them.
 
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use super::connection::Users;
 use crate::event_log::{Principal, QuotaKey};
 
-/// Caller of a request.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// Caller of a request: a principal, or callers without credentials at one address. A principal stays the same caller once the server has accepted its
+/// credentials, although it counts as another holder from then on.
+#[derive(Clone, Debug)]
 pub struct Caller {
     principal: Principal,
     counted_as: QuotaKey,
@@ -23,5 +28,44 @@ impl Caller {
     /// Returns the holder of a quota as which the caller counts.
     pub(super) fn counted_as(&self) -> &QuotaKey {
         &self.counted_as
+    }
+
+    fn identity(&self) -> (&Principal, Option<&QuotaKey>) {
+        (&self.principal, self.is_anonymous().then_some(&self.counted_as))
+    }
+}
+
+impl PartialEq for Caller {
+    fn eq(&self, other: &Self) -> bool {
+        self.identity() == other.identity()
+    }
+}
+
+impl Eq for Caller {}
+
+impl Hash for Caller {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.identity().hash(state);
+    }
+}
+
+/// Returns the users of a channel that requests without sessions share: those of a caller, or the proxy's own.
+pub(super) fn users_of(caller: Option<&Arc<Caller>>) -> Users {
+    if caller.is_some_and(|caller| caller.is_anonymous()) { Users::Anonymous } else { Users::Principal }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use super::*;
+
+    #[test]
+    fn a_principal_is_one_caller_before_and_after_its_credentials_are_proven() {
+        let [one, other] = [1, 2].map(|last| QuotaKey::Peer(IpAddr::V4(Ipv4Addr::new(192, 0, 2, last))));
+        let known = Principal::Known([1; 16]);
+        assert_eq!(Caller::new(known, one.clone()), Caller::new(known, QuotaKey::Known([1; 16])));
+        assert_ne!(Caller::new(known, one.clone()), Caller::new(Principal::Known([2; 16]), one.clone()));
+        assert_ne!(Caller::new(Principal::Anonymous, one), Caller::new(Principal::Anonymous, other));
     }
 }

@@ -13,11 +13,11 @@ use tokio::sync::OwnedMutexGuard;
 use tracing::info;
 
 use super::Channels;
+use super::caller::Caller;
 use super::connection::{Begun, End};
 use super::metrics::EndReason;
 use super::pending::Failed;
-use super::session::Session;
-use super::sharer::Sharer;
+use super::server::Server;
 use super::start::until;
 use crate::backoff::Backoff;
 use crate::protocol::error::ErrorCode;
@@ -96,9 +96,9 @@ impl ServerEra {
 }
 
 impl Channels {
-    /// Returns the era of the server. If it is not known yet, the server is asked on the channel of `sharer`, also if the request is given up. One that
+    /// Returns the era of the server. If it is not known yet, the server is asked on the channel of `caller`, also if the request is given up. One that
     /// ends without an answer counts as a legacy one for this request, and is asked again by a later one.
-    pub(super) async fn era(self: &Arc<Self>, sharer: &Sharer) -> Result<Era, Failed> {
+    pub(super) async fn era(self: &Arc<Self>, caller: Option<&Arc<Caller>>) -> Result<Era, Failed> {
         if let Some(era) = self.era.known() {
             return Ok(era);
         }
@@ -112,19 +112,23 @@ impl Channels {
         if sync::lock(&self.era.retry).must_wait(clock::now()) {
             return Ok(Era::Legacy);
         }
-        let asked = self.runtime.spawn(self.clone().ask_era(sharer.clone(), asking));
+        let asked = self.runtime.spawn(self.clone().ask_era(caller.cloned(), asking));
         asked.await.unwrap_or_else(|_| Err(Failed::of(ErrorCode::ServerFailed, String::new())))
     }
 
-    async fn ask_era(self: Arc<Self>, sharer: Sharer, _asking: OwnedMutexGuard<()>) -> Result<Era, Failed> {
-        let session = self.shared(&sharer).await?;
-        let answer = until(clock::now() + self.settings.start, discover(&session)).await.ok().flatten();
-        if session.connection.ending() == Some(End::Closed) {
+    async fn ask_era(
+        self: Arc<Self>,
+        caller: Option<Arc<Caller>>,
+        _asking: OwnedMutexGuard<()>,
+    ) -> Result<Era, Failed> {
+        let server = self.shared(caller.as_ref()).await?;
+        let answer = until(clock::now() + self.settings.start, discover(&server)).await.ok().flatten();
+        if server.connection.ending() == Some(End::Closed) {
             // The proxy has ended it, which says nothing of the server.
             return Err(Failed::of(ErrorCode::NoServer, String::new()));
         }
         let has_answered = answer.as_deref().is_some_and(|answer| error_code(answer) != Some(SERVER_ENDED));
-        if !has_answered && session.connection.ending() == Some(End::Lost) {
+        if !has_answered && server.connection.ending() == Some(End::Lost) {
             info!("a server has ended when it was asked for its revisions");
             sync::lock(&self.era.retry).note_end(clock::now());
             // A client that also speaks an older revision falls back to it.
@@ -134,21 +138,21 @@ impl Channels {
         info!(?era, "the server on stdio was asked for its revisions");
         *sync::lock(&self.era.known) = Some(era);
         if era == Era::Legacy {
-            session.end(EndReason::Client);
+            server.end(EndReason::Client);
         }
         Ok(era)
     }
 }
 
 /// Asks the server what it speaks. Returns its response, or `None` if it has ended.
-async fn discover(session: &Session) -> Option<Bytes> {
+async fn discover(server: &Server) -> Option<Bytes> {
     let request = json!({"jsonrpc": "2.0", "id": 0, "method": "server/discover", "params": {"_meta": {
         "io.modelcontextprotocol/protocolVersion": ASKED,
         "io.modelcontextprotocol/clientInfo": {"name": "mcp-resume", "version": env!("CARGO_PKG_VERSION")},
         "io.modelcontextprotocol/clientCapabilities": {},
     }}});
     let message = Message::Request { id: RequestId::from_json("0")?, method: "server/discover".into() };
-    let call = session.connection.call(&[message], &request.to_string().into(), None, None, Box::new(|| {}));
+    let call = server.connection.call(&[message], &request.to_string().into(), None, None, Box::new(|| {}));
     let mut waiting = call.ok()?;
     match waiting.begun().await {
         Begun::Written => waiting.events.response().await,

@@ -33,8 +33,7 @@ mod pending;
 pub mod pipe;
 mod pool;
 mod respond;
-mod session;
-mod sharer;
+mod server;
 mod start;
 #[cfg(test)]
 mod tests;
@@ -65,8 +64,7 @@ pub use pool::Bounds;
 use pool::{Occupant, Starts};
 pub use respond::{empty, no_server, refusal_about};
 use respond::{event_stream, refusal};
-use session::Session;
-use sharer::Sharer;
+use server::Server;
 pub use waiting::StartKind;
 use waiting::Waiting;
 
@@ -141,11 +139,11 @@ pub struct Channels {
 #[derive(Default)]
 struct State {
     /// Sessions by the names that they were given.
-    sessions: HashMap<String, Arc<Session>>,
+    sessions: HashMap<String, Arc<Server>>,
     /// Channels without sessions, by the callers that share them.
-    shared: HashMap<Sharer, Opening>,
+    shared: HashMap<Option<Arc<Caller>>, Opening>,
     /// All sessions whose servers are there, those without a name included.
-    servers: HashMap<u64, Arc<Session>>,
+    servers: HashMap<u64, Arc<Server>>,
     /// Sessions that are being opened, by numbers of their own.
     starting: BTreeMap<u64, Pending>,
     starts: Starts,
@@ -220,7 +218,7 @@ impl Channels {
 
     /// Ends all servers, and resolves when nothing of them is left: after seven seconds at the latest.
     pub async fn end_all(&self) {
-        let servers: Vec<Arc<Session>> = {
+        let servers: Vec<Arc<Server>> = {
             let mut state = sync::lock(&self.state);
             state.is_over = true;
             state.servers.values().cloned().collect()
@@ -242,7 +240,7 @@ impl Channels {
     }
 
     /// Returns the session of a name, if it has a channel that works.
-    fn session(&self, name: Option<&[u8]>) -> Option<Arc<Session>> {
+    fn session(&self, name: Option<&[u8]>) -> Option<Arc<Server>> {
         let name = std::str::from_utf8(name?).ok()?;
         let session = sync::lock(&self.state).sessions.get(name).cloned()?;
         if session.connection.ending().is_none() { Some(session) } else { None }
@@ -296,12 +294,12 @@ impl Channels {
         self.open.takes_headers().then(|| request.headers.clone())
     }
 
-    fn forget_name(&self, session: &Session) {
-        sync::lock(&self.state).sessions.retain(|_, other| other.number != session.number);
+    fn forget_name(&self, server: &Server) {
+        sync::lock(&self.state).sessions.retain(|_, other| other.number != server.number);
     }
 
-    fn forget(&self, session: &Session) {
-        sync::lock(&self.state).servers.remove(&session.number);
+    fn forget(&self, server: &Server) {
+        sync::lock(&self.state).servers.remove(&server.number);
         self.room.notify_waiters();
     }
 
@@ -319,7 +317,7 @@ impl Channels {
 
     fn end_idle(&self, idle: Duration) {
         let now = clock::now();
-        let servers: Vec<Arc<Session>> = sync::lock(&self.state).servers.values().cloned().collect();
+        let servers: Vec<Arc<Server>> = sync::lock(&self.state).servers.values().cloned().collect();
         for server in servers {
             if server.idle_since(now).is_some_and(|since| now.saturating_duration_since(since) >= idle) {
                 server.end(EndReason::Idle);
@@ -330,7 +328,7 @@ impl Channels {
 
 impl State {
     fn occupants(&self) -> Vec<Occupant> {
-        let given_up = |server: &Session| {
+        let given_up = |server: &Server| {
             let of_server = |start: &&Pending| start.server.as_ref().is_some_and(|it| it.number == server.number);
             self.starting.values().find(of_server).and_then(Pending::unwanted_since)
         };

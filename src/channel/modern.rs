@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
+use super::caller::{Caller, users_of};
 use super::connection::{Begun, Refused, Waiting};
 use super::era::{UNSUPPORTED_VERSION, error_code};
 use super::link::OpenError;
 use super::metrics::StartOutcome;
-use super::pending::{Failed, Pending, Wanter};
+use super::pending::{Failed, Pending, Waiter};
 use super::respond::{empty, event_stream, json, refusal, refusal_about};
-use super::session::Session;
-use super::sharer::Sharer;
+use super::server::Server;
 use super::start::until;
 use super::{Channels, OnBegin, Request, Response, StartKind, code_of, request_id};
 use crate::protocol::channel::envelope;
@@ -36,7 +36,7 @@ const INVALID_REQUEST: i64 = -32600;
 const HEADER_MISMATCH: i64 = -32020;
 
 /// A shared channel: its outcome once it is open.
-pub(super) type Opening = watch::Receiver<Option<Result<Arc<Session>, Failed>>>;
+pub(super) type Opening = watch::Receiver<Option<Result<Arc<Server>, Failed>>>;
 
 /// Returns true if a request that names no session is one of a revision without sessions, by its header or its `_meta`.
 pub(super) fn is_modern(request: &Request<'_>) -> bool {
@@ -63,9 +63,9 @@ impl Channels {
             let text = format!("the header {header} does not match the body");
             return error(id, HEADER_MISMATCH, &text, Value::Null);
         }
-        let sharer = Sharer::of(request.caller);
-        match self.era(&sharer).await {
-            Ok(Era::Modern) => self.call_on_shared(&sharer, messages, request).await,
+        let caller = request.caller;
+        match self.era(caller).await {
+            Ok(Era::Modern) => self.call_on_shared(caller, messages, request).await,
             Ok(Era::Legacy) => {
                 let requested = jsonrpc::meta_protocol_version(request.body).unwrap_or_default();
                 let data = json!({"supported": ProtocolVersion::LEGACY, "requested": requested});
@@ -76,16 +76,21 @@ impl Channels {
     }
 
     /// Hands a request to the channel of its caller. A channel that has ended before it took a byte is replaced.
-    async fn call_on_shared(self: &Arc<Self>, sharer: &Sharer, messages: &[Message], request: Request<'_>) -> Response {
+    async fn call_on_shared(
+        self: &Arc<Self>,
+        caller: Option<&Arc<Caller>>,
+        messages: &[Message],
+        request: Request<'_>,
+    ) -> Response {
         let ids: Vec<RequestId> = messages.iter().filter_map(request_id).cloned().collect();
         let on_begin = Arc::new(Mutex::new(Some(request.on_begin)));
         for _ in 0..ATTEMPTS {
-            let session = match self.shared(sharer).await {
-                Ok(session) => session,
+            let server = match self.shared(caller).await {
+                Ok(server) => server,
                 Err(Failed { code, detail, .. }) => return refusal_about(code, &detail, &ids),
             };
             let stream = request.stream.cloned();
-            let call = session.connection.call(messages, request.body, None, stream, once(&on_begin));
+            let call = server.connection.call(messages, request.body, None, stream, once(&on_begin));
             match call {
                 Ok(mut waiting) => match waiting.begun().await {
                     Begun::Written => return respond(messages, waiting, &ids).await,
@@ -100,21 +105,22 @@ impl Channels {
     }
 
     /// Returns the channel of these callers; opens it if there is none.
-    pub(super) async fn shared(self: &Arc<Self>, sharer: &Sharer) -> Result<Arc<Session>, Failed> {
+    pub(super) async fn shared(self: &Arc<Self>, caller: Option<&Arc<Caller>>) -> Result<Arc<Server>, Failed> {
+        let caller = caller.cloned();
         let mut opening = {
             let mut state = sync::lock(&self.state);
             if state.is_over {
                 return Err(Failed::of(ErrorCode::Draining, String::new()));
             }
-            match state.shared.get(sharer) {
+            match state.shared.get(&caller) {
                 Some(opening) if !has_ended(opening) => opening.clone(),
                 Some(_) | None => {
                     let (opened, opening) = watch::channel(None);
                     // One that ended while it was opened is still there.
                     state.shared.retain(|_, opening| !has_ended(opening));
-                    state.shared.insert(sharer.clone(), opening.clone());
+                    state.shared.insert(caller.clone(), opening.clone());
                     // On the runtime of all channels: a request that is given up does not end the start.
-                    self.runtime.spawn(self.clone().open_shared(sharer.clone(), opened));
+                    self.runtime.spawn(self.clone().open_shared(caller, opened));
                     opening
                 }
             }
@@ -127,25 +133,32 @@ impl Channels {
         outcome.unwrap_or_else(|| Err(Failed::of(ErrorCode::ServerFailed, String::new())))
     }
 
-    async fn open_shared(self: Arc<Self>, sharer: Sharer, opened: watch::Sender<Option<Result<Arc<Session>, Failed>>>) {
-        let (outcome, result) = self.start_shared(&sharer).await;
+    async fn open_shared(
+        self: Arc<Self>,
+        caller: Option<Arc<Caller>>,
+        opened: watch::Sender<Option<Result<Arc<Server>, Failed>>>,
+    ) {
+        let (outcome, result) = self.start_shared(caller.as_ref()).await;
         self.limits.metrics.observe_start(outcome);
         match &result {
             Ok(_) => info!("a server was started for requests without sessions"),
             Err(Failed { code, detail, .. }) => {
                 warn!(error = code.label(), detail, "no server was started for requests without sessions");
-                sync::lock(&self.state).shared.remove(&sharer);
+                sync::lock(&self.state).shared.remove(&caller);
             }
         }
         let _ = opened.send(Some(result));
     }
 
-    async fn start_shared(self: &Arc<Self>, sharer: &Sharer) -> (StartOutcome, Result<Arc<Session>, Failed>) {
+    async fn start_shared(
+        self: &Arc<Self>,
+        caller: Option<&Arc<Caller>>,
+    ) -> (StartOutcome, Result<Arc<Server>, Failed>) {
         let failed = |code, detail| Err(Failed::of(code, detail));
         let deadline = clock::now() + self.settings.start;
         // Wanted until it is open: the receiver stays here.
-        let (wanter, _answered) = Wanter::without_request();
-        let pending = Pending::new(sharer.caller().cloned(), None, wanter);
+        let (waiter, _answered) = Waiter::without_request();
+        let pending = Pending::new(caller.cloned(), None, waiter);
         let admitted = match until(deadline, self.admit(pending, StartKind::First)).await {
             Ok(Ok(admitted)) => admitted,
             Ok(Err(refused)) => return (StartOutcome::NoRoom, Err(refused)),
@@ -159,34 +172,33 @@ impl Channels {
             Ok(Err(OpenError::Refused(response))) => return (StartOutcome::Failed, Err(Failed::by(response))),
             Err(_) => return (StartOutcome::TimedOut, failed(ErrorCode::ServerSlow, String::new())),
         };
-        let (by_sharer, by_number, limits) = (self.clone(), self.clone(), self.limits.clone());
-        let session = Session::begin(
-            sharer.users(),
+        let (by_caller, by_number, limits) = (self.clone(), self.clone(), self.limits.clone());
+        let server = Server::begin(
+            users_of(caller),
             link,
-            sharer.caller().cloned(),
+            caller.cloned(),
             limits,
-            move |session| by_sharer.forget_shared(session),
-            move |session| by_number.forget(session),
+            move |server| by_caller.forget_shared(server),
+            move |server| by_number.forget(server),
         );
-        let is_wanted = self.note_server(admitted.number, &session);
+        let is_wanted = self.note_server(admitted.number, &server);
         drop(admitted);
         if !is_wanted {
-            session.end(super::EndReason::Shutdown);
+            server.end(super::EndReason::Shutdown);
             return (StartOutcome::Failed, failed(ErrorCode::Draining, String::new()));
         }
-        (StartOutcome::Opened, Ok(session))
+        (StartOutcome::Opened, Ok(server))
     }
 
-    fn forget_shared(&self, session: &Session) {
-        let is_its =
-            |opening: &Opening| matches!(&*opening.borrow(), Some(Ok(other)) if other.number == session.number);
+    fn forget_shared(&self, server: &Server) {
+        let is_its = |opening: &Opening| matches!(&*opening.borrow(), Some(Ok(other)) if other.number == server.number);
         sync::lock(&self.state).shared.retain(|_, opening| !is_its(opening));
     }
 }
 
 /// Returns true if the channel was open, and has ended.
 fn has_ended(opening: &Opening) -> bool {
-    matches!(&*opening.borrow(), Some(Ok(session)) if session.connection.ending().is_some())
+    matches!(&*opening.borrow(), Some(Ok(server)) if server.connection.ending().is_some())
 }
 
 /// Returns a call of the function on the first of its uses.

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use super::Response;
 use super::caller::Caller;
-use super::session::Session;
+use super::server::Server;
 use crate::clock;
 use crate::event_log::Stream;
 use crate::protocol::error::ErrorCode;
@@ -52,7 +52,7 @@ impl Failed {
 }
 
 /// The request that waits for a start.
-pub(super) struct Wanter {
+pub(super) struct Waiter {
     id: RequestId,
     /// Stream of the request, or `None` for one of the proxy's own.
     stream: Option<Arc<Stream>>,
@@ -60,7 +60,7 @@ pub(super) struct Wanter {
     answer: Option<oneshot::Sender<Result<Started, Failed>>>,
 }
 
-impl Wanter {
+impl Waiter {
     /// Creates one that waits until the receiver is dropped, for a channel that several requests share.
     pub(super) fn without_request() -> (Self, oneshot::Receiver<Result<Started, Failed>>) {
         Self::new(RequestId::Number("0".into()), None)
@@ -89,11 +89,11 @@ pub(super) struct Pending {
     pub(super) caller: Option<Arc<Caller>>,
     /// Parameters of its `initialize`, or `None` for one that is not kept.
     params: Option<InitializeParams>,
-    wanter: Wanter,
+    waiter: Waiter,
     /// Time of the last `initialize` that wanted it.
     pub(super) wanted_at: Instant,
     /// The server, once the process runs.
-    pub(super) server: Option<Arc<Session>>,
+    pub(super) server: Option<Arc<Server>>,
     answer: Option<Answer>,
 }
 
@@ -111,17 +111,17 @@ pub(super) enum Taken {
     /// The start goes on for this request.
     Starting,
     /// The server had answered: its session, under this name before, and its answer.
-    Answered { server: Arc<Session>, body: Bytes, old_name: Option<String> },
+    Answered { server: Arc<Server>, body: Bytes, old_name: Option<String> },
 }
 
 impl Pending {
-    pub(super) fn new(caller: Option<Arc<Caller>>, params: Option<InitializeParams>, wanter: Wanter) -> Self {
-        Self { caller, params, wanter, wanted_at: clock::now(), server: None, answer: None }
+    pub(super) fn new(caller: Option<Arc<Caller>>, params: Option<InitializeParams>, waiter: Waiter) -> Self {
+        Self { caller, params, waiter, wanted_at: clock::now(), server: None, answer: None }
     }
 
     /// Returns true while a client waits for the session.
     pub(super) fn is_wanted(&self) -> bool {
-        self.wanter.waits()
+        self.waiter.waits()
     }
 
     /// Returns the time of the last `initialize` that wanted the session, or `None` while one does.
@@ -145,7 +145,7 @@ impl Pending {
 
     /// Lets the start go on for the request of `other`. The one before gets no answer.
     pub(super) fn go_on_for(&mut self, other: Self) -> Taken {
-        (self.wanter, self.wanted_at) = (other.wanter, other.wanted_at);
+        (self.waiter, self.wanted_at) = (other.waiter, other.wanted_at);
         match (self.answer.take(), &self.server) {
             (Some(Answer { body, name, .. }), Some(server)) => {
                 let body = self.addressed(&body);
@@ -157,7 +157,7 @@ impl Pending {
 
     /// Gives the request that wants the session its failure.
     pub(super) fn fail(&mut self, failed: Failed) {
-        if let Some(answer) = self.wanter.answer.take() {
+        if let Some(answer) = self.waiter.answer.take() {
             let _ = answer.send(Err(failed));
         }
     }
@@ -167,7 +167,7 @@ impl Pending {
     pub(super) fn answer(&mut self, body: Bytes, name: Option<String>) -> (bool, bool) {
         let (is_wanted, addressed) = (self.is_wanted(), self.addressed(&body));
         let started = Started { body: addressed, name: name.clone() };
-        let is_sent = self.wanter.answer.take().is_some_and(|answer| answer.send(Ok(started)).is_ok());
+        let is_sent = self.waiter.answer.take().is_some_and(|answer| answer.send(Ok(started)).is_ok());
         let idle_since = self.server.as_ref().and_then(|server| server.idle_since(clock::now()));
         self.answer = Some(Answer { body, name: name.filter(|_| is_sent), idle_since });
         (is_sent, is_sent && is_wanted)
@@ -176,7 +176,7 @@ impl Pending {
     /// Returns the answer under the ID of the request that wants it.
     fn addressed(&self, body: &Bytes) -> Bytes {
         let renamed = |message: &Message, _: &RequestId| match message {
-            Message::Response { .. } => Some(self.wanter.id.clone()),
+            Message::Response { .. } => Some(self.waiter.id.clone()),
             Message::Request { .. } | Message::Notification { .. } => None,
         };
         jsonrpc::rename_ids(body, renamed).map_or_else(|| body.clone(), Bytes::from)

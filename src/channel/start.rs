@@ -14,9 +14,9 @@ use super::body::Events;
 use super::connection::{Begun, Connection, Users};
 use super::link::{OpenError, ProgramEnd};
 use super::metrics::{EndReason, StartOutcome};
-use super::pending::{Failed, Pending, Started, Taken, Wanter};
+use super::pending::{Failed, Pending, Started, Taken, Waiter};
 use super::respond::{json, refusal, refusal_about};
-use super::session::Session;
+use super::server::Server;
 use super::{Channels, OnBegin, Request, Response, request_id};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{Lines, names};
@@ -47,8 +47,8 @@ impl Channels {
         request: Request<'_>,
     ) -> Result<Started, Failed> {
         let deadline = clock::now() + self.settings.start;
-        let (wanter, mut answered) = Wanter::new(id.clone(), request.stream.cloned());
-        let wanted = Pending::new(request.caller.cloned(), InitializeParams::of(request.body), wanter);
+        let (waiter, mut answered) = Waiter::new(id.clone(), request.stream.cloned());
+        let wanted = Pending::new(request.caller.cloned(), InitializeParams::of(request.body), waiter);
         let number = match self.take_over(wanted) {
             Ok((_, Some(started))) => {
                 (request.on_begin)();
@@ -140,7 +140,7 @@ impl Channels {
     }
 
     /// Gives the answer of a server to the request that wants it, and the session a name. Returns false if the client has given up.
-    fn answer(&self, number: u64, server: &Arc<Session>, body: Bytes) -> bool {
+    fn answer(&self, number: u64, server: &Arc<Server>, body: Bytes) -> bool {
         let mut state = sync::lock(&self.state);
         let state = &mut *state;
         let Some(start) = state.starting.get_mut(&number) else { return true };
@@ -216,14 +216,14 @@ impl Start {
     }
 }
 
-fn end(server: Option<&Arc<Session>>) {
+fn end(server: Option<&Arc<Server>>) {
     if let Some(server) = server {
         server.end(EndReason::Client);
     }
 }
 
 /// Keeps the session of a client that has given up, until another request takes it over, or for as long as such sessions are kept.
-async fn keep(admitted: &Admitted, server: &Arc<Session>) {
+async fn keep(admitted: &Admitted, server: &Arc<Server>) {
     let Admitted { channels, number } = admitted;
     tokio::select! {
         () = channels.unwanted(*number) => {}
@@ -242,7 +242,7 @@ impl Channels {
         number: u64,
         (messages, head, body): (&[Message], Option<Lines>, &Bytes),
         on_begin: OnBegin,
-        opened: &mut Option<Arc<Session>>,
+        opened: &mut Option<Arc<Server>>,
     ) -> Result<Answer, Failed> {
         let failed = |detail: String| Failed::of(ErrorCode::ServerFailed, detail);
         let link = match self.open.open(head.as_ref()).await {
@@ -252,43 +252,42 @@ impl Channels {
         };
         let (by_name, by_number) = (self.clone(), self.clone());
         let caller = sync::lock(&self.state).starting.get(&number).and_then(|start| start.caller.clone());
-        let session = Session::begin(
+        let server = Server::begin(
             Users::Session,
             link,
             caller,
             self.limits.clone(),
-            move |session| by_name.forget_name(session),
-            move |session| by_number.forget(session),
+            move |server| by_name.forget_name(server),
+            move |server| by_number.forget(server),
         );
-        *opened = Some(session.clone());
-        if !self.note_server(number, &session) {
+        *opened = Some(server.clone());
+        if !self.note_server(number, &server) {
             return Err(Failed::of(ErrorCode::Draining, String::new()));
         }
         // Without a stream: a question of the server is none of the client's before there is a session.
-        let call = session.connection.call(messages, body, head.clone(), None, on_begin);
+        let call = server.connection.call(messages, body, head.clone(), None, on_begin);
         let mut waiting = call.map_err(|refused| failed(refused.to_string()))?;
         let answer = match waiting.begun().await {
-            Begun::Written => first_answer(&waiting.events, &session.connection, head.as_ref()).await,
+            Begun::Written => first_answer(&waiting.events, &server.connection, head.as_ref()).await,
             Begun::Refused(response) => return Err(Failed::by(response)),
             Begun::Ended => None,
         };
-        match answer.filter(|_| session.connection.ending().is_none()) {
+        match answer.filter(|_| server.connection.ending().is_none()) {
             Some((message, true)) => Ok(Answer::Refused(message)),
             Some((message, false)) => {
                 info!(servers = sync::lock(&self.state).servers.len(), "a server was started for a session");
                 Ok(Answer::Opened(message))
             }
             None => {
-                let end =
-                    session.program_end().map_or_else(|| "its output was closed".to_owned(), ProgramEnd::describe);
-                let garbage = describe_garbage(&session.connection);
+                let end = server.program_end().map_or_else(|| "its output was closed".to_owned(), ProgramEnd::describe);
+                let garbage = describe_garbage(&server.connection);
                 Err(failed(garbage.map_or(end.clone(), |garbage| format!("{end}; {garbage}"))))
             }
         }
     }
 
     /// Notes the server of a start. Returns false if all servers are being ended.
-    pub(super) fn note_server(&self, number: u64, server: &Arc<Session>) -> bool {
+    pub(super) fn note_server(&self, number: u64, server: &Arc<Server>) -> bool {
         let mut state = sync::lock(&self.state);
         state.servers.insert(server.number, server.clone());
         if let Some(start) = state.starting.get_mut(&number) {

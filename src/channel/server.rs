@@ -1,4 +1,4 @@
-//! A session on a channel of its own, or the channel of callers without sessions: from the start of its server to the end.
+//! One server with its channel, from its start to its end. It serves a session, or the requests of callers without sessions.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -21,11 +21,11 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Time for which a GET alone keeps a session from being idle.
 const LISTENING_COUNTS: Duration = Duration::from_secs(3600);
 
-/// Number of a session, in the order of their beginnings.
+/// Number of a server, in the order of their beginnings.
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
-/// A session. It lives as long as its channel.
-pub(super) struct Session {
+/// A server. It lives as long as its channel.
+pub(super) struct Server {
     pub(super) number: u64,
     pub(super) connection: Arc<Connection>,
     /// Caller for whom the server was started, or `None` for the proxy itself.
@@ -37,16 +37,16 @@ pub(super) struct Session {
     pub(super) began: Instant,
 }
 
-impl Session {
-    /// Begins a session on an open channel, on the caller's runtime. `on_end` is called once when the channel has ended, before any response of the
-    /// session ends; `on_gone` when nothing of the program is left.
+impl Server {
+    /// Begins with an open channel, on the caller's runtime. `on_end` is called once when the channel has ended, before any response on it
+    /// ends; `on_gone` when nothing of the program is left.
     pub(super) fn begin(
         users: Users,
         link: Link,
         caller: Option<Arc<Caller>>,
         limits: Limits,
-        on_end: impl FnOnce(&Session) + Send + 'static,
-        on_gone: impl FnOnce(&Session) + Send + 'static,
+        on_end: impl FnOnce(&Server) + Send + 'static,
+        on_gone: impl FnOnce(&Server) + Send + 'static,
     ) -> Arc<Self> {
         let Link { input, output, program } = link;
         let (connection, reader) = Connection::start(users, limits.clone(), input, output);
@@ -54,12 +54,12 @@ impl Session {
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let began = clock::now();
         let (reason, program_end) = (OnceLock::new(), OnceLock::new());
-        let session = Arc::new(Self { number, connection, caller, program, limits, reason, program_end, began });
-        tokio::spawn(session.clone().watch(reader, on_end, on_gone));
-        session
+        let server = Arc::new(Self { number, connection, caller, program, limits, reason, program_end, began });
+        tokio::spawn(server.clone().watch(reader, on_end, on_gone));
+        server
     }
 
-    /// Ends the session: the server's input is closed, and the server ended if it does not end by itself.
+    /// Ends the server: its input is closed, and its program ended if it does not end by itself.
     pub(super) fn end(&self, reason: EndReason) {
         let _ = self.reason.set(reason);
         self.connection.end(End::Closed);
@@ -86,8 +86,8 @@ impl Session {
     async fn watch(
         self: Arc<Self>,
         reader: JoinHandle<()>,
-        on_end: impl FnOnce(&Session) + Send,
-        on_gone: impl FnOnce(&Session) + Send,
+        on_end: impl FnOnce(&Server) + Send,
+        on_gone: impl FnOnce(&Server) + Send,
     ) {
         let mut ended = self.program.ended();
         let mut program_end = None;
