@@ -281,7 +281,9 @@ impl ErrorCode {
             ErrorCode::EventTooLarge => "the MCP server sent an event over the size limit",
             ErrorCode::UpstreamStatus => "the MCP server answered with an HTTP error",
             ErrorCode::CallTimedOut => "the call took longer than it may",
-            ErrorCode::Abandoned => "the call was abandoned: its client did not resume it in time",
+            ErrorCode::Abandoned => {
+                "the call was abandoned: its client did not resume it in time, or ended the session"
+            }
             ErrorCode::StreamLost => "the stream or the place in it is gone",
             ErrorCode::BoundReached => "the stream's buffer is full and no client reads it",
             ErrorCode::StoreFailed => "the proxy's store is full, or cannot be reached",
