@@ -5,21 +5,36 @@
 
 #![no_main]
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
-use mcp_resume::protocol::channel::ids::{CallKey, Owed};
-use mcp_resume::protocol::channel::routing::{Receiver, Routing, Target};
-use mcp_resume::protocol::jsonrpc::{RequestId, peek};
+use mcp_resume::protocol::channel::ids::{CallKey, MemberKey, Owed, Receiver};
+use mcp_resume::protocol::channel::routing::{Routing, Target};
+use mcp_resume::protocol::jsonrpc::{self, RequestId, peek};
 use serde_json::{Value, json};
 
 const SUBSCRIPTION: &str = "io.modelcontextprotocol/subscriptionId";
 /// More questions than are remembered, and how often an input may ask so many.
 const FLOOD: usize = 1100;
 const FLOODS: usize = 2;
-/// Bound of the ids of questions in the state: those that are remembered, in their order, of which some are forgotten.
-const REMEMBERED_MAX: usize = 3 * 1024;
+/// Bound of the names of questions in the state: ids and elicitations that are remembered, in their order, of which some are forgotten.
+const REMEMBERED_MAX: usize = 2 * 3 * 1024;
+/// The session of a channel that has one.
+const ONLY: MemberKey = MemberKey(0);
+/// Bits above those of a number that stands in place of an id.
+const UNUSED_BITS: u32 = u64::BITS - 53;
+
+thread_local! {
+    static NUMBERS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Numbers from 1 in each input: the proxy's are random, and no input could be repeated.
+fn next_number() -> u64 {
+    NUMBERS.set(NUMBERS.get() + 1);
+    NUMBERS.get() << UNUSED_BITS
+}
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((first, steps)) = bytes.split_first() else { return };
@@ -41,7 +56,8 @@ struct Channel {
     last_number: u64,
     /// Call that has declared a progress token last.
     tokens: HashMap<String, u64>,
-    questions: HashMap<String, Receiver>,
+    /// Receivers by the members that name questions, and the names.
+    questions: HashMap<(&'static str, String), Receiver>,
     given_up: HashSet<String>,
     floods: usize,
 }
@@ -57,8 +73,8 @@ struct Request {
 
 impl Channel {
     fn new(is_shared: bool) -> Self {
-        let routing = if is_shared { Routing::shared() } else { Routing::default() };
-        assert_eq!(routing.is_shared(), is_shared);
+        NUMBERS.set(0);
+        let routing = if is_shared { Routing::shared(next_number) } else { Routing::default() };
         Self {
             routing,
             is_shared,
@@ -102,15 +118,19 @@ impl Channel {
         let sent: Vec<Value> = ids.iter().map(|id| request(id, method, token.as_ref(), key)).collect();
         let whole = if let [single] = &sent[..] { single.clone() } else { json!(sent) };
         let body = Bytes::from(whole.to_string());
-        let messages = peek(&body).expect("a message");
+        let mut messages = peek(&body).expect("a message").messages().to_vec();
+        let texts = jsonrpc::messages(&body).into_iter().map(|text| body.slice(jsonrpc::span(&body, text)));
+        let mut texts: Vec<Bytes> = texts.collect();
+        let member = if self.is_shared { None } else { Some(ONLY) };
         let is_repeated = ids.len() == 2 && ids[0] == ids[1];
         let is_in_use = |id: &Value| self.call_of(id).is_some() || self.given_up.contains(&id.to_string());
         let is_refused = is_repeated || (!self.is_shared && ids.iter().any(is_in_use));
-        let begun = self.routing.begin(CallKey(key), messages.messages(), &body);
+        let begun = self.routing.begin(CallKey(key), member, &mut messages, &mut texts);
         assert_eq!(begun.is_err(), is_refused, "{whole}");
-        let Ok(passed) = begun else { return };
-        let passed: Value = serde_json::from_slice(&passed).expect("JSON");
-        let passed = if passed.is_array() { passed.as_array().expect("an array").clone() } else { vec![passed] };
+        if begun.is_err() {
+            return;
+        }
+        let passed: Vec<Value> = texts.iter().map(|text| serde_json::from_slice(text).expect("JSON")).collect();
         assert_eq!(passed.len(), sent.len());
         let of_call = passed.iter().zip(&ids).map(|(passed, at_caller)| {
             let at_server = passed["id"].clone();
@@ -216,11 +236,11 @@ impl Channel {
     }
 
     /// A notification that names a question on a channel of one session. On a shared one it may name a request.
-    fn follows_question(&mut self, one: u8, method: &str, member: &str) {
+    fn follows_question(&mut self, one: u8, method: &str, member: &'static str) {
         let named = self.name_at_server(one);
         let message = |name: &Value| json!({"jsonrpc": "2.0", "method": method, "params": {member: name}});
         let (target, expected) = if !self.is_shared {
-            let target = match self.questions.get(&named.to_string()) {
+            let target = match self.questions.get(&(member, named.to_string())) {
                 Some(Receiver::Call(CallKey(key))) if self.calls.contains_key(key) => to(*key),
                 Some(_) | None => Target::Standalone,
             };
@@ -256,10 +276,10 @@ impl Channel {
             return;
         }
         let receiver =
-            if other & 64 == 0 { Receiver::Call(CallKey(self.some_call(one))) } else { Receiver::Standalone };
-        self.routing.note_question(text.as_bytes(), id(&named), receiver);
-        self.questions.insert(named.to_string(), receiver);
-        self.questions.insert(elicitation.to_string(), receiver);
+            if other & 64 == 0 { Receiver::Call(CallKey(self.some_call(one))) } else { Receiver::Standalone(ONLY) };
+        self.routing.note_question(text.as_bytes(), id(&named), receiver, ONLY);
+        self.questions.insert(("requestId", named.to_string()), receiver);
+        self.questions.insert(("elicitationId", elicitation.to_string()), receiver);
     }
 
     /// Asks until all older questions are forgotten.
@@ -269,8 +289,10 @@ impl Channel {
         }
         self.floods += 1;
         for number in 0..FLOOD {
-            let named = RequestId::String(format!("flood-{}-{number}", self.floods).into());
-            self.routing.note_question(b"{}", named, Receiver::Standalone);
+            let name = format!("flood-{}-{number}", self.floods);
+            let text = json!({"params": {"elicitationId": name}}).to_string();
+            let named = RequestId::String(name.into());
+            self.routing.note_question(text.as_bytes(), named, Receiver::Standalone(ONLY), ONLY);
         }
         self.questions.clear();
     }

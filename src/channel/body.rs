@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 
 use crate::body::BoxError;
-use crate::protocol::channel::routing::Receiver;
+use crate::protocol::channel::ids::Receiver;
 use crate::protocol::jsonrpc::{self, Message};
 use crate::sync;
 

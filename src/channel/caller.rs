@@ -3,8 +3,10 @@
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
+use super::Sharing;
 use super::connection::Users;
 use crate::event_log::{Principal, QuotaKey};
+use crate::protocol::jsonrpc::InitializeParams;
 
 /// Caller of a request: a principal, or callers without credentials at one address. A principal stays the same caller once the server has accepted its
 /// credentials, although it counts as another holder from then on.
@@ -46,6 +48,26 @@ impl Eq for Caller {}
 impl Hash for Caller {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.identity().hash(state);
+    }
+}
+
+/// Sessions that share a server: those of one caller with equal parameters.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(super) struct Sharers {
+    caller: Arc<Caller>,
+    params: InitializeParams,
+}
+
+impl Sharing {
+    /// Returns the sessions that share a server with one of this caller and these parameters, or `None` if there are none.
+    pub(super) fn sharers(self, caller: Option<&Arc<Caller>>, params: Option<&InitializeParams>) -> Option<Sharers> {
+        let (caller, params) = (caller?, params?);
+        let is_shared = match self {
+            Self::Off => false,
+            Self::Known => !caller.is_anonymous(),
+            Self::All => true,
+        };
+        is_shared.then(|| Sharers { caller: caller.clone(), params: params.clone() })
     }
 }
 

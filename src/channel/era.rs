@@ -152,7 +152,7 @@ async fn discover(server: &Server) -> Option<Bytes> {
         "io.modelcontextprotocol/clientCapabilities": {},
     }}});
     let message = Message::Request { id: RequestId::from_json("0")?, method: "server/discover".into() };
-    let call = server.connection.call(&[message], &request.to_string().into(), None, None, Box::new(|| {}));
+    let call = server.connection.call(None, &[message], &request.to_string().into(), None, None, Box::new(|| {}));
     let mut waiting = call.ok()?;
     match waiting.begun().await {
         Begun::Written => waiting.events.response().await,

@@ -15,6 +15,8 @@ pub(super) struct Limits {
     pub(super) response_bytes: usize,
     /// Most bytes that wait to be written.
     pub(super) outgoing_bytes: usize,
+    /// True if pings of the server are answered that nothing else answers.
+    pub(super) answers_pings: bool,
     pub(super) metrics: Arc<Metrics>,
 }
 

@@ -3,18 +3,18 @@
 //! A server on stdio or HTTP+SSE has a *channel*: JSON-RPC messages in order, both ways, without event IDs and without replay. This module is the server
 //! that such a one would be on Streamable HTTP: it takes a request of the upstream client and returns the response, in the same process and without
 //! bytes of HTTP. So everything above it works as for any server. Owned here: sessions and their channels, the response that each message belongs to,
-//! the bounds of servers and of their starts. Each session has a channel, and with it a server, of its own; requests of revisions without sessions
-//! share the channel of their caller. Absent: how a channel is opened (`child/` and `upstream/sse_server.rs`, behind [`Open`]), resumption (the event
+//! the bounds of servers and of their starts. Each session has a channel, and with it a server, of its own, or shares that of its caller
+//! ([`shared`]); requests of revisions without sessions always do. Absent: how a channel is opened (`child/` and `upstream/sse_server.rs`, behind [`Open`]), resumption (the event
 //! log), sessions whose channel has ended (`upstream/revival/` opens them again).
 //!
 //! | request | response |
 //! |---|---|
-//! | POST with `initialize`, without a session | JSON, once the server has answered |
+//! | POST with `initialize`, without a session | JSON, once the server has answered, now or to an equal one before |
 //! | POST with other requests of a session | an event stream, once the first byte was written to the server |
 //! | POST with a request of a revision without sessions | the same; of `server/discover`, JSON |
 //! | POST without requests | 202, once the message waits to be written |
 //! | GET | an event stream: the messages that belong to no call |
-//! | DELETE | 200; the server is ended |
+//! | DELETE | 200; the server is ended, if it has no other session |
 //!
 //! A request that is refused before its first byte gets a status and an error with `mayHaveRun: false`. A session that has no channel gets 404, so that
 //! it is opened again.
@@ -34,6 +34,7 @@ pub mod pipe;
 mod pool;
 mod respond;
 mod server;
+mod shared;
 mod start;
 #[cfg(test)]
 mod tests;
@@ -51,6 +52,7 @@ use tokio::sync::Notify;
 
 pub use body::Body;
 pub use caller::Caller;
+use caller::Sharers;
 use connection::{Begun, Refused};
 use era::ServerEra;
 use limits::Limits;
@@ -65,15 +67,16 @@ use pool::{Occupant, Starts};
 pub use respond::{empty, no_server, refusal_about};
 use respond::{event_stream, refusal};
 use server::Server;
+use shared::SharedServer;
 pub use waiting::StartKind;
 use waiting::Waiting;
 
 use crate::event_log::Stream;
-use crate::protocol::channel::routing::ID_MAX;
+use crate::protocol::channel::ids::{ID_MAX, MemberKey};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::Lines;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
-use crate::{clock, sync};
+use crate::{clock, random, sync};
 
 /// Interval at which idle sessions are looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
@@ -101,6 +104,21 @@ pub struct Settings {
     pub keep: Duration,
     /// Bounds of servers, or `None` for servers that run already.
     pub bounds: Option<Bounds>,
+    /// Callers whose sessions share a server.
+    pub sharing: Sharing,
+    /// True if pings of a server are answered that no client is there to answer.
+    pub answers_pings: bool,
+}
+
+/// Callers of whom each has one server for all sessions with equal parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// No caller: each session has a server of its own.
+    Off,
+    /// Callers with credentials.
+    Known,
+    /// All callers. Those without credentials at one address are one caller.
+    All,
 }
 
 /// A request of the upstream client.
@@ -136,19 +154,35 @@ pub struct Channels {
     room: Notify,
 }
 
+/// A session at its server.
+#[derive(Clone)]
+struct Session {
+    server: Arc<Server>,
+    member: MemberKey,
+}
+
+impl Session {
+    /// Returns a name that cannot be guessed.
+    fn new_name() -> String {
+        random::bytes::<16>().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
 #[derive(Default)]
 struct State {
     /// Sessions by the names that they were given.
-    sessions: HashMap<String, Arc<Server>>,
+    sessions: HashMap<String, Session>,
+    /// Servers that sessions share.
+    shared: HashMap<Sharers, SharedServer>,
     /// Channels without sessions, by the callers that share them.
-    shared: HashMap<Option<Arc<Caller>>, Opening>,
+    without_sessions: HashMap<Option<Arc<Caller>>, Opening>,
     /// All sessions whose servers are there, those without a name included.
     servers: HashMap<u64, Arc<Server>>,
     /// Sessions that are being opened, by numbers of their own.
     starting: BTreeMap<u64, Pending>,
     starts: Starts,
-    /// Starts that wait for their turn, or for room.
-    waiting: Waiting<Pending>,
+    /// Starts that wait for their turn, or for room. `None` for one that needs none any more.
+    waiting: Waiting<Option<Pending>>,
     next_start: u64,
     is_over: bool,
 }
@@ -159,6 +193,7 @@ impl Channels {
         let limits = Limits {
             response_bytes: settings.message_bytes + 1024 * 1024,
             outgoing_bytes: settings.outgoing_bytes,
+            answers_pings: settings.answers_pings,
             metrics,
         };
         let (runtime, state, room) = (Handle::current(), Mutex::default(), Notify::new());
@@ -194,7 +229,7 @@ impl Channels {
     pub async fn send(self: &Arc<Self>, request: Request<'_>) -> Response {
         match *request.method {
             Method::POST => self.post(request).await,
-            Method::GET => match self.session(request.session).map(|session| session.connection.listen()) {
+            Method::GET => match self.session(request.session).map(|it| it.server.connection.listen(it.member)) {
                 Some(Ok(events)) => event_stream(events),
                 Some(Err(Refused::Listening)) => empty(StatusCode::CONFLICT),
                 Some(Err(_)) => refusal(ErrorCode::SessionUnknown, &[]),
@@ -203,7 +238,7 @@ impl Channels {
             },
             Method::DELETE => match self.session(request.session) {
                 Some(session) => {
-                    session.end(EndReason::Client);
+                    self.end_session(&session, EndReason::Client);
                     empty(StatusCode::OK)
                 }
                 None => refusal(ErrorCode::SessionUnknown, &[]),
@@ -240,10 +275,10 @@ impl Channels {
     }
 
     /// Returns the session of a name, if it has a channel that works.
-    fn session(&self, name: Option<&[u8]>) -> Option<Arc<Server>> {
+    fn session(&self, name: Option<&[u8]>) -> Option<Session> {
         let name = std::str::from_utf8(name?).ok()?;
         let session = sync::lock(&self.state).sessions.get(name).cloned()?;
-        if session.connection.ending().is_none() { Some(session) } else { None }
+        if session.server.connection.ending().is_none() { Some(session) } else { None }
     }
 
     async fn post(self: &Arc<Self>, request: Request<'_>) -> Response {
@@ -271,14 +306,16 @@ impl Channels {
             };
         }
         let Some(session) = self.session(request.session) else { return refusal(ErrorCode::SessionUnknown, &ids) };
+        let Session { server, member } = session;
         if ids.is_empty() {
-            return match session.connection.post(messages, body, self.head(&request)) {
+            return match server.connection.post(member, messages, body, self.head(&request)) {
                 Ok(()) => empty(StatusCode::ACCEPTED),
                 Err(refused) => refusal(code_of(refused), &ids),
             };
         }
         let head = self.head(&request);
-        match session.connection.call(messages, body, head, request.stream.cloned(), request.on_begin) {
+        let stream = request.stream.cloned();
+        match server.connection.call(Some(member), messages, body, head, stream, request.on_begin) {
             Ok(mut waiting) => match waiting.begun().await {
                 Begun::Written => event_stream(waiting.events),
                 Begun::Refused(response) => *response,
@@ -295,7 +332,9 @@ impl Channels {
     }
 
     fn forget_name(&self, server: &Server) {
-        sync::lock(&self.state).sessions.retain(|_, other| other.number != server.number);
+        let mut state = sync::lock(&self.state);
+        state.sessions.retain(|_, session| session.server.number != server.number);
+        state.shared.retain(|_, shared| shared.server.number != server.number);
     }
 
     fn forget(&self, server: &Server) {
@@ -319,6 +358,7 @@ impl Channels {
         let now = clock::now();
         let servers: Vec<Arc<Server>> = sync::lock(&self.state).servers.values().cloned().collect();
         for server in servers {
+            self.end_idle_members(&server, idle);
             if server.idle_since(now).is_some_and(|since| now.saturating_duration_since(since) >= idle) {
                 server.end(EndReason::Idle);
             }
@@ -359,6 +399,6 @@ fn code_of(refused: Refused) -> ErrorCode {
         Refused::Ended => ErrorCode::SessionUnknown,
         Refused::Full => ErrorCode::ChannelFull,
         Refused::IdInUse(_) => ErrorCode::IdInUse,
-        Refused::Listening => ErrorCode::BadRequest,
+        Refused::Listening | Refused::TwoIds => ErrorCode::BadRequest,
     }
 }

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
+use super::admission::Entrance;
 use super::caller::{Caller, users_of};
 use super::connection::{Begun, Refused, Waiting};
 use super::era::{UNSUPPORTED_VERSION, error_code};
@@ -28,7 +29,7 @@ use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::{clock, sync};
 
 /// Limit of the channels that are tried for one request: each has ended before it took a byte of it.
-const ATTEMPTS: usize = 3;
+pub(super) const ATTEMPTS: usize = 3;
 /// Error of a request of a revision that a server with sessions does not speak, as the older SDKs have it: every client that probes falls back to
 /// `initialize` from it. From -32022, the error of the newer revision, not all do.
 const INVALID_REQUEST: i64 = -32600;
@@ -90,7 +91,7 @@ impl Channels {
                 Err(Failed { code, detail, .. }) => return refusal_about(code, &detail, &ids),
             };
             let stream = request.stream.cloned();
-            let call = server.connection.call(messages, request.body, None, stream, once(&on_begin));
+            let call = server.connection.call(None, messages, request.body, None, stream, once(&on_begin));
             match call {
                 Ok(mut waiting) => match waiting.begun().await {
                     Begun::Written => return respond(messages, waiting, &ids).await,
@@ -112,13 +113,13 @@ impl Channels {
             if state.is_over {
                 return Err(Failed::of(ErrorCode::Draining, String::new()));
             }
-            match state.shared.get(&caller) {
+            match state.without_sessions.get(&caller) {
                 Some(opening) if !has_ended(opening) => opening.clone(),
                 Some(_) | None => {
                     let (opened, opening) = watch::channel(None);
                     // One that ended while it was opened is still there.
-                    state.shared.retain(|_, opening| !has_ended(opening));
-                    state.shared.insert(caller.clone(), opening.clone());
+                    state.without_sessions.retain(|_, opening| !has_ended(opening));
+                    state.without_sessions.insert(caller.clone(), opening.clone());
                     // On the runtime of all channels: a request that is given up does not end the start.
                     self.runtime.spawn(self.clone().open_shared(caller, opened));
                     opening
@@ -144,7 +145,7 @@ impl Channels {
             Ok(_) => info!("a server was started for requests without sessions"),
             Err(Failed { code, detail, .. }) => {
                 warn!(error = code.label(), detail, "no server was started for requests without sessions");
-                sync::lock(&self.state).shared.remove(&caller);
+                sync::lock(&self.state).without_sessions.remove(&caller);
             }
         }
         let _ = opened.send(Some(result));
@@ -158,11 +159,14 @@ impl Channels {
         let deadline = clock::now() + self.settings.start;
         // Wanted until it is open: the receiver stays here.
         let (waiter, _answered) = Waiter::without_request();
-        let pending = Pending::new(caller.cloned(), None, waiter);
+        let pending = Pending::new(caller.cloned(), None, None, waiter);
         let admitted = match until(deadline, self.admit(pending, StartKind::First)).await {
-            Ok(Ok(admitted)) => admitted,
+            Ok(Ok(Entrance::Start(admitted))) => admitted,
             Ok(Err(refused)) => return (StartOutcome::NoRoom, Err(refused)),
-            Err(_) => return (StartOutcome::NoRoom, failed(ErrorCode::NoServer, String::new())),
+            // Without parameters it takes over no start.
+            Ok(Ok(Entrance::TakenOver(_))) | Err(_) => {
+                return (StartOutcome::NoRoom, failed(ErrorCode::NoServer, String::new()));
+            }
         };
         let link = until(deadline, self.open.open(None)).await;
         sync::lock(&self.state).starts.note(!matches!(link, Ok(Ok(_))), clock::now());
@@ -192,7 +196,7 @@ impl Channels {
 
     fn forget_shared(&self, server: &Server) {
         let is_its = |opening: &Opening| matches!(&*opening.borrow(), Some(Ok(other)) if other.number == server.number);
-        sync::lock(&self.state).shared.retain(|_, opening| !is_its(opening));
+        sync::lock(&self.state).without_sessions.retain(|_, opening| !is_its(opening));
     }
 }
 
@@ -236,144 +240,4 @@ fn status_of(response: &[u8]) -> StatusCode {
 /// Returns an error that a server on HTTP would give.
 fn error(id: &RequestId, code: i64, message: &str, data: Value) -> Response {
     json(StatusCode::BAD_REQUEST, jsonrpc::error_message(Some(id), code, message, data))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::VecDeque;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::time::Duration;
-
-    use bytes::Bytes;
-    use http::Method;
-    use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream};
-
-    use super::super::pipe::{PipeReader, PipeWriter};
-    use super::super::{Body, Bounds, Link, LinkFuture, Metrics, Open, PartialMemory, Program, ProgramEnd, Settings};
-    use super::*;
-    use crate::metrics::Registrar;
-    use crate::protocol::headers::Lines;
-
-    /// Channels that are opened one after the other.
-    struct Prepared(Mutex<VecDeque<DuplexStream>>);
-
-    struct Process(watch::Sender<bool>);
-
-    impl Open for Prepared {
-        fn open(&self, _: Option<&Lines>) -> LinkFuture<'static, Result<Link, OpenError>> {
-            let next = sync::lock(&self.0).pop_front();
-            Box::pin(async move {
-                let (input, output) = tokio::io::split(next.ok_or_else(|| OpenError::of_program("no more"))?);
-                let program = Box::new(Process(watch::channel(false).0));
-                let memory = PartialMemory::new(1 << 20);
-                let (input, output) = (PipeReader::new(input, 1 << 20, memory.share()), PipeWriter::new(output));
-                Ok(Link { input: Box::new(input), output: Box::new(output), program })
-            })
-        }
-
-        fn is_available(&self) -> bool {
-            true
-        }
-    }
-
-    impl Program for Process {
-        fn end(&self) {
-            self.0.send_replace(true);
-        }
-
-        fn ended(&self) -> LinkFuture<'static, ProgramEnd> {
-            let mut ended = self.0.subscribe();
-            Box::pin(async move {
-                let _ = ended.wait_for(|&is_over| is_over).await;
-                ProgramEnd::default()
-            })
-        }
-
-        fn gone(&self) -> LinkFuture<'static, ()> {
-            Box::pin(std::future::ready(()))
-        }
-    }
-
-    /// Channels to a server that was asked, with the servers' ends of the first ones.
-    fn channels(count: usize) -> (Arc<Channels>, Vec<DuplexStream>) {
-        let (ours, theirs): (VecDeque<_>, Vec<_>) = (0..count).map(|_| tokio::io::duplex(1 << 16)).unzip();
-        let settings = Settings {
-            message_bytes: 1 << 20,
-            outgoing_bytes: 1 << 20,
-            batch: 10,
-            idle: None,
-            start: Duration::from_secs(5),
-            keep: Duration::from_secs(5),
-            bounds: Some(Bounds {
-                servers: 10,
-                servers_per_caller: 10,
-                starts_per_minute: 10,
-                bounds_addresses: true,
-                may_replace: true,
-            }),
-        };
-        let metrics = Arc::new(Metrics::new(&Registrar::default()).expect("names are free"));
-        let channels = Channels::new(Box::new(Prepared(Mutex::new(ours))), settings, metrics);
-        channels.era.set(Era::Modern);
-        (channels, theirs)
-    }
-
-    /// Sends a request, and counts its beginnings.
-    async fn send(channels: &Arc<Channels>, begun: &Arc<AtomicUsize>) -> Response {
-        let body = r#"{"jsonrpc":"2.0","id":"a","method":"tools/list","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}}}"#;
-        let mut headers = Lines::default();
-        headers.push(&names::MCP_PROTOCOL_VERSION, &http::HeaderValue::from_static("2026-07-28"));
-        headers.push(&names::MCP_METHOD, &http::HeaderValue::from_static("tools/list"));
-        let begun = begun.clone();
-        let request = Request {
-            method: &Method::POST,
-            headers: &headers,
-            session: None,
-            body: &Bytes::from_static(body.as_bytes()),
-            stream: None,
-            caller: None,
-            start_kind: StartKind::First,
-            on_begin: Box::new(move || {
-                begun.fetch_add(1, Ordering::Relaxed);
-            }),
-        };
-        tokio::time::timeout(Duration::from_secs(60), channels.send(request)).await.expect("a response")
-    }
-
-    #[tokio::test]
-    async fn a_request_that_no_server_has_taken_goes_to_the_next_one() {
-        let (channels, servers) = channels(2);
-        let mut servers = servers.into_iter();
-        // The first one ends before it has read a byte.
-        drop(servers.next());
-        let mut second = servers.next().expect("two were made");
-        let begun = Arc::<AtomicUsize>::default();
-        let response = send(&channels, &begun).await;
-        assert_eq!((response.status(), begun.load(Ordering::Relaxed)), (StatusCode::OK, 1));
-        let mut line = String::new();
-        BufReader::new(&mut second).read_line(&mut line).await.expect("text");
-        assert!(line.contains(r#""id":1,"#), "{line}");
-        second.write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n").await.expect("it is read");
-        let Body::Events(events) = response.into_body() else { panic!("no events") };
-        assert_eq!(events.first_message().await.as_deref(), Some(&br#"{"jsonrpc":"2.0","id":"a","result":{}}"#[..]));
-    }
-
-    #[tokio::test]
-    async fn a_request_that_no_server_takes_has_not_run() {
-        let (channels, servers) = channels(2 * ATTEMPTS);
-        drop(servers);
-        let begun = Arc::<AtomicUsize>::default();
-        let response = send(&channels, &begun).await;
-        assert_eq!((response.status(), begun.load(Ordering::Relaxed)), (StatusCode::BAD_GATEWAY, 0));
-        let Body::Whole(Some(body)) = response.into_body() else { panic!("no JSON") };
-        assert!(String::from_utf8_lossy(&body).contains(r#""mayHaveRun":false"#), "{body:?}");
-    }
-
-    #[tokio::test]
-    async fn a_channel_that_is_not_opened_is_tried_again_by_the_next_request() {
-        let (channels, _) = channels(0);
-        let begun = Arc::<AtomicUsize>::default();
-        assert_eq!(send(&channels, &begun).await.status(), StatusCode::BAD_GATEWAY);
-        assert!(sync::lock(&channels.state).shared.is_empty());
-    }
 }

@@ -1,4 +1,4 @@
-//! Sessions that are being opened, each for the `initialize` that wants it now.
+//! Servers that are being started, each for the `initialize` that wants it now, or for several whose sessions will share it.
 //!
 //! A client may give up before its server has answered: `npx` installs a package for longer than clients wait. The server is kept, and the next
 //! `initialize` of the same caller with equal parameters takes it over. Owned here: the decision whether a start is still wanted, and by which
@@ -11,7 +11,7 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use super::Response;
-use super::caller::Caller;
+use super::caller::{Caller, Sharers};
 use super::server::Server;
 use crate::clock;
 use crate::event_log::Stream;
@@ -75,12 +75,32 @@ impl Waiter {
     }
 
     /// Returns false once the client has given up: its request is over, or no connection reads its response.
-    fn waits(&self) -> bool {
+    pub(super) fn waits(&self) -> bool {
         let is_read = |stream: &Arc<Stream>| stream.with_machine(|machine| machine.reader().is_attached());
         match &self.answer {
             Some(answer) => !answer.is_closed() && self.stream.as_ref().is_none_or(is_read),
             None => self.stream.as_ref().is_some_and(is_read),
         }
+    }
+
+    /// Returns true while the request takes an answer.
+    pub(super) fn is_there(&self) -> bool {
+        self.answer.as_ref().is_some_and(|answer| !answer.is_closed())
+    }
+
+    /// Gives the request the server's answer, with this name of the session. Returns false if the request is over.
+    pub(super) fn answer(&mut self, body: &Bytes, name: Option<String>) -> bool {
+        let started = Started { body: self.addressed(body), name };
+        self.answer.take().is_some_and(|answer| answer.send(Ok(started)).is_ok())
+    }
+
+    /// Returns the server's answer under the ID of the request.
+    pub(super) fn addressed(&self, body: &Bytes) -> Bytes {
+        let renamed = |message: &Message, _: &RequestId| match message {
+            Message::Response { .. } => Some(self.id.clone()),
+            Message::Request { .. } | Message::Notification { .. } => None,
+        };
+        jsonrpc::rename_ids(body, renamed).map_or_else(|| body.clone(), Bytes::from)
     }
 }
 
@@ -89,7 +109,10 @@ pub(super) struct Pending {
     pub(super) caller: Option<Arc<Caller>>,
     /// Parameters of its `initialize`, or `None` for one that is not kept.
     params: Option<InitializeParams>,
-    waiter: Waiter,
+    /// Sessions that will share the server, or `None` for one with a server of its own.
+    sharers: Option<Sharers>,
+    /// The requests that want it: the last one, unless the server will be shared.
+    waiters: Vec<Waiter>,
     /// Time of the last `initialize` that wanted it.
     pub(super) wanted_at: Instant,
     /// The server, once the process runs.
@@ -106,6 +129,14 @@ struct Answer {
     idle_since: Option<Instant>,
 }
 
+/// A start or a server that was there for an `initialize`.
+pub(super) enum TakenOver {
+    /// The start with this number goes on for it.
+    Starting(u64),
+    /// The server had answered.
+    Started(Started),
+}
+
 /// Outcome of the search for a start that another `initialize` can take over.
 pub(super) enum Taken {
     /// The start goes on for this request.
@@ -115,13 +146,33 @@ pub(super) enum Taken {
 }
 
 impl Pending {
-    pub(super) fn new(caller: Option<Arc<Caller>>, params: Option<InitializeParams>, waiter: Waiter) -> Self {
-        Self { caller, params, waiter, wanted_at: clock::now(), server: None, answer: None }
+    pub(super) fn new(
+        caller: Option<Arc<Caller>>,
+        params: Option<InitializeParams>,
+        sharers: Option<Sharers>,
+        waiter: Waiter,
+    ) -> Self {
+        Self { caller, params, sharers, waiters: vec![waiter], wanted_at: clock::now(), server: None, answer: None }
+    }
+
+    /// Returns the sessions that will share the server.
+    pub(super) fn sharers(&self) -> Option<&Sharers> {
+        self.sharers.as_ref()
+    }
+
+    /// Returns the request that wants it for longest.
+    pub(super) fn waiter(&self) -> Option<&Waiter> {
+        self.waiters.first()
+    }
+
+    /// Returns the requests that want it.
+    pub(super) fn into_waiters(self) -> Vec<Waiter> {
+        self.waiters
     }
 
     /// Returns true while a client waits for the session.
     pub(super) fn is_wanted(&self) -> bool {
-        self.waiter.waits()
+        self.waiters.iter().any(Waiter::waits)
     }
 
     /// Returns the time of the last `initialize` that wanted the session, or `None` while one does.
@@ -140,45 +191,51 @@ impl Pending {
         let is_alike = self.caller.is_some() && self.caller == other.caller;
         let is_alike = is_alike && self.params.is_some() && self.params == other.params;
         let has_ended = self.server.as_ref().is_some_and(|server| server.connection.ending().is_some());
-        is_alike && !has_ended && !self.is_wanted() && (self.answer.is_none() || self.is_untouched())
+        let is_free = || !self.is_wanted() && (self.answer.is_none() || self.is_untouched());
+        is_alike && !has_ended && (self.sharers.is_some() || is_free())
     }
 
-    /// Lets the start go on for the request of `other`. The one before gets no answer.
+    /// Lets the start go on for the request of `other`. The one before gets no answer, unless they will share the server.
     pub(super) fn go_on_for(&mut self, other: Self) -> Taken {
-        (self.waiter, self.wanted_at) = (other.waiter, other.wanted_at);
-        match (self.answer.take(), &self.server) {
-            (Some(Answer { body, name, .. }), Some(server)) => {
-                let body = self.addressed(&body);
-                Taken::Answered { server: server.clone(), body, old_name: name }
+        self.wanted_at = other.wanted_at;
+        if self.sharers.is_some() {
+            self.waiters.retain(Waiter::is_there);
+            self.waiters.extend(other.waiters);
+            return Taken::Starting;
+        }
+        self.waiters = other.waiters;
+        match (self.answer.take(), &self.server, self.waiters.first()) {
+            (Some(Answer { body, name, .. }), Some(server), Some(waiter)) => {
+                Taken::Answered { server: server.clone(), body: waiter.addressed(&body), old_name: name }
             }
             _ => Taken::Starting,
         }
     }
 
-    /// Gives the request that wants the session its failure.
+    /// Gives the requests that want the session their failure.
     pub(super) fn fail(&mut self, failed: Failed) {
-        if let Some(answer) = self.waiter.answer.take() {
-            let _ = answer.send(Err(failed));
+        let mut failed = Some(failed);
+        for answer in self.waiters.iter_mut().filter_map(|waiter| waiter.answer.take()) {
+            let Some(whole) = failed.take() else { return };
+            failed = Some(whole.without_response());
+            let _ = answer.send(Err(whole));
+        }
+    }
+
+    /// Gives the requests that want the session the server's refusal.
+    pub(super) fn refuse(&mut self, body: &Bytes) {
+        for waiter in &mut self.waiters {
+            waiter.answer(body, None);
         }
     }
 
     /// Gives the request that wants the session its answer, with this name of the session. Returns whether the request was there, and whether its
     /// client was.
-    pub(super) fn answer(&mut self, body: Bytes, name: Option<String>) -> (bool, bool) {
-        let (is_wanted, addressed) = (self.is_wanted(), self.addressed(&body));
-        let started = Started { body: addressed, name: name.clone() };
-        let is_sent = self.waiter.answer.take().is_some_and(|answer| answer.send(Ok(started)).is_ok());
+    pub(super) fn answer(&mut self, body: Bytes, name: String) -> (bool, bool) {
+        let is_wanted = self.is_wanted();
+        let is_sent = self.waiters.first_mut().is_some_and(|waiter| waiter.answer(&body, Some(name.clone())));
         let idle_since = self.server.as_ref().and_then(|server| server.idle_since(clock::now()));
-        self.answer = Some(Answer { body, name: name.filter(|_| is_sent), idle_since });
+        self.answer = Some(Answer { body, name: is_sent.then_some(name), idle_since });
         (is_sent, is_sent && is_wanted)
-    }
-
-    /// Returns the answer under the ID of the request that wants it.
-    fn addressed(&self, body: &Bytes) -> Bytes {
-        let renamed = |message: &Message, _: &RequestId| match message {
-            Message::Response { .. } => Some(self.waiter.id.clone()),
-            Message::Request { .. } | Message::Notification { .. } => None,
-        };
-        jsonrpc::rename_ids(body, renamed).map_or_else(|| body.clone(), Bytes::from)
     }
 }

@@ -1,4 +1,4 @@
-//! One server with its channel, from its start to its end. It serves a session, or the requests of callers without sessions.
+//! One server with its channel, from its start to its end. It serves one session, several of one caller, or requests without sessions.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -17,9 +17,6 @@ use crate::protocol::jsonrpc::{self, RequestId};
 
 /// Time in which the output of a program that has ended is read to its end, and in which a program ends whose output has ended.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-
-/// Time for which a GET alone keeps a session from being idle.
-const LISTENING_COUNTS: Duration = Duration::from_secs(3600);
 
 /// Number of a server, in the order of their beginnings.
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
@@ -72,9 +69,7 @@ impl Server {
 
     /// Returns the time since which nothing has passed for a call, or `None` while a call runs or a client listens. A GET counts for an hour.
     pub(super) fn idle_since(&self, now: Instant) -> Option<Instant> {
-        let listens_since = self.connection.activity().listens_since;
-        let listens = listens_since.is_some_and(|since| now.saturating_duration_since(since) < LISTENING_COUNTS);
-        self.unused_since().filter(|_| !listens)
+        self.unused_since().filter(|_| !self.connection.is_listened_to(now))
     }
 
     /// Returns the time of the last use, or `None` while a call runs. A GET is no use: its client may have left long ago.

@@ -1,4 +1,4 @@
-//! The start of a session: a new server and its answer to `initialize`.
+//! The start of a session, or of several at once that will share it: a new server and its answer to `initialize`.
 //!
 //! A start goes on in a task of its own, also without the request that wants it; see [`pending`](super::pending).
 
@@ -9,19 +9,20 @@ use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
 use tracing::{info, warn};
 
-use super::admission::Admitted;
+use super::admission::{Admitted, Entrance};
 use super::body::Events;
+use super::caller::Sharers;
 use super::connection::{Begun, Connection, Users};
 use super::link::{OpenError, ProgramEnd};
 use super::metrics::{EndReason, StartOutcome};
-use super::pending::{Failed, Pending, Started, Taken, Waiter};
+use super::pending::{Failed, Pending, Started, Taken, TakenOver, Waiter};
 use super::respond::{json, refusal, refusal_about};
 use super::server::Server;
-use super::{Channels, OnBegin, Request, Response, request_id};
+use super::{Channels, OnBegin, Request, Response, Session, State, request_id};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{Lines, names};
 use crate::protocol::jsonrpc::{self, InitializeParams, Message, RequestId};
-use crate::{clock, random, sync};
+use crate::{clock, sync};
 
 impl Channels {
     /// Opens a session with a server of its own.
@@ -48,25 +49,26 @@ impl Channels {
     ) -> Result<Started, Failed> {
         let deadline = clock::now() + self.settings.start;
         let (waiter, mut answered) = Waiter::new(id.clone(), request.stream.cloned());
-        let wanted = Pending::new(request.caller.cloned(), InitializeParams::of(request.body), waiter);
-        let number = match self.take_over(wanted) {
-            Ok((_, Some(started))) => {
+        let params = InitializeParams::of(request.body);
+        let sharers = self.settings.sharing.sharers(request.caller, params.as_ref());
+        let wanted = Pending::new(request.caller.cloned(), params, sharers.clone(), waiter);
+        let Ok(entrance) = until(deadline, self.admit(wanted, request.start_kind)).await else {
+            self.limits.metrics.observe_start(StartOutcome::NoRoom);
+            return Err(Failed::of(ErrorCode::NoServer, String::new()));
+        };
+        let no_room = |_: &Failed| self.limits.metrics.observe_start(StartOutcome::NoRoom);
+        let number = match entrance.inspect_err(no_room)? {
+            Entrance::TakenOver(taken_over) => {
                 (request.on_begin)();
-                return Ok(started);
+                match taken_over {
+                    TakenOver::Started(started) => return Ok(started),
+                    TakenOver::Starting(number) => number,
+                }
             }
-            Ok((number, None)) => {
-                (request.on_begin)();
-                number
-            }
-            Err(wanted) => {
-                let Ok(admitted) = until(deadline, self.admit(*wanted, request.start_kind)).await else {
-                    self.limits.metrics.observe_start(StartOutcome::NoRoom);
-                    return Err(Failed::of(ErrorCode::NoServer, String::new()));
-                };
-                let no_room = |_: &Failed| self.limits.metrics.observe_start(StartOutcome::NoRoom);
-                let admitted = admitted.inspect_err(no_room)?;
+            Entrance::Start(admitted) => {
                 let (number, messages, body) = (admitted.number, messages.to_vec(), request.body.clone());
-                let start = Start { admitted, messages, head: self.head(&request), body, on_begin: request.on_begin };
+                let (head, on_begin) = (self.head(&request), request.on_begin);
+                let start = Start { admitted, sharers, messages, head, body, on_begin };
                 // On the runtime of all channels.
                 self.runtime.spawn(start.run());
                 number
@@ -92,23 +94,28 @@ impl Channels {
         }
     }
 
-    /// Lets a start whose client has given up go on for `wanted`. Returns its number, and the answer if the server has given it. Without such a
-    /// start `wanted` is returned.
-    fn take_over(&self, wanted: Pending) -> Result<(u64, Option<Started>), Box<Pending>> {
-        let mut state = sync::lock(&self.state);
-        let state = &mut *state;
+    /// Gives `wanted` a session at the server of its sharers, or lets a start whose client has given up, or that will be shared, go on for it. Without
+    /// either `wanted` is returned.
+    pub(super) fn take_over(&self, state: &mut State, wanted: Pending) -> Result<TakenOver, Box<Pending>> {
+        if let (Some(sharers), Some(waiter)) = (wanted.sharers(), wanted.waiter())
+            && let Some(started) = self.join(state, sharers, waiter)
+        {
+            return Ok(TakenOver::Started(started));
+        }
         let Some((&number, start)) = state.starting.iter_mut().find(|(_, start)| start.can_serve(&wanted)) else {
             return Err(Box::new(wanted));
         };
-        let Taken::Answered { server, body, old_name } = start.go_on_for(wanted) else { return Ok((number, None)) };
+        let Taken::Answered { server, body, old_name } = start.go_on_for(wanted) else {
+            return Ok(TakenOver::Starting(number));
+        };
         if let Some(name) = old_name {
             state.sessions.remove(&name);
         }
         // A name of its own: the other request may have told its client the old one.
-        let name = new_name();
-        state.sessions.insert(name.clone(), server);
+        let name = Session::new_name();
+        state.sessions.insert(name.clone(), Session { server, member: Connection::ONLY });
         state.starting.remove(&number);
-        Ok((number, Some(Started { body, name: Some(name) })))
+        Ok(TakenOver::Started(Started { body, name: Some(name) }))
     }
 
     /// Returns the failure of a request that has waited for too long.
@@ -144,10 +151,11 @@ impl Channels {
         let mut state = sync::lock(&self.state);
         let state = &mut *state;
         let Some(start) = state.starting.get_mut(&number) else { return true };
-        let name = new_name();
-        let (is_sent, has_client) = start.answer(body, Some(name.clone()));
+        let name = Session::new_name();
+        let (is_sent, has_client) = start.answer(body, name.clone());
         if is_sent {
-            state.sessions.insert(name, server.clone());
+            let (server, member) = (server.clone(), Connection::ONLY);
+            state.sessions.insert(name, Session { server, member });
         }
         if has_client {
             // From now on no other request can take the session over.
@@ -160,6 +168,8 @@ impl Channels {
 /// A session that is being opened.
 struct Start {
     admitted: Admitted,
+    /// Callers and parameters whose sessions will share the server.
+    sharers: Option<Sharers>,
     messages: Vec<Message>,
     head: Option<Lines>,
     body: Bytes,
@@ -174,11 +184,12 @@ enum Answer {
 
 impl Start {
     async fn run(self) {
-        let Self { admitted, messages, head, body, on_begin } = self;
+        let Self { admitted, sharers, messages, head, body, on_begin } = self;
+        let users = if sharers.is_some() { Users::Sessions } else { Users::Session };
         let (channels, number) = (admitted.channels.clone(), admitted.number);
         let mut server = None;
         let opened = tokio::select! {
-            opened = channels.open_server(number, (&messages, head, &body), on_begin, &mut server) => opened,
+            opened = channels.open_server(number, users, (&messages, head, &body), on_begin, &mut server) => opened,
             () = channels.unwanted(number) => Err(channels.slow(number)),
         };
         let outcome = match &opened {
@@ -193,20 +204,26 @@ impl Start {
         channels.room.notify_waiters();
         match (opened, server) {
             (Ok(Answer::Opened(body)), Some(server)) => {
+                if let Some(sharers) = sharers {
+                    channels.open_to(number, sharers, &server, &body);
+                    // From now on the start is no other than any server.
+                    drop(admitted);
+                    return channels.keep_deserted(&server).await;
+                }
                 if !channels.answer(number, &server, body) {
                     keep(&admitted, &server).await;
                 }
             }
             (Ok(Answer::Refused(body) | Answer::Opened(body)), server) => {
                 channels.era.note_refused_handshake(&body);
-                if let Some(start) = sync::lock(&channels.state).starting.get_mut(&number) {
-                    start.answer(body, None);
+                if let Some(mut start) = channels.take_start(number) {
+                    start.refuse(&body);
                 }
                 end(server.as_ref());
             }
             (Err(failed), server) => {
                 warn!(error = failed.code.label(), detail = failed.detail, "no server was started for a session");
-                if let Some(start) = sync::lock(&channels.state).starting.get_mut(&number) {
+                if let Some(mut start) = channels.take_start(number) {
                     start.fail(failed);
                 }
                 end(server.as_ref());
@@ -240,6 +257,7 @@ impl Channels {
     async fn open_server(
         self: &Arc<Self>,
         number: u64,
+        users: Users,
         (messages, head, body): (&[Message], Option<Lines>, &Bytes),
         on_begin: OnBegin,
         opened: &mut Option<Arc<Server>>,
@@ -253,7 +271,7 @@ impl Channels {
         let (by_name, by_number) = (self.clone(), self.clone());
         let caller = sync::lock(&self.state).starting.get(&number).and_then(|start| start.caller.clone());
         let server = Server::begin(
-            Users::Session,
+            users,
             link,
             caller,
             self.limits.clone(),
@@ -265,7 +283,7 @@ impl Channels {
             return Err(Failed::of(ErrorCode::Draining, String::new()));
         }
         // Without a stream: a question of the server is none of the client's before there is a session.
-        let call = server.connection.call(messages, body, head.clone(), None, on_begin);
+        let call = server.connection.call(None, messages, body, head.clone(), None, on_begin);
         let mut waiting = call.map_err(|refused| failed(refused.to_string()))?;
         let answer = match waiting.begun().await {
             Begun::Written => first_answer(&waiting.events, &server.connection, head.as_ref()).await,
@@ -284,6 +302,11 @@ impl Channels {
                 Err(failed(garbage.map_or(end.clone(), |garbage| format!("{end}; {garbage}"))))
             }
         }
+    }
+
+    /// Takes a start that has failed, so that none goes on with it.
+    fn take_start(&self, number: u64) -> Option<Pending> {
+        sync::lock(&self.state).starting.remove(&number)
     }
 
     /// Notes the server of a start. Returns false if all servers are being ended.
@@ -313,10 +336,7 @@ async fn first_answer(events: &Events, connection: &Connection, head: Option<&Li
             }
             _ => continue,
         };
-        let answer = Bytes::from(answer);
-        if let Ok(peeked) = jsonrpc::peek(&answer) {
-            let _ = connection.post(peeked.messages(), &answer, head.cloned());
-        }
+        connection.post_own(answer.into(), head.cloned());
     }
 }
 
@@ -328,10 +348,6 @@ fn describe_garbage(connection: &Connection) -> Option<String> {
             "lines of its output that were no JSON-RPC: {lines} (stdout must have JSON-RPC messages only, and stderr the log)"
         )),
     }
-}
-
-fn new_name() -> String {
-    random::bytes::<16>().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 pub(super) async fn until<F: Future>(deadline: Instant, future: F) -> Result<F::Output, tokio::time::error::Elapsed> {

@@ -99,8 +99,8 @@ impl<T> Waiting<T> {
     }
 
     /// Returns a start.
-    pub(super) fn get(&self, caller: &Option<QuotaKey>, number: u64) -> Option<&T> {
-        self.callers.get(caller)?.starts.get(&number).map(|(_, start)| start)
+    pub(super) fn get_mut(&mut self, caller: &Option<QuotaKey>, number: u64) -> Option<&mut T> {
+        self.callers.get_mut(caller)?.starts.get_mut(&number).map(|(_, start)| start)
     }
 
     /// Takes a start that begins now: its caller has had a turn.
@@ -156,7 +156,7 @@ mod tests {
         while order.len() < most
             && let Some(number) = waiting.next(|_, _| true)
         {
-            let of = (0..=u8::MAX).find(|&of| waiting.get(&caller(of), number).is_some()).expect("a caller");
+            let of = (0..=u8::MAX).find(|&of| waiting.get_mut(&caller(of), number).is_some()).expect("a caller");
             order.extend(waiting.begin(&caller(of), number));
         }
         order

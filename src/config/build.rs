@@ -168,7 +168,8 @@ fn upstream(reader: &mut Reader) -> Option<Upstream> {
     let (idle, start) = (s.secs("child_idle_secs", 0..=YEAR), s.secs("start_secs", 1..=YEAR));
     let idle = none_if_zero(idle.unwrap_or(Duration::from_secs(300)));
     let start = start.unwrap_or(Duration::from_secs(55));
-    let command = command(&mut s, idle, start);
+    let shared = s.boolean("shared").unwrap_or(false);
+    let command = command(&mut s, idle, start, shared);
     let sse_url = s.text("sse_url", |text| UpstreamUrl::parse_sse(text).map_err(|error| error.to_string()));
     let host = s.text("host", host).unwrap_or(HostHeader::Upstream);
     let http2 = s.boolean("http2");
@@ -190,6 +191,10 @@ fn upstream(reader: &mut Reader) -> Option<Upstream> {
     if let (Some(one), Some(other)) = (given.next(), given.next()) {
         let text = "an upstream is one server: at a URL, or a program".to_owned();
         reader.conflict([("upstream", one), ("upstream", other)], text);
+    }
+    if shared && command.is_none() {
+        let text = "sessions share processes, which a server on stdio has alone: give upstream.command".to_owned();
+        reader.conflict([("upstream", "shared"), ("upstream", "command")], text);
     }
     if command.is_some() && !cfg!(unix) {
         let text = "programs are started on Unix systems only".to_owned();
@@ -226,7 +231,7 @@ fn upstream(reader: &mut Reader) -> Option<Upstream> {
 }
 
 /// Reads the program of a server on stdio. `None` without one.
-fn command(s: &mut Section<'_>, idle: Option<Duration>, start: Duration) -> Option<Command> {
+fn command(s: &mut Section<'_>, idle: Option<Duration>, start: Duration, shared: bool) -> Option<Command> {
     let line = s.json_list::<String>("command", 1);
     let env = s.json_list::<Variable>("env", 0).unwrap_or_default();
     let inherit_env = s.list::<String>("inherit_env", 0).unwrap_or_default();
@@ -241,6 +246,7 @@ fn command(s: &mut Section<'_>, idle: Option<Duration>, start: Duration) -> Opti
         inherit_env,
         cwd,
         idle,
+        shared,
         max_children,
         max_children_per_principal,
         starts_per_minute,

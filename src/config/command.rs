@@ -17,6 +17,8 @@ pub struct Command {
     pub cwd: Option<PathBuf>,
     /// Time without a call after which a session's process is ended, or `None` for never.
     pub idle: Option<Duration>,
+    /// True if all sessions of a caller with equal parameters have one process.
+    pub shared: bool,
     /// Most processes at once.
     pub max_children: usize,
     /// Most processes of one caller at once.

@@ -324,6 +324,17 @@ fn conflicting_values_are_reported_at_their_origin() {
 }
 
 #[test]
+fn only_processes_are_shared() {
+    let refused = lines(from_file("[upstream]\nshared = true"));
+    assert!(matches!(&refused[..], [line] if line.starts_with("c.toml:2: upstream.shared: ")), "{refused:?}");
+    let flags = || Flags { command: vec!["server".to_owned()], ..Flags::default() };
+    let shared = Config::load(Some(("c.toml", "[upstream]\nshared = true")), [], flags()).unwrap();
+    let own = Config::load(None, [], flags()).unwrap();
+    let is_shared = |config: Config| config.upstream.command.is_some_and(|command| command.shared);
+    assert_eq!((is_shared(shared), is_shared(own)), (true, false));
+}
+
+#[test]
 fn tls_is_configured_in_sections_of_its_own() {
     let config = from_file("[listen.tls]\ncert = 'c.pem'\nkey = 'k.pem'").unwrap();
     let pair = KeyPair { cert: "c.pem".into(), key: "k.pem".into() };

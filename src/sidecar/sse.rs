@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use tokio::runtime::Handle;
 
-use crate::channel::{self, Channels, PartialMemory};
-use crate::config::{self, Config};
+use crate::channel::{self, Channels, PartialMemory, Sharing};
+use crate::config::{self, AnswerPings, Config};
 use crate::protocol::ids::Owner;
 use crate::tls;
 use crate::upstream::{Recognition, SseServer, Upstream};
@@ -31,6 +31,8 @@ pub(super) fn channels(
         keep: server.start,
         // The server runs already, and bounds its own connections.
         bounds: None,
+        sharing: Sharing::Off,
+        answers_pings: config.upstream.answer_pings == AnswerPings::Absent,
     };
     let memory = PartialMemory::new(config.streams.max_bytes_per_principal);
     let open = SseServer::new(Upstream::new(own)?, message_bytes, memory);

@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use super::{Error, Metrics};
 use crate::channel::pipe::{PipeReader, PipeWriter};
-use crate::channel::{self, Bounds, Channels, Link, LinkFuture, Open, OpenError, PartialMemory, Program, ProgramEnd};
+use crate::channel::{
+    self, Bounds, Channels, Link, LinkFuture, Open, OpenError, PartialMemory, Program, ProgramEnd, Sharing,
+};
 use crate::child::{self, Child, Ending, Exit, Launcher};
-use crate::config::{Command, Config};
+use crate::config::{AnswerPings, Command, Config};
 use crate::protocol::headers::Lines;
 
 /// Time for which a session is kept whose client gave up before it was open, if idle servers are never ended.
@@ -60,6 +62,13 @@ pub(super) fn channels(config: &Config, command: &Command, metrics: &Metrics) ->
             bounds_addresses: !config.listen.address.ip().is_loopback(),
             may_replace: config.sessions.revive,
         }),
+        sharing: match command.shared {
+            // All that reaches an address for this machine alone is taken for one person.
+            true if config.listen.address.ip().is_loopback() => Sharing::All,
+            true => Sharing::Known,
+            false => Sharing::Off,
+        },
+        answers_pings: config.upstream.answer_pings == AnswerPings::Absent,
     };
     let memory = PartialMemory::new(config.streams.max_bytes_per_principal);
     let (stderr_to_client, message_bytes) = (command.stderr_to_client, config.streams.max_event_bytes);

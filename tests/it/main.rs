@@ -54,6 +54,8 @@ mod starvation;
 mod stdio;
 #[cfg(target_os = "linux")]
 mod stdio_modern;
+#[cfg(target_os = "linux")]
+mod stdio_shared;
 mod stores;
 mod support;
 mod support_self_test;

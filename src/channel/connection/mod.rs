@@ -4,10 +4,11 @@
 //! belongs to. The reader never waits: a channel carries many responses, and one that is not read must not stop the others. Invariant: a message of
 //! which a byte was written is never written again. Lock order: the state of a channel, then a stream, then a queue of a response.
 
+mod member;
 mod state;
 
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::sync::{Notify, oneshot};
@@ -21,13 +22,15 @@ use super::link::{Input, Output, WriteError};
 use super::metrics::Skipped;
 use super::{OnBegin, Response as HttpResponse};
 use crate::event_log::Stream;
-use crate::protocol::channel::ids::{CallKey, IdInUse, Owed};
+use crate::protocol::channel::ids::{CallKey, IdInUse, MemberKey, Owed, Receiver};
 use crate::protocol::channel::line::Line;
-use crate::protocol::channel::routing::Receiver;
+use crate::protocol::channel::second_id::has_second_id;
 use crate::protocol::headers::Lines;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::{clock, sync};
 
+/// Most sessions on one channel.
+const MEMBERS_MAX: usize = 1024;
 /// Bytes that a message takes beside its text while it waits.
 const OUTGOING_EACH: usize = 128;
 
@@ -37,7 +40,9 @@ pub(super) enum Users {
     /// One session.
     #[default]
     Session,
-    /// One principal, without sessions. Calls have ids of the proxy's towards the server.
+    /// Sessions of one caller with equal parameters. Calls have ids of the proxy's towards the server.
+    Sessions,
+    /// One principal, without sessions. Calls have ids as those of [`Users::Sessions`].
     Principal,
     /// Callers without credentials and sessions, as [`Users::Principal`]. A message that names no call may be for any of them, so none gets it.
     Anonymous,
@@ -72,8 +77,6 @@ pub(super) struct Activity {
     pub(super) is_busy: bool,
     /// Last message for the server, or last end of a call.
     pub(super) last_use: Option<Instant>,
-    /// Beginning of the GET that is open.
-    pub(super) listens_since: Option<Instant>,
 }
 
 /// A message was not taken.
@@ -87,6 +90,8 @@ pub(super) enum Refused {
     IdInUse(#[from] IdInUse),
     #[error("the session has a GET already")]
     Listening,
+    #[error("the message has two ids")]
+    TwoIds,
 }
 
 /// A call that waits to be written.
@@ -113,6 +118,9 @@ impl Waiting {
 }
 
 impl Connection {
+    /// The session of a channel that has one.
+    pub(super) const ONLY: MemberKey = MemberKey(0);
+
     /// Starts a channel, with two tasks on the caller's runtime. Returns the one that reads, which ends with `input`.
     pub(super) fn start(
         users: Users,
@@ -121,8 +129,8 @@ impl Connection {
         output: Box<dyn Output>,
     ) -> (Arc<Self>, JoinHandle<()>) {
         let connection = Arc::new(Self {
+            state: Mutex::new(State::of(users, limits.answers_pings)),
             limits,
-            state: Mutex::new(State::of(users)),
             left: Mutex::default(),
             work: Notify::new(),
             ended: Notify::new(),
@@ -132,10 +140,35 @@ impl Connection {
         (connection, reader)
     }
 
-    /// Hands a body with requests to the writer. `mark` is called once its first byte was written. `head` is for a server that takes headers. On a
-    /// channel without sessions the body is one request.
+    /// Adds a session to a channel of several. `None` if the channel has ended, or has as many sessions as it takes.
+    pub(super) fn join(&self) -> Option<MemberKey> {
+        let mut state = sync::lock(&self.state);
+        let has_room = state.members.len() < MEMBERS_MAX;
+        (state.end.is_none() && has_room).then(|| state.join())
+    }
+
+    /// Ends one of several sessions; the only session of a channel stays. Returns true if no other one is left.
+    pub(super) fn end_member(&self, member: MemberKey) -> bool {
+        let mut state = sync::lock(&self.state);
+        let has_others = state.members.keys().any(|other| *other != member);
+        if has_others {
+            state.leave(member);
+            drop(state);
+            self.work.notify_one();
+        }
+        !has_others
+    }
+
+    /// Returns true if the channel has no session.
+    pub(super) fn is_deserted(&self) -> bool {
+        sync::lock(&self.state).members.is_empty()
+    }
+
+    /// Hands a body with requests to the writer. `mark` is called once its first byte was written. `head` is for a server that takes headers.
+    /// `member` is the session, or `None` for the handshake and on a channel without sessions, where the body is one request.
     pub(super) fn call(
         self: &Arc<Self>,
+        member: Option<MemberKey>,
         messages: &[Message],
         body: &Bytes,
         head: Option<Lines>,
@@ -143,81 +176,109 @@ impl Connection {
         mark: OnBegin,
     ) -> Result<Waiting, Refused> {
         let mut texts = texts(messages, body);
+        let mut messages = messages.to_vec();
         // A server answers no cancel of `initialize`, which the protocol forbids.
         let may_cancel = !messages.iter().any(|message| is_method(message, "initialize"));
         let is_listen = messages.iter().any(|message| is_method(message, "subscriptions/listen"));
         let mut state = sync::lock(&self.state);
-        self.check_room(&state, weight(&texts, head.as_ref()))?;
+        self.check(&state, member, &texts, head.as_ref())?;
         state.next_call += 1;
         let call = CallKey(state.next_call);
-        match &mut texts[..] {
-            [text] => *text = state.routing.begin(call, messages, text)?,
-            _ => drop(state.routing.begin(call, messages, body)?),
-        }
-        let bytes = weight(&texts, head.as_ref());
+        state.routing.begin(call, member, &mut messages, &mut texts)?;
+        state.note_use(member);
         let head = head.map(Arc::new);
         let (begun, waiting) = oneshot::channel();
         let queue = Arc::<Queue>::default();
-        state.responses.insert(
-            call,
-            Response {
-                queue: queue.clone(),
-                stream,
-                is_begun: false,
-                cancelled: Vec::new(),
-                may_cancel,
-                is_listen,
-                head: head.clone(),
-            },
-        );
-        state.enqueue(Outgoing { messages: texts, bytes, head, call: Some((call, Begin { mark, begun })) });
-        drop(state);
-        self.work.notify_one();
+        let response = Response {
+            queue: queue.clone(),
+            member,
+            stream,
+            waits_at: None,
+            is_begun: false,
+            cancelled: Vec::new(),
+            may_cancel,
+            is_listen,
+            head: head.clone(),
+        };
+        state.responses.insert(call, response);
+        let texts = state.screen(member, &messages, texts, &self.limits);
+        if texts.is_empty() {
+            drop(state);
+            mark();
+            let _ = begun.send(Begun::Written);
+        } else {
+            let bytes = weight(&texts, head.as_deref());
+            state.enqueue(Outgoing { messages: texts, bytes, head, call: Some((call, Begin { mark, begun })) });
+            drop(state);
+            self.work.notify_one();
+        }
         let events = Events::new(queue, Receiver::Call(call), self.clone());
         Ok(Waiting { events, begun: waiting })
     }
 
-    /// Hands a body without requests to the writer.
-    pub(super) fn post(&self, messages: &[Message], body: &Bytes, head: Option<Lines>) -> Result<(), Refused> {
+    /// Hands a body without requests of a session to the writer.
+    pub(super) fn post(
+        &self,
+        member: MemberKey,
+        messages: &[Message],
+        body: &Bytes,
+        head: Option<Lines>,
+    ) -> Result<(), Refused> {
         let texts = texts(messages, body);
-        let bytes = weight(&texts, head.as_ref());
         let mut state = sync::lock(&self.state);
-        self.check_room(&state, bytes)?;
-        for id in jsonrpc::cancelled_request_ids(messages, body) {
-            state.note_cancel(&id);
+        self.check(&state, Some(member), &texts, head.as_ref())?;
+        state.note_use(Some(member));
+        let texts = state.screen(Some(member), messages, texts, &self.limits);
+        if !texts.is_empty() {
+            let bytes = weight(&texts, head.as_ref());
+            state.enqueue(Outgoing { messages: texts, bytes, head: head.map(Arc::new), call: None });
+            drop(state);
+            self.work.notify_one();
         }
-        state.enqueue(Outgoing { messages: texts, bytes, head: head.map(Arc::new), call: None });
-        drop(state);
-        self.work.notify_one();
         Ok(())
     }
 
-    /// Opens the standalone stream, which begins with the messages that were kept for it.
-    pub(super) fn listen(self: &Arc<Self>) -> Result<Events, Refused> {
+    /// Hands a message of the proxy's own to the writer.
+    pub(super) fn post_own(&self, message: Bytes, head: Option<Lines>) {
+        let mut state = sync::lock(&self.state);
+        if state.end.is_none() {
+            state.enqueue(Outgoing::own(message, head.map(Arc::new)));
+            drop(state);
+            self.work.notify_one();
+        }
+    }
+
+    /// Opens the standalone stream of a session, which begins with the messages that were kept for it.
+    pub(super) fn listen(self: &Arc<Self>, member: MemberKey) -> Result<Events, Refused> {
         let mut state = sync::lock(&self.state);
         if state.end.is_some() {
             return Err(Refused::Ended);
         }
-        if state.standalone.is_some() {
-            return Err(Refused::Listening);
-        }
-        let queue = Arc::<Queue>::default();
-        state.has_listened = true;
-        state.kept_bytes = 0;
-        for message in std::mem::take(&mut state.kept) {
-            queue.push(message, self.limits.response_bytes);
-        }
-        state.standalone = Some(queue.clone());
-        state.listens_since = Some(clock::now());
-        Ok(Events::new(queue, Receiver::Standalone, self.clone()))
+        let listening = state.members.get_mut(&member).ok_or(Refused::Ended)?;
+        let queue = listening.listen(&self.limits).ok_or(Refused::Listening)?;
+        Ok(Events::new(queue, Receiver::Standalone(member), self.clone()))
     }
 
-    fn check_room(&self, state: &State, bytes: usize) -> Result<(), Refused> {
-        if state.end.is_some() {
+    /// Checks that messages of a session can be taken, or those of a caller without one.
+    fn check(
+        &self,
+        state: &State,
+        member: Option<MemberKey>,
+        texts: &[Bytes],
+        head: Option<&Lines>,
+    ) -> Result<(), Refused> {
+        if state.end.is_some() || member.is_some_and(|member| !state.members.contains_key(&member)) {
             return Err(Refused::Ended);
         }
-        let is_full = state.outgoing_bytes > 0 && state.outgoing_bytes + bytes > self.limits.outgoing_bytes;
-        if is_full { Err(Refused::Full) } else { Ok(()) }
+        let bytes = weight(texts, head);
+        if state.outgoing_bytes > 0 && state.outgoing_bytes + bytes > self.limits.outgoing_bytes {
+            return Err(Refused::Full);
+        }
+        // An id of another user could be behind the one that is looked at.
+        if state.is_shared() && texts.iter().any(|text| has_second_id(text)) {
+            return Err(Refused::TwoIds);
+        }
+        Ok(())
     }
 
     /// Ends the channel: what waits to be written is dropped, and all responses end.
@@ -228,9 +289,9 @@ impl Connection {
         }
         state.end = Some(end);
         // Calls that were not begun have no response: what waits for them sees the end of `begun`.
-        state.outgoing.clear();
-        if let Some(queue) = state.standalone.take() {
-            queue.end();
+        state.drop_outgoing();
+        for member in state.members.values_mut() {
+            member.end();
         }
         drop(state);
         self.work.notify_one();
@@ -248,8 +309,28 @@ impl Connection {
     /// Returns the use that is made of the channel.
     pub(super) fn activity(&self) -> Activity {
         let state = sync::lock(&self.state);
-        let is_busy = !state.responses.is_empty() || !state.outgoing.is_empty();
-        Activity { is_busy, last_use: state.last_use, listens_since: state.listens_since }
+        let is_busy = !state.responses.is_empty() || state.has_outgoing();
+        Activity { is_busy, last_use: state.last_use }
+    }
+
+    /// Returns true while a session listens, by a GET that counts as use.
+    pub(super) fn is_listened_to(&self, now: Instant) -> bool {
+        sync::lock(&self.state).members.values().any(|member| member.idle_since(now).is_none())
+    }
+
+    /// Returns those of several sessions that are idle for this long.
+    pub(super) fn idle_members(&self, now: Instant, idle: Duration) -> Vec<MemberKey> {
+        let state = sync::lock(&self.state);
+        let is_idle = |since: Instant| now.saturating_duration_since(since) >= idle;
+        let idle = state.members_without_call().filter(|(_, member)| member.idle_since(now).is_some_and(is_idle));
+        idle.map(|(member, _)| member).collect()
+    }
+
+    /// Returns the session that is unused for longest, if there are as many as the channel takes and one has no call.
+    pub(super) fn surplus_member(&self) -> Option<MemberKey> {
+        let state = sync::lock(&self.state);
+        let unused = || state.members_without_call().min_by_key(|(_, member)| member.used_at);
+        if state.members.len() < MEMBERS_MAX { None } else { unused().map(|(member, _)| member) }
     }
 
     /// Returns the number of lines of the server that were no JSON-RPC.
@@ -335,10 +416,7 @@ impl Connection {
         if state.end.is_some() {
             return Next::End;
         }
-        let Some(outgoing) = state.outgoing.pop_front() else { return Next::Nothing };
-        state.outgoing_bytes -= outgoing.bytes;
-        state.writing = outgoing.call.as_ref().map(|(call, _)| *call);
-        Next::Message(outgoing)
+        state.next_outgoing().map_or(Next::Nothing, Next::Message)
     }
 
     /// Closes the responses that are not read any more. On HTTP the server would see the end of the connection; here it gets the cancel of each
@@ -351,12 +429,15 @@ impl Connection {
         let mut state = sync::lock(&self.state);
         for receiver in left {
             match receiver {
-                Receiver::Standalone => {
-                    state.standalone = None;
-                    state.listens_since = None;
+                Receiver::Standalone(member) => {
                     state.last_use = Some(clock::now());
+                    if let Some(member) = state.members.get_mut(&member) {
+                        member.note_left();
+                    }
                 }
-                Receiver::Call(call) => state.close(call),
+                Receiver::Call(call) => {
+                    state.close(call);
+                }
             }
         }
     }
@@ -388,7 +469,7 @@ impl Connection {
                 }
             }
         }
-        if !state.outgoing.is_empty() {
+        if state.has_outgoing() {
             self.work.notify_one();
         }
     }

@@ -1,12 +1,14 @@
 //! State of a channel: what waits to be written, which calls run, and the response that each message of the server belongs to.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use serde_json::json;
 use tokio::sync::oneshot;
 
+use super::member::Member;
 use super::{Begun, End, Users};
 use crate::channel::OnBegin;
 use crate::channel::body::Queue;
@@ -14,15 +16,16 @@ use crate::channel::limits::Limits;
 use crate::channel::metrics::Skipped;
 use crate::clock;
 use crate::event_log::Stream;
-use crate::protocol::channel::ids::{CallKey, Owed};
-use crate::protocol::channel::routing::{Receiver, Routing, Target};
+use crate::protocol::channel::ids::{CallKey, MemberKey, Owed, Receiver};
+use crate::protocol::channel::routing::{Routing, Target};
+use crate::protocol::channel::shared_state::{Decision, OwnRequest, SharedState};
+use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::Lines;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::random;
 
-/// Messages, and their bytes, that are kept for the first GET of a session.
-const KEPT_MESSAGES: usize = 64;
-const KEPT_BYTES: usize = 256 * 1024;
-/// Error of JSON-RPC for a request that does not exist.
+/// Errors of JSON-RPC for a request that cannot be asked now, and for one that does not exist.
+const INVALID_REQUEST: i64 = -32600;
 const METHOD_NOT_FOUND: i64 = -32601;
 
 #[derive(Debug, Default)]
@@ -31,17 +34,24 @@ pub(super) struct State {
     pub(super) routing: Routing,
     pub(super) responses: BTreeMap<CallKey, Response>,
     pub(super) next_call: u64,
-    pub(super) standalone: Option<Arc<Queue>>,
-    pub(super) listens_since: Option<Instant>,
-    /// Messages for a GET that has not come yet.
-    pub(super) kept: VecDeque<Bytes>,
-    pub(super) kept_bytes: usize,
-    pub(super) has_listened: bool,
-    pub(super) outgoing: VecDeque<Outgoing>,
+    /// Sessions of the channel.
+    pub(super) members: BTreeMap<MemberKey, Member>,
+    next_member: u64,
+    /// Number of messages of all sessions.
+    uses: u64,
+    /// State that several sessions share.
+    shared: SharedState,
+    /// True if pings are answered that nothing else answers.
+    answers_pings: bool,
+    /// Messages that wait to be written, in their order.
+    outgoing: BTreeMap<u64, Outgoing>,
+    next_outgoing: u64,
     pub(super) outgoing_bytes: usize,
     /// Call whose request is with the writer, and was not begun yet.
     pub(super) writing: Option<CallKey>,
     pub(super) last_use: Option<Instant>,
+    /// Headers of the last message, for replies to a server that takes them: its channel has one session.
+    last_head: Option<Arc<Lines>>,
     /// Lines of the server that were no JSON-RPC.
     pub(super) garbage: usize,
     pub(super) end: Option<End>,
@@ -51,8 +61,12 @@ pub(super) struct State {
 #[derive(Debug)]
 pub(super) struct Response {
     pub(super) queue: Arc<Queue>,
-    /// Stream of the call, which knows if a client reads.
+    /// Session of the call, or `None` for one without, as the handshake.
+    pub(super) member: Option<MemberKey>,
+    /// Stream of the call, which knows if a client reads. `None` for a call of the proxy's own.
     pub(super) stream: Option<Arc<Stream>>,
+    /// Place of its request among the messages that wait.
+    pub(super) waits_at: Option<u64>,
     /// True once a byte of the request was about to be written.
     pub(super) is_begun: bool,
     /// Requests whose cancel has passed.
@@ -78,7 +92,7 @@ pub(super) struct Outgoing {
 
 impl Outgoing {
     /// Creates a message of the channel itself.
-    fn own(message: Bytes, head: Option<Arc<Lines>>) -> Self {
+    pub(super) fn own(message: Bytes, head: Option<Arc<Lines>>) -> Self {
         let bytes = message.len() + head.as_deref().map_or(0, Lines::size);
         Self { messages: vec![message], bytes, head, call: None }
     }
@@ -97,18 +111,184 @@ impl std::fmt::Debug for Begin {
 }
 
 impl State {
-    pub(super) fn of(users: Users) -> Self {
+    pub(super) fn of(users: Users, answers_pings: bool) -> Self {
         let routing = match users {
             Users::Session => Routing::default(),
-            Users::Principal | Users::Anonymous => Routing::shared(),
+            Users::Sessions => Routing::of_sessions(random_number),
+            Users::Principal | Users::Anonymous => Routing::shared(random_number),
         };
-        Self { users, routing, ..Self::default() }
+        let mut state = Self { users, routing, answers_pings, ..Self::default() };
+        match users {
+            // It has the key `Connection::ONLY`, which no other session has.
+            Users::Session => {
+                state.join();
+            }
+            Users::Sessions | Users::Principal | Users::Anonymous => state.next_member = 1,
+        }
+        state
+    }
+
+    /// Adds a session.
+    pub(super) fn join(&mut self) -> MemberKey {
+        let member = MemberKey(self.next_member);
+        self.next_member += 1;
+        self.uses += 1;
+        self.members.insert(member, Member::new(self.uses));
+        self.last_use = Some(clock::now());
+        member
+    }
+
+    /// Removes one of several sessions: its calls end with an error, the server forgets what it keeps for this session alone, and gets an error
+    /// for what it has asked there.
+    pub(super) fn leave(&mut self, member: MemberKey) {
+        let Some(mut left) = self.members.remove(&member) else { return };
+        left.end();
+        let is_of = |(_, response): &(&CallKey, &Response)| response.member == Some(member);
+        let calls: Vec<CallKey> = self.responses.iter().filter(is_of).map(|(call, _)| *call).collect();
+        for call in calls {
+            let queue = self.responses.get(&call).map(|response| response.queue.clone());
+            let unanswered = self.close(call);
+            if let Some(queue) = queue {
+                for Owed { at_caller, .. } in &unanswered {
+                    queue.force(Failure::after_send(ErrorCode::Abandoned).to_message(Some(at_caller)).into());
+                }
+                queue.end();
+            }
+        }
+        for id in self.routing.leave(member) {
+            self.enqueue_message(error(&id, INVALID_REQUEST, "the session has ended"));
+        }
+        let requests = self.shared.leave(member);
+        self.send_own(requests);
+    }
+
+    /// Returns those of several sessions that have no call.
+    pub(super) fn members_without_call(&self) -> impl Iterator<Item = (MemberKey, &Member)> {
+        let busy: BTreeSet<MemberKey> = self.responses.values().filter_map(|response| response.member).collect();
+        let members = self.members.iter().filter(|_| self.users == Users::Sessions);
+        members.filter(move |(member, _)| !busy.contains(member)).map(|(member, of)| (*member, of))
     }
 
     pub(super) fn enqueue(&mut self, outgoing: Outgoing) {
-        self.outgoing_bytes += outgoing.bytes;
-        self.outgoing.push_back(outgoing);
         self.last_use = Some(clock::now());
+        if outgoing.head.is_some() {
+            self.last_head.clone_from(&outgoing.head);
+        }
+        self.enqueue_unasked(outgoing);
+    }
+
+    /// Enqueues a message that is no use of the channel.
+    fn enqueue_unasked(&mut self, outgoing: Outgoing) {
+        self.outgoing_bytes += outgoing.bytes;
+        if let Some(response) = outgoing.call.as_ref().and_then(|(call, _)| self.responses.get_mut(call)) {
+            response.waits_at = Some(self.next_outgoing);
+        }
+        self.outgoing.insert(self.next_outgoing, outgoing);
+        self.next_outgoing += 1;
+    }
+
+    /// Returns true if several users share the channel.
+    pub(super) fn is_shared(&self) -> bool {
+        self.users != Users::Session
+    }
+
+    pub(super) fn has_outgoing(&self) -> bool {
+        !self.outgoing.is_empty()
+    }
+
+    /// Takes the message that waits for longest.
+    pub(super) fn next_outgoing(&mut self) -> Option<Outgoing> {
+        let (_, outgoing) = self.outgoing.pop_first()?;
+        self.outgoing_bytes -= outgoing.bytes;
+        let call = outgoing.call.as_ref().map(|(call, _)| *call);
+        if let Some(response) = call.and_then(|call| self.responses.get_mut(&call)) {
+            response.waits_at = None;
+        }
+        self.writing = call;
+        Some(outgoing)
+    }
+
+    pub(super) fn drop_outgoing(&mut self) {
+        self.outgoing.clear();
+    }
+
+    /// Notes that a session was used.
+    pub(super) fn note_use(&mut self, member: Option<MemberKey>) {
+        self.uses += 1;
+        if let Some(member) = member.and_then(|member| self.members.get_mut(&member)) {
+            member.note_use();
+            member.used_at = self.uses;
+        }
+    }
+
+    /// Returns the messages of a session that go to the server, in order. Others are answered in its place, or not for the server. `messages` have the
+    /// names of the server; all have begun that are requests.
+    pub(super) fn screen(
+        &mut self,
+        member: Option<MemberKey>,
+        messages: &[Message],
+        texts: Vec<Bytes>,
+        limits: &Limits,
+    ) -> Vec<Bytes> {
+        let Some(member) = member else { return texts };
+        let mut screened = Vec::with_capacity(texts.len());
+        for (message, text) in messages.iter().zip(texts) {
+            match message {
+                Message::Request { id, method } if self.users == Users::Sessions => {
+                    if method == "initialize" {
+                        // The server has had that of the first session.
+                        self.answer(id, error(id, INVALID_REQUEST, "the session is initialized"), limits);
+                        continue;
+                    }
+                    screened.extend(self.screen_request(member, id, text, limits));
+                }
+                Message::Request { .. } => screened.push(text),
+                Message::Notification { .. } | Message::Response { .. } => {
+                    let Some(text) = self.routing.from_member(member, message, text) else { continue };
+                    if matches!(message, Message::Notification { method } if method == "notifications/cancelled")
+                        && let Some(id) = jsonrpc::cancelled_request_id(&text)
+                    {
+                        self.note_cancel(&id);
+                    }
+                    screened.push(text);
+                }
+            }
+        }
+        screened
+    }
+
+    fn screen_request(&mut self, member: MemberKey, id: &RequestId, text: Bytes, limits: &Limits) -> Option<Bytes> {
+        match self.shared.decide(member, &text) {
+            Decision::Pass => Some(text),
+            Decision::Forward(change, text) => {
+                self.shared.apply(change, Some(id.clone()));
+                Some(text)
+            }
+            Decision::Answer(change) => {
+                self.shared.apply(change, None);
+                self.answer(id, empty_result(id), limits);
+                None
+            }
+        }
+    }
+
+    /// Answers a request of a session in the server's place.
+    fn answer(&mut self, id: &RequestId, response: Bytes, limits: &Limits) {
+        self.deliver(&Message::Response { id: Some(id.clone()), is_error: false }, response, limits);
+    }
+
+    /// Sends requests of the proxy's own.
+    fn send_own(&mut self, requests: impl IntoIterator<Item = OwnRequest>) {
+        for (method, params) in requests {
+            let Some(number) = self.routing.begin_own() else { return };
+            let id = number.to_json();
+            self.enqueue_message(format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":{params}}}"#));
+            self.shared.note_own(method, number);
+        }
+    }
+
+    fn enqueue_message(&mut self, message: impl Into<Bytes>) {
+        self.enqueue_unasked(Outgoing::own(message.into(), None));
     }
 
     pub(super) fn note_cancel(&mut self, id: &RequestId) {
@@ -118,22 +298,24 @@ impl State {
         }
     }
 
-    /// Closes the response of a call, with the cancel of its requests that have no response yet.
-    pub(super) fn close(&mut self, call: CallKey) {
-        let Some(response) = self.responses.remove(&call) else { return };
+    /// Closes the response of a call, with the cancel of its requests that have no response yet. Returns those.
+    pub(super) fn close(&mut self, call: CallKey) -> Vec<Owed> {
+        let Some(response) = self.responses.remove(&call) else { return Vec::new() };
         // A request that is with the writer may still be written.
         if !response.is_begun && self.writing != Some(call) {
-            self.outgoing.retain(|outgoing| outgoing.call.as_ref().is_none_or(|(other, _)| *other != call));
-            self.outgoing_bytes = self.outgoing.iter().map(|outgoing| outgoing.bytes).sum();
-            return self.routing.withdraw(call);
+            if let Some(outgoing) = response.waits_at.and_then(|place| self.outgoing.remove(&place)) {
+                self.outgoing_bytes -= outgoing.bytes;
+            }
+            self.routing.withdraw(call);
+            return Vec::new();
         }
         let unanswered = self.routing.give_up(call);
-        if !response.may_cancel {
-            return;
+        if response.may_cancel {
+            for owed in unanswered.iter().filter(|owed| !response.cancelled.contains(&owed.at_server)) {
+                self.enqueue_cancel(&owed.at_server, response.head.clone());
+            }
         }
-        for owed in unanswered.iter().filter(|owed| !response.cancelled.contains(&owed.at_server)) {
-            self.enqueue_cancel(&owed.at_server, response.head.clone());
-        }
+        unanswered
     }
 
     fn enqueue_cancel(&mut self, id: &RequestId, head: Option<Arc<Lines>>) {
@@ -141,43 +323,90 @@ impl State {
     }
 
     pub(super) fn deliver(&mut self, message: &Message, text: Bytes, limits: &Limits) {
+        if let Message::Response { id: Some(id), is_error } = message
+            && self.users == Users::Sessions
+        {
+            let own = self.shared.settle(id, *is_error);
+            self.send_own(own);
+        }
         let (target, text) = self.routing.route(message, text);
         match target {
             Target::Call { call, is_over } => self.deliver_to_call(call, is_over, text, limits),
-            Target::Standalone if self.users == Users::Session => self.deliver_standalone(text, limits),
-            Target::Standalone => self.deliver_unnamed(text, limits),
-            Target::Unnamed(id) if self.users != Users::Session => self.refuse(&id, limits),
-            Target::Unnamed(id) => {
-                let receiver = self.receiver_of_question();
-                self.routing.note_question(&text, id, receiver);
-                match receiver {
-                    Receiver::Call(call) => self.deliver_to_call(call, false, text, limits),
-                    Receiver::Standalone => self.deliver_standalone(text, limits),
+            Target::Standalone => match self.users {
+                Users::Session | Users::Sessions => self.deliver_to_each(message, &text, limits),
+                Users::Principal | Users::Anonymous => self.deliver_unnamed(text, limits),
+            },
+            Target::Member(member) => {
+                self.deliver_standalone(member, &text, limits);
+            }
+            Target::Unnamed(id) => match self.users {
+                Users::Session | Users::Sessions => self.ask(message, id, text, limits),
+                Users::Principal | Users::Anonymous => {
+                    let text = "this revision has no requests of the server";
+                    self.reply(error(&id, METHOD_NOT_FOUND, text), limits);
+                }
+            },
+            Target::Dropped => limits.metrics.observe_skipped(Skipped::Late),
+            Target::Own => {}
+        }
+    }
+
+    /// Delivers a request of the server that names no call. A ping that nothing would answer is answered here.
+    fn ask(&mut self, message: &Message, id: RequestId, text: Bytes, limits: &Limits) {
+        let is_ping = matches!(message, Message::Request { method, .. } if method == "ping") && self.answers_pings;
+        let asked = self.receiver_of_question();
+        let Some((member, receiver)) = asked.filter(|(_, receiver)| !is_ping || self.can_answer(*receiver)) else {
+            let reply = if is_ping { empty_result(&id) } else { error(&id, INVALID_REQUEST, "there is no session") };
+            return self.reply(reply, limits);
+        };
+        self.routing.note_question(&text, id.clone(), receiver, member);
+        match receiver {
+            Receiver::Call(call) => self.deliver_to_call(call, false, text, limits),
+            Receiver::Standalone(member) => {
+                if !self.deliver_standalone(member, &text, limits) && is_ping {
+                    self.reply(empty_result(&id), limits);
                 }
             }
-            Target::Dropped => limits.metrics.observe_skipped(Skipped::Late),
         }
     }
 
-    /// Chooses the response for a request of the server that names no call: that of the only call, else the standalone stream if it has a
-    /// reader, else that of the oldest call with a reader, else the standalone stream, or the oldest call if no client takes requests.
-    fn receiver_of_question(&self) -> Receiver {
-        let mut calls = self.responses.iter().filter(|(_, response)| response.takes_questions());
-        match (calls.next(), calls.next()) {
-            (Some((&only, _)), None) if self.responses.len() == 1 => return Receiver::Call(only),
-            _ if self.standalone.is_some() => return Receiver::Standalone,
+    /// Returns true if a client, or the proxy in its place, answers what goes to this response.
+    fn can_answer(&self, receiver: Receiver) -> bool {
+        match receiver {
+            Receiver::Call(call) => self.responses.get(&call).is_some_and(Response::has_client),
+            Receiver::Standalone(member) => self.members.get(&member).is_some_and(Member::listens),
+        }
+    }
+
+    /// Chooses the session that is asked, and its response. Of several it is the one used last of those with a call that can be asked; without such a
+    /// call, the one used last. `None` if there is no session, unless a handshake runs.
+    fn receiver_of_question(&self) -> Option<(MemberKey, Receiver)> {
+        let handshake = self.responses.iter().find(|(_, response)| response.member.is_none());
+        let busy = self.responses.values().filter(|response| response.takes_questions());
+        let busy = busy.filter_map(|response| response.member.and_then(|member| self.members.get_key_value(&member)));
+        let member = last_used(busy).or_else(|| last_used(self.members.iter()));
+        match (member, handshake) {
+            (Some(member), None) => Some((member, self.receiver_in(member))),
+            (member, Some((&call, _))) => Some((member.unwrap_or(MemberKey(0)), Receiver::Call(call))),
+            (None, None) => None,
+        }
+    }
+
+    /// Chooses the response in a session for a request of the server that names no call: that of the only call, else the standalone stream if it has
+    /// a reader, else that of the oldest call with a reader, else the standalone stream, or the oldest call if no client takes requests.
+    fn receiver_in(&self, member: MemberKey) -> Receiver {
+        let calls = || self.responses.iter().filter(|(_, response)| response.member == Some(member));
+        let takers = || calls().filter(|(_, response)| response.takes_questions());
+        let listens = self.members.get(&member).is_some_and(Member::listens);
+        match (takers().next(), calls().nth(1)) {
+            (Some((&only, _)), None) => return Receiver::Call(only),
+            _ if listens => return Receiver::Standalone(member),
             _ => {}
         }
-        let mut calls = self.responses.iter().filter(|(_, response)| response.takes_questions());
-        let read = calls.find(|(_, response)| response.has_reader());
+        let read = takers().find(|(_, response)| response.has_reader());
         // A client that takes none and has no GET refuses it, so that the server does not wait.
-        let refusing = self.responses.keys().next().filter(|_| self.standalone.is_none() && !self.has_takers());
-        let call = read.map(|(&call, _)| call).or(refusing.copied());
-        call.map_or(Receiver::Standalone, Receiver::Call)
-    }
-
-    fn has_takers(&self) -> bool {
-        self.responses.values().any(Response::takes_questions)
+        let refusing = calls().find(|(_, response)| response.has_client()).filter(|_| takers().next().is_none());
+        read.or(refusing).map_or(Receiver::Standalone(member), |(&call, _)| Receiver::Call(call))
     }
 
     fn deliver_to_call(&mut self, call: CallKey, is_over: bool, text: Bytes, limits: &Limits) {
@@ -197,6 +426,9 @@ impl State {
         if is_over && let Some(response) = self.responses.remove(&call) {
             response.queue.end();
             self.last_use = Some(clock::now());
+            if let Some(member) = response.member.and_then(|member| self.members.get_mut(&member)) {
+                member.note_use();
+            }
         }
     }
 
@@ -209,53 +441,65 @@ impl State {
         }
     }
 
-    /// Refuses a request of the server: in revisions without sessions it has none.
-    fn refuse(&mut self, id: &RequestId, limits: &Limits) {
-        let text = "this revision has no requests of the server";
-        let line = Bytes::from(jsonrpc::error_message(Some(id), METHOD_NOT_FOUND, text, serde_json::Value::Null));
-        // All callers are one principal, so the headers of any call will do.
-        let head = self.responses.values().find_map(|response| response.head.clone());
-        let refusal = Outgoing::own(line, head);
-        // A server that asks and does not read is not answered without end.
-        if self.outgoing_bytes + refusal.bytes <= limits.outgoing_bytes {
-            self.outgoing_bytes += refusal.bytes;
-            self.outgoing.push_back(refusal);
+    /// Answers a request of the server in a client's place. One that asks and does not read is not answered without end.
+    fn reply(&mut self, message: Bytes, limits: &Limits) {
+        let reply = Outgoing::own(message, self.last_head.clone());
+        if self.outgoing_bytes + reply.bytes <= limits.outgoing_bytes {
+            self.enqueue_unasked(reply);
         }
     }
 
-    fn deliver_standalone(&mut self, text: Bytes, limits: &Limits) {
-        if let Some(queue) = &self.standalone {
-            if !queue.push(text, limits.response_bytes) {
-                limits.metrics.observe_skipped(Skipped::Full);
+    /// Delivers a message that names no call: to each session that gets it.
+    fn deliver_to_each(&mut self, message: &Message, text: &Bytes, limits: &Limits) {
+        let members = self.members.keys().copied();
+        let receivers = match message {
+            Message::Notification { method } if self.users == Users::Sessions => {
+                self.shared.receivers(method, text, members)
             }
-            return;
+            _ => members.collect(),
+        };
+        for member in receivers {
+            self.deliver_standalone(member, text, limits);
         }
-        if self.has_listened {
-            // The proxy keeps the GET of a client that may come back, so there is none to come.
-            return limits.metrics.observe_skipped(Skipped::NoReader);
-        }
-        self.kept_bytes += text.len();
-        // A copy: the text is a part of what was read at once.
-        self.kept.push_back(Bytes::copy_from_slice(&text));
-        while self.kept.len() > KEPT_MESSAGES || self.kept_bytes > KEPT_BYTES {
-            let Some(oldest) = self.kept.pop_front() else { return };
-            self.kept_bytes -= oldest.len();
-            limits.metrics.observe_skipped(Skipped::NoReader);
-        }
+    }
+
+    fn deliver_standalone(&mut self, member: MemberKey, text: &Bytes, limits: &Limits) -> bool {
+        let Some(member) = self.members.get_mut(&member) else { return false };
+        member.deliver(text.clone(), limits)
     }
 }
 
 impl Response {
-    /// Returns false for a client that takes no requests of the server, as one that accepts JSON only.
+    /// Returns true for the call of a client, whose responses are read to answer what the server asks. The handshake is read so as well.
+    fn has_client(&self) -> bool {
+        self.stream.is_some() || self.member.is_none()
+    }
+
+    /// Returns false for a client that takes no requests of the server, as one that accepts JSON only, and for a call of the proxy's own.
     fn takes_questions(&self) -> bool {
-        self.stream
-            .as_ref()
-            .is_none_or(|stream| !stream.with_machine(|machine| machine.policy().should_refuse_requests))
+        let refuses = |stream: &Arc<Stream>| stream.with_machine(|machine| machine.policy().should_refuse_requests);
+        self.has_client() && !self.stream.as_ref().is_some_and(refuses)
     }
 
     fn has_reader(&self) -> bool {
         self.stream.as_ref().is_some_and(|stream| stream.with_machine(|machine| machine.reader().is_attached()))
     }
+}
+
+fn last_used<'a>(members: impl Iterator<Item = (&'a MemberKey, &'a Member)>) -> Option<MemberKey> {
+    members.max_by_key(|(_, member)| member.used_at).map(|(member, _)| *member)
+}
+
+fn random_number() -> u64 {
+    u64::from_ne_bytes(random::bytes())
+}
+
+fn empty_result(id: &RequestId) -> Bytes {
+    format!(r#"{{"jsonrpc":"2.0","id":{},"result":{{}}}}"#, id.to_json()).into()
+}
+
+fn error(id: &RequestId, code: i64, text: &str) -> Bytes {
+    jsonrpc::error_message(Some(id), code, text, json!(null)).into()
 }
 
 fn cancel(id: &RequestId) -> String {

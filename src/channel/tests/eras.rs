@@ -1,6 +1,7 @@
 //! Servers that end when they are asked for their revisions.
 
 use super::*;
+use crate::clock;
 use crate::protocol::headers::names;
 
 /// Sends a request of a revision without sessions. Returns the status of its response.

@@ -1,6 +1,7 @@
 //! Turns of the starts that wait.
 
 use super::*;
+use crate::clock;
 
 /// Channels whose starts come one every 30 seconds after a burst of two.
 fn slow_starts() -> Setup {

@@ -1,7 +1,5 @@
 //! Messages of the channel itself to a server that takes headers.
 
-use std::collections::VecDeque;
-
 use super::super::connection::{Connection, End, Users};
 use super::super::limits::Limits;
 use super::super::link::{Input, Output, WriteError};
@@ -9,16 +7,15 @@ use super::*;
 use crate::protocol::channel::line::Line;
 use crate::protocol::jsonrpc;
 
-/// Messages of a server that it sends at once, and no end.
-struct Said(VecDeque<Line>);
+/// Messages of a server.
+struct Said(mpsc::UnboundedReceiver<Line>);
 
 /// Messages for a server, with their `Authorization`.
 struct Written(mpsc::UnboundedSender<(Value, Option<String>)>);
 
 impl Input for Said {
     fn next(&mut self) -> LinkFuture<'_, Option<Line>> {
-        let next = self.0.pop_front();
-        Box::pin(async move { if next.is_some() { next } else { std::future::pending().await } })
+        Box::pin(self.0.recv())
     }
 }
 
@@ -39,17 +36,18 @@ impl Output for Written {
 }
 
 #[tokio::test]
-async fn the_cancel_of_a_call_has_the_headers_of_the_call() {
+async fn messages_about_a_call_and_after_it_have_its_headers() {
     let (written, mut messages) = mpsc::unbounded_channel();
+    let (says, said) = mpsc::unbounded_channel();
     let metrics = Arc::new(Metrics::new(&Registrar::default()).expect("new names"));
-    let limits = Limits { response_bytes: 1 << 20, outgoing_bytes: 1 << 20, metrics };
-    let (input, output) = (Box::new(Said(VecDeque::new())), Box::new(Written(written)));
+    let limits = Limits { response_bytes: 1 << 20, outgoing_bytes: 1 << 20, answers_pings: true, metrics };
+    let (input, output) = (Box::new(Said(said)), Box::new(Written(written)));
     let (connection, _reader) = Connection::start(Users::Session, limits, input, output);
     let mut head = headers::Lines::default();
     head.push(&http::header::AUTHORIZATION, &http::HeaderValue::from_static("Bearer t"));
     let body = Bytes::from_static(br#"{"jsonrpc":"2.0","id":1,"method":"tools/call"}"#);
     let peeked = jsonrpc::peek(&body).expect("a request");
-    let call = connection.call(peeked.messages(), &body, Some(head), None, Box::new(|| {}));
+    let call = connection.call(Some(Connection::ONLY), peeked.messages(), &body, Some(head), None, Box::new(|| {}));
     let mut waiting = call.expect("room");
     waiting.begun().await;
     let credentials = Some("Bearer t".to_owned());
@@ -57,6 +55,11 @@ async fn the_cancel_of_a_call_has_the_headers_of_the_call() {
     assert_eq!((&message["method"], of_call), (&json!("tools/call"), credentials.clone()));
     drop(waiting);
     let (message, of_cancel) = within(messages.recv()).await.expect("the cancel");
-    assert_eq!((&message["method"], of_cancel), (&json!("notifications/cancelled"), credentials));
+    assert_eq!((&message["method"], of_cancel), (&json!("notifications/cancelled"), credentials.clone()));
+    let ping = Bytes::from_static(br#"{"jsonrpc":"2.0","id":"p","method":"ping"}"#);
+    says.send(Line::Whole(ping)).expect("it is read");
+    let (message, of_reply) =
+        within(messages.recv()).await.expect("the reply to a ping that no client is there to answer");
+    assert_eq!((&message["id"], &message["result"], of_reply), (&json!("p"), &json!({}), credentials));
     connection.end(End::Closed);
 }

@@ -1,11 +1,13 @@
 //! Names of calls and requests on a channel, and those of requests on a channel that several callers share.
 //!
 //! Callers choose their ids and progress tokens without each other, so two of them may choose the same. Towards the server each request has a number
-//! of the proxy's, which is its progress token as well; on the way back the caller's own names take its place. Numbers are never used again, so a late
-//! message names no newer request. Every other byte of a message stays.
+//! of the proxy's, which is its progress token as well; on the way back the caller's own names take its place. Numbers are random, integers since some
+//! servers take no strings, and none is that of a request which runs or may still be answered. Every other byte of a message stays.
 
 use std::collections::HashMap;
 use std::ops::Range;
+
+use bytes::Bytes;
 
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 
@@ -17,9 +19,31 @@ const SUBSCRIPTION: &str = "io.modelcontextprotocol/subscriptionId";
 const SUBSCRIPTION_OF_NOTIFICATION: &[&str] = &["params", "_meta", SUBSCRIPTION];
 const SUBSCRIPTION_OF_RESULT: &[&str] = &["result", "_meta", SUBSCRIPTION];
 
+/// Bits of a number: all languages keep an integer of so many, those with doubles alone as well.
+const BITS: u32 = 53;
+
+/// Longest ID of a request or question that is remembered, in bytes.
+pub const ID_MAX: usize = 1024;
+
+/// Source of numbers that cannot be guessed.
+pub type Random = fn() -> u64;
+
 /// A call on a channel, by number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct CallKey(pub u64);
+
+/// A session on a channel, by number.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct MemberKey(pub u64);
+
+/// Receiver of a request of the server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Receiver {
+    /// The response of this call.
+    Call(CallKey),
+    /// The standalone stream of this session.
+    Standalone(MemberKey),
+}
 
 /// The id of a request is that of another that runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -36,63 +60,101 @@ pub struct Owed {
 }
 
 /// Numbers of the calls that run. Its size is bounded by theirs.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Ids {
-    last: u64,
+    random: Random,
     names: HashMap<RequestId, Name>,
     calls: HashMap<CallKey, Vec<RequestId>>,
+    /// Numbers by the names that sessions gave their requests.
+    numbers: HashMap<(MemberKey, RequestId), RequestId>,
 }
 
 /// Names that a caller gave a request.
 #[derive(Debug)]
 struct Name {
     call: CallKey,
+    /// Session of the request, or `None` for one without.
+    member: Option<MemberKey>,
     id: RequestId,
     token: Option<RequestId>,
     is_listen: bool,
 }
 
 impl Ids {
-    /// Numbers the requests of a call's body, of which `messages` are the messages in order; they are renamed as well.
+    pub(super) fn new(random: Random) -> Self {
+        Self { random, names: HashMap::new(), calls: HashMap::new(), numbers: HashMap::new() }
+    }
+
+    /// Numbers the requests of a call: `messages` and their `texts` are renamed in place. No number is one that `is_taken` knows.
     ///
     /// # Errors
-    /// If two requests of the body have the same id: their responses could not be told apart.
-    pub(super) fn begin(&mut self, call: CallKey, messages: &mut [Message], body: &[u8]) -> Result<Vec<u8>, IdInUse> {
-        let mut splices = Vec::new();
+    /// If two requests have the same id, or one has that of another of its session: their responses could not be told apart.
+    pub(super) fn begin(
+        &mut self,
+        call: CallKey,
+        member: Option<MemberKey>,
+        messages: &mut [Message],
+        texts: &mut [Bytes],
+        is_taken: impl Fn(&RequestId) -> bool,
+    ) -> Result<(), IdInUse> {
         let mut names: Vec<(RequestId, Name)> = Vec::new();
-        for (message, text) in messages.iter_mut().zip(jsonrpc::messages(body)) {
+        for (message, text) in messages.iter_mut().zip(texts) {
             let Message::Request { id, method } = message else { continue };
-            if names.iter().any(|(_, name)| name.id == *id) {
+            let is_used = member.is_some_and(|member| self.numbers.contains_key(&(member, id.clone())));
+            if is_used || names.iter().any(|(_, name)| name.id == *id) {
                 return Err(IdInUse);
             }
-            self.last += 1;
-            let number = RequestId::Number(self.last.to_string().into());
-            let place = |path| value_at(text.as_bytes(), path).map(|value| jsonrpc::span(body, value));
-            let token = value_at(text.as_bytes(), TOKEN_OF_REQUEST).and_then(RequestId::from_json);
-            splices.extend(place(ID).map(|place| (place, number.to_json())));
+            let number = self.new_number(|number| is_taken(number) || names.iter().any(|(other, _)| other == number));
+            let place = |path| value_at(text, path).map(|value| jsonrpc::span(text, value));
+            let token = value_at(text, TOKEN_OF_REQUEST).and_then(RequestId::from_json);
+            let mut splices: Vec<_> = place(ID).map(|place| (place, number.to_json())).into_iter().collect();
             if token.is_some() {
                 splices.extend(place(TOKEN_OF_REQUEST).map(|place| (place, number.to_json())));
             }
+            *text = jsonrpc::splice(text, splices).into();
             let is_listen = method == "subscriptions/listen";
             let id = std::mem::replace(id, number.clone());
-            names.push((number, Name { call, id, token, is_listen }));
+            names.push((number, Name { call, member, id, token, is_listen }));
         }
         self.calls.insert(call, names.iter().map(|(number, _)| number.clone()).collect());
+        for (number, name) in &names {
+            if let Some(member) = name.member {
+                self.numbers.insert((member, name.id.clone()), number.clone());
+            }
+        }
         self.names.extend(names);
-        Ok(jsonrpc::splice(body, splices))
+        Ok(())
+    }
+
+    /// Returns a number that no request has which runs, or which `is_taken` knows. Numbers in order would tell each caller those of the others, and
+    /// some servers read the `ID` of a message as its `id`.
+    pub(super) fn new_number(&self, is_taken: impl Fn(&RequestId) -> bool) -> RequestId {
+        loop {
+            let number = RequestId::Number(((self.random)() >> (u64::BITS - BITS)).to_string().into());
+            if !self.names.contains_key(&number) && !is_taken(&number) {
+                return number;
+            }
+        }
+    }
+
+    /// Returns the number of a request of a session.
+    pub(super) fn number_of(&self, member: MemberKey, id: &RequestId) -> Option<&RequestId> {
+        self.numbers.get(&(member, id.clone()))
     }
 
     /// Forgets a call that is over.
     pub(super) fn end(&mut self, call: CallKey) {
         for number in self.calls.remove(&call).unwrap_or_default() {
-            self.names.remove(&number);
+            if let Some(Name { member: Some(member), id, .. }) = self.names.remove(&number) {
+                self.numbers.remove(&(member, id));
+            }
         }
     }
 
     /// Returns true if no call runs.
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.names.is_empty() && self.calls.is_empty()
+        self.names.is_empty() && self.calls.is_empty() && self.numbers.is_empty()
     }
 
     /// Returns the caller's id of the request with this number.
@@ -171,17 +233,25 @@ mod tests {
         routing: Option<Routing>,
     }
 
+    /// Numbers from 1, in each test.
+    fn next_number() -> u64 {
+        thread_local!(static LAST: std::cell::Cell<u64> = const { std::cell::Cell::new(0) });
+        LAST.set(LAST.get() + 1);
+        LAST.get() << (u64::BITS - BITS)
+    }
+
     impl Channel {
         fn routing(&mut self) -> &mut Routing {
-            self.routing.get_or_insert_with(Routing::shared)
+            self.routing.get_or_insert_with(|| Routing::shared(next_number))
         }
 
         /// Begins a call and returns the request that the server gets.
         fn call(&mut self, call: u64, request: &str) -> String {
             let body = Bytes::copy_from_slice(request.as_bytes());
-            let messages = jsonrpc::peek(&body).expect("a message");
-            let sent = self.routing().begin(CallKey(call), messages.messages(), &body).expect("numbers are new");
-            String::from_utf8(sent.to_vec()).expect("text")
+            let mut messages = jsonrpc::peek(&body).expect("a message").messages().to_vec();
+            let mut texts = [body];
+            self.routing().begin(CallKey(call), None, &mut messages, &mut texts).expect("numbers are new");
+            String::from_utf8(texts[0].to_vec()).expect("text")
         }
 
         /// Returns the call that gets a message of the server, and the message as its caller sees it.
@@ -272,6 +342,14 @@ mod tests {
         let message = jsonrpc::peek(&text).expect("a message").messages()[0].clone();
         let (_, seen) = channel.routing().route(&message, text);
         assert_eq!(&seen[..], b"{\"jsonrpc\":\"2.0\",\"id\":\"x\",\"result\":{\"a\":\"\xff\"}}");
+    }
+
+    #[test]
+    fn a_number_is_none_of_a_request_that_runs_and_no_more_than_a_double_holds() {
+        let mut channel = Channel { routing: Some(Routing::shared(|| u64::MAX)) };
+        assert!(channel.call(1, r#"{"jsonrpc":"2.0","id":"x","method":"m"}"#).contains(r#""id":9007199254740991,"#));
+        let [taken, free] = [1, 2].map(|number| RequestId::from_json(&number.to_string()).expect("a number"));
+        assert_eq!(Ids::new(next_number).new_number(|number| *number == taken), free);
     }
 
     /// One step of a schedule. Callers and calls are chosen by number.

@@ -1,20 +1,17 @@
 //! The response to which a message of the server belongs.
 //!
 //! On Streamable HTTP a server says so by the response in which it sends a message. On a channel only the message itself can: a response by its
-//! ID, progress by its token. Owned here: the ids, tokens and questions of one channel, which one session has to itself or several callers share.
+//! ID, progress by its token. Owned here: the ids, tokens and questions of one channel, which one session has to itself, or several sessions or callers
+//! without sessions share.
 //! Absent: the choice for a message that names no call, which depends on clients that are connected.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 
 use bytes::Bytes;
 
-use super::ids::{CallKey, IdInUse, Ids, Owed};
+use super::ids::{CallKey, IdInUse, Ids, MemberKey, Owed, Random, Receiver};
+use super::questions::{Questions, Remembered};
 use crate::protocol::jsonrpc::{self, Message, RequestId};
-
-/// Limit of the questions that are remembered, and of the calls that were given up and never answered. The oldest goes.
-const REMEMBERED: usize = 1024;
-/// Longest ID of a request or question that is remembered, in bytes.
-pub const ID_MAX: usize = 1024;
 
 /// Response for a message of the server.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -26,33 +23,34 @@ pub enum Target {
         /// True if no further response is owed.
         is_over: bool,
     },
-    /// The standalone stream: the message names no call.
+    /// The standalone stream, that of each session if there are several: the message names no call.
     Standalone,
+    /// The standalone stream of one of several sessions.
+    Member(MemberKey),
     /// A request of the server that names no call. The caller chooses, and says so by [`Routing::note_question`].
     Unnamed(RequestId),
     /// None: the response to a call that was given up, or to none; on a shared channel any message that names such a call.
     Dropped,
+    /// None: the response to a request of the proxy's own.
+    Own,
 }
 
-/// Receiver of a request of the server.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Receiver {
-    /// The response of this call.
-    Call(CallKey),
-    /// The standalone stream.
-    Standalone,
-}
-
-/// State of one channel. Its size is bounded by the calls that run and by [`REMEMBERED`].
+/// State of one channel. Its size is bounded by the calls that run, and beside them by constants.
 #[derive(Debug, Default)]
 pub struct Routing {
     calls: HashMap<CallKey, Call>,
     running: HashMap<RequestId, CallKey>,
     tokens: HashMap<RequestId, CallKey>,
-    questions: Remembered<Receiver>,
+    questions: Questions,
     given_up: Remembered<()>,
+    /// Requests of the proxy's own.
+    own: Remembered<()>,
     /// Numbers in place of the callers' ids, or `None` on a channel of one session.
     ids: Option<Ids>,
+    /// True if the callers have sessions, in which the server asks.
+    has_sessions: bool,
+    /// True once the server has `notifications/initialized`.
+    is_initialized: bool,
 }
 
 #[derive(Debug, Default)]
@@ -61,60 +59,37 @@ struct Call {
     tokens: Vec<RequestId>,
 }
 
-/// A map that forgets its oldest entries.
-#[derive(Debug)]
-struct Remembered<V> {
-    values: HashMap<RequestId, V>,
-    order: VecDeque<RequestId>,
-}
-
-impl<V> Default for Remembered<V> {
-    fn default() -> Self {
-        Self { values: HashMap::new(), order: VecDeque::new() }
-    }
-}
-
-impl<V> Remembered<V> {
-    fn insert(&mut self, id: RequestId, value: V) {
-        if self.values.insert(id.clone(), value).is_none() {
-            self.order.push_back(id);
-        }
-        // Removed ids stay in the order, and go with the oldest.
-        while self.values.len() > REMEMBERED || self.order.len() > 2 * REMEMBERED {
-            let Some(oldest) = self.order.pop_front() else { return };
-            self.values.remove(&oldest);
-        }
-    }
-}
-
 impl Routing {
-    /// Returns the state of a channel that several callers share: the server sees numbers of the proxy's in place of their ids and tokens.
-    pub fn shared() -> Self {
-        Self { ids: Some(Ids::default()), ..Self::default() }
+    /// Returns the state of a channel that several callers without sessions share: the server sees numbers of the proxy's in place of their ids and
+    /// tokens.
+    pub fn shared(random: Random) -> Self {
+        Self { ids: Some(Ids::new(random)), ..Self::default() }
     }
 
-    /// Returns true if several callers share the channel.
-    pub fn is_shared(&self) -> bool {
-        self.ids.is_some()
+    /// Returns the state of a channel that several sessions share, with numbers as on any shared one.
+    pub fn of_sessions(random: Random) -> Self {
+        Self { has_sessions: true, ..Self::shared(random) }
     }
 
-    /// Begins a call with the requests of its body; `messages` are those of `body`, in order. Returns the body for the server. On a shared channel the
-    /// body holds requests alone.
+    /// Begins a call of the session `member`, or of none, with `messages` and their `texts`, which get the names of the server.
     ///
     /// # Errors
     /// If one of its ids belongs to a request that runs, or that was given up and is not answered yet: its response would be taken for this one's.
-    pub fn begin(&mut self, call: CallKey, messages: &[Message], body: &Bytes) -> Result<Bytes, IdInUse> {
-        let Some(ids) = &mut self.ids else {
-            self.note(call, messages, body)?;
-            return Ok(body.clone());
-        };
-        let mut messages = messages.to_vec();
-        let body = ids.begin(call, &mut messages, body)?;
-        self.note(call, &messages, &body)?;
-        Ok(body.into())
+    pub fn begin(
+        &mut self,
+        call: CallKey,
+        member: Option<MemberKey>,
+        messages: &mut [Message],
+        texts: &mut [Bytes],
+    ) -> Result<(), IdInUse> {
+        if let Some(ids) = &mut self.ids {
+            let (given_up, own) = (&self.given_up, &self.own);
+            ids.begin(call, member, messages, texts, |number| given_up.contains(number) || own.contains(number))?;
+        }
+        self.note(call, messages, texts)
     }
 
-    fn note(&mut self, call: CallKey, messages: &[Message], body: &[u8]) -> Result<(), IdInUse> {
+    fn note(&mut self, call: CallKey, messages: &[Message], texts: &[Bytes]) -> Result<(), IdInUse> {
         let ids = messages.iter().filter_map(|message| match message {
             Message::Request { id, .. } => Some(id.clone()),
             Message::Notification { .. } | Message::Response { .. } => None,
@@ -122,14 +97,12 @@ impl Routing {
         let unanswered: Vec<RequestId> = ids.collect();
         for (index, id) in unanswered.iter().enumerate() {
             let is_repeated = unanswered[..index].contains(id);
-            if is_repeated || self.running.contains_key(id) || self.given_up.values.contains_key(id) {
+            if is_repeated || self.running.contains_key(id) || self.given_up.contains(id) {
                 return Err(IdInUse);
             }
         }
-        let mut tokens = Vec::new();
-        let _ = jsonrpc::for_each_message(body, |message| {
-            tokens.extend(jsonrpc::progress_token(message.as_bytes()).and_then(RequestId::from_json));
-        });
+        let tokens = texts.iter().filter_map(|text| jsonrpc::progress_token(text).and_then(RequestId::from_json));
+        let tokens: Vec<RequestId> = tokens.collect();
         for id in &unanswered {
             self.running.insert(id.clone(), call);
         }
@@ -138,6 +111,49 @@ impl Routing {
         }
         self.calls.insert(call, Call { unanswered, tokens });
         Ok(())
+    }
+
+    /// Begins a request of the proxy's own on a shared channel, and returns its number: nothing takes its response.
+    pub fn begin_own(&mut self) -> Option<RequestId> {
+        let (given_up, own) = (&self.given_up, &self.own);
+        let number = self.ids.as_ref()?.new_number(|number| given_up.contains(number) || own.contains(number));
+        self.own.insert(number.clone(), ());
+        Some(number)
+    }
+
+    /// Returns the number of a request of a session that runs on a channel of several sessions.
+    pub fn number_of(&self, member: MemberKey, id: &RequestId) -> Option<&RequestId> {
+        self.ids.as_ref()?.number_of(member, id)
+    }
+
+    /// Returns a notification or a response of a session as the server gets it, or `None` for one that it must not get from this session: an answer
+    /// to a question that another session was asked, or a second one, and what names a request of another session. On a channel of several sessions
+    /// one `notifications/initialized` reaches the server.
+    pub fn from_member(&mut self, member: MemberKey, message: &Message, text: Bytes) -> Option<Bytes> {
+        if !self.has_sessions {
+            return Some(text);
+        }
+        match message {
+            Message::Response { id, .. } => {
+                let id = id.as_ref()?;
+                self.questions.take_answer(member, id).then_some(text)
+            }
+            Message::Notification { method } => match &**method {
+                "notifications/initialized" => (!std::mem::replace(&mut self.is_initialized, true)).then_some(text),
+                "notifications/cancelled" => {
+                    let place = jsonrpc::member(&text, &["params", "requestId"])?;
+                    let number = self.number_of(member, &RequestId::from_json(place)?)?.to_json();
+                    let renamed = jsonrpc::splice(&text, vec![(jsonrpc::span(&text, place), number)]);
+                    Some(renamed.into())
+                }
+                "notifications/progress" => {
+                    let token = jsonrpc::member(&text, &["params", "progressToken"]).and_then(RequestId::from_json)?;
+                    self.questions.has_token(member, &token).then_some(text)
+                }
+                _ => Some(text),
+            },
+            Message::Request { .. } => None,
+        }
     }
 
     /// Returns the call of a request that runs.
@@ -208,7 +224,7 @@ impl Routing {
                 let target = self.notification(method, &text);
                 let text = match target {
                     Target::Call { call, .. } => self.to_caller(call, message, text),
-                    Target::Standalone | Target::Unnamed(_) | Target::Dropped => text,
+                    Target::Standalone | Target::Member(_) | Target::Unnamed(_) | Target::Dropped | Target::Own => text,
                 };
                 (target, text)
             }
@@ -223,8 +239,8 @@ impl Routing {
 
     fn take_response(&mut self, id: &RequestId) -> Target {
         let Some(call) = self.running.remove(id) else {
-            self.given_up.values.remove(id);
-            return Target::Dropped;
+            self.given_up.remove(id);
+            return if self.own.remove(id).is_some() { Target::Own } else { Target::Dropped };
         };
         let Some(state) = self.calls.get_mut(&call) else { return Target::Dropped };
         state.unanswered.retain(|other| other != id);
@@ -243,46 +259,52 @@ impl Routing {
     }
 
     fn notification(&self, method: &str, text: &[u8]) -> Target {
-        if self.is_shared() {
+        let names_question = matches!(method, "notifications/cancelled" | "notifications/elicitation/complete");
+        if self.ids.is_some() && !(self.has_sessions && names_question) {
             return self.shared_notification(method, text);
         }
-        let to = |path| jsonrpc::member(text, path).and_then(RequestId::from_json);
-        let receiver = match method {
-            "notifications/progress" => {
-                let call = to(&["params", "progressToken"]).and_then(|token| self.tokens.get(&token));
-                return call.map_or(Target::Standalone, |&call| Target::Call { call, is_over: false });
-            }
-            "notifications/cancelled" => to(&["params", "requestId"]),
-            "notifications/elicitation/complete" => to(&["params", "elicitationId"]),
-            _ => None,
-        };
-        match receiver.and_then(|id| self.questions.values.get(&id)) {
-            Some(&Receiver::Call(call)) if self.calls.contains_key(&call) => Target::Call { call, is_over: false },
-            Some(_) | None => Target::Standalone,
+        if method == "notifications/progress" {
+            let token = jsonrpc::member(text, &["params", "progressToken"]).and_then(RequestId::from_json);
+            let call = token.and_then(|token| self.tokens.get(&token));
+            return call.map_or(Target::Standalone, |&call| Target::Call { call, is_over: false });
+        }
+        match self.questions.named_by(method, text) {
+            Some(question) => match question.receiver {
+                Receiver::Call(call) if self.calls.contains_key(&call) => Target::Call { call, is_over: false },
+                Receiver::Call(_) | Receiver::Standalone(_) if self.has_sessions => Target::Member(question.member),
+                Receiver::Call(_) | Receiver::Standalone(_) => Target::Standalone,
+            },
+            // A question that is not known is that of one session.
+            None if self.has_sessions && method == "notifications/cancelled" => Target::Dropped,
+            None => Target::Standalone,
         }
     }
 
-    /// Notes the receiver of a request of the server, for the notifications that name it.
-    pub fn note_question(&mut self, text: &[u8], id: RequestId, receiver: Receiver) {
-        let elicitation = jsonrpc::member(text, &["params", "elicitationId"]).and_then(RequestId::from_json);
-        for id in elicitation.into_iter().chain([id]) {
-            // An answer finds its way without; only messages that follow the question do not.
-            if id.text().len() <= ID_MAX {
-                self.questions.insert(id, receiver);
-            }
-        }
+    /// Forgets one of several sessions. Returns the requests of the server that it leaves without an answer.
+    pub fn leave(&mut self, member: MemberKey) -> Vec<RequestId> {
+        self.questions.leave(member)
+    }
+
+    /// Notes the receiver of a request of the server in the session `member`, for the notifications that name it, and for its answer.
+    pub fn note_question(&mut self, text: &[u8], id: RequestId, receiver: Receiver, member: MemberKey) {
+        self.questions.note(text, id, receiver, member);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::questions::REMEMBERED;
     use super::*;
     use crate::protocol::jsonrpc::peek;
 
     fn begin(routing: &mut Routing, call: u64, body: &str) -> Result<(), IdInUse> {
         let body = Bytes::copy_from_slice(body.as_bytes());
-        let sent = routing.begin(CallKey(call), peek(&body).expect("a message").messages(), &body)?;
-        assert_eq!(sent, body);
+        let texts: Vec<Bytes> =
+            jsonrpc::messages(&body).into_iter().map(|text| body.slice_ref(text.as_bytes())).collect();
+        let mut sent = texts.clone();
+        let mut messages = peek(&body).expect("a message").messages().to_vec();
+        routing.begin(CallKey(call), None, &mut messages, &mut sent)?;
+        assert_eq!(sent, texts);
         Ok(())
     }
 
@@ -355,7 +377,7 @@ mod tests {
         let question = r#"{"jsonrpc":"2.0","id":0,"method":"elicitation/create","params":{"elicitationId":"e"}}"#;
         let id = RequestId::from_json("0").expect("an id");
         assert_eq!(route(&mut routing, question), Target::Unnamed(id.clone()));
-        routing.note_question(question.as_bytes(), id, Receiver::Call(CallKey(1)));
+        routing.note_question(question.as_bytes(), id, Receiver::Call(CallKey(1)), MemberKey(0));
         let to_call = Target::Call { call: CallKey(1), is_over: false };
         let complete =
             r#"{"jsonrpc":"2.0","method":"notifications/elicitation/complete","params":{"elicitationId":"e"}}"#;
@@ -373,7 +395,7 @@ mod tests {
             begin(&mut routing, call, &format!(r#"{{"jsonrpc":"2.0","id":{call},"method":"a"}}"#)).expect("a new id");
             routing.give_up(CallKey(call));
         }
-        assert_eq!(routing.given_up.values.len(), REMEMBERED);
-        assert!(routing.given_up.order.len() <= 2 * REMEMBERED);
+        let (values, order) = routing.given_up.sizes();
+        assert!(values == REMEMBERED && order <= 2 * REMEMBERED);
     }
 }

@@ -24,7 +24,7 @@ const LISTS: [(&str, &str); 3] = [
 ];
 
 /// Parameters of an `initialize`, without `_meta`. They may hold secrets.
-#[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct InitializeParams {
     json: Box<str>,
     declares_roots: bool,

@@ -1,0 +1,102 @@
+//! Sessions that share a server: those of one caller with equal parameters.
+//!
+//! The first `initialize` starts the server; later ones are answered with what it said then. Owned here: who shares a server, and the sessions of each
+//! beyond the first. Absent: the start (`start`, for all that wait for it), the messages of each session (`connection/`).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::caller::Sharers;
+use super::metrics::EndReason;
+use super::pending::{Started, Waiter};
+use super::server::Server;
+use super::{Channels, Session, State};
+use crate::{clock, sync};
+
+/// A server that sessions share.
+pub(super) struct SharedServer {
+    pub(super) server: Arc<Server>,
+    /// Answer of the server to `initialize`.
+    answer: Bytes,
+}
+
+impl Channels {
+    /// Gives `waiter` a session at the server of its sharers, if that runs.
+    pub(super) fn join(&self, state: &mut State, sharers: &Sharers, waiter: &Waiter) -> Option<Started> {
+        let SharedServer { server, answer } = state.shared.get(sharers)?;
+        let (server, answer) = (server.clone(), answer.clone());
+        if let Some(unused) = server.connection.surplus_member() {
+            // Without revival no session may end for another. A further server is started then.
+            if !self.settings.bounds.is_some_and(|bounds| bounds.may_replace) {
+                return None;
+            }
+            end_member(state, &server, unused, EndReason::Room);
+        }
+        let name = open(state, &server)?;
+        Some(Started { body: waiter.addressed(&answer), name: Some(name) })
+    }
+
+    /// Opens a server that has answered to its sharers: all that wait get a session each.
+    pub(super) fn open_to(&self, number: u64, sharers: Sharers, server: &Arc<Server>, answer: &Bytes) {
+        let mut state = sync::lock(&self.state);
+        let state = &mut *state;
+        let start = state.starting.remove(&number);
+        for mut waiter in start.map(|start| start.into_waiters()).unwrap_or_default() {
+            if !waiter.is_there() {
+                continue;
+            }
+            // The one that finds no room sees the end of its wait.
+            let Some(name) = open(state, server) else { return };
+            waiter.answer(answer, Some(name));
+        }
+        state.shared.insert(sharers, SharedServer { server: server.clone(), answer: answer.clone() });
+    }
+
+    /// Ends a server to which no session has come within the time for which such servers are kept.
+    pub(super) async fn keep_deserted(&self, server: &Server) {
+        if !server.connection.is_deserted() {
+            return;
+        }
+        tokio::select! {
+            () = clock::sleep(self.settings.keep) => {}
+            _ = server.connection.ended() => {}
+        }
+        // None comes while the state is held.
+        let _state = sync::lock(&self.state);
+        if server.connection.is_deserted() && server.connection.ending().is_none() {
+            server.end(EndReason::Idle);
+        }
+    }
+
+    /// Ends a session, and its server with the last one.
+    pub(super) fn end_session(&self, session: &Session, reason: EndReason) {
+        end_member(&mut sync::lock(&self.state), &session.server, session.member, reason);
+    }
+
+    /// Ends the sessions at a shared server that are idle for this long.
+    pub(super) fn end_idle_members(&self, server: &Server, idle: Duration) {
+        let mut state = sync::lock(&self.state);
+        for member in server.connection.idle_members(clock::now(), idle) {
+            end_member(&mut state, server, member, EndReason::Idle);
+        }
+    }
+}
+
+/// Opens a session at a server, and returns its name. `None` if the server has ended, or has no room.
+fn open(state: &mut State, server: &Arc<Server>) -> Option<String> {
+    let member = server.connection.join()?;
+    let name = Session::new_name();
+    state.sessions.insert(name.clone(), Session { server: server.clone(), member });
+    Some(name)
+}
+
+/// Ends a session. The state is held, so that none comes to a server that ends with its last one.
+fn end_member(state: &mut State, server: &Server, member: super::MemberKey, reason: EndReason) {
+    if server.connection.end_member(member) {
+        // Its names are forgotten with it.
+        return server.end(reason);
+    }
+    state.sessions.retain(|_, session| session.server.number != server.number || session.member != member);
+}
