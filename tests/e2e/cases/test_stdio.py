@@ -1,6 +1,7 @@
 """Servers on stdio: what works with a server on HTTP works with a process for each session."""
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -9,7 +10,7 @@ from harness.checks import assert_whole
 from harness.raw import ask, call, open_session, until_progress
 from harness.relay import Cut, Relay
 from harness.sessions import assert_go_on, sessions_at
-from harness.stack import CLIENTS, LEGACY, Client, eventually, metric
+from harness.stack import CLIENTS, LEGACY, Client, eventually, metric, together
 
 pytestmark = pytest.mark.anyio
 
@@ -98,3 +99,36 @@ async def test_a_deadline_of_the_client_cancels_the_call(client, on_stdio, key):
             await eventually(lambda: stdio.counters(key)["cancelled"] == 1)
             running.begin("quick", {"key": f"{key}-quick"})
             assert await running.outcome(1) == ("result", "quick"), relay.report()
+
+
+async def test_clients_that_are_alike_share_a_process(start, key):
+    """Two clients of each of two kinds, at once. Each has its progress, questions and subscription, also at the process after a killed one."""
+    settings = {"UPSTREAM__SHARED": "true", "UPSTREAM__STARTS_PER_MINUTE": 6000}
+    proxy = await asyncio.to_thread(stdio.Restarted, start, "everything", **settings)
+    tool, arguments, done = stdio.SERVERS["everything"].long(STEPS, INTERVAL_MS, key)
+    async with AsyncExitStack() as running:
+
+        async def open_one(name):
+            relay = await running.enter_async_context(Relay(proxy.port))
+            client = Client(name, LEGACY, relay.url(), tool, arguments, then=True, timeout_ms=TIMEOUT_MS)
+            return await running.enter_async_context(client), relay
+
+        sessions = [await open_one(name) for name in ["typescript-v1", "python-mcp1"] * 2]
+        for client, relay in sessions:
+            assert await client.outcome(0) == ("result", done), relay.report()
+            assert_whole(relay, client.transcript, STEPS, done)
+        assert len(stdio.children(proxy.pid)) == 2
+        for n, (client, relay) in enumerate(sessions):
+            client.begin("trigger-elicitation-request", {})
+            assert (await client.outcome(1) or ("no", "end"))[0] == "result", relay.report()
+            asked = [session.transcript.asked.count("elicitation") for session, _ in sessions]
+            assert asked == [int(other <= n) for other in range(len(sessions))], relay.report()
+        await together(*(client.subscribe(2, "demo://resource/dynamic/text/1") for client, _ in sessions))
+        assert stdio.kill_children(proxy.pid) == 2
+        await eventually(lambda: metric(proxy.admin, 'channel_ends_total{reason="lost"}') == 2)
+        for client, _ in sessions:
+            client.begin("echo", {"message": key})
+        for client, relay in sessions:
+            assert await client.outcome(3) == ("result", f"Echo: {key}"), relay.report()
+        assert len(stdio.children(proxy.pid)) == 2
+        await together(*(client.finish() for client, _ in sessions))
