@@ -24,20 +24,22 @@ pub(super) struct Questions {
 pub(super) struct Question {
     pub(super) receiver: Receiver,
     pub(super) member: MemberKey,
-    is_answered: bool,
 }
 
 /// A map that forgets its oldest entries.
 #[derive(Debug)]
 pub(super) struct Remembered<V> {
-    values: HashMap<RequestId, V>,
-    order: VecDeque<RequestId>,
+    /// Values, each with the number of its insertion.
+    values: HashMap<RequestId, (u64, V)>,
+    /// Insertions in their order, also of what was removed since.
+    order: VecDeque<(u64, RequestId)>,
+    last: u64,
 }
 
 impl Questions {
     /// Notes a request of the server that goes to `receiver` in the session `member`.
     pub(super) fn note(&mut self, text: &[u8], id: RequestId, receiver: Receiver, member: MemberKey) {
-        let question = Question { receiver, member, is_answered: false };
+        let question = Question { receiver, member };
         let elicitation = jsonrpc::member(text, ELICITATION).and_then(RequestId::from_json);
         let token = jsonrpc::progress_token(text).and_then(RequestId::from_json);
         self.asked.insert(id, question);
@@ -61,14 +63,13 @@ impl Questions {
 
     /// Takes the answer of a session. Returns false if the request went to another one, or was answered before.
     pub(super) fn take_answer(&mut self, member: MemberKey, id: &RequestId) -> bool {
-        let question = self.asked.get_mut(id).filter(|question| question.member == member && !question.is_answered);
-        question.is_some_and(|question| !std::mem::replace(&mut question.is_answered, true))
+        let is_asked = self.asked.get(id).is_some_and(|question| question.member == member);
+        is_asked && self.asked.remove(id).is_some()
     }
 
     /// Forgets a session that has ended. Returns the requests that it leaves without an answer.
     pub(super) fn leave(&mut self, member: MemberKey) -> Vec<RequestId> {
-        let unanswered = |question: &Question| question.member == member && !question.is_answered;
-        let left = self.asked.values.iter().filter(|(_, question)| unanswered(question));
+        let left = self.asked.values.iter().filter(|(_, (_, question))| question.member == member);
         let left: Vec<RequestId> = left.map(|(id, _)| id.clone()).collect();
         for id in &left {
             self.asked.remove(id);
@@ -84,7 +85,7 @@ impl Questions {
 
 impl<V> Default for Remembered<V> {
     fn default() -> Self {
-        Self { values: HashMap::new(), order: VecDeque::new() }
+        Self { values: HashMap::new(), order: VecDeque::new(), last: 0 }
     }
 }
 
@@ -94,26 +95,29 @@ impl<V> Remembered<V> {
         if id.text().len() > ID_MAX {
             return;
         }
-        if self.values.insert(id.clone(), value).is_none() {
-            self.order.push_back(id);
+        self.last += 1;
+        self.values.insert(id.clone(), (self.last, value));
+        self.order.push_back((self.last, id));
+        let is_there = |values: &HashMap<_, (u64, V)>, (number, id): &(u64, RequestId)| {
+            values.get(id).is_some_and(|(other, _)| other == number)
+        };
+        if self.order.len() > 2 * REMEMBERED {
+            self.order.retain(|insertion| is_there(&self.values, insertion));
         }
-        // Removed ids stay in the order, and go with the oldest.
-        while self.values.len() > REMEMBERED || self.order.len() > 2 * REMEMBERED {
+        while self.values.len() > REMEMBERED {
             let Some(oldest) = self.order.pop_front() else { return };
-            self.values.remove(&oldest);
+            if is_there(&self.values, &oldest) {
+                self.values.remove(&oldest.1);
+            }
         }
     }
 
     pub(super) fn get(&self, id: &RequestId) -> Option<&V> {
-        self.values.get(id)
-    }
-
-    fn get_mut(&mut self, id: &RequestId) -> Option<&mut V> {
-        self.values.get_mut(id)
+        self.values.get(id).map(|(_, value)| value)
     }
 
     pub(super) fn remove(&mut self, id: &RequestId) -> Option<V> {
-        self.values.remove(id)
+        self.values.remove(id).map(|(_, value)| value)
     }
 
     pub(super) fn contains(&self, id: &RequestId) -> bool {
@@ -123,5 +127,32 @@ impl<V> Remembered<V> {
     #[cfg(test)]
     pub(super) fn sizes(&self) -> (usize, usize) {
         (self.values.len(), self.order.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(n: usize) -> RequestId {
+        RequestId::Number(n.to_string().into())
+    }
+
+    #[test]
+    fn what_is_removed_makes_room() {
+        let mut remembered = Remembered::default();
+        remembered.insert(id(0), 0);
+        // A server may use the ID of an answered question again.
+        for n in 1..10 * REMEMBERED {
+            remembered.insert(id(1 + n % 3), n);
+            assert!(remembered.remove(&id(1 + n % 3)).is_some());
+        }
+        assert_eq!(remembered.get(&id(0)), Some(&0));
+        for n in 1..=REMEMBERED {
+            remembered.insert(id(n), n);
+        }
+        assert_eq!((remembered.get(&id(0)), remembered.get(&id(1))), (None, Some(&1)));
+        let (values, order) = remembered.sizes();
+        assert!(values == REMEMBERED && order <= 2 * REMEMBERED);
     }
 }

@@ -202,8 +202,10 @@ impl Model {
         };
         let cancel = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": at}});
         let complete = json!({"jsonrpc": "2.0", "method": "notifications/elicitation/complete", "params": {"elicitationId": format!("e{at}")}});
-        for message in [cancel, complete] {
-            assert_eq!(self.route(&message), (expected.clone(), message));
+        // One that is answered cannot be taken back.
+        let of_cancel = if question.is_answered { Target::Dropped } else { expected.clone() };
+        for (message, expected) in [(cancel, of_cancel), (complete, expected)] {
+            assert_eq!(self.route(&message), (expected, message));
         }
     }
 }
