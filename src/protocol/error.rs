@@ -126,11 +126,13 @@ pub enum ErrorCode {
     SessionUnknown,
     /// A request of the session with the same ID runs, or was given up and has no response yet.
     IdInUse,
+    /// The server asked for input in more rounds than a task may have, or for too much in one.
+    TooMuchInput,
 }
 
 impl ErrorCode {
     /// Every code, in the order of the variants.
-    pub const ALL: [ErrorCode; 45] = [
+    pub const ALL: [ErrorCode; 46] = [
         ErrorCode::Unreachable,
         ErrorCode::UpstreamTimeout,
         ErrorCode::UpstreamBroke,
@@ -176,6 +178,7 @@ impl ErrorCode {
         ErrorCode::ChannelFull,
         ErrorCode::SessionUnknown,
         ErrorCode::IdInUse,
+        ErrorCode::TooMuchInput,
     ];
 
     /// The status of a reply whose head is not written yet.
@@ -202,7 +205,8 @@ impl ErrorCode {
             | ErrorCode::UpstreamStatus
             | ErrorCode::ReplicaBroke
             | ErrorCode::ServerEnded
-            | ErrorCode::ServerFailed => 502,
+            | ErrorCode::ServerFailed
+            | ErrorCode::TooMuchInput => 502,
             ErrorCode::HeadTooLarge => 431,
             ErrorCode::BoundReached
             | ErrorCode::StoreFailed
@@ -234,7 +238,8 @@ impl ErrorCode {
             | ErrorCode::TokenUnproven
             | ErrorCode::ServerEnded
             | ErrorCode::ServerFailed
-            | ErrorCode::ServerSlow => -32010,
+            | ErrorCode::ServerSlow
+            | ErrorCode::TooMuchInput => -32010,
             ErrorCode::CallTimedOut
             | ErrorCode::Abandoned
             | ErrorCode::OwnerDied
@@ -323,6 +328,7 @@ impl ErrorCode {
             ErrorCode::ChannelFull => "too much waits to be written to the MCP server",
             ErrorCode::SessionUnknown => "session not found",
             ErrorCode::IdInUse => "a request with this ID runs already",
+            ErrorCode::TooMuchInput => "the MCP server asked for too much input",
         }
     }
 
@@ -340,7 +346,8 @@ impl ErrorCode {
             | ErrorCode::ServerEnded
             | ErrorCode::ServerFailed
             | ErrorCode::ServerSlow
-            | ErrorCode::ChannelFull => Side::Upstream,
+            | ErrorCode::ChannelFull
+            | ErrorCode::TooMuchInput => Side::Upstream,
             ErrorCode::StoreFailed
             | ErrorCode::OwnerDied
             | ErrorCode::Draining
@@ -425,6 +432,7 @@ impl ErrorCode {
             ErrorCode::ChannelFull => "channel_full",
             ErrorCode::SessionUnknown => "session_unknown",
             ErrorCode::IdInUse => "id_in_use",
+            ErrorCode::TooMuchInput => "too_much_input",
         }
     }
 }
@@ -515,7 +523,7 @@ mod tests {
     #[test]
     fn all_names_every_code_in_order() {
         // A new variant moves the place of the last one. A new last variant must be named here.
-        let last = ErrorCode::IdInUse;
+        let last = ErrorCode::TooMuchInput;
         assert_eq!(ErrorCode::ALL.len(), last as usize + 1);
         let places: Vec<usize> = ErrorCode::ALL.iter().map(|code| *code as usize).collect();
         assert_eq!(places, (0..=last as usize).collect::<Vec<_>>());

@@ -24,4 +24,5 @@ pub mod session_refusal;
 pub mod sse;
 pub mod stream;
 pub mod stream_url;
+pub mod tasks;
 pub mod trace;

@@ -150,6 +150,14 @@ fn read(message: &str) -> Option<(&str, Progress)> {
     Some((progress_token.get(), Progress { value: finite(progress)?, total: total.and_then(finite), message }))
 }
 
+/// Returns the text of a progress notification, as in "3 of 10: linking", or `None` if `message` is no progress.
+pub fn status_text(message: &[u8]) -> Option<String> {
+    let (_, Progress { value, total, message }) = read(std::str::from_utf8(message).ok()?)?;
+    let of_total = total.map_or_else(String::new, |total| format!(" of {}", number(total)));
+    let text = message.map_or_else(String::new, |message| format!(": {message}"));
+    Some(format!("{}{of_total}{text}", number(value)))
+}
+
 /// Returns the value of the next notification of the proxy's own: 0 if there was none yet, else the larger of its own last one and the
 /// server's last one, and a step more. Without end of finite values it stays.
 pub fn next_value(own: Option<f64>, server: Option<f64>) -> f64 {

@@ -141,6 +141,8 @@ pub enum StreamKind {
     Request,
     /// A session's messages outside any request, read by GET.
     Standalone,
+    /// The call of a task, read by requests `tasks/*` alone.
+    Task,
 }
 
 /// The ids of the JSON-RPC requests that a stream answers, as its handle has them.
@@ -162,7 +164,7 @@ impl Handle {
     /// Mints the handle of a stream that answers `ids`. `batch` is true if they came in an array, even of one element.
     ///
     /// A single id may have 64 bytes, those of a batch 128 in all (each counts as at least one). Longer ids are left out, and the handle
-    /// then means [`Requests::Unknown`]. A standalone stream has no ids.
+    /// then means [`Requests::Unknown`]. A standalone stream has no ids. The handle of a task's stream has none, or that of one request for its state.
     pub fn mint(
         keys: &Keyring,
         kind: StreamKind,
@@ -173,7 +175,7 @@ impl Handle {
         batch: bool,
     ) -> Self {
         let shape = Shape::of(kind, ids, batch);
-        let ids = if matches!(shape, Shape::One | Shape::Batch) { ids } else { &[] };
+        let ids = if matches!(shape, Shape::One | Shape::Batch | Shape::Poll) { ids } else { &[] };
         let ids_len: usize = ids.iter().map(|id| ID_HEAD_BYTES + id.text().len()).sum();
         let mut bytes = Vec::with_capacity(FIXED_BYTES + ids_len + MAC_BYTES);
         bytes.extend_from_slice(&[VERSION, shape as u8]);
@@ -186,6 +188,13 @@ impl Handle {
         let mac = keys.sign(&bytes);
         bytes.extend_from_slice(&mac);
         Self(URL_SAFE_NO_PAD.encode(bytes).into())
+    }
+
+    /// Mints the handle of a request `id` for the state of a task, or returns `None` if the ID is too long.
+    pub fn mint_poll(keys: &Keyring, owner: Owner, epoch: StoreEpoch, task: StreamId, id: &RequestId) -> Option<Self> {
+        let ids = std::slice::from_ref(id);
+        let fits = text_of(id).1.len() <= MAX_ID_BYTES;
+        fits.then(|| Self::mint(keys, StreamKind::Task, owner, epoch, task, ids, false))
     }
 
     /// Returns the wire form.
@@ -319,8 +328,17 @@ impl EventId {
     }
 
     /// Returns the contents of the event ID if one of `keys` signed its handle. MACs are compared in constant time.
-    /// Returns `None` also for [`Cursor::End`], which names no place in a stream.
+    /// Returns `None` also for [`Cursor::End`], which names no place in a stream, and for the stream of a task, which no client reads by its events.
     pub fn verify(&self, keys: &Keyring) -> Option<Verified> {
+        self.verify_contents(keys).filter(|verified| verified.kind != StreamKind::Task)
+    }
+
+    /// Does as [`Self::verify`] for the handle of a task's stream, and of no other.
+    pub fn verify_task(&self, keys: &Keyring) -> Option<Verified> {
+        self.verify_contents(keys).filter(|verified| verified.kind == StreamKind::Task)
+    }
+
+    fn verify_contents(&self, keys: &Keyring) -> Option<Verified> {
         let content = self.content.as_ref()?;
         if !keys.accepts(&content.signed, &content.mac) {
             return None;
@@ -397,6 +415,9 @@ enum Shape {
     Batch = 2,
     /// A request stream whose ids were left out.
     Unnamed = 3,
+    Task = 4,
+    /// A request for the state of a task.
+    Poll = 5,
 }
 
 impl Shape {
@@ -404,6 +425,10 @@ impl Shape {
         let size = |id: &RequestId| text_of(id).1.len();
         match kind {
             StreamKind::Standalone => Self::Standalone,
+            StreamKind::Task => match ids {
+                [id] if size(id) <= MAX_ID_BYTES => Self::Poll,
+                _ => Self::Task,
+            },
             StreamKind::Request if batch => {
                 let total: usize = ids.iter().map(|id| size(id).max(1)).sum();
                 if total <= MAX_BATCH_ID_BYTES { Self::Batch } else { Self::Unnamed }
@@ -416,7 +441,8 @@ impl Shape {
     }
 
     fn from_byte(byte: u8) -> Option<Self> {
-        [Self::Standalone, Self::One, Self::Batch, Self::Unnamed].into_iter().find(|shape| *shape as u8 == byte)
+        let all = [Self::Standalone, Self::One, Self::Batch, Self::Unnamed, Self::Task, Self::Poll];
+        all.into_iter().find(|shape| *shape as u8 == byte)
     }
 }
 
@@ -447,6 +473,8 @@ impl Content {
         let (kind, requests) = match Shape::from_byte(shape)? {
             Shape::Standalone => (StreamKind::Standalone, Requests::Unknown),
             Shape::Unnamed => (StreamKind::Request, Requests::Unknown),
+            Shape::Task => (StreamKind::Task, Requests::Unknown),
+            Shape::Poll => (StreamKind::Task, Requests::One(one(parse_ids(ids)?)?)),
             Shape::One => (StreamKind::Request, Requests::One(one(parse_ids(ids)?)?)),
             Shape::Batch => (StreamKind::Request, Requests::Batch(parse_ids(ids)?)),
         };

@@ -228,6 +228,32 @@ pub fn encode_event(out: &mut impl BufMut, name: &[u8], data: &[u8]) {
     out.put_u8(b'\n');
 }
 
+/// Writes an event as [`encode_event`] does, behind `start` and in pieces. `data` are pieces of its data; one without a line end is not copied.
+pub fn encode_apart(mut start: BytesMut, name: &[u8], data: impl IntoIterator<Item = Bytes>) -> Vec<Bytes> {
+    put_line(&mut start, b"event: ", name);
+    start.put_slice(b"data: ");
+    let mut pieces = vec![start.freeze()];
+    for piece in data {
+        let mut rest = &piece[..];
+        let Some(mut end) = memchr2(b'\r', b'\n', rest) else {
+            pieces.push(piece);
+            continue;
+        };
+        let mut copy = BytesMut::with_capacity(piece.len() + 64);
+        loop {
+            put(&mut copy, b"", &rest[..end]);
+            copy.put_slice(b"data: ");
+            rest = &rest[end + if rest[end..].starts_with(b"\r\n") { 2 } else { 1 }..];
+            let Some(next) = memchr2(b'\r', b'\n', rest) else { break };
+            end = next;
+        }
+        copy.put_slice(rest);
+        pieces.push(copy.freeze());
+    }
+    pieces.push(Bytes::from_static(b"\n\n"));
+    pieces
+}
+
 /// Returns the data of an event that [`encode_event`] has written. Data of one line is not copied.
 pub fn encoded_data(event: &[u8]) -> Cow<'_, [u8]> {
     let mut lines = data_lines(event);

@@ -158,6 +158,18 @@ proptest! {
     }
 
     #[test]
+    fn an_event_in_pieces_has_the_bytes_of_a_whole_one(data in prop::collection::vec("[ab\r\n]{0,8}", 3)) {
+        // A piece that ends within a line end is none that a caller has.
+        let data: Vec<String> = data.into_iter().map(|piece| format!("x{piece}x")).collect();
+        let mut whole = BytesMut::new();
+        encode_id(&mut whole, "7");
+        let start = whole.clone();
+        encode_event(&mut whole, b"message", data.concat().as_bytes());
+        let pieces = encode_apart(start, b"message", data.into_iter().map(Bytes::from));
+        prop_assert_eq!(pieces.concat(), whole);
+    }
+
+    #[test]
     fn what_is_held_is_bounded_by_the_limit(
         bytes in streamish(),
         long in prop::sample::select(vec![&b"data: "[..], b"event: ", b"id: ", b"retry: ", b": ", b"x: ", b""]),

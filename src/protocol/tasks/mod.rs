@@ -1,0 +1,33 @@
+//! Tasks of the extension [`io.modelcontextprotocol/tasks`] at 2026-07-28: their requests, their state, and their messages.
+//!
+//! A task is a call whose client has let go of it on purpose: it gets a handle in place of the result, and asks for the state at its own pace. Owned
+//! here: the declaration of a client, the requests `tasks/*`, the state between the handle and the outcome, and every message that the proxy writes for
+//! them. Absent: the moment at which a call becomes a task ([`stream`](super::stream)), and the way from a task's ID to its stream (the event log).
+//!
+//! [`io.modelcontextprotocol/tasks`]: https://github.com/modelcontextprotocol/ext-tasks
+
+mod discovery;
+mod listen;
+mod request;
+mod rounds;
+mod server_ids;
+mod state;
+mod wire;
+
+pub use discovery::{Discovery, with_extension};
+pub use listen::{names_tasks, without_own_tasks};
+pub use request::{TaskMethod, TaskRequest, declares, handle_of, has_input_responses, task_id_of};
+pub use rounds::{Answered, Continuation};
+pub use server_ids::{owner_of, unwrapped, unwrapped_id, wrapped};
+pub(in crate::protocol) use state::is_input_required;
+pub use state::{Outcome, Record, Status, TaskState};
+pub use wire::{
+    View, acknowledgement, created, get_request, get_response, header_mismatch, method_not_found, missing_capability,
+    missing_responses, unknown_task,
+};
+
+/// Name of the extension, in declarations of clients and of servers.
+pub const EXTENSION: &str = "io.modelcontextprotocol/tasks";
+
+/// Begin of the IDs of tasks that the proxy made.
+pub const ID_PREFIX: &str = "mrt1.";

@@ -1,0 +1,95 @@
+//! Requests that concern tasks, as clients send them.
+
+use super::{EXTENSION, ID_PREFIX};
+use crate::protocol::ids::EventId;
+use crate::protocol::jsonrpc::{self, RequestId};
+
+const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
+
+/// A method of the extension, or one that it has removed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TaskMethod {
+    /// `tasks/get`
+    Get,
+    /// `tasks/update`
+    Update,
+    /// `tasks/cancel`
+    Cancel,
+    /// `tasks/result` or `tasks/list`, which only the revision 2025-11-25 has.
+    Removed,
+}
+
+impl TaskMethod {
+    /// Returns the method of that name, or `None` for a method that does not concern tasks.
+    pub fn parse(name: &str) -> Option<Self> {
+        match name.strip_prefix("tasks/")? {
+            "get" => Some(Self::Get),
+            "update" => Some(Self::Update),
+            "cancel" => Some(Self::Cancel),
+            "result" | "list" => Some(Self::Removed),
+            _ => None,
+        }
+    }
+}
+
+/// A request that concerns a task.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TaskRequest {
+    /// ID of the request.
+    pub id: RequestId,
+    /// Method.
+    pub method: TaskMethod,
+}
+
+/// Returns true if a request declares the extension among the capabilities of its client.
+pub fn declares(body: &[u8]) -> bool {
+    let declaration = jsonrpc::member(body, &["params", "_meta", CAPABILITIES, "extensions", EXTENSION]);
+    declaration.is_some_and(|value| value.starts_with('{'))
+}
+
+/// Returns true if an update has an object of answers.
+pub fn has_input_responses(body: &[u8]) -> bool {
+    jsonrpc::member(body, &["params", "inputResponses"]).is_some_and(|answers| answers.starts_with('{'))
+}
+
+/// Returns `params.taskId` of a request, or `None` if there is none.
+pub fn task_id_of(body: &[u8]) -> Option<String> {
+    serde_json::from_str(jsonrpc::member(body, &["params", "taskId"])?).ok()
+}
+
+/// Returns the handle in the ID of a task, unverified, or `None` if the ID is not one of the proxy's.
+pub fn handle_of(task_id: &str) -> Option<EventId> {
+    EventId::of_handle(task_id.strip_prefix(ID_PREFIX)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_declaration_is_an_object_in_the_request_itself() {
+        let with = |declared: &str| {
+            format!(
+                r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"_meta":{{"{CAPABILITIES}":{{"extensions":{declared}}}}}}}}}"#
+            )
+        };
+        assert!(declares(with(r#"{"io.modelcontextprotocol/tasks":{}}"#).as_bytes()));
+        assert!(declares(with(r#"{"x":1,"io.modelcontextprotocol/tasks":{"a":1}}"#).as_bytes()));
+        for other in [r#"{"io.modelcontextprotocol/tasks":null}"#, r#"{"io.modelcontextprotocol/task":{}}"#, "[]", "{}"]
+        {
+            assert!(!declares(with(other).as_bytes()), "{other}");
+        }
+        assert!(!declares(br#"{"params":{"capabilities":{"extensions":{"io.modelcontextprotocol/tasks":{}}}}}"#));
+    }
+
+    #[test]
+    fn methods_of_tasks_are_told_from_others() {
+        let method = TaskMethod::parse;
+        assert_eq!(
+            [method("tasks/get"), method("tasks/update"), method("tasks/cancel")],
+            [Some(TaskMethod::Get), Some(TaskMethod::Update), Some(TaskMethod::Cancel)]
+        );
+        assert_eq!([method("tasks/result"), method("tasks/list")], [Some(TaskMethod::Removed); 2]);
+        assert_eq!([method("tasks/other"), method("tools/call"), method("tasks")], [None; 3]);
+    }
+}

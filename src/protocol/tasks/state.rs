@@ -1,0 +1,275 @@
+//! State of a task between its handle and its outcome.
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::rounds::{Answered, Continuation, Rounds};
+use crate::protocol::error::ErrorCode;
+use crate::protocol::jsonrpc;
+
+/// Most rounds of input in one task: clients give up a call after as many.
+const MAX_ROUNDS: u32 = 10;
+/// Limit for the text of a status, in characters.
+const MAX_TEXT: usize = 500;
+/// Shortest and longest interval between two polls.
+const POLL_INTERVAL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
+/// Part of its age after which a task is asked again.
+const POLLS_IN_AGE: u32 = 10;
+
+/// Status of a task, as clients see it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Status {
+    /// The call runs.
+    Working,
+    /// The call waits for answers of the client.
+    InputRequired,
+    /// The call has a result.
+    Completed,
+    /// The call has an error.
+    Failed,
+    /// The client has cancelled the call.
+    Cancelled,
+}
+
+impl Status {
+    /// Returns the word on the wire.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Working => "working",
+            Self::InputRequired => "input_required",
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// End of a task.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Outcome {
+    /// The call has a result, which may be one with `isError`.
+    Completed,
+    /// The call has a JSON-RPC error.
+    Failed,
+    /// The client has cancelled the call.
+    Cancelled,
+}
+
+/// A task without the stream that carries it. Times are those of the wall clock, in milliseconds since 1970.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Record {
+    #[serde(rename = "created")]
+    created_ms: u64,
+    #[serde(rename = "updated")]
+    updated_ms: u64,
+    text: Option<String>,
+    rounds: Rounds,
+    /// True if the server waits for its own state, which the next poll brings.
+    awaits_poll: bool,
+    outcome: Option<Outcome>,
+}
+
+/// State of a task in the process that has its call.
+#[derive(Debug)]
+pub struct TaskState {
+    record: Record,
+    /// Time of the handle, by the clock of timers.
+    created: Instant,
+    /// False if the request is too large to be sent again with answers.
+    may_go_on: bool,
+}
+
+impl Record {
+    /// Reads the record of an event, or returns `None` if it is none.
+    pub fn parse(data: &[u8]) -> Option<Self> {
+        serde_json::from_slice(data).ok()
+    }
+
+    /// Returns the record as the data of an event.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// Returns the status.
+    pub fn status(&self) -> Status {
+        match self.outcome {
+            Some(Outcome::Completed) => Status::Completed,
+            Some(Outcome::Failed) => Status::Failed,
+            Some(Outcome::Cancelled) => Status::Cancelled,
+            None if self.rounds.is_asking() => Status::InputRequired,
+            None => Status::Working,
+        }
+    }
+
+    /// Returns true if both have the same status and ask for the same.
+    pub fn asks_as(&self, other: &Self) -> bool {
+        self.status() == other.status()
+            && self.outstanding().map(|(key, _)| key).eq(other.outstanding().map(|(key, _)| key))
+    }
+
+    /// Sets the outcome of a task whose end has no record, as one that another process has ended.
+    pub fn close(&mut self, outcome: Outcome) {
+        if self.outcome.is_none() {
+            self.outcome = Some(outcome);
+            self.rounds.end();
+        }
+    }
+
+    /// Makes the record that of a task that works, for a client that cannot be told more yet.
+    pub fn hide_news(&mut self) {
+        self.outcome = None;
+        self.rounds.end();
+    }
+
+    /// Returns the memory of questions and answers, in bytes.
+    pub fn byte_len(&self) -> usize {
+        self.rounds.byte_len()
+    }
+
+    /// Takes the outcome back: it may not be told yet.
+    pub fn reopen(&mut self) {
+        self.outcome = None;
+    }
+
+    /// Returns the text of the status, or `None` if there was no progress.
+    pub fn text(&self) -> Option<&str> {
+        self.text.as_deref()
+    }
+
+    /// Returns the requests that are outstanding, by their keys.
+    pub fn outstanding(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.rounds.outstanding()
+    }
+
+    /// Returns true if the call goes on with the next poll.
+    pub fn awaits_poll(&self) -> bool {
+        self.awaits_poll && self.outcome.is_none()
+    }
+
+    /// Returns the time of the handle.
+    pub fn created_ms(&self) -> u64 {
+        self.created_ms
+    }
+
+    /// Returns the time of the last change.
+    pub fn updated_ms(&self) -> u64 {
+        self.updated_ms
+    }
+
+    /// Returns the interval after which a client should ask again at `now_ms`: a tenth of the age.
+    pub fn poll_interval(&self, now_ms: u64) -> Duration {
+        let (shortest, longest) = POLL_INTERVAL;
+        let age = Duration::from_millis(now_ms.saturating_sub(self.created_ms));
+        (age / POLLS_IN_AGE).clamp(shortest, longest)
+    }
+
+    /// Returns the lifetime in milliseconds since the handle, as it is known at `now_ms`: `max_wait` more while the call runs, and `retention` more
+    /// than its age at its end.
+    pub fn lifetime_ms(&self, now_ms: u64, max_wait: Duration, retention: Duration) -> u64 {
+        let (until, more) = if self.outcome.is_some() { (self.updated_ms, retention) } else { (now_ms, max_wait) };
+        let more = u64::try_from(more.as_millis()).unwrap_or(u64::MAX);
+        until.saturating_sub(self.created_ms).saturating_add(more)
+    }
+}
+
+impl TaskState {
+    /// Creates the state of a task whose handle is made at `now`, `wall_ms` by the wall clock.
+    pub fn new(wall_ms: u64, now: Instant, text: Option<&str>) -> Self {
+        let record = Record {
+            created_ms: wall_ms,
+            updated_ms: wall_ms,
+            text: text.map(shortened),
+            rounds: Rounds::default(),
+            awaits_poll: false,
+            outcome: None,
+        };
+        Self { record, created: now, may_go_on: true }
+    }
+
+    /// Sets whether the call may go on with the answers of its client.
+    pub fn with_rounds(self, may_go_on: bool) -> Self {
+        Self { may_go_on, ..self }
+    }
+
+    /// Returns the state as other processes see it.
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// Returns the time of the wall clock at `now`.
+    pub fn wall_ms(&self, now: Instant) -> u64 {
+        let age = now.saturating_duration_since(self.created).as_millis();
+        self.record.created_ms.saturating_add(u64::try_from(age).unwrap_or(u64::MAX))
+    }
+
+    /// Notes progress of the server. Returns true if the text has changed.
+    pub fn note_progress(&mut self, text: &str, now: Instant) -> bool {
+        let text = shortened(text);
+        let has_changed = self.record.text.as_ref() != Some(&text);
+        if has_changed {
+            self.record.text = Some(text);
+            self.touch(now);
+        }
+        has_changed
+    }
+
+    /// Begins a round of input.
+    ///
+    /// # Errors
+    /// If the server has asked too often, for too much or for nothing, or the request cannot be sent again with the answers.
+    pub fn begin_round(&mut self, message: &[u8], now: Instant) -> Result<(), ErrorCode> {
+        if !self.may_go_on {
+            return Err(ErrorCode::BodyTooLarge);
+        }
+        if self.record.rounds.count() >= MAX_ROUNDS {
+            return Err(ErrorCode::TooMuchInput);
+        }
+        self.record.rounds.begin(message)?;
+        self.record.awaits_poll = !self.record.rounds.is_asking();
+        self.touch(now);
+        Ok(())
+    }
+
+    /// Takes the `inputResponses` of an update.
+    pub fn answer(&mut self, input_responses: &str, now: Instant) -> Answered {
+        let answered = self.record.rounds.answer(input_responses);
+        if answered != Answered::Nothing {
+            self.touch(now);
+        }
+        answered
+    }
+
+    /// Returns the members with which the call goes on, if its server waits for nothing but a poll.
+    pub fn take_polled(&mut self) -> Option<Continuation> {
+        std::mem::take(&mut self.record.awaits_poll).then(|| self.record.rounds.continuation())
+    }
+
+    /// Returns true if the server has nothing to do until the client has answered, or asked again.
+    pub fn awaits_client(&self) -> bool {
+        self.record.awaits_poll || self.record.rounds.is_asking()
+    }
+
+    /// Ends the task, unless it has ended.
+    pub fn end(&mut self, outcome: Outcome, now: Instant) {
+        if self.record.outcome.is_none() {
+            self.record.outcome = Some(outcome);
+            self.record.rounds.end();
+            self.record.awaits_poll = false;
+            self.touch(now);
+        }
+    }
+
+    fn touch(&mut self, now: Instant) {
+        self.record.updated_ms = self.wall_ms(now);
+    }
+}
+
+/// Returns true if a response asks for input instead of giving a result.
+pub(in crate::protocol) fn is_input_required(message: &[u8]) -> bool {
+    jsonrpc::member(message, &["result", "resultType"]) == Some(r#""input_required""#)
+}
+
+fn shortened(text: &str) -> String {
+    text.chars().take(MAX_TEXT).collect()
+}
