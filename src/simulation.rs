@@ -46,6 +46,12 @@ pub enum Bug {
     LeavesTheEnded,
     /// A request of the server keeps an ID that an earlier session has left unanswered.
     ReusesIds,
+    /// A cancel of a task is acknowledged, and changes nothing.
+    ForgetsTheCancel,
+    /// The call of a task goes on twice with the answers of its client.
+    GoesOnTwice,
+    /// A task goes on for ever without its client.
+    NeverAbandonsTasks,
 }
 
 /// Draws this thread's randomness from `seed` from now on.

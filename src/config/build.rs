@@ -11,6 +11,7 @@ use super::command::{Command, Variable};
 use super::problem::Problem;
 use super::raw::{RawConfig, tool_section};
 use super::read::{Reader, Section};
+use super::tasks::tasks;
 use super::value::{
     DAY_MS, YEAR, file, host, key_pair, log_level, non_empty, none_if_zero, principal, redis_prefix, redis_url,
     socket_address,
@@ -18,7 +19,7 @@ use super::value::{
 use super::{
     Admin, AnswerPings, Auth, Config, Delivery, Dialects, DiskStore, Fsync, HostHeader, Limits, Listen, ListenTls, Log,
     LogFormat, Mode, OnUnreachable, Prime, PrincipalSource, Problems, ProgressBeats, RedisStore, Replica, ResumeTokens,
-    Sessions, SseServer, Store, Streams, ToolOverrides, Turns, Upstream, UpstreamTls, UpstreamUrl,
+    Sessions, SseServer, Store, Streams, TaskSupport, Tasks, ToolOverrides, Turns, Upstream, UpstreamTls, UpstreamUrl,
 };
 use crate::protocol::access::{AllowedHosts, AllowedOrigins, HostPattern, OriginPattern};
 use crate::protocol::classify;
@@ -79,6 +80,7 @@ struct Sections {
     store: Store,
     replica: Replica,
     sessions: Sessions,
+    tasks: Option<Arc<Tasks>>,
     balance: Balance,
     admin: Admin,
     log: Log,
@@ -92,7 +94,20 @@ pub(super) fn config(reader: &mut Reader) -> Option<Config> {
         reader.missing("upstream", "url", text);
     }
     let Sections {
-        listen, streams, delivery, dialects, tools, auth, limits, store, replica, sessions, admin, log, ..
+        listen,
+        streams,
+        delivery,
+        dialects,
+        tools,
+        auth,
+        limits,
+        store,
+        replica,
+        sessions,
+        tasks,
+        admin,
+        log,
+        ..
     } = sections;
     let upstream = sections.upstream?;
     Some(Config {
@@ -107,6 +122,7 @@ pub(super) fn config(reader: &mut Reader) -> Option<Config> {
         store,
         replica,
         sessions,
+        tasks,
         admin,
         log,
     })
@@ -142,6 +158,7 @@ fn sections(reader: &mut Reader) -> Sections {
     if let Some(upstream) = &upstream {
         refuse_short_wait(reader, upstream, &store, &replica, &sessions);
     }
+    let tasks = tasks(reader).map(Arc::new);
     let balance = balance(reader);
     let log = log(&mut reader.section("log"));
     Sections {
@@ -156,6 +173,7 @@ fn sections(reader: &mut Reader) -> Sections {
         store,
         replica,
         sessions,
+        tasks,
         balance,
         admin,
         log,
@@ -478,6 +496,11 @@ fn tool(s: &mut Section<'_>) -> ToolOverrides {
         max_wait: s.secs("max_wait_secs", 0..=YEAR).map(none_if_zero),
         call_timeout: s.secs("call_timeout_secs", 0..=YEAR).map(none_if_zero),
         mode: s.one_of("mode", &MODES),
+        task: s.one_of(
+            "task",
+            &[("auto", TaskSupport::Auto), ("never", TaskSupport::Never), ("required", TaskSupport::Required)],
+        ),
+        task_after: s.millis("task_after_ms", 0..=DAY_MS),
     }
 }
 
@@ -491,6 +514,7 @@ fn limits(s: &mut Section<'_>) -> Limits {
         resumes_per_sec: s.rate("resumes_per_sec").unwrap_or(1000),
         batch: s.count("batch", 1).unwrap_or(classify::BATCH_MAX),
         sessions: s.count("sessions", 1).unwrap_or(65_536),
+        tasks_per_principal: s.count("tasks_per_principal", 1).unwrap_or(64),
         held_posts_per_session: s.count("held_posts_per_session", 1).unwrap_or(256),
     }
 }

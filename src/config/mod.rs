@@ -22,6 +22,7 @@ mod raw;
 mod read;
 mod store;
 mod target;
+mod tasks;
 #[cfg(test)]
 mod tests;
 mod upstream;
@@ -33,6 +34,7 @@ pub use command::{Command, InvalidVariable};
 pub use problem::{Origin, Problem, Problems};
 pub use store::{DiskStore, Fsync, OnUnreachable, RedisStore, Store};
 pub use target::{Location, Target, TargetError};
+pub use tasks::{TaskSupport, Tasks};
 pub use upstream::{AnswerPings, HostHeader, SseServer, Upstream, UpstreamTls};
 pub use url::{UpstreamUrl, UrlError};
 
@@ -74,6 +76,8 @@ pub struct Config {
     pub replica: Replica,
     /// Sessions that their server has forgotten.
     pub sessions: Sessions,
+    /// Tasks for servers that have none, or `None` if calls become no tasks.
+    pub tasks: Option<Arc<Tasks>>,
     /// The listeners for probes and metrics.
     pub admin: Admin,
     /// Logging.
@@ -243,6 +247,10 @@ pub struct ResumeTokens {
 /// Overrides for calls of one tool; `None` leaves the general value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ToolOverrides {
+    /// See [`Tasks::after`].
+    pub task_after: Option<Duration>,
+    /// Rule for tasks of the tool.
+    pub task: Option<TaskSupport>,
     /// Overrides [`Streams::max_wait`]; `Some(None)` never abandons.
     pub max_wait: Option<Option<Duration>>,
     /// Overrides [`Streams::call_timeout`]; `Some(None)` sets no limit.
@@ -274,6 +282,8 @@ pub enum PrincipalSource {
 /// Limits of requests, connections and sessions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
+    /// Most running tasks of one principal, beside its calls; at least 1.
+    pub tasks_per_principal: usize,
     /// Largest request body, in bytes.
     pub body_bytes: usize,
     /// Largest request head, in bytes; at least 8192, the least hyper can work with.

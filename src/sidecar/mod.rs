@@ -281,6 +281,7 @@ fn compose(config: Config, setup: StoreSetup, metrics: &Metrics, upstream: Upstr
         max_bytes_total: config.streams.max_bytes_total,
         max_streams: config.limits.streams_per_principal,
         max_detached: config.limits.detached_calls_per_principal,
+        max_tasks: config.limits.tasks_per_principal,
         resumes_per_sec: config.limits.resumes_per_sec,
         delivered_retention: config.streams.delivered_retention,
         max_sessions: config.limits.sessions,

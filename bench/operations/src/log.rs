@@ -122,6 +122,7 @@ const ALLOWANCE: QuotaLimits = QuotaLimits {
     max_bytes_total: 1 << 31,
     max_streams: 2 * MOST,
     max_detached: 2 * MOST,
+    max_tasks: 64,
     resumes_per_sec: 1000,
     delivered_retention: Duration::from_secs(30),
     max_sessions: 65_536,
@@ -151,6 +152,7 @@ fn spec() -> Spec {
         should_resume_hard_cuts: false,
         should_refuse_requests: false,
         should_announce_cancel: true,
+        is_task: false,
         should_answer_pings: true,
     };
     Spec {

@@ -3,8 +3,10 @@
 mod finished;
 mod retention;
 mod stubs;
+mod tasks;
 
 pub use finished::FoundStreams;
+pub use tasks::TaskTerms;
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -202,6 +204,11 @@ impl EventLog {
     /// restore a stream take the result.
     pub fn verify(&self, id: &EventId) -> Option<Verified> {
         id.verify(&self.identity.keys)
+    }
+
+    /// Does as [`Self::verify`] for the ID of a task, and for nothing else.
+    pub fn verify_task(&self, id: &EventId) -> Option<Verified> {
+        id.verify_task(&self.identity.keys)
     }
 
     /// Returns the stream of an event ID and the cursor in it, if the caller may have it. Forged, foreign, unknown and

@@ -16,6 +16,8 @@ use crate::protocol::ids::StreamId;
 use crate::protocol::stream::Phase;
 use crate::simulation::{self, Bug};
 
+/// Interval at which the task of a call with a key is looked for, whose retention is over.
+const TASK_CHECK: Duration = Duration::from_secs(60);
 /// Interval of the sweep of idle sessions.
 const SESSION_SWEEP: Duration = Duration::from_secs(60);
 
@@ -23,6 +25,9 @@ impl EventLog {
     /// Keeps a finished stream until its retention ends.
     pub fn retain(&self, stream: &Arc<Stream>) {
         self.publish_once(stream);
+        if stream.is_task() {
+            stream.enqueue_ended_task();
+        }
         let until = stream.kept_until();
         let at = until.unwrap_or_else(|| clock::now() + stream.with_machine(|machine| machine.policy().retention));
         self.sweeper.schedule(at, stream.id());
@@ -39,6 +44,7 @@ impl EventLog {
     /// through is forgotten, unless a retry may still match it.
     pub fn note_delivered(&self, stream: Arc<Stream>, delivery: DeliveryCertainty) {
         stream.note_delivered(delivery);
+        self.note_handle_delivered(&stream);
         if stream.with_machine(|machine| machine.phase() != Phase::Passed) {
             return self.release(stream);
         }
@@ -66,6 +72,7 @@ impl EventLog {
             return self.check_stub(id, now).unwrap_or(Verdict::Gone);
         };
         match stream.kept_until() {
+            Some(until) if until <= now && self.keeps_for_task(&stream) => Verdict::Until(Some(now + TASK_CHECK)),
             Some(until) if until <= now || simulation::has(Bug::ForgetsTheLastReader) => {
                 self.streams.forget(&stream);
                 Verdict::Gone

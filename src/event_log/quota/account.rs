@@ -51,6 +51,7 @@ pub struct Quota {
     bytes: AtomicUsize,
     pub(super) streams: AtomicUsize,
     pub(super) detached: AtomicUsize,
+    pub(super) tasks: AtomicUsize,
     /// POSTs without requests in flight to the upstream.
     pub(super) uploads: AtomicUsize,
     resume_rate: ResumeRate,
@@ -72,6 +73,7 @@ impl Quota {
             bytes: AtomicUsize::new(0),
             streams: AtomicUsize::new(0),
             detached: AtomicUsize::new(0),
+            tasks: AtomicUsize::new(0),
             uploads: AtomicUsize::new(0),
             resume_rate: ResumeRate::default(),
             evictable: EvictionQueues::default(),
@@ -100,6 +102,11 @@ impl Quota {
     /// Returns the number of running calls without a reader.
     pub fn detached(&self) -> usize {
         self.detached.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of running tasks.
+    pub fn tasks(&self) -> usize {
+        self.tasks.load(Ordering::Relaxed)
     }
 
     /// Returns whether the quota must free bytes before it may hold more.

@@ -22,6 +22,8 @@ pub struct QuotaLimits {
     pub max_streams: usize,
     /// Running calls of one principal without a reader.
     pub max_detached: usize,
+    /// Running tasks of one principal, beside its calls.
+    pub max_tasks: usize,
     /// Resumes of one principal per second.
     pub resumes_per_sec: u32,
     /// Time for which a stub keeps its last response, and for which a retry may match a call whose delivery is in

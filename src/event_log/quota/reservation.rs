@@ -71,6 +71,7 @@ impl Reservation {
             global_overrun: None,
             is_running: false,
             is_detached: false,
+            is_task: false,
         }
     }
 }
@@ -81,7 +82,7 @@ impl Drop for Reservation {
     }
 }
 
-/// Reservation of one stream: its bytes, and whether it is a running call, with or without a reader.
+/// Reservation of one stream: its bytes, and whether it is a running call, with or without a reader, or that of a task.
 #[derive(Debug)]
 pub struct StreamReservation {
     reservation: Reservation,
@@ -99,6 +100,7 @@ pub struct StreamReservation {
     global_overrun: Option<u64>,
     is_running: bool,
     is_detached: bool,
+    is_task: bool,
 }
 
 impl StreamReservation {
@@ -226,6 +228,20 @@ impl StreamReservation {
         }
     }
 
+    /// Sets whether the stream is the running call of a task.
+    pub(in crate::event_log) fn set_task(&mut self, is_task: bool) {
+        if is_task == self.is_task {
+            return;
+        }
+        self.is_task = is_task;
+        let quota = self.quota();
+        if is_task {
+            quota.tasks.fetch_add(1, Ordering::Relaxed);
+        } else {
+            quota.tasks.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
     /// Sets whether the stream is a running call without a reader.
     pub(in crate::event_log) fn set_detached(&mut self, is_detached: bool) {
         if is_detached == self.is_detached {
@@ -245,6 +261,7 @@ impl StreamReservation {
 impl Drop for StreamReservation {
     fn drop(&mut self) {
         self.release_overrun();
+        self.set_task(false);
         self.set_detached(false);
         self.set_running(false);
         self.quota().global.metrics.observe_stream_end();

@@ -115,6 +115,17 @@ impl EventLog {
         tokio::time::timeout(STORE_PATIENCE, here.caught_up_to(seq)).await.map_err(|_| Unreachable)
     }
 
+    /// Waits until the copy of a stream that another replica writes has all that the store has.
+    ///
+    /// # Errors
+    /// If the store cannot be asked, or is too slow.
+    pub async fn refresh(&self, stream: &Stream) -> Result<(), Unreachable> {
+        let Some(backing) = self.backing.as_ref().filter(|_| stream.is_remote()) else { return Ok(()) };
+        let stored = backing.store.load(stream.id()).wait().await.map_err(|_| Unreachable)?;
+        let Some(stored) = stored else { return Ok(()) };
+        tokio::time::timeout(STORE_PATIENCE, stream.caught_up_to(stored.tail)).await.map_err(|_| Unreachable)
+    }
+
     /// Returns the writer of an event ID's stream, if it may have events that are neither here nor in the store, from
     /// an outage of the store. To be called after [`Self::restore`].
     pub fn may_be_ahead(&self, verified: &Verified) -> Option<(Owner, StreamId, Seq)> {

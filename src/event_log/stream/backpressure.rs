@@ -13,6 +13,10 @@ use crate::protocol::ids::Seq;
 
 /// Bytes that a full quota leaves unread in a stream that never pauses: about the next piece for its reader.
 const KEPT_UNREAD: usize = 64 * 1024;
+/// Number of obsolete records of a task that are trimmed together.
+const OBSOLETE_RECORDS: u64 = 8;
+/// Size of a task's stream from which on each obsolete record is trimmed, in bytes.
+const OBSOLETE_BYTES: usize = 64 * 1024;
 
 impl Stream {
     /// Enforces the limits again after an eviction.
@@ -26,6 +30,7 @@ impl Inner {
     /// stream; the upstream waits only while there are unread events, so a stream with a reader flows on.
     pub(in crate::event_log) fn enforce_limits(&mut self, bounds: TailLimits) {
         let before = self.tail.trimmed();
+        self.trim_obsolete_records();
         let fits = self.tail.trim_to_fit(bounds.max_bytes, bounds.max_events, self.machine.releasable());
         self.reservation.set_events(self.tail.byte_len());
         self.trim_front_for_quota();
@@ -45,6 +50,17 @@ impl Inner {
         }
         let trimmed = self.tail.trimmed().0 - before.0;
         self.reservation.quota().observe_trim(trimmed, self.machine.is_paused() && !was_paused);
+    }
+
+    /// Trims the records of a task's stream that a later one has made obsolete: no client reads them. A few small ones wait for more, since each trim is a
+    /// command to the store.
+    fn trim_obsolete_records(&mut self) {
+        let releasable = self.machine.releasable();
+        let is_little = releasable.0.saturating_sub(self.tail.trimmed().0) < OBSOLETE_RECORDS
+            && self.tail.byte_len() < OBSOLETE_BYTES;
+        if self.machine.policy().is_task && !is_little {
+            self.tail.trim_to_fit(0, 0, releasable);
+        }
     }
 
     /// Returns whether a large event may be read beyond a full quota: its client waits for it and has all earlier
@@ -90,8 +106,11 @@ impl Inner {
     }
 
     /// Returns the position up to which a stream that never pauses drops unread events. For a client that takes no
-    /// stream, it precedes the first response.
+    /// stream, it precedes the first response; for a task, its present state.
     fn droppable(&self) -> Seq {
+        if self.machine.policy().is_task {
+            return self.machine.releasable();
+        }
         match self.machine.owed_responses().first_response() {
             Some(response) if self.machine.policy().should_refuse_requests => Seq(response.0.saturating_sub(1)),
             Some(_) | None => self.machine.tail(),

@@ -81,13 +81,19 @@ impl Stream {
     }
 
     /// Drops all events to free memory. Returns false if the stream has left its queue meanwhile, or if it has a
-    /// reader; then it moves to the end of the queue.
-    pub(in crate::event_log) fn evict(&self, queue: EvictionQueue, since: Instant, now: Instant) -> bool {
+    /// reader or is needed still; then it moves to the end of the queue.
+    pub(in crate::event_log) fn evict(
+        &self,
+        queue: EvictionQueue,
+        since: Instant,
+        is_needed: bool,
+        now: Instant,
+    ) -> bool {
         let mut inner = self.lock();
         if inner.queued != Some((queue, since)) {
             return false;
         }
-        if inner.machine.reader().is_attached() {
+        if inner.machine.reader().is_attached() || is_needed {
             self.enqueue(&mut inner, queue, now);
             return false;
         }

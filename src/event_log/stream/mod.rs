@@ -23,6 +23,7 @@ pub(in crate::event_log) mod staging;
 pub(in crate::event_log) mod state;
 pub(in crate::event_log) mod stub;
 pub(in crate::event_log) mod summary;
+mod task;
 mod upstream_state;
 
 use std::fmt;
@@ -52,13 +53,15 @@ use crate::event_log::stream::summary::Summary;
 use crate::protocol::call_name::CallName;
 use crate::protocol::dialect::Status;
 use crate::protocol::error::ErrorCode;
-use crate::protocol::ids::{Handle, Owner, Secret, Seq, SessionGeneration, StoreEpoch, StreamId};
+use crate::protocol::ids::{Handle, Owner, Secret, Seq, SessionGeneration, StoreEpoch, StreamId, StreamKind};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::{Announcements, ClientResponse, Machine, Phase, Policy};
+use crate::protocol::tasks::TaskState;
 use crate::simulation::{self, Bug};
 use crate::sync;
 
 pub use collected_response::Collected;
+pub use task::TaskReading;
 pub use upstream_state::UpstreamState;
 
 /// Specification of a new stream.
@@ -128,6 +131,10 @@ pub struct Stream {
     /// Generation of the session in which the upstream has the request.
     session_generation: AtomicU32,
     is_published: AtomicBool,
+    /// Stream of the task that the call has become.
+    task: OnceLock<StreamId>,
+    /// Polls of a task that are held.
+    held_polls: AtomicU32,
     /// Store behind the log, or `None` if memory is the store.
     pub(super) backing: Option<Arc<Backing>>,
     pub(super) inner: Mutex<Inner>,
@@ -181,6 +188,8 @@ impl Stream {
             upstream: AtomicU8::default(),
             session_generation: AtomicU32::new(0),
             is_published: AtomicBool::new(false),
+            task: OnceLock::new(),
+            held_polls: AtomicU32::new(0),
             backing,
             inner: Mutex::new(inner),
             pump: Notify::new(),
@@ -208,7 +217,10 @@ impl Stream {
 
     fn mint(&self, ids: &[RequestId]) -> Handle {
         let (owner, epoch) = self.origin;
-        let kind = self.with_machine(|machine| machine.policy().kind);
+        let (kind, is_task) = self.with_machine(|machine| (machine.policy().kind, machine.policy().is_task));
+        if is_task {
+            return Handle::mint(&self.identity.keys, StreamKind::Task, owner, epoch, self.id, &[], false);
+        }
         Handle::mint(&self.identity.keys, kind, owner, epoch, self.id, ids, self.is_batch)
     }
 
@@ -523,14 +535,15 @@ impl Stream {
         let machine = &inner.machine;
         Summary {
             id: self.id,
-            kind: machine.policy().kind,
+            kind: if machine.policy().is_task { StreamKind::Task } else { machine.policy().kind },
             era: machine.policy().era,
             name: self.name.get().cloned(),
             connections: machine.reader().connections(),
             failure: machine.failure().map(|failure| failure.code),
             phase: machine.phase(),
             is_answered: machine.is_answered(),
-            awaits_input: machine.server_requests().has_outstanding() && !machine.is_sealed(),
+            awaits_input: (machine.server_requests().has_outstanding() && !machine.is_sealed())
+                || machine.task().is_some_and(TaskState::awaits_client),
             is_attached: machine.reader().is_attached(),
             age: now.saturating_duration_since(self.created),
             reader_for: now.saturating_duration_since(machine.reader().since()),

@@ -142,6 +142,19 @@ impl Stream {
         self.lock().asking = Some(asking);
     }
 
+    /// Returns the text of the server's last progress in the newest MiB of the log, or `None` if there is none.
+    pub fn last_progress_text(&self) -> Option<String> {
+        let inner = self.lock();
+        let mut read = 0;
+        let mut events = inner.tail.events_after(inner.tail.trimmed()).rev().take_while(|(_, event)| {
+            read += event.len();
+            read <= LOOKED_AT
+        });
+        events.find_map(|(_, event)| {
+            if progress::may_have_progress(event) { progress::status_text(&sse::encoded_data(event)) } else { None }
+        })
+    }
+
     /// Returns the progress that the requests ask for, or `None` if connections write none of the proxy's own. Reads the body at the first
     /// call.
     pub fn progress(&self) -> Option<&CallProgress> {

@@ -11,6 +11,7 @@ use crate::event_log::stream::delivery_certainty::Delivered;
 use crate::event_log::stream::in_flight::Copied;
 use crate::event_log::stream::progress::AskingRequests;
 use crate::event_log::stream::response_head::Head;
+use crate::protocol::headers::Lines;
 use crate::protocol::ids::{AttachId, Seq, StreamKind};
 use crate::protocol::stream::{Batch, Machine, Phase};
 use crate::store::tail::Tail;
@@ -38,6 +39,8 @@ pub(in crate::event_log) struct Inner {
     pub(in crate::event_log) reservation: StreamReservation,
     /// Requests of a running call that may ask for progress, until they are read, or `None`.
     pub(in crate::event_log) asking: Option<AskingRequests>,
+    /// Headers with which the call of a task goes on, or `None` for those that it has.
+    pub(in crate::event_log) call_headers: Option<Box<Lines>>,
     /// True if the rest of an event waits for capacity.
     pub(in crate::event_log) is_held_up: bool,
     /// Certainty of the delivery of the last message.
@@ -69,6 +72,7 @@ impl Inner {
             head: Head::Waiting,
             reservation,
             asking: None,
+            call_headers: None,
             is_held_up: false,
             delivered: Delivered::default(),
             queued: None,
@@ -113,7 +117,7 @@ impl Inner {
         let appended = self.tail.append(self.epoch, after, batch);
         debug_assert_eq!(appended, Appended::Ok, "the pump is the only writer");
         self.machine.handle_stored(now);
-        self.reservation.set_server_requests(self.machine.server_requests().byte_len());
+        self.reservation.set_server_requests(self.machine.questions_len());
         if self.reader.is_some() && self.stored_at.is_none() {
             self.stored_at = Some(now);
         }
@@ -143,11 +147,16 @@ impl Inner {
         }
     }
 
-    /// Counts the running calls here, and those without a reader. A standalone stream is no call, and a call of
+    /// Counts the running calls here, those without a reader, and those of tasks. A standalone stream is no call, and a call of
     /// another replica counts there.
     pub(in crate::event_log) fn note_presence(&mut self) {
-        let is_call = self.machine.policy().kind == StreamKind::Request && !self.is_restored;
-        let runs = is_call && matches!(self.machine.phase(), Phase::Waiting | Phase::Open);
+        let policy = self.machine.policy();
+        let is_call = policy.kind == StreamKind::Request && !policy.is_task && !self.is_restored;
+        let is_open = matches!(self.machine.phase(), Phase::Waiting | Phase::Open);
+        let runs = is_call && is_open;
+        if policy.is_task {
+            self.reservation.set_task(is_open && !self.is_restored);
+        }
         self.reservation.set_running(runs);
         self.reservation.set_detached(runs && !self.machine.reader().is_attached());
         self.settle_overrun();

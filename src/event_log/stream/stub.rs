@@ -412,7 +412,8 @@ impl Stream {
     ///
     /// A search by session finds the stub by its [`FinishedCall`], and one by claim through the retry index.
     pub(in crate::event_log) fn end_for_stub(&self, now: Instant) -> Option<End> {
-        if self.adopted_after().is_some() {
+        // A call that has become a task leads to it.
+        if self.adopted_after().is_some() || self.task().is_some() {
             return None;
         }
         let inner = self.lock();

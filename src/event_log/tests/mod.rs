@@ -93,6 +93,7 @@ fn allowance() -> QuotaLimits {
         max_bytes_total: 1 << 28,
         max_streams: 1000,
         max_detached: 1000,
+        max_tasks: 64,
         resumes_per_sec: 1000,
         delivered_retention: Duration::from_secs(30),
         max_sessions: 65_536,
@@ -139,6 +140,7 @@ fn spec() -> Spec {
         should_refuse_requests: false,
         should_answer_pings: true,
         should_announce_cancel: true,
+        is_task: false,
     };
     Spec {
         policy,

@@ -11,6 +11,7 @@ pub(super) fn tight(change: impl FnOnce(&mut QuotaLimits)) -> EventLog {
         max_bytes_total: 1 << 28,
         max_streams: 1000,
         max_detached: 1000,
+        max_tasks: 64,
         resumes_per_sec: 100,
         delivered_retention: Duration::from_secs(30),
         max_sessions: 1000,

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use crate::clock;
 use crate::event_log::quota::largest::LargestQuotas;
 use crate::event_log::quota::{EvictionQueue, Quota};
+use crate::event_log::stream::Stream;
 use crate::event_log::writer::stream_table::{StreamEntry, StreamTable};
 use crate::protocol::error::ErrorCode;
 use crate::sync;
@@ -154,9 +155,15 @@ impl StreamTable {
         true
     }
 
+    /// Returns true if the call runs on as a task, and a retry may look for it.
+    fn runs_as_task(&self, call: &Stream) -> bool {
+        let task = call.task().filter(|_| call.has_retries()).and_then(|task| self.get(task));
+        task.is_some_and(|task| !task.with_machine(|machine| machine.is_sealed()))
+    }
+
     /// Forgets the first stream of `queue`, whole or a stub; returns false if there is none without a reader.
     fn evict_first(&self, quota: &Quota, queue: EvictionQueue, now: Instant) -> bool {
-        // A stream with a reader moves to the end of the queue: each is checked once.
+        // A stream with a reader or a running task moves to the end of the queue: each is checked once.
         for _ in 0..quota.evictable().queue_len(queue) {
             let Some((since, id)) = quota.evictable().pop_first_of(queue) else { return false };
             let is_stub = |known: &StreamEntry| known.stub().is_some_and(|stub| stub.is_queued_at((queue, since)));
@@ -168,7 +175,8 @@ impl StreamTable {
                 return true;
             }
             let Some(stream) = self.get(id) else { continue };
-            if stream.evict(queue, since, now) {
+            // A retry of a call that runs on as a task must find it, or the tool would run twice. A caller has few of these.
+            if stream.evict(queue, since, self.runs_as_task(&stream), now) {
                 self.forget(&stream);
                 if stream.body_fingerprint().is_some() {
                     // A key still finds the stream in the store.

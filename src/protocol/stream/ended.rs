@@ -156,7 +156,7 @@ impl Rest {
 }
 
 impl Machine {
-    /// Returns the end of a sealed request stream without a reader, or of one whose response passed through, or `None` for any other
+    /// Returns the end of a sealed request stream without a reader that is no task's, or of one whose response passed through, or `None` for any other
     /// stream. The body of a response that passed through may still be arriving.
     pub fn end(&self) -> Option<End> {
         let (outcome, at, has_passed) = match self.phase {
@@ -164,7 +164,7 @@ impl Machine {
             Phase::Passed => (Outcome::Completed, self.reader.since(), true),
             Phase::Waiting | Phase::Open => return None,
         };
-        if self.policy.kind != StreamKind::Request || self.reader.is_attached() {
+        if self.policy.kind != StreamKind::Request || self.policy.is_task || self.reader.is_attached() {
             return None;
         }
         Some(End {

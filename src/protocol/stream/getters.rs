@@ -107,6 +107,11 @@ impl Machine {
         &self.server_requests
     }
 
+    /// Returns the memory of questions to the client beside the events, in bytes.
+    pub fn questions_len(&self) -> usize {
+        self.server_requests.byte_len() + self.task().map_or(0, |task| task.record().byte_len())
+    }
+
     /// Returns the rules of the stream.
     pub fn policy(&self) -> &Policy {
         &self.policy

@@ -35,6 +35,7 @@ mod server_requests;
 mod snapshot;
 mod states;
 mod status;
+mod task;
 #[cfg(test)]
 mod tests;
 mod timeouts;
@@ -59,9 +60,11 @@ pub use server_requests::{ClientResponse, ServerRequests};
 pub use snapshot::{Snapshot, SnapshotDigest};
 use states::HeadOrigin;
 pub use states::{Effect, Outcome, Phase};
+use task::TaskCall;
+pub use task::TaskChange;
 use timers::{Timer, TimerTable};
-pub use upstream_resume::Ending;
-use upstream_resume::{Next, UpstreamCursor};
+use upstream_resume::Next;
+pub use upstream_resume::{Ending, UpstreamCursor};
 
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::{AttachId, Seq, StreamKind};
@@ -98,6 +101,8 @@ pub struct Machine {
     input_turn: InputTurn,
     /// The proxy's own messages around those of the upstream, or `None` for most streams.
     announcements: Option<Box<AnnouncementState>>,
+    /// The call of a task, in the process that has it; `None` for every other stream.
+    task: Option<Box<TaskCall>>,
     effects: VecDeque<Effect>,
 }
 
@@ -121,6 +126,7 @@ impl Machine {
             is_revoked: false,
             input_turn: InputTurn::new(now),
             announcements: None,
+            task: None,
             effects: VecDeque::new(),
             policy: Box::new(policy),
         };
@@ -175,6 +181,9 @@ impl Machine {
             return;
         }
         self.input_turn.note_activity(now);
+        if self.policy.is_task {
+            return self.handle_message_of_task(data, now);
+        }
         // Data that does not decode is an opaque event: only framing, size or a missing response fails a call. Of data that decodes, only
         // messages with an id matter here.
         let body = if jsonrpc::may_have_id(data) { jsonrpc::peek(data).ok() } else { None };
@@ -209,6 +218,10 @@ impl Machine {
         }
         if self.owes_nothing() {
             return self.begin_seal(self.settled_outcome(), now);
+        }
+        if self.policy.is_task && self.awaits_client() {
+            // The call has ended with questions, and goes on with a call of its own.
+            return;
         }
         match self.upstream.after_end(ending, &self.policy, now) {
             Next::Reopen(pause) => self.timers.set(Timer::Reopen, now + pause),
@@ -332,6 +345,7 @@ impl Machine {
 
     /// A client requested the status of the stream without reading it: restarts the timer of a detached stream, and the retention of a sealed one.
     pub fn handle_touch(&mut self, now: Instant) {
+        self.note_task_known();
         if !self.reader.is_attached() {
             self.reader.touch(now);
             self.restart_abandon();

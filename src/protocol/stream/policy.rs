@@ -52,6 +52,9 @@ pub struct Policy {
     /// True if an abandoned call is announced upstream by `notifications/cancelled` (never for `initialize`).
     #[serde(rename = "announces_cancel")]
     pub should_announce_cancel: bool,
+    /// True for the call of a task, which is read by requests `tasks/*` alone.
+    #[serde(rename = "task", default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_task: bool,
 }
 
 impl Policy {
@@ -76,6 +79,7 @@ impl Policy {
             should_refuse_requests: false,
             should_answer_pings: false,
             should_announce_cancel: false,
+            is_task: false,
         }
     }
 }

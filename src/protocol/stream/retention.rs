@@ -6,11 +6,18 @@ use super::Machine;
 use super::states::{Outcome, Phase};
 use crate::protocol::ids::{Seq, StreamKind};
 
+/// Time in which a client asks once more for a task that has ended: the longest interval between two polls, and a moment.
+const POLL_PATIENCE: Duration = Duration::from_secs(11);
+
 impl Machine {
     /// Returns the last event that may be evicted: confirmed events first, then those written to a connection. A stream that never pauses
-    /// gives up its oldest events.
+    /// gives up its oldest events, and that of a task the records before the present one.
     pub fn releasable(&self) -> Seq {
-        if self.policy.can_pause { self.reader.releasable() } else { self.tail() }
+        match (self.policy.is_task, self.policy.can_pause) {
+            (true, _) => self.obsolete_records(),
+            (false, true) => self.reader.releasable(),
+            (false, false) => self.tail(),
+        }
     }
 
     /// Returns the end of retention: `retention` after the seal and the last reader, the later of both. Returns `None` while the stream is
@@ -34,6 +41,10 @@ impl Machine {
         let Phase::Sealed { outcome, at } = self.phase else { return None };
         let is_wanted =
             self.policy.kind == StreamKind::Request && outcome != Outcome::Cancelled && !self.is_delivered();
+        if self.policy.is_task {
+            let until = at + patience.max(POLL_PATIENCE);
+            return if is_wanted && until > now { Some(until) } else { None };
+        }
         if !is_wanted || !self.reader.is_primed() || self.reader.has_closed_gracefully() {
             return None;
         }

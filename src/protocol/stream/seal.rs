@@ -7,6 +7,7 @@ use super::states::{Effect, Outcome, Phase};
 use crate::protocol::error::Failure;
 use crate::protocol::ids::StreamKind;
 use crate::protocol::jsonrpc::RequestId;
+use crate::protocol::tasks;
 
 impl Machine {
     /// Returns the outcome of a stream that owes no response.
@@ -28,6 +29,9 @@ impl Machine {
             return self.begin_seal(self.settled_outcome(), now);
         }
         self.failure = Some(failure);
+        if self.policy.is_task {
+            self.end_task(tasks::Outcome::Failed, now);
+        }
         self.stage_errors(failure);
         self.begin_seal(outcome, now);
     }

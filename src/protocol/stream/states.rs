@@ -6,6 +6,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::protocol::jsonrpc::RequestId;
+use crate::protocol::tasks::Continuation;
 
 /// The outcome of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,4 +82,8 @@ pub enum Effect {
     AnnounceGap,
     /// Announce to the client that its session was opened again at a server that had forgotten it.
     AnnounceRevival,
+    /// Make the call a task, if that is possible now.
+    Promote,
+    /// Call the server again with the client's answers.
+    CallAgain(Continuation),
 }

@@ -16,7 +16,7 @@ impl Machine {
         }
         Status {
             is_completed: match self.policy.kind {
-                StreamKind::Request => self.is_answered() && self.phase != Phase::Waiting,
+                StreamKind::Request | StreamKind::Task => self.is_answered() && self.phase != Phase::Waiting,
                 StreamKind::Standalone => self.is_sealed(),
             },
             has_failed: self.owed_responses.has_error(),

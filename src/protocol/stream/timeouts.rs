@@ -42,6 +42,7 @@ impl Machine {
                 self.fail(Outcome::Expired, Failure::after_send(ErrorCode::Abandoned), now);
             }
             Timer::Ping => self.answer_pings(now),
+            Timer::Promote => self.promote(now),
         }
     }
 
@@ -72,6 +73,7 @@ impl Machine {
             return None;
         }
         let wait = match self.policy.era {
+            _ if self.policy.is_task => self.task_wait()?,
             Era::Legacy => self.policy.max_wait?,
             Era::Modern if !self.reader.is_primed() && !self.policy.has_idempotency_key => Duration::ZERO,
             Era::Modern => self.policy.modern_grace.unwrap_or(self.last_retry * 2 + Duration::from_secs(1)),

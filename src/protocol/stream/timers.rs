@@ -21,11 +21,13 @@ pub(super) enum Timer {
     Abandon,
     /// The reader has not answered a ping.
     Ping,
+    /// The call becomes a task.
+    Promote,
 }
 
 impl Timer {
     /// Every timer, in the order in which timers that are due at once fire.
-    pub(super) const ALL: [Self; 8] = [
+    pub(super) const ALL: [Self; 9] = [
         Self::Commit,
         Self::Reopen,
         Self::Linger,
@@ -34,6 +36,7 @@ impl Timer {
         Self::Full,
         Self::Abandon,
         Self::Ping,
+        Self::Promote,
     ];
 }
 

@@ -49,7 +49,7 @@ pub(super) enum Next {
 
 /// Position in the upstream response of a stream, from which the call is resumed.
 #[derive(Debug)]
-pub(super) struct UpstreamCursor {
+pub struct UpstreamCursor {
     last_id: Option<Bytes>,
     /// True if `last_id` came with the response that is being read. The end of a response that brought none is a failure.
     has_new_id: bool,
@@ -106,7 +106,7 @@ impl UpstreamCursor {
         let pause = match policy.kind {
             StreamKind::Standalone if is_anew => Ok(self.back_off()),
             StreamKind::Standalone => self.standalone_pause(ending, now),
-            StreamKind::Request => self.request_pause(ending, policy),
+            StreamKind::Request | StreamKind::Task => self.request_pause(ending, policy),
         };
         match pause {
             Ok(pause) if is_anew => Next::ReopenAnew(pause),

@@ -80,6 +80,7 @@ impl Setup {
             should_refuse_requests: self.should_refuse_requests,
             should_answer_pings: true,
             should_announce_cancel: self.should_announce_cancel,
+            is_task: false,
         }
     }
 

@@ -1,0 +1,98 @@
+//! Tasks: calls that go on in a stream of their own, once their clients have a handle.
+//!
+//! Owned here: the admission and the creation of a task's stream, and what the stream of its call owes it: a call with a key is kept as long as its task,
+//! or its retry would run the tool again. Absent: the moment of a promotion (the pump), and the states of a task (`protocol/tasks/`).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock;
+use crate::event_log::log::EventLog;
+use crate::event_log::stream::{Spec, Stream};
+use crate::protocol::error::ErrorCode;
+use crate::protocol::stream::Policy;
+use crate::simulation::{self, Bug};
+use crate::store::StoreHealth;
+
+/// Terms of a new task.
+#[derive(Clone, Copy, Debug)]
+pub struct TaskTerms {
+    /// Time without a poll after which the task is abandoned.
+    pub max_wait: Duration,
+    /// Time for which the outcome is kept.
+    pub retention: Duration,
+}
+
+impl EventLog {
+    /// Creates the stream of a task in which `call` is to go on, and publishes it. `request_bytes` are those of its request, which the task keeps.
+    ///
+    /// # Errors
+    /// `TooManyStreams` for a caller with as many running tasks as it may have, `ShareFull` or `ProxyFull` without memory, and `StoreFailed` while the
+    /// store takes no writes: a task must outlive its process.
+    pub fn create_task(&self, call: &Stream, terms: TaskTerms, request_bytes: usize) -> Result<Arc<Stream>, ErrorCode> {
+        if self.store_health() != StoreHealth::Ready {
+            return Err(ErrorCode::StoreFailed);
+        }
+        let quota = call.quota();
+        if quota.tasks() >= quota.global().allowance.max_tasks {
+            return Err(ErrorCode::TooManyStreams);
+        }
+        let reservation = self.streams.admit_standalone(quota, request_bytes)?;
+        let (policy, ids) = call.with_machine(|machine| {
+            let ids = machine.owed_responses().due().cloned().collect();
+            (machine.policy().clone(), ids)
+        });
+        let age = clock::now().saturating_duration_since(call.created());
+        let policy = Policy {
+            max_wait: if simulation::has(Bug::NeverAbandonsTasks) { None } else { Some(terms.max_wait) },
+            retention: terms.retention,
+            has_idempotency_key: false,
+            call_timeout: policy.call_timeout.map(|timeout| timeout.saturating_sub(age)),
+            linger: Duration::ZERO,
+            commit_after: None,
+            can_pause: false,
+            is_task: true,
+            ..policy
+        };
+        let spec = Spec {
+            policy,
+            binding: call.binding().clone(),
+            ids,
+            is_batch: false,
+            should_poll: false,
+            body_fingerprint: None,
+            slicing: None,
+        };
+        let task = self.create(spec, reservation);
+        self.publish_once(&task);
+        Ok(task)
+    }
+
+    /// Forgets the stream of a task that no client has heard of, here and in the store.
+    pub async fn drop_task(&self, task: &Arc<Stream>) {
+        self.streams.forget(task);
+        if let Some(backing) = &self.backing {
+            // A store that cannot be reached forgets it with its retention.
+            let _ = backing.store.expire(task.id()).wait().await;
+        }
+    }
+
+    /// Returns true if the store has the record of a stream, or memory is the store.
+    pub fn is_recorded(&self, stream: &Stream) -> bool {
+        self.backing.is_none()
+            || stream
+                .with_store_progress(|progress| progress.is_created && !progress.is_behind && !progress.is_memory_only)
+    }
+
+    /// Returns true if the task of a call is kept, whose retry must find the call.
+    pub(in crate::event_log) fn keeps_for_task(&self, call: &Stream) -> bool {
+        call.task().is_some_and(|task| self.streams.get(task).is_some()) && call.has_retries()
+    }
+
+    /// Notes that the client of `call` has its response, which may be the handle of a task.
+    pub fn note_handle_delivered(&self, call: &Stream) {
+        if let Some(task) = call.task().and_then(|task| self.streams.get(task)) {
+            task.note_task_known();
+        }
+    }
+}
