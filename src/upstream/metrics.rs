@@ -24,6 +24,7 @@ pub struct Metrics {
     token_probes: IntCounterVec,
     ping_answers: IntCounterVec,
     keep_alive_pings: IntCounterVec,
+    tasks_created: Counter,
     waiting: IntGauge,
     waits: IntCounterVec,
     revivals: IntCounterVec,
@@ -114,6 +115,7 @@ impl Metrics {
                 "Calls with a stream that ended, by outcome.",
                 ("outcome", &Outcome::ALL.map(Outcome::label)),
             )?,
+            tasks_created: registrar.counter("tasks_created_total", "Calls that became a task.")?,
             sealed_detached: registrar.counter(
                 "streams_sealed_detached_total",
                 "Calls with a stream that ended without a client connection.",
@@ -157,6 +159,11 @@ impl Metrics {
             )?,
             ready: registrar.gauge("upstream_ready", "1 if the upstream accepts connections, else 0.")?,
         })
+    }
+
+    /// Counts a call that became a task.
+    pub(super) fn observe_promotion(&self) {
+        self.tasks_created.inc();
     }
 
     /// Counts a call that began.

@@ -8,6 +8,7 @@ mod body;
 mod channels;
 mod client;
 mod connect;
+mod discovery;
 mod forwarded;
 mod http1;
 mod informational;

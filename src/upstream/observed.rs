@@ -1,5 +1,7 @@
 //! Facts observed in upstream responses. The proxy needs them before it may write a response head of its own.
 
+use std::collections::HashMap;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -11,12 +13,18 @@ use super::TokenSubjects;
 use crate::event_log::Principal;
 use crate::eviction::evict_if_full;
 use crate::protocol::headers::{self, Lines};
+use crate::protocol::tasks::Discovery;
+use crate::sync;
 
 /// Time after a 2xx for which the upstream counts as accepting the same credentials.
 const TRUST: Duration = Duration::from_secs(600);
 /// Limit of remembered credentials. Those confirmed longest ago are evicted first; their callers get the upstream's own heads, late or
 /// not, until it has accepted them again.
 const MAX_CREDENTIALS: usize = 65_536;
+/// Pause between two questions of the proxy's own for the server's tasks with the same credentials: each takes five seconds at most.
+const DISCOVERY_PAUSE: Duration = Duration::from_secs(5);
+/// Most such questions in this time. Each is for a call that waits.
+const MAX_DISCOVERIES: usize = 1024;
 /// Limit of remembered origins, with the CORS headers for their pages.
 const MAX_ORIGINS: usize = 4096;
 /// Size limit of an origin with its CORS headers. Real ones have a few hundred bytes.
@@ -51,6 +59,10 @@ pub struct Observed {
     tokens: TokenSubjects,
     /// For each tool that may be answered in slices: true if any list has shown an `outputSchema`.
     structured: DashMap<String, bool>,
+    /// Last answer to `server/discover`, with the time until which it counts.
+    discovery: Mutex<Option<(Discovery, Instant)>>,
+    /// Credentials and times of the last questions of the proxy's own.
+    discoveries: Mutex<HashMap<Credentials, Instant>>,
 }
 
 impl Observed {
@@ -109,6 +121,28 @@ impl Observed {
         self.structured.get(tool).is_some_and(|is_structured| !*is_structured)
     }
 
+    /// Notes an answer to `server/discover`.
+    pub fn note_discovery(&self, discovery: Discovery, now: Instant) {
+        *sync::lock(&self.discovery) = Some((discovery, now + discovery.ttl));
+    }
+
+    /// Returns true if the proxy may ask the server by `server/discover` with these credentials now. It then asks, and with these no more for a few
+    /// seconds.
+    pub fn begin_discovery(&self, credentials: Credentials, now: Instant) -> bool {
+        let mut discoveries = sync::lock(&self.discoveries);
+        discoveries.retain(|_, at| now < *at + DISCOVERY_PAUSE);
+        let may_ask = discoveries.len() < MAX_DISCOVERIES && !discoveries.contains_key(&credentials);
+        if may_ask {
+            discoveries.insert(credentials, now);
+        }
+        may_ask
+    }
+
+    /// Returns the last answer to `server/discover`, if it counts still.
+    pub fn discovery(&self, now: Instant) -> Option<Discovery> {
+        sync::lock(&self.discovery).filter(|(_, until)| now < *until).map(|(discovery, _)| discovery)
+    }
+
     /// Keeps the CORS headers of a response to `origin`.
     pub fn note_cors(&self, origin: &HeaderValue, response: &HeaderMap, now: Instant) {
         // An error from in front of the server's CORS layer has no CORS headers, and shows nothing.
@@ -151,6 +185,18 @@ mod tests {
     }
 
     const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn each_caller_s_question_waits_for_its_own_pause_alone() {
+        let (observed, now) = (Observed::default(), clock::now());
+        for caller in 0..MAX_DISCOVERIES {
+            assert!(observed.begin_discovery(known(caller), now));
+            assert!(!observed.begin_discovery(known(caller), now), "it is on its way");
+        }
+        assert!(!observed.begin_discovery(known(MAX_DISCOVERIES), now), "too many are");
+        assert!(observed.begin_discovery(known(MAX_DISCOVERIES), now + DISCOVERY_PAUSE));
+        assert!(observed.begin_discovery(known(0), now + DISCOVERY_PAUSE));
+    }
 
     #[test]
     fn credentials_are_trusted_for_a_while_and_until_they_are_refused() {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, COOKIE, ORIGIN};
+use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, ORIGIN};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 use http_body::{Body as HttpBody, Frame, SizeHint};
@@ -112,6 +112,34 @@ impl Template {
     /// Returns the origin of the page that sent the request, or `None` if it names none.
     pub fn origin(&self) -> Option<&HeaderValue> {
         self.origin.as_ref()
+    }
+
+    /// Returns the headers, except those that describe the body.
+    pub fn into_lines(self) -> Lines {
+        self.lines
+    }
+
+    /// Returns the same request with another body.
+    pub(super) fn with_body(&self, body: Bytes) -> Self {
+        Self { body, ..self.clone() }
+    }
+
+    /// Returns the call as it goes on for a client that has sent `later` since: its credentials are those of the later request, and all that describes
+    /// the call stays.
+    pub(super) fn going_on(&self, later: &Lines) -> Self {
+        let of_the_call = [ACCEPT, CONTENT_TYPE, headers::names::LAST_EVENT_ID];
+        let describes_call = |name: &HeaderName| name.as_str().starts_with("mcp-") || of_the_call.contains(name);
+        let mut headers = later.to_map();
+        let described: Vec<HeaderName> = headers.keys().filter(|name| describes_call(name)).cloned().collect();
+        for name in described {
+            headers.remove(name);
+        }
+        for (name, value) in &self.lines.to_map() {
+            if describes_call(name) {
+                headers.append(name, value.clone());
+            }
+        }
+        Self { lines: Lines::from(&headers), ..self.clone() }
     }
 
     /// Returns the client's query.

@@ -1,6 +1,6 @@
 //! Facts that the proxy takes from the response to one call, before the client gets it.
 //!
-//! Owned here: the session that a response to `initialize` opens, and the edit of a list of tools. Invariant: the store has a session's
+//! Owned here: the session that a response to `initialize` opens, the edit of a list of tools, and the offer of tasks. Invariant: the store has a session's
 //! record before the client can use the session. Absent: what is remembered of responses ([`super::observed`]).
 
 use std::sync::Arc;
@@ -11,12 +11,14 @@ use http::{HeaderMap, HeaderValue, Response};
 
 use super::session_names::FreshName;
 use super::{Credentials, ResponseBody, Upstream};
+use crate::clock;
 use crate::config::ResumeTokens;
 use crate::event_log::{EventLog, Handshake, Opened};
 use crate::protocol::dialect::resume_tokens::ToolList;
 use crate::protocol::headers::{self, SessionId};
-use crate::protocol::ids::IssuedSession;
+use crate::protocol::ids::{IssuedSession, Owner};
 use crate::protocol::jsonrpc::{self, InitializeParams, ServerFacts};
+use crate::protocol::tasks::{self, Discovery};
 
 /// Observer of one call's response. Most calls need none.
 #[derive(Clone, Debug, Default)]
@@ -27,6 +29,10 @@ pub struct ResponseObserver {
     params: Option<InitializeParams>,
     /// Tools that may be answered in slices, for a call that lists tools: the list shows which can, and tells the client.
     tools: Option<Arc<ResumeTokens>>,
+    /// True for a call that discovers the server: its response is read for the server's tasks, and offers those of the proxy.
+    discovers: bool,
+    /// Owner before the IDs of the server's own tasks, or `None` if they have none.
+    task_owner: Option<Owner>,
     /// Session named by the head of a response to `initialize`.
     session: Option<SessionId>,
     /// Server's name of that session, if the client gets a name of the proxy's own.
@@ -40,12 +46,22 @@ pub struct ResponseObserver {
 impl ResponseObserver {
     /// Creates the observer of a call that carries `initialize`, or lists `tools` that may be answered in slices, or neither.
     pub fn new(initialize: Option<IssuedSession>, tools: Option<Arc<ResumeTokens>>) -> Self {
-        Self { initialize, params: None, tools, session: None, server_name: None, is_issued: false, unsaved: None }
+        Self { initialize, tools, ..Self::default() }
     }
 
     /// Sets the parameters with which the session can be opened again.
     pub fn with_params(self, params: Option<InitializeParams>) -> Self {
         Self { params, ..self }
+    }
+
+    /// Sets whether the call discovers a server that the proxy makes tasks for.
+    pub fn with_discovery(self, discovers: bool) -> Self {
+        Self { discovers, ..self }
+    }
+
+    /// Sets the owner that is put before the IDs of the server's own tasks.
+    pub fn with_task_owner(self, task_owner: Option<Owner>) -> Self {
+        Self { task_owner, ..self }
     }
 
     /// Returns true if the response opens a session.
@@ -55,7 +71,7 @@ impl ResponseObserver {
 
     /// Returns true if the response has to be read before it passes.
     pub(super) fn is_active(&self) -> bool {
-        self.initialize.is_some() || self.tools.is_some()
+        self.initialize.is_some() || self.tools.is_some() || self.discovers || self.task_owner.is_some()
     }
 
     /// Takes the session from the head of a response to `initialize`. If the upstream names none, a client that declared a dialect gets
@@ -100,6 +116,15 @@ impl ResponseObserver {
     ) -> Bytes {
         if self.initialize.is_some() {
             self.note_initialized(&message, upstream, log, credentials);
+        }
+        if self.discovers {
+            if let Some(discovery) = Discovery::of(&message) {
+                upstream.observed().note_discovery(discovery, clock::now());
+            }
+            return tasks::with_extension(&message).map_or(message, Bytes::from);
+        }
+        if let Some(owner) = self.task_owner {
+            return tasks::wrapped(owner, &message).map_or(message, Bytes::from);
         }
         let Some(tokens) = &self.tools else { return message };
         let ToolList { tools, edited } = ToolList::of(&message, |name| tokens.tools.contains(name));

@@ -12,8 +12,9 @@ use http::request::Parts;
 use http::{HeaderValue, Response, StatusCode};
 
 use super::ResponseBody;
+use super::discovery::discover_request;
 use super::{Forwarded, Template, Upstream, synthetic};
-use crate::protocol::headers::{Era, ProtocolVersion, names};
+use crate::protocol::headers::{Era, ProtocolVersion};
 use crate::protocol::jwt;
 
 /// Time limit for each response. A client waits meanwhile, and one of its few retries is used up when it gives up.
@@ -21,9 +22,6 @@ const WAIT: Duration = Duration::from_secs(5);
 
 /// Media types of the response to a probe.
 const ACCEPTED: HeaderValue = HeaderValue::from_static("application/json, text/event-stream");
-
-/// Protocol version of a modern probe if the caller names none.
-const MODERN: &str = "2026-07-28";
 
 /// Result of a probe.
 pub enum ProbeOutcome {
@@ -88,28 +86,16 @@ impl Upstream {
 
     fn probe_request(&self, parts: &Parts, client: &Forwarded, era: Era) -> Template {
         let call = self.call(parts, client, bytes::Bytes::new()).with_token_alone();
-        let id = synthetic::own_id();
         match era {
             Era::Legacy => {
+                let id = synthetic::own_id();
                 let ping = serde_json::json!({ "jsonrpc": "2.0", "id": id, "method": "ping" });
                 synthetic::post(&call, ping.to_string().into_bytes())
             }
             Era::Modern => {
                 let requested =
                     ProtocolVersion::from_headers(&parts.headers).filter(|version| version.era() == Era::Modern);
-                let version = requested.as_ref().map_or(MODERN, ProtocolVersion::as_str);
-                let meta = serde_json::json!({
-                    "io.modelcontextprotocol/protocolVersion": version,
-                    "io.modelcontextprotocol/clientInfo": { "name": "mcp-resume", "version": env!("CARGO_PKG_VERSION") },
-                    "io.modelcontextprotocol/clientCapabilities": {},
-                });
-                let method = "server/discover";
-                let discover =
-                    serde_json::json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": { "_meta": meta } });
-                let version = HeaderValue::from_str(version).unwrap_or(HeaderValue::from_static(MODERN));
-                synthetic::post(&call, discover.to_string().into_bytes())
-                    .with(names::MCP_PROTOCOL_VERSION, version)
-                    .with(names::MCP_METHOD, HeaderValue::from_static(method))
+                discover_request(&call, requested.map(|version| version.as_str().to_owned()))
             }
         }
     }

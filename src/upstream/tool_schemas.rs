@@ -63,7 +63,8 @@ impl Upstream {
     }
 }
 
-fn events(body: &[u8]) -> Vec<bytes::Bytes> {
+/// Returns the data of the events of a whole body.
+pub(super) fn events(body: &[u8]) -> Vec<bytes::Bytes> {
     let mut decoder = sse::Decoder::new(PAGE_MAX);
     decoder.feed(bytes::Bytes::copy_from_slice(body));
     std::iter::from_fn(|| decoder.poll_event().ok().flatten()).map(|event| event.data).collect()

@@ -5,6 +5,7 @@
 //! dependence on a connected client. A client that disconnects or resumes only changes the machine's timers.
 
 mod plain_response;
+mod promotion;
 mod reopening;
 mod session_generation;
 
@@ -26,7 +27,8 @@ use super::sse_reader::{EventReader, GatherResult};
 use super::synthetic;
 use super::{Credentials, ResponseBody, Template, Upstream, wait};
 use crate::clock::{self, Alarm};
-use crate::event_log::{AskingRequests, EventLog, Head, Next, Subject, Writer};
+use crate::config::Tasks;
+use crate::event_log::{AskingRequests, EventLog, Head, Next, Stream, Subject, Writer};
 use crate::protocol::call_name::CallName;
 use crate::protocol::error::{ErrorCode, Failure, Side};
 use crate::protocol::headers;
@@ -61,6 +63,8 @@ pub struct Call {
     pub max_event_bytes: usize,
     /// Progress of the proxy's own, or `None` if connections write none for the call.
     pub progress: Option<ProgressRule>,
+    /// Terms under which the call becomes a task, or `None` if it becomes none.
+    pub tasks: Option<Arc<Tasks>>,
 }
 
 /// Rule for the progress of the proxy's own.
@@ -226,7 +230,7 @@ impl Pump {
 
     /// Publishes the stream under its call's name.
     fn publish(&self) {
-        self.name_call();
+        self.name_call(self.writer.stream());
         self.log.publish_once(self.writer.stream());
     }
 
@@ -239,10 +243,10 @@ impl Pump {
     }
 
     /// Names the call, if this is one.
-    fn name_call(&self) {
+    fn name_call(&self, stream: &Stream) {
         let Call { method, template, .. } = &self.call;
         if let Some(method) = method {
-            self.writer.stream().name_call(|| CallName::of(method, template.body()));
+            stream.name_call(|| CallName::of(method, template.body()));
         }
     }
 
@@ -254,16 +258,28 @@ impl Pump {
         }
     }
 
-    async fn finish(self: Box<Self>) {
+    async fn finish(mut self: Box<Self>) {
+        self.conclude(None).await;
+        // Its client may have left before.
+        let (log, stream) = (self.log.clone(), self.writer.stream().clone());
+        drop(self);
+        log.release(stream);
+    }
+
+    /// Seals the stream of `writer`, or of the pump without one, in the store, and keeps it until its retention ends.
+    async fn conclude(&mut self, writer: Option<Writer>) {
+        let writer = writer.as_ref().unwrap_or(&self.writer);
         // Another task may have ended the stream since the last update, and its reader was not notified.
-        let end = self.writer.update(|machine, now| End::of(machine, now)).await;
-        let stream = self.writer.stream();
+        let end = writer.update(|machine, now| End::of(machine, now)).await;
+        let stream = writer.stream();
         if let Some(end) = end {
-            self.writer.seal().await;
+            writer.seal().await;
             match end.kind {
-                StreamKind::Request => self.note_seal(&end),
+                // A call that goes on as a task has not ended.
+                StreamKind::Request if stream.task().is_some() => {}
+                StreamKind::Request => self.note_seal(stream, &end),
                 // A standalone stream is no call, so it cannot fail or be abandoned.
-                StreamKind::Standalone => {
+                StreamKind::Standalone | StreamKind::Task => {
                     debug!(stream.id = %stream.id(), failure = ?end.failure, "standalone stream ended")
                 }
             }
@@ -272,7 +288,7 @@ impl Pump {
                 stream.forget_retries();
             }
             self.log.retain(stream);
-            if self.is_keyed() {
+            if stream.body_fingerprint().is_some() {
                 // A call that ended before its response head is no stream in the store.
                 Box::pin(self.log.store_response(stream, &stream.head_now())).await;
             }
@@ -280,15 +296,10 @@ impl Pump {
             stream.drop_unread_response();
             self.log.retain(stream);
         }
-        // Its client may have left before.
-        let (log, stream) = (self.log.clone(), stream.clone());
-        drop(self);
-        log.release(stream);
     }
 
     /// Reports the outcome of a call to log and metrics.
-    fn note_seal(&self, end: &End) {
-        let stream = self.writer.stream();
+    fn note_seal(&self, stream: &Stream, end: &End) {
         self.metrics.observe_seal(end.outcome, end.is_attached);
         if end.failure.is_some_and(|failure| failure.code == ErrorCode::Abandoned) {
             self.metrics.observe_abandoned();
@@ -298,7 +309,7 @@ impl Pump {
         {
             self.metrics.errors.observe_upstream_failure(failure.code);
         }
-        self.name_call();
+        self.name_call(stream);
         if !enabled!(Level::INFO) {
             return;
         }
@@ -341,6 +352,8 @@ impl Pump {
             Effect::KeepAlive => self.pings().send_ping(),
             Effect::AnnounceGap => self.announce_gap().await,
             Effect::AnnounceRevival => Box::pin(self.announce_revival()).await,
+            Effect::Promote => Box::pin(self.promote()).await,
+            Effect::CallAgain(continuation) => self.call_again(&continuation),
         }
     }
 

@@ -89,7 +89,9 @@ impl Pump {
         self.writer.stream().with_machine(|machine| {
             // A cancelled request may still get a response.
             let is_response = |message: &Message| match message {
-                Message::Response { id: Some(id), .. } => machine.owed_responses().is_unanswered(id),
+                Message::Response { id: Some(id), .. } => {
+                    machine.owed_responses().is_unanswered(id) || machine.is_of_task(id)
+                }
                 Message::Response { id: None, .. } | Message::Request { .. } | Message::Notification { .. } => false,
             };
             if messages.messages().iter().any(is_response) {

@@ -1,0 +1,161 @@
+//! Promotion: a call becomes a task, and goes on in a stream of its own.
+//!
+//! The stream of the POST gets the handle as the response that it owes, and is a finished call from then on. The pump, its upstream call and what it has
+//! read of it pass to the stream of the task. Only the pump appends, so the response of the server and the handle cannot race: what is appended first
+//! counts. Absent: the states of a task and the time of a promotion (`protocol/stream/task.rs`).
+
+use std::sync::Arc;
+
+use serde_json::json;
+use tracing::{debug, info};
+
+use super::super::synthetic;
+use super::Pump;
+use crate::clock;
+use crate::event_log::{TaskTerms, Writer};
+use crate::protocol::error::ErrorCode;
+use crate::protocol::jsonrpc::{self, RequestId};
+use crate::protocol::stream::{Machine, Phase, UpstreamCursor};
+use crate::protocol::tasks::{self, Continuation, TaskState, View};
+use crate::simulation::{self, Bug};
+
+/// Largest request of a call that may go on with answers, in bytes.
+const KEPT_REQUEST: usize = 1024 * 1024;
+
+impl Pump {
+    /// Makes the call a task, or tries again a moment later if that is not possible now.
+    pub(super) async fn promote(&mut self) {
+        let Some(terms) = self.call.tasks.clone() else { return };
+        let stream = self.writer.stream();
+        if !stream.is_sent() || stream.is_waiting() {
+            // The time counts from the moment at which the request goes to the server.
+            return self.writer.update(|machine, now| machine.handle_promotion_at(now + terms.after)).await;
+        }
+        if !self.may_promote() {
+            return self.writer.update(|machine, now| machine.handle_promotion_refused(now)).await;
+        }
+        let call = self.writer.stream().clone();
+        let limits = TaskTerms { max_wait: terms.max_wait, retention: terms.retention };
+        let task = match self.log.create_task(&call, limits, self.call.template.body().len()) {
+            Ok(task) => task,
+            Err(code) => {
+                debug!(stream.id = %call.id(), error = code.label(), "a call does not become a task now");
+                return self.writer.update(|machine, now| machine.handle_promotion_refused(now)).await;
+            }
+        };
+        let writer = self.log.writer(&task);
+        let wall_ms = u64::try_from(clock::wall().as_millis()).unwrap_or(u64::MAX);
+        let text = call.last_progress_text();
+        let may_go_on = self.call.template.body().len() <= KEPT_REQUEST;
+        writer
+            .update(|machine, now| {
+                machine.handle_task(TaskState::new(wall_ms, now, text.as_deref()).with_rounds(may_go_on), now)
+            })
+            .await;
+        let id = call.with_machine(|machine| machine.owed_responses().due().next().cloned());
+        let record = task.read_task().map(|reading| reading.record).filter(|_| self.log.is_recorded(&task));
+        let (Some(id), Some(record)) = (id, record) else { return self.give_up(writer).await };
+        let view = View {
+            handle: task.handle(),
+            record: &record,
+            now_ms: wall_ms,
+            max_wait: terms.max_wait,
+            retention: terms.retention,
+        };
+        let handle = tasks::created(&id, &view);
+        self.publish();
+        let hand_over = |machine: &mut Machine, now| {
+            let cursor = machine.handle_promoted(&handle, now)?;
+            // Before the client can have the handle.
+            call.set_task(task.id());
+            Some(cursor)
+        };
+        match self.writer.update(hand_over).await {
+            Some(cursor) if !call.has_moved() => self.go_on_in(writer, cursor).await,
+            Some(_) | None => self.give_up(writer).await,
+        }
+    }
+
+    /// Returns true if the client may be told now that its call goes on as a task. The server must be known to have no tasks of its own, and must have
+    /// accepted the credentials of the call; else it is asked.
+    fn may_promote(&self) -> bool {
+        let observed = self.upstream.observed();
+        let has_head =
+            self.writer.stream().with_machine(|machine| machine.phase() == Phase::Open && !machine.is_committed());
+        let is_accepted = has_head
+            || (observed.has_accepted(&self.call.credentials, clock::now())
+                && observed.cors(self.call.template.origin()).is_some());
+        match observed.discovery(clock::now()) {
+            Some(discovery) if is_accepted => !discovery.has_tasks,
+            Some(discovery) if discovery.has_tasks => false,
+            Some(_) | None => {
+                self.upstream.discover(&self.call.template, self.call.credentials);
+                false
+            }
+        }
+    }
+
+    /// Ends the stream of a task that no client has heard of. The promotion is tried again, if the call still runs.
+    async fn give_up(&mut self, writer: Writer) {
+        self.writer.update(|machine, now| machine.handle_promotion_refused(now)).await;
+        writer.stream().expire(ErrorCode::Abandoned);
+        writer.update(|_, _| ()).await;
+        self.log.drop_task(writer.stream()).await;
+    }
+
+    /// Concludes the stream of the POST, and goes on in that of the task.
+    async fn go_on_in(&mut self, writer: Writer, cursor: UpstreamCursor) {
+        self.note_arriving(0);
+        (self.pings, self.refusals) = (None, None);
+        let call = std::mem::replace(&mut self.writer, writer);
+        let task = self.writer.stream();
+        task.note_sent();
+        task.set_session_generation(call.stream().session_generation());
+        task.set_upstream_state(self.input.upstream_state());
+        self.name_call(task);
+        self.writer.update(|machine, _| machine.handle_handed_over(cursor)).await;
+        info!(stream.id = %call.stream().id(), task.id = %self.writer.stream().id(), "the call goes on as a task");
+        self.metrics.observe_promotion();
+        let stream = call.stream().clone();
+        self.conclude(Some(call)).await;
+        self.log.release(stream);
+    }
+
+    /// Calls the server again with the answers of the client.
+    pub(super) fn call_again(&mut self, continuation: &Continuation) {
+        let id = synthetic::own_id();
+        let Some(body) = again(self.call.template.body(), &id, continuation) else {
+            return self.writer.stream().expire(ErrorCode::UpstreamGarbage);
+        };
+        let stream = self.writer.stream().clone();
+        // The first request stays, for the rounds that may follow.
+        if let Some(later) = stream.take_call_headers() {
+            self.call.template = Arc::new(self.call.template.going_on(&later));
+        }
+        let template = Arc::new(self.call.template.with_body(body.into()));
+        stream.note_unsent();
+        stream.begin_call_again(RequestId::String(id.into()));
+        if simulation::has(Bug::GoesOnTwice) {
+            self.post_aside(template.body().to_vec());
+        }
+        self.send(template, false);
+    }
+}
+
+/// Returns the request of a call that goes on: its own parameters, with the answers and the state of the last round in place of any before.
+fn again(body: &[u8], id: &str, continuation: &Continuation) -> Option<Vec<u8>> {
+    const OF_A_ROUND: [&str; 2] = ["inputResponses", "requestState"];
+    let body = jsonrpc::without_members(body, &["params"], &OF_A_ROUND).unwrap_or_else(|| body.to_vec());
+    let mut members = String::new();
+    let Continuation { input_responses, request_state } = continuation;
+    for (name, value) in OF_A_ROUND.iter().zip([input_responses, request_state]) {
+        if let Some(value) = value {
+            members.push_str(&format!("{}:{value},", json!(name)));
+        }
+    }
+    let params = jsonrpc::span(&body, jsonrpc::member(&body, &["params"])?);
+    let place = params.start + 1..params.start + 1;
+    let request = jsonrpc::span(&body, jsonrpc::member(&body, &["id"])?);
+    // `params` has members behind the brace: its `_meta` at least.
+    Some(jsonrpc::splice(&body, vec![(place, members), (request, json!(id).to_string())]))
+}
