@@ -1,5 +1,6 @@
 //! HTTP bodies of both sides: boxed bodies, received bodies, and bodies in memory.
 
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -71,6 +72,33 @@ impl<K: Unpin> Body for Incoming<K> {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+/// Body of pieces that are in memory.
+#[derive(Debug)]
+pub struct Pieces(VecDeque<Bytes>);
+
+impl FromIterator<Bytes> for Pieces {
+    fn from_iter<I: IntoIterator<Item = Bytes>>(pieces: I) -> Self {
+        Self(pieces.into_iter().filter(|piece| !piece.is_empty()).collect())
+    }
+}
+
+impl Body for Pieces {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        Poll::Ready(self.0.pop_front().map(|piece| Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.0.iter().map(|piece| piece.len() as u64).sum())
     }
 }
 

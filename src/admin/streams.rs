@@ -35,6 +35,7 @@ fn entry(stream: &Summary) -> Value {
     let kind = match stream.kind {
         StreamKind::Request => "request",
         StreamKind::Standalone => "standalone",
+        StreamKind::Task => "task",
     };
     let era = match stream.era {
         Era::Legacy => "legacy",

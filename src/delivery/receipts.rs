@@ -312,6 +312,7 @@ impl Receipt {
     fn note_graceful_close(&self) {
         if let Some(stream) = &self.stream {
             stream.note_graceful_close();
+            self.log.note_handle_delivered(stream);
         }
     }
 

@@ -188,6 +188,7 @@ mod tests {
             max_bytes_total: 1 << 20,
             max_streams: 1,
             max_detached: 1,
+            max_tasks: 64,
             resumes_per_sec: 1,
             delivered_retention: Duration::ZERO,
             max_sessions: 1,

@@ -199,6 +199,38 @@ impl OwnerForwarder {
         })
     }
 
+    /// Forwards a change of a task to the replica that has its call. Returns that replica's response. `None` if that replica is gone, or does not know
+    /// the task.
+    ///
+    /// # Errors
+    /// If it is not known whether that replica has the change.
+    pub(super) async fn forward_task(
+        &self,
+        context: &RequestContext,
+        task: &EventId,
+        body: &Bytes,
+    ) -> Result<Option<Response<BoxBody>>, ErrorCode> {
+        let Some(replicas) = self.replicas_for(context) else { return Ok(None) };
+        let writer = task.unverified_owner().filter(|owner| *owner != replicas.owner());
+        let Some(writer) = writer else { return Ok(None) };
+        let forwarding = async {
+            if !replicas.requests().lives(writer).await? {
+                return Ok(None);
+            }
+            let request = message(context, stream_url::with(&context.parts.uri, task.handle_text()), body);
+            replicas.requests().ask(writer, request).await
+        };
+        match tokio::time::timeout(REPLY_TIMEOUT, forwarding).await {
+            Ok(Ok(reply)) => Ok(reply.map(response_of)),
+            Ok(Err(error)) => {
+                let error: store::Error = error;
+                debug!(%error, "a change of a task could not be forwarded");
+                Err(owner_unreachable_error(context, task, self.log.owner()))
+            }
+            Err(_) => Err(ErrorCode::StoreFailed),
+        }
+    }
+
     /// Forwards the end of an issued session to every other replica concerned. Returns one of their responses, or a refusal if one cannot
     /// be told and the client must retry. `None` if this replica handles the request.
     ///

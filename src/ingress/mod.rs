@@ -33,6 +33,7 @@ mod stream_finder;
 mod stream_response;
 mod stream_start;
 mod stream_url;
+mod tasks;
 mod token_refresh;
 mod trace;
 
@@ -67,6 +68,7 @@ use self::stream_finder::StreamFinder;
 use self::stream_response::StreamResponder;
 use self::stream_start::StreamStarter;
 use self::stream_url::StreamUrls;
+use self::tasks::Tasks;
 use self::token_refresh::TokenRefresh;
 use crate::body::{BoxBody, Incoming};
 use crate::config::Config;
@@ -75,8 +77,9 @@ use crate::lifecycle::drain::Drain;
 use crate::protocol::classify::{self, Route};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{self, ProtocolVersion, SessionId};
-use crate::protocol::ids::Owner;
+use crate::protocol::ids::{Owner, StreamKind};
 use crate::protocol::stream_url::{Named, take};
+use crate::protocol::tasks::TaskRequest;
 use crate::server::{self, Peer, respond};
 use crate::upstream::Upstream;
 
@@ -92,6 +95,7 @@ pub struct Ingress {
     calls: Calls,
     client_responses: Arc<ClientResponses>,
     dialect_requests: DialectRequests,
+    tasks: Tasks,
     stream_urls: StreamUrls,
     resumes: Resumes,
     standalone: Arc<StandaloneStreams>,
@@ -151,7 +155,7 @@ impl Ingress {
             components,
             refusals.clone(),
             forwarder.clone(),
-            owners,
+            owners.clone(),
             tokens.clone(),
             delivery,
         ));
@@ -165,6 +169,7 @@ impl Ingress {
             callers,
             calls: Calls::new(components, refusals.clone(), tokens, finder.clone(), starter, responder.clone()),
             client_responses,
+            tasks: Tasks::new(components, refusals.clone(), finder.clone(), owners),
             dialect_requests: DialectRequests::new(components, refusals.clone(), finder.clone(), responder.clone()),
             stream_urls: StreamUrls::new(
                 components,
@@ -345,6 +350,7 @@ impl Ingress {
         match self.classify(&context, &body, version) {
             Route::Call(call) => self.calls.handle(context, call, body).await,
             Route::Dialect(request) => Box::pin(self.dialect_requests.handle(context, request, body)).await,
+            Route::Task(request, call) => Box::pin(self.task(context, request, call, body)).await,
             Route::ClientResponses(messages) => {
                 context.connection.receipts().prove(&self.log);
                 Box::pin(self.client_responses.handle(context, messages, body)).await
@@ -359,9 +365,30 @@ impl Ingress {
         }
     }
 
+    /// Handles a request that concerns a task: one of the proxy's own, else the server answers it.
+    async fn task(
+        &self,
+        mut context: Box<RequestContext>,
+        request: TaskRequest,
+        call: classify::Call,
+        body: Bytes,
+    ) -> Response<BoxBody> {
+        context.connection.receipts().prove(&self.log);
+        match self.tasks.handle(&mut context, &request, &body).await {
+            Some(response) => response,
+            None => {
+                let body = self.tasks.to_server(&mut context, body);
+                self.calls.handle(context, call, body).await
+            }
+        }
+    }
+
     /// Passes on a request by its head alone.
     async fn by_head(&self, mut context: Box<RequestContext>, body: Incoming) -> Response<BoxBody> {
         match classify::head(&context.parts.method, &context.parts.headers) {
+            Route::Resume(id) if id.unverified_kind() == Some(StreamKind::Task) => {
+                Box::pin(self.tasks.resume(context, &id)).await
+            }
             Route::Resume(id) => self.resumes.handle(context, id).await,
             Route::Standalone => self.standalone.attach(context).await,
             Route::Delete => match self.read(&mut context, body).await {
@@ -369,7 +396,7 @@ impl Ingress {
                 Err(code) => self.refusals.refuse(code),
             },
             Route::Refuse(code) => self.refusals.refuse(code),
-            Route::Forward | Route::Call(_) | Route::Dialect(_) | Route::ClientResponses(_) => {
+            Route::Forward | Route::Call(_) | Route::Dialect(_) | Route::Task(..) | Route::ClientResponses(_) => {
                 match context.remote_session_error() {
                     Some(code) => self.refusals.refuse(code),
                     None if body.is_end_stream() => self.forwarder.forward_buffered(context, Bytes::new()).await,
@@ -391,7 +418,7 @@ impl Ingress {
     /// Refuses a POST whose body was read, with the IDs of its requests.
     fn refuse_post(&self, code: ErrorCode, context: &RequestContext, body: &[u8]) -> Response<BoxBody> {
         match self.classify(context, body, None) {
-            Route::Call(call) => self.refusals.refuse_call(code, &call),
+            Route::Call(call) | Route::Task(_, call) => self.refusals.refuse_call(code, &call),
             _ => self.refusals.refuse(code),
         }
     }

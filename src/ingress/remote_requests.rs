@@ -1,4 +1,4 @@
-//! Requests that another replica forwards: client responses, cancels, and the end of a session.
+//! Requests that another replica forwards: client responses, cancels, changes of tasks, and the end of a session.
 //!
 //! The reply is the response that a client would get. Absent: forwarding itself (`forward_to_replicas.rs`).
 
@@ -19,12 +19,13 @@ use super::misdirected::{self, OwnerCheck};
 use super::refusals::Refusals;
 use super::session_end::SessionEnds;
 use super::stream_finder::StreamFinder;
+use super::tasks::Tasks;
 use super::token_refresh::{TokenRefresh, is_concerned};
 use crate::body::BoxBody;
 use crate::config::Config;
 use crate::event_log::EventLog;
 use crate::protocol::cluster::{HttpMessage, Recipient};
-use crate::protocol::ids::EventId;
+use crate::protocol::ids::{EventId, StreamKind};
 use crate::protocol::jsonrpc;
 use crate::protocol::stream_url::{self, Named};
 use crate::server::{Peer, respond};
@@ -40,6 +41,7 @@ pub struct RemoteRequests {
     client_responses: Arc<ClientResponses>,
     url_responses: Arc<UrlResponses>,
     session_ends: Arc<SessionEnds>,
+    tasks: Tasks,
 }
 
 impl RemoteRequests {
@@ -51,6 +53,7 @@ impl RemoteRequests {
         let tokens = Arc::new(TokenRefresh::new(components, forwarder.clone()));
         let finder = Arc::new(StreamFinder::new(components, tokens.clone()));
         let delivery = Arc::new(PostDelivery::new(components, forwarder.clone()));
+        let tasks = Tasks::new(components, refusals.clone(), finder.clone(), owners.clone());
         let url_responses = UrlResponses::new(components, refusals.clone(), finder, owners.clone(), delivery.clone());
         let session_ends =
             SessionEnds::new(components, refusals.clone(), forwarder.clone(), owners.clone(), tokens.clone());
@@ -63,6 +66,7 @@ impl RemoteRequests {
             client_responses: Arc::new(client_responses),
             url_responses: Arc::new(url_responses),
             session_ends: Arc::new(session_ends),
+            tasks,
         }
     }
 
@@ -70,6 +74,9 @@ impl RemoteRequests {
     pub async fn handle(self: Arc<Self>, message: HttpMessage) -> Option<HttpMessage> {
         let to = message.to;
         let (mut context, stream, body) = self.context_of(message)?;
+        if let Some(task) = stream.as_ref().filter(|stream| stream.unverified_kind() == Some(StreamKind::Task)) {
+            return Some(forwarded_response(self.tasks.handle_forwarded(&context, task, &body).await?).await);
+        }
         if let Some(stream) = stream {
             // Each response reserves its own bytes on its way upstream.
             context.reservation = None;

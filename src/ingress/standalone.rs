@@ -187,6 +187,7 @@ impl StandaloneStreams {
             accept: Accept { json: true, sse: true },
             observer: ResponseObserver::default(),
             progress: None,
+            tasks: None,
         };
         // The pump outlives this request as a rule: dropped, it becomes a task of its own.
         drop(self.starter.pump(context, template, terms, &stream));
@@ -267,6 +268,7 @@ impl StandaloneStreams {
             should_refuse_requests: false,
             should_answer_pings: self.config.upstream.answer_pings == AnswerPings::Absent,
             should_announce_cancel: false,
+            is_task: false,
         }
     }
 }

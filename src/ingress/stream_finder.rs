@@ -45,7 +45,25 @@ impl StreamFinder {
         context: &RequestContext,
         id: &EventId,
     ) -> Result<Option<(Arc<Stream>, Seq)>, Unproven> {
-        let verified = self.log.verify(id);
+        self.find_verified(context, id, self.log.verify(id)).await
+    }
+
+    /// Returns the stream of a task, for the caller with this credential or an older one. `id` is the handle in the ID of the task.
+    pub(super) async fn find_task(
+        &self,
+        context: &RequestContext,
+        id: &EventId,
+    ) -> Result<Option<Arc<Stream>>, Unproven> {
+        let found = self.find_verified(context, id, self.log.verify_task(id)).await?;
+        Ok(found.map(|(stream, _)| stream))
+    }
+
+    async fn find_verified(
+        &self,
+        context: &RequestContext,
+        id: &EventId,
+        verified: Option<Verified>,
+    ) -> Result<Option<(Arc<Stream>, Seq)>, Unproven> {
         // Twice: another replica may take the stream before it is found here.
         for _ in 0..if self.log.has_store() { 2 } else { 1 } {
             self.restore(context, id, verified.as_ref()).await?;

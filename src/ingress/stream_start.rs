@@ -6,7 +6,7 @@ use tracing::Instrument;
 
 use super::components::Components;
 use super::context::RequestContext;
-use crate::config::Config;
+use crate::config::{Config, Tasks};
 use crate::dialect;
 use crate::event_log::{EventLog, Session, Stream};
 use crate::lifecycle::drain::Drain;
@@ -27,6 +27,8 @@ pub(super) struct CallTerms {
     pub(super) observer: ResponseObserver,
     /// Progress of the proxy's own, or `None` if connections write none.
     pub(super) progress: Option<ProgressRule>,
+    /// Terms under which the call becomes a task, or `None` if it becomes none.
+    pub(super) tasks: Option<Arc<Tasks>>,
 }
 
 /// Starts the streams of calls and the standalone streams.
@@ -87,7 +89,7 @@ impl StreamStarter {
         terms: CallTerms,
         stream: &Arc<Stream>,
     ) -> InlineTask {
-        let CallTerms { method, accept, observer, progress } = terms;
+        let CallTerms { method, accept, observer, progress, tasks } = terms;
         let may_revive = self.upstream.revives_sessions()
             && context.binding.session.is_some()
             && !observer.opens_session()
@@ -106,6 +108,7 @@ impl StreamStarter {
             is_guest: context.session.as_ref().is_some_and(|session| !session.is_home()),
             max_event_bytes: self.config.streams.max_event_bytes,
             progress,
+            tasks,
         };
         let writer = self.log.writer(stream);
         let pump = Pump::begin(self.upstream.clone(), self.log.clone(), self.metrics.clone(), writer, call);
@@ -121,7 +124,7 @@ impl StreamStarter {
                 InlineTask::new(self.drain.track(run))
             }
             // A standalone stream never ends by itself, so the drain does not wait for it.
-            StreamKind::Standalone => InlineTask::new(run),
+            StreamKind::Standalone | StreamKind::Task => InlineTask::new(run),
         }
     }
 }

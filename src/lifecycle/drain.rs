@@ -226,6 +226,7 @@ mod tests {
             max_bytes_total: 1 << 20,
             max_streams: 10,
             max_detached: 10,
+            max_tasks: 64,
             resumes_per_sec: 10,
             delivered_retention: Duration::from_secs(60),
             max_sessions: 10,

@@ -10,6 +10,7 @@ use super::error::ErrorCode;
 use super::headers::{self, Era, ProtocolVersion, names};
 use super::ids::EventId;
 use super::jsonrpc::{self, Body, Message, MethodName, PeekError, RequestId};
+use super::tasks::{TaskMethod, TaskRequest};
 
 /// Default limit for the messages of an array. Clients of the only revision that has arrays send a handful.
 pub const BATCH_MAX: usize = 100;
@@ -25,6 +26,8 @@ pub enum Route {
     ClientResponses(Vec<Message>),
     /// A POST with a request of a dialect, which the proxy handles itself.
     Dialect(Dialect),
+    /// A POST with a request that concerns a task, which the proxy or the server has; as a call, it is the other.
+    Task(TaskRequest, Call),
     /// A GET that resumes a stream.
     Resume(EventId),
     /// A GET for the session's standalone stream.
@@ -79,6 +82,11 @@ impl Call {
     /// listens.
     pub fn has_listen(&self) -> bool {
         self.methods.has_any(MethodSet::LISTEN)
+    }
+
+    /// Returns true if the proxy may change its body: it opens a session, or listens.
+    pub fn may_be_edited(&self) -> bool {
+        self.methods.has_any(MethodSet::INITIALIZE.union(MethodSet::LISTEN))
     }
 
     /// Returns true if it holds `tools/call`.
@@ -204,8 +212,13 @@ pub fn post(
     match version(headers, body, session_version) {
         Some(version) => {
             let (methods, is_batch) = (MethodSet::of(messages.messages()), matches!(messages, Body::Batch(_)));
+            let task = task_request(&messages);
             let (method, ids) = method_and_ids(messages);
-            Route::Call(Call { ids, is_batch, version, method, methods })
+            let call = Call { ids, is_batch, version, method, methods };
+            match task {
+                Some(task) if call.era() == Era::Modern => Route::Task(task, call),
+                Some(_) | None => Route::Call(call),
+            }
         }
         // Header and `_meta` disagree: the server refuses that in its own words.
         None => Route::Forward,
@@ -223,6 +236,16 @@ fn dialect(messages: &[Message], enabled: Declared) -> Option<Route> {
         [_] => Route::Refuse(ErrorCode::BadRequest),
         _ => Route::Refuse(ErrorCode::NotInBatch),
     })
+}
+
+/// Returns the request of a body that concerns a task, or `None` for any other. The usual methods are told by their kind alone.
+fn task_request(messages: &Body) -> Option<TaskRequest> {
+    match messages {
+        Body::Single(Message::Request { id, method: MethodName::Owned(method) }) => {
+            Some(TaskRequest { id: id.clone(), method: TaskMethod::parse(method)? })
+        }
+        Body::Single(_) | Body::Batch(_) => None,
+    }
 }
 
 /// Returns the method and the ids of a body's requests, as [`Call`] has them.

@@ -12,6 +12,7 @@ use super::headers::{SessionId, names};
 use super::ids::{EventId, Owner, ResumeToken};
 use super::jsonrpc;
 use super::stream_url;
+use super::tasks;
 
 /// Path under which a sidecar identifies itself to a balancer.
 pub const WELL_KNOWN: &str = "/.well-known/mcp-resume";
@@ -19,21 +20,47 @@ pub const WELL_KNOWN: &str = "/.well-known/mcp-resume";
 const WRAPPED: char = '~';
 /// Name of every member with a resume token. A body without it need not be parsed.
 const TOKEN: &[u8] = b"resumeToken";
+/// Name of the member with the ID of a task.
+const TASK_ID: &[u8] = b"taskId";
+/// Begin of the methods that concern tasks.
+const TASKS: &[u8] = b"tasks/";
 
-/// Returns the replica that a request names: by its `Last-Event-ID`, else its stream URL, else a resume token in `body`, else its session.
+/// Returns the replica that a request names: by its `Last-Event-ID`, else its stream URL, else the name of a task, else a resume token or a task in
+/// `body`, else its session.
 /// `body` may be incomplete and then names none.
 pub fn named(headers: &HeaderMap, target: &Uri, body: &[u8]) -> Option<Owner> {
     of_head(headers, target).or_else(|| of_body(body)).or_else(|| of_session(headers))
 }
 
-/// Returns the replica that `Last-Event-ID` names, else the one of the stream URL.
+/// Returns the replica that `Last-Event-ID` names, else the one of the stream URL, else that of the task in `Mcp-Name`.
 pub fn of_head(headers: &HeaderMap, target: &Uri) -> Option<Owner> {
     let last_event_id = headers.get(names::LAST_EVENT_ID).and_then(|id| EventId::parse(id.as_bytes()));
-    last_event_id.or_else(|| stream_url::named(target)).and_then(|id| id.unverified_owner())
+    let by_id = last_event_id.or_else(|| stream_url::named(target)).and_then(|id| id.unverified_owner());
+    by_id.or_else(|| of_task_name(headers))
 }
 
-/// Returns the replica that the first resume token in a POST's body names.
+/// Returns the replica of the task in `Mcp-Name`, which names a tool in other requests.
+fn of_task_name(headers: &HeaderMap) -> Option<Owner> {
+    let method = headers.get(names::MCP_METHOD)?.as_bytes();
+    if !method.starts_with(TASKS) {
+        return None;
+    }
+    tasks::owner_of(headers.get(names::MCP_NAME)?.to_str().ok()?)
+}
+
+/// Returns the replica that the first resume token in a POST's body names, else that of the task whose request it is.
 pub fn of_body(body: &[u8]) -> Option<Owner> {
+    of_token(body).or_else(|| of_task(body))
+}
+
+fn of_task(body: &[u8]) -> Option<Owner> {
+    memchr::memmem::find(body, TASK_ID)?;
+    let method: String = serde_json::from_str(jsonrpc::member(body, &["method"])?).ok()?;
+    let task = if method.as_bytes().starts_with(TASKS) { tasks::task_id_of(body) } else { None };
+    tasks::owner_of(&task?)
+}
+
+fn of_token(body: &[u8]) -> Option<Owner> {
     memchr::memmem::find(body, TOKEN)?;
     jsonrpc::find_message(body, |message| {
         let message = message.as_bytes();
@@ -123,6 +150,28 @@ mod tests {
                 expected.map(Owner),
                 "{headers_of:?} {target}"
             );
+        }
+    }
+
+    #[test]
+    fn a_task_is_named_by_its_header_else_by_the_body_of_its_request() {
+        let task = format!("{}{}", tasks::ID_PREFIX, handle(7).as_str());
+        let method = |method: &str| ("mcp-method", method.to_owned());
+        let name = ("mcp-name", task.clone());
+        let body =
+            |method: &str| format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{method}","params":{{"taskId":"{task}"}}}}"#);
+        let target: Uri = "/mcp".parse().unwrap();
+        for (expected, headers_of, body) in [
+            (Some(7), vec![method("tasks/get"), name.clone()], String::new()),
+            (Some(7), vec![method("tasks/cancel")], body("tasks/cancel")),
+            (Some(7), vec![], body("tasks/update")),
+            (None, vec![method("tools/call"), name.clone()], String::new()),
+            (None, vec![name], String::new()),
+            (None, vec![], body("tools/call")),
+            (None, vec![], body("tasks/get").replace("taskId", "task")),
+        ] {
+            let named = named(&headers(&headers_of), &target, body.as_bytes());
+            assert_eq!(named, expected.map(Owner), "{headers_of:?} {body}");
         }
     }
 

@@ -6,6 +6,10 @@ fn resume(token: &str) -> String {
     format!(r#"{{"jsonrpc":"2.0","id":5,"method":"requests/resume","params":{{"resumeToken":"{token}"}}}}"#)
 }
 
+fn poll(handle: impl std::fmt::Display) -> String {
+    format!(r#"{{"jsonrpc":"2.0","id":5,"method":"tasks/get","params":{{"taskId":"mrt1.{handle}"}}}}"#)
+}
+
 #[tokio::test]
 async fn every_identifier_of_a_stream_leads_to_its_owner() {
     let [one, two, three] = three().await;
@@ -17,6 +21,8 @@ async fn every_identifier_of_a_stream_leads_to_its_owner() {
             get("/mcp", &format!("Last-Event-ID: {}\r\n", sidecar.event_id())),
             get(&format!("/mcp?mcp-stream={}", sidecar.handle()), ""),
             post(&resume(&sidecar.token()), ""),
+            post(&poll(sidecar.handle()), ""),
+            post("{}", &format!("Mcp-Method: tasks/get\r\nMcp-Name: mrt1.{}\r\n", sidecar.handle())),
             post(CALL, &session),
             get("/mcp", &session),
             format!("DELETE /mcp HTTP/1.1\r\nHost: localhost\r\n{session}\r\n"),

@@ -59,6 +59,7 @@ mod stdio_shared;
 mod stores;
 mod support;
 mod support_self_test;
+mod tasks;
 mod tls;
 mod token_refresh;
 mod torture;

@@ -8,11 +8,12 @@ mod remote_retry;
 mod reply;
 mod request;
 mod start;
+mod task_rules;
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::Response;
+use http::{Response, StatusCode};
 
 use self::commit::CommitRules;
 use self::continuation::Continuations;
@@ -22,6 +23,7 @@ use self::remote_retry::{EarlierCall, RemoteRetries};
 use self::reply::Replies;
 use self::request::{CallRequest, Reply, Retry, retry_of};
 use self::start::{CallStarter, StartClaim, StartedCall};
+use self::task_rules::{TaskRules, Undeclared};
 use super::components::Components;
 use super::context::RequestContext;
 use super::forward_to_replicas;
@@ -42,6 +44,8 @@ use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{self, Era, ProtocolVersion};
 use crate::protocol::ids::IssuedSession;
 use crate::protocol::jsonrpc;
+use crate::protocol::tasks;
+use crate::server::respond;
 use crate::upstream::ResponseObserver;
 
 /// Handles POSTs with requests.
@@ -59,6 +63,7 @@ pub(super) struct Calls {
     replies: Arc<Replies>,
     continuations: Continuations,
     session_states: SessionStates,
+    task_rules: Arc<TaskRules>,
 }
 
 impl Calls {
@@ -74,6 +79,7 @@ impl Calls {
         let admission = Admission::new(components);
         let commit = CommitRules::new(components);
         let partial = Arc::new(PartialResultsPolicy::new(components));
+        let task_rules = Arc::new(TaskRules::new(components));
         let replies = Arc::new(Replies::new(components, refusals.clone(), responder));
         Self {
             config: config.clone(),
@@ -85,11 +91,13 @@ impl Calls {
                 admission,
                 commit.clone(),
                 partial.clone(),
+                task_rules.clone(),
                 finder.clone(),
                 starter.clone(),
             ),
             continuations: Continuations::new(components, refusals.clone(), finder, replies.clone()),
             session_states: SessionStates::new(components),
+            task_rules,
             refusals,
             tokens,
             starter,
@@ -150,13 +158,19 @@ impl Calls {
         if !accept.json && !accept.sse {
             return self.refusals.refuse_call(ErrorCode::NotAcceptable, &call);
         }
+        if let Err(undeclared) = self.task_rules.admit(&call, &body) {
+            return refuse_undeclared(undeclared, &call);
+        }
         if let Some(session) = context.session.clone().filter(|session| session.has_held())
             && let Err(code) = Box::pin(self.wait_for_held_posts(&mut context, &session)).await
         {
             return self.refusals.refuse_call(code, &call);
         }
         self.starter.register_session(&context).await;
-        let (initialize, body) = self.strip_declarations(&call, body);
+        let (initialize, body) = match self.edit(&call, body) {
+            Ok(edited) => edited,
+            Err(undeclared) => return refuse_undeclared(undeclared, &call),
+        };
         let retry = retry_of(&context, &context.binding, &call, &body);
         let previous_call = match self.wait_for_earlier_call(&context, &call, &body, retry).await {
             Ok(previous_call) => previous_call,
@@ -167,7 +181,9 @@ impl Calls {
         }
         self.session_states.note_call(&context, &call, &body);
         let observer = ResponseObserver::new(initialize, self.partial.edited_list(&call))
-            .with_params(self.session_states.params_of(&call, &body));
+            .with_params(self.session_states.params_of(&call, &body))
+            .with_task_owner(self.task_rules.owner_of_ids(&call, &body))
+            .with_discovery(self.task_rules.observes_discovery(&call));
         let mut request = CallRequest { context, call, accept, body, partial, retry, observer };
         // A call of an older token here needs no search at other replicas.
         let is_found =
@@ -269,11 +285,22 @@ impl Calls {
         if may_match { Some(stream) } else { None }
     }
 
+    /// Returns the body of a call for the upstream, without what the proxy handles itself, and the declarations of an `initialize`.
+    ///
+    /// # Errors
+    /// For a subscription to tasks by a client that does not declare them.
+    fn edit(&self, call: &classify::Call, body: Bytes) -> Result<(Option<IssuedSession>, Bytes), Undeclared> {
+        if !call.may_be_edited() {
+            return Ok((None, body));
+        }
+        if call.has_listen() {
+            return self.task_rules.edit_listen(call, body).map(|body| (None, body));
+        }
+        Ok(self.strip_declarations(call, body))
+    }
+
     /// Returns the declarations of an `initialize`, and its body for the upstream, without the dialects that the proxy handles.
     fn strip_declarations(&self, call: &classify::Call, body: Bytes) -> (Option<IssuedSession>, Bytes) {
-        if !call.has_initialize() {
-            return (None, body);
-        }
         let handled = self.config.dialects.declared;
         let declared = match call.era() {
             Era::Legacy => Declared::of_initialize(&body).intersection(handled),
@@ -296,4 +323,9 @@ impl Calls {
             Unproven::Refused(_) => unproven.into_response(&self.refusals),
         }
     }
+}
+
+fn refuse_undeclared(_: Undeclared, call: &classify::Call) -> Response<BoxBody> {
+    let refusal = call.ids.first().map(tasks::missing_capability).unwrap_or_default();
+    respond::json(StatusCode::BAD_REQUEST, refusal.into())
 }

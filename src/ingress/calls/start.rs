@@ -7,6 +7,7 @@ use super::drain_admission::Admission;
 use super::partial_results::PartialResultsPolicy;
 use super::remote_retry::PendingClaim;
 use super::request::{Beginning, CallRequest, Retry};
+use super::task_rules::TaskRules;
 use crate::config::{AnswerPings, Config, Mode};
 use crate::delivery::Start;
 use crate::event_log::{self, Attachment, Binding, CallClaim, EventLog, Match, Reservation, RetryMatch, Spec, Stream};
@@ -56,6 +57,7 @@ pub(super) struct CallStarter {
     admission: Admission,
     commit: CommitRules,
     partial: Arc<PartialResultsPolicy>,
+    task_rules: Arc<TaskRules>,
     finder: Arc<StreamFinder>,
     starter: Arc<StreamStarter>,
 }
@@ -66,6 +68,7 @@ impl CallStarter {
         admission: Admission,
         commit: CommitRules,
         partial: Arc<PartialResultsPolicy>,
+        task_rules: Arc<TaskRules>,
         finder: Arc<StreamFinder>,
         starter: Arc<StreamStarter>,
     ) -> Self {
@@ -78,6 +81,7 @@ impl CallStarter {
             admission,
             commit,
             partial,
+            task_rules,
             finder,
             starter,
         }
@@ -181,6 +185,7 @@ impl CallStarter {
             should_refuse_requests: !accept.sse,
             should_answer_pings: call.era() == Era::Legacy && self.config.upstream.answer_pings == AnswerPings::Absent,
             should_announce_cancel: call.era() == Era::Legacy && !call.has_initialize(),
+            is_task: false,
         };
         Spec {
             policy,
@@ -205,7 +210,12 @@ impl CallStarter {
         }
         let template = self.upstream.call(parts, connection.forwarded(), detached(request.body.clone()));
         let template = template.for_caller(caller.clone());
+        let tasks = self.task_rules.terms(&request.call, &request.body);
+        if let Some(tasks) = &tasks {
+            stream.promote_at(stream.created() + tasks.after);
+        }
         let terms = CallTerms {
+            tasks,
             method: Some(request.call.method.clone()),
             accept: request.accept,
             observer: request.observer.clone(),

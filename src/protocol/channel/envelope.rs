@@ -40,7 +40,8 @@ pub fn mismatch(headers: &HeaderMap, method: &str, body: &[u8]) -> Option<Header
     }
 }
 
-fn is(headers: &HeaderMap, name: &HeaderName, value: &str) -> bool {
+/// Returns true if the header is there once, with this value, perhaps encoded.
+pub fn is(headers: &HeaderMap, name: &HeaderName, value: &str) -> bool {
     let Some(header) = headers::only(headers, name.clone()) else { return false };
     decoded(header).is_some_and(|header| header == value)
 }

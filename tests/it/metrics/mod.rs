@@ -81,6 +81,7 @@ every_metric! {
     "held_bytes" is moved by an_event_until_it_is_forgotten;
     "connections" is moved by a_connection;
     "streams_sealed_total" is moved by every_way_a_stream_ends;
+    "tasks_created_total" is moved by a_slow_call_of_a_client_with_tasks;
     "streams_sealed_detached_total" is moved by an_end_without_a_client;
     "calls_abandoned_total" is moved by a_client_that_does_not_come_back_in_time;
     "upstream_events_total" is moved by events_of_the_upstream;

@@ -3,6 +3,8 @@
 use super::{Meter, finish, left, observed, observed_with};
 use crate::beats::{beat, with_beats};
 use crate::support::*;
+use crate::tasks;
+use mcp_resume::config::Config;
 use std::time::Duration;
 
 pub(super) async fn a_call_that_runs(open: &Meter) {
@@ -82,6 +84,15 @@ pub(super) async fn every_way_a_stream_ends(sealed: &Meter) {
     for outcome in outcomes {
         assert_eq!(sealed.of(&proxy, outcome).await, 1.0, "{outcome}");
     }
+}
+
+pub(super) async fn a_slow_call_of_a_client_with_tasks(created: &Meter) {
+    let admin = |config: &mut Config| config.admin.address = Some(([127, 0, 0, 1], 0).into());
+    let (mut upstream, proxy) = tasks::stage(admin).await;
+    assert_eq!(created.read(&proxy).await, 0.0);
+    let (sse, _) = tasks::promoted(&mut upstream, &proxy).await;
+    assert_eq!(created.read(&proxy).await, 1.0);
+    drop(sse);
 }
 
 pub(super) async fn an_end_without_a_client(detached: &Meter) {

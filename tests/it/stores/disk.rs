@@ -21,7 +21,7 @@ impl Dir {
         dir
     }
 
-    fn store(&self) -> String {
+    pub(super) fn store(&self) -> String {
         format!("disk:{}", self.0.display())
     }
 

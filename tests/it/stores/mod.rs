@@ -10,6 +10,7 @@ mod outage;
 mod remote_retry;
 mod replicas;
 mod revival;
+mod tasks;
 
 use mcp_resume::config::{Config, OnUnreachable};
 use serde_json::Value;

@@ -1,0 +1,106 @@
+//! Calls and tasks: the calls that may become tasks, and the changes to requests and responses that name tasks.
+//!
+//! Absent: requests `tasks/*` (`ingress/tasks/`), and the moment at which a call becomes a task (the pump).
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::clock;
+use crate::config::{Config, TaskSupport, Tasks};
+use crate::event_log::EventLog;
+use crate::ingress::components::Components;
+use crate::protocol::classify::Call;
+use crate::protocol::headers::Era;
+use crate::protocol::ids::Owner;
+use crate::protocol::jsonrpc;
+use crate::protocol::tasks::{self, TaskMethod};
+use crate::upstream::Upstream;
+
+/// Rules for the calls of one upstream.
+pub(super) struct TaskRules {
+    config: Arc<Config>,
+    log: Arc<EventLog>,
+    upstream: Arc<Upstream>,
+    /// True if some tool must be called by clients that declare tasks.
+    has_required: bool,
+}
+
+/// Refusal of a client that does not declare tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Undeclared;
+
+impl TaskRules {
+    pub(super) fn new(components: &Components) -> Self {
+        let Components { config, log, upstream, .. } = components;
+        let has_required =
+            config.tasks.is_some() && config.tools.values().any(|tool| tool.task == Some(TaskSupport::Required));
+        Self { config: config.clone(), log: log.clone(), upstream: upstream.clone(), has_required }
+    }
+
+    /// Returns the terms under which a call becomes a task, or `None` if it becomes none: its request must declare the extension.
+    pub(super) fn terms(&self, call: &Call, body: &[u8]) -> Option<Arc<Tasks>> {
+        let tasks = self.config.tasks.as_ref().filter(|_| is_of_one_tool(call) && tasks::declares(body))?;
+        let tool = if self.config.tools.is_empty() { None } else { jsonrpc::tool_name(body) };
+        let tool = tool.and_then(|tool| self.config.tools.get(&tool));
+        if tool.is_some_and(|tool| tool.task == Some(TaskSupport::Never)) {
+            return None;
+        }
+        match tool.and_then(|tool| tool.task_after) {
+            Some(after) => Some(Arc::new(Tasks { after, ..(**tasks).clone() })),
+            None => Some(tasks.clone()),
+        }
+    }
+
+    /// Refuses the call of a tool that only clients with tasks may call, by a client that does not declare them.
+    pub(super) fn admit(&self, call: &Call, body: &[u8]) -> Result<(), Undeclared> {
+        if !self.has_required || !is_of_one_tool(call) || tasks::declares(body) {
+            return Ok(());
+        }
+        let tool = jsonrpc::tool_name(body).and_then(|tool| self.config.tools.get(&tool));
+        let is_required = tool.is_some_and(|tool| tool.task == Some(TaskSupport::Required));
+        if is_required { Err(Undeclared) } else { Ok(()) }
+    }
+
+    /// Returns true if the response discovers a server that the proxy makes tasks for.
+    pub(super) fn observes_discovery(&self, call: &Call) -> bool {
+        self.config.tasks.is_some() && call.is_opening() && call.era() == Era::Modern
+    }
+
+    /// Returns the owner that is put before the IDs of the server's own tasks, if the response to this call may name one.
+    pub(super) fn owner_of_ids(&self, call: &Call, body: &[u8]) -> Option<Owner> {
+        if !self.config.replica.wrap_sessions || call.era() == Era::Legacy || call.is_batch {
+            return None;
+        }
+        let may_name_one = (call.has_tool_call() && tasks::declares(body))
+            || (call.has_listen() && tasks::names_tasks(body))
+            || TaskMethod::parse(&call.method).is_some();
+        may_name_one.then(|| self.log.owner())
+    }
+
+    /// Returns a subscription without tasks of the proxy's own, and with the server's IDs of its tasks.
+    pub(super) fn edit_listen(&self, call: &Call, body: Bytes) -> Result<Bytes, Undeclared> {
+        if call.era() == Era::Legacy || call.is_batch || !tasks::names_tasks(&body) {
+            return Ok(body);
+        }
+        let body = match &self.config.tasks {
+            Some(_) if self.is_without_tasks() && !tasks::declares(&body) => return Err(Undeclared),
+            Some(_) => tasks::without_own_tasks(&body).map_or(body, Bytes::from),
+            None => body,
+        };
+        if !self.config.replica.wrap_sessions {
+            return Ok(body);
+        }
+        Ok(tasks::unwrapped(self.log.owner(), &body).map_or(body, Bytes::from))
+    }
+
+    /// Returns true if the server is known to have no tasks.
+    fn is_without_tasks(&self) -> bool {
+        self.upstream.observed().discovery(clock::now()).is_some_and(|known| !known.has_tasks)
+    }
+}
+
+/// Returns true for a modern request of one tool.
+fn is_of_one_tool(call: &Call) -> bool {
+    call.has_tool_call() && call.era() == Era::Modern && !call.is_batch
+}
