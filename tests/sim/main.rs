@@ -16,6 +16,7 @@ mod network;
 mod plan;
 mod rng;
 mod sessions;
+mod tasks;
 mod upstream;
 mod wire;
 mod world;
