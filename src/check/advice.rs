@@ -81,6 +81,14 @@ pub(super) fn adds(facts: &Facts, config: &Config) -> Vec<String> {
             "at 2026-07-28, where to disconnect is to cancel, a call waits {grace} for its client before it is cancelled"
         ));
     }
+    if let (Some(modern), Some(tasks)) = (&facts.modern, &config.tasks)
+        && !modern.tasks
+    {
+        lines.add(format!(
+            "a tool call that runs for {} becomes a task, where its client declares the extension: the server has no tasks",
+            in_words(tasks.after)
+        ));
+    }
     lines.0
 }
 

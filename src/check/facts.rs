@@ -219,6 +219,8 @@ pub struct Modern {
     pub answers: Form,
     /// True if an event had an id.
     pub numbered: bool,
+    /// True if the server has tasks of its own.
+    pub tasks: bool,
 }
 
 /// Form of a response.
@@ -466,7 +468,7 @@ pub(super) mod samples {
     }
 
     pub(in crate::check) fn modern() -> Modern {
-        Modern { revisions: vec!["2026-07-28".to_owned()], answers: Form::EventStream, numbered: false }
+        Modern { revisions: vec!["2026-07-28".to_owned()], answers: Form::EventStream, numbered: false, tasks: false }
     }
 
     /// A watch of five seconds in which nothing happened.

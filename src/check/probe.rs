@@ -17,6 +17,7 @@ use super::{Options, Tool, reach};
 use crate::clock;
 use crate::config::Config;
 use crate::protocol::routing::WELL_KNOWN;
+use crate::protocol::tasks;
 
 /// Pages of `tools/list` that are read.
 const MAX_PAGES: usize = 20;
@@ -204,6 +205,10 @@ impl Probe<'_> {
             revisions: if revisions.is_empty() { vec![MODERN.to_owned()] } else { revisions },
             answers: response.form,
             numbered: !response.ids.is_empty() || !session.response.ids.is_empty(),
+            tasks: session
+                .response
+                .result()
+                .is_some_and(|result| result["capabilities"]["extensions"].get(tasks::EXTENSION).is_some()),
         });
         facts.tools = tools;
     }

@@ -1,0 +1,71 @@
+// A plain server on the TypeScript SDK v2, without tasks: the tools of the conformance suite's `tasks-*` scenarios, of which each slow one is
+// silent for half a second at least before it answers or asks.
+
+import { setTimeout as sleep } from 'node:timers/promises';
+import { toNodeHandler } from '@modelcontextprotocol/node';
+import { acceptedContent, createMcpHandler, inputRequired, McpServer, ProtocolError, ProtocolErrorCode } from '@modelcontextprotocol/server';
+import { z } from 'zod';
+import { listen, run, text } from './common.mjs';
+
+const key = z.string().default('');
+const ask = (message, property, type) =>
+    inputRequired.elicit({
+        message,
+        requestedSchema: { type: 'object', properties: { [property]: { type } }, required: [property] }
+    });
+
+function build() {
+    const server = new McpServer({ name: 'tasks', version: '1.0.0' });
+    const tool = (name, shape, work) =>
+        server.registerTool(name, { inputSchema: z.object({ ...shape, key }) }, (args, ctx) =>
+            run(args.key, ctx.mcpReq.signal, () => work(args, ctx.mcpReq))
+        );
+
+    tool('greet', { name: z.string() }, args => text(`Hello, ${args.name}!`));
+    tool('slow_compute', { seconds: z.number(), label: z.string().default('') }, async (args, request) => {
+        const token = request._meta?.progressToken;
+        for (let n = 1; n <= args.seconds * 2; n += 1) {
+            await sleep(500, undefined, { signal: request.signal });
+            const params = { progressToken: token, progress: n, total: args.seconds * 2, message: args.label };
+            if (token !== undefined) await request.notify({ method: 'notifications/progress', params });
+        }
+        return text(`${args.label} after ${args.seconds} s`);
+    });
+    tool('failing_job', {}, async () => {
+        await sleep(1000);
+        return { ...text('The job has failed.'), isError: true };
+    });
+    tool('confirm_delete', { filename: z.string().default('') }, async (args, request) => {
+        await sleep(500);
+        const answer = acceptedContent(request.inputResponses, 'confirm');
+        if (!answer) return inputRequired({ inputRequests: { confirm: ask(`Delete ${args.filename}?`, 'confirm', 'boolean') } });
+        return text(answer.confirm ? 'Deleted.' : 'Kept.');
+    });
+    tool('multi_input', {}, async (_, request) => {
+        await sleep(500);
+        const [name, age] = ['name', 'age'].map(what => acceptedContent(request.inputResponses, what));
+        if (!name || !age) {
+            const questions = { name: ask('Your name?', 'name', 'string'), age: ask('Your age?', 'age', 'number') };
+            return inputRequired({ inputRequests: questions });
+        }
+        return text(`${name.name}, ${age.age}`);
+    });
+    tool('test_tool_with_task', {}, async (_, request) => {
+        const answer = acceptedContent(request.inputResponses, 'user_name');
+        if (!answer) return inputRequired({ inputRequests: { user_name: ask('Your name?', 'name', 'string') } });
+        await sleep(1000);
+        return text(`Hello, ${answer.name}!`);
+    });
+    // The SDK makes a result with `isError` of whatever a tool throws, so this one stands before the tools.
+    tool('protocol_error_job', {}, () => text(''));
+    const call = server.server._requestHandlers.get('tools/call');
+    server.server._requestHandlers.set('tools/call', async (request, ...rest) => {
+        if (request.params.name !== 'protocol_error_job') return call(request, ...rest);
+        await sleep(500);
+        throw new ProtocolError(ProtocolErrorCode.InternalError, 'The job has panicked.');
+    });
+    return server;
+}
+
+const handle = toNodeHandler(createMcpHandler(build));
+listen(handle);
