@@ -43,15 +43,21 @@ export const answers = {
         say({ event: 'asked', kind: 'sampling' });
         return { model: 'fixed', role: 'assistant', content: { type: 'text', text: 'sampled' } };
     },
-    elicitation() {
+    elicitation({ params }) {
         say({ event: 'asked', kind: 'elicitation' });
-        return { action: 'accept', content: { word: 'elicited' } };
+        return { action: 'accept', content: filled(params.requestedSchema) };
     },
     roots() {
         say({ event: 'asked', kind: 'roots' });
         return { roots: [{ uri: 'file:///rooted' }] };
     }
 };
+
+/** Fills in a form: a fixed text, number or truth for each property. */
+function filled({ properties }) {
+    const values = { boolean: true, number: 5, integer: 5 };
+    return Object.fromEntries(Object.entries(properties).map(([name, { type }]) => [name, values[type] ?? 'elicited']));
+}
 
 const LIST_CHANGED = /^notifications\/(\w+)\/list_changed$/;
 
@@ -93,13 +99,18 @@ async function makeCall(asked, call, settings) {
         }
         const onprogress = progress => say({ event: 'progress', n: progress.progress });
         const result = await callTool(asked, params => call(params, onprogress));
-        const [{ text }] = result.content;
-        say(result.isError ? { event: 'error', message: text } : { event: 'result', text });
+        sayResult(result);
     } catch (error) {
         say({ event: 'error', message: String(error) });
     } finally {
         clearTimeout(limit);
     }
+}
+
+/** Prints the outcome of a call. */
+export function sayResult({ content, isError, structuredContent }) {
+    const [{ text }] = content;
+    say(isError ? { event: 'error', message: text } : { event: 'result', text, structured: structuredContent });
 }
 
 /** Runs `call(params)` for the tool; with --resume-tokens again for each token in a result. */

@@ -29,12 +29,12 @@ async def on_progress(n, total=None, message=None):
     say("progress", n=int(n))
 
 
-def say_result(failed, text):
+def say_result(failed, text, structured=None):
     """Prints the outcome of the call."""
     if failed:
         say("error", message=text)
     else:
-        say("result", text=text)
+        say("result", text=text, **({} if structured is None else {"structured": structured}))
 
 
 async def call_tool(call, tool, arguments):

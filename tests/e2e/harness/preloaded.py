@@ -8,6 +8,10 @@ import signal
 import socket
 
 
+# The longest line of a client, in bytes.
+LINE_MAX = 1 << 24
+
+
 class Preloaded:
     """A run of a client, with the part of `asyncio.subprocess.Process` that the harness uses."""
 
@@ -61,7 +65,7 @@ async def start(name, arguments, has_stdin=False):
             for descriptor in given:
                 os.close(descriptor)
         pid = int(await loop.sock_recv(connection, 100))
-        stdout = asyncio.StreamReader()
+        stdout = asyncio.StreamReader(LINE_MAX)
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdout), output)
         unless_started.pop_all()
     return Preloaded(connection, process_of(pid), stdin, stdout, transport)

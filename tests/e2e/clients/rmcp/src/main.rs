@@ -6,6 +6,8 @@
 // Sampling, roots and logging are deprecated as of 2026-07-28; the suite asks for them at older revisions.
 #![allow(deprecated)]
 
+mod tasks;
+
 use std::{collections::HashMap, error::Error, time::Duration};
 
 use rmcp::{
@@ -15,7 +17,7 @@ use rmcp::{
         CreateMessageRequestParams, CreateMessageResult, ElicitRequestParams, ElicitResult, ElicitationAction,
         Implementation, ListRootsResult, LoggingMessageNotificationParam, ProgressNotificationParam, ProtocolVersion,
         ResourceUpdatedNotificationParam, Root, SamplingMessage, ServerNotification, ServerResult,
-        SubscribeRequestParams, SubscriptionFilter,
+        SubscribeRequestParams, SubscriptionFilter, TASKS_EXTENSION_ID,
     },
     service::{NotificationContext, PeerRequestOptions, RequestContext, RunningService},
     transport::StreamableHttpClientTransport,
@@ -27,8 +29,22 @@ fn say(line: &Value) {
     println!("{line}");
 }
 
+/// Fills in a form: a fixed text, number or truth for each property.
+fn filled(schema: &Value) -> Value {
+    let properties = schema["properties"].as_object().into_iter().flatten();
+    let value = |property: &Value| match property["type"].as_str() {
+        Some("boolean") => json!(true),
+        Some("number" | "integer") => json!(5),
+        _ => json!("elicited"),
+    };
+    properties.map(|(name, property)| (name.clone(), value(property))).collect::<serde_json::Map<_, _>>().into()
+}
+
 /// Answers every question of a server with a fixed text and tells what it saw.
-struct Witness;
+struct Witness {
+    /// Declares tasks.
+    tasks: bool,
+}
 
 impl ClientHandler for Witness {
     async fn create_message(
@@ -48,11 +64,12 @@ impl ClientHandler for Witness {
 
     async fn create_elicitation(
         &self,
-        _: ElicitRequestParams,
+        question: ElicitRequestParams,
         _: RequestContext<RoleClient>,
     ) -> Result<ElicitResult, ErrorData> {
         say(&json!({"event": "asked", "kind": "elicitation"}));
-        Ok(ElicitResult::new(ElicitationAction::Accept).with_content(json!({"word": "elicited"})))
+        let question = serde_json::to_value(question).unwrap_or_default();
+        Ok(ElicitResult::new(ElicitationAction::Accept).with_content(filled(&question["requestedSchema"])))
     }
 
     async fn on_progress(&self, progress: ProgressNotificationParam, _: NotificationContext<RoleClient>) {
@@ -80,7 +97,11 @@ impl ClientHandler for Witness {
     }
 
     fn get_info(&self) -> ClientConfig {
-        let declared = json!({"roots": {}, "sampling": {}, "elicitation": {}});
+        let mut declared = json!({"roots": {}, "sampling": {}, "elicitation": {}});
+        if self.tasks {
+            // As `enable_tasks()` writes it, which needs rmcp's server.
+            declared["extensions"] = json!({TASKS_EXTENSION_ID: {}});
+        }
         let capabilities: ClientCapabilities =
             serde_json::from_value(declared).expect("capabilities as the specification writes them");
         ClientConfig::new(capabilities, Implementation::new("e2e-rmcp", "1.0.0"))
@@ -140,7 +161,8 @@ async fn call(flags: &HashMap<String, String>, timeout: Duration, linger: Durati
         _ => ClientLifecycleMode::Initialize,
     };
     let transport = StreamableHttpClientTransport::from_uri(url);
-    let client = Witness.serve_with_lifecycle(transport, lifecycle).await?;
+    let witness = Witness { tasks: flags.get("tasks").is_some_and(|tasks| tasks == "true") };
+    let client = witness.serve_with_lifecycle(transport, lifecycle).await?;
     let protocol = client.peer_info().map(|info| info.protocol_version.to_string());
     say(&json!({"event": "connected", "protocol": protocol}));
 
@@ -204,10 +226,36 @@ async fn make_call(
         listen(client).await?;
         return Ok(json!({"event": "result", "text": "listen"}));
     }
+    if let Value::Array(calls) = asked["at_once"].take() {
+        let begin = |call| Ok(tokio::spawn(tasks::call(client.peer().clone(), params_of(call)?, false)));
+        let running: Vec<_> = calls.into_iter().map(begin).collect::<Result<_, Box<dyn Error>>>()?;
+        for call in running {
+            say(&line_of(&call.await??));
+        }
+        return Ok(json!({"event": "result", "text": "at_once"}));
+    }
+    if asked["cancel"].is_object() {
+        return Ok(line_of(&tasks::call(client.peer().clone(), params_of(asked["cancel"].take())?, true).await?));
+    }
+    let params = params_of(asked)?;
+    if client.service().tasks {
+        return Ok(line_of(&tasks::call(client.peer().clone(), params, false).await?));
+    }
+    Ok(line_of(&serde_json::to_value(call_tool(client, params, deadline).await?)?))
+}
+
+fn params_of(mut asked: Value) -> Result<CallToolRequestParams, Box<dyn Error>> {
     let tool = asked["tool"].as_str().ok_or("--tool is needed")?.to_owned();
-    let params = CallToolRequestParams::new(tool).with_arguments(serde_json::from_value(asked["args"].take())?);
-    let result = serde_json::to_value(call_tool(client, params, deadline).await?)?;
+    Ok(CallToolRequestParams::new(tool).with_arguments(serde_json::from_value(asked["args"].take())?))
+}
+
+/// The line about a tool's result.
+fn line_of(result: &Value) -> Value {
     let failed = result["isError"] == json!(true);
     let (event, name) = if failed { ("error", "message") } else { ("result", "text") };
-    Ok(json!({"event": event, name: result["content"][0]["text"]}))
+    let mut line = json!({"event": event, name: result["content"][0]["text"]});
+    if let Some(structured) = result.get("structuredContent") {
+        line["structured"] = structured.clone();
+    }
+    line
 }
