@@ -1,10 +1,13 @@
 """A server on the Python SDK 2.x without an event store, for 2026-07-28 and older revisions; it cannot resume."""
 
-from mcp.server.mcpserver import Context, MCPServer
+import asyncio
+from typing import Annotated
+
+from mcp.server.mcpserver import Context, Elicit, MCPServer, Resolve
 from mcp_types import SamplingMessage, TextContent
 from pydantic import BaseModel
 
-from common import IS_STDIO, add_tools, counters, serve
+from common import IS_STDIO, add_tools, counters, run, serve
 from modern import add_modern_tools
 
 
@@ -31,6 +34,17 @@ add_modern_tools(server, Context)
 async def change(ctx: Context) -> str:
     await ctx.notify_tools_changed()
     return "changed"
+
+
+async def ask_late() -> Elicit[Word]:
+    await asyncio.sleep(0.9)
+    return Elicit("a word?", Word)
+
+
+@server.tool()
+async def confirm(word: Annotated[Word, Resolve(ask_late)], key: str = "") -> str:
+    with run(key):
+        return f"answered {word.word}"
 
 
 server.custom_route("/counters", methods=["GET"])(counters)

@@ -1,5 +1,5 @@
-// A plain server on the TypeScript SDK v2, without tasks: the tools of the conformance suite's `tasks-*` scenarios, of which each slow one is
-// silent for half a second at least before it answers or asks.
+// A plain server on the TypeScript SDK v2, without tasks: the tools of the conformance suite's `tasks-*` scenarios, and `measure`, whose result is
+// structured and of any size. Each slow one is silent for `SILENT_MS` at least before it answers or asks.
 
 import { setTimeout as sleep } from 'node:timers/promises';
 import { toNodeHandler } from '@modelcontextprotocol/node';
@@ -7,6 +7,7 @@ import { acceptedContent, createMcpHandler, inputRequired, McpServer, ProtocolEr
 import { z } from 'zod';
 import { listen, run, text } from './common.mjs';
 
+const SILENT_MS = 900;
 const key = z.string().default('');
 const ask = (message, property, type) =>
     inputRequired.elicit({
@@ -24,25 +25,33 @@ function build() {
     tool('greet', { name: z.string() }, args => text(`Hello, ${args.name}!`));
     tool('slow_compute', { seconds: z.number(), label: z.string().default('') }, async (args, request) => {
         const token = request._meta?.progressToken;
-        for (let n = 1; n <= args.seconds * 2; n += 1) {
-            await sleep(500, undefined, { signal: request.signal });
-            const params = { progressToken: token, progress: n, total: args.seconds * 2, message: args.label };
+        for (let n = 1; n <= args.seconds; n += 1) {
+            await sleep(1000, undefined, { signal: request.signal });
+            const params = { progressToken: token, progress: n, total: args.seconds, message: args.label };
             if (token !== undefined) await request.notify({ method: 'notifications/progress', params });
         }
         return text(`${args.label} after ${args.seconds} s`);
     });
+    const measured = z.object({ size: z.number() });
+    const size = z.number().default(5);
+    server.registerTool('measure', { inputSchema: z.object({ size, key }), outputSchema: measured }, (args, ctx) =>
+        run(args.key, ctx.mcpReq.signal, async () => {
+            await sleep(SILENT_MS);
+            return { ...text('measured'.padEnd(args.size, '.')), structuredContent: { size: args.size } };
+        })
+    );
     tool('failing_job', {}, async () => {
-        await sleep(1000);
+        await sleep(SILENT_MS);
         return { ...text('The job has failed.'), isError: true };
     });
     tool('confirm_delete', { filename: z.string().default('') }, async (args, request) => {
-        await sleep(500);
+        await sleep(SILENT_MS);
         const answer = acceptedContent(request.inputResponses, 'confirm');
         if (!answer) return inputRequired({ inputRequests: { confirm: ask(`Delete ${args.filename}?`, 'confirm', 'boolean') } });
         return text(answer.confirm ? 'Deleted.' : 'Kept.');
     });
     tool('multi_input', {}, async (_, request) => {
-        await sleep(500);
+        await sleep(SILENT_MS);
         const [name, age] = ['name', 'age'].map(what => acceptedContent(request.inputResponses, what));
         if (!name || !age) {
             const questions = { name: ask('Your name?', 'name', 'string'), age: ask('Your age?', 'age', 'number') };
@@ -53,7 +62,7 @@ function build() {
     tool('test_tool_with_task', {}, async (_, request) => {
         const answer = acceptedContent(request.inputResponses, 'user_name');
         if (!answer) return inputRequired({ inputRequests: { user_name: ask('Your name?', 'name', 'string') } });
-        await sleep(1000);
+        await sleep(SILENT_MS);
         return text(`Hello, ${answer.name}!`);
     });
     // The SDK makes a result with `isError` of whatever a tool throws, so this one stands before the tools.
@@ -61,8 +70,10 @@ function build() {
     const call = server.server._requestHandlers.get('tools/call');
     server.server._requestHandlers.set('tools/call', async (request, ...rest) => {
         if (request.params.name !== 'protocol_error_job') return call(request, ...rest);
-        await sleep(500);
-        throw new ProtocolError(ProtocolErrorCode.InternalError, 'The job has panicked.');
+        return run(request.params.arguments?.key, undefined, async () => {
+            await sleep(SILENT_MS);
+            throw new ProtocolError(ProtocolErrorCode.InternalError, 'The job has panicked.');
+        });
     });
     return server;
 }

@@ -108,6 +108,20 @@ impl Server {
     }
 }
 
+/// Asks the client for a word; it answers in a further call.
+fn ask() -> Result<CallToolResponse, ErrorData> {
+    let form = json!({"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]});
+    let params = json!({"mode": "form", "message": "a word?", "requestedSchema": form});
+    let question = json!({"word": {"method": "elicitation/create", "params": params}});
+    let questions =
+        serde_json::from_value(question).map_err(|error| ErrorData::internal_error(error.to_string(), None))?;
+    Ok(InputRequiredResult::from_input_requests(questions).into())
+}
+
+fn text_of(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
 impl ServerHandler for Server {
     fn get_info(&self) -> ServerConfig {
         let capabilities = ServerCapabilities::builder().enable_tools().enable_tool_list_changed().build();
@@ -120,7 +134,8 @@ impl ServerHandler for Server {
         _: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
         let any = JsonObject::from_iter([("type".to_owned(), json!("object"))]);
-        let tools = ["change", "input", "long", "plain", "quick"].map(|name| Tool::new(name, "", any.clone()));
+        let tools =
+            ["change", "input", "long", "plain", "quick", "confirm"].map(|name| Tool::new(name, "", any.clone()));
         Ok(ListToolsResult::with_all_items(tools.to_vec()))
     }
 
@@ -149,9 +164,17 @@ impl ServerHandler for Server {
         let arguments = request.arguments.unwrap_or_default();
         let number = |name: &str| arguments.get(name).and_then(Value::as_u64).unwrap_or_default();
         let key = arguments.get("key").and_then(Value::as_str).unwrap_or_default();
-        let answer =
-            request.input_responses.and_then(|given| Some(given["question"]["content"]["word"].as_str()?.to_owned()));
+        let answers = request.input_responses.as_ref();
+        let answer = answers.and_then(|given| Some(given.get("question")?["content"]["word"].as_str()?.to_owned()));
+        let confirmed = answers.and_then(|answers| answers.get("word"));
+        if request.name == "confirm" && confirmed.is_none() {
+            tokio::time::sleep(Duration::from_millis(900)).await;
+            return ask();
+        }
         let (steps, text) = match &*request.name {
+            "confirm" => {
+                (0, format!("answered {}", confirmed.map_or("", |answer| text_of(&answer["content"]["word"]))))
+            }
             "long" | "plain" => (number("steps"), format!("done {}", number("steps"))),
             "quick" => (0, "quick".to_owned()),
             "input" => (0, format!("answered {}", answer.as_deref().unwrap_or_default())),
