@@ -51,11 +51,11 @@ def pytest_unconfigure(config):
 def start_all():
     running, servers, proxies, on_stdio, preloaded = [], {}, {}, {}, {}
     try:
-        for name, kind in stack.CLIENTS.items():
+        for name, kind in {**stack.CLIENTS, **stack.TASK_CLIENTS}.items():
             if kind.is_python and sys.platform == "linux":
                 preloaded[name] = stack.start_preloaded(name)
                 running.append(preloaded[name])
-        for name in stack.SERVERS:
+        for name in (*stack.SERVERS, "tasks"):
             servers[name] = stack.start_server(name)
             running.append(servers[name])
         for name in stdio.SERVERS:
@@ -63,7 +63,7 @@ def start_all():
             running.append(on_stdio[name])
         ports = {name: process.wait().found["port"] for name, process in servers.items()}
         for name, port in ports.items():
-            proxies[name] = stack.start_proxy(port)
+            proxies[name] = stack.start_proxy(port, **(stack.TASKS if name == "tasks" else {}))
             running.append(proxies[name])
         found = {name: process.wait().found for name, process in proxies.items()}
         sockets = {name: process.wait().found["socket"] for name, process in preloaded.items()}

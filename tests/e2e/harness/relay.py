@@ -24,9 +24,9 @@ class Cut:
 
     `at`: "request": once the request was passed on, before any response; "silence": `n` milliseconds after that, if no event
     came; "head": after the response's head alone; "event": after `n` events with data (0: before the first); "final": in the
-    middle of the event that carries the response. `how`: "rst" or "fin". `on`: the exchange to cut, a tool call ("call") or the
-    session's standalone stream ("standalone"). `resumes`: cut resumed requests as well. `away`: seconds without new
-    connections after a cut.
+    middle of the event that carries the response. `how`: "rst" or "fin". `on`: the exchange to cut, a tool call ("call"), a poll
+    of a task ("poll") or the session's standalone stream ("standalone"). `resumes`: cut resumed requests as well. `away`:
+    seconds without new connections after a cut.
     """
 
     at: str
@@ -79,10 +79,16 @@ class Exchange:
         return any(message.get("method") == "tools/call" for message in self.messages)
 
     @property
+    def is_poll(self):
+        return any(message.get("method") == "tasks/get" for message in self.messages)
+
+    @property
     def kind(self):
         if self.method == "GET" and not self.is_resume:
             return "standalone"
-        return "call" if self.is_call else "other"
+        if self.is_call:
+            return "call"
+        return "poll" if self.is_poll else "other"
 
     @property
     def is_resume(self):
@@ -176,6 +182,10 @@ class Relay:
     @property
     def calls(self):
         return [exchange for exchange in self.exchanges if exchange.is_call]
+
+    @property
+    def polls(self):
+        return [exchange for exchange in self.exchanges if exchange.is_poll]
 
     @property
     def answers(self):
