@@ -66,6 +66,26 @@ async def test_a_client_that_gives_up_after_a_lost_poll_leaves_its_task_alone(cl
     assert_runs(servers["tasks"], key)
 
 
+async def test_the_inspector_leaves_its_task_alone_as_well(servers, proxies, key, tmp_path):
+    async with Relay(proxies["tasks"], LOST) as relay:
+        arguments = {"seconds": 2, "label": "it", "key": key}
+        status, said = await tasks.inspect(relay.url(), "slow_compute", arguments, tmp_path)
+        assert (status, relay.cuts) == (1, 1), said + relay.report()
+        [task] = handles(relay)
+    assert tasks.text_of(await tasks.settled(proxies["tasks"], task)) == "it after 2 s"
+    assert_runs(servers["tasks"], key)
+
+
+@pytest.mark.parametrize("client", TASK_CLIENTS)
+async def test_a_task_outlives_its_client(client, servers, proxies, key):
+    async with Relay(proxies["tasks"]) as relay, slow(relay, client, 6, key) as calling:
+        task = await under_way(relay)
+        await calling.kill()
+    # Longer than the grace of a call at 2026-07-28, after which one without a task would be cancelled.
+    assert tasks.text_of(await tasks.settled(proxies["tasks"], task)) == "it after 6 s"
+    assert_runs(servers["tasks"], key)
+
+
 HANDLE_CUTS = {
     "before": Cut("event", 0),
     "within": Cut("final"),
@@ -86,9 +106,9 @@ async def test_the_handle_survives_a_cut(client, cut, servers, proxies, key):
 
 @pytest.mark.parametrize("client", TASK_CLIENTS)
 async def test_a_call_whose_client_is_away_becomes_a_task_when_it_is_back(client, servers, start, key):
-    settings = {**stack.TASKS, "TASKS__AFTER_MS": 800, "DELIVERY__COMMIT_AFTER_MS": 100}
+    settings = {**stack.TASKS, "TASKS__AFTER_MS": 1200, "DELIVERY__COMMIT_AFTER_MS": 100}
     proxy = await asyncio.to_thread(start, stack.start_proxy, servers["tasks"], **settings)
-    async with Relay(proxy.found["port"], Cut("silence", 400, away=0.8)) as relay:
+    async with Relay(proxy.found["port"], Cut("silence", 400, away=1.2)) as relay:
         said = await run_client(client, MODERN, relay.url(), "slow_compute", {"seconds": 4, "label": "it", "key": key})
         await assert_it_ended(relay, said, 4, servers["tasks"], key)
         [call] = relay.calls

@@ -1,14 +1,14 @@
 """Tasks before servers that have none: stock clients that declare them, the servers' SDKs, and everything else as without."""
 
 import asyncio
-import json
 import os
 import re
+import signal
 
 import pytest
 
-from harness import stack, tasks
-from harness.checks import assert_runs
+from harness import stack, stdio, tasks
+from harness.checks import assert_runs, assert_whole
 from harness.record import Recorder, render
 from harness.relay import Relay
 from harness.stack import MODERN, TASK_CLIENTS, Client, eventually, together
@@ -96,7 +96,6 @@ async def test_a_cancelled_task_is_cancelled_at_the_server(client, servers, prox
         await running.finish()
 
 
-INSPECTOR = "node_modules/@modelcontextprotocol/inspector/clients/cli/build/index.js"
 INSPECTED = [
     ("slow_compute", {"seconds": 2, "label": "it"}, 0, "it after 2 s"),
     ("measure", {}, 0, '"structuredContent":{"size":5}'),
@@ -108,19 +107,8 @@ INSPECTED = [
 @pytest.mark.parametrize("tool, arguments, status, words", INSPECTED, ids=[tool for tool, *_ in INSPECTED])
 async def test_the_inspector_gets_the_outcome(tool, arguments, status, words, servers, proxies, key, tmp_path):
     async with Relay(proxies["tasks"]) as relay:
-        process = await asyncio.create_subprocess_exec(
-            *(stack.node22(), INSPECTOR, relay.url(), "--transport", "http", "--protocol-era", "modern", "--format", "json"),
-            *("--quiet", "--method", "tools/call", "--tool-name", tool),
-            *("--tool-args-json", json.dumps({**arguments, "key": key})),
-            cwd=stack.ROOT,
-            # It keeps its settings at home.
-            env={**os.environ, "HOME": str(tmp_path)},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        said, _ = await asyncio.wait_for(process.communicate(), 60)
-        assert (process.returncode, words in said.decode()) == (status, True), said.decode() + relay.report()
+        ended, said = await tasks.inspect(relay.url(), tool, {**arguments, "key": key}, tmp_path)
+        assert (ended, words in said) == (status, True), said + relay.report()
         assert len(handles(relay)) == 1, relay.report()
     assert_runs(servers["tasks"], key, finished=int(tool != "protocol_error_job"))
 
@@ -176,6 +164,37 @@ async def test_every_sdk_can_ask_in_a_task(server, before, key):
         assert (said.result, said.asked) == ("answered elicited", ["elicitation"]), f"{said}\n{relay.report()}"
         assert len(handles(relay)) == 1
         assert any(state["status"] == "input_required" for state in states(relay)), relay.report()
+    assert_runs(port, key)
+
+
+@pytest.mark.parametrize("server, client", [("python-mcp2", "rmcp-tasks"), ("rmcp", "ext-tasks")])
+async def test_a_server_on_stdio_has_tasks_too(server, client, start, key):
+    proxy = await asyncio.to_thread(start, stdio.start_proxy, server, **stdio.SHARED, **stack.TASKS)
+    async with Relay(proxy.found["port"]) as relay:
+        said = await stack.run_client(client, MODERN, relay.url(), "long", {"steps": 4, "interval_ms": 400, "key": key})
+        assert said.result == "done 4", f"{said}\n{relay.report()}"
+        assert len(handles(relay)) == 1
+    stdio.assert_runs(key)
+
+
+async def test_a_task_whose_server_on_stdio_is_killed_has_failed(start, key):
+    proxy = await asyncio.to_thread(start, stdio.start_proxy, "rmcp", **stdio.SHARED, **stack.TASKS)
+    port = proxy.found["port"]
+    task = (await tasks.begin(port, "long", steps=600, interval_ms=100, key=key))["taskId"]
+    for child in stdio.children(proxy.pid):
+        os.kill(child, signal.SIGKILL)
+    assert (await tasks.settled(port, task))["error"]["code"] == -32010
+    stdio.assert_runs(key, finished=0)
+
+
+async def test_a_server_of_older_revisions_answers_clients_with_tasks_as_ever(before, key):
+    port, proxy = await before("typescript-v1")
+    async with Relay(proxy) as relay:
+        arguments = {"steps": 4, "interval_ms": 300, "key": key}
+        said = await stack.run_client("fastmcp-tasks", MODERN, relay.url(), "long", arguments)
+        assert_whole(relay, said, 4, "done 4")
+        assert said.lines[0][1]["protocol"] == "2025-11-25"
+        assert handles(relay) == []
     assert_runs(port, key)
 
 

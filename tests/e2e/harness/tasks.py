@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 import json
+import os
 
+from harness import stack
 from harness.raw import ask
 from harness.relay import is_response, parse_head, read_body
-from harness.stack import eventually
 
 EXTENSION = "io.modelcontextprotocol/tasks"
 META = "io.modelcontextprotocol"
@@ -84,8 +85,31 @@ def states(relay):
 
 async def one_handle(relay):
     """Waits for the first handle; returns its task's ID."""
-    await eventually(lambda: handles(relay), 30)
+    await stack.eventually(lambda: handles(relay), 30)
     return handles(relay)[0]
+
+
+INSPECTOR = "node_modules/@modelcontextprotocol/inspector/clients/cli/build/index.js"
+
+
+async def inspect(url, tool, arguments, home):
+    """Calls a tool by the Inspector's command line, which keeps its settings at `home`; returns its status and its words."""
+    process = await asyncio.create_subprocess_exec(
+        *(stack.node22(), INSPECTOR, url, "--transport", "http", "--protocol-era", "modern", "--format", "json", "--quiet"),
+        *("--method", "tools/call", "--tool-name", tool, "--tool-args-json", json.dumps(arguments)),
+        cwd=stack.ROOT,
+        env={**os.environ, "HOME": str(home)},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        said, _ = await asyncio.wait_for(process.communicate(), stack.START_LIMIT)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return process.returncode, said.decode()
 
 
 class OwnTasks:
