@@ -9,10 +9,10 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::event_log::QuotaKey;
 
-/// Most starts of one caller that wait: within `upstream.start_secs` the default rate begins no more.
-const MAX_OF_CALLER: usize = 64;
+/// Most starts of one caller that wait. All callers behind one address may be one, and the default rate begins fewer within `upstream.start_secs`.
+const MAX_OF_CALLER: usize = 256;
 /// Most starts that wait.
-const MAX: usize = 1024;
+const MAX: usize = 2048;
 /// Most turns of revivals in a row while a first start waits.
 const REVIVALS_IN_A_ROW: usize = 4;
 
