@@ -80,6 +80,8 @@ class Front(Relay):
     Each request goes to the next ready balancer, on a connection of its own, and none is sent twice.
     """
 
+    closes_with_target = False
+
     def __init__(self, balancers, cut=None):
         super().__init__(None, cut)
         self.balancers = list(balancers)

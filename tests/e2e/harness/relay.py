@@ -132,6 +132,9 @@ class Relay:
     `slow_answers`: delay in seconds of a client response to a request of the server, as if a user had to think about it.
     """
 
+    # True if the client's connection ends with that to the target, as if there were no relay.
+    closes_with_target = True
+
     def __init__(self, target, cut=None, slow_answers=0.0):
         self.target = target
         self.cut = cut
@@ -259,7 +262,7 @@ class Relay:
 
     async def _request(self, head, reader, writer, connection):
         """The next request unchanged, and its description."""
-        head += await reader.readuntil(b"\r\n\r\n")
+        head += await head_unless_gone(reader, connection.reader if self.closes_with_target else None)
         self._idle.discard(writer)
         first, headers = parse_head(head)
         method, path, _ = first.split(" ", 2)
@@ -364,6 +367,21 @@ class Relay:
         exchange.events.append(event)
         if self._due(exchange, "event", len(exchange.events)):
             await self._sever(exchange)
+
+
+async def head_unless_gone(reader, up_reader):
+    """Reads the head of a request. A server that closes an idle connection closes it for the client as well, which could use it else."""
+    head = asyncio.create_task(reader.readuntil(b"\r\n\r\n"))
+    gone = asyncio.create_task(up_reader.read(1) if up_reader else asyncio.Event().wait())
+    try:
+        await asyncio.wait({head, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not head.done():
+            raise asyncio.IncompleteReadError(b"", None)
+        return head.result()
+    finally:
+        for task in (head, gone):
+            task.cancel()
+        await asyncio.gather(head, gone, return_exceptions=True)
 
 
 async def until_done_or_gone(response, reader):

@@ -78,6 +78,8 @@ class Balancer(Relay):
     it. `whole_connections`: a connection stays with one replica for all its requests, and nothing is sent twice.
     """
 
+    closes_with_target = False
+
     def __init__(self, replicas, whole_connections=False):
         super().__init__(None)
         self.replicas = list(replicas)
