@@ -103,8 +103,9 @@ impl Tasks {
             return Some(respond::json(StatusCode::BAD_REQUEST, tasks::missing_responses(id).into()));
         }
         self.finder.wait_for_resume_rate(context).await;
-        let found = match task_id.as_deref().and_then(tasks::handle_of) {
-            Some(handle) => self.finder.find_task(context, &handle).await,
+        let handle = task_id.as_deref().and_then(tasks::handle_of);
+        let found = match &handle {
+            Some(handle) => self.finder.find_task(context, handle).await,
             None => Ok(None),
         };
         let stream = match found {
@@ -112,7 +113,7 @@ impl Tasks {
             Err(Unproven::Unavailable(code)) => return Some(self.refusals.refuse_request(code, id)),
             Err(unproven) => return Some(unproven.into_response(&self.refusals)),
         };
-        let response = match (stream, task_id.as_deref().and_then(tasks::handle_of)) {
+        let response = match (stream, handle) {
             (Some(stream), Some(_)) if *method == TaskMethod::Get => {
                 if self.log.refresh(&stream).await.is_err() {
                     return Some(self.refusals.refuse_request(ErrorCode::StoreFailed, id));

@@ -234,21 +234,15 @@ pub fn encode_apart(mut start: BytesMut, name: &[u8], data: impl IntoIterator<It
     start.put_slice(b"data: ");
     let mut pieces = vec![start.freeze()];
     for piece in data {
-        let mut rest = &piece[..];
-        let Some(mut end) = memchr2(b'\r', b'\n', rest) else {
+        if memchr2(b'\r', b'\n', &piece).is_none() {
             pieces.push(piece);
             continue;
-        };
-        let mut copy = BytesMut::with_capacity(piece.len() + 64);
-        loop {
-            put(&mut copy, b"", &rest[..end]);
-            copy.put_slice(b"data: ");
-            rest = &rest[end + if rest[end..].starts_with(b"\r\n") { 2 } else { 1 }..];
-            let Some(next) = memchr2(b'\r', b'\n', rest) else { break };
-            end = next;
         }
-        copy.put_slice(rest);
-        pieces.push(copy.freeze());
+        let mut lines = BytesMut::with_capacity(piece.len() + 64);
+        encode_event(&mut lines, b"", &piece);
+        // The label of the first line and the end of the last are those of the whole data.
+        lines.truncate(lines.len() - 2);
+        pieces.push(lines.freeze().slice(b"data: ".len()..));
     }
     pieces.push(Bytes::from_static(b"\n\n"));
     pieces
