@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use crate::event_log::QuotaKey;
 
 /// Most starts of one caller that wait. All callers behind one address may be one, and the default rate begins fewer within `upstream.start_secs`.
-const MAX_OF_CALLER: usize = 256;
+pub(super) const MAX_OF_CALLER: usize = 256;
 /// Most starts that wait.
 const MAX: usize = 2048;
 /// Most turns of revivals in a row while a first start waits.

@@ -342,9 +342,8 @@ mod full_disk {
         let file = fs::OpenOptions::new().write(true).open(&rest).unwrap();
         file.set_len(file.metadata().unwrap().len() - (640 << 10)).unwrap();
         drop(file);
-        for after in 15..18 {
-            assert_eq!(store.appended(stream, after, &[&text]).await, Appended::Ok);
-        }
+        // One append, since another might come after the failed flush.
+        assert_eq!(store.appended(stream, 15, &[&text]).await, Appended::Ok);
         leaves(&store, StoreHealth::Ready).await;
         assert_eq!(store.health(), StoreHealth::Full);
         fs::remove_file(rest).unwrap();
@@ -358,6 +357,6 @@ mod full_disk {
             }
             tokio::task::yield_now().await;
         };
-        assert!(read == events(0, &[&*text; 18]), "something was lost");
+        assert!(read == events(0, &[&*text; 16]), "something was lost");
     }
 }
