@@ -19,7 +19,7 @@ use crate::Result;
 use crate::payload::{now_nanos, progress_head, write_answer, write_progress};
 use crate::script::{Call, Mode, Script};
 
-/// Largest number of waiting lines of stdin.
+/// Largest number of calls that wait for the runtime.
 const WAITING: usize = 1024;
 const MS: u64 = 1_000_000;
 
@@ -34,35 +34,54 @@ pub(crate) struct Args {
 pub(crate) async fn run(args: Args) -> Result<()> {
     let runs = args.runs.map(|path| OpenOptions::new().append(true).create(true).open(path)).transpose()?;
     let runs = Arc::new(runs);
-    let (lines, mut messages) = mpsc::channel(WAITING);
+    let (calls, mut others) = mpsc::channel(WAITING);
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(std::io::Result::ok) {
-            if lines.blocking_send(line).is_err() {
+            let Ok(call) = serde_json::from_str::<Call>(&line) else {
+                // A response to a request that was never sent, or a blank line.
+                continue;
+            };
+            let is_said = match immediate(&call) {
+                Some(mut message) => say(&mut message).is_ok(),
+                None => calls.blocking_send(call).is_ok(),
+            };
+            if !is_said {
                 return;
             }
         }
     });
     let mut running: HashMap<u64, AbortHandle> = HashMap::new();
-    while let Some(line) = messages.recv().await {
-        let Ok(call) = serde_json::from_str::<Call>(&line) else {
-            // A response to a request that was never sent, or a blank line.
-            continue;
-        };
+    while let Some(call) = others.recv().await {
         match (call.id, call.method.as_str()) {
             (Some(id), "tools/call") => {
                 running.retain(|_, run| !run.is_finished());
                 running.insert(id, tokio::spawn(answer(id, call, Arc::clone(&runs))).abort_handle());
             }
-            (Some(id), _) => say(&mut reply(id, &call).to_string().into_bytes())?,
             (None, "notifications/cancelled") => {
                 if let Some(run) = call.params.request_id.and_then(|id| running.remove(&id)) {
                     run.abort();
                 }
             }
-            (None, _) => {}
+            _ => {}
         }
     }
     Ok(())
+}
+
+/// Returns the response to a request that takes no time. The thread that reads writes it, so that no thread of the server waits for another: a server
+/// like that costs the bridges before it as little as possible.
+fn immediate(call: &Call) -> Option<Vec<u8>> {
+    let id = call.id?;
+    if call.method != "tools/call" {
+        return Some(reply(id, call).to_string().into_bytes());
+    }
+    let script = &call.params.arguments;
+    let has_no_events = matches!(script.mode, Mode::Json) || (matches!(script.mode, Mode::Short) && script.events == 0);
+    has_no_events.then(|| {
+        let mut line = Vec::new();
+        write_answer(&mut line, id, 0, script.bytes);
+        line
+    })
 }
 
 fn reply(id: u64, call: &Call) -> Value {
@@ -82,11 +101,10 @@ fn reply(id: u64, call: &Call) -> Value {
 
 async fn answer(id: u64, call: Call, runs: Arc<Option<File>>) -> Result<()> {
     let script = call.params.arguments;
-    let (mut sent, mut pad) = (0, 0);
+    let mut sent = 0;
     match script.mode {
-        Mode::Json => pad = script.bytes,
+        Mode::Json => {}
         Mode::Idle => sleep(Duration::from_millis(script.duration_ms)).await,
-        Mode::Short if script.events == 0 => pad = script.bytes,
         Mode::Events | Mode::Short => {
             if let Some(mut runs) = runs.as_ref().as_ref() {
                 runs.write_all(b".")?;
@@ -95,7 +113,7 @@ async fn answer(id: u64, call: Call, runs: Arc<Option<File>>) -> Result<()> {
         }
     }
     let mut line = Vec::new();
-    write_answer(&mut line, id, sent, pad);
+    write_answer(&mut line, id, sent, 0);
     say(&mut line)
 }
 
