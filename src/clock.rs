@@ -18,6 +18,11 @@ pub fn now() -> Instant {
     TokioInstant::now().into_std()
 }
 
+/// Returns the time since 1970 in milliseconds; see [`wall`].
+pub fn wall_ms() -> u64 {
+    u64::try_from(wall().as_millis()).unwrap_or(u64::MAX)
+}
+
 /// Returns the time since 1970, for times that outlive the process. It is read from the system once and then moves with [`now`], so that a
 /// change of the machine's clock ends no retention, and a paused clock moves this one too.
 #[expect(clippy::disallowed_methods, reason = "the one place that may")]

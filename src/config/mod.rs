@@ -34,7 +34,7 @@ pub use command::{Command, InvalidVariable};
 pub use problem::{Origin, Problem, Problems};
 pub use store::{DiskStore, Fsync, OnUnreachable, RedisStore, Store};
 pub use target::{Location, Target, TargetError};
-pub use tasks::{TaskSupport, Tasks};
+pub use tasks::{LegacyTasks, TaskSupport, Tasks};
 pub use upstream::{AnswerPings, HostHeader, SseServer, Upstream, UpstreamTls};
 pub use url::{UpstreamUrl, UrlError};
 

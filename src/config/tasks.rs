@@ -1,5 +1,7 @@
 //! Tasks: calls whose clients get a handle in place of the result.
 
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::read::Reader;
@@ -19,6 +21,32 @@ pub struct Tasks {
     pub max_wait: Duration,
     /// Time for which an outcome is kept; at least `max_wait`, so that the lifetime of a task never becomes shorter.
     pub retention: Duration,
+    /// Tasks of 2025-11-25, or `None` if they are not offered.
+    pub legacy: Option<Arc<LegacyTasks>>,
+}
+
+/// Tasks of 2025-11-25: offered to clients that ask for them, for configured tools.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LegacyTasks {
+    /// Names of the tools. Never empty.
+    tools: HashSet<String>,
+    /// Time without a request after which a task is abandoned, and the longest lifetime that a client is promised.
+    pub max_wait: Duration,
+}
+
+impl LegacyTasks {
+    /// Name that stands for all tools.
+    const ALL: &str = "*";
+
+    /// Offers tasks for these tools.
+    pub fn new(tools: impl IntoIterator<Item = String>, max_wait: Duration) -> Self {
+        Self { tools: tools.into_iter().collect(), max_wait }
+    }
+
+    /// Returns true if calls of the tool may be tasks.
+    pub fn has(&self, tool: &str) -> bool {
+        self.tools.contains(Self::ALL) || self.tools.contains(tool)
+    }
 }
 
 /// Rule for tasks of one tool.
@@ -41,6 +69,9 @@ pub(super) fn tasks(reader: &mut Reader) -> Option<Tasks> {
     let hold = s.secs("hold_secs", 0..=60).unwrap_or(Duration::from_secs(5));
     let max_wait = s.secs("max_wait_secs", 1..=YEAR).unwrap_or(DAY);
     let retention = s.secs("retention_secs", 1..=YEAR);
+    let tools: Vec<String> = s.list("legacy_tools", 0).unwrap_or_default();
+    let legacy_max_wait = s.secs("legacy_max_wait_secs", 1..=YEAR).unwrap_or(Duration::from_secs(3600));
+    let legacy = (!tools.is_empty()).then(|| Arc::new(LegacyTasks::new(tools, legacy_max_wait)));
     if retention.is_some_and(|retention| retention < max_wait) {
         let text = "clients are told that a task lives for max_wait_secs from now, which its end must not make shorter: give a \
                     retention_secs of at least max_wait_secs";
@@ -49,5 +80,5 @@ pub(super) fn tasks(reader: &mut Reader) -> Option<Tasks> {
     let retention = retention.unwrap_or(DAY.max(max_wait));
     // A poll that is held is the last sign of its client.
     let hold = hold.min(max_wait / 2);
-    is_enabled.then(|| Tasks { after, hold: none_if_zero(hold), max_wait, retention })
+    is_enabled.then(|| Tasks { after, hold: none_if_zero(hold), max_wait, retention, legacy })
 }

@@ -8,12 +8,12 @@ use super::Resumption;
 use crate::delivery::Interim;
 use crate::event_log::{Slice, Stream};
 use crate::protocol::dialect::Waits;
-use crate::protocol::dialect::resume_tokens::{self, CallDigest, Names};
+use crate::protocol::dialect::resume_tokens::{self, CallDigest, Form, Names};
 use crate::protocol::ids::Seq;
 
 /// Returns the interim result of a connection that reads `slice`, or `None` for streams that are not sliced.
 pub fn interim(stream: &Stream, slice: &Slice) -> Option<Interim> {
-    let form = stream.slicing()?.form;
+    let form = Some(stream.slicing()?.form).filter(|form| *form != Form::Task)?;
     let max_wait = stream.with_machine(|machine| machine.policy().max_wait);
     let ttl = Waits::new(std::time::Duration::ZERO, max_wait).max;
     let message = resume_tokens::interim_result(&slice.names().id, form, &stream.resume_token(), ttl);

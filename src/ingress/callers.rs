@@ -74,8 +74,9 @@ impl Callers {
         let is_issued = issued.is_some();
         let sessions = self.log.sessions();
         let session = match (&id, issued) {
-            (Some(id), Some(IssuedSession { version, declared, has_no_beats })) => {
-                Some(sessions.find_or_open(id, &principal, Opened { version, logging: false, declared, has_no_beats }))
+            (Some(id), Some(IssuedSession { version, declared, has_no_beats, has_tasks })) => {
+                let opened = Opened { version, logging: false, declared, has_no_beats, has_tasks };
+                Some(sessions.find_or_open(id, &principal, opened))
             }
             (Some(id), None) if parts.method == Method::POST => Some(sessions.find_or_record(id, &principal)),
             (Some(id), None) => sessions.find(id, &principal),

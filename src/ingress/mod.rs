@@ -76,7 +76,7 @@ use crate::event_log::{EventLog, Session};
 use crate::lifecycle::drain::Drain;
 use crate::protocol::classify::{self, Route};
 use crate::protocol::error::ErrorCode;
-use crate::protocol::headers::{self, ProtocolVersion, SessionId};
+use crate::protocol::headers::{self, Era, ProtocolVersion, SessionId};
 use crate::protocol::ids::{Owner, StreamKind};
 use crate::protocol::stream_url::{Named, take};
 use crate::protocol::tasks::TaskRequest;
@@ -374,6 +374,12 @@ impl Ingress {
         body: Bytes,
     ) -> Response<BoxBody> {
         context.connection.receipts().prove(&self.log);
+        if call.era() == Era::Legacy {
+            if self.tasks.legacy.concerns(&context, &request, &body) {
+                return self.tasks.legacy.handle(context, request, call, body, &self.calls).await;
+            }
+            return self.calls.handle(context, call, body).await;
+        }
         match self.tasks.handle(&mut context, &request, &body).await {
             Some(response) => response,
             None => {

@@ -9,7 +9,7 @@ use super::context::RequestContext;
 use super::metrics::{Metrics, ResumeMeans, Resumed};
 use super::refusals::Refusals;
 use super::request_log::log_return;
-use super::standalone::StandaloneStreams;
+use super::standalone::{StandaloneStreams, bring_questions};
 use super::stream_finder::StreamFinder;
 use super::stream_response::StreamResponder;
 use crate::body::BoxBody;
@@ -98,6 +98,9 @@ impl Resumes {
             session.note_resume();
         }
         let attachment = stream.attach(event_log::new_attach(), cursor).with_slice(slice);
+        if stream.with_machine(|machine| machine.policy().kind == StreamKind::Standalone) {
+            bring_questions(context, stream);
+        }
         let body = self.responder.follow_again(context, attachment, Start::After(cursor), None, None);
         self.responder.respond_with(None, context.parts.uri.query(), body)
     }

@@ -192,6 +192,7 @@ impl StandaloneStreams {
         // The pump outlives this request as a rule: dropped, it becomes a task of its own.
         drop(self.starter.pump(context, template, terms, &stream));
         let head = poll_fn(|cx| attachment.poll_head(cx)).await;
+        bring_questions(context, &stream);
         self.reply_standalone(context, head, attachment, Start::First, preface)
     }
 
@@ -210,6 +211,7 @@ impl StandaloneStreams {
             self.upstream.reopen_session(&self.log, &self.metrics.upstream, stream, get);
         }
         let attachment = stream.attach(event_log::new_attach(), cursor);
+        bring_questions(context, stream);
         let head = poll_fn(|cx| attachment.poll_head(cx)).await;
         self.reply_standalone(context, head, attachment, Start::After(cursor), preface)
     }
@@ -269,6 +271,15 @@ impl StandaloneStreams {
             should_answer_pings: self.config.upstream.answer_pings == AnswerPings::Absent,
             should_announce_cancel: false,
             is_task: false,
+            legacy_task: None,
         }
+    }
+}
+
+/// Sends the questions that wait in the tasks of a session to its standalone stream, which has a reader now.
+pub(super) fn bring_questions(context: &RequestContext, standalone: &Arc<Stream>) {
+    let Some(session) = context.session.as_ref().filter(|session| session.has_tasks()) else { return };
+    for task in session.running().iter().filter(|stream| stream.is_legacy_task()) {
+        task.move_questions(standalone);
     }
 }

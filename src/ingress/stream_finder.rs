@@ -10,7 +10,7 @@ use super::misdirected::owner_unreachable_error;
 use super::token_refresh::{TokenRefresh, Unproven};
 use crate::cluster::Replicas;
 use crate::event_log::{EventLog, Stream, Unreachable};
-use crate::protocol::ids::{EventId, ResumeToken, Seq, Verified};
+use crate::protocol::ids::{EventId, ResumeToken, Seq, StreamKind, Verified};
 
 /// Time for the owner of a stream to say whether it has more than the store.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -54,8 +54,13 @@ impl StreamFinder {
         context: &RequestContext,
         id: &EventId,
     ) -> Result<Option<Arc<Stream>>, Unproven> {
-        let found = self.find_verified(context, id, self.log.verify_task(id)).await?;
-        Ok(found.map(|(stream, _)| stream))
+        let verified = match id.unverified_kind() {
+            // The call of a task of 2025-11-25.
+            Some(StreamKind::Request) => self.log.verify(id),
+            Some(StreamKind::Task | StreamKind::Standalone) | None => self.log.verify_task(id),
+        };
+        let found = self.find_verified(context, id, verified).await?;
+        Ok(found.map(|(stream, _)| stream).filter(|stream| stream.is_task()))
     }
 
     async fn find_verified(

@@ -216,8 +216,8 @@ pub fn post(
             let (method, ids) = method_and_ids(messages);
             let call = Call { ids, is_batch, version, method, methods };
             match task {
-                Some(task) if call.era() == Era::Modern => Route::Task(task, call),
-                Some(_) | None => Route::Call(call),
+                Some(task) => Route::Task(task, call),
+                None => Route::Call(call),
             }
         }
         // Header and `_meta` disagree: the server refuses that in its own words.

@@ -161,8 +161,8 @@ impl Metrics {
         })
     }
 
-    /// Counts a call that became a task.
-    pub(super) fn observe_promotion(&self) {
+    /// Counts a call that is a task from now on.
+    pub(super) fn observe_task(&self) {
         self.tasks_created.inc();
     }
 

@@ -12,13 +12,13 @@ use http::{HeaderMap, HeaderValue, Response};
 use super::session_names::FreshName;
 use super::{Credentials, ResponseBody, Upstream};
 use crate::clock;
-use crate::config::ResumeTokens;
+use crate::config::{LegacyTasks, ResumeTokens};
 use crate::event_log::{EventLog, Handshake, Opened};
 use crate::protocol::dialect::resume_tokens::ToolList;
 use crate::protocol::headers::{self, SessionId};
 use crate::protocol::ids::{IssuedSession, Owner};
 use crate::protocol::jsonrpc::{self, InitializeParams, ServerFacts};
-use crate::protocol::tasks::{self, Discovery};
+use crate::protocol::tasks::{self, Discovery, legacy};
 
 /// Observer of one call's response. Most calls need none.
 #[derive(Clone, Debug, Default)]
@@ -33,6 +33,10 @@ pub struct ResponseObserver {
     discovers: bool,
     /// Owner before the IDs of the server's own tasks, or `None` if they have none.
     task_owner: Option<Owner>,
+    /// Tasks of 2025-11-25 that a list of tools offers, or `None` if it offers none.
+    legacy_tasks: Option<Arc<LegacyTasks>>,
+    /// ID of the task of 2025-11-25 that the call is, which each of its messages names.
+    task_id: Option<Arc<str>>,
     /// Session named by the head of a response to `initialize`.
     session: Option<SessionId>,
     /// Server's name of that session, if the client gets a name of the proxy's own.
@@ -64,6 +68,16 @@ impl ResponseObserver {
         Self { task_owner, ..self }
     }
 
+    /// Sets the tasks of 2025-11-25 that the list of tools offers.
+    pub fn with_legacy_tasks(self, legacy_tasks: Option<Arc<LegacyTasks>>) -> Self {
+        Self { legacy_tasks, ..self }
+    }
+
+    /// Sets the ID of the task of 2025-11-25 that the call is.
+    pub fn with_task_id(self, task_id: Option<Arc<str>>) -> Self {
+        Self { task_id, ..self }
+    }
+
     /// Returns true if the response opens a session.
     pub fn opens_session(&self) -> bool {
         self.initialize.is_some()
@@ -71,7 +85,12 @@ impl ResponseObserver {
 
     /// Returns true if the response has to be read before it passes.
     pub(super) fn is_active(&self) -> bool {
-        self.initialize.is_some() || self.tools.is_some() || self.discovers || self.task_owner.is_some()
+        self.initialize.is_some()
+            || self.tools.is_some()
+            || self.discovers
+            || self.task_owner.is_some()
+            || self.legacy_tasks.is_some()
+            || self.task_id.is_some()
     }
 
     /// Takes the session from the head of a response to `initialize`. If the upstream names none, a client that declared a dialect gets
@@ -94,7 +113,8 @@ impl ResponseObserver {
             log.sessions().handshakes().record_named(visible.clone(), names, server.clone());
             (self.session, self.server_name) = (Some(visible), Some(server));
         }
-        if self.session.is_some() || !initialize.declared.is_any() || !response.status().is_success() {
+        let needs_session = initialize.declared.is_any() || initialize.has_tasks;
+        if self.session.is_some() || !needs_session || !response.status().is_success() {
             return;
         }
         let issued = log.issue_session(initialize);
@@ -114,8 +134,13 @@ impl ResponseObserver {
         log: &EventLog,
         credentials: &Credentials,
     ) -> Bytes {
-        if self.initialize.is_some() {
-            self.note_initialized(&message, upstream, log, credentials);
+        if let Some(initialize) = &self.initialize {
+            let offered = if initialize.has_tasks { legacy::offered(&message) } else { None };
+            self.note_initialized(&message, offered.is_some(), upstream, log, credentials);
+            return offered.map_or(message, Bytes::from);
+        }
+        if let Some(id) = &self.task_id {
+            return legacy::tagged(&message, id).map_or(message, Bytes::from);
         }
         if self.discovers {
             if let Some(discovery) = Discovery::of(&message) {
@@ -126,6 +151,10 @@ impl ResponseObserver {
         if let Some(owner) = self.task_owner {
             return tasks::wrapped(owner, &message).map_or(message, Bytes::from);
         }
+        let message = match &self.legacy_tasks {
+            Some(tasks) => legacy::with_support(&message, |tool| tasks.has(tool)).map_or(message, Bytes::from),
+            None => message,
+        };
         let Some(tokens) = &self.tools else { return message };
         let ToolList { tools, edited } = ToolList::of(&message, |name| tokens.tools.contains(name));
         upstream.observed().note_tools(tools);
@@ -151,8 +180,16 @@ impl ResponseObserver {
         edited
     }
 
-    /// Records the session that the result of `initialize` opens, before the client can use it.
-    fn note_initialized(&mut self, message: &[u8], upstream: &Upstream, log: &EventLog, credentials: &Credentials) {
+    /// Records the session that the result of `initialize` opens, before the client can use it. `has_tasks` is true if the proxy offers tasks of 2025-11-25
+    /// in it.
+    fn note_initialized(
+        &mut self,
+        message: &[u8],
+        has_tasks: bool,
+        upstream: &Upstream,
+        log: &EventLog,
+        credentials: &Credentials,
+    ) {
         if let Some(session) = &self.session
             && let Some(initialized) = jsonrpc::initialize_result(message)
             && let Some(version) = headers::ProtocolVersion::parse(&initialized.protocol_version)
@@ -172,7 +209,7 @@ impl ResponseObserver {
             let initialize = self.initialize.as_ref();
             let declared = initialize.map(|initialize| initialize.declared).unwrap_or_default();
             let has_no_beats = initialize.is_some_and(|initialize| initialize.has_no_beats);
-            let opened = Opened { version, logging: initialized.logging, declared, has_no_beats };
+            let opened = Opened { version, logging: initialized.logging, declared, has_no_beats, has_tasks };
             if log.has_store() {
                 self.unsaved = Some(opened.clone());
             }

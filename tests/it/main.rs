@@ -28,6 +28,7 @@ mod http_version_matrix;
 mod issued_sessions;
 mod keep_alive;
 mod keys;
+mod legacy_tasks;
 mod matrix;
 mod metrics;
 mod misdirected;

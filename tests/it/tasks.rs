@@ -16,6 +16,7 @@ pub(crate) fn terms() -> Tasks {
         hold: None,
         max_wait: Duration::from_secs(3600),
         retention: Duration::from_secs(3600),
+        legacy: None,
     }
 }
 

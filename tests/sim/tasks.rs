@@ -113,7 +113,10 @@ fn draw(seed: u64) -> (World, Tasks) {
     let hold = rng.pick(&[None, Some(Duration::from_secs(1)), Some(Duration::from_secs(5))]);
     let after = rng.pick(&[Duration::from_millis(100), Duration::from_secs(2)]);
     let drains = rng.percent(15).then(|| rng.millis(20_000));
-    (World { jobs, drains, ..World::default() }, Tasks { after, hold, max_wait: MAX_WAIT, retention: MAX_WAIT * 2 })
+    (
+        World { jobs, drains, ..World::default() },
+        Tasks { after, hold, max_wait: MAX_WAIT, retention: MAX_WAIT * 2, legacy: None },
+    )
 }
 
 /// The way to the server.

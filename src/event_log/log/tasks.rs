@@ -34,7 +34,7 @@ impl EventLog {
             return Err(ErrorCode::StoreFailed);
         }
         let quota = call.quota();
-        if quota.tasks() >= quota.global().allowance.max_tasks {
+        if !quota.has_room_for_task() {
             return Err(ErrorCode::TooManyStreams);
         }
         let reservation = self.streams.admit_standalone(quota, request_bytes)?;

@@ -97,6 +97,9 @@ pub struct Opened {
     /// True if the client gets no progress of the proxy's own.
     #[serde(default, rename = "no_beats", skip_serializing_if = "std::ops::Not::not")]
     pub has_no_beats: bool,
+    /// True if the proxy offers the client tasks of 2025-11-25.
+    #[serde(default, rename = "tasks", skip_serializing_if = "std::ops::Not::not")]
+    pub has_tasks: bool,
 }
 
 /// Ability of a client to resume, as it has shown so far.
@@ -263,6 +266,11 @@ impl Session {
     /// Returns whether the client is known to get no progress of the proxy's own.
     pub fn has_no_beats(&self) -> bool {
         self.opened.as_ref().is_some_and(|opened| opened.has_no_beats)
+    }
+
+    /// Returns whether the proxy offers the client tasks of 2025-11-25.
+    pub fn has_tasks(&self) -> bool {
+        self.opened.as_ref().is_some_and(|opened| opened.has_tasks)
     }
 
     /// Returns whether the client has ever resumed a stream, and so can.

@@ -58,7 +58,7 @@ impl Inner {
         let releasable = self.machine.releasable();
         let is_little = releasable.0.saturating_sub(self.tail.trimmed().0) < OBSOLETE_RECORDS
             && self.tail.byte_len() < OBSOLETE_BYTES;
-        if self.machine.policy().is_task && !is_little {
+        if self.machine.policy().has_records() && !is_little {
             self.tail.trim_to_fit(0, 0, releasable);
         }
     }
@@ -108,7 +108,7 @@ impl Inner {
     /// Returns the position up to which a stream that never pauses drops unread events. For a client that takes no
     /// stream, it precedes the first response; for a task, its present state.
     fn droppable(&self) -> Seq {
-        if self.machine.policy().is_task {
+        if self.machine.policy().has_records() {
             return self.machine.releasable();
         }
         match self.machine.owed_responses().first_response() {

@@ -12,6 +12,7 @@ mod due_progress;
 mod eviction_state;
 pub(in crate::event_log) mod finished_call;
 pub(in crate::event_log) mod in_flight;
+mod legacy_task;
 mod partial_readers;
 pub(in crate::event_log) mod partial_results;
 pub(in crate::event_log) mod progress;
@@ -45,6 +46,7 @@ use crate::event_log::identity::binding::Binding;
 use crate::event_log::quota::{Quota, StreamReservation, TailLimits};
 use crate::event_log::retry_index::Registration;
 use crate::event_log::stream::finished_call::FinishedCall;
+use crate::event_log::stream::legacy_task::LegacyTaskState;
 use crate::event_log::stream::partial_results::Slices;
 use crate::event_log::stream::progress::CallProgress;
 use crate::event_log::stream::response_head::Head;
@@ -133,6 +135,8 @@ pub struct Stream {
     is_published: AtomicBool,
     /// Stream of the task that the call has become.
     task: OnceLock<StreamId>,
+    /// State of a task of 2025-11-25, or `None` for every other stream.
+    legacy_task: Option<Box<LegacyTaskState>>,
     /// Polls of a task that are held.
     held_polls: AtomicU32,
     /// Store behind the log, or `None` if memory is the store.
@@ -159,6 +163,7 @@ impl Stream {
         now: Instant,
     ) -> Self {
         let quota = reservation.quota().clone();
+        let legacy_task = spec.policy.legacy_task.is_some().then(Box::default);
         let mut inner = Inner::new(Box::new(Machine::new(spec.policy, spec.ids, now)), reservation);
         inner.store_progress = backing.is_some().then(Box::default);
         let epoch = backing.as_ref().and_then(|backing| backing.epoch()).unwrap_or(identity.epoch);
@@ -189,6 +194,7 @@ impl Stream {
             session_generation: AtomicU32::new(0),
             is_published: AtomicBool::new(false),
             task: OnceLock::new(),
+            legacy_task,
             held_polls: AtomicU32::new(0),
             backing,
             inner: Mutex::new(inner),
@@ -217,8 +223,8 @@ impl Stream {
 
     fn mint(&self, ids: &[RequestId]) -> Handle {
         let (owner, epoch) = self.origin;
-        let (kind, is_task) = self.with_machine(|machine| (machine.policy().kind, machine.policy().is_task));
-        if is_task {
+        let (kind, has_records) = self.with_machine(|machine| (machine.policy().kind, machine.policy().has_records()));
+        if has_records {
             return Handle::mint(&self.identity.keys, StreamKind::Task, owner, epoch, self.id, &[], false);
         }
         Handle::mint(&self.identity.keys, kind, owner, epoch, self.id, ids, self.is_batch)

@@ -164,6 +164,19 @@ impl Stream {
         is_over && self.with_machine(|machine| machine.tail() >= seq)
     }
 
+    /// Waits until the end of the task is stored. Returns false if the store does not take it in time.
+    pub async fn task_ended(&self) -> bool {
+        let sealed = poll_fn(|cx| {
+            let mut inner = self.lock();
+            if inner.has_moved || inner.machine.is_sealed() {
+                return Poll::Ready(());
+            }
+            inner.watch(cx);
+            Poll::Pending
+        });
+        tokio::time::timeout(STORE_PATIENCE, sealed).await.is_ok()
+    }
+
     /// Resolves when `is_known` is false for the state of the task.
     pub async fn task_changed(&self, is_known: impl Fn(&Record) -> bool) {
         poll_fn(|cx| {

@@ -14,7 +14,13 @@ fn in_session() -> Binding {
 }
 
 fn opened() -> Opened {
-    Opened { version: ProtocolVersion::DEFAULT, logging: false, declared: Default::default(), has_no_beats: false }
+    Opened {
+        version: ProtocolVersion::DEFAULT,
+        logging: false,
+        declared: Default::default(),
+        has_no_beats: false,
+        has_tasks: false,
+    }
 }
 
 /// Records the session as one that was opened at `replica`.

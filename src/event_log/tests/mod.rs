@@ -141,6 +141,7 @@ fn spec() -> Spec {
         should_answer_pings: true,
         should_announce_cancel: true,
         is_task: false,
+        legacy_task: None,
     };
     Spec {
         policy,

@@ -57,7 +57,13 @@ fn no_flood_costs_a_session_that_was_opened_here_or_is_in_use() {
     log.sessions().record(
         name("opened"),
         someone(),
-        Opened { version: version.clone(), logging: true, declared: Declared::default(), has_no_beats: false },
+        Opened {
+            version: version.clone(),
+            logging: true,
+            declared: Declared::default(),
+            has_no_beats: false,
+            has_tasks: false,
+        },
     );
     let held = log.sessions().find_or_record(&name("held"), &someone());
     let stream = create(&log, 0);
@@ -89,7 +95,7 @@ fn records_in_use_take_no_space_from_the_others() {
 
 fn opened() -> Opened {
     let version = ProtocolVersion::parse("2025-11-25").unwrap();
-    Opened { version, logging: true, declared: Declared::default(), has_no_beats: false }
+    Opened { version, logging: true, declared: Declared::default(), has_no_beats: false, has_tasks: false }
 }
 
 fn open(log: &EventLog, text: &str) {

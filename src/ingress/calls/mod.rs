@@ -8,6 +8,7 @@ mod remote_retry;
 mod reply;
 mod request;
 mod start;
+mod task_handle;
 mod task_rules;
 
 use std::sync::Arc;
@@ -21,9 +22,9 @@ use self::drain_admission::Admission;
 use self::partial_results::{PartialResults, PartialResultsPolicy};
 use self::remote_retry::{EarlierCall, RemoteRetries};
 use self::reply::Replies;
-use self::request::{CallRequest, Reply, Retry, retry_of};
+use self::request::{Beginning, CallRequest, Reply, Retry, retry_of};
 use self::start::{CallStarter, StartClaim, StartedCall};
-use self::task_rules::{TaskRules, Undeclared};
+use self::task_rules::{TaskRules, Undeclared, Unsupported};
 use super::components::Components;
 use super::context::RequestContext;
 use super::forward_to_replicas;
@@ -36,17 +37,18 @@ use super::stream_start::StreamStarter;
 use super::token_refresh::{TokenRefresh, Unproven};
 use crate::body::BoxBody;
 use crate::config::Config;
-use crate::event_log::{Binding, EventLog, RetryMatch, Session, Stream};
+use crate::delivery::Start;
+use crate::event_log::{self, Attachment, Binding, EventLog, RetryMatch, Session, Stream};
 use crate::protocol::classify;
 use crate::protocol::dialect::Declared;
-use crate::protocol::dialect::resume_tokens::{self, TokenField};
+use crate::protocol::dialect::resume_tokens::{self, Names, TokenField};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{self, Era, ProtocolVersion};
 use crate::protocol::ids::IssuedSession;
 use crate::protocol::jsonrpc;
 use crate::protocol::tasks;
 use crate::server::respond;
-use crate::upstream::ResponseObserver;
+use crate::upstream::{InlineTask, ResponseObserver};
 
 /// Handles POSTs with requests.
 pub(super) struct Calls {
@@ -171,6 +173,12 @@ impl Calls {
             Ok(edited) => edited,
             Err(undeclared) => return refuse_undeclared(undeclared, &call),
         };
+        let (task, body) = match self.task_rules.requested(context.session.as_deref(), &call, &body) {
+            Ok(Some((task, body))) => (Some(task), body),
+            Ok(None) => (None, body),
+            Err(unsupported) => return refuse_unsupported(unsupported, &call),
+        };
+        let partial = partial.filter(|_| task.is_none());
         let retry = retry_of(&context, &context.binding, &call, &body);
         let previous_call = match self.wait_for_earlier_call(&context, &call, &body, retry).await {
             Ok(previous_call) => previous_call,
@@ -183,8 +191,9 @@ impl Calls {
         let observer = ResponseObserver::new(initialize, self.partial.edited_list(&call))
             .with_params(self.session_states.params_of(&call, &body))
             .with_task_owner(self.task_rules.owner_of_ids(&call, &body))
-            .with_discovery(self.task_rules.observes_discovery(&call));
-        let mut request = CallRequest { context, call, accept, body, partial, retry, observer };
+            .with_discovery(self.task_rules.observes_discovery(&call))
+            .with_legacy_tasks(self.task_rules.listed(context.session.as_deref(), &call));
+        let mut request = CallRequest { context, call, accept, body, partial, task, retry, observer };
         // A call of an older token here needs no search at other replicas.
         let is_found =
             previous_call.as_ref().is_some_and(|stream| stream.match_retry(retry.body) != RetryMatch::NewCall);
@@ -226,20 +235,59 @@ impl Calls {
 
     async fn reply_to(&self, request: CallRequest, started: Result<StartedCall, ErrorCode>) -> Response<BoxBody> {
         match started {
+            Ok(started) if request.task.is_some() => Box::pin(self.reply_with_handle(request, started)).await,
             Ok(started) => self.reply(request, started).await,
             Err(code) => self.refusals.refuse_call(code, &request.call),
         }
     }
 
+    /// Responds to a call with the handle of its task.
+    async fn reply_with_handle(&self, request: CallRequest, started: StartedCall) -> Response<BoxBody> {
+        let (reply, attachment, pump) = self.reply_parts(request, started);
+        self.replies.reply_with_handle(reply, attachment, pump).await
+    }
+
+    /// Reads a task as the response to a request `tasks/result`.
+    pub(super) async fn read_task(
+        &self,
+        mut context: Box<RequestContext>,
+        call: classify::Call,
+        stream: Arc<Stream>,
+    ) -> Response<BoxBody> {
+        let accept = headers::accept(&context.parts.headers);
+        let id = call.ids.first().cloned();
+        let slice = id
+            .zip(stream.slicing())
+            .and_then(|(id, slicing)| stream.begin_slice(Names { id, progress: slicing.first.progress.clone() }));
+        let Some(slice) = slice.filter(|_| accept.json || accept.sse) else {
+            return self.refusals.refuse_call(ErrorCode::NotAcceptable, &call);
+        };
+        stream.note_task_known();
+        let after = stream.with_machine(|machine| machine.trimmed());
+        let attachment = stream.attach(event_log::new_attach(), after).with_slice(Some(slice));
+        let beginning = Beginning { start: Start::After(after), has_gap: false };
+        context.reservation = None;
+        let RequestContext { parts, session, connection, .. } = *context;
+        let query = parts.uri.query().map(Box::from);
+        drop(parts);
+        let reply = Reply { call, accept, query, session, connection, beginning, may_begin: true };
+        self.replies.reply(reply, attachment, InlineTask::default()).await
+    }
+
     /// Responds to a call. Head and body of its request are dropped first.
     fn reply(&self, request: CallRequest, started: StartedCall) -> impl Future<Output = Response<BoxBody>> {
+        let (reply, attachment, pump) = self.reply_parts(request, started);
+        self.replies.reply(reply, attachment, pump)
+    }
+
+    fn reply_parts(&self, request: CallRequest, started: StartedCall) -> (Reply, Attachment, InlineTask) {
         let StartedCall { attachment, beginning, pump } = started;
         let may_begin = attachment.slice().is_some() && self.commit.may_begin(&request);
         let CallRequest { context, call, accept, .. } = request;
         let RequestContext { parts, session, connection, .. } = *context;
         let query = parts.uri.query().map(Box::from);
         let reply = Reply { call, accept, query, session, connection, beginning, may_begin };
-        self.replies.reply(reply, attachment, pump)
+        (reply, attachment, pump)
     }
 
     /// Waits behind the POSTs of the session that are held.
@@ -312,7 +360,8 @@ impl Calls {
                 jsonrpc::client_name(&body).is_some_and(|name| progress.except.contains(&name))
             });
         let version = version.unwrap_or(ProtocolVersion::DEFAULT);
-        let initialize = IssuedSession { version, declared, has_no_beats };
+        let has_tasks = self.task_rules.offers_legacy(&version);
+        let initialize = IssuedSession { version, declared, has_no_beats, has_tasks };
         let body = declared.remove_from(&body).map_or(body, Bytes::from);
         (Some(initialize), body)
     }
@@ -323,6 +372,11 @@ impl Calls {
             Unproven::Refused(_) => unproven.into_response(&self.refusals),
         }
     }
+}
+
+fn refuse_unsupported(_: Unsupported, call: &classify::Call) -> Response<BoxBody> {
+    let refusal = call.ids.first().map(tasks::legacy::unsupported).unwrap_or_default();
+    respond::json(StatusCode::OK, refusal.into())
 }
 
 fn refuse_undeclared(_: Undeclared, call: &classify::Call) -> Response<BoxBody> {

@@ -35,10 +35,10 @@ const FIRST_EVENT_WAIT: Duration = Duration::from_millis(1);
 
 /// Makes the responses to calls.
 pub(super) struct Replies {
-    log: Arc<EventLog>,
-    metrics: Arc<Metrics>,
+    pub(super) log: Arc<EventLog>,
+    pub(super) metrics: Arc<Metrics>,
     drain: Arc<Drain>,
-    refusals: Refusals,
+    pub(super) refusals: Refusals,
     responder: Arc<StreamResponder>,
 }
 
@@ -128,7 +128,12 @@ impl Replies {
     }
 
     /// Returns a failure. It is kept like any response: a retry of a call that may have run gets it again until it was delivered.
-    fn fail(&self, failure: Failure, reply: &Reply, delivery: Option<(Attachment, Receipt)>) -> Response<BoxBody> {
+    pub(super) fn fail(
+        &self,
+        failure: Failure,
+        reply: &Reply,
+        delivery: Option<(Attachment, Receipt)>,
+    ) -> Response<BoxBody> {
         self.metrics.errors.observe_reject(failure.code);
         let body = Bytes::from(failure.to_body(&reply.call.ids, reply.call.is_batch));
         let mut response = respond::failure(failure, &[], false);
@@ -164,7 +169,13 @@ impl Replies {
         self.responder.respond_with(head.map(|(status, head)| (status, head.clone())), reply.query.as_deref(), body)
     }
 
-    fn pass(&self, plain: &Plain, reply: &Reply, attachment: Attachment, receipt: Receipt) -> Response<BoxBody> {
+    pub(super) fn pass(
+        &self,
+        plain: &Plain,
+        reply: &Reply,
+        attachment: Attachment,
+        receipt: Receipt,
+    ) -> Response<BoxBody> {
         let body = match plain.kept_body() {
             Some(bytes) => {
                 let receipts = reply.connection.receipts().clone();

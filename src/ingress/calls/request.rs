@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::partial_results::PartialResults;
+use super::task_rules::RequestedTask;
 use crate::delivery::Start;
 use crate::event_log::{Binding, Fingerprint, Session};
 use crate::ingress::connection::Connection;
@@ -21,6 +22,8 @@ pub(super) struct CallRequest {
     pub(super) body: Bytes,
     /// Partial results, if the configuration allows them for the call.
     pub(super) partial: Option<Box<PartialResults>>,
+    /// Task that the client asks for, at 2025-11-25.
+    pub(super) task: Option<Box<RequestedTask>>,
     pub(super) retry: Retry,
     /// Observer of its response.
     pub(super) observer: ResponseObserver,

@@ -1,16 +1,19 @@
 //! Start of a call: a POST begins a stream, or returns to the stream of an earlier call.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::commit::CommitRules;
 use super::drain_admission::Admission;
 use super::partial_results::PartialResultsPolicy;
 use super::remote_retry::PendingClaim;
 use super::request::{Beginning, CallRequest, Retry};
-use super::task_rules::TaskRules;
+use super::task_rules::{RequestedTask, TaskRules};
 use crate::config::{AnswerPings, Config, Mode};
 use crate::delivery::Start;
-use crate::event_log::{self, Attachment, Binding, CallClaim, EventLog, Match, Reservation, RetryMatch, Spec, Stream};
+use crate::event_log::{
+    self, Attachment, Binding, CallClaim, EventLog, Match, Reservation, RetryMatch, Slicing, Spec, Stream,
+};
 use crate::ingress::components::Components;
 use crate::ingress::context::{RequestContext, detached};
 use crate::ingress::metrics::Metrics;
@@ -18,10 +21,12 @@ use crate::ingress::request_log::log_return;
 use crate::ingress::stream_finder::StreamFinder;
 use crate::ingress::stream_start::{CallTerms, StreamStarter};
 use crate::protocol::dialect::Declared;
+use crate::protocol::dialect::resume_tokens::Form;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::Era;
 use crate::protocol::ids::{Seq, StreamKind};
 use crate::protocol::stream::Policy;
+use crate::protocol::tasks::legacy::LegacyView;
 use crate::upstream::{InlineTask, ProgressRule, Upstream};
 
 /// A request's attachment to the stream of the call that it began or came back to.
@@ -108,6 +113,9 @@ impl CallStarter {
         if !self.admission.can_admit(request) {
             return self.rejoin(request);
         }
+        if request.task.is_some() && !request.context.quota.has_room_for_task() {
+            return self.rejoin(request).map_err(|_| ErrorCode::TooManyStreams);
+        }
         let request_bytes = request.context.head_bytes + request.body.len();
         let reservation = self.log.admit_held(held, request_bytes);
         let (claim, _lock) = match claim {
@@ -158,7 +166,7 @@ impl CallStarter {
     }
 
     fn spec(&self, request: &CallRequest) -> Spec {
-        let CallRequest { context, call, accept, retry, .. } = request;
+        let CallRequest { context, call, accept, retry, task, .. } = request;
         let settings = self.admission.settings(request);
         let streams = &self.config.streams;
         let commit_after = match self.config.delivery.commit_after {
@@ -186,15 +194,24 @@ impl CallStarter {
             should_answer_pings: call.era() == Era::Legacy && self.config.upstream.answer_pings == AnswerPings::Absent,
             should_announce_cancel: call.era() == Era::Legacy && !call.has_initialize(),
             is_task: false,
+            legacy_task: None,
+        };
+        let policy = match task {
+            Some(task) => policy_of_task(policy, task),
+            None => policy,
+        };
+        let slicing = match task {
+            Some(task) => Some(slicing_of_task(task)),
+            None => request.partial.as_ref().and_then(|partial| self.partial.slicing(call, partial, &request.body)),
         };
         Spec {
             policy,
             binding: binding_of(context),
             ids: call.ids.clone(),
             is_batch: call.is_batch,
-            should_poll: settings.mode == Mode::Poll,
+            should_poll: settings.mode == Mode::Poll && task.is_none(),
             body_fingerprint: retry.body,
-            slicing: request.partial.as_ref().and_then(|partial| self.partial.slicing(call, partial, &request.body)),
+            slicing,
         }
     }
 
@@ -204,7 +221,8 @@ impl CallStarter {
         let RequestContext { parts, session, connection, caller, .. } = &*request.context;
         if let Some(session) = session {
             session.add_stream(stream);
-            if request.call.era() == Era::Legacy && request.accept.sse && !request.call.is_opening() {
+            let is_announced = request.call.era() == Era::Legacy && request.accept.sse && !request.call.is_opening();
+            if is_announced && request.task.is_none() {
                 self.starter.announce(Some(session), stream, Declared::ALL);
             }
         }
@@ -214,11 +232,12 @@ impl CallStarter {
         if let Some(tasks) = &tasks {
             stream.promote_at(stream.created() + tasks.after);
         }
+        let task_id = request.task.as_ref().map(|_| LegacyView::id_of(stream.handle()).into());
         let terms = CallTerms {
             tasks,
             method: Some(request.call.method.clone()),
             accept: request.accept,
-            observer: request.observer.clone(),
+            observer: request.observer.clone().with_task_id(task_id),
             progress: self.progress_rule(request),
         };
         let pump = self.starter.pump(&request.context, template, terms, stream);
@@ -227,10 +246,11 @@ impl CallStarter {
     }
 
     /// Returns the rule for the progress of the proxy's own, or `None` if the client of the call gets none.
-    fn progress_rule(&self, CallRequest { context, call, accept, .. }: &CallRequest) -> Option<ProgressRule> {
+    fn progress_rule(&self, CallRequest { context, call, accept, task, .. }: &CallRequest) -> Option<ProgressRule> {
         let config = self.config.delivery.progress.as_ref()?;
         let is_excepted = context.session.as_ref().is_some_and(|session| session.has_no_beats());
-        if !accept.sse || is_excepted {
+        // Progress of a task would have to name it.
+        if !accept.sse || is_excepted || task.is_some() {
             return None;
         }
         // A legacy client has named itself at the beginning of its session.
@@ -258,6 +278,24 @@ impl CallStarter {
         let beginning = Beginning { start: Start::After(cursor), has_gap };
         StartedCall { attachment, beginning, pump: InlineTask::default() }
     }
+}
+
+/// Returns the policy of a call that is a task.
+fn policy_of_task(policy: Policy, task: &RequestedTask) -> Policy {
+    Policy {
+        max_wait: Some(task.max_wait),
+        retention: task.retention,
+        linger: Duration::ZERO,
+        commit_after: None,
+        is_task: true,
+        legacy_task: Some(task.terms),
+        ..policy
+    }
+}
+
+/// Returns the description by which each request `tasks/result` reads the stream under its own ID. There is no interim result.
+fn slicing_of_task(task: &RequestedTask) -> Slicing {
+    Slicing { sameness: task.digest, form: Form::Task, length: task.retention, first: task.names.clone() }
 }
 
 /// Returns the owner of the streams of a request. They share the id of its session with the session's record.

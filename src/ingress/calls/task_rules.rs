@@ -3,18 +3,22 @@
 //! Absent: requests `tasks/*` (`ingress/tasks/`), and the moment at which a call becomes a task (the pump).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 
+use super::partial_results::names_of;
 use crate::clock;
-use crate::config::{Config, TaskSupport, Tasks};
-use crate::event_log::EventLog;
+use crate::config::{Config, LegacyTasks, TaskSupport, Tasks};
+use crate::event_log::{EventLog, Session};
 use crate::ingress::components::Components;
 use crate::protocol::classify::Call;
-use crate::protocol::headers::Era;
+use crate::protocol::dialect::resume_tokens::{CALLS_TOOL, CallDigest, Names};
+use crate::protocol::headers::{Era, ProtocolVersion};
 use crate::protocol::ids::Owner;
 use crate::protocol::jsonrpc;
-use crate::protocol::tasks::{self, TaskMethod};
+use crate::protocol::stream::LegacyTask;
+use crate::protocol::tasks::{self, TaskMethod, legacy};
 use crate::upstream::Upstream;
 
 /// Rules for the calls of one upstream.
@@ -25,6 +29,22 @@ pub(super) struct TaskRules {
     /// True if some tool must be called by clients that declare tasks.
     has_required: bool,
 }
+
+/// A call that its client asks to be a task, at 2025-11-25.
+pub(super) struct RequestedTask {
+    pub(super) terms: LegacyTask,
+    /// Names under which the server has the call.
+    pub(super) names: Names,
+    pub(super) digest: CallDigest,
+    /// Time without a request after which it is abandoned.
+    pub(super) max_wait: Duration,
+    /// Time for which its outcome is kept.
+    pub(super) retention: Duration,
+}
+
+/// Refusal of a task for a tool whose calls are none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Unsupported;
 
 /// Refusal of a client that does not declare tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +80,49 @@ impl TaskRules {
         let tool = jsonrpc::tool_name(body).and_then(|tool| self.config.tools.get(&tool));
         let is_required = tool.is_some_and(|tool| tool.task == Some(TaskSupport::Required));
         if is_required { Err(Undeclared) } else { Ok(()) }
+    }
+
+    /// Returns the task that the client of a call asks for at 2025-11-25, with the call as the server gets it; or `None` if it asks for none that the proxy
+    /// offers.
+    ///
+    /// # Errors
+    /// If the tool is none of those whose calls may be tasks, or an ID is longer than a task can keep.
+    pub(super) fn requested(
+        &self,
+        session: Option<&Session>,
+        call: &Call,
+        body: &[u8],
+    ) -> Result<Option<(Box<RequestedTask>, Bytes)>, Unsupported> {
+        let Some(tasks) = &self.config.tasks else { return Ok(None) };
+        let Some(legacy) = &tasks.legacy else { return Ok(None) };
+        let is_candidate = call.has_tool_call() && call.era() == Era::Legacy && !call.is_batch;
+        if !is_candidate || !session.is_some_and(Session::has_tasks) {
+            return Ok(None);
+        }
+        let Some(wish) = legacy::wish(body) else { return Ok(None) };
+        if !jsonrpc::tool_name(body).is_some_and(|tool| legacy.has(&tool)) {
+            return Err(Unsupported);
+        }
+        let body = legacy::without_wish(body).map_or_else(|| Bytes::copy_from_slice(body), Bytes::from);
+        let longest = u64::try_from(legacy.max_wait.as_millis()).unwrap_or(u64::MAX);
+        let terms = LegacyTask { created_ms: clock::wall_ms(), ttl_ms: wish.ttl_ms.map(|ttl| ttl.min(longest)) };
+        let (Some(names), Some(digest)) = (names_of(call, &body), CallDigest::of(&body, CALLS_TOOL)) else {
+            return Err(Unsupported);
+        };
+        let retention = tasks.retention;
+        Ok(Some((Box::new(RequestedTask { terms, names, digest, max_wait: legacy.max_wait, retention }), body)))
+    }
+
+    /// Returns the tasks of 2025-11-25 that a list of tools offers, or `None` if it offers none.
+    pub(super) fn listed(&self, session: Option<&Session>, call: &Call) -> Option<Arc<LegacyTasks>> {
+        let legacy = self.config.tasks.as_ref()?.legacy.as_ref()?;
+        (call.has_tool_list() && session.is_some_and(Session::has_tasks)).then(|| legacy.clone())
+    }
+
+    /// Returns true if tasks of 2025-11-25 are offered to a client of this revision.
+    pub(super) fn offers_legacy(&self, version: &ProtocolVersion) -> bool {
+        let is_on = self.config.tasks.as_ref().is_some_and(|tasks| tasks.legacy.is_some());
+        is_on && version.as_str() == legacy::REVISION
     }
 
     /// Returns true if the response discovers a server that the proxy makes tasks for.

@@ -109,6 +109,10 @@ impl ClientResponses {
         };
         self.session_states.note_messages(&context, &messages);
         let cancelled = jsonrpc::cancelled_request_ids(&messages, &body);
+        if messages.len() == 1 && cancelled.iter().any(|id| is_of_task(&session, id)) {
+            // A client gives up a request that has its response, or a reader: only `tasks/cancel` ends a task.
+            return respond::status(StatusCode::ACCEPTED);
+        }
         let post = SessionPost { id, session: &session, messages: &messages, cancelled: &cancelled };
         let owner_unknown = match self.forward_to_owner(&context, &post, &body).await {
             Ok(Some(response)) => return response,
@@ -248,6 +252,11 @@ impl ClientResponses {
         let streams = self.log.concerned_streams(id, session, post.messages);
         token_refresh::is_concerned(&streams, post.messages, post.cancelled)
     }
+}
+
+/// Returns true if the ID is that of a call which is a task, or of a request that reads one.
+fn is_of_task(session: &Session, id: &RequestId) -> bool {
+    session.running().iter().any(|stream| stream.is_legacy_task() && stream.upstream_id(id).is_some())
 }
 
 /// Applies the messages that answer a server's request. Returns those that do so for the first time, and the indexes of those whose

@@ -5,6 +5,7 @@
 //!
 //! [extension `io.modelcontextprotocol/tasks`]: https://github.com/modelcontextprotocol/ext-tasks
 
+mod legacy;
 mod poll;
 
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Response, StatusCode};
 use http_body_util::BodyExt;
 
+use self::legacy::LegacyTasks;
 use self::poll::Polls;
 
 use super::components::Components;
@@ -51,6 +53,8 @@ pub(super) struct Tasks {
     log: Arc<EventLog>,
     /// True if the IDs of the server's own tasks have the owner before them.
     wraps_ids: bool,
+    /// Requests for tasks of 2025-11-25.
+    pub(super) legacy: LegacyTasks,
 }
 
 impl Tasks {
@@ -60,6 +64,7 @@ impl Tasks {
         finder: Arc<StreamFinder>,
         owners: Arc<OwnerForwarder>,
     ) -> Self {
+        let legacy = LegacyTasks::new(components, refusals.clone(), finder.clone(), owners.clone());
         let Components { config, log, drain, upstream, .. } = components;
         let (tasks, retry, wraps_ids) = (config.tasks.clone(), config.delivery.retry, config.replica.wrap_sessions);
         Self {
@@ -72,6 +77,7 @@ impl Tasks {
             owners,
             log: log.clone(),
             wraps_ids,
+            legacy,
         }
     }
 
@@ -90,7 +96,7 @@ impl Tasks {
             return None;
         }
         let TaskRequest { id, method } = request;
-        if *method == TaskMethod::Removed {
+        if matches!(method, TaskMethod::Result | TaskMethod::List) {
             return Some(respond::json(StatusCode::NOT_FOUND, tasks::method_not_found(id).into()));
         }
         if !tasks::declares(body) {
@@ -150,6 +156,9 @@ impl Tasks {
         if stream.is_remote() {
             return None;
         }
+        if stream.is_legacy_task() {
+            return Some(self.legacy.cancel(&request.id, &stream).await);
+        }
         Some(self.change(context, &request, body, &stream).await)
     }
 
@@ -172,7 +181,7 @@ impl Tasks {
             TaskMethod::Get => {
                 stream.poll_task();
             }
-            TaskMethod::Removed => {}
+            TaskMethod::Result | TaskMethod::List => {}
         }
         if stream.task_stored().await {
             respond::json(StatusCode::OK, tasks::acknowledgement(id).into())
@@ -255,7 +264,7 @@ fn mismatch(context: &RequestContext, request: &TaskRequest, task_id: Option<&st
         TaskMethod::Get => "tasks/get",
         TaskMethod::Update => "tasks/update",
         TaskMethod::Cancel => "tasks/cancel",
-        TaskMethod::Removed => return None,
+        TaskMethod::Result | TaskMethod::List => return None,
     };
     let differs = |name: &HeaderName, value: &str| headers.contains_key(name) && !envelope::is(headers, name, value);
     if differs(&names::MCP_METHOD, method) {

@@ -83,7 +83,7 @@ impl Polls {
     /// Waits for another status, for questions, or, when the next poll would be due, for another text; for `hold` at most.
     async fn news(&self, stream: &Stream, known: Record, hold: Duration) -> TaskReading {
         let now = clock::now();
-        let interval = known.poll_interval(wall_ms());
+        let interval = known.poll_interval(clock::wall_ms());
         let until = |time: Duration| clock::sleep_until(now + time);
         tokio::select! {
             biased;
@@ -117,11 +117,7 @@ impl Polls {
             stream.note_outcome_told();
         }
         let config::Tasks { max_wait, retention, .. } = *self.config;
-        let view = View { handle: stream.handle(), record: &record, now_ms: wall_ms(), max_wait, retention };
+        let view = View { handle: stream.handle(), record: &record, now_ms: clock::wall_ms(), max_wait, retention };
         tasks::get_response(id, &view, outcome.as_ref())
     }
-}
-
-fn wall_ms() -> u64 {
-    u64::try_from(clock::wall().as_millis()).unwrap_or(u64::MAX)
 }

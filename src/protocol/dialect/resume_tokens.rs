@@ -124,6 +124,8 @@ pub enum Form {
     Messages,
     /// No known member.
     Bare,
+    /// No interim result: the slices are those of a task, each a request `tasks/result`.
+    Task,
 }
 
 impl Form {
@@ -145,7 +147,7 @@ pub fn interim_result(id: &RequestId, form: Form, token: &str, ttl: Option<u64>)
         Form::Content => result["content"] = json!([]),
         Form::Contents => result["contents"] = json!([]),
         Form::Messages => result["messages"] = json!([]),
-        Form::Bare => {}
+        Form::Bare | Form::Task => {}
     }
     if let Some(ttl) = ttl {
         result[META] = json!({ TTL: ttl });

@@ -19,6 +19,7 @@ const NONCE_BYTES: usize = 12;
 const RESUMABLE_REQUESTS: u8 = 1;
 const RESUMABLE_STREAMS: u8 = 2;
 const NO_BEATS: u8 = 4;
+const TASKS: u8 = 8;
 
 /// Contents of a session ID that the proxy issued.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -29,6 +30,8 @@ pub struct IssuedSession {
     pub declared: Declared,
     /// True if the client gets no progress of the proxy's own.
     pub has_no_beats: bool,
+    /// True if the proxy offers the client tasks of 2025-11-25.
+    pub has_tasks: bool,
 }
 
 impl IssuedSession {
@@ -38,7 +41,8 @@ impl IssuedSession {
         let requests = if resumable_requests { RESUMABLE_REQUESTS } else { 0 };
         let streams = if resumable_streams { RESUMABLE_STREAMS } else { 0 };
         let beats = if self.has_no_beats { NO_BEATS } else { 0 };
-        let flags = requests | streams | beats;
+        let tasks = if self.has_tasks { TASKS } else { 0 };
+        let flags = requests | streams | beats | tasks;
         let mut bytes = vec![MARK, flags];
         bytes.extend_from_slice(self.version.as_str().as_bytes());
         bytes.extend_from_slice(&nonce);
@@ -67,7 +71,8 @@ impl IssuedSession {
             resumable_streams: flags & RESUMABLE_STREAMS != 0,
         };
         let has_no_beats = flags & NO_BEATS != 0;
-        if mark == MARK { Some(Self { version, declared, has_no_beats }) } else { None }
+        let has_tasks = flags & TASKS != 0;
+        if mark == MARK { Some(Self { version, declared, has_no_beats, has_tasks }) } else { None }
     }
 }
 
@@ -77,7 +82,7 @@ mod tests {
 
     fn issued() -> IssuedSession {
         let declared = Declared { resumable_requests: false, resumable_streams: true };
-        IssuedSession { version: ProtocolVersion::DEFAULT, declared, has_no_beats: true }
+        IssuedSession { version: ProtocolVersion::DEFAULT, declared, has_no_beats: true, has_tasks: true }
     }
 
     #[test]

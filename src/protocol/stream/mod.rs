@@ -54,7 +54,7 @@ use input_turn::InputTurn;
 use numbering::Numbering;
 pub use owed_responses::{OwedResponse, OwedResponses};
 use pings::PING;
-pub use policy::Policy;
+pub use policy::{LegacyTask, Policy};
 pub use reader_state::ReaderState;
 pub use server_requests::{ClientResponse, ServerRequests};
 pub use snapshot::{Snapshot, SnapshotDigest};
@@ -181,7 +181,7 @@ impl Machine {
             return;
         }
         self.input_turn.note_activity(now);
-        if self.policy.is_task {
+        if self.policy.has_records() {
             return self.handle_message_of_task(data, now);
         }
         // Data that does not decode is an opaque event: only framing, size or a missing response fails a call. Of data that decodes, only

@@ -55,6 +55,18 @@ pub struct Policy {
     /// True for the call of a task, which is read by requests `tasks/*` alone.
     #[serde(rename = "task", default, skip_serializing_if = "std::ops::Not::not")]
     pub is_task: bool,
+    /// Terms of a task of 2025-11-25, or `None` for every other stream.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub legacy_task: Option<LegacyTask>,
+}
+
+/// Terms of a task of 2025-11-25. Its stream is that of its call, with the messages of the server; `tasks/result` reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LegacyTask {
+    /// Time of the call by the wall clock, in milliseconds since 1970.
+    pub created_ms: u64,
+    /// Lifetime that the client was promised, in milliseconds, or `None` if it asked for none.
+    pub ttl_ms: Option<u64>,
 }
 
 impl Policy {
@@ -80,6 +92,12 @@ impl Policy {
             should_answer_pings: false,
             should_announce_cancel: false,
             is_task: false,
+            legacy_task: None,
         }
+    }
+
+    /// Returns true if the events of the stream are records of a task's state, which no client reads.
+    pub fn has_records(&self) -> bool {
+        self.is_task && self.legacy_task.is_none()
     }
 }

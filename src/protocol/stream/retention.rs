@@ -13,7 +13,7 @@ impl Machine {
     /// Returns the last event that may be evicted: confirmed events first, then those written to a connection. A stream that never pauses
     /// gives up its oldest events, and that of a task the records before the present one.
     pub fn releasable(&self) -> Seq {
-        match (self.policy.is_task, self.policy.can_pause) {
+        match (self.policy.has_records(), self.policy.can_pause) {
             (true, _) => self.obsolete_records(),
             (false, true) => self.reader.releasable(),
             (false, false) => self.tail(),

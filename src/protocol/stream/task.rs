@@ -152,7 +152,7 @@ impl Machine {
     /// The client cancels the task: that is its outcome, and a later response of the server counts for nothing.
     pub fn handle_task_cancel(&mut self, now: Instant) -> TaskChange {
         self.handle_touch(now);
-        if self.sealing.is_some() || self.is_sealed() || self.task.is_none() {
+        if self.sealing.is_some() || self.is_sealed() || !self.policy.is_task {
             return TaskChange::Unchanged;
         }
         self.announce_cancel();

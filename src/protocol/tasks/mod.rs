@@ -7,6 +7,7 @@
 //! [`io.modelcontextprotocol/tasks`]: https://github.com/modelcontextprotocol/ext-tasks
 
 mod discovery;
+pub mod legacy;
 mod listen;
 mod request;
 mod rounds;
@@ -20,7 +21,7 @@ pub use request::{TaskMethod, TaskRequest, declares, handle_of, has_input_respon
 pub use rounds::{Answered, Continuation};
 pub use server_ids::{owner_of, unwrapped, unwrapped_id, wrapped};
 pub(in crate::protocol) use state::is_input_required;
-pub use state::{Outcome, Record, Status, TaskState};
+pub use state::{Outcome, Record, Status, TaskState, poll_interval, shortened};
 pub use wire::{
     View, acknowledgement, created, get_request, get_response, header_mismatch, method_not_found, missing_capability,
     missing_responses, unknown_task,

@@ -15,8 +15,10 @@ pub enum TaskMethod {
     Update,
     /// `tasks/cancel`
     Cancel,
-    /// `tasks/result` or `tasks/list`, which only the revision 2025-11-25 has.
-    Removed,
+    /// `tasks/result`, which only the revision 2025-11-25 has.
+    Result,
+    /// `tasks/list`, which only the revision 2025-11-25 has.
+    List,
 }
 
 impl TaskMethod {
@@ -26,7 +28,8 @@ impl TaskMethod {
             "get" => Some(Self::Get),
             "update" => Some(Self::Update),
             "cancel" => Some(Self::Cancel),
-            "result" | "list" => Some(Self::Removed),
+            "result" => Some(Self::Result),
+            "list" => Some(Self::List),
             _ => None,
         }
     }
@@ -89,7 +92,7 @@ mod tests {
             [method("tasks/get"), method("tasks/update"), method("tasks/cancel")],
             [Some(TaskMethod::Get), Some(TaskMethod::Update), Some(TaskMethod::Cancel)]
         );
-        assert_eq!([method("tasks/result"), method("tasks/list")], [Some(TaskMethod::Removed); 2]);
+        assert_eq!([method("tasks/result"), method("tasks/list")], [Some(TaskMethod::Result), Some(TaskMethod::List)]);
         assert_eq!([method("tasks/other"), method("tools/call"), method("tasks")], [None; 3]);
     }
 }

@@ -159,9 +159,7 @@ impl Record {
 
     /// Returns the interval after which a client should ask again at `now_ms`: a tenth of the age.
     pub fn poll_interval(&self, now_ms: u64) -> Duration {
-        let (shortest, longest) = POLL_INTERVAL;
-        let age = Duration::from_millis(now_ms.saturating_sub(self.created_ms));
-        (age / POLLS_IN_AGE).clamp(shortest, longest)
+        poll_interval(self.created_ms, now_ms)
     }
 
     /// Returns the lifetime in milliseconds since the handle, as it is known at `now_ms`: `max_wait` more while the call runs, and `retention` more
@@ -270,6 +268,14 @@ pub(in crate::protocol) fn is_input_required(message: &[u8]) -> bool {
     jsonrpc::member(message, &["result", "resultType"]) == Some(r#""input_required""#)
 }
 
-fn shortened(text: &str) -> String {
+/// Returns the interval after which a client should ask again, as it is known at `now_ms`: a tenth of its age.
+pub fn poll_interval(created_ms: u64, now_ms: u64) -> Duration {
+    let (shortest, longest) = POLL_INTERVAL;
+    let age = Duration::from_millis(now_ms.saturating_sub(created_ms));
+    (age / POLLS_IN_AGE).clamp(shortest, longest)
+}
+
+/// Returns the beginning of a text, as long as that of a status may be.
+pub fn shortened(text: &str) -> String {
     text.chars().take(MAX_TEXT).collect()
 }

@@ -13,8 +13,8 @@ use crate::protocol::ids::Handle;
 use crate::protocol::jsonrpc::{self, RequestId};
 
 /// Errors of the specification.
-const INVALID_PARAMS: i64 = -32602;
-const METHOD_NOT_FOUND: i64 = -32601;
+pub(super) const INVALID_PARAMS: i64 = -32602;
+pub(super) const METHOD_NOT_FOUND: i64 = -32601;
 const HEADER_MISMATCH: i64 = -32020;
 const MISSING_CAPABILITY: i64 = -32021;
 
@@ -153,7 +153,7 @@ fn typed<'a>(result: &'a str, before: &mut String) -> &'a str {
 }
 
 /// Returns a time as RFC 3339 has it, in whole milliseconds.
-fn timestamp(unix_ms: u64) -> String {
+pub(super) fn timestamp(unix_ms: u64) -> String {
     let nanoseconds = i128::from(unix_ms) * 1_000_000;
     let time = OffsetDateTime::from_unix_timestamp_nanos(nanoseconds).unwrap_or(OffsetDateTime::UNIX_EPOCH);
     time.format(&Rfc3339).unwrap_or_default()

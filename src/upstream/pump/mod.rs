@@ -4,6 +4,7 @@
 //! passes the input to the stream machine, carries out the machine's effects, and sleeps until the machine's deadline. Absent: any
 //! dependence on a connected client. A client that disconnects or resumes only changes the machine's timers.
 
+mod legacy_task;
 mod plain_response;
 mod promotion;
 mod reopening;
@@ -17,6 +18,7 @@ use http::header::CONTENT_ENCODING;
 use http::{HeaderMap, Response};
 use tracing::{Instrument, Level, debug, enabled, info};
 
+use self::legacy_task::StatusNotices;
 use super::input::{InputSource, UpstreamInput};
 use super::metrics::Metrics;
 use super::pings::Pings;
@@ -86,6 +88,8 @@ pub struct Pump {
     refusals: Option<Arc<Refusals>>,
     /// Pings of the server and of the proxy, or `None` before the first.
     pings: Option<Arc<Pings>>,
+    /// Notifications of the changes of a task of 2025-11-25, or `None` for every other call.
+    notices: Option<Box<StatusNotices>>,
     /// Bytes received of an incomplete event, or of an incomplete response that becomes one.
     arriving: usize,
     /// True once the server has refused the call with its session, and the session was opened again.
@@ -164,6 +168,10 @@ impl Pump {
     ) -> Box<Self> {
         metrics.observe_call();
         let began = clock::now();
+        let notices = writer.stream().is_legacy_task().then(|| Box::new(StatusNotices::new()));
+        if notices.is_some() {
+            metrics.observe_task();
+        }
         // Boxed, like the rarer steps below: futures are moved as a whole, and the one that holds this should be small.
         let mut pump = Box::new(Self {
             upstream,
@@ -174,6 +182,7 @@ impl Pump {
             input: InputSource::Idle,
             refusals: None,
             pings: None,
+            notices,
             arriving: 0,
             was_refused: false,
             began,
@@ -197,7 +206,8 @@ impl Pump {
             if self.is_over(phase) {
                 break;
             }
-            self.alarm.set(deadline);
+            let notice_at = self.notices.as_ref().and_then(|notices| notices.wakes_at());
+            self.alarm.set(deadline.into_iter().chain(notice_at).min());
             tokio::select! {
                 // A random order would make simulated runs differ. The upstream is last, because it alone can be ready without end.
                 biased;
@@ -206,6 +216,7 @@ impl Pump {
                 () = self.alarm.ring() => self.handle_timeout().await,
                 input = self.input.next(), if may_read => self.handle_input(input).await,
             }
+            self.tell_status();
         }
         self.finish().await;
     }
@@ -260,6 +271,7 @@ impl Pump {
 
     async fn finish(mut self: Box<Self>) {
         self.conclude(None).await;
+        self.tell_status();
         // Its client may have left before.
         let (log, stream) = (self.log.clone(), self.writer.stream().clone());
         drop(self);
@@ -474,6 +486,7 @@ impl Pump {
             Box::pin(self.call.observer.save_session(&self.log, &self.call.credentials)).await;
         }
         self.rename_server_requests(&mut events);
+        self.route_task_messages(&mut events);
         let bytes = events.iter().map(|event| event.data.len()).sum();
         self.metrics.observe_events(events.len(), bytes);
         if error.is_some() || ending.is_some() {

@@ -32,6 +32,11 @@ impl Pump {
         if response.status().is_success() && json && !self.call.accept.json && self.call.accept.sse {
             return Box::pin(self.convert_to_event(response)).await;
         }
+        if response.status().is_success() && self.notices.is_some() {
+            // The client of a task gets its handle in place of the response.
+            self.writer.update(|machine, _| machine.handle_commit()).await;
+            self.publish();
+        }
         if self.writer.update(|machine, _| machine.handle_plain_head()).await {
             self.pass_response(response).await;
         } else {

@@ -44,7 +44,7 @@ impl Pump {
             }
         };
         let writer = self.log.writer(&task);
-        let wall_ms = u64::try_from(clock::wall().as_millis()).unwrap_or(u64::MAX);
+        let wall_ms = clock::wall_ms();
         let text = call.last_progress_text();
         let may_go_on = self.call.template.body().len() <= KEPT_REQUEST;
         writer
@@ -115,7 +115,7 @@ impl Pump {
         self.name_call(task);
         self.writer.update(|machine, _| machine.handle_handed_over(cursor)).await;
         info!(stream.id = %call.stream().id(), task.id = %self.writer.stream().id(), "the call goes on as a task");
-        self.metrics.observe_promotion();
+        self.metrics.observe_task();
         let stream = call.stream().clone();
         self.conclude(Some(call)).await;
         self.log.release(stream);

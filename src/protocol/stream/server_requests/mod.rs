@@ -116,6 +116,11 @@ impl ServerRequests {
         }
     }
 
+    /// Returns true if an unanswered request of this id is a ping.
+    pub fn is_ping(&self, id: &RequestId) -> bool {
+        self.0.as_ref().and_then(|ledger| ledger.oldest_waiting(id)).is_some_and(|request| request.is_ping)
+    }
+
     /// Returns the unanswered pings, in the order of their arrival, each with its time.
     pub(super) fn pings(&self) -> impl Iterator<Item = (&RequestId, Instant)> {
         let waiting = self.0.iter().flat_map(|ledger| ledger.waiting.values());

@@ -81,6 +81,7 @@ impl Setup {
             should_answer_pings: true,
             should_announce_cancel: self.should_announce_cancel,
             is_task: false,
+            legacy_task: None,
         }
     }
 

@@ -1,0 +1,192 @@
+//! A task of 2025-11-25: what its client sees, and the questions that its server asks on the standalone stream of the session.
+//!
+//! The stream is that of the call. A message of the server goes one way: to the reader of the task, else to the standalone stream if that has a reader.
+//! Absent: that decision, and the notifications of changes (the pump).
+
+use std::sync::{Arc, Mutex, Weak};
+
+use crate::clock;
+use crate::event_log::stream::Stream;
+use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::protocol::sse;
+use crate::protocol::stream::{OwedResponse, Phase};
+use crate::protocol::tasks::Status;
+use crate::protocol::tasks::legacy::LegacyView;
+use crate::protocol::tasks::{poll_interval, shortened};
+use crate::sync;
+
+/// State of a task beside its stream.
+#[derive(Debug, Default)]
+pub(super) struct LegacyTaskState(Mutex<Notes>);
+
+#[derive(Debug, Default)]
+struct Notes {
+    /// Text of the last progress.
+    text: Option<String>,
+    /// Time of the last change of text or status, in milliseconds since 1970.
+    changed_ms: Option<u64>,
+    /// Questions that the client gets on another stream, with that stream.
+    asked: Vec<(RequestId, Weak<Stream>)>,
+}
+
+impl Stream {
+    /// Returns the task as its client sees it, or `None` for a stream of any other kind.
+    pub fn legacy_view(&self) -> Option<LegacyView> {
+        let (terms, max_wait, sealed_at) = self.with_machine(|machine| {
+            let policy = machine.policy();
+            let sealed_at = if let Phase::Sealed { at, .. } = machine.phase() { Some(at) } else { None };
+            Some((policy.legacy_task?, policy.max_wait, sealed_at))
+        })?;
+        let now_ms = clock::wall_ms();
+        let (status, ended_as) = match sealed_at {
+            Some(_) => self.legacy_outcome(),
+            None if self.asks_client() => (Status::InputRequired, None),
+            None => (Status::Working, None),
+        };
+        let state = self.legacy_state();
+        let updated_ms = match sealed_at {
+            Some(at) => {
+                let since = clock::now().saturating_duration_since(at).as_millis();
+                now_ms.saturating_sub(u64::try_from(since).unwrap_or(u64::MAX))
+            }
+            None => state.as_ref().and_then(|state| state.changed_ms).unwrap_or(terms.created_ms),
+        };
+        let interval = poll_interval(terms.created_ms, now_ms);
+        Some(LegacyView {
+            task_id: LegacyView::id_of(self.handle()),
+            status,
+            text: ended_as.or_else(|| state.and_then(|state| state.text.clone())),
+            created_ms: terms.created_ms,
+            updated_ms: updated_ms.max(terms.created_ms),
+            ttl_ms: terms.ttl_ms,
+            // A client that asks as it is told to must not be taken for gone.
+            poll_interval: max_wait.map_or(interval, |max_wait| interval.min(max_wait / 2)),
+        })
+    }
+
+    /// Returns true for the call of a task of 2025-11-25.
+    pub fn is_legacy_task(&self) -> bool {
+        self.legacy_task.is_some()
+    }
+
+    /// Notes the text of the server's last progress.
+    pub fn note_task_text(&self, text: &str) {
+        if let Some(mut state) = self.legacy_state() {
+            let text = shortened(text);
+            if state.text.as_ref() != Some(&text) {
+                (state.text, state.changed_ms) = (Some(text), Some(clock::wall_ms()));
+            }
+        }
+    }
+
+    /// Notes that the client gets this question of the server on another stream.
+    pub fn note_asked_on(&self, question: RequestId, stream: &Arc<Stream>) {
+        if let Some(mut state) = self.legacy_state() {
+            state.asked.retain(|(id, stream)| is_open(id, stream));
+            state.asked.push((question, Arc::downgrade(stream)));
+            state.changed_ms = Some(clock::wall_ms());
+        }
+    }
+
+    /// Returns the stream on which the client got this question, if it has not answered yet.
+    pub fn asked_on(&self, question: &RequestId) -> Option<Arc<Stream>> {
+        let state = self.legacy_state()?;
+        let (_, stream) = state.asked.iter().find(|(id, stream)| id == question && is_open(id, stream))?;
+        stream.upgrade()
+    }
+
+    /// Appends a message to a stream whose pump has not read it from the server. Returns false if the stream takes none.
+    pub fn append_message(&self, data: &[u8]) -> bool {
+        let mut inner = self.lock();
+        let is_open = inner.machine.phase() == Phase::Open;
+        if is_open {
+            inner.machine.handle_message(b"message", data, clock::now());
+        }
+        self.notify_pump(inner);
+        is_open
+    }
+
+    /// Sends the questions that wait for a reader of the task to `other`, which has one. From then on their answers belong there.
+    pub fn move_questions(&self, other: &Arc<Stream>) {
+        for (id, data) in self.waiting_questions() {
+            let mut inner = self.lock();
+            if inner.machine.reader().is_attached() || !other.append_message(&data) {
+                return;
+            }
+            // Answered, as far as this stream is concerned: no reader of it gets the question.
+            inner.machine.handle_client_response(&id, clock::now());
+            self.notify_pump(inner);
+            self.note_asked_on(id, other);
+        }
+    }
+
+    /// Returns the questions of the server that no client has answered, each with its ID.
+    fn waiting_questions(&self) -> Vec<(RequestId, Vec<u8>)> {
+        let inner = self.lock();
+        let requests = inner.machine.server_requests();
+        if !requests.has_outstanding() {
+            return Vec::new();
+        }
+        let question = |event| {
+            let data = sse::encoded_data(event);
+            let body = jsonrpc::peek(&data).ok()?;
+            match body.messages() {
+                [Message::Request { id, method }] if **method != *"ping" => {
+                    requests.outstanding_since(id).map(|_| (id.clone(), data.to_vec()))
+                }
+                _ => None,
+            }
+        };
+        inner.tail.events_after(inner.tail.trimmed()).filter_map(|(_, event)| question(event)).collect()
+    }
+
+    /// Returns true while the server waits for an answer of the client.
+    fn asks_client(&self) -> bool {
+        let asks_here = self.with_machine(|machine| {
+            let requests = machine.server_requests();
+            requests.outstanding().any(|id| !requests.is_ping(id))
+        });
+        asks_here || self.legacy_state().is_some_and(|state| state.asked.iter().any(|(id, stream)| is_open(id, stream)))
+    }
+
+    /// Returns the status of a task that has ended, and the text of its failure.
+    fn legacy_outcome(&self) -> (Status, Option<String>) {
+        let (is_cancelled, has_error) = self.with_machine(|machine| {
+            let owed = machine.owed_responses();
+            let is_cancelled = matches!(owed.iter().next(), Some((_, OwedResponse::Cancelled)));
+            (is_cancelled, owed.has_error())
+        });
+        if is_cancelled {
+            return (Status::Cancelled, None);
+        }
+        let Some(response) = self.collect().map(|collected| collected.body) else { return (Status::Failed, None) };
+        let text = |path| jsonrpc::member(&response, path).and_then(|text| serde_json::from_str::<String>(text).ok());
+        if has_error {
+            return (Status::Failed, text(&["error", "message"]).as_deref().map(shortened));
+        }
+        if jsonrpc::member(&response, &["result", "isError"]) != Some("true") {
+            return (Status::Completed, None);
+        }
+        let mut said = None;
+        if let Some(content) = jsonrpc::member(&response, &["result", "content"]) {
+            jsonrpc::for_each_element(content, |part| {
+                let text = jsonrpc::member(part.as_bytes(), &["text"]);
+                said = said.take().or_else(|| serde_json::from_str::<String>(text?).ok());
+            });
+        }
+        (Status::Failed, said.as_deref().map(shortened))
+    }
+
+    fn legacy_state(&self) -> Option<std::sync::MutexGuard<'_, Notes>> {
+        self.legacy_task.as_ref().map(|state| sync::lock(&state.0))
+    }
+}
+
+/// Returns true if a question waits for its answer on this stream.
+fn is_open(question: &RequestId, stream: &Weak<Stream>) -> bool {
+    stream.upgrade().is_some_and(|stream| {
+        stream.with_machine(|machine| {
+            !machine.is_sealed() && machine.server_requests().outstanding_since(question).is_some()
+        })
+    })
+}

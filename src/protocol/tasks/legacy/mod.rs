@@ -1,0 +1,19 @@
+//! Tasks of the revision [2025-11-25]: the client asks for one with `params.task`, and reads the outcome by `tasks/result`.
+//!
+//! Owned here: the offer in the results of `initialize` and `tools/list`, the request for a task, the mark of the messages that belong to one, and the
+//! messages that the proxy writes. Absent: the state of a task, which is that of the stream of its call ([`stream`](crate::protocol::stream)).
+//!
+//! [2025-11-25]: https://modelcontextprotocol.io/specification/2025-11-25/basic/utilities/tasks
+
+mod offer;
+mod related;
+mod request;
+mod wire;
+
+pub use offer::{offered, with_support};
+pub use related::tagged;
+pub use request::{Wish, wish, without_wish};
+pub use wire::{LegacyView, cannot_cancel, created, got, status_changed, unsupported};
+
+/// Name of the only revision with these tasks.
+pub const REVISION: &str = "2025-11-25";

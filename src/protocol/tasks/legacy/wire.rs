@@ -1,0 +1,113 @@
+//! Messages that the proxy writes for tasks of 2025-11-25.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+use crate::protocol::ids::Handle;
+use crate::protocol::jsonrpc::{self, RequestId};
+use crate::protocol::tasks::wire::{INVALID_PARAMS, METHOD_NOT_FOUND, timestamp};
+use crate::protocol::tasks::{ID_PREFIX, Status};
+
+/// A task at one moment, as its client sees it. Times are those of the wall clock, in milliseconds since 1970.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LegacyView {
+    /// ID.
+    pub task_id: String,
+    /// Status.
+    pub status: Status,
+    /// Text of the status, or `None` if there is none.
+    pub text: Option<String>,
+    /// Time of the handle.
+    pub created_ms: u64,
+    /// Time of the last change.
+    pub updated_ms: u64,
+    /// Lifetime that the client was promised, or `None` if it asked for none.
+    pub ttl_ms: Option<u64>,
+    /// Interval after which the client should ask again.
+    pub poll_interval: Duration,
+}
+
+impl LegacyView {
+    /// Returns the ID of a task whose stream has this handle.
+    pub fn id_of(handle: &Handle) -> String {
+        format!("{ID_PREFIX}{}", handle.as_str())
+    }
+
+    fn members(&self) -> Map<String, Value> {
+        let mut members = Map::new();
+        members.insert("taskId".into(), self.task_id.as_str().into());
+        members.insert("status".into(), self.status.as_str().into());
+        if let Some(text) = &self.text {
+            members.insert("statusMessage".into(), text.as_str().into());
+        }
+        members.insert("createdAt".into(), timestamp(self.created_ms).into());
+        members.insert("lastUpdatedAt".into(), timestamp(self.updated_ms).into());
+        members.insert("ttl".into(), self.ttl_ms.into());
+        if matches!(self.status, Status::Working | Status::InputRequired) {
+            members.insert("pollInterval".into(), json!(self.poll_interval.as_millis() as u64));
+        }
+        members
+    }
+}
+
+/// Writes the handle of a task as the response to the call.
+pub fn created(id: &RequestId, view: &LegacyView) -> Vec<u8> {
+    response(id, &json!({ "task": view.members() }))
+}
+
+/// Writes the response to `tasks/get` and `tasks/cancel`.
+pub fn got(id: &RequestId, view: &LegacyView) -> Vec<u8> {
+    response(id, &Value::Object(view.members()))
+}
+
+/// Writes the notification of a change.
+pub fn status_changed(view: &LegacyView) -> Vec<u8> {
+    json!({"jsonrpc": "2.0", "method": "notifications/tasks/status", "params": view.members()}).to_string().into_bytes()
+}
+
+/// Writes the error for the cancel of a task that has ended.
+pub fn cannot_cancel(id: &RequestId, status: Status) -> Vec<u8> {
+    let text = format!("Cannot cancel task: already in terminal status '{}'", status.as_str());
+    jsonrpc::error_message(Some(id), INVALID_PARAMS, &text, Value::Null)
+}
+
+/// Writes the error for a task of a tool whose calls are none.
+pub fn unsupported(id: &RequestId) -> Vec<u8> {
+    let text = "The tool does not support task-augmented execution (tasks.legacy_tools does not name it)";
+    jsonrpc::error_message(Some(id), METHOD_NOT_FOUND, text, Value::Null)
+}
+
+fn response(id: &RequestId, result: &Value) -> Vec<u8> {
+    format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, id.to_json()).into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_is_nested_in_the_handle_and_flat_elsewhere() {
+        let view = LegacyView {
+            task_id: "mrt1.x".into(),
+            status: Status::Working,
+            text: Some("3 of 10".into()),
+            created_ms: 1_000,
+            updated_ms: 2_000,
+            ttl_ms: None,
+            poll_interval: Duration::from_secs(1),
+        };
+        let task = json!({"taskId": "mrt1.x", "status": "working", "statusMessage": "3 of 10", "createdAt": "1970-01-01T00:00:01Z",
+            "lastUpdatedAt": "1970-01-01T00:00:02Z", "ttl": null, "pollInterval": 1000});
+        let parsed = |message: Vec<u8>| serde_json::from_slice::<Value>(&message).expect("JSON");
+        let id = RequestId::Number("5".into());
+        assert_eq!(parsed(created(&id, &view)), json!({"jsonrpc": "2.0", "id": 5, "result": {"task": task}}));
+        assert_eq!(parsed(got(&id, &view)), json!({"jsonrpc": "2.0", "id": 5, "result": task}));
+        let ended = LegacyView { status: Status::Failed, text: None, ttl_ms: Some(60_000), ..view };
+        let notification = parsed(status_changed(&ended));
+        assert_eq!(notification["method"], "notifications/tasks/status");
+        assert_eq!(notification["params"]["ttl"], 60_000);
+        assert_eq!(notification["params"].get("pollInterval"), None);
+        assert_eq!(parsed(cannot_cancel(&id, Status::Completed))["error"]["code"], -32602);
+    }
+}

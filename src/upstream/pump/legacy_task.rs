@@ -1,0 +1,116 @@
+//! The call of a task of 2025-11-25: the way of each message of its server, and the notifications of its changes.
+//!
+//! A message goes one way: to the reader of the task (`tasks/result`), else to the standalone stream of the session while a client reads that. With neither,
+//! a question waits for the first of them, and of everything else the text of the last progress is kept. The response always stays with the task. Absent:
+//! the mark on each message (`ResponseObserver`), and the state (`event_log/stream/legacy_task.rs`).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Pump;
+use crate::clock;
+use crate::event_log::Stream;
+use crate::protocol::jsonrpc::{self, Message};
+use crate::protocol::progress;
+use crate::protocol::sse;
+use crate::protocol::tasks::Status;
+use crate::protocol::tasks::legacy::{self, LegacyView};
+
+/// Least time between two notifications of changes.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Notifications of a task's changes.
+pub(super) struct StatusNotices {
+    /// State that the client was told last: that of the handle at first.
+    told: (Status, Option<String>),
+    /// Time before which no further notification goes out.
+    next: Instant,
+    /// True if a change waits for that time.
+    is_due: bool,
+}
+
+impl StatusNotices {
+    /// Begins the notifications of a task that has just been created.
+    pub(super) fn new() -> Self {
+        Self { told: (Status::Working, None), next: clock::now() + INTERVAL, is_due: false }
+    }
+
+    /// Returns the time of a notification that waits, or `None` if none does.
+    pub(super) fn wakes_at(&self) -> Option<Instant> {
+        self.is_due.then_some(self.next)
+    }
+}
+
+impl Pump {
+    /// Sends the messages of the server that the task's stream is not to have another way, and leaves the others.
+    pub(super) fn route_task_messages(&mut self, events: &mut Vec<sse::Event>) {
+        if self.notices.is_some() {
+            let standalone = self.attached_standalone();
+            let stream = self.writer.stream();
+            events.retain(|event| stays(stream, standalone.as_ref(), &event.data));
+        }
+    }
+
+    /// Tells the client of a change, on the standalone stream. A change that follows another one within a second waits, unless it is the end.
+    pub(super) fn tell_status(&mut self) {
+        let Some(notices) = &mut self.notices else { return };
+        let Some(view) = self.writer.stream().legacy_view() else { return };
+        if notices.told.0 == view.status && notices.told.1 == view.text {
+            notices.is_due = false;
+            return;
+        }
+        let now = clock::now();
+        let is_over = !matches!(view.status, Status::Working | Status::InputRequired);
+        if now < notices.next && !is_over {
+            notices.is_due = true;
+            return;
+        }
+        (notices.next, notices.is_due) = (now + INTERVAL, false);
+        let LegacyView { status, text, .. } = &view;
+        notices.told = (*status, text.clone());
+        if let Some(standalone) = self.attached_standalone() {
+            standalone.append_message(&legacy::status_changed(&view));
+        }
+    }
+
+    /// Returns the standalone stream of the session, if a client reads it.
+    fn attached_standalone(&self) -> Option<Arc<Stream>> {
+        let binding = self.writer.stream().binding();
+        let standalone = self.log.sessions().standalone(binding.session.as_ref()?, &binding.principal)?;
+        Some(standalone).filter(|stream| stream.with_machine(|machine| machine.reader().is_attached()))
+    }
+}
+
+/// Decides the way of one message of the server. Returns true if the stream of the task is to have it.
+fn stays(task: &Stream, standalone: Option<&Arc<Stream>>, data: &[u8]) -> bool {
+    let Ok(body) = jsonrpc::peek(data) else { return true };
+    let [message] = body.messages() else { return true };
+    let is_read = task.with_machine(|machine| machine.reader().is_attached());
+    match message {
+        Message::Response { .. } => true,
+        // The proxy answers a ping that nothing else can.
+        Message::Request { method, .. } if **method == *"ping" => true,
+        Message::Request { id, .. } => match standalone.filter(|_| !is_read) {
+            // Noted first: an answer may come at once.
+            Some(standalone) if standalone.append_message(data) => {
+                task.note_asked_on(id.clone(), standalone);
+                false
+            }
+            Some(_) | None => true,
+        },
+        Message::Notification { method } => {
+            if **method == *"notifications/cancelled" {
+                // It follows its question.
+                let asked_on = jsonrpc::cancelled_request_id(data).and_then(|question| task.asked_on(&question));
+                return !asked_on.is_some_and(|stream| stream.append_message(data));
+            }
+            if let Some(text) = progress::status_text(data) {
+                task.note_task_text(&text);
+            }
+            if !is_read && let Some(standalone) = standalone {
+                standalone.append_message(data);
+            }
+            is_read
+        }
+    }
+}
