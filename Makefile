@@ -1,4 +1,4 @@
-.PHONY: build optimized demo setup test build-tests test-rust test-e2e sim crash soak fuzz lint fmt deny bench instructions image
+.PHONY: build optimized demo setup test build-tests test-rust test-fuzz test-e2e sim crash soak fuzz lint fmt deny bench instructions image
 
 # One job at a time: the steps share the build directory and the machine.
 .NOTPARALLEL:
@@ -29,7 +29,7 @@ setup:
 	tests/setup.sh
 
 # All tests. The end-to-end suite installs its own SDKs.
-test: test-rust test-e2e
+test: test-rust test-fuzz test-e2e
 
 build-tests: setup
 	$(CARGO_TEST) --no-run
@@ -38,6 +38,8 @@ test-rust: setup
 	$(CARGO_TEST)
 	bench/test.sh
 	deploy/test.sh
+
+test-fuzz: setup
 	FUZZ_SEED=1 fuzz/run.sh $(FUZZ_TEST_SECS)
 
 test-e2e: setup
