@@ -59,8 +59,14 @@ impl StreamFinder {
             Some(StreamKind::Request) => self.log.verify(id),
             Some(StreamKind::Task | StreamKind::Standalone) | None => self.log.verify_task(id),
         };
-        let found = self.find_verified(context, id, verified).await?;
-        Ok(found.map(|(stream, _)| stream).filter(|stream| stream.is_task()))
+        for _ in 0..self.attempts() {
+            self.restore(context, id, verified.as_ref()).await?;
+            let found = self.log.find_task(verified.as_ref(), &context.binding).filter(|stream| !stream.has_moved());
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        self.tokens.find_task(context, verified.as_ref()).await
     }
 
     async fn find_verified(
@@ -69,8 +75,7 @@ impl StreamFinder {
         id: &EventId,
         verified: Option<Verified>,
     ) -> Result<Option<(Arc<Stream>, Seq)>, Unproven> {
-        // Twice: another replica may take the stream before it is found here.
-        for _ in 0..if self.log.has_store() { 2 } else { 1 } {
+        for _ in 0..self.attempts() {
             self.restore(context, id, verified.as_ref()).await?;
             let found = self.log.find(verified.as_ref(), &context.binding).filter(|(stream, _)| !stream.has_moved());
             if found.is_some() {
@@ -78,6 +83,11 @@ impl StreamFinder {
             }
         }
         self.tokens.find_by_previous_token(context, verified.as_ref()).await
+    }
+
+    /// Returns the number of searches for a stream. Another replica may take the stream before it is found here.
+    fn attempts(&self) -> usize {
+        if self.log.has_store() { 2 } else { 1 }
     }
 
     /// Restores a stream that only the store has. A store that cannot be asked is not an empty one: the client must retry.
@@ -117,7 +127,7 @@ impl StreamFinder {
     ) -> Result<Option<Arc<Stream>>, Unproven> {
         let Some(token) = token.and_then(ResumeToken::parse) else { return Ok(None) };
         let handle = self.log.verify(token.handle());
-        for _ in 0..if self.log.has_store() { 2 } else { 1 } {
+        for _ in 0..self.attempts() {
             self.restore(context, token.handle(), handle.as_ref()).await?;
             self.restore_cursor(context, token.handle()).await?;
             let found =

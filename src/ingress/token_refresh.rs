@@ -71,6 +71,21 @@ impl TokenRefresh {
         }
     }
 
+    /// Returns the stream of a task that an older token of the caller opened.
+    pub(super) async fn find_task(
+        &self,
+        context: &RequestContext,
+        verified: Option<&Verified>,
+    ) -> Result<Option<Arc<Stream>>, Unproven> {
+        match self.log.find_claimed_task(verified, &context.binding) {
+            Some(stream) => {
+                let era = stream.with_machine(|machine| machine.policy().era);
+                if self.proves_subject(context, era).await? { Ok(Some(stream)) } else { Ok(None) }
+            }
+            None => Ok(None),
+        }
+    }
+
     /// Returns the stream that a resume token opens, and that an older token of the caller opened.
     pub(super) async fn find_by_resume_token(
         &self,

@@ -60,6 +60,7 @@ mod stdio_shared;
 mod stores;
 mod support;
 mod support_self_test;
+mod task_matrix;
 mod tasks;
 mod tls;
 mod token_refresh;

@@ -223,6 +223,19 @@ impl EventLog {
         self.find_where(id, |owner| owner.is_claimed_by(binding))
     }
 
+    /// Returns the stream of a task, in any session of the caller: clients that connect anew go on with their tasks.
+    pub fn find_task(&self, handle: Option<&Verified>, binding: &Binding) -> Option<Arc<Stream>> {
+        let found = self.find_where(handle, |owner| owner.principal == binding.principal);
+        found.map(|(stream, _)| stream).filter(|stream| stream.is_task())
+    }
+
+    /// Returns the stream of a task if it would be the caller's with a genuine token; see [`Binding::is_claimed_by`].
+    pub fn find_claimed_task(&self, handle: Option<&Verified>, binding: &Binding) -> Option<Arc<Stream>> {
+        let is_claimed = |owner: &Binding| owner.has_subject_of(binding) && owner.principal != binding.principal;
+        let found = self.find_where(handle, is_claimed);
+        found.map(|(stream, _)| stream).filter(|stream| stream.is_task())
+    }
+
     /// Returns the stream that a resume token opens for this caller, in any session, because tokens outlive sessions.
     /// Forged, foreign, cancelled, abandoned and forgotten ones are indistinguishable from outside, also by time.
     pub fn find_by_token(
