@@ -312,3 +312,24 @@ async def test_a_task_whose_replica_is_killed_has_failed_at_the_others(client, s
         assert len(relay.calls) == 1
     assert counters(servers["tasks"], key)["started"] == 1
     assert_runs(servers["tasks"], f"{key}-ended")
+
+
+async def test_the_balancer_finds_the_failure_of_a_task_whose_owner_was_killed(start, servers, replicas, key):
+    """The other replica tells it, once the lease of the owner is over. Until then a poll may find no replica that knows more."""
+    both = await replicas()
+    balancer = await asyncio.to_thread(start, stack.start_balancer, [f"http://127.0.0.1:{one.port}" for one in both])
+    port = balancer.found["port"]
+    task = (await tasks.begin(port, "slow_compute", seconds=60, label="it", key=key))["taskId"]
+    [owner] = [one for one in both if stack.metric(one.admin, "tasks_created_total") > 0]
+    owner.kill()
+
+    async def told():
+        response = await tasks.send(port, "tasks/get", taskId=task, accept="application/json")
+        [message] = await response.messages()
+        return message.get("result", {}).get("status") not in (None, "working")
+
+    async with asyncio.timeout(LEASE_SECS + 10):
+        while not await told():
+            await asyncio.sleep(0.1)
+    assert_died(await tasks.poll(port, task))
+    assert counters(servers["tasks"], key)["started"] == 1
