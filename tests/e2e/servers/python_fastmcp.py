@@ -31,7 +31,7 @@ add_modern_tools(server, Context)
 async def confirm(ctx: Context, key: str = ""):
     answer = (ctx.input_responses or {}).get("word")
     if answer is None:
-        await asyncio.sleep(0.9)
+        await asyncio.sleep(1.5)
         form = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
         question = {"method": "elicitation/create", "params": {"mode": "form", "message": "a word?", "requestedSchema": form}}
         return InputRequiredResult(input_requests={"word": ElicitRequest.model_validate(question)})

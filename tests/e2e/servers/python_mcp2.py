@@ -37,7 +37,7 @@ async def change(ctx: Context) -> str:
 
 
 async def ask_late() -> Elicit[Word]:
-    await asyncio.sleep(0.9)
+    await asyncio.sleep(1.5)
     return Elicit("a word?", Word)
 
 

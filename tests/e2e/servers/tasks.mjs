@@ -7,7 +7,7 @@ import { acceptedContent, createMcpHandler, inputRequired, McpServer, ProtocolEr
 import { z } from 'zod';
 import { listen, run, text } from './common.mjs';
 
-const SILENT_MS = 900;
+const SILENT_MS = 1500;
 const key = z.string().default('');
 const ask = (message, property, type) =>
     inputRequired.elicit({
