@@ -15,6 +15,9 @@ use crate::protocol::tasks::legacy::LegacyView;
 use crate::protocol::tasks::{poll_interval, shortened};
 use crate::sync;
 
+/// Most bytes of messages that a stream takes beside those of its pump, while the store is behind.
+const MOST_STAGED: usize = 1024 * 1024;
+
 /// State of a task beside its stream.
 #[derive(Debug, Default)]
 pub(super) struct LegacyTaskState(Mutex<Notes>);
@@ -25,6 +28,8 @@ struct Notes {
     text: Option<String>,
     /// Time of the last change of text or status, in milliseconds since 1970.
     changed_ms: Option<u64>,
+    /// Status and text of a task that has ended, once they were read: the response may be large.
+    outcome: Option<(Status, Option<String>)>,
     /// Questions that the client gets on another stream, with that stream.
     asked: Vec<(RequestId, Weak<Stream>)>,
 }
@@ -95,15 +100,16 @@ impl Stream {
         stream.upgrade()
     }
 
-    /// Appends a message to a stream whose pump has not read it from the server. Returns false if the stream takes none.
+    /// Appends a message to a stream whose pump has not read it from the server. Returns false if the stream takes none now: it has ended, or its store
+    /// is behind by [`MOST_STAGED`].
     pub fn append_message(&self, data: &[u8]) -> bool {
         let mut inner = self.lock();
-        let is_open = inner.machine.phase() == Phase::Open;
-        if is_open {
+        let has_room = inner.machine.can_append() && inner.machine.staged_len() < MOST_STAGED;
+        if has_room {
             inner.machine.handle_message(b"message", data, clock::now());
         }
         self.notify_pump(inner);
-        is_open
+        has_room
     }
 
     /// Sends the questions that wait for a reader of the task to `other`, which has one. From then on their answers belong there.
@@ -151,6 +157,17 @@ impl Stream {
 
     /// Returns the status of a task that has ended, and the text of its failure.
     fn legacy_outcome(&self) -> (Status, Option<String>) {
+        if let Some(outcome) = self.legacy_state().and_then(|state| state.outcome.clone()) {
+            return outcome;
+        }
+        let outcome = self.read_outcome();
+        if let Some(mut state) = self.legacy_state() {
+            state.outcome = Some(outcome.clone());
+        }
+        outcome
+    }
+
+    fn read_outcome(&self) -> (Status, Option<String>) {
         let (is_cancelled, has_error) = self.with_machine(|machine| {
             let owed = machine.owed_responses();
             let is_cancelled = matches!(owed.iter().next(), Some((_, OwedResponse::Cancelled)));

@@ -67,6 +67,11 @@ impl Machine {
         self.timers.is_set(Timer::Full)
     }
 
+    /// Returns the bytes of the events that the store has not been given yet.
+    pub fn staged_len(&self) -> usize {
+        self.numbering.staged_len()
+    }
+
     /// Returns the last event that may be read.
     pub fn tail(&self) -> Seq {
         self.numbering.tail()

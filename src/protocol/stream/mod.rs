@@ -472,7 +472,7 @@ impl Machine {
     // ── decisions ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Returns whether the stream takes further events: its head has come, and its end is not decided.
-    fn can_append(&self) -> bool {
+    pub fn can_append(&self) -> bool {
         self.phase == Phase::Open && self.sealing.is_none()
     }
 

@@ -39,6 +39,11 @@ impl Numbering {
         self.staged.push(name, data)
     }
 
+    /// Returns the bytes of the staged events.
+    pub(super) fn staged_len(&self) -> usize {
+        self.staged.byte_len()
+    }
+
     /// Takes the staged events for the store. Returns `None` while it is still storing others, or if nothing is staged.
     pub(super) fn take_batch(&mut self) -> Option<Batch> {
         if self.storing > 0 || self.staged.is_empty() {
