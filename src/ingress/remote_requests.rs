@@ -25,9 +25,10 @@ use crate::body::BoxBody;
 use crate::config::Config;
 use crate::event_log::EventLog;
 use crate::protocol::cluster::{HttpMessage, Recipient};
-use crate::protocol::ids::{EventId, StreamKind};
+use crate::protocol::ids::EventId;
 use crate::protocol::jsonrpc;
 use crate::protocol::stream_url::{self, Named};
+use crate::protocol::tasks::task_id_of;
 use crate::server::{Peer, respond};
 
 /// Largest body of a forwarded response; a larger one is cut. Responses to client responses are empty as a rule.
@@ -74,7 +75,7 @@ impl RemoteRequests {
     pub async fn handle(self: Arc<Self>, message: HttpMessage) -> Option<HttpMessage> {
         let to = message.to;
         let (mut context, stream, body) = self.context_of(message)?;
-        if let Some(task) = stream.as_ref().filter(|stream| stream.unverified_kind() == Some(StreamKind::Task)) {
+        if let Some(task) = stream.as_ref().filter(|_| task_id_of(&body).is_some()) {
             return Some(forwarded_response(self.tasks.handle_forwarded(&context, task, &body).await?).await);
         }
         if let Some(stream) = stream {

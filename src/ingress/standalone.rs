@@ -97,7 +97,13 @@ impl StandaloneStreams {
 
     /// Returns the cursor after the last event written to any connection, and the preface if events were dropped before they were written.
     fn after_written(&self, context: &RequestContext, stream: &Stream) -> (Seq, Option<Vec<u8>>) {
-        let (written, trimmed) = stream.with_machine(|machine| (machine.reader().written(), machine.trimmed()));
+        let (mut written, trimmed) = stream.with_machine(|machine| (machine.reader().written(), machine.trimmed()));
+        if context.session.as_ref().is_some_and(|session| session.has_tasks() == Some(true))
+            && let Some(question) = stream.with_machine(|machine| machine.server_requests().oldest_question())
+        {
+            // A question of a task has no other way to its client.
+            written = written.min(Seq(question.0.saturating_sub(1)));
+        }
         let preface = if written < trimmed { Some(self.gap_preface(context)) } else { None };
         (written.max(trimmed), preface)
     }
@@ -278,8 +284,11 @@ impl StandaloneStreams {
 
 /// Sends the questions that wait in the tasks of a session to its standalone stream, which has a reader now.
 pub(super) fn bring_questions(context: &RequestContext, standalone: &Arc<Stream>) {
-    let Some(session) = context.session.as_ref().filter(|session| session.has_tasks()) else { return };
+    let Some(session) = context.session.as_ref().filter(|session| session.has_tasks() != Some(false)) else {
+        return;
+    };
     for task in session.running().iter().filter(|stream| stream.is_legacy_task()) {
         task.move_questions(standalone);
+        task.wake_pump();
     }
 }

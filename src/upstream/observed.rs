@@ -61,6 +61,8 @@ pub struct Observed {
     structured: DashMap<String, bool>,
     /// Last answer to `server/discover`, with the time until which it counts.
     discovery: Mutex<Option<(Discovery, Instant)>>,
+    /// True if the last `initialize` at 2025-11-25 had a result to which tasks could be added, or `None` before the first.
+    can_have_tasks: Mutex<Option<bool>>,
     /// Credentials and times of the last questions of the proxy's own.
     discoveries: Mutex<HashMap<Credentials, Instant>>,
 }
@@ -124,6 +126,16 @@ impl Observed {
     /// Notes an answer to `server/discover`.
     pub fn note_discovery(&self, discovery: Discovery, now: Instant) {
         *sync::lock(&self.discovery) = Some((discovery, now + discovery.ttl));
+    }
+
+    /// Notes whether tasks of 2025-11-25 could be added to the result of an `initialize` that asked for that revision.
+    pub fn note_legacy_tasks(&self, can_have: bool) {
+        *sync::lock(&self.can_have_tasks) = Some(can_have);
+    }
+
+    /// Returns false if the server is known to have tasks of 2025-11-25 of its own, or to speak another revision.
+    pub fn may_have_legacy_tasks(&self) -> bool {
+        sync::lock(&self.can_have_tasks).unwrap_or(true)
     }
 
     /// Returns true if the proxy may ask the server by `server/discover` with these credentials now. It then asks, and with these no more for a few

@@ -113,7 +113,8 @@ impl ResponseObserver {
             log.sessions().handshakes().record_named(visible.clone(), names, server.clone());
             (self.session, self.server_name) = (Some(visible), Some(server));
         }
-        let needs_session = initialize.declared.is_any() || initialize.has_tasks;
+        let offers_tasks = initialize.has_tasks && upstream.observed().may_have_legacy_tasks();
+        let needs_session = initialize.declared.is_any() || offers_tasks;
         if self.session.is_some() || !needs_session || !response.status().is_success() {
             return;
         }
@@ -136,6 +137,9 @@ impl ResponseObserver {
     ) -> Bytes {
         if let Some(initialize) = &self.initialize {
             let offered = if initialize.has_tasks { legacy::offered(&message) } else { None };
+            if initialize.has_tasks && jsonrpc::initialize_result(&message).is_some() {
+                upstream.observed().note_legacy_tasks(offered.is_some());
+            }
             self.note_initialized(&message, offered.is_some(), upstream, log, credentials);
             return offered.map_or(message, Bytes::from);
         }

@@ -310,11 +310,8 @@ async fn unknown_foreign_and_forged_tasks_are_one() {
 async fn a_refusal_of_the_server_is_the_response() {
     let (mut upstream, proxy, session) = stage().await;
     let stranger = Session::opened_elsewhere(V2025_11, "s-1", Some("Bearer other"));
-    // A caller without the session's record: its call is an ordinary one.
     let pending = stranger.post(wish(5, json!({}))).start(proxy.addr).await;
-    let call = upstream.expect("tools/call").await;
-    assert_eq!(call.json_body()["params"]["task"], json!({}));
-    call.status(401).await;
+    upstream.expect("tools/call").await.status(401).await;
     assert_eq!(pending.response().await.status, 401);
     // The credentials count as refused from here on.
     let pending = session.post(call_tool(4, "fast")).start(proxy.addr).await;
@@ -367,4 +364,115 @@ async fn the_end_of_the_session_ends_its_tasks() {
     upstream.expect("DELETE").await.status(200).await;
     assert_eq!(ending.response().await.status, 200);
     sse.closed().await;
+}
+
+#[tokio::test]
+async fn requests_that_read_a_cancelled_task_get_an_error() {
+    let (mut upstream, proxy, session) = stage().await;
+    let (_sse, handle) = begun(&mut upstream, &proxy, &session).await;
+    let task = id_of(&handle);
+    let mut reading = session.post(request(9, "tasks/result", task)).send(proxy.addr).await.sse();
+    reading.prime().await;
+    let cancel = session.post(request(8, "tasks/cancel", task)).start(proxy.addr).await;
+    upstream.expect("notifications/cancelled").await.status(202).await;
+    assert_eq!(cancel.response().await.json().await["result"]["status"], "cancelled");
+    let message = reading.event().await.json();
+    assert_eq!((&message["id"], &message["error"]["code"]), (&json!(9), &json!(-32603)));
+    let later = session.post(request(10, "tasks/result", task)).with("Accept", "application/json");
+    let later = later.send(proxy.addr).await.json().await;
+    assert_eq!((&later["id"], &later["error"]["code"]), (&json!(10), &json!(-32603)));
+    assert_eq!(state(&proxy, &session, task).await["status"], "cancelled");
+}
+
+#[tokio::test]
+async fn a_question_outlives_the_standalone_stream_that_had_it() {
+    for by_result in [true, false] {
+        let (mut upstream, proxy, session) = stage().await;
+        let (_standalone, mut listening) = listen(&mut upstream, &proxy, &session).await;
+        let (sse, handle) = begun(&mut upstream, &proxy, &session).await;
+        let task = id_of(&handle);
+        sse.event(question("q")).await;
+        assert_eq!(listening.event().await.json()["id"], "q");
+        listening.reset();
+        settle(&proxy, &mut upstream).await;
+        let request = if by_result { session.post(request(9, "tasks/result", task)) } else { session.get() };
+        let mut next = request.send(proxy.addr).await.sse();
+        next.prime().await;
+        let mut message = next.event().await.json();
+        while message.get("id").is_none() {
+            message = next.event().await.json();
+        }
+        assert_eq!(message["id"], "q", "{by_result}");
+        assert_eq!(state(&proxy, &session, task).await["status"], "input_required");
+        let given = session.post(answer("q")).start(proxy.addr).await;
+        upstream.expect("response").await.status(202).await;
+        assert_eq!(given.response().await.status, 202);
+        assert_eq!(state(&proxy, &session, task).await["status"], "working");
+    }
+}
+
+#[tokio::test]
+async fn a_question_of_a_reader_that_does_not_come_back_goes_to_the_standalone_stream() {
+    let (mut upstream, proxy, session) = stage().await;
+    let (_standalone, mut listening) = listen(&mut upstream, &proxy, &session).await;
+    let (sse, handle) = begun(&mut upstream, &proxy, &session).await;
+    let mut read = session.post(request(9, "tasks/result", id_of(&handle))).send(proxy.addr).await.sse();
+    read.prime().await;
+    sse.event(question("q")).await;
+    assert_eq!(read.event().await.json()["id"], "q");
+    read.reset();
+    settle(&proxy, &mut upstream).await;
+    // In the time in which the reader may come back the question stays its own.
+    tokio::select! {
+        biased;
+        event = listening.event() => assert_ne!(event.json()["id"], "q", "{:?}", event.json()),
+        () = settle(&proxy, &mut upstream) => {}
+    }
+    pass(Duration::from_secs(60)).await;
+    let mut message = listening.event().await.json();
+    while message.get("id").is_none() {
+        message = listening.event().await.json();
+    }
+    assert_eq!(message["id"], "q");
+}
+
+#[tokio::test]
+async fn a_server_without_a_standalone_stream_has_that_of_its_tasks() {
+    let (mut upstream, proxy, session) = stage().await;
+    let pending = session.get().start(proxy.addr).await;
+    upstream.expect("GET").await.status(405).await;
+    let mut listening = pending.response().await.sse();
+    listening.prime().await;
+    let (sse, handle) = begun(&mut upstream, &proxy, &session).await;
+    sse.event(question("q")).await;
+    let asked = listening.event().await.json();
+    assert_eq!((&asked["id"], related(&asked)), (&json!("q"), &handle["taskId"]));
+}
+
+#[tokio::test]
+async fn a_change_is_told_to_a_client_that_listens_later() {
+    let (mut upstream, proxy, session) = stage().await;
+    let (sse, handle) = begun(&mut upstream, &proxy, &session).await;
+    sse.event(progress(3)).await;
+    until("the text", async || state(&proxy, &session, id_of(&handle)).await.get("statusMessage").is_some()).await;
+    pass(Duration::from_secs(2)).await;
+    let (_standalone, mut listening) = listen(&mut upstream, &proxy, &session).await;
+    let told = listening.event().await.json();
+    assert_eq!((&told["method"], &told["params"]["status"]), (&json!("notifications/tasks/status"), &json!("working")));
+}
+
+#[tokio::test]
+async fn a_session_that_outlives_the_proxy_keeps_its_tasks() {
+    let mut upstream = Upstream::start().await;
+    let proxy =
+        Proxy::start(&upstream, |config| config.tasks = Some(Arc::new(offering(Duration::from_secs(3600))))).await;
+    let session = Session::opened_elsewhere(V2025_11, "s-1", None);
+    let pending = session.post(wish(5, json!({}))).start(proxy.addr).await;
+    let call = upstream.expect("tools/call").await;
+    assert_eq!(call.json_body()["params"].get("task"), None);
+    // Without the server's word on the credentials, its head comes first.
+    let sse = call.sse().await;
+    let handle = pending.response().await.json().await["result"]["task"].clone();
+    sse.finish(result(5)).await;
+    until("the end", async || state(&proxy, &session, id_of(&handle)).await["status"] == "completed").await;
 }

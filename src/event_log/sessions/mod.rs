@@ -268,9 +268,9 @@ impl Session {
         self.opened.as_ref().is_some_and(|opened| opened.has_no_beats)
     }
 
-    /// Returns whether the proxy offers the client tasks of 2025-11-25.
-    pub fn has_tasks(&self) -> bool {
-        self.opened.as_ref().is_some_and(|opened| opened.has_tasks)
+    /// Returns whether the proxy offers the client tasks of 2025-11-25, or `None` if the `initialize` did not pass here.
+    pub fn has_tasks(&self) -> Option<bool> {
+        self.opened.as_ref().map(|opened| opened.has_tasks)
     }
 
     /// Returns whether the client has ever resumed a stream, and so can.

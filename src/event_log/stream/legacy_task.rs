@@ -4,14 +4,16 @@
 //! Absent: that decision, and the notifications of changes (the pump).
 
 use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
 
 use crate::clock;
 use crate::event_log::stream::Stream;
+use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::protocol::sse;
-use crate::protocol::stream::{OwedResponse, Phase};
+use crate::protocol::stream::{Machine, Outcome, Phase};
 use crate::protocol::tasks::Status;
-use crate::protocol::tasks::legacy::LegacyView;
+use crate::protocol::tasks::legacy::{self, LegacyView};
 use crate::protocol::tasks::{poll_interval, shortened};
 use crate::sync;
 
@@ -21,6 +23,13 @@ const MOST_STAGED: usize = 1024 * 1024;
 /// State of a task beside its stream.
 #[derive(Debug, Default)]
 pub(super) struct LegacyTaskState(Mutex<Notes>);
+
+/// A question of the server.
+struct Question {
+    id: RequestId,
+    seq: Seq,
+    data: Vec<u8>,
+}
 
 #[derive(Debug, Default)]
 struct Notes {
@@ -69,6 +78,11 @@ impl Stream {
         })
     }
 
+    /// Lets the pump look at what has changed around the task.
+    pub fn wake_pump(&self) {
+        self.pump.notify_one();
+    }
+
     /// Returns true for the call of a task of 2025-11-25.
     pub fn is_legacy_task(&self) -> bool {
         self.legacy_task.is_some()
@@ -112,38 +126,107 @@ impl Stream {
         has_room
     }
 
-    /// Sends the questions that wait for a reader of the task to `other`, which has one. From then on their answers belong there.
+    /// Sends the questions that no reader of the task is about to get to `other`, which has one. From then on their answers belong there.
     pub fn move_questions(&self, other: &Arc<Stream>) {
-        for (id, data) in self.waiting_questions() {
-            let mut inner = self.lock();
-            if inner.machine.reader().is_attached() || !other.append_message(&data) {
-                return;
+        let (is_attached, written, is_expected) = self.with_machine(|machine| {
+            let reader = machine.reader();
+            (reader.is_attached(), reader.written(), self.expects_reader(machine))
+        });
+        if is_attached {
+            return;
+        }
+        for Question { id, seq, data } in self.questions() {
+            // A reader that had it comes back for its response, and gets it again.
+            if (seq <= written && is_expected) || !other.append_message(&data) {
+                continue;
             }
-            // Answered, as far as this stream is concerned: no reader of it gets the question.
-            inner.machine.handle_client_response(&id, clock::now());
-            self.notify_pump(inner);
+            self.settle_question(&id);
             self.note_asked_on(id, other);
         }
     }
 
-    /// Returns the questions of the server that no client has answered, each with its ID.
-    fn waiting_questions(&self) -> Vec<(RequestId, Vec<u8>)> {
+    /// Takes the questions back that were sent to a stream which no client reads any more: the reader of the task is to get them.
+    pub fn take_back_questions(&self) {
+        let asked = self.legacy_state().map(|state| state.asked.clone()).unwrap_or_default();
+        for (id, stream) in asked {
+            let Some(stream) = stream.upgrade() else { continue };
+            if stream.with_machine(|machine| machine.reader().is_attached()) {
+                continue;
+            }
+            if let Some(question) = stream.questions().into_iter().find(|question| question.id == id)
+                && self.append_message(&question.data)
+            {
+                stream.settle_question(&id);
+            }
+        }
+    }
+
+    /// Withdraws the questions of a task that is over from the stream on which they were asked.
+    pub fn withdraw_questions(&self) {
+        let asked = self.legacy_state().map(|mut state| std::mem::take(&mut state.asked)).unwrap_or_default();
+        for (id, stream) in asked {
+            if let Some(stream) = stream.upgrade().filter(|_| is_open(&id, &stream)) {
+                stream.append_message(&legacy::withdrawn(&id));
+                stream.settle_question(&id);
+            }
+        }
+    }
+
+    /// Returns the time at which the questions of the task may go to another stream, or `None` if there are none, or a reader has them.
+    pub fn questions_move_at(&self) -> Option<Instant> {
+        self.with_machine(|machine| {
+            let asks = machine.server_requests().oldest_question().is_some();
+            let is_free = asks && !machine.reader().is_attached() && !machine.is_sealed();
+            is_free.then(|| machine.reader().since() + patience(machine))
+        })
+    }
+
+    /// Returns the place from which a reader of the task begins: behind all that an earlier one had, but for open questions. Of a task that has ended it
+    /// is the response alone.
+    pub fn reading_place(&self) -> Seq {
+        self.with_machine(|machine| {
+            let before = |seq: Seq| Seq(seq.0.saturating_sub(1));
+            let place = match machine.owed_responses().last_response() {
+                Some(response) if machine.is_sealed() => before(response),
+                _ => {
+                    let written = machine.reader().written();
+                    machine.server_requests().oldest_question().map_or(written, |seq| written.min(before(seq)))
+                }
+            };
+            place.max(machine.trimmed())
+        })
+    }
+
+    /// Counts a question as answered here: no reader of this stream gets it any more.
+    fn settle_question(&self, id: &RequestId) {
+        let mut inner = self.lock();
+        inner.machine.handle_client_response(id, clock::now());
+        self.notify_pump(inner);
+    }
+
+    /// Returns true if a client that has read the stream may come back for it.
+    fn expects_reader(&self, machine: &Machine) -> bool {
+        clock::now() < machine.reader().since() + patience(machine)
+    }
+
+    /// Returns the questions of the server that no client has answered.
+    fn questions(&self) -> Vec<Question> {
         let inner = self.lock();
         let requests = inner.machine.server_requests();
         if !requests.has_outstanding() {
             return Vec::new();
         }
-        let question = |event| {
+        let question = |(seq, event)| {
             let data = sse::encoded_data(event);
             let body = jsonrpc::peek(&data).ok()?;
             match body.messages() {
-                [Message::Request { id, method }] if **method != *"ping" => {
-                    requests.outstanding_since(id).map(|_| (id.clone(), data.to_vec()))
+                [Message::Request { id, method }] if **method != *"ping" && !requests.is_answered(seq) => {
+                    requests.outstanding_since(id).map(|_| Question { id: id.clone(), seq, data: data.to_vec() })
                 }
                 _ => None,
             }
         };
-        inner.tail.events_after(inner.tail.trimmed()).filter_map(|(_, event)| question(event)).collect()
+        inner.tail.events_after(inner.tail.trimmed()).filter_map(question).collect()
     }
 
     /// Returns true while the server waits for an answer of the client.
@@ -169,9 +252,8 @@ impl Stream {
 
     fn read_outcome(&self) -> (Status, Option<String>) {
         let (is_cancelled, has_error) = self.with_machine(|machine| {
-            let owed = machine.owed_responses();
-            let is_cancelled = matches!(owed.iter().next(), Some((_, OwedResponse::Cancelled)));
-            (is_cancelled, owed.has_error())
+            let is_cancelled = matches!(machine.phase(), Phase::Sealed { outcome: Outcome::Cancelled, .. });
+            (is_cancelled, machine.owed_responses().has_error())
         });
         if is_cancelled {
             return (Status::Cancelled, None);
@@ -197,6 +279,11 @@ impl Stream {
     fn legacy_state(&self) -> Option<std::sync::MutexGuard<'_, Notes>> {
         self.legacy_task.as_ref().map(|state| sync::lock(&state.0))
     }
+}
+
+/// Returns the time in which a client that was cut comes back.
+fn patience(machine: &Machine) -> Duration {
+    machine.last_retry() * 2 + Duration::from_secs(1)
 }
 
 /// Returns true if a question waits for its answer on this stream.

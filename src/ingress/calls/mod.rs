@@ -263,7 +263,8 @@ impl Calls {
             return self.refusals.refuse_call(ErrorCode::NotAcceptable, &call);
         };
         stream.note_task_known();
-        let after = stream.with_machine(|machine| machine.trimmed());
+        stream.take_back_questions();
+        let after = stream.reading_place();
         let attachment = stream.attach(event_log::new_attach(), after).with_slice(Some(slice));
         let beginning = Beginning { start: Start::After(after), has_gap: false };
         context.reservation = None;

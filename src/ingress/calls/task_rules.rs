@@ -15,7 +15,7 @@ use crate::ingress::components::Components;
 use crate::protocol::classify::Call;
 use crate::protocol::dialect::resume_tokens::{CALLS_TOOL, CallDigest, Names};
 use crate::protocol::headers::{Era, ProtocolVersion};
-use crate::protocol::ids::Owner;
+use crate::protocol::ids::{IssuedSession, Owner};
 use crate::protocol::jsonrpc;
 use crate::protocol::stream::LegacyTask;
 use crate::protocol::tasks::{self, TaskMethod, legacy};
@@ -96,7 +96,7 @@ impl TaskRules {
         let Some(tasks) = &self.config.tasks else { return Ok(None) };
         let Some(legacy) = &tasks.legacy else { return Ok(None) };
         let is_candidate = call.has_tool_call() && call.era() == Era::Legacy && !call.is_batch;
-        if !is_candidate || !session.is_some_and(Session::has_tasks) {
+        if !is_candidate || !self.offers_in(session, call) {
             return Ok(None);
         }
         let Some(wish) = legacy::wish(body) else { return Ok(None) };
@@ -116,7 +116,18 @@ impl TaskRules {
     /// Returns the tasks of 2025-11-25 that a list of tools offers, or `None` if it offers none.
     pub(super) fn listed(&self, session: Option<&Session>, call: &Call) -> Option<Arc<LegacyTasks>> {
         let legacy = self.config.tasks.as_ref()?.legacy.as_ref()?;
-        (call.has_tool_list() && session.is_some_and(Session::has_tasks)).then(|| legacy.clone())
+        (call.has_tool_list() && self.offers_in(session, call)).then(|| legacy.clone())
+    }
+
+    /// Returns true if tasks of 2025-11-25 are offered in the session of a call. In one that this process has not opened, as after a restart, they were
+    /// if the server allows it.
+    fn offers_in(&self, session: Option<&Session>, call: &Call) -> bool {
+        let Some(session) = session else { return false };
+        let may_have = || self.upstream.observed().may_have_legacy_tasks();
+        match session.has_tasks() {
+            Some(has_tasks) => has_tasks && (may_have() || !IssuedSession::is_claimed_by(session.id())),
+            None => call.version.as_str() == legacy::REVISION && may_have(),
+        }
     }
 
     /// Returns true if tasks of 2025-11-25 are offered to a client of this revision.

@@ -55,7 +55,7 @@ impl LegacyTasks {
         if !self.is_on || !matches!(request.method, TaskMethod::Get | TaskMethod::Result | TaskMethod::Cancel) {
             return false;
         }
-        let is_offered = context.session.as_ref().is_some_and(|session| session.has_tasks());
+        let is_offered = context.session.as_ref().is_some_and(|session| session.has_tasks() == Some(true));
         is_offered || tasks::task_id_of(body).is_some_and(|id| id.starts_with(tasks::ID_PREFIX))
     }
 
@@ -110,6 +110,7 @@ impl LegacyTasks {
         {
             return respond::json(StatusCode::OK, legacy::cannot_cancel(id, view.status).into());
         }
+        stream.withdraw_questions();
         stream.cancel_task();
         if stream.task_ended().await {
             respond_with_state(id, stream)

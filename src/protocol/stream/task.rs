@@ -157,9 +157,16 @@ impl Machine {
         }
         self.announce_cancel();
         self.end_task(tasks::Outcome::Cancelled, now);
-        let due: Vec<RequestId> = self.owed_responses.due().cloned().collect();
-        for id in &due {
-            self.owed_responses.cancel(id);
+        if self.policy.has_records() {
+            let due: Vec<RequestId> = self.owed_responses.due().cloned().collect();
+            for id in &due {
+                self.owed_responses.cancel(id);
+            }
+        } else {
+            // Requests that read the task end with it.
+            let Self { owed_responses, numbering, .. } = self;
+            owed_responses.fail_due(|id| numbering.push(b"message", &tasks::legacy::cancelled(id)));
+            self.timers.stop(Timer::Call);
         }
         self.is_cancelled = true;
         self.begin_seal(Outcome::Cancelled, now);

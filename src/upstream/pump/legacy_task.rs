@@ -35,9 +35,15 @@ impl StatusNotices {
         Self { told: (Status::Working, None), next: clock::now() + INTERVAL, is_due: false }
     }
 
-    /// Returns the time of a notification that waits, or `None` if none does.
-    pub(super) fn wakes_at(&self) -> Option<Instant> {
-        self.is_due.then_some(self.next)
+    /// Returns the time of a notification that waits, or of a question that goes another way, whichever is first.
+    pub(super) fn wakes_at(&self, task: &Stream) -> Option<Instant> {
+        let notice = self.is_due.then_some(self.next);
+        notice.into_iter().chain(self.questions_move_at(task)).min()
+    }
+
+    /// Returns the time at which the questions of the task go to the standalone stream, if that is yet to come.
+    fn questions_move_at(&self, task: &Stream) -> Option<Instant> {
+        task.questions_move_at().filter(|at| *at > clock::now())
     }
 }
 
@@ -51,12 +57,17 @@ impl Pump {
         }
     }
 
-    /// Tells the client of a change, on the standalone stream. A change that follows another one within a second waits, unless it is the end.
+    /// Tells the client of a change, on the standalone stream while that has a reader. A change that follows another one within a second waits, unless
+    /// it is the end. Questions that no reader of the task has go there too.
     pub(super) fn tell_status(&mut self) {
         let Some(notices) = &mut self.notices else { return };
+        // A client that opens the stream later is told then.
+        notices.is_due = false;
+        let Some(standalone) = self.attached_standalone() else { return };
+        self.writer.stream().move_questions(&standalone);
         let Some(view) = self.writer.stream().legacy_view() else { return };
+        let Some(notices) = &mut self.notices else { return };
         if notices.told.0 == view.status && notices.told.1 == view.text {
-            notices.is_due = false;
             return;
         }
         let now = clock::now();
@@ -65,12 +76,10 @@ impl Pump {
             notices.is_due = true;
             return;
         }
-        (notices.next, notices.is_due) = (now + INTERVAL, false);
+        notices.next = now + INTERVAL;
         let LegacyView { status, text, .. } = &view;
         notices.told = (*status, text.clone());
-        if let Some(standalone) = self.attached_standalone() {
-            standalone.append_message(&legacy::status_changed(&view));
-        }
+        standalone.append_message(&legacy::status_changed(&view));
     }
 
     /// Returns the standalone stream of the session, if a client reads it.

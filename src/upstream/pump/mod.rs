@@ -206,7 +206,7 @@ impl Pump {
             if self.is_over(phase) {
                 break;
             }
-            let notice_at = self.notices.as_ref().and_then(|notices| notices.wakes_at());
+            let notice_at = self.notices.as_ref().and_then(|notices| notices.wakes_at(self.writer.stream()));
             self.alarm.set(deadline.into_iter().chain(notice_at).min());
             tokio::select! {
                 // A random order would make simulated runs differ. The upstream is last, because it alone can be ready without end.

@@ -32,6 +32,9 @@ impl Pump {
         if response.status().is_success() && json && !self.call.accept.json && self.call.accept.sse {
             return Box::pin(self.convert_to_event(response)).await;
         }
+        if response.status() == StatusCode::METHOD_NOT_ALLOWED && self.call.method.is_none() && self.offers_tasks() {
+            return Box::pin(self.open_without_server(response)).await;
+        }
         if response.status().is_success() && self.notices.is_some() {
             // The client of a task gets its handle in place of the response.
             self.writer.update(|machine, _| machine.handle_commit()).await;
@@ -41,6 +44,26 @@ impl Pump {
             self.pass_response(response).await;
         } else {
             self.collect_body(response.status(), json, response.into_body());
+        }
+    }
+
+    /// Returns true if tasks of 2025-11-25 are offered in the session of the stream.
+    fn offers_tasks(&self) -> bool {
+        let binding = self.writer.stream().binding();
+        let session = binding.session.as_ref().and_then(|id| self.log.sessions().find(id, &binding.principal));
+        session.is_some_and(|session| session.has_tasks() == Some(true))
+    }
+
+    /// Opens the standalone stream of a session whose server has none: the messages of its tasks need one.
+    async fn open_without_server(&mut self, response: Box<Response<ResponseBody>>) {
+        let (parts, _) = response.into_parts();
+        let mut headers = headers::cors_of(&parts.headers);
+        headers::sse_downstream(&mut headers);
+        headers::expose_ours(&mut headers);
+        headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+        if self.writer.update(|machine, _| machine.handle_stream_head()).await {
+            self.publish();
+            self.writer.set_head(Head::Stream(StatusCode::OK, Arc::new(headers)));
         }
     }
 

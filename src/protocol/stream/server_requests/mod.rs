@@ -121,6 +121,12 @@ impl ServerRequests {
         self.0.as_ref().and_then(|ledger| ledger.oldest_waiting(id)).is_some_and(|request| request.is_ping)
     }
 
+    /// Returns the event of the oldest unanswered request that is no ping.
+    pub fn oldest_question(&self) -> Option<Seq> {
+        let waiting = self.0.iter().flat_map(|ledger| ledger.waiting.values());
+        waiting.filter(|request| !request.is_ping).map(|request| request.seq).min()
+    }
+
     /// Returns the unanswered pings, in the order of their arrival, each with its time.
     pub(super) fn pings(&self) -> impl Iterator<Item = (&RequestId, Instant)> {
         let waiting = self.0.iter().flat_map(|ledger| ledger.waiting.values());

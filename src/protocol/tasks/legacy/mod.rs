@@ -13,7 +13,7 @@ mod wire;
 pub use offer::{offered, with_support};
 pub use related::tagged;
 pub use request::{Wish, wish, without_wish};
-pub use wire::{LegacyView, cannot_cancel, created, got, status_changed, unsupported};
+pub use wire::{LegacyView, cancelled, cannot_cancel, created, got, status_changed, unsupported, withdrawn};
 
 /// Name of the only revision with these tasks.
 pub const REVISION: &str = "2025-11-25";

@@ -4,6 +4,8 @@ use crate::protocol::jsonrpc;
 
 const CAPABILITY: &str = r#""tasks":{"cancel":{},"requests":{"tools":{"call":{}}}}"#;
 const SUPPORT: &str = r#""taskSupport":"optional""#;
+const OPTIONAL: &str = r#""optional""#;
+const FORBIDDEN: &str = r#""forbidden""#;
 
 /// Returns a result of `initialize` with tasks among the capabilities of the server. Returns `None` if the server has tasks of its own, speaks another
 /// revision, or the message is no such result. Every other byte stays.
@@ -18,8 +20,8 @@ pub fn offered(message: &[u8]) -> Option<Vec<u8>> {
     Some(jsonrpc::splice(message, vec![first_member(message, capabilities, CAPABILITY)?]))
 }
 
-/// Returns a result of `tools/list` in which each tool that `is_offered` selects says that its calls may be tasks. Returns `None` if nothing changes. A
-/// tool that has a word about tasks of its own keeps it.
+/// Returns a result of `tools/list` in which each tool that `is_offered` selects says that its calls may be tasks, also where its server forbids them.
+/// Returns `None` if nothing changes.
 pub fn with_support(message: &[u8], is_offered: impl Fn(&str) -> bool) -> Option<Vec<u8>> {
     let tools = jsonrpc::member(message, &["result", "tools"])?;
     let mut splices = Vec::new();
@@ -30,8 +32,12 @@ pub fn with_support(message: &[u8], is_offered: impl Fn(&str) -> bool) -> Option
             return;
         }
         match jsonrpc::member(tool.as_bytes(), &["execution"]) {
-            Some(execution) if jsonrpc::member(execution.as_bytes(), &["taskSupport"]).is_some() => {}
-            Some(execution) => splices.extend(first_member(message, execution, SUPPORT)),
+            Some(execution) => match jsonrpc::member(execution.as_bytes(), &["taskSupport"]) {
+                // The TypeScript SDK writes it for each tool of a server that has no tasks.
+                Some(own) if own == FORBIDDEN => splices.push((jsonrpc::span(message, own), OPTIONAL.to_owned())),
+                Some(_) => {}
+                None => splices.extend(first_member(message, execution, SUPPORT)),
+            },
             None => splices.extend(first_member(message, tool, &format!(r#""execution":{{{SUPPORT}}}"#))),
         }
     });
@@ -85,7 +91,10 @@ mod tests {
         );
         assert_eq!(with_support(&before, |name| name != "b"), Some(after));
         assert_eq!(with_support(&before, |_| false), None);
-        assert_eq!(with_support(&listed(r#"{"name":"a","execution":{"taskSupport":"forbidden"}}"#), |_| true), None);
+        let forbidden = listed(r#"{"name":"a","execution":{"taskSupport":"forbidden"}}"#);
+        let offered = listed(r#"{"name":"a","execution":{"taskSupport":"optional"}}"#);
+        assert_eq!(with_support(&forbidden, |_| true), Some(offered.clone()));
+        assert_eq!(with_support(&offered, |_| true), None);
         assert_eq!(with_support(br#"{"jsonrpc":"2.0","id":2,"result":{}}"#, |_| true), None);
     }
 }

@@ -9,6 +9,8 @@ use crate::protocol::jsonrpc::{self, RequestId};
 use crate::protocol::tasks::wire::{INVALID_PARAMS, METHOD_NOT_FOUND, timestamp};
 use crate::protocol::tasks::{ID_PREFIX, Status};
 
+const INTERNAL_ERROR: i64 = -32603;
+
 /// A task at one moment, as its client sees it. Times are those of the wall clock, in milliseconds since 1970.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LegacyView {
@@ -70,6 +72,18 @@ pub fn status_changed(view: &LegacyView) -> Vec<u8> {
 pub fn cannot_cancel(id: &RequestId, status: Status) -> Vec<u8> {
     let text = format!("Cannot cancel task: already in terminal status '{}'", status.as_str());
     jsonrpc::error_message(Some(id), INVALID_PARAMS, &text, Value::Null)
+}
+
+/// Writes the response to the call of a task that its client has cancelled.
+pub fn cancelled(id: &RequestId) -> Vec<u8> {
+    jsonrpc::error_message(Some(id), INTERNAL_ERROR, "The task was cancelled", Value::Null)
+}
+
+/// Writes the notification that a question needs no answer any more.
+pub fn withdrawn(question: &RequestId) -> Vec<u8> {
+    let id = question.to_json();
+    format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id},"reason":"the task was cancelled"}}}}"#)
+        .into_bytes()
 }
 
 /// Writes the error for a task of a tool whose calls are none.
