@@ -176,6 +176,13 @@ TASK_CLIENTS = {
     "ext-tasks": ClientKind(("node", "clients/ext-tasks.mjs"), (MODERN,)),
 }
 
+# Clients that ask for tasks of 2025-11-25.
+LEGACY_TASK_CLIENTS = {
+    "typescript-v1-tasks": ClientKind(("node", "clients/typescript-v1-tasks.mjs")),
+    "ext-tasks-legacy": ClientKind(("node", "clients/ext-tasks-legacy.mjs")),
+    "polling": ClientKind(("node", "clients/polling.mjs")),
+}
+
 # Sockets of the Python clients that `start_preloaded` has started, by name.
 PRELOADED = {}
 
@@ -257,7 +264,7 @@ def server_kind(name):
 
 
 def client_kind(name):
-    return CLIENTS.get(name) or TASK_CLIENTS[name]
+    return CLIENTS.get(name) or TASK_CLIENTS.get(name) or LEGACY_TASK_CLIENTS[name]
 
 
 def start_server(name, **env):
