@@ -153,6 +153,7 @@ fn spec() -> Spec {
         should_refuse_requests: false,
         should_announce_cancel: true,
         is_task: false,
+        legacy_task: None,
         should_answer_pings: true,
     };
     Spec {
