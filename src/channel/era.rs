@@ -162,7 +162,7 @@ async fn discover(server: &Server) -> Option<Bytes> {
 
 /// Returns the era of a server that gave this response to `server/discover`. A server that names revisions speaks those; any other error, or silence, is
 /// that of one that has never heard of the method.
-fn era_of(response: Option<&[u8]>) -> Era {
+pub(crate) fn era_of(response: Option<&[u8]>) -> Era {
     let Some(response) = response else { return Era::Legacy };
     let path: &[&str] = match error_code(response) {
         None => &["result", "supportedVersions"],

@@ -55,6 +55,7 @@ pub use caller::Caller;
 use caller::Sharers;
 use connection::{Begun, Refused};
 use era::ServerEra;
+pub(crate) use era::era_of;
 use limits::Limits;
 pub use link::{Input, Link, LinkFuture, Open, OpenError, Output, Program, ProgramEnd, WriteError};
 use metrics::EndReason;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::balance::{Balance, Balancing, balance};
+use super::bridge::bridge;
 use super::command::{Command, Variable};
 use super::problem::Problem;
 use super::raw::{RawConfig, tool_section};
@@ -17,9 +18,10 @@ use super::value::{
     socket_address,
 };
 use super::{
-    Admin, AnswerPings, Auth, Config, Delivery, Dialects, DiskStore, Fsync, HostHeader, Limits, Listen, ListenTls, Log,
-    LogFormat, Mode, OnUnreachable, Prime, PrincipalSource, Problems, ProgressBeats, RedisStore, Replica, ResumeTokens,
-    Sessions, SseServer, Store, Streams, TaskSupport, Tasks, ToolOverrides, Turns, Upstream, UpstreamTls, UpstreamUrl,
+    Admin, AnswerPings, Auth, Bridge, Config, Delivery, Dialects, DiskStore, Fsync, HostHeader, Limits, Listen,
+    ListenTls, Log, LogFormat, Mode, OnUnreachable, Prime, PrincipalSource, Problems, ProgressBeats, RedisStore,
+    Replica, ResumeTokens, Sessions, SseServer, Store, Streams, TaskSupport, Tasks, ToolOverrides, Turns, Upstream,
+    UpstreamTls, UpstreamUrl,
 };
 use crate::protocol::access::{AllowedHosts, AllowedOrigins, HostPattern, OriginPattern};
 use crate::protocol::classify;
@@ -81,6 +83,7 @@ struct Sections {
     replica: Replica,
     sessions: Sessions,
     tasks: Option<Arc<Tasks>>,
+    bridge: Option<Bridge>,
     balance: Balance,
     admin: Admin,
     log: Log,
@@ -105,6 +108,7 @@ pub(super) fn config(reader: &mut Reader) -> Option<Config> {
         replica,
         sessions,
         tasks,
+        bridge,
         admin,
         log,
         ..
@@ -123,6 +127,7 @@ pub(super) fn config(reader: &mut Reader) -> Option<Config> {
         replica,
         sessions,
         tasks,
+        bridge,
         admin,
         log,
     })
@@ -159,6 +164,7 @@ fn sections(reader: &mut Reader) -> Sections {
         refuse_short_wait(reader, upstream, &store, &replica, &sessions);
     }
     let tasks = tasks(reader).map(Arc::new);
+    let bridge = bridge(reader);
     let balance = balance(reader);
     let log = log(&mut reader.section("log"));
     Sections {
@@ -174,6 +180,7 @@ fn sections(reader: &mut Reader) -> Sections {
         replica,
         sessions,
         tasks,
+        bridge,
         balance,
         admin,
         log,

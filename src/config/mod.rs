@@ -14,6 +14,7 @@
 //! against this module.
 
 mod balance;
+mod bridge;
 mod build;
 mod command;
 pub mod key_file;
@@ -30,6 +31,7 @@ mod url;
 mod value;
 
 pub use balance::{Balance, BalanceTls, Balancing};
+pub use bridge::{Bridge, ModernClients};
 pub use command::{Command, InvalidVariable};
 pub use problem::{Origin, Problem, Problems};
 pub use store::{DiskStore, Fsync, OnUnreachable, RedisStore, Store};
@@ -76,6 +78,8 @@ pub struct Config {
     pub replica: Replica,
     /// Sessions that their server has forgotten.
     pub sessions: Sessions,
+    /// Bridge between the eras, or `None` if nothing is translated.
+    pub bridge: Option<Bridge>,
     /// Tasks for servers that have none, or `None` if calls become no tasks.
     pub tasks: Option<Arc<Tasks>>,
     /// The listeners for probes and metrics.

@@ -95,7 +95,8 @@ impl Callers {
         let quota = self.log.quota(key);
         // All sessions of a caller count together.
         let counted_as = || QuotaKey::of(&principal, is_proven, None, address);
-        let caller = self.upstream.has_channels().then(|| Arc::new(Caller::new(principal, counted_as())));
+        let caller = (self.upstream.has_channels() || self.upstream.has_bridge())
+            .then(|| Arc::new(Caller::new(principal, counted_as())));
         Box::new(RequestContext {
             parts,
             binding: Binding { principal, subject, session: id },

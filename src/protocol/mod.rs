@@ -5,6 +5,7 @@
 //! short synchronous test can replay every protocol bug.
 
 pub mod access;
+pub mod bridge;
 pub mod call_name;
 pub mod certificate;
 pub mod channel;

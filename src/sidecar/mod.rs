@@ -41,10 +41,12 @@ use crate::random;
 use crate::server::listener::stopped;
 use crate::server::{self, Accept, ConnectionLimit, ListenerConfig, Protocols, distribute, start_worker};
 use crate::tls::{Certificates, ClientFiles};
-use crate::upstream::{Dial, Upstream};
+use crate::upstream::{BridgeSettings, Dial, Upstream};
 
 /// Connections that may wait for one worker. Few: each holds a descriptor and is not yet counted. The kernel keeps the others.
 const WORKER_QUEUE: usize = 32;
+/// Time for which a call waits for the answers of its client where calls are kept for ever.
+const LONGEST_INPUT_WAIT: Duration = Duration::from_secs(86_400);
 
 /// A sidecar whose listeners are bound and which serves nothing yet.
 pub struct Server {
@@ -288,6 +290,15 @@ fn compose(config: Config, setup: StoreSetup, metrics: &Metrics, upstream: Upstr
     };
     let log = Arc::new(EventLog::new(identity, bounds, allowance, metrics.ingress.event_log.clone(), backing));
     let upstream = upstream.with_sessions(owner, &config.sessions, log.sessions().handshakes().clone());
+    let upstream = match &config.bridge {
+        Some(bridge) => upstream.with_bridge(BridgeSettings {
+            config: bridge.clone(),
+            max_wait: config.streams.max_wait.unwrap_or(LONGEST_INPUT_WAIT),
+            input_grace: config.dialects.input_grace,
+            max_event_bytes: config.streams.max_event_bytes,
+        }),
+        None => upstream,
+    };
     let retry = match config.delivery.mode {
         Mode::Stream => config.delivery.retry,
         Mode::Poll => config.delivery.poll_retry,

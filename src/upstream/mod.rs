@@ -5,6 +5,7 @@
 
 mod address;
 mod body;
+mod bridge;
 mod channels;
 mod client;
 mod connect;
@@ -47,6 +48,8 @@ use http::header::HOST;
 use http::request::Parts;
 use http::{HeaderValue, Request, Response, StatusCode, Uri, Version};
 
+use bridge::Bridge;
+pub use bridge::Settings as BridgeSettings;
 use channels::exchange_by_channel;
 use client::Clients;
 use connect::{Connector, Transport};
@@ -118,6 +121,8 @@ pub struct Upstream {
     sessions: Arc<SessionNames>,
     revivals: Arc<Revivals>,
     ping_headers: Arc<PingHeaders>,
+    /// Bridge to a server of another era, or `None` if nothing is translated.
+    bridge: Option<Arc<Bridge>>,
 }
 
 impl Upstream {
@@ -162,6 +167,7 @@ impl Upstream {
             sessions: Arc::default(),
             revivals: Arc::new(Revivals::new(SessionRefusals::default(), false, Duration::ZERO)),
             ping_headers: Arc::default(),
+            bridge: None,
         };
         upstream.endpoint = upstream.uri(&upstream.endpoint_target(None)).ok();
         upstream
@@ -180,6 +186,7 @@ impl Upstream {
             ping_headers,
             channels,
             recognition,
+            bridge: self.bridge.clone(),
             ..Self::by(self.connector.clone(), self.config.clone())
         }
     }
@@ -194,6 +201,17 @@ impl Upstream {
             revivals: Arc::new(Revivals::new(refusals, config.revive, config.keep)),
             ..self
         }
+    }
+
+    /// Returns the same upstream with a bridge for clients of another era.
+    pub fn with_bridge(self, settings: bridge::Settings) -> Self {
+        let bridge = Bridge::new(settings, Arc::new(self.with_own_connections()));
+        Self { bridge: Some(bridge), ..self }
+    }
+
+    /// Returns true if requests may be translated: each caller has a session then.
+    pub fn has_bridge(&self) -> bool {
+        self.bridge.is_some()
     }
 
     /// Returns the facts observed in responses.
@@ -306,6 +324,11 @@ impl Upstream {
         template: &Template,
         sent: Option<&Arc<Stream>>,
     ) -> Result<Response<ResponseBody>, Unanswered> {
+        if let Some(bridge) = &self.bridge
+            && let Some(answer) = Box::pin(bridge.send(self, template, sent)).await
+        {
+            return answer;
+        }
         let mut response = self.exchange(template, sent).await?;
         let is_new = self.sessions.has_renamed() && !template.names_session();
         self.sessions.wrap(response.headers_mut(), is_new);
@@ -439,7 +462,7 @@ impl Upstream {
 /// Checks the length that a head declares. The proxy's own client has checked it.
 fn check_head(response: &mut Response<ResponseBody>) -> Result<(), HeadError> {
     match response.body() {
-        ResponseBody::Http1(_) | ResponseBody::Channel(_) | ResponseBody::Begun(_) => Ok(()),
+        ResponseBody::Http1(_) | ResponseBody::Channel(_) | ResponseBody::Bridged(_) | ResponseBody::Begun(_) => Ok(()),
         ResponseBody::Hyper(_) => check_length(response.status(), response.headers_mut()),
     }
 }

@@ -13,6 +13,7 @@ mod bad_input;
 mod batch;
 mod beats;
 mod bounds;
+mod bridge;
 mod cancel;
 mod check;
 mod client_responses;

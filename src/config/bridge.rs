@@ -1,0 +1,40 @@
+//! Bridge between the eras.
+
+use std::time::Duration;
+
+use super::read::Reader;
+use super::value::YEAR;
+
+/// Section of the configuration.
+const SECTION: &str = "bridge";
+
+/// Bridge between clients and servers that share no revision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bridge {
+    /// Clients of 2026-07-28 whose requests are translated for a server of older revisions.
+    pub modern_clients: ModernClients,
+    /// Time without a request after which the session that was opened for a caller is ended.
+    pub idle: Duration,
+    /// Most sessions of one caller, at least 1.
+    pub sessions_per_principal: usize,
+}
+
+/// Clients of 2026-07-28 whose requests are translated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModernClients {
+    /// All.
+    Always,
+    /// None: their requests go to the server as they are.
+    Never,
+}
+
+/// Reads the section. Returns `None` if nothing is translated.
+pub(super) fn bridge(reader: &mut Reader) -> Option<Bridge> {
+    let mut s = reader.section(SECTION);
+    let words = [("always", ModernClients::Always), ("never", ModernClients::Never)];
+    let modern_clients = s.one_of("modern_clients", &words).unwrap_or(ModernClients::Never);
+    let idle = s.secs("idle_secs", 1..=YEAR).unwrap_or(Duration::from_secs(600));
+    let sessions_per_principal = s.count("sessions_per_principal", 1).unwrap_or(8);
+    let bridge = Bridge { modern_clients, idle, sessions_per_principal };
+    (modern_clients != ModernClients::Never).then_some(bridge)
+}

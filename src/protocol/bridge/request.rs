@@ -1,0 +1,252 @@
+//! Requests of a client of 2026-07-28, and the requests of 2025-11-25 in their place.
+
+use serde_json::{Map, Value, json};
+
+use crate::protocol::jsonrpc;
+
+const META: &str = "_meta";
+const VERSION: &str = "io.modelcontextprotocol/protocolVersion";
+const CLIENT_INFO: &str = "io.modelcontextprotocol/clientInfo";
+const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
+const LOG_LEVEL: &str = "io.modelcontextprotocol/logLevel";
+const TASKS: &str = "io.modelcontextprotocol/tasks";
+
+/// Method of a request, as the bridge treats it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Answered from the result of `initialize`.
+    Discover,
+    /// A list, whose result has hints for caches.
+    List,
+    /// A call that may ask for input: `tools/call`, `prompts/get`, `resources/read`.
+    Call,
+    /// `resources/read`, whose result has hints for caches too.
+    Read,
+    /// Another request that means the same in both eras.
+    Plain,
+    /// `subscriptions/listen`.
+    Listen,
+    /// A method that the revision does not have.
+    Unknown,
+}
+
+impl Kind {
+    /// Returns the kind of a method.
+    pub fn of(method: &str) -> Self {
+        match method {
+            "server/discover" => Self::Discover,
+            "tools/list" | "prompts/list" | "resources/list" | "resources/templates/list" => Self::List,
+            "tools/call" | "prompts/get" => Self::Call,
+            "resources/read" => Self::Read,
+            "subscriptions/listen" => Self::Listen,
+            "initialize" | "ping" | "logging/setLevel" | "resources/subscribe" | "resources/unsubscribe" => {
+                Self::Unknown
+            }
+            method if method.starts_with("tasks/") => Self::Unknown,
+            _ => Self::Plain,
+        }
+    }
+
+    /// Returns true if the server may ask for input within the call.
+    pub fn may_ask(self) -> bool {
+        matches!(self, Self::Call | Self::Read)
+    }
+}
+
+/// Severity of log messages, the least first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct LogLevel(usize);
+
+impl LogLevel {
+    const NAMES: [&str; 8] = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
+
+    /// Returns the level of this name, or `None` for another name.
+    pub fn of(name: &str) -> Option<Self> {
+        Self::NAMES.iter().position(|known| *known == name).map(Self)
+    }
+
+    /// Returns the name.
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self.0.min(Self::NAMES.len() - 1)]
+    }
+}
+
+/// Members of `_meta` that each request of 2026-07-28 has.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Envelope {
+    /// Capabilities of the client, less tasks.
+    pub declared: Declared,
+    /// Name and version of the client.
+    pub client_info: Value,
+    /// Least level of the log messages that the client wants for this request, or `None` if it wants none.
+    pub log_level: Option<LogLevel>,
+}
+
+/// Capabilities that a client declares.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Declared(Value);
+
+impl Declared {
+    /// Returns the capabilities as `initialize` has them.
+    pub fn for_server(&self) -> &Value {
+        &self.0
+    }
+
+    /// Returns the error for a question that the client cannot be asked, or `None` if it can: code and text.
+    pub fn refuses(&self, method: &str, params: &Value) -> Option<(i64, &'static str)> {
+        let (kind, modes) = match method {
+            "elicitation/create" => ("elicitation", Some(params.get("mode").and_then(Value::as_str).unwrap_or("form"))),
+            "sampling/createMessage" => ("sampling", None),
+            "roots/list" => ("roots", None),
+            _ => return Some((-32601, "the client knows no such request")),
+        };
+        let Some(declared) = self.0.get(kind).and_then(Value::as_object) else {
+            return Some((-32601, "the client has not declared this capability"));
+        };
+        match modes {
+            // An empty object stands for forms.
+            Some("form") if declared.is_empty() || declared.contains_key("form") => None,
+            Some(mode) if declared.contains_key(mode) => None,
+            Some(_) => Some((-32602, "the client has not declared this mode of elicitation")),
+            None if kind == "sampling" && params.get("tools").is_some() && !declared.contains_key("tools") => {
+                Some((-32602, "the client has not declared tools in sampling"))
+            }
+            None => None,
+        }
+    }
+}
+
+impl Envelope {
+    /// Reads the envelope of a request.
+    ///
+    /// # Errors
+    /// The name of a member that is missing or of another type.
+    pub fn of(body: &[u8]) -> Result<Self, &'static str> {
+        let meta = jsonrpc::member(body, &["params", META]).ok_or(META)?;
+        let meta: Map<String, Value> = serde_json::from_str(meta).map_err(|_| META)?;
+        if !meta.get(VERSION).is_some_and(Value::is_string) {
+            return Err(VERSION);
+        }
+        let declared = meta.get(CAPABILITIES).and_then(Value::as_object).ok_or(CAPABILITIES)?;
+        let client_info = meta.get(CLIENT_INFO).cloned();
+        let client_info = client_info.unwrap_or_else(|| json!({"name": "unknown", "version": "0"}));
+        let log_level = meta.get(LOG_LEVEL).and_then(Value::as_str).and_then(LogLevel::of);
+        Ok(Self { declared: capabilities(declared), client_info, log_level })
+    }
+}
+
+/// Returns capabilities of 2026-07-28 as those of 2025-11-25: without tasks, which the proxy has itself.
+fn capabilities(declared: &Map<String, Value>) -> Declared {
+    let mut kept = declared.clone();
+    kept.remove("tasks");
+    if let Some(extensions) = kept.get_mut("extensions").and_then(Value::as_object_mut) {
+        extensions.remove(TASKS);
+        if extensions.is_empty() {
+            kept.remove("extensions");
+        }
+    }
+    if let Some(roots) = kept.get_mut("roots").and_then(Value::as_object_mut) {
+        roots.insert("listChanged".to_owned(), true.into());
+    }
+    Declared(Value::Object(kept))
+}
+
+/// Writes the request that opens a session for this client.
+pub fn initialize(id: &str, envelope: &Envelope) -> Vec<u8> {
+    let params = json!({
+        "protocolVersion": super::LEGACY,
+        "capabilities": envelope.declared.for_server(),
+        "clientInfo": envelope.client_info,
+    });
+    json!({"jsonrpc": "2.0", "id": id, "method": "initialize", "params": params}).to_string().into_bytes()
+}
+
+/// Writes the notification that completes the handshake.
+pub fn initialized() -> Vec<u8> {
+    br#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#.to_vec()
+}
+
+/// Returns a request as the server gets it: under this ID and this progress token, without the envelope and without what only the later revision has. The
+/// progress token is left out where the client wants no progress. Returns `None` for a body that is no such request.
+pub fn translated(body: &[u8], id: &str, progress_token: &str) -> Option<Vec<u8>> {
+    let own = [VERSION, CLIENT_INFO, CAPABILITIES, LOG_LEVEL];
+    let without = |body: Vec<u8>, path, names: &[&str]| jsonrpc::without_members(&body, path, names).unwrap_or(body);
+    let mut body = without(body.to_vec(), &["params"], &["inputResponses", "requestState", "task"]);
+    body = without(body, &["params", META], &own);
+    if jsonrpc::member(&body, &["params", META])
+        .is_some_and(|meta| meta.bytes().all(|byte| b"{} \t\r\n".contains(&byte)))
+    {
+        body = without(body, &["params"], &[META]);
+    }
+    let mut splices = vec![(jsonrpc::span(&body, jsonrpc::member(&body, &["id"])?), Value::from(id).to_string())];
+    if let Some(token) = jsonrpc::member(&body, &["params", META, "progressToken"]) {
+        splices.push((jsonrpc::span(&body, token), Value::from(progress_token).to_string()));
+    }
+    Some(jsonrpc::splice(&body, splices))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(meta: Value, params: Value) -> Vec<u8> {
+        let mut params = params;
+        params[META] = json!({VERSION: "2026-07-28", CLIENT_INFO: {"name": "c", "version": "1"}, CAPABILITIES: {"elicitation": {"form": {}}}});
+        for (name, value) in meta.as_object().expect("an object") {
+            params[META][name] = value.clone();
+        }
+        json!({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}).to_string().into_bytes()
+    }
+
+    #[test]
+    fn the_server_gets_a_request_of_its_own_revision() {
+        let body = request(
+            json!({"progressToken": 7, "traceparent": "00-1", LOG_LEVEL: "info"}),
+            json!({"name": "a", "arguments": {"task": 1}, "inputResponses": {}, "requestState": "x", "task": {}}),
+        );
+        let sent: Value = serde_json::from_slice(&translated(&body, "b1", "b1").expect("a request")).expect("JSON");
+        let params =
+            json!({"name": "a", "arguments": {"task": 1}, "_meta": {"progressToken": "b1", "traceparent": "00-1"}});
+        assert_eq!(sent, json!({"jsonrpc": "2.0", "id": "b1", "method": "tools/call", "params": params}));
+        let bare = translated(&request(json!({}), json!({"name": "a"})), "b2", "b2").expect("a request");
+        assert_eq!(serde_json::from_slice::<Value>(&bare).expect("JSON")["params"], json!({"name": "a"}));
+    }
+
+    #[test]
+    fn capabilities_pass_without_tasks() {
+        let body = request(
+            json!({CAPABILITIES: {"roots": {}, "sampling": {"tools": {}}, "extensions": {TASKS: {}, "a/b": {}}}, LOG_LEVEL: "error"}),
+            json!({}),
+        );
+        let envelope = Envelope::of(&body).expect("an envelope");
+        let kept = json!({"roots": {"listChanged": true}, "sampling": {"tools": {}}, "extensions": {"a/b": {}}});
+        assert_eq!((envelope.declared.for_server(), envelope.log_level), (&kept, LogLevel::of("error")));
+        for (missing, name) in [(json!({VERSION: null}), VERSION), (json!({CAPABILITIES: 1}), CAPABILITIES)] {
+            assert_eq!(Envelope::of(&request(missing, json!({}))), Err(name));
+        }
+        assert_eq!(Envelope::of(br#"{"jsonrpc":"2.0","id":1,"method":"x"}"#), Err(META));
+    }
+
+    #[test]
+    fn a_client_is_asked_what_it_declared() {
+        let declared = |value: Value| Declared(value);
+        let refuses = |capabilities: Value, method, params: Value| {
+            declared(capabilities).refuses(method, &params).map(|(code, _)| code)
+        };
+        let form = json!({"mode": "form"});
+        assert_eq!(refuses(json!({"elicitation": {}}), "elicitation/create", json!({})), None);
+        assert_eq!(refuses(json!({"elicitation": {"form": {}}}), "elicitation/create", form.clone()), None);
+        assert_eq!(refuses(json!({"elicitation": {"url": {}}}), "elicitation/create", form.clone()), Some(-32602));
+        assert_eq!(refuses(json!({"elicitation": {}}), "elicitation/create", json!({"mode": "url"})), Some(-32602));
+        assert_eq!(refuses(json!({}), "elicitation/create", form), Some(-32601));
+        assert_eq!(refuses(json!({"sampling": {}}), "sampling/createMessage", json!({"tools": []})), Some(-32602));
+        assert_eq!(refuses(json!({"roots": {}}), "roots/list", json!({})), None);
+        assert_eq!(refuses(json!({"tasks": {}}), "tasks/get", json!({})), Some(-32601));
+    }
+
+    #[test]
+    fn levels_have_an_order() {
+        assert!(LogLevel::of("debug") < LogLevel::of("emergency") && LogLevel::of("loud").is_none());
+        assert_eq!(LogLevel::of("notice").map(LogLevel::name), Some("notice"));
+    }
+}

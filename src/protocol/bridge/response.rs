@@ -1,0 +1,232 @@
+//! Messages of a server of 2025-11-25, and those of 2026-07-28 in their place.
+
+use http::StatusCode;
+use serde_json::{Map, Value, json};
+
+use crate::protocol::jsonrpc::{self, RequestId};
+
+const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
+const METHOD_NOT_FOUND: i64 = -32601;
+const INVALID_PARAMS: i64 = -32602;
+const INTERNAL_ERROR: i64 = -32603;
+/// Error of a resource that is not there, at the revisions with sessions alone.
+const RESOURCE_NOT_FOUND: i64 = -32002;
+/// Codes that the later revision has given a meaning.
+const SPECIFIED: std::ops::RangeInclusive<i64> = -32099..=-32020;
+
+/// Hints for caches in a result.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ListHints {
+    /// The result has none.
+    Absent,
+    /// Not to be kept, and the caller's alone.
+    Uncached,
+}
+
+/// Returns the response to a request as its client gets it: under the client's ID, a result with its type, an error with a code of the later revision.
+/// Returns `None` for a message that is no response.
+pub fn result_as(message: &[u8], id: &RequestId, server_info: Option<&Value>, hints: ListHints) -> Option<Vec<u8>> {
+    if let Some(error) = jsonrpc::member(message, &["error"]) {
+        return Some(modern_error(id, &serde_json::from_str(error).ok()?));
+    }
+    let result = jsonrpc::member(message, &["result"])?;
+    let mut splices = vec![(jsonrpc::span(message, jsonrpc::member(message, &["id"])?), id.to_json())];
+    if result.starts_with('{') {
+        let has = |name| jsonrpc::member(result.as_bytes(), name).is_some();
+        let mut added = Vec::new();
+        if !has(&["resultType"]) {
+            added.push(r#""resultType":"complete""#.to_owned());
+        }
+        if hints == ListHints::Uncached && !has(&["ttlMs"]) {
+            added.push(r#""ttlMs":0"#.to_owned());
+        }
+        if hints == ListHints::Uncached && !has(&["cacheScope"]) {
+            added.push(r#""cacheScope":"private""#.to_owned());
+        }
+        if let Some(info) = server_info {
+            let info = format!(r#""{SERVER_INFO}":{info}"#);
+            match jsonrpc::member(result.as_bytes(), &["_meta"]) {
+                Some(meta) if jsonrpc::member(meta.as_bytes(), &[SERVER_INFO]).is_some() => {}
+                Some(meta) => splices.extend(first_members(message, meta, &info)),
+                None => added.push(format!(r#""_meta":{{{info}}}"#)),
+            }
+        }
+        if !added.is_empty() {
+            splices.extend(first_members(message, result, &added.join(",")));
+        }
+        if let Some(tools) = jsonrpc::member(result.as_bytes(), &["tools"]) {
+            jsonrpc::for_each_element(tools, |tool| {
+                let edited = jsonrpc::without_members(tool.as_bytes(), &[], &["execution"]);
+                let edited = edited.and_then(|edited| String::from_utf8(edited).ok());
+                splices.extend(edited.map(|edited| (jsonrpc::span(message, tool), edited)));
+            });
+        }
+    }
+    Some(jsonrpc::splice(message, splices))
+}
+
+/// Returns the insertion of members at the beginning of `object`, or `None` if that is none.
+fn first_members(whole: &[u8], object: &str, members: &str) -> Option<(std::ops::Range<usize>, String)> {
+    let rest = object.strip_prefix('{')?;
+    let comma = if rest.trim_start().starts_with('}') { "" } else { "," };
+    let at = jsonrpc::span(whole, object).start + 1;
+    Some((at..at, format!("{members}{comma}")))
+}
+
+/// Writes an error of the server with a code that means the same at the later revision.
+pub fn modern_error(id: &RequestId, error: &Value) -> Vec<u8> {
+    let code = error.get("code").and_then(Value::as_i64).unwrap_or(INTERNAL_ERROR);
+    let code = match code {
+        RESOURCE_NOT_FOUND => INVALID_PARAMS,
+        code if SPECIFIED.contains(&code) => INTERNAL_ERROR,
+        code => code,
+    };
+    let mut error = error.clone();
+    if let Some(members) = error.as_object_mut() {
+        members.insert("code".to_owned(), code.into());
+    }
+    response(id, "error", &error)
+}
+
+/// Writes the error for a method that the later revision does not have.
+pub fn method_not_found(id: &RequestId) -> Vec<u8> {
+    jsonrpc::error_message(Some(id), METHOD_NOT_FOUND, "Method not found", Value::Null)
+}
+
+/// Returns the status of a response that is one JSON message.
+pub fn status_of(message: &[u8]) -> StatusCode {
+    match jsonrpc::member(message, &["error", "code"]).and_then(|code| code.parse().ok()) {
+        Some(METHOD_NOT_FOUND) => StatusCode::NOT_FOUND,
+        Some(_) | None => StatusCode::OK,
+    }
+}
+
+/// Returns the answer to `server/discover` from the result of `initialize`, or `None` if that is none.
+pub fn discovered(initialized: &[u8], id: &RequestId) -> Option<Vec<u8>> {
+    let result: Map<String, Value> = serde_json::from_str(jsonrpc::member(initialized, &["result"])?).ok()?;
+    let mut capabilities = result.get("capabilities").cloned().unwrap_or_else(|| json!({}));
+    if let Some(members) = capabilities.as_object_mut() {
+        members.remove("tasks");
+    }
+    let mut found = json!({
+        "resultType": "complete",
+        "supportedVersions": [super::MODERN],
+        "capabilities": capabilities,
+        "ttlMs": 0,
+        "cacheScope": "private",
+    });
+    if let Some(instructions) = result.get("instructions") {
+        found["instructions"] = instructions.clone();
+    }
+    if let Some(info) = result.get("serverInfo") {
+        found["_meta"] = json!({ SERVER_INFO: info });
+    }
+    Some(response(id, "result", &found))
+}
+
+/// Returns a progress notification under the client's own token, which is JSON. Returns `None` if the notification names another call than that of `own`.
+pub fn progress_as(message: &[u8], own: &str, client: &str) -> Option<Vec<u8>> {
+    let token = jsonrpc::member(message, &["params", "progressToken"])?;
+    let is_own = serde_json::from_str::<String>(token).is_ok_and(|token| token == own);
+    is_own.then(|| jsonrpc::splice(message, vec![(jsonrpc::span(message, token), client.to_owned())]))
+}
+
+/// Returns a request of the server as one of a round of input: method and parameters.
+pub fn question_of(message: &[u8]) -> Option<(String, Value)> {
+    let method = serde_json::from_str(jsonrpc::member(message, &["method"])?).ok()?;
+    let params = jsonrpc::member(message, &["params"]).and_then(|params| serde_json::from_str(params).ok());
+    let mut params: Value = params.unwrap_or_else(|| json!({}));
+    if let Some(members) = params.as_object_mut() {
+        for name in ["task", "elicitationId"] {
+            members.remove(name);
+        }
+    }
+    Some((method, params))
+}
+
+/// Writes the result that asks the client for input: each question by its key, with method and parameters.
+pub fn input_required<'a>(
+    id: &RequestId,
+    questions: impl Iterator<Item = (&'a str, &'a str, &'a Value)>,
+    state: &str,
+) -> Vec<u8> {
+    let requests: Map<String, Value> =
+        questions.map(|(key, method, params)| (key.to_owned(), json!({"method": method, "params": params}))).collect();
+    let result = json!({"resultType": "input_required", "inputRequests": requests, "requestState": state});
+    response(id, "result", &result)
+}
+
+fn response(id: &RequestId, member: &str, value: &Value) -> Vec<u8> {
+    format!(r#"{{"jsonrpc":"2.0","id":{},"{member}":{value}}}"#, id.to_json()).into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id() -> RequestId {
+        RequestId::Number("7".into())
+    }
+
+    fn parsed(message: Vec<u8>) -> Value {
+        serde_json::from_slice(&message).expect("JSON")
+    }
+
+    #[test]
+    fn a_result_gains_its_type_and_the_name_of_its_server() {
+        let info = json!({"name": "s", "version": "1"});
+        let message = br#"{"jsonrpc":"2.0","id":"b1","result":{"content":[],"_meta":{"a":1}}}"#;
+        let result = parsed(result_as(message, &id(), Some(&info), ListHints::Absent).expect("a result"));
+        let expected = json!({"content": [], "resultType": "complete", "_meta": {"a": 1, SERVER_INFO: info}});
+        assert_eq!(result, json!({"jsonrpc": "2.0", "id": 7, "result": expected}));
+        let message =
+            br#"{"jsonrpc":"2.0","id":"b1","result":{"tools":[{"name":"a","execution":{"taskSupport":"optional"}}]}}"#;
+        let list = parsed(result_as(message, &id(), None, ListHints::Uncached).expect("a result"));
+        let expected = json!({"tools": [{"name": "a"}], "resultType": "complete", "ttlMs": 0, "cacheScope": "private"});
+        assert_eq!(list["result"], expected);
+        assert_eq!(result_as(br#"{"jsonrpc":"2.0","method":"x"}"#, &id(), None, ListHints::Absent), None);
+    }
+
+    #[test]
+    fn errors_have_codes_of_the_later_revision() {
+        for (before, after) in
+            [(-32002, -32602), (-32601, -32601), (-32021, -32603), (-32099, -32603), (-1, -1), (-32000, -32000)]
+        {
+            let message =
+                format!(r#"{{"jsonrpc":"2.0","id":"b1","error":{{"code":{before},"message":"m","data":1}}}}"#);
+            let error = parsed(result_as(message.as_bytes(), &id(), None, ListHints::Absent).expect("an error"));
+            assert_eq!(error["error"], json!({"code": after, "message": "m", "data": 1}));
+        }
+        assert_eq!(status_of(&method_not_found(&id())), StatusCode::NOT_FOUND);
+    }
+
+    #[test]
+    fn discovery_is_the_result_of_the_handshake() {
+        let message = br#"{"jsonrpc":"2.0","id":"b0","result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{},"tasks":{}},"serverInfo":{"name":"s"},"instructions":"i"}}"#;
+        let found = parsed(discovered(message, &id()).expect("a result"));
+        assert_eq!(
+            found["result"],
+            json!({"resultType": "complete", "supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "ttlMs": 0,
+                "cacheScope": "private", "instructions": "i", "_meta": {SERVER_INFO: {"name": "s"}}})
+        );
+        assert_eq!(discovered(br#"{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":""}}"#, &id()), None);
+    }
+
+    #[test]
+    fn progress_and_questions_are_renamed() {
+        let progress =
+            br#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"b1","progress":1}}"#;
+        let renamed = progress_as(progress, "b1", "7").expect("progress");
+        assert_eq!(parsed(renamed)["params"], json!({"progressToken": 7, "progress": 1}));
+        assert_eq!(progress_as(progress, "b2", "7"), None);
+        let question = br#"{"jsonrpc":"2.0","id":3,"method":"elicitation/create","params":{"mode":"url","elicitationId":"e","task":{},"url":"u"}}"#;
+        let (method, params) = question_of(question).expect("a question");
+        assert_eq!((method.as_str(), &params), ("elicitation/create", &json!({"mode": "url", "url": "u"})));
+        let asked = parsed(input_required(&id(), [("q1", method.as_str(), &params)].into_iter(), "s"));
+        assert_eq!(asked["result"]["inputRequests"]["q1"], json!({"method": "elicitation/create", "params": params}));
+        assert_eq!(
+            (&asked["result"]["resultType"], &asked["result"]["requestState"]),
+            (&json!("input_required"), &json!("s"))
+        );
+    }
+}
