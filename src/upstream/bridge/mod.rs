@@ -108,7 +108,7 @@ impl Bridge {
         };
         let request = match checked(template, &id, &method) {
             Ok(request) => request,
-            Err(refusal) => return Some(Ok(refusal)),
+            Err(refusal) => return Some(Ok(*refusal)),
         };
         Some(self.answer(upstream, request, sent).await)
     }
@@ -174,8 +174,11 @@ impl Bridge {
     /// Returns the session of the caller; opens it if there is none.
     async fn session(self: &Arc<Self>, key: &Key, request: &Request<'_>) -> Result<Arc<LegacySession>, Answer> {
         let Some(slot) = self.sessions.slot(key, self.settings.config.sessions_per_principal) else {
-            let refusal =
-                channel::refusal_about(ErrorCode::NoServer, "the caller has too many sessions", &[request.id.clone()]);
+            let refusal = channel::refusal_about(
+                ErrorCode::NoServer,
+                "the caller has too many sessions",
+                std::slice::from_ref(&request.id),
+            );
             return Err(Ok(refusal.map(ResponseBody::Channel)));
         };
         let mut slot = slot.lock().await;
@@ -242,7 +245,9 @@ impl Bridge {
             let call = BridgedCall::new(self, session, request, own, digest, response.into_body());
             return Ok(stream_of(call));
         }
-        if !response.status().is_success() && !(is_json && response.status() != StatusCode::NOT_FOUND) {
+        // An unknown session is one for the caller of this function.
+        let has_message = is_json && response.status() != StatusCode::NOT_FOUND;
+        if !response.status().is_success() && !has_message {
             return Ok(response);
         }
         let (parts, body) = response.into_parts();
@@ -357,19 +362,28 @@ async fn listen(bridge: std::sync::Weak<Bridge>, session: std::sync::Weak<Legacy
 }
 
 /// Checks the headers and the envelope of a request.
-fn checked<'a>(template: &'a Template, id: &RequestId, method: &str) -> Result<Request<'a>, Response<ResponseBody>> {
+fn checked<'a>(
+    template: &'a Template,
+    id: &RequestId,
+    method: &str,
+) -> Result<Request<'a>, Box<Response<ResponseBody>>> {
     let body = template.body();
     if let Some(header) = envelope::mismatch(&template.lines().to_map(), method, body) {
         let text = format!("Header mismatch: {header} does not match the body");
-        return Err(refusal(Some(id), HEADER_MISMATCH, &text, Value::Null));
+        return Err(refusal(Some(id), HEADER_MISMATCH, &text, Value::Null).into());
     }
     let version = jsonrpc::meta_protocol_version(body).unwrap_or_default();
     if version != bridge::MODERN {
         let data = json!({"supported": [bridge::MODERN], "requested": version});
-        return Err(refusal(Some(id), UNSUPPORTED_VERSION, "Unsupported protocol version", data));
+        return Err(refusal(Some(id), UNSUPPORTED_VERSION, "Unsupported protocol version", data).into());
     }
     let envelope = Envelope::of(body).map_err(|member| {
-        refusal(Some(id), INVALID_PARAMS, &format!("Invalid params: {member} is missing in _meta"), Value::Null)
+        Box::new(refusal(
+            Some(id),
+            INVALID_PARAMS,
+            &format!("Invalid params: {member} is missing in _meta"),
+            Value::Null,
+        ))
     })?;
     let progress_token = jsonrpc::progress_token(body).map(str::to_owned);
     Ok(Request {
@@ -427,6 +441,6 @@ fn refusal(id: Option<&RequestId>, code: i64, text: &str, data: Value) -> Respon
 }
 
 fn unavailable(id: &RequestId) -> Response<ResponseBody> {
-    channel::refusal_about(ErrorCode::UpstreamGarbage, "no session could be opened", &[id.clone()])
+    channel::refusal_about(ErrorCode::UpstreamGarbage, "no session could be opened", std::slice::from_ref(id))
         .map(ResponseBody::Channel)
 }
