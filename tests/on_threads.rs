@@ -1,5 +1,6 @@
 //! Black-box tests on the runtime that ships: the proxy has threads of its own, and a resume, a retry or a cancel comes to
-//! another one than the call it is about. The cases are those of `tests/it`, which have the proxy on their own thread.
+//! another one than the call it is about, or a call to another one than the pipes of its server. The cases are those of
+//! `tests/it`, which have the proxy on their own thread.
 
 // A test's way to fail.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -20,6 +21,12 @@ mod retry;
 mod session;
 #[path = "it/standalone.rs"]
 mod standalone;
+#[cfg(target_os = "linux")]
+#[path = "it/stdio_modern.rs"]
+mod stdio_modern;
+#[cfg(target_os = "linux")]
+#[path = "it/stdio_shared.rs"]
+mod stdio_shared;
 #[path = "it/support/mod.rs"]
 mod support;
 

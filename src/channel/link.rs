@@ -4,6 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 
 use bytes::Bytes;
+use tokio::runtime::Handle;
 
 use super::Response;
 use crate::protocol::channel::line::Line;
@@ -15,8 +16,9 @@ pub type LinkFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Opens channels.
 pub trait Open: Send + Sync + 'static {
-    /// Opens one on the caller's runtime. `head` has the headers of the request that begins the session, for a server that takes them.
-    fn open(&self, head: Option<&Lines>) -> LinkFuture<'static, Result<Link, OpenError>>;
+    /// Opens one on the caller's runtime. `head` has the headers of the request that begins the session, for a server that takes them. `worker` is the
+    /// runtime of that request, for the directions of a channel that need no other one.
+    fn open(&self, head: Option<&Lines>, worker: &Handle) -> LinkFuture<'static, Result<Link, OpenError>>;
 
     /// Returns true if a channel can probably be opened now.
     fn is_available(&self) -> bool;
@@ -61,6 +63,8 @@ pub struct Link {
     pub input: Box<dyn Input>,
     /// Messages for the server. Dropping it is their end.
     pub output: Box<dyn Output>,
+    /// Runtime of both directions: it wakes their tasks when they can go on.
+    pub runtime: Handle,
     /// The server.
     pub program: Box<dyn Program>,
 }

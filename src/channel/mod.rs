@@ -147,7 +147,7 @@ pub struct Channels {
     open: Box<dyn Open>,
     settings: Settings,
     limits: Limits,
-    /// Runtime of all channels: it outlives those of the workers.
+    /// Runtime of all starts and ends: it outlives those of the workers.
     runtime: Handle,
     state: Mutex<State>,
     era: ServerEra,
@@ -219,7 +219,7 @@ impl Channels {
     /// # Errors
     /// If none was opened within `limit`.
     pub async fn try_open(&self, head: &Lines, limit: Duration) -> Result<(), OpenError> {
-        let opening = self.open.open(Some(head));
+        let opening = self.open.open(Some(head), &self.runtime);
         match self.runtime.spawn(async move { tokio::time::timeout(limit, opening).await }).await {
             Ok(Ok(link)) => link.map(drop),
             Ok(Err(_)) | Err(_) => Err(OpenError::of_program("no channel in time")),

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use http::StatusCode;
 use serde_json::{Value, json};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -120,8 +121,8 @@ impl Channels {
                     // One that ended while it was opened is still there.
                     state.without_sessions.retain(|_, opening| !has_ended(opening));
                     state.without_sessions.insert(caller.clone(), opening.clone());
-                    // On the runtime of all channels: a request that is given up does not end the start.
-                    self.runtime.spawn(self.clone().open_shared(caller, opened));
+                    // On the runtime of all starts: a request that is given up does not end the start.
+                    self.runtime.spawn(self.clone().open_shared(caller, Handle::current(), opened));
                     opening
                 }
             }
@@ -137,9 +138,10 @@ impl Channels {
     async fn open_shared(
         self: Arc<Self>,
         caller: Option<Arc<Caller>>,
+        worker: Handle,
         opened: watch::Sender<Option<Result<Arc<Server>, Failed>>>,
     ) {
-        let (outcome, result) = self.start_shared(caller.as_ref()).await;
+        let (outcome, result) = self.start_shared(caller.as_ref(), &worker).await;
         self.limits.metrics.observe_start(outcome);
         match &result {
             Ok(_) => info!("a server was started for requests without sessions"),
@@ -154,6 +156,7 @@ impl Channels {
     async fn start_shared(
         self: &Arc<Self>,
         caller: Option<&Arc<Caller>>,
+        worker: &Handle,
     ) -> (StartOutcome, Result<Arc<Server>, Failed>) {
         let failed = |code, detail| Err(Failed::of(code, detail));
         let deadline = clock::now() + self.settings.start;
@@ -168,7 +171,7 @@ impl Channels {
                 return (StartOutcome::NoRoom, failed(ErrorCode::NoServer, String::new()));
             }
         };
-        let link = until(deadline, self.open.open(None)).await;
+        let link = until(deadline, self.open.open(None, worker)).await;
         sync::lock(&self.state).starts.note(!matches!(link, Ok(Ok(_))), clock::now());
         let link = match link {
             Ok(Ok(link)) => link,

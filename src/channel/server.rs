@@ -35,7 +35,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Begins with an open channel, on the caller's runtime. `on_end` is called once when the channel has ended, before any response on it
+    /// Begins with an open channel, and watches it on the caller's runtime. `on_end` is called once when the channel has ended, before any response on it
     /// ends; `on_gone` when nothing of the program is left.
     pub(super) fn begin(
         users: Users,
@@ -45,8 +45,8 @@ impl Server {
         on_end: impl FnOnce(&Server) + Send + 'static,
         on_gone: impl FnOnce(&Server) + Send + 'static,
     ) -> Arc<Self> {
-        let Link { input, output, program } = link;
-        let (connection, reader) = Connection::start(users, limits.clone(), input, output);
+        let Link { input, output, runtime, program } = link;
+        let (connection, reader) = Connection::start(users, limits.clone(), &runtime, input, output);
         limits.metrics.observe_open();
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let began = clock::now();

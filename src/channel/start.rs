@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
+use tokio::runtime::Handle;
 use tracing::{info, warn};
 
 use super::admission::{Admitted, Entrance};
@@ -68,8 +69,9 @@ impl Channels {
             Entrance::Start(admitted) => {
                 let (number, messages, body) = (admitted.number, messages.to_vec(), request.body.clone());
                 let (head, on_begin) = (self.head(&request), request.on_begin);
-                let start = Start { admitted, sharers, messages, head, body, on_begin };
-                // On the runtime of all channels.
+                let worker = Handle::current();
+                let start = Start { admitted, sharers, messages, head, body, worker, on_begin };
+                // On the runtime of all starts.
                 self.runtime.spawn(start.run());
                 number
             }
@@ -173,6 +175,8 @@ struct Start {
     messages: Vec<Message>,
     head: Option<Lines>,
     body: Bytes,
+    /// Runtime of the request.
+    worker: Handle,
     on_begin: OnBegin,
 }
 
@@ -184,12 +188,13 @@ enum Answer {
 
 impl Start {
     async fn run(self) {
-        let Self { admitted, sharers, messages, head, body, on_begin } = self;
+        let Self { admitted, sharers, messages, head, body, worker, on_begin } = self;
         let users = if sharers.is_some() { Users::Sessions } else { Users::Session };
         let (channels, number) = (admitted.channels.clone(), admitted.number);
+        let request = (&*messages, head, &body);
         let mut server = None;
         let opened = tokio::select! {
-            opened = channels.open_server(number, users, (&messages, head, &body), on_begin, &mut server) => opened,
+            opened = channels.open_server(number, (users, &worker), request, on_begin, &mut server) => opened,
             () = channels.unwanted(number) => Err(channels.slow(number)),
         };
         let outcome = match &opened {
@@ -257,13 +262,13 @@ impl Channels {
     async fn open_server(
         self: &Arc<Self>,
         number: u64,
-        users: Users,
+        (users, worker): (Users, &Handle),
         (messages, head, body): (&[Message], Option<Lines>, &Bytes),
         on_begin: OnBegin,
         opened: &mut Option<Arc<Server>>,
     ) -> Result<Answer, Failed> {
         let failed = |detail: String| Failed::of(ErrorCode::ServerFailed, detail);
-        let link = match self.open.open(head.as_ref()).await {
+        let link = match self.open.open(head.as_ref(), worker).await {
             Ok(link) => link,
             Err(OpenError::Failed { code, detail }) => return Err(Failed::of(code, detail)),
             Err(OpenError::Refused(response)) => return Err(Failed::by(response)),

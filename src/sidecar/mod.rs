@@ -181,9 +181,12 @@ impl Server {
             let upstream = Arc::new(components.upstream.with_own_connections());
             let components = Components { upstream, ..components.clone() };
             let (config, stopped, serving) = (config.clone(), stopped(&stopping), serving.clone());
+            let mut stopping = stopping.clone();
             let serve = move |connections| async move {
                 serve_data(connections, components, config, stopped).await;
                 drop(serving);
+                // The pipes of channels are used on this runtime, and channels end after all responses: the end of the lifecycle is theirs.
+                while stopping.changed().await.is_ok() {}
             };
             queues.push(start_worker(index, WORKER_QUEUE, serve).map_err(Error::Thread)?);
         }

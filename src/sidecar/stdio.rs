@@ -1,7 +1,12 @@
 //! Servers on stdio: the channels of a sidecar are the pipes of processes.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
+
+use tokio::net::unix::pipe;
+use tokio::process::{ChildStdin, ChildStdout};
+use tokio::runtime::Handle;
 
 use super::{Error, Metrics};
 use crate::channel::pipe::{PipeReader, PipeWriter};
@@ -77,16 +82,18 @@ pub(super) fn channels(config: &Config, command: &Command, metrics: &Metrics) ->
 }
 
 impl Open for Stdio {
-    fn open(&self, _: Option<&Lines>) -> LinkFuture<'static, Result<Link, OpenError>> {
+    fn open(&self, _: Option<&Lines>, worker: &Handle) -> LinkFuture<'static, Result<Link, OpenError>> {
         let (launcher, stderr_to_client, message_bytes) =
             (self.launcher.clone(), self.stderr_to_client, self.message_bytes);
-        let memory = self.memory.share();
+        let (memory, runtime) = (self.memory.share(), worker.clone());
         Box::pin(async move {
             let child = launcher.start().await.map_err(OpenError::of_program)?;
             let Child { stdin, stdout, ending, exit } = child;
+            let (output, input) = move_to(&runtime, stdin, stdout).map_err(OpenError::of_program)?;
             Ok(Link {
-                input: Box::new(PipeReader::new(stdout, message_bytes, memory)),
-                output: Box::new(PipeWriter::new(stdin)),
+                input: Box::new(PipeReader::new(input, message_bytes, memory)),
+                output: Box::new(PipeWriter::new(output)),
+                runtime,
                 program: Box::new(Process { ending, exit, stderr_to_client }),
             })
         })
@@ -95,6 +102,13 @@ impl Open for Stdio {
     fn is_available(&self) -> bool {
         self.launcher.is_found()
     }
+}
+
+/// Moves the pipes of a child to another runtime, which wakes the tasks that use them.
+fn move_to(runtime: &Handle, stdin: ChildStdin, stdout: ChildStdout) -> io::Result<(pipe::Sender, pipe::Receiver)> {
+    let (stdin, stdout) = (stdin.into_owned_fd()?, stdout.into_owned_fd()?);
+    let _entered = runtime.enter();
+    Ok((pipe::Sender::from_owned_fd(stdin)?, pipe::Receiver::from_owned_fd(stdout)?))
 }
 
 impl Program for Process {

@@ -14,6 +14,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, ORIGIN};
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Uri};
+use tokio::runtime::Handle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::debug;
 
@@ -59,7 +60,7 @@ impl SseServer {
 }
 
 impl Open for SseServer {
-    fn open(&self, head: Option<&Lines>) -> LinkFuture<'static, Result<Link, OpenError>> {
+    fn open(&self, head: Option<&Lines>, _: &Handle) -> LinkFuture<'static, Result<Link, OpenError>> {
         let (upstream, headers) = (self.upstream.clone(), own_headers(head));
         let (message_bytes, memory) = (self.message_bytes, self.memory.share());
         Box::pin(async move { open(upstream, headers, message_bytes, memory).await })
@@ -114,7 +115,9 @@ async fn open(
     let end = CancellationToken::new();
     let input = ReadUntilEnd { events, end: end.clone(), _guard: end.clone().drop_guard() };
     let output = Posts { upstream, target, end: end.clone() };
-    Ok(Link { input: Box::new(input), output: Box::new(output), program: Box::new(Connection(end)) })
+    // All channels share the connections of the client, so these must not end with a worker.
+    let runtime = Handle::current();
+    Ok(Link { input: Box::new(input), output: Box::new(output), runtime, program: Box::new(Connection(end)) })
 }
 
 fn unusable(detail: &str) -> OpenError {

@@ -1,7 +1,7 @@
 //! One channel: the messages of its users to their server and back.
 //!
-//! Two tasks serve it, on the runtime of [`super::Channels`]: one writes what waits, the other reads and hands each message to the response that it
-//! belongs to. The reader never waits: a channel carries many responses, and one that is not read must not stop the others. Invariant: a message of
+//! Two tasks serve it: one writes what waits, the other reads and hands each message to the response that it belongs to. They run on the runtime of the
+//! [`Link`](super::Link), which is that of the calls where it can be: a call that is on another thread waits for two wake-ups of threads. The reader never waits: a channel carries many responses, and one that is not read must not stop the others. Invariant: a message of
 //! which a byte was written is never written again. Lock order: the state of a channel, then a stream, then a queue of a response.
 
 mod member;
@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 
@@ -121,10 +122,11 @@ impl Connection {
     /// The session of a channel that has one.
     pub(super) const ONLY: MemberKey = MemberKey(0);
 
-    /// Starts a channel, with two tasks on the caller's runtime. Returns the one that reads, which ends with `input`.
+    /// Starts a channel, with two tasks on `runtime`. Returns the one that reads, which ends with `input`.
     pub(super) fn start(
         users: Users,
         limits: Limits,
+        runtime: &Handle,
         input: Box<dyn Input>,
         output: Box<dyn Output>,
     ) -> (Arc<Self>, JoinHandle<()>) {
@@ -135,8 +137,8 @@ impl Connection {
             work: Notify::new(),
             ended: Notify::new(),
         });
-        tokio::spawn(connection.clone().write(output));
-        let reader = tokio::spawn(connection.clone().read(input));
+        runtime.spawn(connection.clone().write(output));
+        let reader = runtime.spawn(connection.clone().read(input));
         (connection, reader)
     }
 

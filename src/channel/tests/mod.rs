@@ -16,6 +16,7 @@ use http::Method;
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf};
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -49,7 +50,7 @@ struct Server {
 struct Process(Arc<watch::Sender<bool>>);
 
 impl Open for Opener {
-    fn open(&self, _: Option<&headers::Lines>) -> LinkFuture<'static, Result<Link, OpenError>> {
+    fn open(&self, _: Option<&headers::Lines>, worker: &Handle) -> LinkFuture<'static, Result<Link, OpenError>> {
         let (ours, theirs) = tokio::io::duplex(1 << 20);
         let (input, output) = tokio::io::split(ours);
         let ended = Arc::new(watch::channel(false).0);
@@ -57,7 +58,8 @@ impl Open for Opener {
         let server = Server { lines: BufReader::new(reader).lines(), output: writer, ended: ended.clone() };
         let memory = PartialMemory::new(1 << 20);
         let (input, output) = (PipeReader::new(input, 1 << 20, memory.share()), PipeWriter::new(output));
-        let link = Link { input: Box::new(input), output: Box::new(output), program: Box::new(Process(ended)) };
+        let (input, output, runtime) = (Box::new(input), Box::new(output), worker.clone());
+        let link = Link { input, output, runtime, program: Box::new(Process(ended)) };
         let is_missing = self.is_missing.load(Ordering::Relaxed);
         let is_broken =
             self.broken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok();

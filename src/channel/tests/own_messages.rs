@@ -42,7 +42,7 @@ async fn messages_about_a_call_and_after_it_have_its_headers() {
     let metrics = Arc::new(Metrics::new(&Registrar::default()).expect("new names"));
     let limits = Limits { response_bytes: 1 << 20, outgoing_bytes: 1 << 20, answers_pings: true, metrics };
     let (input, output) = (Box::new(Said(said)), Box::new(Written(written)));
-    let (connection, _reader) = Connection::start(Users::Session, limits, input, output);
+    let (connection, _reader) = Connection::start(Users::Session, limits, &Handle::current(), input, output);
     let mut head = headers::Lines::default();
     head.push(&http::header::AUTHORIZATION, &http::HeaderValue::from_static("Bearer t"));
     let body = Bytes::from_static(br#"{"jsonrpc":"2.0","id":1,"method":"tools/call"}"#);
