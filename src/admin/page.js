@@ -35,15 +35,20 @@ function show(row, stream) {
   const small = document.createElement("small");
   small.textContent = stream.id;
   name.append(small);
-  const outcome = cell(row, "state", stream.state, `state ${stream.state.split(" ")[0]}`);
-  if (stream.error) {
-    const error = document.createElement("small");
-    error.textContent = stream.error.replaceAll("_", " ");
-    outcome.append(error);
+  const state = stream.task?.status.replaceAll("_", " ") ?? stream.state;
+  const outcome = cell(row, "state", state, `state ${state.split(" ")[0]}`);
+  for (const line of [stream.error?.replaceAll("_", " "), stream.task?.text]) {
+    if (!line) continue;
+    const small = document.createElement("small");
+    small.textContent = line;
+    outcome.append(small);
   }
   // A call that has ended is not detached: it waits for no client.
   const client = stream.attached ? "attached" : stream.ended ? "gone" : "detached";
-  cell(row, "client", `${client} ${time(stream.attachedOrDetachedSecs)}`, `client ${client}`);
+  const since = time(stream.attachedOrDetachedSecs);
+  // The client of a task gets the handle, and asks now and then.
+  if (stream.task && !stream.attached) cell(row, "client", `seen ${since} ago`, "client");
+  else cell(row, "client", `${client} ${since}`, `client ${client}`);
   cell(row, "resumes", stream.resumes, "resumes number");
   cell(row, "age", time(stream.ageSecs), "age number");
   cell(row, "events", stream.events, "events number");

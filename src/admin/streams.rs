@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::event_log::Summary;
+use crate::event_log::{Summary, TaskSummary};
 use crate::protocol::headers::Era;
 use crate::protocol::ids::StreamKind;
 use crate::protocol::stream::Phase;
 
 /// Largest number of listed streams, the youngest first: the page is for people.
 const LISTED_MAX: usize = 500;
+/// Limit for the text of a task, in characters: enough for a line of the page.
+const TEXT_MAX: usize = 120;
 
 /// Returns the list, with the sums over all streams.
 pub(super) fn list(mut streams: Vec<Summary>) -> Vec<u8> {
@@ -51,6 +53,7 @@ fn entry(stream: &Summary) -> Value {
         "resumes": stream.connections.saturating_sub(1),
         "error": stream.failure.map(|code| code.label()),
         "state": state(stream),
+        "task": stream.task.as_ref().map(task),
         "ended": matches!(stream.phase, Phase::Sealed { .. } | Phase::Passed),
         "attached": stream.is_attached,
         "ageSecs": secs(stream.age),
@@ -59,6 +62,15 @@ fn entry(stream: &Summary) -> Value {
         "bufferedEvents": stream.kept_events,
         "bufferedBytes": stream.kept_bytes,
     })
+}
+
+/// Returns the state of a task, with the beginning of its text.
+fn task(task: &TaskSummary) -> Value {
+    let text = task.text.as_deref().map(|text| match text.char_indices().nth(TEXT_MAX) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    });
+    json!({"status": task.status.as_str(), "text": text})
 }
 
 /// Returns the state in a word.

@@ -45,6 +45,6 @@ pub use stream::partial_results::Slice;
 pub use stream::progress::{AskingRequests, CallProgress, WrittenProgress};
 pub use stream::response_head::{Head, Plain};
 pub use stream::retries::RetryMatch;
-pub use stream::summary::Summary;
+pub use stream::summary::{Summary, TaskSummary};
 pub use stream::{Collected, Spec, Stream, TaskReading, UpstreamState};
 pub use writer::{Next, Writer};

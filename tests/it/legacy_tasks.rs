@@ -13,7 +13,7 @@ use crate::tasks::terms;
 
 const RELATED: &str = "io.modelcontextprotocol/related-task";
 
-async fn stage_with(tasks: Tasks, change: impl FnOnce(&mut Config)) -> (Upstream, Proxy, Session) {
+pub(crate) async fn stage_with(tasks: Tasks, change: impl FnOnce(&mut Config)) -> (Upstream, Proxy, Session) {
     let mut upstream = Upstream::start().await;
     let proxy = Proxy::start(&upstream, |config| {
         config.tasks = Some(Arc::new(tasks));
@@ -28,7 +28,7 @@ async fn stage() -> (Upstream, Proxy, Session) {
     stage_with(offering(Duration::from_secs(3600)), |_| {}).await
 }
 
-fn offering(max_wait: Duration) -> Tasks {
+pub(crate) fn offering(max_wait: Duration) -> Tasks {
     Tasks { legacy: Some(Arc::new(LegacyTasks::new(["slow".to_owned()], max_wait))), ..terms() }
 }
 
@@ -50,7 +50,7 @@ fn wish(id: u64, task: Value) -> String {
 }
 
 /// Has a call begin as a task. Returns the server's side of it, and the handle.
-async fn begun(upstream: &mut Upstream, proxy: &Proxy, session: &Session) -> (Sse, Value) {
+pub(crate) async fn begun(upstream: &mut Upstream, proxy: &Proxy, session: &Session) -> (Sse, Value) {
     let pending = session.post(wish(5, json!({"ttl": 60_000}))).start(proxy.addr).await;
     let sse = upstream.expect("tools/call").await.sse().await;
     let mut response = pending.response().await;

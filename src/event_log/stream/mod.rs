@@ -51,7 +51,7 @@ use crate::event_log::stream::partial_results::Slices;
 use crate::event_log::stream::progress::CallProgress;
 use crate::event_log::stream::response_head::Head;
 use crate::event_log::stream::state::Inner;
-use crate::event_log::stream::summary::Summary;
+use crate::event_log::stream::summary::{Summary, TaskSummary};
 use crate::protocol::call_name::CallName;
 use crate::protocol::dialect::Status;
 use crate::protocol::error::ErrorCode;
@@ -537,14 +537,17 @@ impl Stream {
 
     /// Returns a summary for the operator.
     pub fn summary(&self, now: Instant) -> Summary {
+        let legacy_task = self.legacy_view().map(|view| TaskSummary { status: view.status, text: view.text });
         let inner = self.lock();
         let machine = &inner.machine;
+        let is_task = machine.policy().is_task;
         Summary {
             id: self.id,
-            kind: if machine.policy().is_task { StreamKind::Task } else { machine.policy().kind },
+            kind: if is_task { StreamKind::Task } else { machine.policy().kind },
             era: machine.policy().era,
             name: self.name.get().cloned(),
             connections: machine.reader().connections(),
+            task: legacy_task.or_else(|| if is_task { task::summarize(&inner) } else { None }),
             failure: machine.failure().map(|failure| failure.code),
             phase: machine.phase(),
             is_answered: machine.is_answered(),

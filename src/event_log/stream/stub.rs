@@ -350,6 +350,7 @@ impl Stub {
             era,
             name: kept.and_then(|kept| kept.name.clone()),
             connections,
+            task: None,
             failure: kept.and_then(|kept| kept.rest.failure()).map(|failure| failure.code),
             phase: if has_passed { Phase::Passed } else { Phase::Sealed { outcome, at: sealed_at } },
             is_answered: outcome != Outcome::Cancelled && !has_passed,

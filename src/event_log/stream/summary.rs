@@ -1,4 +1,4 @@
-//! Summary of a stream for the operator: nothing that opens the stream, and nothing of its messages.
+//! Summary of a stream for the operator: nothing that opens the stream, and of its messages only the text of a task's progress.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +8,7 @@ use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::Era;
 use crate::protocol::ids::{StreamId, StreamKind};
 use crate::protocol::stream::Phase;
+use crate::protocol::tasks::Status;
 
 /// One stream at one moment.
 #[derive(Clone, Debug)]
@@ -22,6 +23,8 @@ pub struct Summary {
     pub name: Option<Arc<CallName>>,
     /// Connections that have read the stream in this process.
     pub connections: u32,
+    /// State of the task, or `None` for a stream of another kind.
+    pub task: Option<TaskSummary>,
     /// Error of the call, or `None`.
     pub failure: Option<ErrorCode>,
     /// Phase of the stream.
@@ -34,7 +37,7 @@ pub struct Summary {
     pub is_attached: bool,
     /// Time since the creation.
     pub age: Duration,
-    /// Time for which the stream has been attached or detached.
+    /// Time for which the stream has been attached or detached; of a task, the time since its handle or the last request of its client.
     pub reader_for: Duration,
     /// Number of events so far.
     pub events: u64,
@@ -42,4 +45,13 @@ pub struct Summary {
     pub kept_events: usize,
     /// Bytes of memory of the kept events.
     pub kept_bytes: usize,
+}
+
+/// One task at one moment, as its client would be told.
+#[derive(Clone, Debug)]
+pub struct TaskSummary {
+    /// Status of the task.
+    pub status: Status,
+    /// Text of its last progress, or `None` if there was none.
+    pub text: Option<String>,
 }

@@ -16,6 +16,7 @@ use crate::event_log::quota::EvictionQueue;
 use crate::event_log::stream::Stream;
 use crate::event_log::stream::delivery_certainty::DeliveryCertainty;
 use crate::event_log::stream::state::Inner;
+use crate::event_log::stream::summary::TaskSummary;
 use crate::protocol::headers::Lines;
 use crate::protocol::ids::{Handle, StreamId};
 use crate::protocol::jsonrpc::RequestId;
@@ -191,6 +192,20 @@ impl Stream {
     }
 }
 
+/// Reads the state of the task for the operator, without its questions.
+pub(super) fn summarize(inner: &Inner) -> Option<TaskSummary> {
+    let read;
+    let record = match inner.machine.task() {
+        Some(state) => state.record(),
+        None => {
+            read = last_record(inner)?;
+            &read
+        }
+    };
+    let status = if inner.machine.is_sealed() { outcome(inner)?.into() } else { record.open_status() };
+    Some(TaskSummary { status, text: record.text().map(str::to_owned) })
+}
+
 fn read_record(inner: &Inner) -> Option<Record> {
     let mut record = match inner.machine.task() {
         Some(state) => state.record().clone(),
@@ -201,14 +216,19 @@ fn read_record(inner: &Inner) -> Option<Record> {
         record.reopen();
         return Some(record);
     }
-    let (_, owed) = inner.machine.owed_responses().iter().next()?;
     // An end that another process has written has no record.
-    record.close(match (owed, inner.machine.owed_responses().has_error()) {
+    record.close(outcome(inner)?);
+    Some(record)
+}
+
+/// Returns the outcome of a task whose stream has ended.
+fn outcome(inner: &Inner) -> Option<Outcome> {
+    let (_, owed) = inner.machine.owed_responses().iter().next()?;
+    Some(match (owed, inner.machine.owed_responses().has_error()) {
         (OwedResponse::Answered(_), false) => Outcome::Completed,
         (OwedResponse::Cancelled, _) => Outcome::Cancelled,
         (OwedResponse::Answered(_) | OwedResponse::Due, _) => Outcome::Failed,
-    });
-    Some(record)
+    })
 }
 
 fn last_record(inner: &Inner) -> Option<Record> {

@@ -56,6 +56,16 @@ pub enum Outcome {
     Cancelled,
 }
 
+impl From<Outcome> for Status {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Completed => Self::Completed,
+            Outcome::Failed => Self::Failed,
+            Outcome::Cancelled => Self::Cancelled,
+        }
+    }
+}
+
 /// A task without the stream that carries it. Times are those of the wall clock, in milliseconds since 1970.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
@@ -93,13 +103,12 @@ impl Record {
 
     /// Returns the status.
     pub fn status(&self) -> Status {
-        match self.outcome {
-            Some(Outcome::Completed) => Status::Completed,
-            Some(Outcome::Failed) => Status::Failed,
-            Some(Outcome::Cancelled) => Status::Cancelled,
-            None if self.rounds.is_asking() => Status::InputRequired,
-            None => Status::Working,
-        }
+        self.outcome.map_or_else(|| self.open_status(), Status::from)
+    }
+
+    /// Returns the status that the task has until its outcome is told.
+    pub fn open_status(&self) -> Status {
+        if self.rounds.is_asking() { Status::InputRequired } else { Status::Working }
     }
 
     /// Returns true if both have the same status and ask for the same.

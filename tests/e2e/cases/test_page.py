@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from harness import stack
+from harness import stack, tasks
 from harness.browser import browser
 from harness.raw import ask, call, open_session
 from harness.stack import eventually
@@ -44,3 +44,22 @@ async def test_a_call_is_followed_from_attached_to_detached_to_its_end(servers, 
         done = await row(lambda row: row["state"] == "completed")
         assert done["events"] == 13
         assert page.run("return document.querySelector('#health').textContent") == "live"
+
+
+async def test_a_task_is_shown_with_its_status_and_its_text(servers, start, key):
+    proxy = start(stack.start_proxy, servers["tasks"], **stack.TASKS).found
+    shown = """
+    const rows = [...document.querySelectorAll("#streams tr")].map((row) => row.querySelector(".state"));
+    return rows.map((cell) => [cell.firstChild.textContent, cell.querySelector("small")?.textContent, cell.querySelector("b") !== null]);
+    """
+    with browser() as page:
+        await asyncio.to_thread(page.open, f"http://127.0.0.1:{proxy['admin']}/")
+
+        async def row(status, text, is_markup=False):
+            await eventually(lambda: [status, text, is_markup] in page.run(shown))
+
+        await tasks.begin(proxy["port"], "slow_compute", seconds=3, label="<b>linking</b>", key=key)
+        await row("working", "1 of 3: <b>linking</b>")
+        await row("completed", "3 of 3: <b>linking</b>")
+        await tasks.begin(proxy["port"], "confirm_delete", key=f"{key}-asks")
+        await row("input required", None)
