@@ -10,7 +10,7 @@ use super::facts::{
     printable,
 };
 use super::verdict::Verdict;
-use crate::config::{AnswerPings, Config, HostHeader};
+use crate::config::{AnswerPings, Config, HostHeader, PrincipalSource, Store, Tasks};
 
 /// Returns the features that the proxy adds in front of the server.
 pub(super) fn adds(facts: &Facts, config: &Config) -> Vec<String> {
@@ -81,15 +81,19 @@ pub(super) fn adds(facts: &Facts, config: &Config) -> Vec<String> {
             "at 2026-07-28, where to disconnect is to cancel, a call waits {grace} for its client before it is cancelled"
         ));
     }
-    if let (Some(modern), Some(tasks)) = (&facts.modern, &config.tasks)
-        && !modern.tasks
-    {
+    if let Some(tasks) = added_tasks(facts, config) {
         lines.add(format!(
             "a tool call that runs for {} becomes a task, where its client declares the extension: the server has no tasks",
             in_words(tasks.after)
         ));
     }
     lines.0
+}
+
+/// Returns the terms of tasks that the proxy adds, or `None` if it adds none.
+fn added_tasks<'a>(facts: &Facts, config: &'a Config) -> Option<&'a Tasks> {
+    let has_none = facts.modern.as_ref().is_some_and(|modern| !modern.tasks);
+    config.tasks.as_deref().filter(|_| has_none)
 }
 
 /// Returns the notes for the server's clients.
@@ -134,6 +138,12 @@ pub(super) fn clients(facts: &Facts, config: &Config) -> Vec<String> {
     if is_anonymous && (!has_sessions(facts) || facts.modern.is_some()) {
         lines.add(
             "of a caller without credentials and session, an event's id is the only key to its stream: keep it out of logs",
+        );
+    }
+    if added_tasks(facts, config).is_some() {
+        lines.add(
+            "a client gets tasks if it declares io.modelcontextprotocol/tasks on every request, as FastMCP 4 does with \
+             fastmcp-tasks and rmcp 3 with enable_tasks(); every other one gets ordinary responses",
         );
     }
     let unsliced = unsliced(facts, config);
@@ -211,6 +221,7 @@ pub(super) fn warnings(facts: &Facts, config: &Config) -> Vec<String> {
         ));
     }
     warn_of_ends(facts, config, &mut lines);
+    warn_of_lost_tasks(facts, config, &mut lines);
     match facts.foreign_host {
         Guard::Refused { .. } if config.upstream.host != HostHeader::Client => lines.add(
             "the server checks Host, but the proxy tells it the name it expects (upstream.host): the proxy's own check is \
@@ -247,6 +258,28 @@ fn warn_of_ends(facts: &Facts, config: &Config, lines: &mut Lines) {
         lines.add(
             "the server ends sessions whose clients are silent, and sessions.revive is \"never\": most clients cannot go on \
              until they are restarted",
+        );
+    }
+}
+
+/// Warns of events that tasks do not survive.
+fn warn_of_lost_tasks(facts: &Facts, config: &Config, lines: &mut Lines) {
+    if added_tasks(facts, config).is_none() {
+        return;
+    }
+    let rest = match config.store {
+        Store::Memory => "; with the store in memory the outcomes of ended ones are lost, too",
+        Store::Disk(_) | Store::Redis(_) => "",
+    };
+    lines.add(format!(
+        "a restart or deploy of mcp-resume fails the tasks that run for longer than its drain \
+         (replica.drain_timeout_secs, {}){rest}",
+        in_words(config.replica.drain_timeout)
+    ));
+    if matches!(facts.anonymous, Guard::Refused { .. }) && config.auth.principal == PrincipalSource::Auto {
+        lines.add(
+            "a task belongs to the credentials of its call: a caller whose opaque token is refreshed loses its tasks, unless \
+             auth.principal names it by a header that stays",
         );
     }
 }
@@ -381,7 +414,7 @@ pub(super) fn in_words(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::facts::samples::*;
-    use super::super::facts::{Document, ToolRun, Tools};
+    use super::super::facts::{Document, Modern, ToolRun, Tools};
     use super::*;
     use crate::config::ResumeTokens;
 
@@ -476,7 +509,7 @@ mod tests {
     #[test]
     fn each_fact_adds_its_sentence() {
         let unknown: List = |facts, _| unknown(facts);
-        let rows: [Case; 23] = [
+        let rows: [Case; 27] = [
             (adds, |facts| legacy(facts).numbered = true, "ids of its own"),
             (
                 adds,
@@ -489,6 +522,22 @@ mod tests {
                 adds,
                 |facts| facts.modern = Some(modern()),
                 "at 2026-07-28, where to disconnect is to cancel, a call waits 3 s",
+            ),
+            (adds, |facts| facts.modern = Some(modern()), "a tool call that runs for 20 s becomes a task"),
+            (clients, |facts| facts.modern = Some(modern()), "a client gets tasks if it declares"),
+            (
+                warnings,
+                |facts| facts.modern = Some(modern()),
+                "a restart or deploy of mcp-resume fails the tasks that run for longer than its drain \
+                 (replica.drain_timeout_secs, 30 s); with the store in memory the outcomes of ended ones are lost, too",
+            ),
+            (
+                warnings,
+                |facts| {
+                    facts.modern = Some(modern());
+                    facts.anonymous = Guard::Refused { status: 401, scheme: None };
+                },
+                "a task belongs to the credentials of its call",
             ),
             (
                 clients,
@@ -567,6 +616,18 @@ mod tests {
             assert!(adds.contains(part), "{part}: {adds}");
         }
         assert!(clients(&facts, &config).join("\n").contains("2500 ms apart: they survive an outage of about 5 s"));
+    }
+
+    #[test]
+    fn tasks_that_the_proxy_does_not_add_are_not_spoken_of() {
+        let facts = |tasks| Facts { modern: Some(Modern { tasks, ..modern() }), ..speaks() };
+        let says = |facts: &Facts, config: &Config| {
+            let lists = [adds(facts, config), clients(facts, config), warnings(facts, config)];
+            lists.concat().iter().filter(|line| line.contains("task")).count()
+        };
+        let off = Config { tasks: None, ..config() };
+        assert_eq!(says(&facts(false), &config()), 3);
+        assert_eq!((says(&facts(true), &config()), says(&facts(false), &off)), (0, 0));
     }
 
     #[test]

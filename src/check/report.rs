@@ -100,9 +100,10 @@ fn rows(facts: &Facts) -> Vec<(&'static str, String)> {
         rows.extend([("pings", pings(watch)), ("silent session", silent_session(watch))]);
     }
     if let Some(modern) = &facts.modern {
+        let tasks = if modern.tasks { "; has tasks of its own" } else { "" };
         rows.push((
             "server/discover",
-            format!("{}; answers with {}", modern.revisions.join(", "), form(modern.answers)),
+            format!("{}; answers with {}{tasks}", modern.revisions.join(", "), form(modern.answers)),
         ));
     }
     if facts.contact == Contact::Speaks {

@@ -24,6 +24,8 @@ pub struct Summary {
     pub streams: String,
     /// Delivery of responses.
     pub delivery: String,
+    /// Calls that become tasks.
+    pub tasks: String,
     /// Tools with settings of their own, in order.
     pub tools: Vec<String>,
 }
@@ -55,6 +57,13 @@ impl Summary {
                 in_words(config.streams.retention)
             ),
             delivery: format!("{mode}, clients come back after {}", in_words(retry)),
+            tasks: match &config.tasks {
+                Some(tasks) => format!(
+                    "a call that runs for {} becomes a task, if its client declares them and its server has none",
+                    in_words(tasks.after)
+                ),
+                None => "none".to_owned(),
+            },
             tools,
         }
     }
@@ -80,6 +89,7 @@ impl fmt::Display for Summary {
             ("store", &*self.store),
             ("streams", &*self.streams),
             ("delivery", &*self.delivery),
+            ("tasks", &*self.tasks),
         ];
         for (label, text) in rows {
             write_wrapped(f, &format!("  {label:12}"), text)?;
@@ -113,6 +123,7 @@ the configuration is good
   store       memory: what is kept ends with the process
   streams     a call without its client is kept for ever, an ended one for 10 min
   delivery    responses are closed at once and polled for, clients come back after 5 s
+  tasks       a call that runs for 20 s becomes a task, if its client declares them and its server has none
   tools       settings of their own: slow
 ";
         assert_eq!(Summary::new(&config).to_string(), expected);
