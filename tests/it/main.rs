@@ -62,6 +62,7 @@ mod stores;
 mod support;
 mod support_self_test;
 mod task_matrix;
+mod task_transcripts;
 mod tasks;
 mod tls;
 mod token_refresh;
