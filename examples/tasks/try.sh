@@ -20,7 +20,8 @@ cmp -s "$here/package-lock.json" "$here/node_modules/.made" || {
 
 cat <<END
 A slow server without tasks is behind mcp-resume at $url.
-A call that runs for 5 s becomes a task, if its client declares tasks.
+A call that runs for 5 s becomes a task, if its client declares tasks at 2026-07-28. At 2025-11-25 a call is a
+task from its beginning, if its client asks for one.
 
 Claude Code, 2.1.319 or later, in a terminal:
 
@@ -45,17 +46,18 @@ Watch while a call runs:
 
 What they mean:
 
-  "the call goes on as a task"      The host declares tasks. The metric is one more, and the page has a row with "seen … ago",
+  "the call goes on as a task", or   The host has tasks, of 2026-07-28 or of 2025-11-25 (VS Code).
+  "a call begins as a task"          The metric is one more, and the page has a row with "seen … ago",
                                     which goes back with each poll. "call ended" follows, with this task.id as its stream.id:
     outcome="completed"             - the tool is done; the next poll has the result
     outcome="cancelled"             - the host or its user has cancelled
     "seen … ago" grows              - the host does not poll: it takes the handle for the result, or was ended
   "call ended" alone, once the      The host does not declare tasks, and had an ordinary response. This is expected of
-  tool is done                      VS Code.
+  tool is done                      hosts without tasks.
   no line                           The host did not call the tool: does it list the server slow?
 
 The tool release asks a question at its end. Once the host has shown it and the user has answered, the row that was
 "input required" (a task) or "awaiting input" becomes "completed".
 
 END
-exec env -u MCP_RESUME_BIN MCP_RESUME_TASKS__AFTER_MS=5000 "$MCP_RESUME_BIN" serve --listen "127.0.0.1:$port" --admin "127.0.0.1:$admin" -- node "$here/server.mjs"
+exec env -u MCP_RESUME_BIN MCP_RESUME_TASKS__AFTER_MS=5000 MCP_RESUME_TASKS__LEGACY_TOOLS='*' "$MCP_RESUME_BIN" serve --listen "127.0.0.1:$port" --admin "127.0.0.1:$admin" -- node "$here/server.mjs"

@@ -171,6 +171,7 @@ impl Pump {
         let notices = writer.stream().is_legacy_task().then(|| Box::new(StatusNotices::new()));
         if notices.is_some() {
             metrics.observe_task();
+            info!(task.id = %writer.stream().id(), "a call begins as a task");
         }
         // Boxed, like the rarer steps below: futures are moved as a whole, and the one that holds this should be small.
         let mut pump = Box::new(Self {
