@@ -40,6 +40,8 @@ const HEADER_MISMATCH: i64 = -32020;
 const UNSUPPORTED_VERSION: i64 = -32022;
 /// Time for which the era of a server counts.
 const ERA_TTL: Duration = Duration::from_secs(300);
+/// Time limit of the question for it. Other requests wait meanwhile.
+const ERA_WAIT: Duration = Duration::from_secs(5);
 /// Pause before the server's own stream is opened again.
 const LISTEN_PAUSE: Duration = Duration::from_secs(1);
 /// Size limit of the answer to a question of the bridge's own.
@@ -121,7 +123,9 @@ impl Bridge {
         {
             return Some(era);
         }
-        let response = self.upstream.exchange(&discover_request(template, None), None).await.ok()?;
+        let request = discover_request(template, None);
+        let asked = tokio::time::timeout(ERA_WAIT, self.upstream.exchange(&request, None)).await;
+        let response = asked.ok()?.ok()?;
         let status = response.status();
         if status.is_server_error() || matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
             // The refusal of the request itself tells the client more.
@@ -176,7 +180,7 @@ impl Bridge {
         let Some(slot) = self.sessions.slot(key, self.settings.config.sessions_per_principal) else {
             let refusal = channel::refusal_about(
                 ErrorCode::NoServer,
-                "the caller has too many sessions",
+                "there are too many sessions",
                 std::slice::from_ref(&request.id),
             );
             return Err(Ok(refusal.map(ResponseBody::Channel)));

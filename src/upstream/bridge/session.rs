@@ -19,6 +19,8 @@ use crate::upstream::sse_reader::EventReader;
 use crate::upstream::synthetic;
 use crate::{clock, random, sync};
 
+/// Most sessions of all callers. Made-up credentials at a server that checks none are callers of their own.
+const MAX_SESSIONS: usize = 4096;
 /// Most calls of one session that wait for the answers of their clients.
 const MAX_PARKED: usize = 64;
 
@@ -71,7 +73,7 @@ impl Key {
 }
 
 impl Sessions {
-    /// Returns the place of a session, or `None` if the caller has `most` others.
+    /// Returns the place of a session, or `None` if the caller has `most` others, or all callers together [`MAX_SESSIONS`].
     pub(super) fn slot(&self, key: &Key, most: usize) -> Option<Slot> {
         let mut sessions = sync::lock(&self.0);
         if let Some(slot) = sessions.get(key) {
@@ -79,7 +81,8 @@ impl Sessions {
         }
         // One that could not be opened leaves its place empty.
         sessions.retain(|_, slot| slot.try_lock().map_or(true, |session| session.is_some()));
-        if sessions.keys().filter(|known| known.caller == key.caller).count() >= most {
+        let of_caller = sessions.keys().filter(|known| known.caller == key.caller).count();
+        if of_caller >= most || sessions.len() >= MAX_SESSIONS {
             return None;
         }
         Some(sessions.entry(key.clone()).or_default().clone())
