@@ -6,10 +6,9 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
-use super::bridge::BridgedBody;
 use super::http1;
 use super::sent_flag::Slot;
-use crate::body::{BoxError, Incoming};
+use crate::body::{BoxBody, BoxError, Incoming};
 use crate::channel;
 
 /// Body of an upstream response.
@@ -21,8 +20,8 @@ pub enum ResponseBody {
     Hyper(Incoming<Option<Slot>>),
     /// Body of a server that is not on HTTP.
     Channel(channel::Body),
-    /// Body of a call that is translated.
-    Bridged(Box<BridgedBody>),
+    /// Body whose messages are translated from those of the server.
+    Translated(BoxBody),
     /// A body of either whose beginning was read already.
     Begun(Box<Begun>),
 }
@@ -45,7 +44,7 @@ impl ResponseBody {
     pub(super) fn is_gathered(&self) -> bool {
         match self {
             ResponseBody::Http1(_) | ResponseBody::Channel(_) => true,
-            ResponseBody::Hyper(_) | ResponseBody::Bridged(_) => false,
+            ResponseBody::Hyper(_) | ResponseBody::Translated(_) => false,
             ResponseBody::Begun(begun) => begun.first.is_none() && begun.rest.is_gathered(),
         }
     }
@@ -60,7 +59,7 @@ impl Body for ResponseBody {
             ResponseBody::Http1(body) => Pin::new(body).poll_frame(cx),
             ResponseBody::Hyper(body) => Pin::new(body).poll_frame(cx),
             ResponseBody::Channel(body) => Pin::new(body).poll_frame(cx),
-            ResponseBody::Bridged(body) => Pin::new(body).poll_frame(cx),
+            ResponseBody::Translated(body) => Pin::new(body).poll_frame(cx),
             ResponseBody::Begun(begun) => match begun.first.take() {
                 Some(first) => Poll::Ready(Some(Ok(Frame::data(first)))),
                 None => Pin::new(&mut begun.rest).poll_frame(cx),
@@ -73,7 +72,7 @@ impl Body for ResponseBody {
             ResponseBody::Http1(body) => body.is_end_stream(),
             ResponseBody::Hyper(body) => body.is_end_stream(),
             ResponseBody::Channel(body) => body.is_end_stream(),
-            ResponseBody::Bridged(body) => body.is_end_stream(),
+            ResponseBody::Translated(body) => body.is_end_stream(),
             ResponseBody::Begun(begun) => begun.first.is_none() && begun.rest.is_end_stream(),
         }
     }
@@ -83,7 +82,7 @@ impl Body for ResponseBody {
             ResponseBody::Http1(body) => body.size_hint(),
             ResponseBody::Hyper(body) => body.size_hint(),
             ResponseBody::Channel(body) => body.size_hint(),
-            ResponseBody::Bridged(body) => body.size_hint(),
+            ResponseBody::Translated(body) => body.size_hint(),
             ResponseBody::Begun(begun) => {
                 let (first, mut hint) = (begun.first.as_ref().map_or(0, Bytes::len) as u64, begun.rest.size_hint());
                 if let Some(upper) = hint.upper() {

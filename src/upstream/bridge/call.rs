@@ -59,10 +59,16 @@ struct Question {
 }
 
 /// Body of the response to a call.
-pub struct BridgedBody(Option<Pin<Box<dyn Future<Output = Step> + Send>>>);
+pub(super) struct BridgedBody(Option<Pin<Box<dyn Future<Output = Step> + Send>>>);
 
 /// Next bytes of a response, and the call if it goes on.
 type Step = (Bytes, Option<Box<BridgedCall>>);
+
+/// The place of calls that wait for the answers of their clients.
+pub(super) trait Waiting {
+    /// Keeps a call. Returns the state by which it is found, or the call if too many of its session wait.
+    fn park(self: Arc<Self>, call: Box<BridgedCall>) -> Result<String, Box<BridgedCall>>;
+}
 
 impl BridgedBody {
     pub(super) fn new(call: Box<BridgedCall>) -> Self {
@@ -116,6 +122,21 @@ impl BridgedCall {
             rounds: 0,
             is_over: false,
         })
+    }
+
+    /// Returns the digest of the call: the same for each request of it.
+    pub(super) fn digest(&self) -> Option<&CallDigest> {
+        self.digest.as_ref()
+    }
+
+    /// Returns true for a call of this session.
+    pub(super) fn is_of(&self, session: &Arc<LegacySession>) -> bool {
+        Arc::ptr_eq(&self.session, session)
+    }
+
+    /// Returns true if both are of one session.
+    pub(super) fn is_beside(&self, other: &Self) -> bool {
+        self.is_of(&other.session)
     }
 
     /// Goes on with the answers of the client, for another request of it.
@@ -241,25 +262,16 @@ impl BridgedCall {
     fn park(mut self: Box<Self>) -> Bytes {
         self.due = None;
         self.rounds += 1;
-        let (session, digest, id) = (self.session.clone(), self.digest, self.id.clone());
+        let id = self.id.clone();
         let asked: Vec<_> = self
             .questions
             .iter()
             .map(|question| (question.key.clone(), question.method.clone(), question.params.clone()))
             .collect();
-        let max_wait = self.bridge.settings.max_wait;
-        let message = match session.park(self, digest) {
+        let message = match self.bridge.clone().park(self) {
             Ok(state) => {
                 let questions = asked.iter().map(|(key, method, params)| (key.as_str(), method.as_str(), params));
-                let message = bridge::input_required(&id, questions, &state);
-                let session = Arc::downgrade(&session);
-                tokio::spawn(async move {
-                    clock::sleep(max_wait).await;
-                    if let Some(session) = session.upgrade() {
-                        session.drop_parked(&state);
-                    }
-                });
-                message
+                bridge::input_required(&id, questions, &state)
             }
             // Dropped, and so cancelled at the server.
             Err(_call) => jsonrpc::error_message(Some(&id), -32603, "too many calls wait for input", Value::Null),

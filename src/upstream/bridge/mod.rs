@@ -6,6 +6,7 @@
 //! messages (`protocol/bridge/`).
 
 mod call;
+mod parked;
 mod session;
 
 use std::sync::Arc;
@@ -14,10 +15,11 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderName, HeaderValue, Method, Response, StatusCode};
+use http_body_util::BodyExt;
 use serde_json::{Value, json};
 
-pub(super) use self::call::BridgedBody;
-use self::call::BridgedCall;
+use self::call::{BridgedBody, BridgedCall};
+use self::parked::ParkedCalls;
 use self::session::{Key, LegacySession, Sessions};
 use super::body::collect;
 use super::discovery::discover_request;
@@ -67,6 +69,7 @@ pub(super) struct Bridge {
     upstream: Arc<Upstream>,
     era: tokio::sync::Mutex<Option<(Era, Instant)>>,
     sessions: Sessions,
+    parked: ParkedCalls,
 }
 
 /// A request that is translated.
@@ -85,7 +88,13 @@ type Answer = Result<Response<ResponseBody>, Unanswered>;
 impl Bridge {
     /// Creates a bridge with connections of its own.
     pub(super) fn new(settings: Settings, upstream: Arc<Upstream>) -> Arc<Self> {
-        Arc::new(Self { settings, upstream, era: tokio::sync::Mutex::default(), sessions: Sessions::default() })
+        Arc::new(Self {
+            settings,
+            upstream,
+            era: tokio::sync::Mutex::default(),
+            sessions: Sessions::default(),
+            parked: ParkedCalls::default(),
+        })
     }
 
     /// Answers a request, or returns `None` if it goes to the server as it is: it is of a revision with sessions, or the server speaks its revision.
@@ -276,7 +285,7 @@ impl Bridge {
         let body = request.template.body();
         let digest = bridge::translated(body, "", "").and_then(|body| CallDigest::of(&body, &request.method));
         let state: Option<String> = serde_json::from_str(state).ok();
-        let parked = state.and_then(|state| session.take_parked(&state, digest.as_ref()));
+        let parked = state.and_then(|state| self.parked.take(&state, session, digest.as_ref()));
         let Some(call) = parked else {
             let text = "Invalid params: requestState is unknown, was used, or is that of another request";
             return refusal(Some(&request.id), INVALID_PARAMS, text, Value::Null);
@@ -428,7 +437,7 @@ fn in_session(session: &LegacySession, template: &Template) -> Template {
 }
 
 fn stream_of(call: Box<BridgedCall>) -> Response<ResponseBody> {
-    let mut response = Response::new(ResponseBody::Bridged(Box::new(BridgedBody::new(call))));
+    let mut response = Response::new(ResponseBody::Translated(BridgedBody::new(call).boxed_unsync()));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     response
 }

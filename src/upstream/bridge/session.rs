@@ -9,20 +9,16 @@ use bytes::Bytes;
 use http::HeaderValue;
 use serde_json::Value;
 
-use super::call::BridgedCall;
 use super::{Bridge, ResponseBody, Template};
 use crate::channel::Caller;
 use crate::protocol::bridge::{self, Envelope, LogLevel};
-use crate::protocol::dialect::resume_tokens::CallDigest;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::upstream::sse_reader::EventReader;
 use crate::upstream::synthetic;
-use crate::{clock, random, sync};
+use crate::{clock, sync};
 
 /// Most sessions of all callers. Made-up credentials at a server that checks none are callers of their own.
 const MAX_SESSIONS: usize = 4096;
-/// Most calls of one session that wait for the answers of their clients.
-const MAX_PARKED: usize = 64;
 
 /// Caller with the capabilities of its client: those who share a session.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -56,13 +52,6 @@ pub(super) struct LegacySession {
 struct State {
     used: Instant,
     log_level: Option<LogLevel>,
-    parked: HashMap<String, Parked>,
-}
-
-/// A call that waits for the answers of its client.
-struct Parked {
-    call: Box<BridgedCall>,
-    digest: Option<CallDigest>,
 }
 
 impl Key {
@@ -112,7 +101,7 @@ impl LegacySession {
             initialized,
             next: AtomicU64::new(1),
             running: AtomicUsize::new(0),
-            state: Mutex::new(State { used: clock::now(), log_level: None, parked: HashMap::new() }),
+            state: Mutex::new(State { used: clock::now(), log_level: None }),
         })
     }
 
@@ -162,30 +151,6 @@ impl LegacySession {
             state.log_level = Some(level);
         }
         is_lower
-    }
-
-    /// Keeps a call that waits for the answers of its client. Returns the state by which it is found, or the call if too many wait.
-    pub(super) fn park(&self, call: Box<BridgedCall>, digest: Option<CallDigest>) -> Result<String, Box<BridgedCall>> {
-        let mut state = sync::lock(&self.state);
-        if state.parked.len() >= MAX_PARKED {
-            return Err(call);
-        }
-        let name: String = random::bytes::<16>().iter().map(|byte| format!("{byte:02x}")).collect();
-        state.parked.insert(name.clone(), Parked { call, digest });
-        Ok(name)
-    }
-
-    /// Takes the call that waits under this state. It must be the same call.
-    pub(super) fn take_parked(&self, name: &str, digest: Option<&CallDigest>) -> Option<Box<BridgedCall>> {
-        let mut state = sync::lock(&self.state);
-        let is_same = state.parked.get(name).is_some_and(|parked| parked.digest.as_ref() == digest);
-        if is_same { state.parked.remove(name).map(|parked| parked.call) } else { None }
-    }
-
-    /// Gives up a call that waits under this state.
-    pub(super) fn drop_parked(&self, name: &str) {
-        let parked = sync::lock(&self.state).parked.remove(name);
-        drop(parked);
     }
 }
 

@@ -35,7 +35,7 @@ impl StatusNotices {
         Self { told: (Status::Working, None), next: clock::now() + INTERVAL, is_due: false }
     }
 
-    /// Returns the time of a notification that waits, or of a question that goes another way, whichever is first.
+    /// Returns the time of the first of these: a notification that waits, a question that goes another way.
     pub(super) fn wakes_at(&self, task: &Stream) -> Option<Instant> {
         let notice = self.is_due.then_some(self.next);
         notice.into_iter().chain(self.questions_move_at(task)).min()
