@@ -113,12 +113,17 @@ impl Caller {
 
     /// Sends a message that may be repeated to one proxy after another until it is answered 2xx.
     async fn until_answered(&mut self, message: &Value) -> Result<Response, String> {
+        let mut last = String::from("nothing");
         let sending = async {
             loop {
                 let to = self.world.somewhere(&mut self.rng);
                 match self.keeper.post(message).send(to, LIMIT).await {
                     Ok(response) if response.status < 300 => return Ok(response),
-                    Ok(response) if matches!(response.status, 502..=504) => {}
+                    Ok(response) if matches!(response.status, 502..=504) => {
+                        let (from, status) = (response.from, response.status);
+                        let body = response.whole(LIMIT).await.unwrap_or_default();
+                        last = format!("{from}: {status} {}", String::from_utf8_lossy(&body));
+                    }
                     Ok(response) => {
                         return Err(format!("{} is answered {}", message["method"], response.head.first));
                     }
@@ -127,7 +132,8 @@ impl Caller {
                 tokio::time::sleep(BACK_OFF).await;
             }
         };
-        tokio::time::timeout(LIMIT, sending).await.unwrap_or_else(|_| Err(format!("no proxy accepts {message}")))
+        let sent = tokio::time::timeout(LIMIT, sending).await;
+        sent.unwrap_or_else(|_| Err(format!("no proxy accepts {message}; the last one answered {last}")))
     }
 
     // ── calls ─────────────────────────────────────────────────────────────────────────────────────────────────────────
