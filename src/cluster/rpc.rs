@@ -122,7 +122,7 @@ impl Requests {
     /// caller that stops waiting does not take the request back.
     ///
     /// # Errors
-    /// If the request could not be forwarded.
+    /// If the request could not be forwarded, or the store may have lost it or its reply.
     pub async fn ask(&self, to: Owner, request: HttpMessage) -> Result<Option<HttpMessage>, Error> {
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let (_guard, replied) = self.forwarded.register(number);
@@ -131,8 +131,15 @@ impl Requests {
             let message = Message::Request { from: self.coordination.owner(), number, request };
             self.coordination.send(to, &message.encode(), MESSAGE_TTL)
         };
+        let mut losses = self.coordination.possible_losses();
+        losses.mark_unchanged();
         sending.wait().await?;
-        Ok(replied.await.unwrap_or_default())
+        tokio::select! {
+            biased;
+            reply = replied => Ok(reply.unwrap_or_default()),
+            // The request or its reply may be lost: a client is not to wait for them.
+            Ok(()) = losses.changed() => Err(Error::Unavailable("it was lost while another replica was asked".to_owned())),
+        }
     }
 
     /// Returns true if `owner` holds a lease.
