@@ -101,7 +101,7 @@ fn expected(kind: StreamKind, ids: &[RequestId], batch: bool) -> Requests {
         RequestId::Number(text) | RequestId::String(text) => text.len(),
     };
     match (kind, ids) {
-        (StreamKind::Standalone, _) => Requests::Unknown,
+        (StreamKind::Standalone | StreamKind::Task, _) => Requests::Unknown,
         (StreamKind::Request, ids) if batch => match ids.iter().map(|id| size(id).max(1)).sum::<usize>() {
             ..=128 => Requests::Batch(ids.to_vec()),
             _ => Requests::Unknown,
