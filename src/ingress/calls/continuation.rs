@@ -6,7 +6,7 @@ use http::Response;
 
 use super::partial_results::names_of;
 use super::reply::Replies;
-use super::request::{Beginning, Reply};
+use super::request::Beginning;
 use crate::body::BoxBody;
 use crate::delivery::Start;
 use crate::dialect::{self, Resumption};
@@ -22,7 +22,6 @@ use crate::protocol::classify;
 use crate::protocol::dialect::resume_tokens::CallDigest;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers;
-use crate::upstream::InlineTask;
 
 /// Continues calls by their resume token.
 pub(super) struct Continuations {
@@ -82,11 +81,6 @@ impl Continuations {
         }
         let attachment = stream.attach(event_log::new_attach(), after).with_slice(slice);
         let beginning = Beginning { start: Start::After(after), has_gap };
-        context.reservation = None;
-        let RequestContext { parts, session, connection, .. } = *context;
-        let query = parts.uri.query().map(Box::from);
-        drop(parts);
-        let reply = Reply { call, accept, query, session, connection, beginning, may_begin: true };
-        self.replies.reply(reply, attachment, InlineTask::default()).await
+        self.replies.read_on(context, call, attachment, beginning).await
     }
 }

@@ -250,7 +250,7 @@ impl Calls {
     /// Reads a task as the response to a request `tasks/result`.
     pub(super) async fn read_task(
         &self,
-        mut context: Box<RequestContext>,
+        context: Box<RequestContext>,
         call: classify::Call,
         stream: Arc<Stream>,
     ) -> Response<BoxBody> {
@@ -267,12 +267,7 @@ impl Calls {
         let after = stream.reading_place();
         let attachment = stream.attach(event_log::new_attach(), after).with_slice(Some(slice));
         let beginning = Beginning { start: Start::After(after), has_gap: false };
-        context.reservation = None;
-        let RequestContext { parts, session, connection, .. } = *context;
-        let query = parts.uri.query().map(Box::from);
-        drop(parts);
-        let reply = Reply { call, accept, query, session, connection, beginning, may_begin: true };
-        self.replies.reply(reply, attachment, InlineTask::default()).await
+        self.replies.read_on(context, call, attachment, beginning).await
     }
 
     /// Responds to a call. Head and body of its request are dropped first.

@@ -11,19 +11,22 @@ use http::{HeaderMap, Response, StatusCode};
 use http_body_util::BodyExt;
 
 use super::commit::poll_begin;
-use super::request::Reply;
+use super::request::{Beginning, Reply};
 use crate::body::BoxBody;
 use crate::clock::{self, ShortWait};
 use crate::delivery::{DisconnectGuard, Follow, KeptResponseBody, Passthrough, Plan, Receipt};
 use crate::dialect;
 use crate::event_log::{Attachment, Collected, EventLog, Head, Plain};
 use crate::ingress::components::Components;
+use crate::ingress::context::RequestContext;
 use crate::ingress::metrics::Metrics;
 use crate::ingress::refusals::Refusals;
 use crate::ingress::stream_response::StreamResponder;
 use crate::lifecycle::drain::Drain;
+use crate::protocol::classify;
 use crate::protocol::dialect::resume_tokens::Renaming;
 use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::headers;
 use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc;
 use crate::protocol::stream::Phase;
@@ -75,6 +78,22 @@ impl Replies {
             Head::Plain(plain) => self.pass(&plain, &reply, attachment, receipt),
             Head::Failed(failure) => self.fail(failure, &reply, Some((attachment, receipt))),
         }
+    }
+
+    /// Responds to a request that reads on in the stream of an earlier call.
+    pub(super) async fn read_on(
+        &self,
+        mut context: Box<RequestContext>,
+        call: classify::Call,
+        attachment: Attachment,
+        beginning: Beginning,
+    ) -> Response<BoxBody> {
+        context.reservation = None;
+        let RequestContext { parts, session, connection, .. } = *context;
+        let (accept, query) = (headers::accept(&parts.headers), parts.uri.query().map(Box::from));
+        drop(parts);
+        let reply = Reply { call, accept, query, session, connection, beginning, may_begin: true };
+        self.reply(reply, attachment, InlineTask::default()).await
     }
 
     /// Waits for the head of the response, or for the interim result that takes its place. Drives `pump` meanwhile.

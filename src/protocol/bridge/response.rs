@@ -47,12 +47,12 @@ pub fn result_as(message: &[u8], id: &RequestId, server_info: Option<&Value>, hi
             let info = format!(r#""{SERVER_INFO}":{info}"#);
             match jsonrpc::member(result.as_bytes(), &["_meta"]) {
                 Some(meta) if jsonrpc::member(meta.as_bytes(), &[SERVER_INFO]).is_some() => {}
-                Some(meta) => splices.extend(first_members(message, meta, &info)),
+                Some(meta) => splices.extend(jsonrpc::first_members(message, meta, &info)),
                 None => added.push(format!(r#""_meta":{{{info}}}"#)),
             }
         }
         if !added.is_empty() {
-            splices.extend(first_members(message, result, &added.join(",")));
+            splices.extend(jsonrpc::first_members(message, result, &added.join(",")));
         }
         if let Some(tools) = jsonrpc::member(result.as_bytes(), &["tools"]) {
             jsonrpc::for_each_element(tools, |tool| {
@@ -63,14 +63,6 @@ pub fn result_as(message: &[u8], id: &RequestId, server_info: Option<&Value>, hi
         }
     }
     Some(jsonrpc::splice(message, splices))
-}
-
-/// Returns the insertion of members at the beginning of `object`, or `None` if that is none.
-fn first_members(whole: &[u8], object: &str, members: &str) -> Option<(std::ops::Range<usize>, String)> {
-    let rest = object.strip_prefix('{')?;
-    let comma = if rest.trim_start().starts_with('}') { "" } else { "," };
-    let at = jsonrpc::span(whole, object).start + 1;
-    Some((at..at, format!("{members}{comma}")))
 }
 
 /// Writes an error of the server with a code that means the same at the later revision.

@@ -41,6 +41,14 @@ pub fn splice(bytes: &[u8], mut splices: Vec<(Range<usize>, String)>) -> Vec<u8>
     spliced
 }
 
+/// Returns the insertion of `members`, as JSON text, at the beginning of `object`, a part of `whole`. Returns `None` if that is no object.
+pub fn first_members(whole: &[u8], object: &str, members: &str) -> Option<(Range<usize>, String)> {
+    let rest = object.strip_prefix('{')?;
+    let comma = if rest.trim_start().starts_with('}') { "" } else { "," };
+    let at = span(whole, object).start + 1;
+    Some((at..at, format!("{members}{comma}")))
+}
+
 /// Splices in pieces, with those of `bytes` uncopied; returns the first piece and the following ones. The ranges must
 /// be in order.
 pub fn splice_apart(mut bytes: Bytes, splices: Vec<(Range<usize>, String)>) -> (Bytes, Vec<Bytes>) {

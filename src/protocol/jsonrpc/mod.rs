@@ -26,7 +26,7 @@ mod scan;
 mod tests;
 mod walk;
 
-pub use edit::{member, messages, span, splice, splice_apart, without_members};
+pub use edit::{first_members, member, messages, span, splice, splice_apart, without_members};
 pub use handshake::{InitializeParams, ServerFacts, SessionChange, session_change};
 pub use rename::{rename_ids, replaced};
 use scan::scan;

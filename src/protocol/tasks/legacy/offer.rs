@@ -17,7 +17,7 @@ pub fn offered(message: &[u8]) -> Option<Vec<u8>> {
     if jsonrpc::member(capabilities.as_bytes(), &["tasks"]).is_some() {
         return None;
     }
-    Some(jsonrpc::splice(message, vec![first_member(message, capabilities, CAPABILITY)?]))
+    Some(jsonrpc::splice(message, vec![jsonrpc::first_members(message, capabilities, CAPABILITY)?]))
 }
 
 /// Returns a result of `tools/list` in which each tool that `is_offered` selects says that its calls may be tasks, also where its server forbids them.
@@ -36,20 +36,12 @@ pub fn with_support(message: &[u8], is_offered: impl Fn(&str) -> bool) -> Option
                 // The TypeScript SDK writes it for each tool of a server that has no tasks.
                 Some(own) if own == FORBIDDEN => splices.push((jsonrpc::span(message, own), OPTIONAL.to_owned())),
                 Some(_) => {}
-                None => splices.extend(first_member(message, execution, SUPPORT)),
+                None => splices.extend(jsonrpc::first_members(message, execution, SUPPORT)),
             },
-            None => splices.extend(first_member(message, tool, &format!(r#""execution":{{{SUPPORT}}}"#))),
+            None => splices.extend(jsonrpc::first_members(message, tool, &format!(r#""execution":{{{SUPPORT}}}"#))),
         }
     });
     if splices.is_empty() { None } else { Some(jsonrpc::splice(message, splices)) }
-}
-
-/// Returns the insertion of a member at the beginning of `object`, or `None` if that is none.
-pub(super) fn first_member(whole: &[u8], object: &str, member: &str) -> Option<(std::ops::Range<usize>, String)> {
-    let rest = object.strip_prefix('{')?;
-    let comma = if rest.trim_start().starts_with('}') { "" } else { "," };
-    let at = jsonrpc::span(whole, object).start + 1;
-    Some((at..at, format!("{member}{comma}")))
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use serde_json::json;
 
-use super::offer::first_member;
 use crate::protocol::jsonrpc::{self, Message};
 
 const RELATED: &str = "io.modelcontextprotocol/related-task";
@@ -30,7 +29,7 @@ fn insertion(whole: &[u8], message: &Message, text: &str, mark: &str) -> Option<
     };
     let Some(object) = object else {
         // A request or a notification without parameters.
-        return first_member(whole, text, &format!(r#""{name}":{{"{META}":{{{mark}}}}}"#));
+        return jsonrpc::first_members(whole, text, &format!(r#""{name}":{{"{META}":{{{mark}}}}}"#));
     };
     match jsonrpc::member(object.as_bytes(), &[META]) {
         Some(meta) => match jsonrpc::member(meta.as_bytes(), &[RELATED]) {
@@ -38,9 +37,9 @@ fn insertion(whole: &[u8], message: &Message, text: &str, mark: &str) -> Option<
                 let value = mark.split_once(':').map_or_else(String::new, |(_, value)| value.to_owned());
                 Some((jsonrpc::span(whole, own), value))
             }
-            None => first_member(whole, meta, mark),
+            None => jsonrpc::first_members(whole, meta, mark),
         },
-        None => first_member(whole, object, &format!(r#""{META}":{{{mark}}}"#)),
+        None => jsonrpc::first_members(whole, object, &format!(r#""{META}":{{{mark}}}"#)),
     }
 }
 
