@@ -12,10 +12,10 @@ use http_body::{Body, Frame};
 use serde_json::{Value, json};
 
 use super::session::LegacySession;
-use super::{Bridge, Request, ResponseBody, Template};
+use super::{ModernClients, Request, ResponseBody, Template};
 use crate::body::BoxError;
 use crate::clock;
-use crate::protocol::bridge::{self, Envelope, Kind, ListHints, LogLevel};
+use crate::protocol::bridge::modern_clients::{self as bridge, Envelope, Kind, ListHints, LogLevel};
 use crate::protocol::dialect::resume_tokens::CallDigest;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::protocol::sse;
@@ -27,7 +27,7 @@ const MAX_ROUNDS: u32 = 10;
 
 /// A call. Dropping it before its response cancels it at the server.
 pub(super) struct BridgedCall {
-    bridge: Arc<Bridge>,
+    bridge: Arc<ModernClients>,
     session: Arc<LegacySession>,
     /// Last request of the client for the call.
     template: Template,
@@ -96,7 +96,7 @@ impl Body for BridgedBody {
 
 impl BridgedCall {
     pub(super) fn new(
-        bridge: &Arc<Bridge>,
+        bridge: &Arc<ModernClients>,
         session: &Arc<LegacySession>,
         request: &Request<'_>,
         own: String,

@@ -9,9 +9,9 @@ use bytes::Bytes;
 use http::HeaderValue;
 use serde_json::Value;
 
-use super::{Bridge, ResponseBody, Template};
+use super::{ModernClients, ResponseBody, Template};
 use crate::channel::Caller;
-use crate::protocol::bridge::{self, Envelope, LogLevel};
+use crate::protocol::bridge::modern_clients::{self as bridge, Envelope, LogLevel};
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::upstream::sse_reader::EventReader;
 use crate::upstream::synthetic;
@@ -156,7 +156,7 @@ impl LegacySession {
 
 /// Reads the session's own stream to its end.
 pub(super) async fn read_standalone(
-    bridge: &Weak<Bridge>,
+    bridge: &Weak<ModernClients>,
     session: &Weak<LegacySession>,
     template: &Template,
     body: ResponseBody,

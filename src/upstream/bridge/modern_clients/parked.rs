@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use super::Bridge;
+use super::ModernClients;
 use super::call::{BridgedCall, Waiting};
 use super::session::LegacySession;
 use crate::protocol::dialect::resume_tokens::CallDigest;
@@ -30,7 +30,7 @@ impl ParkedCalls {
     }
 }
 
-impl Waiting for Bridge {
+impl Waiting for ModernClients {
     fn park(self: Arc<Self>, call: Box<BridgedCall>) -> Result<String, Box<BridgedCall>> {
         let state: String = random::bytes::<16>().iter().map(|byte| format!("{byte:02x}")).collect();
         {
