@@ -23,7 +23,7 @@ impl Caller {
     }
 
     /// Returns true for callers without credentials.
-    pub(super) fn is_anonymous(&self) -> bool {
+    pub fn is_anonymous(&self) -> bool {
         self.principal.is_anonymous()
     }
 

@@ -22,6 +22,8 @@ pub struct Bridge {
 /// Clients of 2026-07-28 whose requests are translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModernClients {
+    /// Clients that declare tasks, at a server that assigns no sessions.
+    Auto,
     /// All.
     Always,
     /// None: their requests go to the server as they are.
@@ -31,7 +33,7 @@ pub enum ModernClients {
 /// Reads the section. Returns `None` if nothing is translated.
 pub(super) fn bridge(reader: &mut Reader) -> Option<Bridge> {
     let mut s = reader.section(SECTION);
-    let words = [("always", ModernClients::Always), ("never", ModernClients::Never)];
+    let words = [("auto", ModernClients::Auto), ("always", ModernClients::Always), ("never", ModernClients::Never)];
     let modern_clients = s.one_of("modern_clients", &words).unwrap_or(ModernClients::Never);
     let idle = s.secs("idle_secs", 1..=YEAR).unwrap_or(Duration::from_secs(600));
     let sessions_per_principal = s.count("sessions_per_principal", 1).unwrap_or(8);

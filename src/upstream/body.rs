@@ -54,6 +54,18 @@ pub(super) async fn collect(body: ResponseBody, limit: usize) -> Result<Bytes, E
     })
 }
 
+/// Reads a body into `begun` up to a size at which it proves nothing. Returns true if it is complete.
+pub(super) async fn read_up_to(body: &mut ResponseBody, begun: &mut BytesMut, limit: usize) -> bool {
+    while let Some(frame) = body.frame().await {
+        let Ok(frame) = frame else { return false };
+        begun.extend_from_slice(&frame.into_data().unwrap_or_default());
+        if begun.len() > limit {
+            return false;
+        }
+    }
+    true
+}
+
 /// Body whose beginning was read already. It fails at its deadline.
 struct PrefixedBody {
     first: Option<Bytes>,

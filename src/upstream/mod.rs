@@ -330,6 +330,9 @@ impl Upstream {
             return answer;
         }
         let mut response = self.exchange(template, sent).await?;
+        if let Some(bridge) = &self.bridge {
+            bridge.note_response(template, &response);
+        }
         let is_new = self.sessions.has_renamed() && !template.names_session();
         self.sessions.wrap(response.headers_mut(), is_new);
         Ok(response)

@@ -9,21 +9,27 @@ mod server_era;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{Method, Response};
+use bytes::{Bytes, BytesMut};
+use http::{Method, Response, StatusCode};
 
 use self::modern_clients::ModernClients;
 use self::server_era::ServerEra;
-use super::body::collect;
+use super::body::{collect, read_up_to};
 use super::tool_schemas::events;
 use super::{ResponseBody, Template, Unanswered, Upstream};
 use crate::config;
 use crate::event_log::Stream;
 use crate::protocol::headers::{self, Era, ProtocolVersion, names};
-use crate::protocol::jsonrpc;
+use crate::protocol::jsonrpc::{self, Message};
+use crate::protocol::tasks;
 
 /// Size limit of the answer to a question of the bridge's own.
 const ANSWER_MAX: usize = 1024 * 1024;
+/// Size limit of a refusal of the revision, and time limit for it.
+const REFUSAL_MAX: usize = 4096;
+const REFUSAL_WAIT: Duration = Duration::from_secs(1);
+const HEADER_MISMATCH: i64 = -32020;
+const MISSING_CAPABILITY: i64 = -32021;
 
 /// Settings of the bridge.
 #[derive(Clone, Debug)]
@@ -34,12 +40,15 @@ pub struct Settings {
     pub max_wait: Duration,
     /// Time without a further question after which a round is told.
     pub input_grace: Duration,
+    /// True if the proxy listens on a loopback address: its callers without credentials are one then.
+    pub is_loopback: bool,
     /// Size limit of a message.
     pub max_event_bytes: usize,
 }
 
 /// Translates requests. All workers share it.
 pub(super) struct Bridge {
+    mode: config::ModernClients,
     era: ServerEra,
     modern_clients: Arc<ModernClients>,
 }
@@ -50,7 +59,11 @@ impl Bridge {
     /// Creates a bridge. `upstream` has connections of the bridge's own.
     pub(super) fn new(settings: Settings, upstream: Arc<Upstream>) -> Arc<Self> {
         let era = ServerEra::new(upstream.clone());
-        Arc::new(Self { era, modern_clients: ModernClients::new(settings, upstream) })
+        Arc::new(Self {
+            mode: settings.config.modern_clients,
+            era,
+            modern_clients: ModernClients::new(settings, upstream),
+        })
     }
 
     /// Answers a request, or returns `None` if it goes to the server as it is: it is of a revision with sessions, or the server speaks its revision.
@@ -60,12 +73,48 @@ impl Bridge {
         template: &Template,
         sent: Option<&Arc<Stream>>,
     ) -> Option<Answer> {
-        if *template.method() != Method::POST || template.names_session() || !is_modern(template) {
+        if template.names_session() || !is_modern(template) || !self.is_bridged(template) {
             return None;
         }
-        match self.era.of(template).await? {
-            Era::Modern => None,
-            Era::Legacy => Some(self.modern_clients.send(upstream, template, sent).await),
+        if self.era.of(template).await? == Era::Legacy {
+            return self.modern_clients.send(upstream, template, sent).await;
+        }
+        let response = match upstream.exchange(template, sent).await {
+            Ok(response) => response,
+            unanswered => return Some(unanswered),
+        };
+        // The server may be another one by now.
+        let (response, is_refused) = refuses_era(response).await;
+        if !is_refused || !self.era.has_changed(template, Era::Modern).await {
+            return Some(Ok(response));
+        }
+        Some(match self.modern_clients.send(upstream, template, sent).await {
+            Some(answer) => answer,
+            None => Ok(response),
+        })
+    }
+
+    /// Notes the response to a request that goes to the server as it is: a client may have begun without a session.
+    pub(super) fn note_response(&self, template: &Template, response: &Response<ResponseBody>) {
+        let may_begin =
+            !template.names_session() && response.status().is_success() && *template.method() == Method::POST;
+        if !may_begin || self.modern_clients.assigns_sessions().is_some() {
+            return;
+        }
+        if matches!(jsonrpc::peek(template.body()), Ok(jsonrpc::Body::Single(Message::Request { method, .. })) if method == "initialize")
+        {
+            self.modern_clients.note_session(response.headers().contains_key(names::MCP_SESSION_ID));
+        }
+    }
+
+    /// Returns true if the configuration lets this request of 2026-07-28 be translated.
+    fn is_bridged(&self, template: &Template) -> bool {
+        match self.mode {
+            config::ModernClients::Always => true,
+            config::ModernClients::Never => false,
+            config::ModernClients::Auto => {
+                self.modern_clients.assigns_sessions() == Some(false) && tasks::declares(template.body())
+            }
         }
     }
 }
@@ -86,4 +135,18 @@ async fn response_in(response: Response<ResponseBody>) -> Option<Bytes> {
         jsonrpc::member(message, &["result"]).or_else(|| jsonrpc::member(message, &["error"])).is_some()
     };
     messages.into_iter().find(is_response)
+}
+
+/// Returns true if the response refuses the revision of a request of 2026-07-28. The returned response has its whole body.
+async fn refuses_era(response: Response<ResponseBody>) -> (Response<ResponseBody>, bool) {
+    if response.status() != StatusCode::BAD_REQUEST {
+        return (response, false);
+    }
+    let (parts, mut body) = response.into_parts();
+    let mut begun = BytesMut::new();
+    let read = tokio::time::timeout(REFUSAL_WAIT, read_up_to(&mut body, &mut begun, REFUSAL_MAX)).await;
+    let code = jsonrpc::member(&begun, &["error", "code"]).and_then(|code| code.parse().ok());
+    // The other codes of the revision show that the server speaks it.
+    let is_refused = matches!(read, Ok(true)) && !matches!(code, Some(HEADER_MISMATCH | MISSING_CAPABILITY));
+    (Response::from_parts(parts, ResponseBody::begun(begun.freeze(), body)), is_refused)
 }

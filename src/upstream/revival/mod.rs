@@ -14,13 +14,13 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use http::{Response, StatusCode};
-use http_body_util::BodyExt;
 use tokio::sync::Semaphore;
 use tracing::{Instrument, debug, info};
 
 use affinity::AffinitySigns;
 use handshake::{Handshaking, Opened};
 
+use super::body::read_up_to;
 use super::metrics::{Metrics, RevivalOutcome};
 use super::{ProbeOutcome, ResponseBody, Template, Upstream};
 use crate::channel;
@@ -104,10 +104,17 @@ impl Revivals {
     }
 
     /// Reads as much of a response as shows whether it refuses the session. The returned response has its whole body.
-    async fn examine(&self, response: Response<ResponseBody>, ids: &[RequestId]) -> (Response<ResponseBody>, bool) {
+    pub(super) async fn examine(
+        &self,
+        response: Response<ResponseBody>,
+        ids: &[RequestId],
+    ) -> (Response<ResponseBody>, bool) {
+        if !self.refusals.may_have(response.status().as_u16()) {
+            return (response, false);
+        }
         let (parts, mut body) = response.into_parts();
         let mut begun = BytesMut::new();
-        let read = tokio::time::timeout(BODY_WAIT, read_up_to(&mut body, &mut begun)).await;
+        let read = tokio::time::timeout(BODY_WAIT, read_up_to(&mut body, &mut begun, session_refusal::BODY_MAX)).await;
         let whole = if matches!(read, Ok(true)) { Some(&begun[..]) } else { None };
         let is_refused = self.refusals.contain(parts.status.as_u16(), whole, ids);
         let body = ResponseBody::begun(begun.freeze(), body);
@@ -115,24 +122,12 @@ impl Revivals {
     }
 }
 
-/// Reads a body up to the size at which it proves nothing. Returns true if it is complete.
-async fn read_up_to(body: &mut ResponseBody, begun: &mut BytesMut) -> bool {
-    while let Some(frame) = body.frame().await {
-        let Ok(frame) = frame else { return false };
-        begun.extend_from_slice(&frame.into_data().unwrap_or_default());
-        if begun.len() > session_refusal::BODY_MAX {
-            return false;
-        }
-    }
-    true
-}
-
 /// Returns the response to requests with these IDs whose session has no server, because none could be started for the given reason.
 async fn unstarted(reason: Option<Response<ResponseBody>>, ids: &[RequestId]) -> Response<ResponseBody> {
     let Some(reason) = reason else { return channel::no_server(ids).map(ResponseBody::Channel) };
     let (parts, mut body) = reason.into_parts();
     let mut begun = BytesMut::new();
-    read_up_to(&mut body, &mut begun).await;
+    read_up_to(&mut body, &mut begun, session_refusal::BODY_MAX).await;
     // The error names the `initialize` of the proxy.
     let addressed = ids.first().and_then(|id| jsonrpc::address_error(&begun, id));
     Response::from_parts(parts, ResponseBody::begun(addressed.map_or(begun.freeze(), Into::into), body))

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::protocol::jsonrpc;
+use crate::protocol::jsonrpc::{self, RequestId};
 
 const META: &str = "_meta";
 const VERSION: &str = "io.modelcontextprotocol/protocolVersion";
@@ -166,6 +166,19 @@ pub fn initialized() -> Vec<u8> {
     br#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#.to_vec()
 }
 
+/// Writes the notification after which a server asks for roots again.
+pub fn roots_changed() -> Vec<u8> {
+    br#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#.to_vec()
+}
+
+/// Writes the answer to a question whose client has left: a user who says nothing, or an error.
+pub fn given_up(id: &RequestId, method: &str) -> Vec<u8> {
+    if method == "elicitation/create" {
+        return format!(r#"{{"jsonrpc":"2.0","id":{},"result":{{"action":"cancel"}}}}"#, id.to_json()).into_bytes();
+    }
+    jsonrpc::error_message(Some(id), -32603, "the client has given up the call", Value::Null)
+}
+
 /// Returns a request as the server gets it: under this ID and this progress token, without the envelope and without what only the later revision has. The
 /// progress token is left out where the client wants no progress. Returns `None` for a body that is no such request.
 pub fn translated(body: &[u8], id: &str, progress_token: &str) -> Option<Vec<u8>> {
@@ -242,6 +255,14 @@ mod tests {
         assert_eq!(refuses(json!({"sampling": {}}), "sampling/createMessage", json!({"tools": []})), Some(-32602));
         assert_eq!(refuses(json!({"roots": {}}), "roots/list", json!({})), None);
         assert_eq!(refuses(json!({"tasks": {}}), "tasks/get", json!({})), Some(-32601));
+    }
+
+    #[test]
+    fn a_question_of_a_call_that_was_given_up_has_an_answer() {
+        let id = RequestId::Number("3".into());
+        let answer = |method| serde_json::from_slice::<Value>(&given_up(&id, method)).expect("JSON");
+        assert_eq!(answer("elicitation/create")["result"], json!({"action": "cancel"}));
+        assert_eq!(answer("sampling/createMessage")["error"]["code"], -32603);
     }
 
     #[test]

@@ -5,7 +5,10 @@ use serde_json::{Map, Value, json};
 
 use crate::protocol::jsonrpc::{self, RequestId};
 
-const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
+pub(super) const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
+/// Error of a call for which the user must first open a page, at 2025-11-25.
+const URL_ELICITATION_REQUIRED: i64 = -32042;
+const MISSING_CAPABILITY: i64 = -32021;
 const METHOD_NOT_FOUND: i64 = -32601;
 const INVALID_PARAMS: i64 = -32602;
 const INTERNAL_ERROR: i64 = -32603;
@@ -13,6 +16,9 @@ const INTERNAL_ERROR: i64 = -32603;
 const RESOURCE_NOT_FOUND: i64 = -32002;
 /// Codes that the later revision has given a meaning.
 const SPECIFIED: std::ops::RangeInclusive<i64> = -32099..=-32020;
+
+/// Most questions in the data of one error.
+const MAX_QUESTIONS: usize = 16;
 
 /// Hints for caches in a result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,6 +86,44 @@ pub fn modern_error(id: &RequestId, error: &Value) -> Vec<u8> {
     response(id, "error", &error)
 }
 
+/// Questions in place of which a call has failed: the user must open a page before each.
+#[derive(Clone, PartialEq, Debug)]
+pub struct UrlElicitations {
+    /// IDs under which the server tells that a page is done.
+    pub ids: Vec<String>,
+    /// Parameters of each question, as clients of 2026-07-28 get them.
+    pub params: Vec<Value>,
+}
+
+impl UrlElicitations {
+    /// Returns the questions of a response, or `None` if the response is another.
+    pub fn of(message: &[u8]) -> Option<Self> {
+        let code: i64 = jsonrpc::member(message, &["error", "code"])?.parse().ok()?;
+        let questions = jsonrpc::member(message, &["error", "data", "elicitations"])?;
+        let mut questions: Vec<Map<String, Value>> = serde_json::from_str(questions).ok()?;
+        if code != URL_ELICITATION_REQUIRED || questions.is_empty() || questions.len() > MAX_QUESTIONS {
+            return None;
+        }
+        let id_of = |question: &mut Map<String, Value>| match question.remove("elicitationId") {
+            Some(Value::String(id)) => Some(id),
+            Some(_) | None => None,
+        };
+        let ids = questions.iter_mut().filter_map(id_of).collect();
+        Some(Self { ids, params: questions.into_iter().map(Value::from).collect() })
+    }
+}
+
+/// Writes the error for a request of a client that would have to be asked by a page, and has not declared that it can.
+pub fn url_elicitation_missing(id: &RequestId) -> Vec<u8> {
+    let data = json!({"requiredCapabilities": {"elicitation": {"url": {}}}});
+    jsonrpc::error_message(Some(id), MISSING_CAPABILITY, "Missing required client capability: elicitation.url", data)
+}
+
+/// Writes the error for a call that cannot wait for the answers of its client, or a subscription, because too many do.
+pub fn too_many_waiting(id: &RequestId) -> Vec<u8> {
+    jsonrpc::error_message(Some(id), INTERNAL_ERROR, "too many requests of this session wait", Value::Null)
+}
+
 /// Writes the error for a method that the later revision does not have.
 pub fn method_not_found(id: &RequestId) -> Vec<u8> {
     jsonrpc::error_message(Some(id), METHOD_NOT_FOUND, "Method not found", Value::Null)
@@ -89,6 +133,7 @@ pub fn method_not_found(id: &RequestId) -> Vec<u8> {
 pub fn status_of(message: &[u8]) -> StatusCode {
     match jsonrpc::member(message, &["error", "code"]).and_then(|code| code.parse().ok()) {
         Some(METHOD_NOT_FOUND) => StatusCode::NOT_FOUND,
+        Some(MISSING_CAPABILITY) => StatusCode::BAD_REQUEST,
         Some(_) | None => StatusCode::OK,
     }
 }
@@ -148,7 +193,7 @@ pub fn input_required<'a>(
     response(id, "result", &result)
 }
 
-fn response(id: &RequestId, member: &str, value: &Value) -> Vec<u8> {
+pub(super) fn response(id: &RequestId, member: &str, value: &Value) -> Vec<u8> {
     format!(r#"{{"jsonrpc":"2.0","id":{},"{member}":{value}}}"#, id.to_json()).into_bytes()
 }
 
@@ -202,6 +247,31 @@ mod tests {
                 "cacheScope": "private", "instructions": "i", "_meta": {SERVER_INFO: {"name": "s"}}})
         );
         assert_eq!(discovered(br#"{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":""}}"#, &id()), None);
+    }
+
+    #[test]
+    fn an_error_can_stand_for_questions() {
+        let error = |code: i64, elicitations: Value| {
+            let error = json!({"code": code, "message": "m", "data": {"elicitations": elicitations}});
+            UrlElicitations::of(json!({"jsonrpc": "2.0", "id": "b1", "error": error}).to_string().as_bytes())
+        };
+        let question = json!({"mode": "url", "elicitationId": "e1", "url": "https://x", "message": "m"});
+        let expected = json!({"mode": "url", "url": "https://x", "message": "m"});
+        let found = UrlElicitations { ids: vec!["e1".to_owned()], params: vec![expected] };
+        assert_eq!(error(-32042, json!([question])), Some(found));
+        for (code, questions) in [
+            (-32041, json!([question])),
+            (-32042, json!([])),
+            (-32042, json!({})),
+            (-32042, json!(vec![question.clone(); 17])),
+        ] {
+            assert_eq!(error(code, questions), None);
+        }
+        let missing = parsed(url_elicitation_missing(&id()));
+        assert_eq!(
+            (&missing["error"]["code"], &missing["error"]["data"]["requiredCapabilities"]),
+            (&json!(-32021), &json!({"elicitation": {"url": {}}}))
+        );
     }
 
     #[test]

@@ -10,44 +10,38 @@ use std::time::Instant;
 use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame};
 use serde_json::{Value, json};
+use tokio::sync::mpsc;
 
-use super::session::LegacySession;
-use super::{ModernClients, Request, ResponseBody, Template};
+use super::running::Traits;
+use super::session::{Busy, LegacySession};
+use super::{ClientRequest, ModernClients, ResponseBody, standalone};
 use crate::body::BoxError;
 use crate::clock;
-use crate::protocol::bridge::modern_clients::{self as bridge, Envelope, Kind, ListHints, LogLevel};
+use crate::protocol::bridge::modern_clients::{self as bridge, LogLevel, MAX_ROUNDS, listen};
 use crate::protocol::dialect::resume_tokens::CallDigest;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::protocol::sse;
 use crate::upstream::sse_reader::EventReader;
 use crate::upstream::synthetic;
 
-/// Most rounds of input in one call: clients give up a call after as many.
-const MAX_ROUNDS: u32 = 10;
-
 /// A call. Dropping it before its response cancels it at the server.
 pub(super) struct BridgedCall {
-    bridge: Arc<ModernClients>,
+    clients: Arc<ModernClients>,
     session: Arc<LegacySession>,
+    _busy: Busy,
     /// Last request of the client for the call.
-    template: Template,
-    /// ID of that request.
-    id: RequestId,
-    /// Token under which the client wants progress, as JSON.
-    progress_token: Option<String>,
+    request: ClientRequest,
     /// ID and progress token at the server.
     own: String,
-    kind: Kind,
-    hints: ListHints,
-    envelope: Envelope,
-    digest: Option<CallDigest>,
     reader: EventReader,
+    /// Messages on the session's own stream that concern the call.
+    inbox: mpsc::Receiver<Bytes>,
     /// Questions of the server without answers.
     questions: Vec<Question>,
     /// Time at which they are told, or `None` if there are none.
     due: Option<Instant>,
     asked: u32,
-    rounds: u32,
+    /// True once the server has answered.
     is_over: bool,
 }
 
@@ -63,12 +57,6 @@ pub(super) struct BridgedBody(Option<Pin<Box<dyn Future<Output = Step> + Send>>>
 
 /// Next bytes of a response, and the call if it goes on.
 type Step = (Bytes, Option<Box<BridgedCall>>);
-
-/// The place of calls that wait for the answers of their clients.
-pub(super) trait Waiting {
-    /// Keeps a call. Returns the state by which it is found, or the call if too many of its session wait.
-    fn park(self: Arc<Self>, call: Box<BridgedCall>) -> Result<String, Box<BridgedCall>>;
-}
 
 impl BridgedBody {
     pub(super) fn new(call: Box<BridgedCall>) -> Self {
@@ -96,59 +84,53 @@ impl Body for BridgedBody {
 
 impl BridgedCall {
     pub(super) fn new(
-        bridge: &Arc<ModernClients>,
-        session: &Arc<LegacySession>,
-        request: &Request<'_>,
+        clients: &Arc<ModernClients>,
+        session: Arc<LegacySession>,
+        busy: Busy,
+        request: &ClientRequest,
         own: String,
-        digest: Option<CallDigest>,
         body: ResponseBody,
     ) -> Box<Self> {
-        session.begin_call();
-        Box::new(Self {
-            bridge: bridge.clone(),
-            session: session.clone(),
-            template: request.template.clone(),
-            id: request.id.clone(),
-            progress_token: request.progress_token.clone(),
+        let traits = Traits { may_ask: request.kind.may_ask(), wants_logs: request.envelope.log_level.is_some() };
+        let begun = session.calls.begin(&own, traits);
+        let call = Box::new(Self {
+            clients: clients.clone(),
+            session,
+            _busy: busy,
+            request: request.clone(),
             own,
-            kind: request.kind,
-            hints: request.hints(),
-            envelope: request.envelope.clone(),
-            digest,
-            reader: EventReader::new(body, bridge.settings.max_event_bytes),
+            reader: EventReader::new(body, clients.settings.max_event_bytes),
+            inbox: begun.inbox,
             questions: Vec::new(),
             due: None,
             asked: 0,
-            rounds: 0,
             is_over: false,
-        })
+        });
+        if begun.tells_roots {
+            call.post(vec![bridge::roots_changed()]);
+        }
+        call
     }
 
-    /// Returns the digest of the call: the same for each request of it.
-    pub(super) fn digest(&self) -> Option<&CallDigest> {
-        self.digest.as_ref()
+    /// Returns true for this call of this session.
+    pub(super) fn is_of(&self, session: &Arc<LegacySession>, digest: &CallDigest) -> bool {
+        Arc::ptr_eq(&self.session, session) && self.request.digest.as_ref() == Some(digest)
     }
 
-    /// Returns true for a call of this session.
-    pub(super) fn is_of(&self, session: &Arc<LegacySession>) -> bool {
-        Arc::ptr_eq(&self.session, session)
-    }
-
-    /// Returns true if both are of one session.
-    pub(super) fn is_beside(&self, other: &Self) -> bool {
-        self.is_of(&other.session)
+    /// Returns the session.
+    pub(super) fn session(&self) -> &Arc<LegacySession> {
+        &self.session
     }
 
     /// Goes on with the answers of the client, for another request of it.
-    pub(super) async fn go_on(mut self: Box<Self>, request: &Request<'_>, answers: Value) -> Box<Self> {
-        self.template = request.template.clone();
-        self.id = request.id.clone();
-        self.progress_token = request.progress_token.clone();
+    pub(super) async fn go_on(mut self: Box<Self>, request: &ClientRequest, answers: &Value) -> Box<Self> {
+        self.request = ClientRequest { rounds: self.request.rounds, ..request.clone() };
         for question in std::mem::take(&mut self.questions) {
             match answers.get(&question.key) {
                 Some(answer) => {
                     let response = json!({"jsonrpc": "2.0", "id": json_id(&question.id), "result": answer});
-                    self.bridge.post(&self.session, &self.template, response.to_string().into_bytes()).await;
+                    let response = response.to_string().into_bytes();
+                    self.clients.post(&self.session, &self.request.template, response).await;
                 }
                 None => self.questions.push(question),
             }
@@ -163,20 +145,16 @@ impl BridgedCall {
         let mut out = BytesMut::new();
         loop {
             let due = self.due;
-            let read = async {
+            let is_due = async {
                 match due {
-                    Some(due) => tokio::select! {
-                        biased;
-                        piece = self.reader.next() => Some(piece),
-                        () = clock::sleep_until(due) => None,
-                    },
-                    None => Some(self.reader.next().await),
+                    Some(due) => clock::sleep_until(due).await,
+                    None => std::future::pending().await,
                 }
             };
-            match read.await {
-                None => return (self.park(), None),
-                Some(Err(_)) => return (out.freeze(), None),
-                Some(Ok(piece)) => {
+            tokio::select! {
+                biased;
+                piece = self.reader.next() => {
+                    let Ok(piece) = piece else { return (out.freeze(), None) };
                     let gathered = self.reader.gather(piece).await;
                     for event in gathered.events {
                         self.handle(&event.data, &mut out);
@@ -184,10 +162,12 @@ impl BridgedCall {
                     if self.is_over || gathered.error.is_some() || gathered.ending.is_some() {
                         return (out.freeze(), None);
                     }
-                    if !out.is_empty() {
-                        return (out.freeze(), Some(self));
-                    }
                 }
+                Some(message) = self.inbox.recv() => self.handle(&message, &mut out),
+                () = is_due => return (self.park(), None),
+            }
+            if !out.is_empty() {
+                return (out.freeze(), Some(self));
             }
         }
     }
@@ -200,7 +180,7 @@ impl BridgedCall {
             let told = match message {
                 Message::Response { id: Some(id), .. } if id.text() == self.own => {
                     self.is_over = true;
-                    bridge::result_as(text, &self.id, self.session.server_info.as_ref(), self.hints)
+                    self.clients.response_to(&self.request, &self.session, text)
                 }
                 Message::Response { .. } => None,
                 Message::Request { id, method } => {
@@ -218,11 +198,11 @@ impl BridgedCall {
     /// Returns a notification as the client gets it, or `None` if it gets none.
     fn notification(&mut self, method: &str, text: &[u8]) -> Option<Vec<u8>> {
         match method {
-            "notifications/progress" => bridge::progress_as(text, &self.own, self.progress_token.as_deref()?),
+            "notifications/progress" => bridge::progress_as(text, &self.own, self.request.progress_token.as_deref()?),
             "notifications/message" => {
                 let level = jsonrpc::member(text, &["params", "level"])?;
                 let level = LogLevel::of(&serde_json::from_str::<String>(level).ok()?)?;
-                self.envelope.log_level.is_some_and(|wanted| level >= wanted).then(|| text.to_vec())
+                self.request.envelope.log_level.is_some_and(|wanted| level >= wanted).then(|| text.to_vec())
             }
             "notifications/cancelled" => {
                 // The server has withdrawn a question.
@@ -233,66 +213,82 @@ impl BridgedCall {
                 }
                 None
             }
-            "notifications/elicitation/complete" | "notifications/tasks/status" => None,
+            "notifications/tasks/status" => None,
+            _ if listen::is_change(method) || method == "notifications/elicitation/complete" => {
+                standalone::tell(&self.session, method, text);
+                None
+            }
             _ => Some(text.to_vec()),
         }
     }
 
     fn handle_question(&mut self, id: &RequestId, method: &str, text: &[u8]) {
         if method == "ping" {
-            return self.post(synthetic::pong(id));
+            return self.post(vec![synthetic::pong(id)]);
         }
         let Some((method, params)) = bridge::question_of(text) else { return };
-        let refused = if !self.kind.may_ask() {
+        let refused = if !self.request.kind.may_ask() {
             Some((-32603, "no input can be asked for in this request"))
-        } else if self.rounds >= MAX_ROUNDS {
+        } else if self.request.rounds >= MAX_ROUNDS {
             Some((-32603, "the call has asked in too many rounds"))
         } else {
-            self.envelope.declared.refuses(&method, &params)
+            self.request.envelope.declared.refuses(&method, &params)
         };
         if let Some((code, text)) = refused {
-            return self.post(jsonrpc::error_message(Some(id), code, text, Value::Null));
+            if method == "roots/list" {
+                self.session.calls.note_refused_roots();
+            }
+            return self.post(vec![jsonrpc::error_message(Some(id), code, text, Value::Null)]);
         }
         self.asked += 1;
         self.questions.push(Question { key: format!("q{}", self.asked), id: id.clone(), method, params });
-        self.due = Some(clock::now() + self.bridge.settings.input_grace);
+        self.due = Some(clock::now() + self.clients.settings.input_grace);
     }
 
     /// Waits for the answers of the client, which gets the questions. Returns the last event of the response.
     fn park(mut self: Box<Self>) -> Bytes {
         self.due = None;
-        self.rounds += 1;
-        let id = self.id.clone();
+        self.request.rounds += 1;
+        let id = self.request.id.clone();
         let asked: Vec<_> = self
             .questions
             .iter()
             .map(|question| (question.key.clone(), question.method.clone(), question.params.clone()))
             .collect();
-        let message = match self.bridge.clone().park(self) {
-            Ok(state) => {
+        let message = match self.clients.clone().park_call(self) {
+            Some(state) => {
                 let questions = asked.iter().map(|(key, method, params)| (key.as_str(), method.as_str(), params));
                 bridge::input_required(&id, questions, &state)
             }
-            // Dropped, and so cancelled at the server.
-            Err(_call) => jsonrpc::error_message(Some(&id), -32603, "too many calls wait for input", Value::Null),
+            // The call was dropped, and so cancelled at the server.
+            None => bridge::too_many_waiting(&id),
         };
         let mut out = BytesMut::new();
         sse::encode_event(&mut out, b"message", &message);
         out.freeze()
     }
 
-    /// Posts a message of the proxy's own beside the call.
-    fn post(&self, message: Vec<u8>) {
-        let (bridge, session, template) = (self.bridge.clone(), self.session.clone(), self.template.clone());
-        tokio::spawn(async move { bridge.post(&session, &template, message).await });
+    /// Posts messages of the proxy's own beside the call, in their order.
+    fn post(&self, messages: Vec<Vec<u8>>) {
+        let (clients, session, template) = (self.clients.clone(), self.session.clone(), self.request.template.clone());
+        tokio::spawn(async move {
+            for message in messages {
+                clients.post(&session, &template, message).await;
+            }
+        });
     }
 }
 
 impl Drop for BridgedCall {
     fn drop(&mut self) {
-        self.session.end_call();
-        if !self.is_over && tokio::runtime::Handle::try_current().is_ok() {
-            self.post(synthetic::cancelled(&RequestId::String(self.own.as_str().into())));
+        self.session.calls.end(&self.own);
+        let mut messages: Vec<_> =
+            self.questions.iter().map(|question| bridge::given_up(&question.id, &question.method)).collect();
+        if !self.is_over {
+            messages.push(synthetic::cancelled(&RequestId::String(self.own.as_str().into())));
+        }
+        if !messages.is_empty() && tokio::runtime::Handle::try_current().is_ok() {
+            self.post(messages);
         }
     }
 }

@@ -6,40 +6,48 @@
 //! (`protocol/bridge/modern_clients/`).
 
 mod call;
+mod listen;
+mod listeners;
+mod opening;
 mod parked;
+mod running;
 mod session;
+mod standalone;
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use http::header::CONTENT_TYPE;
+use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderName, HeaderValue, Method, Response, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 
 use self::call::{BridgedBody, BridgedCall};
-use self::parked::ParkedCalls;
-use self::session::{Key, LegacySession, Sessions};
-use super::{Answer, Settings, response_in};
+use self::parked::{AfterPages, Parked, ParkedCalls};
+use self::session::{Busy, Key, LegacySession, Sessions};
+use super::{Answer, Settings};
 use crate::channel;
-use crate::clock;
 use crate::event_log::Stream;
-use crate::protocol::bridge::modern_clients::{self as bridge, Envelope, Kind, ListHints};
+use crate::protocol::bridge::modern_clients::{self as bridge, Envelope, Kind, ListHints, UrlElicitations};
 use crate::protocol::channel::envelope;
 use crate::protocol::dialect::resume_tokens::CallDigest;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, names};
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::upstream::body::collect;
-use crate::upstream::{ResponseBody, Template, Upstream, synthetic};
+use crate::upstream::{ResponseBody, Template, Unanswered, Upstream};
+use crate::{clock, config, sync};
 
 const INVALID_REQUEST: i64 = -32600;
 const INVALID_PARAMS: i64 = -32602;
 const HEADER_MISMATCH: i64 = -32020;
 const UNSUPPORTED_VERSION: i64 = -32022;
-/// Pause before the server's own stream is opened again.
-const LISTEN_PAUSE: Duration = Duration::from_secs(1);
+/// Attempts of a request: in the session, and in the one that is opened if the server has forgotten that.
+const ATTEMPTS: usize = 2;
+/// Time for which the proxy remembers whether the server assigns sessions.
+const SESSIONS_TTL: Duration = Duration::from_secs(300);
+/// Time for which a call that failed for want of a page waits for the page after its client has answered.
+const PAGE_WAIT: Duration = Duration::from_secs(2);
 
 /// Translates requests. All workers share it.
 pub(super) struct ModernClients {
@@ -48,269 +56,269 @@ pub(super) struct ModernClients {
     upstream: Arc<Upstream>,
     sessions: Sessions,
     parked: ParkedCalls,
+    /// True if the server assigned a session when one was last opened, and the time until which that counts.
+    assigns_sessions: Mutex<Option<(bool, Instant)>>,
 }
 
 /// A request that is translated.
-struct Request<'a> {
-    template: &'a Template,
+#[derive(Clone)]
+struct ClientRequest {
+    template: Template,
     id: RequestId,
-    method: String,
     kind: Kind,
     envelope: Envelope,
     /// Token under which the client wants progress, as JSON.
     progress_token: Option<String>,
+    /// Digest of the call: equal for each request of it. `None` if the request cannot be translated.
+    digest: Option<CallDigest>,
+    /// Rounds of input so far.
+    rounds: u32,
+}
+
+/// Outcome of a request in a session.
+enum Called {
+    Response(Box<Response<ResponseBody>>),
+    /// The server knows the session no more.
+    Lost,
+}
+
+impl From<Response<ResponseBody>> for Called {
+    fn from(response: Response<ResponseBody>) -> Self {
+        Self::Response(Box::new(response))
+    }
+}
+
+/// Reason why a request has no session.
+enum NoSession {
+    /// This is the answer.
+    Answered(Box<Answer>),
+    /// Requests of this caller are not translated.
+    Unbridged,
 }
 
 impl ModernClients {
     /// Creates a bridge with connections of its own.
     pub(super) fn new(settings: Settings, upstream: Arc<Upstream>) -> Arc<Self> {
-        Arc::new(Self { settings, upstream, sessions: Sessions::default(), parked: ParkedCalls::default() })
+        Arc::new(Self {
+            settings,
+            upstream,
+            sessions: Sessions::default(),
+            parked: ParkedCalls::default(),
+            assigns_sessions: Mutex::default(),
+        })
     }
 
-    /// Answers a request of a client of 2026-07-28.
+    /// Notes that a client, or the bridge, was assigned a session, or none.
+    pub(super) fn note_session(&self, is_assigned: bool) {
+        *sync::lock(&self.assigns_sessions) = Some((is_assigned, clock::now() + SESSIONS_TTL));
+    }
+
+    /// Returns true if the server was last seen to assign sessions, false if it was seen to assign none, and `None` if neither was seen lately.
+    pub(super) fn assigns_sessions(&self) -> Option<bool> {
+        let known = *sync::lock(&self.assigns_sessions);
+        // Without sessions the next one that is opened shows a change; with sessions none may be opened for some callers.
+        known.filter(|(is_assigned, until)| !is_assigned || clock::now() < *until).map(|(is_assigned, _)| is_assigned)
+    }
+
+    /// Returns true if a session may be opened for the caller of this request: it is no session of others.
+    fn may_have_session(&self, request: &ClientRequest) -> bool {
+        let is_known = request.template.caller().is_some_and(|caller| !caller.is_anonymous());
+        self.settings.config.modern_clients == config::ModernClients::Always && (is_known || self.settings.is_loopback)
+    }
+
+    /// Answers a request of a client of 2026-07-28. Returns `None` if it goes to the server as it is.
     pub(super) async fn send(
         self: &Arc<Self>,
         upstream: &Upstream,
         template: &Template,
         sent: Option<&Arc<Stream>>,
-    ) -> Answer {
+    ) -> Option<Answer> {
+        if *template.method() != Method::POST {
+            // The revision has POST alone.
+            let mut refusal = channel::empty(StatusCode::METHOD_NOT_ALLOWED).map(ResponseBody::Channel);
+            refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
+            return Some(Ok(refusal));
+        }
         let Ok(jsonrpc::Body::Single(message)) = jsonrpc::peek(template.body()) else {
-            return Ok(refusal(None, INVALID_REQUEST, "Invalid request: one message is expected", Value::Null));
+            return Some(Ok(refusal(None, INVALID_REQUEST, "Invalid request: one message is expected", Value::Null)));
         };
         let Message::Request { id, method } = message else {
             // No notification of a client means anything on HTTP at this revision.
-            return Ok(channel::empty(StatusCode::ACCEPTED).map(ResponseBody::Channel));
+            return Some(Ok(channel::empty(StatusCode::ACCEPTED).map(ResponseBody::Channel)));
         };
         let request = match checked(template, &id, &method) {
             Ok(request) => request,
-            Err(refusal) => return Ok(*refusal),
+            Err(refusal) => return Some(Ok(*refusal)),
         };
-        self.answer(upstream, request, sent).await
-    }
-
-    async fn answer(self: &Arc<Self>, upstream: &Upstream, request: Request<'_>, sent: Option<&Arc<Stream>>) -> Answer {
         if request.kind == Kind::Unknown {
-            return Ok(answered(StatusCode::NOT_FOUND, bridge::method_not_found(&request.id)));
+            return Some(Ok(answered(StatusCode::NOT_FOUND, bridge::method_not_found(&request.id))));
         }
+        match self.answer(upstream, request, sent).await {
+            Ok(response) => Some(Ok(response)),
+            Err(NoSession::Answered(answer)) => Some(*answer),
+            Err(NoSession::Unbridged) => None,
+        }
+    }
+
+    async fn answer(
+        self: &Arc<Self>,
+        upstream: &Upstream,
+        request: ClientRequest,
+        sent: Option<&Arc<Stream>>,
+    ) -> Result<Response<ResponseBody>, NoSession> {
         let key = Key::of(request.template.caller(), &request.envelope);
-        for is_second in [false, true] {
-            let session = match self.session(&key, &request).await {
-                Ok(session) => session,
-                Err(refused) => return refused,
+        let mut lost = None;
+        for _ in 0..ATTEMPTS {
+            let session = self.session(&key, &request, lost.take()).await?;
+            let busy = session.begin();
+            if let Some(stream) = sent
+                && matches!(request.kind, Kind::Discover | Kind::Listen)
+            {
+                stream.note_sent();
+            }
+            if request.kind == Kind::Discover {
+                let found = bridge::discovered(&session.initialized, &request.id);
+                return Ok(match found {
+                    Some(found) => answered(StatusCode::OK, found),
+                    None => unavailable(&request.id),
+                });
+            }
+            let sending = match jsonrpc::member(request.template.body(), &["params", "requestState"]) {
+                _ if request.kind == Kind::Listen => self.listen(&key, &session, &request).await,
+                Some(state) => self.go_on(upstream, (session.clone(), busy), &request, state, sent).await,
+                None => self.call(upstream, (session.clone(), busy), &request, sent).await,
             };
-            match request.kind {
-                Kind::Discover => {
-                    if let Some(stream) = sent {
-                        stream.note_sent();
-                    }
-                    let found = bridge::discovered(&session.initialized, &request.id);
-                    return Ok(match found {
-                        Some(found) => answered(StatusCode::OK, found),
-                        None => unavailable(&request.id),
-                    });
-                }
-                Kind::Listen => return Ok(answered(StatusCode::NOT_FOUND, bridge::method_not_found(&request.id))),
-                Kind::List | Kind::Call | Kind::Read | Kind::Plain | Kind::Unknown => {}
-            }
-            if let Some(state) = jsonrpc::member(request.template.body(), &["params", "requestState"]) {
-                return Ok(self.go_on(&session, &request, state, sent).await);
-            }
-            let response = self.call(upstream, &session, &request, sent).await?;
-            if response.status() == StatusCode::NOT_FOUND && session.is_named() && !is_second {
+            match sending.map_err(|unanswered| NoSession::Answered(Box::new(Err(unanswered))))? {
+                Called::Response(response) => return Ok(*response),
                 // The server has forgotten the session, and has run nothing.
-                self.sessions.forget(&key, &session);
-                continue;
+                Called::Lost => lost = Some(session),
             }
-            return Ok(response);
         }
-        Err(Failure::before_run(ErrorCode::Unreachable).into())
-    }
-
-    /// Returns the session of the caller; opens it if there is none.
-    async fn session(self: &Arc<Self>, key: &Key, request: &Request<'_>) -> Result<Arc<LegacySession>, Answer> {
-        let Some(slot) = self.sessions.slot(key, self.settings.config.sessions_per_principal) else {
-            let refusal = channel::refusal_about(
-                ErrorCode::NoServer,
-                "there are too many sessions",
-                std::slice::from_ref(&request.id),
-            );
-            return Err(Ok(refusal.map(ResponseBody::Channel)));
-        };
-        let mut slot = slot.lock().await;
-        if let Some(session) = &*slot {
-            session.touch();
-            return Ok(session.clone());
-        }
-        let opened = self.open(request).await?;
-        *slot = Some(opened.clone());
-        self.end_when_idle(key.clone(), &opened, plain(request.template));
-        Ok(opened)
-    }
-
-    /// Opens a session with the headers of the request.
-    async fn open(self: &Arc<Self>, request: &Request<'_>) -> Result<Arc<LegacySession>, Answer> {
-        let id = synthetic::own_id();
-        let version = HeaderValue::from_static(bridge::LEGACY);
-        let initialize = synthetic::post(&plain(request.template), bridge::initialize(&id, &request.envelope));
-        let response = match self.upstream.exchange(&initialize.with(names::MCP_PROTOCOL_VERSION, version), None).await
-        {
-            Ok(response) if response.status().is_success() => response,
-            refused => return Err(refused),
-        };
-        let name = response.headers().get(names::MCP_SESSION_ID).cloned();
-        let Some(message) = response_in(response).await else { return Err(Ok(unavailable(&request.id))) };
-        let Some(session) = LegacySession::of(name, message.clone()) else {
-            let error =
-                jsonrpc::member(&message, &["error"]).and_then(|error| serde_json::from_str::<Value>(error).ok());
-            return Err(Ok(match error {
-                Some(error) => answered(StatusCode::BAD_REQUEST, bridge::modern_error(&request.id, &error)),
-                None => unavailable(&request.id),
-            }));
-        };
-        let session = Arc::new(session);
-        let told = self.post(&session, request.template, bridge::initialized()).await;
-        if !told.is_some_and(|status| status.is_success()) {
-            return Err(Ok(unavailable(&request.id)));
-        }
-        tokio::spawn(listen(Arc::downgrade(self), Arc::downgrade(&session), request.template.clone()));
-        Ok(session)
+        Err(NoSession::Answered(Box::new(Err(Failure::before_run(ErrorCode::Unreachable).into()))))
     }
 
     /// Sends a request in the session.
     async fn call(
         self: &Arc<Self>,
         upstream: &Upstream,
-        session: &Arc<LegacySession>,
-        request: &Request<'_>,
+        (session, busy): (Arc<LegacySession>, Busy),
+        request: &ClientRequest,
         sent: Option<&Arc<Stream>>,
-    ) -> Answer {
+    ) -> Result<Called, Unanswered> {
         let own = session.next_id();
         let Some(body) = bridge::translated(request.template.body(), &own, &own) else {
-            return Ok(refusal(Some(&request.id), INVALID_REQUEST, "Invalid request", Value::Null));
+            return Ok(refusal(Some(&request.id), INVALID_REQUEST, "Invalid request", Value::Null).into());
         };
-        let digest = CallDigest::of(&body, &request.method);
         if let Some(level) = request.envelope.log_level {
-            self.lower_log_level(session, request.template, level).await;
+            self.lower_log_level(&session, &request.template, level).await;
         }
-        let template = in_session(session, request.template).with_body(body.into());
+        let template = in_session(&session, &request.template).with_body(body.into());
         let mut response = upstream.exchange(&template, sent).await?;
         response.headers_mut().remove(names::MCP_SESSION_ID);
-        let is_json = headers::is_json(response.headers());
-        if response.status().is_success() && headers::is_sse(response.headers()) {
-            let call = BridgedCall::new(self, session, request, own, digest, response.into_body());
-            return Ok(stream_of(call));
+        if session.is_named() {
+            let ids = [RequestId::String(own.as_str().into())];
+            let (examined, is_lost) = upstream.revivals.examine(response, &ids).await;
+            if is_lost {
+                return Ok(Called::Lost);
+            }
+            response = examined;
         }
-        // An unknown session is one for the caller of this function.
-        let has_message = is_json && response.status() != StatusCode::NOT_FOUND;
-        if !response.status().is_success() && !has_message {
-            return Ok(response);
+        let (mut parts, body) = response.into_parts();
+        if parts.status.is_success() && headers::is_sse(&parts.headers) {
+            let call = BridgedCall::new(self, session, busy, request, own, body);
+            parts.headers.remove(CONTENT_LENGTH);
+            return Ok(Response::from_parts(parts, body_of(call)).into());
         }
-        let (parts, body) = response.into_parts();
+        let passes = parts.status.is_server_error()
+            || matches!(parts.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
+            || !headers::is_json(&parts.headers);
+        if passes {
+            return Ok(Response::from_parts(parts, body).into());
+        }
         let Ok(body) = collect(body, self.settings.max_event_bytes).await else {
             return Err(Failure::after_send(ErrorCode::UpstreamBroke).into());
         };
-        match bridge::result_as(&body, &request.id, session.server_info.as_ref(), request.hints()) {
-            Some(message) if parts.status.is_success() => Ok(answered(bridge::status_of(&message), message)),
-            Some(message) => Ok(answered(parts.status, message)),
-            None => Ok(Response::from_parts(parts, ResponseBody::Channel(channel::Body::whole(body)))),
+        let body = match self.response_to(request, &session, &body) {
+            Some(message) => {
+                parts.headers.remove(CONTENT_LENGTH);
+                if parts.status.is_success() {
+                    parts.status = bridge::status_of(&message);
+                }
+                message.into()
+            }
+            None => body,
+        };
+        Ok(Response::from_parts(parts, ResponseBody::Channel(channel::Body::whole(body))).into())
+    }
+
+    /// Returns a response of the server as the client gets it, or `None` for a message that is no response.
+    fn response_to(
+        self: &Arc<Self>,
+        request: &ClientRequest,
+        session: &Arc<LegacySession>,
+        text: &[u8],
+    ) -> Option<Vec<u8>> {
+        if let Some(pages) = UrlElicitations::of(text)
+            && request.kind.may_ask()
+        {
+            return Some(self.ask_for_pages(request, session, pages, text));
         }
+        bridge::result_as(text, &request.id, session.server_info.as_ref(), request.hints())
     }
 
     /// Goes on with a call that waits for the answers of its client.
     async fn go_on(
         self: &Arc<Self>,
-        session: &Arc<LegacySession>,
-        request: &Request<'_>,
+        upstream: &Upstream,
+        (session, busy): (Arc<LegacySession>, Busy),
+        request: &ClientRequest,
         state: &str,
         sent: Option<&Arc<Stream>>,
-    ) -> Response<ResponseBody> {
-        let body = request.template.body();
-        let digest = bridge::translated(body, "", "").and_then(|body| CallDigest::of(&body, &request.method));
+    ) -> Result<Called, Unanswered> {
         let state: Option<String> = serde_json::from_str(state).ok();
-        let parked = state.and_then(|state| self.parked.take(&state, session, digest.as_ref()));
-        let Some(call) = parked else {
+        let Some(parked) = state.and_then(|state| self.parked.take(&state, &session, request.digest.as_ref())) else {
             let text = "Invalid params: requestState is unknown, was used, or is that of another request";
-            return refusal(Some(&request.id), INVALID_PARAMS, text, Value::Null);
+            return Ok(refusal(Some(&request.id), INVALID_PARAMS, text, Value::Null).into());
         };
-        if let Some(stream) = sent {
-            stream.note_sent();
-        }
-        let answers = jsonrpc::member(body, &["params", "inputResponses"]).unwrap_or("{}");
-        stream_of(call.go_on(request, serde_json::from_str(answers).unwrap_or_else(|_| json!({}))).await)
-    }
-
-    /// Lowers the level of log messages in the session, if the server has any.
-    async fn lower_log_level(&self, session: &LegacySession, template: &Template, level: bridge::LogLevel) {
-        if session.lowers_log_level(level) {
-            let id = synthetic::own_id();
-            let body =
-                json!({"jsonrpc": "2.0", "id": id, "method": "logging/setLevel", "params": {"level": level.name()}});
-            self.post(session, template, body.to_string().into_bytes()).await;
-        }
-    }
-
-    /// Posts a message in the session. Returns the status, or `None` if the server was not reached.
-    async fn post(&self, session: &LegacySession, template: &Template, body: Vec<u8>) -> Option<StatusCode> {
-        let response =
-            self.upstream.exchange(&in_session(session, &synthetic::post(template, body)), None).await.ok()?;
-        Some(response.status())
-    }
-
-    /// Ends the session once nothing has happened in it for long.
-    fn end_when_idle(self: &Arc<Self>, key: Key, session: &Arc<LegacySession>, template: Template) {
-        let (bridge, session, idle) = (Arc::downgrade(self), Arc::downgrade(session), self.settings.config.idle);
-        tokio::spawn(async move {
-            loop {
-                let Some(until) = session.upgrade().map(|session| session.used() + idle) else { return };
-                clock::sleep_until(until).await;
-                let (Some(bridge), Some(session)) = (bridge.upgrade(), session.upgrade()) else { return };
-                if session.used() + idle <= clock::now() && !session.is_busy() {
-                    bridge.sessions.forget(&key, &session);
-                    let delete =
-                        in_session(&session, &template.beside(Method::DELETE, &template.own_headers(), Bytes::new()));
-                    // A server that is away forgets the session by itself.
-                    let _ = bridge.upstream.exchange(&delete, None).await;
-                    return;
+        let answers = jsonrpc::member(request.template.body(), &["params", "inputResponses"]).unwrap_or("{}");
+        let answers: Value = serde_json::from_str(answers).unwrap_or_else(|_| json!({}));
+        match parked {
+            Parked::Call(call) => {
+                if let Some(stream) = sent {
+                    stream.note_sent();
                 }
-                session.touch_if_busy();
+                let mut response = Response::new(body_of(call.go_on(request, &answers).await));
+                response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+                Ok(response.into())
             }
-        });
+            Parked::Pages(pages) => match pages.after(request, &answers) {
+                AfterPages::Again(request) => {
+                    session.wait_for_pages(pages.ids(), clock::now() + PAGE_WAIT).await;
+                    Box::pin(self.call(upstream, (session, busy), &request, sent)).await
+                }
+                AfterPages::Asked => {
+                    let asked =
+                        self.ask_for_pages(&pages.as_before(request), &session, pages.elicitations(), pages.error());
+                    Ok(answered(StatusCode::OK, asked).into())
+                }
+                AfterPages::Refused => {
+                    let refused =
+                        bridge::result_as(pages.error(), &request.id, session.server_info.as_ref(), request.hints());
+                    Ok(answered(StatusCode::OK, refused.unwrap_or_default()).into())
+                }
+            },
+        }
     }
 }
 
-impl Request<'_> {
+impl ClientRequest {
     fn hints(&self) -> ListHints {
         if matches!(self.kind, Kind::List | Kind::Read) { ListHints::Uncached } else { ListHints::Absent }
     }
 }
 
-/// Reads messages of the server that belong to no call, for as long as the session lives: it is pinged there, and may ask.
-async fn listen(bridge: std::sync::Weak<ModernClients>, session: std::sync::Weak<LegacySession>, template: Template) {
-    let template = plain(&template);
-    loop {
-        let response = {
-            let (Some(bridge), Some(session)) = (bridge.upgrade(), session.upgrade()) else { return };
-            let get = in_session(&session, &template.to_get(None));
-            bridge.upstream.exchange(&get, None).await
-        };
-        match response {
-            Ok(response) if response.status().is_success() && headers::is_sse(response.headers()) => {
-                session::read_standalone(&bridge, &session, &template, response.into_body()).await;
-            }
-            // The server has no such stream, or has forgotten the session.
-            Ok(response) if response.status().is_client_error() => return,
-            Ok(_) | Err(_) => {}
-        }
-        clock::sleep(LISTEN_PAUSE).await;
-    }
-}
-
 /// Checks the headers and the envelope of a request.
-fn checked<'a>(
-    template: &'a Template,
-    id: &RequestId,
-    method: &str,
-) -> Result<Request<'a>, Box<Response<ResponseBody>>> {
+fn checked(template: &Template, id: &RequestId, method: &str) -> Result<ClientRequest, Box<Response<ResponseBody>>> {
     let body = template.body();
     if let Some(header) = envelope::mismatch(&template.lines().to_map(), method, body) {
         let text = format!("Header mismatch: {header} does not match the body");
@@ -321,6 +329,7 @@ fn checked<'a>(
         let data = json!({"supported": [bridge::MODERN], "requested": version});
         return Err(refusal(Some(id), UNSUPPORTED_VERSION, "Unsupported protocol version", data).into());
     }
+    let kind = Kind::of(method);
     let envelope = Envelope::of(body).map_err(|member| {
         Box::new(refusal(
             Some(id),
@@ -329,14 +338,18 @@ fn checked<'a>(
             Value::Null,
         ))
     })?;
-    let progress_token = jsonrpc::progress_token(body).map(str::to_owned);
-    Ok(Request {
-        template,
+    Ok(ClientRequest {
+        template: template.clone(),
         id: id.clone(),
-        method: method.to_owned(),
-        kind: Kind::of(method),
         envelope,
-        progress_token,
+        progress_token: jsonrpc::progress_token(body).map(str::to_owned),
+        digest: if kind.may_ask() {
+            bridge::translated(body, "", "").and_then(|body| CallDigest::of(&body, method))
+        } else {
+            None
+        },
+        kind,
+        rounds: 0,
     })
 }
 
@@ -360,10 +373,8 @@ fn in_session(session: &LegacySession, template: &Template) -> Template {
     }
 }
 
-fn stream_of(call: Box<BridgedCall>) -> Response<ResponseBody> {
-    let mut response = Response::new(ResponseBody::Translated(BridgedBody::new(call).boxed_unsync()));
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    response
+fn body_of(call: Box<BridgedCall>) -> ResponseBody {
+    ResponseBody::Translated(BridgedBody::new(call).boxed_unsync())
 }
 
 fn answered(status: StatusCode, message: Vec<u8>) -> Response<ResponseBody> {

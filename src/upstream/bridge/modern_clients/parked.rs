@@ -3,9 +3,13 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use super::ModernClients;
-use super::call::{BridgedCall, Waiting};
+use bytes::Bytes;
+use serde_json::Value;
+
+use super::call::BridgedCall;
 use super::session::LegacySession;
+use super::{ClientRequest, ModernClients};
+use crate::protocol::bridge::modern_clients::{self as bridge, MAX_ROUNDS, UrlElicitations};
 use crate::protocol::dialect::resume_tokens::CallDigest;
 use crate::{clock, random, sync};
 
@@ -14,7 +18,50 @@ const MAX_OF_SESSION: usize = 64;
 
 /// The calls, by their states.
 #[derive(Default)]
-pub(super) struct ParkedCalls(Mutex<HashMap<String, Box<BridgedCall>>>);
+pub(super) struct ParkedCalls(Mutex<HashMap<String, Parked>>);
+
+/// A call that waits.
+pub(super) enum Parked {
+    /// Call that the server has not answered.
+    Call(Box<BridgedCall>),
+    /// Call that the server has refused until its user has opened pages: it is sent again.
+    Pages(Box<PageCall>),
+}
+
+/// A call that its user must open pages for.
+pub(super) struct PageCall {
+    session: Arc<LegacySession>,
+    request: ClientRequest,
+    elicitations: UrlElicitations,
+    /// Refusal of the server.
+    error: Bytes,
+}
+
+/// Consequence of the answers to the questions for pages.
+pub(super) enum AfterPages {
+    /// All are opened: this request is sent.
+    Again(Box<ClientRequest>),
+    /// Some questions have no answer.
+    Asked,
+    /// The user declines.
+    Refused,
+}
+
+impl Parked {
+    fn session(&self) -> &Arc<LegacySession> {
+        match self {
+            Self::Call(call) => call.session(),
+            Self::Pages(pages) => &pages.session,
+        }
+    }
+
+    fn is_of(&self, session: &Arc<LegacySession>, digest: &CallDigest) -> bool {
+        match self {
+            Self::Call(call) => call.is_of(session, digest),
+            Self::Pages(pages) => Arc::ptr_eq(&pages.session, session) && pages.request.digest.as_ref() == Some(digest),
+        }
+    }
+}
 
 impl ParkedCalls {
     /// Takes the call that waits under this state. It must be the same call of the same session.
@@ -23,29 +70,106 @@ impl ParkedCalls {
         state: &str,
         session: &Arc<LegacySession>,
         digest: Option<&CallDigest>,
-    ) -> Option<Box<BridgedCall>> {
+    ) -> Option<Parked> {
         let mut parked = sync::lock(&self.0);
-        let is_same = parked.get(state).is_some_and(|call| call.is_of(session) && call.digest() == digest);
+        let is_same = parked.get(state).is_some_and(|call| digest.is_some_and(|digest| call.is_of(session, digest)));
         if is_same { parked.remove(state) } else { None }
     }
 }
 
-impl Waiting for ModernClients {
-    fn park(self: Arc<Self>, call: Box<BridgedCall>) -> Result<String, Box<BridgedCall>> {
+impl PageCall {
+    /// Returns the IDs under which the server tells that a page is done.
+    pub(super) fn ids(&self) -> &[String] {
+        &self.elicitations.ids
+    }
+
+    /// Returns the questions.
+    pub(super) fn elicitations(&self) -> UrlElicitations {
+        self.elicitations.clone()
+    }
+
+    /// Returns the refusal of the server.
+    pub(super) fn error(&self) -> &[u8] {
+        &self.error
+    }
+
+    /// Returns a later request of the call, in the round of this one.
+    pub(super) fn as_before(&self, request: &ClientRequest) -> ClientRequest {
+        ClientRequest { rounds: self.request.rounds, ..request.clone() }
+    }
+
+    /// Returns the consequence of the answers to the questions.
+    pub(super) fn after(&self, request: &ClientRequest, answers: &Value) -> AfterPages {
+        let answers: Vec<_> = (1..=self.elicitations.params.len()).map(|number| answers.get(key(number))).collect();
+        if answers.contains(&None) {
+            return AfterPages::Asked;
+        }
+        if answers.iter().flatten().all(|answer| answer["action"] == "accept") {
+            return AfterPages::Again(Box::new(self.as_before(request)));
+        }
+        AfterPages::Refused
+    }
+}
+
+impl ModernClients {
+    /// Keeps a call that the server has not answered; see [`Self::park`].
+    pub(super) fn park_call(self: Arc<Self>, call: Box<BridgedCall>) -> Option<String> {
+        self.park(Parked::Call(call))
+    }
+
+    /// Keeps a call. Returns the state by which it is found, or `None` if too many of its session wait: then the call is dropped.
+    fn park(self: Arc<Self>, call: Parked) -> Option<String> {
         let state: String = random::bytes::<16>().iter().map(|byte| format!("{byte:02x}")).collect();
         {
             let mut parked = sync::lock(&self.parked.0);
-            if parked.values().filter(|other| call.is_beside(other)).count() >= MAX_OF_SESSION {
-                return Err(call);
+            let beside = parked.values().filter(|other| Arc::ptr_eq(other.session(), call.session())).count();
+            if beside >= MAX_OF_SESSION {
+                return None;
             }
             parked.insert(state.clone(), call);
         }
-        let (max_wait, bridge, name) = (self.settings.max_wait, Arc::downgrade(&self), state.clone());
+        let (max_wait, clients, name) = (self.settings.max_wait, Arc::downgrade(&self), state.clone());
         tokio::spawn(async move {
             clock::sleep(max_wait).await;
-            let given_up = bridge.upgrade().and_then(|bridge| sync::lock(&bridge.parked.0).remove(&name));
+            let given_up = clients.upgrade().and_then(|clients| sync::lock(&clients.parked.0).remove(&name));
             drop(given_up);
         });
-        Ok(state)
+        Some(state)
     }
+
+    /// Returns the response to a request that the server has refused until its user has opened pages: the questions, or an error if the client cannot
+    /// be asked.
+    pub(super) fn ask_for_pages(
+        self: &Arc<Self>,
+        request: &ClientRequest,
+        session: &Arc<LegacySession>,
+        elicitations: UrlElicitations,
+        error: &[u8],
+    ) -> Vec<u8> {
+        const METHOD: &str = "elicitation/create";
+        let id = &request.id;
+        if elicitations.params.iter().any(|params| request.envelope.declared.refuses(METHOD, params).is_some()) {
+            return bridge::url_elicitation_missing(id);
+        }
+        if request.rounds >= MAX_ROUNDS {
+            return bridge::result_as(error, id, None, request.hints()).unwrap_or_default();
+        }
+        let params = elicitations.params.clone();
+        let request = ClientRequest { rounds: request.rounds + 1, ..request.clone() };
+        let error = Bytes::copy_from_slice(error);
+        let waiting = PageCall { session: session.clone(), request, elicitations, error };
+        match self.clone().park(Parked::Pages(Box::new(waiting))) {
+            Some(state) => {
+                let keys: Vec<_> = (1..=params.len()).map(key).collect();
+                let questions = keys.iter().zip(&params).map(|(key, params)| (key.as_str(), METHOD, params));
+                bridge::input_required(id, questions, &state)
+            }
+            None => bridge::too_many_waiting(id),
+        }
+    }
+}
+
+/// Returns the key of a question, which are counted from 1.
+fn key(number: usize) -> String {
+    format!("q{number}")
 }

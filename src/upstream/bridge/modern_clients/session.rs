@@ -2,23 +2,28 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
-use std::time::Instant;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::HeaderValue;
 use serde_json::Value;
+use tokio::sync::{Notify, watch};
 
-use super::{ModernClients, ResponseBody, Template};
+use super::Template;
+use super::listeners::Listeners;
+use super::running::RunningCalls;
 use crate::channel::Caller;
-use crate::protocol::bridge::modern_clients::{self as bridge, Envelope, LogLevel};
-use crate::protocol::jsonrpc::{self, Message, RequestId};
-use crate::upstream::sse_reader::EventReader;
-use crate::upstream::synthetic;
+use crate::protocol::bridge::modern_clients::{Declared, Envelope, LogLevel};
+use crate::protocol::jsonrpc;
 use crate::{clock, sync};
 
 /// Most sessions of all callers. Made-up credentials at a server that checks none are callers of their own.
 const MAX_SESSIONS: usize = 4096;
+/// Most pages of which a session remembers that they are done.
+const MAX_COMPLETE: usize = 64;
+/// Time for which a subscription waits for the session's own stream.
+const LISTENING_WAIT: Duration = Duration::from_secs(2);
 
 /// Caller with the capabilities of its client: those who share a session.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -27,8 +32,8 @@ pub(super) struct Key {
     client: String,
 }
 
-/// A session, or the place of one that is being opened.
-type Slot = Arc<tokio::sync::Mutex<Option<Arc<LegacySession>>>>;
+/// Place of a session, which is empty while it is being opened.
+pub(super) type Slot = Arc<tokio::sync::Mutex<Option<Arc<LegacySession>>>>;
 
 /// All sessions.
 #[derive(Default)]
@@ -44,15 +49,31 @@ pub(super) struct LegacySession {
     pub(super) initialized: Bytes,
     /// Name and version of the server, or `None` if it did not say.
     pub(super) server_info: Option<Value>,
+    /// Capabilities of the clients.
+    pub(super) declared: Declared,
+    /// Request that opened the session, without its body.
+    pub(super) opener: Template,
+    pub(super) calls: RunningCalls,
+    pub(super) listeners: Arc<Listeners>,
     next: AtomicU64,
-    running: AtomicUsize,
+    /// Requests that run, or wait for the answers of their clients.
+    busy: AtomicUsize,
     state: Mutex<State>,
+    /// True once the server has answered the request for its own stream.
+    has_stream: watch::Sender<bool>,
+    /// Notified of each page that is done.
+    completion: Notify,
 }
 
 struct State {
     used: Instant,
     log_level: Option<LogLevel>,
+    /// Pages that are done, the oldest first.
+    complete: Vec<String>,
 }
+
+/// A request in progress: its session is not idle.
+pub(super) struct Busy(Arc<LegacySession>);
 
 impl Key {
     pub(super) fn of(caller: Option<&Arc<Caller>>, envelope: &Envelope) -> Self {
@@ -62,22 +83,33 @@ impl Key {
 }
 
 impl Sessions {
-    /// Returns the place of a session, or `None` if the caller has `most` others, or all callers together [`MAX_SESSIONS`].
-    pub(super) fn slot(&self, key: &Key, most: usize) -> Option<Slot> {
+    /// Returns the place of a session. If the caller has `most` others, or all callers together [`MAX_SESSIONS`], the one that is idle longest is taken out,
+    /// to be ended. Returns `None` if none of them is idle.
+    pub(super) fn slot(&self, key: &Key, most: usize) -> Option<(Slot, Option<Arc<LegacySession>>)> {
         let mut sessions = sync::lock(&self.0);
         if let Some(slot) = sessions.get(key) {
-            return Some(slot.clone());
+            return Some((slot.clone(), None));
         }
         // One that could not be opened leaves its place empty.
         sessions.retain(|_, slot| slot.try_lock().map_or(true, |session| session.is_some()));
         let of_caller = sessions.keys().filter(|known| known.caller == key.caller).count();
-        if of_caller >= most || sessions.len() >= MAX_SESSIONS {
-            return None;
-        }
-        Some(sessions.entry(key.clone()).or_default().clone())
+        let evicted = if of_caller >= most {
+            Some(take_idlest(&mut sessions, |known| known.caller == key.caller)?)
+        } else if sessions.len() >= MAX_SESSIONS {
+            Some(take_idlest(&mut sessions, |_| true)?)
+        } else {
+            None
+        };
+        Some((sessions.entry(key.clone()).or_default().clone(), evicted))
     }
 
-    /// Forgets a session that its server has forgotten, or that has ended.
+    /// Returns the session of this key, or `None` if it is not open now.
+    pub(super) fn current(&self, key: &Key) -> Option<Arc<LegacySession>> {
+        let slot = sync::lock(&self.0).get(key).cloned()?;
+        slot.try_lock().ok()?.clone()
+    }
+
+    /// Forgets a session that has ended.
     pub(super) fn forget(&self, key: &Key, session: &Arc<LegacySession>) {
         let mut sessions = sync::lock(&self.0);
         let is_its = |slot: &Slot| {
@@ -89,9 +121,27 @@ impl Sessions {
     }
 }
 
+/// Takes out the session that is idle longest of those for which this holds, or returns `None` if none is idle.
+fn take_idlest(sessions: &mut HashMap<Key, Slot>, concerns: impl Fn(&Key) -> bool) -> Option<Arc<LegacySession>> {
+    let idle =
+        |slot: &Slot| slot.try_lock().ok().and_then(|session| session.clone()).filter(|session| !session.is_busy());
+    let all = sessions.iter().filter(|(key, _)| concerns(key));
+    let (key, session) =
+        all.filter_map(|(key, slot)| Some((key, idle(slot)?))).min_by_key(|(_, session)| session.used())?;
+    let key = key.clone();
+    sessions.remove(&key);
+    Some(session)
+}
+
 impl LegacySession {
-    /// Creates the session that a response to `initialize` opens, or returns `None` for an error.
-    pub(super) fn of(name: Option<HeaderValue>, initialized: Bytes) -> Option<Self> {
+    /// Creates the session that a response to `initialize` opens, or returns `None` for an error. `listeners` are those of the session before.
+    pub(super) fn of(
+        name: Option<HeaderValue>,
+        initialized: Bytes,
+        envelope: &Envelope,
+        opener: Template,
+        listeners: Arc<Listeners>,
+    ) -> Option<Self> {
         let version = jsonrpc::initialize_result(&initialized)?.protocol_version;
         let info = jsonrpc::member(&initialized, &["result", "serverInfo"]);
         Some(Self {
@@ -99,14 +149,26 @@ impl LegacySession {
             version: HeaderValue::from_str(&version).ok()?,
             server_info: info.and_then(|info| serde_json::from_str(info).ok()),
             initialized,
+            declared: envelope.declared.clone(),
+            opener,
+            calls: RunningCalls::default(),
+            listeners,
             next: AtomicU64::new(1),
-            running: AtomicUsize::new(0),
-            state: Mutex::new(State { used: clock::now(), log_level: None }),
+            busy: AtomicUsize::new(0),
+            state: Mutex::new(State { used: clock::now(), log_level: None, complete: Vec::new() }),
+            has_stream: watch::Sender::new(false),
+            completion: Notify::new(),
         })
     }
 
     pub(super) fn is_named(&self) -> bool {
         self.name.is_some()
+    }
+
+    /// Returns the capabilities of the server.
+    pub(super) fn capabilities(&self) -> Value {
+        let capabilities = jsonrpc::member(&self.initialized, &["result", "capabilities"]);
+        capabilities.and_then(|capabilities| serde_json::from_str(capabilities).ok()).unwrap_or_default()
     }
 
     /// Returns an ID for a request, and for its progress.
@@ -118,28 +180,20 @@ impl LegacySession {
         sync::lock(&self.state).used = clock::now();
     }
 
-    pub(super) fn touch_if_busy(&self) {
-        if self.is_busy() {
-            self.touch();
-        }
-    }
-
+    /// Returns the time of the last request, or now while one runs.
     pub(super) fn used(&self) -> Instant {
-        sync::lock(&self.state).used
+        if self.is_busy() { clock::now() } else { sync::lock(&self.state).used }
     }
 
-    /// Returns true while a call runs or waits.
+    /// Returns true while a request runs or waits, or a client listens.
     pub(super) fn is_busy(&self) -> bool {
-        self.running.load(Ordering::Relaxed) > 0
+        self.busy.load(Ordering::Relaxed) > 0 || !self.listeners.is_empty()
     }
 
-    pub(super) fn begin_call(&self) {
-        self.running.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn end_call(&self) {
-        self.running.fetch_sub(1, Ordering::Relaxed);
-        self.touch();
+    /// Begins a request.
+    pub(super) fn begin(self: &Arc<Self>) -> Busy {
+        self.busy.fetch_add(1, Ordering::Relaxed);
+        Busy(self.clone())
     }
 
     /// Returns true if the server must be told to send messages of this level, which no request wanted before.
@@ -152,38 +206,58 @@ impl LegacySession {
         }
         is_lower
     }
-}
 
-/// Reads the session's own stream to its end.
-pub(super) async fn read_standalone(
-    bridge: &Weak<ModernClients>,
-    session: &Weak<LegacySession>,
-    template: &Template,
-    body: ResponseBody,
-) {
-    let Some(limit) = bridge.upgrade().map(|bridge| bridge.settings.max_event_bytes) else { return };
-    let mut reader = EventReader::new(body, limit);
-    while let Ok(piece) = reader.next().await {
-        let gathered = reader.gather(piece).await;
-        let (Some(bridge), Some(session)) = (bridge.upgrade(), session.upgrade()) else { return };
-        for event in &gathered.events {
-            let Ok(body) = jsonrpc::peek(&event.data) else { continue };
-            for message in body.messages() {
-                if let Message::Request { id, method } = message {
-                    bridge.post(&session, template, answer_of(id, method)).await;
+    /// Notes that the server has answered the request for its own stream.
+    pub(super) fn note_stream(&self) {
+        self.has_stream.send_replace(true);
+    }
+
+    /// Waits for that, for 2 s at most: what the server tells before is lost.
+    pub(super) async fn wait_for_stream(&self) {
+        let mut has_stream = self.has_stream.subscribe();
+        let waiting = tokio::time::timeout(LISTENING_WAIT, has_stream.wait_for(|has_stream| *has_stream));
+        drop(waiting.await);
+    }
+
+    /// Notes that the page of a question is done.
+    pub(super) fn note_complete(&self, notification: &[u8]) {
+        let id = jsonrpc::member(notification, &["params", "elicitationId"]);
+        let Some(id) = id.and_then(|id| serde_json::from_str::<String>(id).ok()) else { return };
+        let mut state = sync::lock(&self.state);
+        if state.complete.len() >= MAX_COMPLETE {
+            state.complete.remove(0);
+        }
+        state.complete.push(id);
+        drop(state);
+        self.completion.notify_waiters();
+    }
+
+    /// Waits until the pages of these questions are done, or until this time.
+    pub(super) async fn wait_for_pages(&self, ids: &[String], until: Instant) {
+        let all_done = async {
+            loop {
+                let mut notified = std::pin::pin!(self.completion.notified());
+                notified.as_mut().enable();
+                let are_done = {
+                    let state = sync::lock(&self.state);
+                    ids.iter().all(|id| state.complete.contains(id))
+                };
+                if are_done && !ids.is_empty() {
+                    return;
                 }
+                notified.await;
             }
-        }
-        if gathered.error.is_some() || gathered.ending.is_some() {
-            return;
+        };
+        tokio::select! {
+            () = all_done => {}
+            () = clock::sleep_until(until) => {}
         }
     }
 }
 
-/// Returns the answer to a request that names no call: no client can be asked.
-fn answer_of(id: &RequestId, method: &str) -> Vec<u8> {
-    if method == "ping" {
-        return synthetic::pong(id);
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.touch();
+        self.0.busy.fetch_sub(1, Ordering::Relaxed);
     }
-    jsonrpc::error_message(Some(id), bridge::NOT_ASKED.0, bridge::NOT_ASKED.1, Value::Null)
 }

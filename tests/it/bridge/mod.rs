@@ -1,5 +1,10 @@
 //! 2026-07-28 in front of a server that speaks the revisions with sessions alone.
 
+mod auto;
+mod outside_calls;
+mod pages;
+mod sessions;
+
 use std::time::Duration;
 
 use mcp_resume::config::{Bridge, ModernClients};
@@ -8,24 +13,32 @@ use serde_json::{Value, json};
 use crate::support::*;
 
 async fn stage() -> (Upstream, Proxy) {
+    stage_with(|_| {}).await
+}
+
+async fn stage_with(change: impl FnOnce(&mut Bridge)) -> (Upstream, Proxy) {
     let upstream = Upstream::start().await;
     let proxy = Proxy::start(&upstream, |config| {
         config.dialects.input_grace = Duration::from_millis(50);
-        config.bridge = Some(Bridge {
-            modern_clients: ModernClients::Always,
-            idle: Duration::from_secs(600),
-            sessions_per_principal: 8,
-        });
+        let mut bridge =
+            Bridge { modern_clients: ModernClients::Always, idle: Duration::from_secs(600), sessions_per_principal: 8 };
+        change(&mut bridge);
+        config.bridge = Some(bridge);
     })
     .await;
     (upstream, proxy)
+}
+
+/// Capabilities of the client.
+fn capabilities() -> Value {
+    json!({"elicitation": {"form": {}, "url": {}}, "roots": {}})
 }
 
 fn request(id: impl Into<Value>, method: &str, params: Value) -> Request {
     let mut body = json!({"jsonrpc": "2.0", "id": id.into(), "method": method, "params": {"_meta": {
         "io.modelcontextprotocol/protocolVersion": V2026,
         "io.modelcontextprotocol/clientInfo": {"name": "raw", "version": "1"},
-        "io.modelcontextprotocol/clientCapabilities": {"elicitation": {"form": {}}},
+        "io.modelcontextprotocol/clientCapabilities": capabilities(),
         "progressToken": 7}}});
     for (name, value) in params.as_object().into_iter().flatten() {
         body["params"][name] = value.clone();
@@ -55,22 +68,36 @@ async fn opens(upstream: &mut Upstream, is_asked: bool) {
     let body = initialize.json_body();
     assert_eq!(initialize.header("mcp-protocol-version"), Some(V2025_11));
     assert_eq!(body["params"]["protocolVersion"], V2025_11);
-    assert_eq!(body["params"]["capabilities"], json!({"elicitation": {"form": {}}}));
+    let declared = json!({"elicitation": {"form": {}, "url": {}}, "roots": {"listChanged": true}});
+    assert_eq!(body["params"]["capabilities"], declared);
     assert_eq!(body["params"]["clientInfo"], json!({"name": "raw", "version": "1"}));
-    let result = json!({"protocolVersion": V2025_11, "capabilities": {"tools": {}, "tasks": {}}, "serverInfo": {"name": "s", "version": "1"}});
-    let result = json!({"jsonrpc": "2.0", "id": body["id"], "result": result});
-    initialize.json_with(200, "mcp-session-id: s-1\r\n", result.to_string()).await;
+    initialize.json_with(200, "mcp-session-id: s-1\r\n", initialized(&body["id"])).await;
     upstream.expect("notifications/initialized").await.status(202).await;
+}
+
+/// The server's result of the handshake.
+fn initialized(id: &Value) -> String {
+    let capabilities =
+        json!({"tools": {"listChanged": true}, "resources": {"subscribe": true}, "logging": {}, "tasks": {}});
+    let result =
+        json!({"protocolVersion": V2025_11, "capabilities": capabilities, "serverInfo": {"name": "s", "version": "1"}});
+    json!({"jsonrpc": "2.0", "id": id, "result": result}).to_string()
 }
 
 /// Answers the GET of a new session, and returns the call that comes beside it.
 async fn first_call(upstream: &mut Upstream) -> Call {
+    let (get, call) = first_two(upstream).await;
+    get.status(405).await;
+    call
+}
+
+/// Returns the GET of a new session, and the request that comes beside it.
+async fn first_two(upstream: &mut Upstream) -> (Call, Call) {
     let mut calls = [upstream.next().await, upstream.next().await];
     calls.sort_by_key(|call| call.rpc_method() != "GET");
     let [get, call] = calls;
-    assert_eq!((get.rpc_method().as_str(), call.rpc_method().as_str()), ("GET", "tools/call"));
-    get.status(405).await;
-    call
+    assert_eq!(get.rpc_method(), "GET");
+    (get, call)
 }
 
 /// Has a call reach the server, as the first of its caller.
@@ -109,7 +136,7 @@ async fn the_handshake_is_the_answer_to_discovery() {
     let found = response.json().await;
     assert_eq!(found["id"], 1);
     assert_eq!(found["result"]["supportedVersions"], json!([V2026]));
-    assert_eq!(found["result"]["capabilities"]["tools"], json!({}));
+    assert_eq!(found["result"]["capabilities"]["tools"], json!({"listChanged": true}));
     assert_eq!(found["result"]["capabilities"].get("tasks"), None);
 }
 

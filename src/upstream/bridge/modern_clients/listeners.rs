@@ -1,0 +1,249 @@
+//! Subscriptions of the clients of one session: each hears of the changes that it asked for, until its stream ends.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use http_body::{Body, Frame};
+use tokio::sync::mpsc;
+
+use crate::body::BoxError;
+use crate::protocol::bridge::modern_clients::listen::{self, Filter};
+use crate::protocol::jsonrpc::RequestId;
+use crate::protocol::sse;
+use crate::sync;
+
+/// Most subscriptions of one session.
+const MAX_LISTENERS: usize = 64;
+/// Most messages that wait for the reader of a subscription. It ends if there are more.
+const QUEUE: usize = 256;
+
+/// The subscriptions. They outlive the session if the server forgets that, and go on in the one that is opened in its place.
+#[derive(Default)]
+pub(super) struct Listeners(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    next: u64,
+    listeners: HashMap<u64, Listener>,
+    /// Number of subscriptions to each resource.
+    resources: HashMap<String, usize>,
+}
+
+struct Listener {
+    id: RequestId,
+    filter: Filter,
+    sender: mpsc::Sender<Bytes>,
+}
+
+/// Resources to which a subscription holds the server's. Dropping it lets go of them.
+pub(super) struct HeldResources {
+    listeners: Arc<Listeners>,
+    held: Vec<String>,
+    on_release: Option<OnRelease>,
+}
+
+/// Action for the resources that no subscription has any more.
+type OnRelease = Box<dyn FnOnce(Vec<String>) + Send>;
+
+/// Stream of a subscription. Dropping it ends the subscription.
+pub(super) struct Listening {
+    listeners: Arc<Listeners>,
+    number: u64,
+    receiver: mpsc::Receiver<Bytes>,
+    _resources: HeldResources,
+}
+
+impl Listeners {
+    /// Adds a subscription, which begins with its acknowledgement. Returns `None` if there are too many.
+    pub(super) fn add(self: &Arc<Self>, id: &RequestId, filter: Filter, resources: HeldResources) -> Option<Listening> {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        let mut state = sync::lock(&self.0);
+        if state.listeners.len() >= MAX_LISTENERS {
+            return None;
+        }
+        // The queue is empty.
+        let _ = sender.try_send(event(&listen::acknowledged(id, &filter)));
+        let number = state.next;
+        state.next += 1;
+        state.listeners.insert(number, Listener { id: id.clone(), filter, sender });
+        drop(state);
+        Some(Listening { listeners: self.clone(), number, receiver, _resources: resources })
+    }
+
+    /// Begins to hold resources for a subscription.
+    pub(super) fn hold(self: &Arc<Self>, on_release: OnRelease) -> HeldResources {
+        HeldResources { listeners: self.clone(), held: Vec::new(), on_release: Some(on_release) }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        sync::lock(&self.0).listeners.is_empty()
+    }
+
+    /// Returns the resources of all subscriptions.
+    pub(super) fn resources(&self) -> Vec<String> {
+        sync::lock(&self.0).resources.keys().cloned().collect()
+    }
+
+    /// Tells a notification to those who asked for it.
+    pub(super) fn tell(&self, method: &str, message: &[u8]) {
+        self.tell_each(|filter| if filter.matches(method, message) { vec![message.to_vec()] } else { Vec::new() });
+    }
+
+    /// Tells that each list may have changed.
+    pub(super) fn tell_all_changed(&self) {
+        self.tell_each(|filter| filter.list_changes().collect());
+    }
+
+    /// Lets go of resources. Returns those that no subscription has any more.
+    fn release(&self, resources: &[String]) -> Vec<String> {
+        let mut state = sync::lock(&self.0);
+        let is_gone = |uri: &&String| match state.resources.get_mut(*uri) {
+            Some(count) if *count > 1 => {
+                *count -= 1;
+                false
+            }
+            Some(_) | None => state.resources.remove(*uri).is_some(),
+        };
+        resources.iter().filter(is_gone).cloned().collect()
+    }
+
+    fn tell_each(&self, messages: impl Fn(&Filter) -> Vec<Vec<u8>>) {
+        sync::lock(&self.0).listeners.retain(|_, listener| {
+            let told = messages(&listener.filter);
+            let told = told.iter().filter_map(|message| listen::tagged(message, &listener.id));
+            // One that does not read in time ends: its client asks anew.
+            told.into_iter().all(|message| listener.sender.try_send(event(&message)).is_ok())
+        });
+    }
+}
+
+impl HeldResources {
+    /// Holds one more. Returns true if no other subscription has it, so that the server has to be told.
+    pub(super) fn add(&mut self, uri: &str) -> bool {
+        self.held.push(uri.to_owned());
+        let mut state = sync::lock(&self.listeners.0);
+        let count = state.resources.entry(uri.to_owned()).or_default();
+        *count += 1;
+        *count == 1
+    }
+
+    /// Lets go of the one added last, which the server has refused.
+    pub(super) fn undo(&mut self) {
+        if let Some(uri) = self.held.pop() {
+            self.listeners.release(&[uri]);
+        }
+    }
+}
+
+impl Drop for HeldResources {
+    fn drop(&mut self) {
+        let gone = self.listeners.release(&self.held);
+        if let (Some(on_release), false) = (self.on_release.take(), gone.is_empty()) {
+            on_release(gone);
+        }
+    }
+}
+
+impl Body for Listening {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        self.receiver.poll_recv(cx).map(|event| event.map(|event| Ok(Frame::data(event))))
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        sync::lock(&self.listeners.0).listeners.remove(&self.number);
+    }
+}
+
+fn event(message: &[u8]) -> Bytes {
+    let mut out = BytesMut::new();
+    sse::encode_event(&mut out, b"message", message);
+    out.freeze()
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn filter(asked: &Value) -> Filter {
+        let body = json!({"params": {"notifications": asked}}).to_string();
+        let declared = json!({"tools": {"listChanged": true}, "resources": {"subscribe": true}});
+        Filter::of(body.as_bytes(), &declared).expect("a filter")
+    }
+
+    async fn next(listening: &mut Listening) -> Value {
+        let frame = listening.frame().await.expect("a message").expect("no error").into_data().expect("data");
+        let text = String::from_utf8(frame.to_vec()).expect("text");
+        serde_json::from_str(text.split_once("data: ").expect("data").1.trim()).expect("JSON")
+    }
+
+    #[tokio::test]
+    async fn each_hears_of_what_it_asked_for() {
+        let listeners = Arc::new(Listeners::default());
+        let id = RequestId::Number("7".into());
+        let held = listeners.hold(Box::new(drop));
+        let mut listening = listeners.add(&id, filter(&json!({"toolsListChanged": true})), held).expect("room");
+        assert_eq!(next(&mut listening).await["method"], "notifications/subscriptions/acknowledged");
+        listeners.tell("notifications/prompts/list_changed", b"{}");
+        listeners.tell_all_changed();
+        let told = next(&mut listening).await;
+        assert_eq!(told["method"], "notifications/tools/list_changed");
+        assert_eq!(told["params"]["_meta"]["io.modelcontextprotocol/subscriptionId"], 7);
+        drop(listening);
+        assert!(listeners.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_subscription_that_is_not_read_ends() {
+        let listeners = Arc::new(Listeners::default());
+        let id = RequestId::Number("7".into());
+        let held = listeners.hold(Box::new(drop));
+        let mut listening = listeners.add(&id, filter(&json!({"toolsListChanged": true})), held).expect("room");
+        for _ in 0..=QUEUE {
+            listeners.tell_all_changed();
+        }
+        assert!(listeners.is_empty());
+        let mut told = 0;
+        while listening.frame().await.is_some() {
+            told += 1;
+        }
+        assert_eq!(told, QUEUE);
+    }
+
+    #[test]
+    fn resources_are_counted() {
+        let listeners = Arc::new(Listeners::default());
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let hold = || {
+            let sender = sender.clone();
+            listeners.hold(Box::new(move |gone| sender.send(gone).expect("a receiver")))
+        };
+        let (mut one, mut two) = (hold(), hold());
+        assert_eq!([one.add("a"), two.add("a"), two.add("b"), two.add("c")], [true, false, true, true]);
+        two.undo();
+        drop(one);
+        assert!(receiver.try_recv().is_err(), "the other has it");
+        assert_eq!(listeners.resources().len(), 2);
+        drop(two);
+        assert_eq!(receiver.try_recv(), Ok(vec!["a".to_owned(), "b".to_owned()]));
+    }
+
+    #[test]
+    fn subscriptions_of_a_session_are_bounded() {
+        let listeners = Arc::new(Listeners::default());
+        let id = RequestId::Number("7".into());
+        let add = || listeners.add(&id, filter(&json!({"toolsListChanged": true})), listeners.hold(Box::new(drop)));
+        let all: Vec<_> = (0..MAX_LISTENERS).map_while(|_| add()).collect();
+        assert_eq!((all.len(), add().is_none()), (MAX_LISTENERS, true));
+    }
+}

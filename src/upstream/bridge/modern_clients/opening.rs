@@ -1,0 +1,173 @@
+//! Opening and end of the sessions.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderValue, Method, StatusCode};
+use serde_json::{Value, json};
+use tracing::debug;
+
+use super::listeners::Listeners;
+use super::session::{Key, LegacySession};
+use super::{ClientRequest, ModernClients, NoSession, answered, in_session, plain, standalone, unavailable};
+use crate::channel;
+use crate::clock;
+use crate::protocol::bridge::modern_clients::{self as bridge, LogLevel};
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::headers::names;
+use crate::protocol::jsonrpc;
+use crate::upstream::bridge::response_in;
+use crate::upstream::{ResponseBody, Template, synthetic};
+
+/// Time limit of `initialize`: a server on stdio may have to be installed first.
+const OPENING_WAIT: Duration = Duration::from_secs(60);
+/// Time limit of other requests of the bridge's own. Those of clients may wait meanwhile.
+const ASK_WAIT: Duration = Duration::from_secs(10);
+
+impl ModernClients {
+    /// Returns the session of the caller; opens it if there is none, or if the one there is `lost`.
+    pub(super) async fn session(
+        self: &Arc<Self>,
+        key: &Key,
+        request: &ClientRequest,
+        lost: Option<Arc<LegacySession>>,
+    ) -> Result<Arc<LegacySession>, NoSession> {
+        if self.passes(request) {
+            return Err(NoSession::Unbridged);
+        }
+        let Some((slot, evicted)) = self.sessions.slot(key, self.settings.config.sessions_per_principal) else {
+            let ids = std::slice::from_ref(&request.id);
+            let refusal = channel::refusal_about(ErrorCode::NoServer, "there are too many sessions", ids);
+            return Err(refused(Ok(refusal.map(ResponseBody::Channel))));
+        };
+        if let Some(evicted) = evicted {
+            let clients = self.clone();
+            tokio::spawn(async move { clients.end(&evicted).await });
+        }
+        let mut slot = slot.lock().await;
+        let previous = match &*slot {
+            Some(session) if !lost.is_some_and(|lost| Arc::ptr_eq(session, &lost)) => {
+                session.touch();
+                return Ok(session.clone());
+            }
+            Some(lost) => Some(lost.clone()),
+            None => None,
+        };
+        let listeners = previous.map(|previous| previous.listeners.clone()).unwrap_or_default();
+        let opened = self.open(request, listeners).await?;
+        *slot = Some(opened.clone());
+        drop(slot);
+        self.end_when_idle(key.clone(), &opened);
+        Ok(opened)
+    }
+
+    /// Returns true if requests of this caller go to the server as they are: no session may be opened for it.
+    fn passes(&self, request: &ClientRequest) -> bool {
+        self.assigns_sessions() == Some(true) && !self.may_have_session(request)
+    }
+
+    /// Opens a session with the headers of the request.
+    async fn open(
+        self: &Arc<Self>,
+        request: &ClientRequest,
+        listeners: Arc<Listeners>,
+    ) -> Result<Arc<LegacySession>, NoSession> {
+        let id = synthetic::own_id();
+        let version = HeaderValue::from_static(bridge::LEGACY);
+        let opener = plain(&request.template).with_body(Bytes::new());
+        let initialize = synthetic::post(&opener, bridge::initialize(&id, &request.envelope));
+        let initialize = initialize.with(names::MCP_PROTOCOL_VERSION, version);
+        let opening = tokio::time::timeout(OPENING_WAIT, self.upstream.exchange(&initialize, None));
+        let response = match opening.await {
+            Ok(Ok(response)) if response.status().is_success() => response,
+            Ok(refusal) => return Err(refused(refusal)),
+            Err(_) => return Err(refused(Err(Failure::before_run(ErrorCode::UpstreamTimeout).into()))),
+        };
+        let name = response.headers().get(names::MCP_SESSION_ID).cloned();
+        let unavailable = || refused(Ok(unavailable(&request.id)));
+        let Some(message) = response_in(response).await else { return Err(unavailable()) };
+        let is_resumed = !listeners.is_empty();
+        let Some(session) = LegacySession::of(name, message.clone(), &request.envelope, opener, listeners) else {
+            let error =
+                jsonrpc::member(&message, &["error"]).and_then(|error| serde_json::from_str::<Value>(error).ok());
+            return Err(match error {
+                Some(error) => {
+                    refused(Ok(answered(StatusCode::BAD_REQUEST, bridge::modern_error(&request.id, &error))))
+                }
+                None => unavailable(),
+            });
+        };
+        let session = Arc::new(session);
+        self.note_session(session.is_named());
+        if self.passes(request) {
+            self.end(&session).await;
+            return Err(NoSession::Unbridged);
+        }
+        if !self.post(&session, &request.template, bridge::initialized()).await {
+            self.end(&session).await;
+            return Err(unavailable());
+        }
+        debug!("a session was opened for clients of 2026-07-28");
+        tokio::spawn(standalone::read(Arc::downgrade(self), Arc::downgrade(&session), session.opener.clone()));
+        if is_resumed {
+            for uri in session.listeners.resources() {
+                self.subscribe(&session, &request.template, &uri, true).await;
+            }
+            session.listeners.tell_all_changed();
+        }
+        Ok(session)
+    }
+
+    /// Lowers the level of log messages in the session, if the server has any.
+    pub(super) async fn lower_log_level(&self, session: &LegacySession, template: &Template, level: LogLevel) {
+        if session.lowers_log_level(level) {
+            let id = synthetic::own_id();
+            let body =
+                json!({"jsonrpc": "2.0", "id": id, "method": "logging/setLevel", "params": {"level": level.name()}});
+            self.post(session, template, body.to_string().into_bytes()).await;
+        }
+    }
+
+    /// Posts a message in the session. Returns true if the server has taken it.
+    pub(super) async fn post(&self, session: &LegacySession, template: &Template, body: Vec<u8>) -> bool {
+        let post = in_session(session, &synthetic::post(template, body));
+        let posted = tokio::time::timeout(ASK_WAIT, self.upstream.exchange(&post, None)).await;
+        matches!(posted, Ok(Ok(response)) if response.status().is_success())
+    }
+
+    /// Posts a request in the session. Returns its response, or `None` if there is none.
+    pub(super) async fn ask(&self, session: &LegacySession, template: &Template, body: Vec<u8>) -> Option<Bytes> {
+        let post = in_session(session, &synthetic::post(template, body));
+        let asking = async { response_in(self.upstream.exchange(&post, None).await.ok()?).await };
+        tokio::time::timeout(ASK_WAIT, asking).await.ok()?
+    }
+
+    /// Ends the session once nothing has happened in it for long.
+    fn end_when_idle(self: &Arc<Self>, key: Key, session: &Arc<LegacySession>) {
+        let (clients, session, idle) = (Arc::downgrade(self), Arc::downgrade(session), self.settings.config.idle);
+        tokio::spawn(async move {
+            loop {
+                let Some(until) = session.upgrade().map(|session| session.used() + idle) else { return };
+                clock::sleep_until(until).await;
+                let (Some(clients), Some(session)) = (clients.upgrade(), session.upgrade()) else { return };
+                if session.used() + idle <= clock::now() {
+                    clients.sessions.forget(&key, &session);
+                    return clients.end(&session).await;
+                }
+            }
+        });
+    }
+
+    /// Ends a session at the server. A server that is away forgets it by itself.
+    async fn end(&self, session: &LegacySession) {
+        if session.is_named() {
+            let delete = session.opener.beside(Method::DELETE, &session.opener.own_headers(), Bytes::new());
+            drop(self.upstream.exchange(&in_session(session, &delete), None).await);
+        }
+    }
+}
+
+fn refused(answer: super::Answer) -> NoSession {
+    NoSession::Answered(Box::new(answer))
+}

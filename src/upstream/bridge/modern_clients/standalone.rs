@@ -1,0 +1,152 @@
+//! The session's own stream, on which the server sends the messages that name no call.
+//!
+//! It is open for as long as the session lives. A notification is for the call or the subscriptions that it concerns; a question is for a running call that may
+//! ask, or waits for one. Absent: messages on the streams of calls (`call.rs`).
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde_json::Value;
+
+use super::session::LegacySession;
+use super::{ModernClients, ResponseBody, Template, in_session, plain};
+use crate::clock;
+use crate::protocol::bridge::modern_clients::{self as bridge, listen};
+use crate::protocol::headers;
+use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::upstream::sse_reader::EventReader;
+use crate::upstream::synthetic;
+
+/// Pause before the stream is opened again.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Time for which a question waits for a call.
+const QUESTION_WAIT: Duration = Duration::from_secs(30);
+
+/// Reads the stream, with the headers of this request, for as long as the session lives.
+pub(super) async fn read(clients: Weak<ModernClients>, session: Weak<LegacySession>, template: Template) {
+    let template = plain(&template);
+    loop {
+        let response = {
+            let (Some(clients), Some(session)) = (clients.upgrade(), session.upgrade()) else { return };
+            let get = in_session(&session, &template.to_get(None));
+            let response = clients.upstream.exchange(&get, None).await;
+            session.note_stream();
+            response
+        };
+        match response {
+            Ok(response) if response.status().is_success() && headers::is_sse(response.headers()) => {
+                let reader = Reader { clients: clients.clone(), session: session.clone(), template: template.clone() };
+                reader.read(response.into_body()).await;
+            }
+            // The server has no such stream, or has forgotten the session.
+            Ok(response) if response.status().is_client_error() => return,
+            Ok(_) | Err(_) => {}
+        }
+        clock::sleep(PAUSE).await;
+    }
+}
+
+/// Reader of the stream.
+struct Reader {
+    clients: Weak<ModernClients>,
+    session: Weak<LegacySession>,
+    template: Template,
+}
+
+impl Reader {
+    async fn read(&self, body: ResponseBody) {
+        let Some(limit) = self.clients.upgrade().map(|clients| clients.settings.max_event_bytes) else { return };
+        let mut events = EventReader::new(body, limit);
+        while let Ok(piece) = events.next().await {
+            let gathered = events.gather(piece).await;
+            let (Some(clients), Some(session)) = (self.clients.upgrade(), self.session.upgrade()) else { return };
+            for event in &gathered.events {
+                let Ok(body) = jsonrpc::peek(&event.data) else { continue };
+                for (message, text) in body.messages().iter().zip(jsonrpc::messages(&event.data)) {
+                    match message {
+                        Message::Request { id, method } => self.ask(&clients, &session, id, method, text).await,
+                        Message::Notification { method } => tell(&session, method, text.as_bytes()),
+                        Message::Response { .. } => {}
+                    }
+                }
+            }
+            if gathered.error.is_some() || gathered.ending.is_some() {
+                return;
+            }
+        }
+    }
+
+    async fn ask(
+        &self,
+        clients: &Arc<ModernClients>,
+        session: &Arc<LegacySession>,
+        id: &RequestId,
+        method: &str,
+        text: &str,
+    ) {
+        if method == "ping" {
+            clients.post(session, &self.template, synthetic::pong(id)).await;
+            return;
+        }
+        let Some((_, params)) = bridge::question_of(text.as_bytes()) else { return };
+        let refused = session.declared.refuses(method, &params);
+        let until = clock::now() + QUESTION_WAIT;
+        if refused.is_none() && session.calls.ask(Bytes::copy_from_slice(text.as_bytes()), until) {
+            tokio::spawn(refuse_late(self.clients.clone(), self.session.clone(), self.template.clone()));
+            return;
+        }
+        refuse(clients, session, &self.template, id, method, refused.unwrap_or(bridge::NOT_ASKED)).await;
+    }
+}
+
+/// Refuses the questions that have found no call in time.
+async fn refuse_late(clients: Weak<ModernClients>, session: Weak<LegacySession>, template: Template) {
+    clock::sleep(QUESTION_WAIT).await;
+    let (Some(clients), Some(session)) = (clients.upgrade(), session.upgrade()) else { return };
+    for question in session.calls.take_late(clock::now()) {
+        if let Ok(jsonrpc::Body::Single(Message::Request { id, method })) = jsonrpc::peek(&question) {
+            refuse(&clients, &session, &template, &id, &method, bridge::NOT_ASKED).await;
+        }
+    }
+}
+
+async fn refuse(
+    clients: &Arc<ModernClients>,
+    session: &LegacySession,
+    template: &Template,
+    id: &RequestId,
+    method: &str,
+    (code, text): (i64, &str),
+) {
+    if method == "roots/list" {
+        session.calls.note_refused_roots();
+    }
+    clients.post(session, template, jsonrpc::error_message(Some(id), code, text, Value::Null)).await;
+}
+
+/// Tells a notification to those whom it concerns.
+pub(super) fn tell(session: &LegacySession, method: &str, text: &[u8]) {
+    let copy = || Bytes::copy_from_slice(text);
+    let named = || {
+        let token = jsonrpc::member(text, &["params", "progressToken"])?;
+        serde_json::from_str::<String>(token).ok()
+    };
+    match method {
+        _ if listen::is_change(method) => session.listeners.tell(method, text),
+        "notifications/progress" => {
+            let _ = named().is_some_and(|own| session.calls.give(&own, copy()));
+        }
+        "notifications/message" => {
+            let _ = session.calls.give_log(copy());
+        }
+        "notifications/cancelled" => {
+            let Some(withdrawn) = jsonrpc::cancelled_request_id(text) else { return };
+            let is_withdrawn = |question: &Bytes| matches!(jsonrpc::peek(question), Ok(jsonrpc::Body::Single(Message::Request { id, .. })) if id == withdrawn);
+            session.calls.withdraw(is_withdrawn);
+            session.calls.give_all(&copy());
+        }
+        "notifications/elicitation/complete" => session.note_complete(text),
+        _ => {}
+    }
+}
