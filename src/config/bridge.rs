@@ -13,6 +13,8 @@ const SECTION: &str = "bridge";
 pub struct Bridge {
     /// Clients of 2026-07-28 whose requests are translated for a server of older revisions.
     pub modern_clients: ModernClients,
+    /// True if the requests of clients of older revisions are translated for a server that refuses their `initialize` and speaks 2026-07-28.
+    pub legacy_clients: bool,
     /// Time without a request after which the session that was opened for a caller is ended.
     pub idle: Duration,
     /// Most sessions of one caller, at least 1.
@@ -34,9 +36,10 @@ pub enum ModernClients {
 pub(super) fn bridge(reader: &mut Reader) -> Option<Bridge> {
     let mut s = reader.section(SECTION);
     let words = [("auto", ModernClients::Auto), ("always", ModernClients::Always), ("never", ModernClients::Never)];
-    let modern_clients = s.one_of("modern_clients", &words).unwrap_or(ModernClients::Never);
+    let modern_clients = s.one_of("modern_clients", &words).unwrap_or(ModernClients::Auto);
+    let legacy_clients = s.one_of("legacy_clients", &[("auto", true), ("never", false)]).unwrap_or(true);
     let idle = s.secs("idle_secs", 1..=YEAR).unwrap_or(Duration::from_secs(600));
     let sessions_per_principal = s.count("sessions_per_principal", 1).unwrap_or(8);
-    let bridge = Bridge { modern_clients, idle, sessions_per_principal };
-    (modern_clients != ModernClients::Never).then_some(bridge)
+    let bridge = Bridge { modern_clients, legacy_clients, idle, sessions_per_principal };
+    (legacy_clients || modern_clients != ModernClients::Never).then_some(bridge)
 }

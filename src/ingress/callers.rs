@@ -95,7 +95,7 @@ impl Callers {
         let quota = self.log.quota(key);
         // All sessions of a caller count together.
         let counted_as = || QuotaKey::of(&principal, is_proven, None, address);
-        let caller = (self.upstream.has_channels() || self.upstream.has_bridge())
+        let caller = (self.upstream.has_channels() || self.upstream.may_bridge())
             .then(|| Arc::new(Caller::new(principal, counted_as())));
         Box::new(RequestContext {
             parts,

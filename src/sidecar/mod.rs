@@ -298,6 +298,7 @@ fn compose(config: Config, setup: StoreSetup, metrics: &Metrics, upstream: Upstr
             config: bridge.clone(),
             max_wait: config.streams.max_wait.unwrap_or(LONGEST_INPUT_WAIT),
             input_grace: config.dialects.input_grace,
+            connect_wait: config.upstream.wait,
             is_loopback: config.listen.address.ip().is_loopback(),
             max_event_bytes: config.streams.max_event_bytes,
         }),

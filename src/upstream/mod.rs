@@ -210,8 +210,15 @@ impl Upstream {
     }
 
     /// Returns true if requests may be translated: each caller has a session then.
-    pub fn has_bridge(&self) -> bool {
-        self.bridge.is_some()
+    pub fn may_bridge(&self) -> bool {
+        self.bridge.as_ref().is_some_and(|bridge| bridge.may_translate())
+    }
+
+    /// Notes that a client has begun a session, to which the server has given a name or none.
+    fn note_begun(&self, is_named: bool) {
+        if let Some(bridge) = &self.bridge {
+            bridge.note_begun(is_named);
+        }
     }
 
     /// Returns the facts observed in responses.
@@ -316,7 +323,7 @@ impl Upstream {
 
     /// Does as [`Self::send`], with the session of the response under the server's name.
     async fn send_unnamed(&self, template: &Template) -> Result<Response<ResponseBody>, Failure> {
-        self.exchange(template, None).await.map_err(|unanswered| unanswered.failure)
+        self.send_bridged(template, None).await.map_err(|unanswered| unanswered.failure)
     }
 
     async fn send_once(
@@ -324,17 +331,28 @@ impl Upstream {
         template: &Template,
         sent: Option<&Arc<Stream>>,
     ) -> Result<Response<ResponseBody>, Unanswered> {
-        if let Some(bridge) = &self.bridge
+        let mut response = self.send_bridged(template, sent).await?;
+        let is_new = self.sessions.has_renamed() && !template.names_session();
+        self.sessions.wrap(response.headers_mut(), is_new);
+        Ok(response)
+    }
+
+    /// Sends a request to the server, or to the bridge in its place.
+    async fn send_bridged(
+        &self,
+        template: &Template,
+        sent: Option<&Arc<Stream>>,
+    ) -> Result<Response<ResponseBody>, Unanswered> {
+        let Some(bridge) = &self.bridge else { return self.exchange(template, sent).await };
+        if bridge.may_concern(template)
             && let Some(answer) = Box::pin(bridge.send(self, template, sent)).await
         {
             return answer;
         }
-        let mut response = self.exchange(template, sent).await?;
-        if let Some(bridge) = &self.bridge {
-            bridge.note_response(template, &response);
+        let response = self.exchange(template, sent).await?;
+        if bridge.may_be_refusal(&response, self.has_channels()) {
+            return Box::pin(bridge.after_refusal(self, template, response)).await;
         }
-        let is_new = self.sessions.has_renamed() && !template.names_session();
-        self.sessions.wrap(response.headers_mut(), is_new);
         Ok(response)
     }
 

@@ -194,8 +194,9 @@ impl ResponseObserver {
         log: &EventLog,
         credentials: &Credentials,
     ) {
+        let Some(initialized) = jsonrpc::initialize_result(message) else { return };
+        upstream.note_begun(self.session.is_some() && !self.is_issued);
         if let Some(session) = &self.session
-            && let Some(initialized) = jsonrpc::initialize_result(message)
             && let Some(version) = headers::ProtocolVersion::parse(&initialized.protocol_version)
         {
             if let Some(params) = self.params.take()

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use http::{HeaderMap, HeaderName};
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::protocol::headers::{self, names};
 use crate::protocol::jsonrpc;
@@ -44,6 +44,20 @@ pub fn mismatch(headers: &HeaderMap, method: &str, body: &[u8]) -> Option<Header
 pub fn is(headers: &HeaderMap, name: &HeaderName, value: &str) -> bool {
     let Some(header) = headers::only(headers, name.clone()) else { return false };
     decoded(header).is_some_and(|header| header == value)
+}
+
+/// Returns the value of a header that repeats this text, encoded if it is no text of a header. `None` is returned for one that no header can have.
+pub fn encoded(text: &str) -> Option<HeaderValue> {
+    let is_plain = !text.is_empty()
+        && text.trim() == text
+        && text.bytes().all(|byte| byte == b'\t' || (b' '..=b'~').contains(&byte))
+        && !(text.starts_with(ENCODED.0) && text.ends_with(ENCODED.1));
+    let value = if is_plain {
+        Cow::Borrowed(text)
+    } else {
+        Cow::Owned(format!("{}{}{}", ENCODED.0, STANDARD.encode(text), ENCODED.1))
+    };
+    HeaderValue::from_str(&value).ok()
 }
 
 /// Returns the text of a header's value, or `None` if it is encoded and malformed.
@@ -83,6 +97,22 @@ mod tests {
             (vec![version, ("mcp-method", "tools/call")], "mcp-method"),
         ] {
             assert_eq!(found(&headers, "tools/list", "").as_deref(), Some(header), "{headers:?}");
+        }
+    }
+
+    #[test]
+    fn a_text_becomes_the_value_of_a_header_and_is_read_again() {
+        for (text, value) in [
+            ("a b", "a b"),
+            ("añb", "=?base64?YcOxYg==?="),
+            (" a", "=?base64?IGE=?="),
+            ("", "=?base64??="),
+            ("=?base64?x?=", "=?base64?PT9iYXNlNjQ/eD89?="),
+            ("a\nb", "=?base64?YQpi?="),
+        ] {
+            let encoded = encoded(text).expect("a value");
+            assert_eq!(encoded, value);
+            assert_eq!(decoded(value).as_deref(), Some(text));
         }
     }
 

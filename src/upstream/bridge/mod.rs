@@ -1,8 +1,9 @@
 //! Bridge: requests of clients at a server that shares no revision with them.
 //!
 //! Owned here: the decision whether a request is translated. [`modern_clients`] translates those of clients of 2026-07-28 for a server of the revisions with
-//! sessions. Absent: the bytes of the messages (`protocol/bridge/`).
+//! sessions, [`legacy_clients`] those of older clients for a server of 2026-07-28. Absent: the bytes of the messages (`protocol/bridge/`).
 
+mod legacy_clients;
 mod modern_clients;
 mod server_era;
 
@@ -10,8 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::{Method, Response, StatusCode};
+use http::{Response, StatusCode};
 
+use self::legacy_clients::LegacyClients;
 use self::modern_clients::ModernClients;
 use self::server_era::ServerEra;
 use super::body::{collect, read_up_to};
@@ -20,7 +22,7 @@ use super::{ResponseBody, Template, Unanswered, Upstream};
 use crate::config;
 use crate::event_log::Stream;
 use crate::protocol::headers::{self, Era, ProtocolVersion, names};
-use crate::protocol::jsonrpc::{self, Message};
+use crate::protocol::jsonrpc;
 use crate::protocol::tasks;
 
 /// Size limit of the answer to a question of the bridge's own.
@@ -40,6 +42,8 @@ pub struct Settings {
     pub max_wait: Duration,
     /// Time without a further question after which a round is told.
     pub input_grace: Duration,
+    /// Time for which a request waits for a server that accepts no connections.
+    pub connect_wait: Duration,
     /// True if the proxy listens on a loopback address: its callers without credentials are one then.
     pub is_loopback: bool,
     /// Size limit of a message.
@@ -51,6 +55,8 @@ pub(super) struct Bridge {
     mode: config::ModernClients,
     era: ServerEra,
     modern_clients: Arc<ModernClients>,
+    /// Translation for clients of older revisions, or `None` if there is none.
+    legacy_clients: Option<Arc<LegacyClients>>,
 }
 
 type Answer = Result<Response<ResponseBody>, Unanswered>;
@@ -58,10 +64,13 @@ type Answer = Result<Response<ResponseBody>, Unanswered>;
 impl Bridge {
     /// Creates a bridge. `upstream` has connections of the bridge's own.
     pub(super) fn new(settings: Settings, upstream: Arc<Upstream>) -> Arc<Self> {
-        let era = ServerEra::new(upstream.clone());
         Arc::new(Self {
             mode: settings.config.modern_clients,
-            era,
+            era: ServerEra::new(upstream.clone()),
+            legacy_clients: settings
+                .config
+                .legacy_clients
+                .then(|| LegacyClients::new(settings.clone(), upstream.clone())),
             modern_clients: ModernClients::new(settings, upstream),
         })
     }
@@ -73,7 +82,11 @@ impl Bridge {
         template: &Template,
         sent: Option<&Arc<Stream>>,
     ) -> Option<Answer> {
-        if template.names_session() || !is_modern(template) || !self.is_bridged(template) {
+        if let Some(legacy) = self.legacy_clients.as_ref().filter(|_| LegacyClients::names_session(template)) {
+            return Some(legacy.send(upstream, template, sent).await);
+        }
+        let is_asked_for = self.mode == config::ModernClients::Always || tasks::declares(template.body());
+        if !is_modern(template) || !is_asked_for {
             return None;
         }
         if self.era.of(template).await? == Era::Legacy {
@@ -94,28 +107,59 @@ impl Bridge {
         })
     }
 
-    /// Notes the response to a request that goes to the server as it is: a client may have begun without a session.
-    pub(super) fn note_response(&self, template: &Template, response: &Response<ResponseBody>) {
-        let may_begin =
-            !template.names_session() && response.status().is_success() && *template.method() == Method::POST;
-        if !may_begin || self.modern_clients.assigns_sessions().is_some() {
-            return;
-        }
-        if matches!(jsonrpc::peek(template.body()), Ok(jsonrpc::Body::Single(Message::Request { method, .. })) if method == "initialize")
-        {
-            self.modern_clients.note_session(response.headers().contains_key(names::MCP_SESSION_ID));
-        }
+    /// Returns true if requests may have to be translated now.
+    pub(super) fn may_translate(&self) -> bool {
+        self.translates_modern() || self.has_legacy_sessions()
     }
 
-    /// Returns true if the configuration lets this request of 2026-07-28 be translated.
-    fn is_bridged(&self, template: &Template) -> bool {
+    /// Returns true if this request may have to be translated. Most requests are told apart here.
+    pub(super) fn may_concern(&self, template: &Template) -> bool {
+        (self.translates_modern() && !template.names_session())
+            || (self.has_legacy_sessions() && LegacyClients::names_session(template))
+    }
+
+    fn translates_modern(&self) -> bool {
         match self.mode {
             config::ModernClients::Always => true,
             config::ModernClients::Never => false,
-            config::ModernClients::Auto => {
-                self.modern_clients.assigns_sessions() == Some(false) && tasks::declares(template.body())
-            }
+            config::ModernClients::Auto => self.modern_clients.is_sessionless(),
         }
+    }
+
+    fn has_legacy_sessions(&self) -> bool {
+        self.legacy_clients.as_ref().is_some_and(|legacy| legacy.is_active())
+    }
+
+    /// Returns true if the response may refuse the era of a client of an older revision. A server on a channel refuses by an error alone.
+    pub(super) fn may_be_refusal(&self, response: &Response<ResponseBody>, by_channel: bool) -> bool {
+        let is_refused = response.status().is_client_error()
+            && !matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+        self.legacy_clients.is_some() && (is_refused || (by_channel && headers::is_json(response.headers())))
+    }
+
+    /// Answers a request that the server has refused, if it is of a client of an older revision and the server speaks the later one alone. Other responses pass.
+    pub(super) async fn after_refusal(
+        &self,
+        upstream: &Upstream,
+        template: &Template,
+        response: Response<ResponseBody>,
+    ) -> Answer {
+        let Some(legacy) = &self.legacy_clients else { return Ok(response) };
+        if LegacyClients::names_session(template) {
+            // A session of this process before its restart.
+            return legacy.send(upstream, template, None).await;
+        }
+        let Some(id) = LegacyClients::initialize_in(template) else { return Ok(response) };
+        let (response, is_error) = is_error(response).await;
+        if !is_error || self.era.of(template).await != Some(Era::Modern) {
+            return Ok(response);
+        }
+        legacy.open(template, &id).await
+    }
+
+    /// Notes that a client has begun a session, to which the server has given a name or none.
+    pub(super) fn note_begun(&self, is_named: bool) {
+        self.modern_clients.note_begun(is_named);
     }
 }
 
@@ -149,4 +193,16 @@ async fn refuses_era(response: Response<ResponseBody>) -> (Response<ResponseBody
     // The other codes of the revision show that the server speaks it.
     let is_refused = matches!(read, Ok(true)) && !matches!(code, Some(HEADER_MISMATCH | MISSING_CAPABILITY));
     (Response::from_parts(parts, ResponseBody::begun(begun.freeze(), body)), is_refused)
+}
+
+/// Returns true if the response is no result. The returned response has its whole body.
+async fn is_error(response: Response<ResponseBody>) -> (Response<ResponseBody>, bool) {
+    if !response.status().is_success() {
+        return (response, true);
+    }
+    let (parts, mut body) = response.into_parts();
+    let mut begun = BytesMut::new();
+    let read = tokio::time::timeout(REFUSAL_WAIT, read_up_to(&mut body, &mut begun, REFUSAL_MAX)).await;
+    let is_error = matches!(read, Ok(true)) && jsonrpc::member(&begun, &["error"]).is_some();
+    (Response::from_parts(parts, ResponseBody::begun(begun.freeze(), body)), is_error)
 }

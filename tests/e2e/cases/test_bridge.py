@@ -4,10 +4,12 @@ import asyncio
 
 import pytest
 
-from harness import stack
+from harness import stack, stdio
 from harness.checks import assert_runs
 from harness.relay import Cut, Relay
-from harness.stack import MODERN, run_client
+from harness.restarts import Restarted
+from harness.stack import MODERN, TASK_CLIENTS, Client, run_client
+from harness.tasks import handles
 
 pytestmark = pytest.mark.anyio
 
@@ -34,14 +36,113 @@ async def test_a_call_has_its_progress_and_its_result(client, server, bridged, s
     assert_runs(servers[server], key)
 
 
-@pytest.mark.parametrize("server", SERVERS)
+ANSWERS = {"sampling": "sampled", "elicitation": "elicited", "roots": "file:///rooted"}
+QUESTIONS = [*(("typescript-v1", kind) for kind in ANSWERS), ("python-mcp1", "sampling"), ("python-mcp1", "elicitation")]
+
+
+@pytest.mark.parametrize("server, kind", QUESTIONS)
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_a_question_is_answered_within_the_one_run(client, server, bridged, servers, key):
+async def test_a_question_is_answered_within_the_one_run(client, server, kind, bridged, servers, key):
     proxy = await bridged(server)
     async with Relay(proxy.found["port"]) as relay:
-        said = await run_client(client, MODERN, relay.url(), "ask", {"kind": "elicitation", "key": key})
-        assert (said.result, said.error) == ("answered elicited", None), relay.report()
+        said = await run_client(client, MODERN, relay.url(), "ask", {"kind": kind, "key": key})
+        assert (said.result, said.error) == (f"answered {ANSWERS[kind]}", None), relay.report()
+        assert said.asked == [kind], relay.report()
     assert_runs(servers[server], key)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_several_questions_are_answered_within_the_one_run(client, at_once, bridged, servers, key):
+    proxy = await bridged("typescript-v1")
+    async with Relay(proxy.found["port"]) as relay:
+        said = await run_client(client, MODERN, relay.url(), "survey", {"at_once": at_once, "key": key})
+        assert (said.result, said.error) == ("answered sampled elicited", None), relay.report()
+        assert sorted(said.asked) == ["elicitation", "sampling"], relay.report()
+        # Those asked at once are one round.
+        assert len(relay.calls) == (2 if at_once else 3), relay.report()
+    assert_runs(servers["typescript-v1"], key)
+
+
+@pytest.mark.parametrize("server", ["typescript-v1-stateless", "typescript-v1-json", "everything"])
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_servers_of_other_habits(client, server, bridged, servers, key):
+    """One without sessions, one that answers with JSON, one that asks for roots after the handshake."""
+    proxy = await bridged(server)
+    kind = stack.server_kind(server)
+    tool, arguments, done = kind.long(3, 200, key)
+    async with Relay(proxy.found["port"]) as relay:
+        said = await run_client(client, MODERN, relay.url(), tool, arguments)
+        assert (said.result, said.error) == (done, None), relay.report()
+    if not kind.foreign:
+        assert_runs(servers[server], key)
+
+
+@pytest.mark.parametrize("server", ["typescript-v1", "python-mcp1"])
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_servers_on_other_transports(client, server, start, key):
+    """On stdio and on HTTP+SSE: a call with its progress, and a question."""
+    on_sse = await asyncio.to_thread(lambda: start(stack.start_server, server, SSE="1"))
+    before_sse = await asyncio.to_thread(
+        start,
+        stack.start_proxy_before_sse,
+        f"http://127.0.0.1:{on_sse.found['port']}/sse",
+        BRIDGE__MODERN_CLIENTS="always",
+    )
+    on_stdio = await asyncio.to_thread(start, stdio.start_proxy, server, BRIDGE__MODERN_CLIENTS="always")
+    for proxy in (before_sse, on_stdio):
+        async with Relay(proxy.found["port"]) as relay:
+            run = Client(client, MODERN, relay.url(), "long", {"steps": 3, "interval_ms": 100, "key": key}, then=True)
+            async with run as running:
+                running.begin("ask", {"kind": "elicitation", "key": f"{key}-ask"})
+                assert await running.outcome(1) == ("result", "answered elicited"), relay.report()
+                said = await running.finish()
+            assert said.outcomes[0] == ("result", "done 3"), relay.report()
+            assert said.asked == ["elicitation"]
+
+
+@pytest.mark.parametrize("client", ["typescript-v2"])
+async def test_changes_reach_a_subscription(client, bridged, servers, key):
+    proxy = await bridged("everything")
+    async with Relay(proxy.found["port"]) as relay:
+        async with Client(client, MODERN, relay.url(), "echo", {"message": "a"}, then=True) as running:
+            assert await running.outcome(0) == ("result", "Echo: a"), relay.report()
+            await running.listen(1)
+            await running.finish()
+
+
+@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("client", TASK_CLIENTS)
+async def test_a_slow_tool_is_a_task_with_its_question(client, server, start, servers, key):
+    proxy = await asyncio.to_thread(
+        start, stack.start_proxy, servers[server], BRIDGE__MODERN_CLIENTS="always", **stack.TASKS
+    )
+    async with Relay(proxy.found["port"]) as relay:
+        slow = {"steps": 8, "interval_ms": 250, "key": key}
+        async with Client(client, MODERN, relay.url(), "long", slow, then=True) as running:
+            assert await running.outcome(0) == ("result", "done 8"), relay.report()
+            running.begin("ask", {"kind": "elicitation", "delay_ms": 1500, "key": f"{key}-ask"})
+            assert await running.outcome(1) == ("result", "answered elicited"), relay.report()
+            said = await running.finish()
+            assert said.asked == ["elicitation"], relay.report()
+        assert len(handles(relay)) == 2, relay.report()
+    assert_runs(servers[server], key)
+    assert_runs(servers[server], f"{key}-ask")
+
+
+@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_a_server_that_was_restarted_is_called_on(client, server, start, key):
+    restarted = await asyncio.to_thread(Restarted, start, server)
+    proxy = await asyncio.to_thread(start, stack.start_proxy, restarted.port, BRIDGE__MODERN_CLIENTS="always")
+    async with Relay(proxy.found["port"]) as relay:
+        async with Client(client, MODERN, relay.url(), "quick", {"key": key}, then=True) as running:
+            assert await running.outcome(0) == ("result", "quick"), relay.report()
+            await restarted.restart()
+            running.begin("quick", {"key": f"{key}-2"})
+            assert await running.outcome(1) == ("result", "quick"), relay.report()
+            await running.finish()
+    assert_runs(restarted.port, f"{key}-2")
 
 
 @pytest.mark.parametrize("client", CLIENTS[:1])

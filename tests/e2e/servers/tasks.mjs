@@ -78,5 +78,5 @@ function build() {
     return server;
 }
 
-const handle = toNodeHandler(createMcpHandler(build));
+const handle = toNodeHandler(createMcpHandler(build, { legacy: process.env.LEGACY ?? 'stateless' }));
 listen(handle);

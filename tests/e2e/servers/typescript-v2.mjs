@@ -83,4 +83,4 @@ async function handleSession(request, response) {
 }
 
 if (IS_STDIO) serveStdio(build);
-else listen(process.env.SESSIONS === '1' ? handleSession : toNodeHandler(createMcpHandler(build)));
+else listen(process.env.SESSIONS === '1' ? handleSession : toNodeHandler(createMcpHandler(build, { legacy: process.env.LEGACY ?? 'stateless' })));

@@ -20,8 +20,12 @@ async fn stage_with(change: impl FnOnce(&mut Bridge)) -> (Upstream, Proxy) {
     let upstream = Upstream::start().await;
     let proxy = Proxy::start(&upstream, |config| {
         config.dialects.input_grace = Duration::from_millis(50);
-        let mut bridge =
-            Bridge { modern_clients: ModernClients::Always, idle: Duration::from_secs(600), sessions_per_principal: 8 };
+        let mut bridge = Bridge {
+            modern_clients: ModernClients::Always,
+            legacy_clients: true,
+            idle: Duration::from_secs(600),
+            sessions_per_principal: 8,
+        };
         change(&mut bridge);
         config.bridge = Some(bridge);
     })

@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::response::{SERVER_INFO, response};
+use super::response::SERVER_INFO;
+use crate::protocol::bridge::response;
 use crate::protocol::jsonrpc::{self, RequestId};
 
 const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::protocol::bridge::Declared;
 use crate::protocol::jsonrpc::{self, RequestId};
 
 const META: &str = "_meta";
@@ -82,40 +83,6 @@ pub struct Envelope {
     pub log_level: Option<LogLevel>,
 }
 
-/// Capabilities that a client declares.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Declared(Value);
-
-impl Declared {
-    /// Returns the capabilities as `initialize` has them.
-    pub fn for_server(&self) -> &Value {
-        &self.0
-    }
-
-    /// Returns the error for a question that the client cannot be asked, or `None` if it can: code and text.
-    pub fn refuses(&self, method: &str, params: &Value) -> Option<(i64, &'static str)> {
-        let (kind, modes) = match method {
-            "elicitation/create" => ("elicitation", Some(params.get("mode").and_then(Value::as_str).unwrap_or("form"))),
-            "sampling/createMessage" => ("sampling", None),
-            "roots/list" => ("roots", None),
-            _ => return Some((-32601, "the client knows no such request")),
-        };
-        let Some(declared) = self.0.get(kind).and_then(Value::as_object) else {
-            return Some((-32601, "the client has not declared this capability"));
-        };
-        match modes {
-            // An empty object stands for forms.
-            Some("form") if declared.is_empty() || declared.contains_key("form") => None,
-            Some(mode) if declared.contains_key(mode) => None,
-            Some(_) => Some((-32602, "the client has not declared this mode of elicitation")),
-            None if kind == "sampling" && params.get("tools").is_some() && !declared.contains_key("tools") => {
-                Some((-32602, "the client has not declared tools in sampling"))
-            }
-            None => None,
-        }
-    }
-}
-
 impl Envelope {
     /// Reads the envelope of a request.
     ///
@@ -148,7 +115,7 @@ fn capabilities(declared: &Map<String, Value>) -> Declared {
     if let Some(roots) = kept.get_mut("roots").and_then(Value::as_object_mut) {
         roots.insert("listChanged".to_owned(), true.into());
     }
-    Declared(Value::Object(kept))
+    Declared::new(Value::Object(kept))
 }
 
 /// Writes the request that opens a session for this client.
@@ -238,23 +205,6 @@ mod tests {
             assert_eq!(Envelope::of(&request(missing, json!({}))), Err(name));
         }
         assert_eq!(Envelope::of(br#"{"jsonrpc":"2.0","id":1,"method":"x"}"#), Err(META));
-    }
-
-    #[test]
-    fn a_client_is_asked_what_it_declared() {
-        let declared = |value: Value| Declared(value);
-        let refuses = |capabilities: Value, method, params: Value| {
-            declared(capabilities).refuses(method, &params).map(|(code, _)| code)
-        };
-        let form = json!({"mode": "form"});
-        assert_eq!(refuses(json!({"elicitation": {}}), "elicitation/create", json!({})), None);
-        assert_eq!(refuses(json!({"elicitation": {"form": {}}}), "elicitation/create", form.clone()), None);
-        assert_eq!(refuses(json!({"elicitation": {"url": {}}}), "elicitation/create", form.clone()), Some(-32602));
-        assert_eq!(refuses(json!({"elicitation": {}}), "elicitation/create", json!({"mode": "url"})), Some(-32602));
-        assert_eq!(refuses(json!({}), "elicitation/create", form), Some(-32601));
-        assert_eq!(refuses(json!({"sampling": {}}), "sampling/createMessage", json!({"tools": []})), Some(-32602));
-        assert_eq!(refuses(json!({"roots": {}}), "roots/list", json!({})), None);
-        assert_eq!(refuses(json!({"tasks": {}}), "tasks/get", json!({})), Some(-32601));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use http::StatusCode;
 use serde_json::{Map, Value, json};
 
+use crate::protocol::bridge::response;
 use crate::protocol::jsonrpc::{self, RequestId};
 
 pub(super) const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
@@ -191,10 +192,6 @@ pub fn input_required<'a>(
         questions.map(|(key, method, params)| (key.to_owned(), json!({"method": method, "params": params}))).collect();
     let result = json!({"resultType": "input_required", "inputRequests": requests, "requestState": state});
     response(id, "result", &result)
-}
-
-pub(super) fn response(id: &RequestId, member: &str, value: &Value) -> Vec<u8> {
-    format!(r#"{{"jsonrpc":"2.0","id":{},"{member}":{value}}}"#, id.to_json()).into_bytes()
 }
 
 #[cfg(test)]

@@ -5,9 +5,10 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
+use http::StatusCode;
 use http_body::{Body, Frame};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -23,6 +24,10 @@ use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::protocol::sse;
 use crate::upstream::sse_reader::EventReader;
 use crate::upstream::synthetic;
+use crate::upstream::tool_schemas::events;
+
+/// Time for which a response waits for the first message of the server.
+const FIRST_WAIT: Duration = Duration::from_millis(100);
 
 /// A call. Dropping it before its response cancels it at the server.
 pub(super) struct BridgedCall {
@@ -53,14 +58,38 @@ struct Question {
 }
 
 /// Body of the response to a call.
-pub(super) struct BridgedBody(Option<Pin<Box<dyn Future<Output = Step> + Send>>>);
+pub(super) struct BridgedBody {
+    /// Bytes that were read before the response began.
+    first: Option<Bytes>,
+    rest: Option<Pin<Box<dyn Future<Output = Step> + Send>>>,
+}
+
+/// Beginning of the response to a call.
+pub(super) enum Begun {
+    Stream(BridgedBody),
+    /// The server refused the call at once, by an error that has a status at the revision of the client.
+    Refused(Bytes),
+}
 
 /// Next bytes of a response, and the call if it goes on.
 type Step = (Bytes, Option<Box<BridgedCall>>);
 
 impl BridgedBody {
     pub(super) fn new(call: Box<BridgedCall>) -> Self {
-        Self(Some(Box::pin(call.step())))
+        Self { first: None, rest: Some(Box::pin(call.step())) }
+    }
+
+    /// Waits a moment for the first message: an error may have a status, which goes first.
+    pub(super) async fn begun(call: Box<BridgedCall>) -> Begun {
+        let mut step: Pin<Box<dyn Future<Output = Step> + Send>> = Box::pin(call.step());
+        match tokio::time::timeout(FIRST_WAIT, &mut step).await {
+            Ok((bytes, None)) => match &events(&bytes)[..] {
+                [message] if bridge::status_of(message) != StatusCode::OK => Begun::Refused(message.clone()),
+                _ => Begun::Stream(Self { first: Some(bytes), rest: None }),
+            },
+            Ok((bytes, Some(call))) => Begun::Stream(Self { first: Some(bytes), rest: Some(Box::pin(call.step())) }),
+            Err(_) => Begun::Stream(Self { first: None, rest: Some(step) }),
+        }
     }
 }
 
@@ -75,9 +104,12 @@ impl Body for BridgedBody {
     type Error = BoxError;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let Some(step) = &mut self.0 else { return Poll::Ready(None) };
+        if let Some(first) = self.first.take().filter(|first| !first.is_empty()) {
+            return Poll::Ready(Some(Ok(Frame::data(first))));
+        }
+        let Some(step) = &mut self.rest else { return Poll::Ready(None) };
         let (bytes, call) = ready!(step.as_mut().poll(cx));
-        self.0 = call.map(|call| Box::pin(call.step()) as Pin<Box<dyn Future<Output = Step> + Send>>);
+        self.rest = call.map(|call| Box::pin(call.step()) as Pin<Box<dyn Future<Output = Step> + Send>>);
         Poll::Ready(if bytes.is_empty() { None } else { Some(Ok(Frame::data(bytes))) })
     }
 }

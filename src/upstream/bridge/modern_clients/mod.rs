@@ -14,6 +14,7 @@ mod running;
 mod session;
 mod standalone;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,7 @@ use http::{HeaderName, HeaderValue, Method, Response, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 
-use self::call::{BridgedBody, BridgedCall};
+use self::call::{Begun, BridgedBody, BridgedCall};
 use self::parked::{AfterPages, Parked, ParkedCalls};
 use self::session::{Busy, Key, LegacySession, Sessions};
 use super::{Answer, Settings};
@@ -44,8 +45,8 @@ const HEADER_MISMATCH: i64 = -32020;
 const UNSUPPORTED_VERSION: i64 = -32022;
 /// Attempts of a request: in the session, and in the one that is opened if the server has forgotten that.
 const ATTEMPTS: usize = 2;
-/// Time for which the proxy remembers whether the server assigns sessions.
-const SESSIONS_TTL: Duration = Duration::from_secs(300);
+/// Time for which a server counts as one that names sessions. None may be opened for some callers meanwhile.
+const NAMED_TTL: Duration = Duration::from_secs(300);
 /// Time for which a call that failed for want of a page waits for the page after its client has answered.
 const PAGE_WAIT: Duration = Duration::from_secs(2);
 
@@ -56,8 +57,10 @@ pub(super) struct ModernClients {
     upstream: Arc<Upstream>,
     sessions: Sessions,
     parked: ParkedCalls,
-    /// True if the server assigned a session when one was last opened, and the time until which that counts.
-    assigns_sessions: Mutex<Option<(bool, Instant)>>,
+    /// True if the server gave no name to the session that was begun last.
+    is_sessionless: AtomicBool,
+    /// Time until which the server counts as one that names sessions, or `None` if it gave none a name.
+    named: Mutex<Option<Instant>>,
 }
 
 /// A request that is translated.
@@ -104,20 +107,25 @@ impl ModernClients {
             upstream,
             sessions: Sessions::default(),
             parked: ParkedCalls::default(),
-            assigns_sessions: Mutex::default(),
+            is_sessionless: AtomicBool::default(),
+            named: Mutex::default(),
         })
     }
 
-    /// Notes that a client, or the bridge, was assigned a session, or none.
-    pub(super) fn note_session(&self, is_assigned: bool) {
-        *sync::lock(&self.assigns_sessions) = Some((is_assigned, clock::now() + SESSIONS_TTL));
+    /// Notes that a session was begun, to which the server has given a name or none.
+    pub(super) fn note_begun(&self, is_named: bool) {
+        self.is_sessionless.store(!is_named, Ordering::Relaxed);
+        *sync::lock(&self.named) = is_named.then(|| clock::now() + NAMED_TTL);
     }
 
-    /// Returns true if the server was last seen to assign sessions, false if it was seen to assign none, and `None` if neither was seen lately.
-    pub(super) fn assigns_sessions(&self) -> Option<bool> {
-        let known = *sync::lock(&self.assigns_sessions);
-        // Without sessions the next one that is opened shows a change; with sessions none may be opened for some callers.
-        known.filter(|(is_assigned, until)| !is_assigned || clock::now() < *until).map(|(is_assigned, _)| is_assigned)
+    /// Returns true if the server gave no name to the session that was begun last.
+    pub(super) fn is_sessionless(&self) -> bool {
+        self.is_sessionless.load(Ordering::Relaxed)
+    }
+
+    /// Returns true if the server has lately given a name to a session.
+    fn names_sessions(&self) -> bool {
+        sync::lock(&self.named).is_some_and(|until| clock::now() < until)
     }
 
     /// Returns true if a session may be opened for the caller of this request: it is no session of others.
@@ -225,9 +233,16 @@ impl ModernClients {
         }
         let (mut parts, body) = response.into_parts();
         if parts.status.is_success() && headers::is_sse(&parts.headers) {
-            let call = BridgedCall::new(self, session, busy, request, own, body);
             parts.headers.remove(CONTENT_LENGTH);
-            return Ok(Response::from_parts(parts, body_of(call)).into());
+            let body = match BridgedBody::begun(BridgedCall::new(self, session, busy, request, own, body)).await {
+                Begun::Stream(body) => ResponseBody::Translated(body.boxed_unsync()),
+                Begun::Refused(message) => {
+                    parts.status = bridge::status_of(&message);
+                    parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+                    ResponseBody::Channel(channel::Body::whole(message))
+                }
+            };
+            return Ok(Response::from_parts(parts, body).into());
         }
         let passes = parts.status.is_server_error()
             || matches!(parts.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
@@ -287,7 +302,8 @@ impl ModernClients {
                 if let Some(stream) = sent {
                     stream.note_sent();
                 }
-                let mut response = Response::new(body_of(call.go_on(request, &answers).await));
+                let body = BridgedBody::new(call.go_on(request, &answers).await);
+                let mut response = Response::new(ResponseBody::Translated(body.boxed_unsync()));
                 response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
                 Ok(response.into())
             }
@@ -320,15 +336,6 @@ impl ClientRequest {
 /// Checks the headers and the envelope of a request.
 fn checked(template: &Template, id: &RequestId, method: &str) -> Result<ClientRequest, Box<Response<ResponseBody>>> {
     let body = template.body();
-    if let Some(header) = envelope::mismatch(&template.lines().to_map(), method, body) {
-        let text = format!("Header mismatch: {header} does not match the body");
-        return Err(refusal(Some(id), HEADER_MISMATCH, &text, Value::Null).into());
-    }
-    let version = jsonrpc::meta_protocol_version(body).unwrap_or_default();
-    if version != bridge::MODERN {
-        let data = json!({"supported": [bridge::MODERN], "requested": version});
-        return Err(refusal(Some(id), UNSUPPORTED_VERSION, "Unsupported protocol version", data).into());
-    }
     let kind = Kind::of(method);
     let envelope = Envelope::of(body).map_err(|member| {
         Box::new(refusal(
@@ -338,6 +345,15 @@ fn checked(template: &Template, id: &RequestId, method: &str) -> Result<ClientRe
             Value::Null,
         ))
     })?;
+    if let Some(header) = envelope::mismatch(&template.lines().to_map(), method, body) {
+        let text = format!("Header mismatch: {header} does not match the body");
+        return Err(refusal(Some(id), HEADER_MISMATCH, &text, Value::Null).into());
+    }
+    let version = jsonrpc::meta_protocol_version(body).unwrap_or_default();
+    if version != bridge::MODERN {
+        let data = json!({"supported": [bridge::MODERN], "requested": version});
+        return Err(refusal(Some(id), UNSUPPORTED_VERSION, "Unsupported protocol version", data).into());
+    }
     Ok(ClientRequest {
         template: template.clone(),
         id: id.clone(),
@@ -371,10 +387,6 @@ fn in_session(session: &LegacySession, template: &Template) -> Template {
         Some(name) => template.with(names::MCP_SESSION_ID, name.clone()),
         None => template,
     }
-}
-
-fn body_of(call: Box<BridgedCall>) -> ResponseBody {
-    ResponseBody::Translated(BridgedBody::new(call).boxed_unsync())
 }
 
 fn answered(status: StatusCode, message: Vec<u8>) -> Response<ResponseBody> {

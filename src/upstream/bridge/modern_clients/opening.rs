@@ -64,7 +64,7 @@ impl ModernClients {
 
     /// Returns true if requests of this caller go to the server as they are: no session may be opened for it.
     fn passes(&self, request: &ClientRequest) -> bool {
-        self.assigns_sessions() == Some(true) && !self.may_have_session(request)
+        self.names_sessions() && !self.may_have_session(request)
     }
 
     /// Opens a session with the headers of the request.
@@ -99,7 +99,7 @@ impl ModernClients {
             });
         };
         let session = Arc::new(session);
-        self.note_session(session.is_named());
+        self.note_begun(session.is_named());
         if self.passes(request) {
             self.end(&session).await;
             return Err(NoSession::Unbridged);

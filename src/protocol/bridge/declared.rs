@@ -1,0 +1,66 @@
+//! Capabilities of a client: the questions that it can be asked.
+
+use serde_json::Value;
+
+/// Capabilities that a client declares, of either era.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Declared(Value);
+
+impl Declared {
+    /// Takes the capabilities that a client declares.
+    pub fn new(capabilities: Value) -> Self {
+        Self(capabilities)
+    }
+
+    /// Returns the capabilities as `initialize` has them.
+    pub fn for_server(&self) -> &Value {
+        &self.0
+    }
+
+    /// Returns the error for a question that the client cannot be asked, or `None` if it can: code and text.
+    pub fn refuses(&self, method: &str, params: &Value) -> Option<(i64, &'static str)> {
+        let (kind, modes) = match method {
+            "elicitation/create" => ("elicitation", Some(params.get("mode").and_then(Value::as_str).unwrap_or("form"))),
+            "sampling/createMessage" => ("sampling", None),
+            "roots/list" => ("roots", None),
+            _ => return Some((-32601, "the client knows no such request")),
+        };
+        let Some(declared) = self.0.get(kind).and_then(Value::as_object) else {
+            return Some((-32601, "the client has not declared this capability"));
+        };
+        match modes {
+            // An empty object stands for forms.
+            Some("form") if declared.is_empty() || declared.contains_key("form") => None,
+            Some(mode) if declared.contains_key(mode) => None,
+            Some(_) => Some((-32602, "the client has not declared this mode of elicitation")),
+            None if kind == "sampling" && params.get("tools").is_some() && !declared.contains_key("tools") => {
+                Some((-32602, "the client has not declared tools in sampling"))
+            }
+            None => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_client_is_asked_what_it_declared() {
+        let declared = |value: Value| Declared(value);
+        let refuses = |capabilities: Value, method, params: Value| {
+            declared(capabilities).refuses(method, &params).map(|(code, _)| code)
+        };
+        let form = json!({"mode": "form"});
+        assert_eq!(refuses(json!({"elicitation": {}}), "elicitation/create", json!({})), None);
+        assert_eq!(refuses(json!({"elicitation": {"form": {}}}), "elicitation/create", form.clone()), None);
+        assert_eq!(refuses(json!({"elicitation": {"url": {}}}), "elicitation/create", form.clone()), Some(-32602));
+        assert_eq!(refuses(json!({"elicitation": {}}), "elicitation/create", json!({"mode": "url"})), Some(-32602));
+        assert_eq!(refuses(json!({}), "elicitation/create", form), Some(-32601));
+        assert_eq!(refuses(json!({"sampling": {}}), "sampling/createMessage", json!({"tools": []})), Some(-32602));
+        assert_eq!(refuses(json!({"roots": {}}), "roots/list", json!({})), None);
+        assert_eq!(refuses(json!({"tasks": {}}), "tasks/get", json!({})), Some(-32601));
+    }
+}

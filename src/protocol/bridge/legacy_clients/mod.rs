@@ -1,0 +1,19 @@
+//! Messages between a client of the revisions with sessions and a server of 2026-07-28.
+
+mod handshake;
+mod input;
+mod param_headers;
+mod request;
+mod response;
+mod tool_list;
+
+pub use handshake::{ClientFacts, Discovered};
+pub use input::{InputRequired, Question};
+pub use request::{Round, listen, name_header, translated};
+pub use response::{error_of, failed_call, is_header_mismatch, result_as, untagged};
+pub use tool_list::{ToolFacts, tool_facts, tool_names};
+
+pub use super::{LEGACY, MODERN};
+
+const META: &str = "_meta";
+const TASKS: &str = "io.modelcontextprotocol/tasks";

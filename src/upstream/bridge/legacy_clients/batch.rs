@@ -1,0 +1,99 @@
+//! Batches of 2025-03-26: each request is one of its own at the server, and all are answered on one stream.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, Response, StatusCode};
+use http_body_util::BodyExt;
+use tokio::sync::mpsc;
+
+use super::call::event;
+use super::session::Session;
+use super::{INTERNAL_ERROR, INVALID_REQUEST, LegacyClients, empty, error, stream_body};
+use crate::event_log::Stream;
+use crate::protocol::headers;
+use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::upstream::body::collect;
+use crate::upstream::{ResponseBody, Template};
+
+/// Messages that wait for the reader of a batch.
+const QUEUE: usize = 16;
+/// The revision that has batches.
+const REVISION: &str = "2025-03-26";
+
+impl LegacyClients {
+    /// Answers a batch.
+    pub(super) fn batch(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        template: &Template,
+        messages: Vec<Message>,
+        sent: Option<&Arc<Stream>>,
+    ) -> Response<ResponseBody> {
+        if session.client.version.as_str() != REVISION {
+            return error(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, "Invalid request: one message is expected");
+        }
+        if let Some(stream) = sent {
+            stream.note_sent();
+        }
+        let (out, receiver) = mpsc::channel(QUEUE);
+        let has_requests = messages.iter().any(|message| matches!(message, Message::Request { .. }));
+        let texts: Vec<Bytes> = jsonrpc::messages(template.body())
+            .into_iter()
+            .map(|text| Bytes::copy_from_slice(text.as_bytes()))
+            .collect();
+        for (message, text) in messages.into_iter().zip(texts) {
+            let (clients, session, out) = (self.clone(), session.clone(), out.clone());
+            let template = template.with_body(text);
+            tokio::spawn(async move {
+                let id = match &message {
+                    Message::Request { id, .. } => Some(id.clone()),
+                    Message::Notification { .. } | Message::Response { .. } => None,
+                };
+                let upstream = clients.upstream.clone();
+                let answer = Box::pin(clients.message(&upstream, &session, &template, message, None)).await;
+                if let Some(id) = id {
+                    let limit = clients.settings.max_event_bytes;
+                    tokio::select! {
+                        () = out.closed() => {}
+                        () = pass_on(answer.ok(), &id, &out, limit) => {}
+                    }
+                }
+            });
+        }
+        if !has_requests {
+            return empty(StatusCode::ACCEPTED);
+        }
+        let mut response = Response::new(stream_body(receiver));
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+        response
+    }
+}
+
+/// Passes the response to one request of a batch on.
+async fn pass_on(answer: Option<Response<ResponseBody>>, id: &RequestId, out: &mpsc::Sender<Bytes>, limit: usize) {
+    let failed = |text: &str| event(&jsonrpc::error_message(Some(id), INTERNAL_ERROR, text, serde_json::Value::Null));
+    let told = match answer {
+        Some(response) if headers::is_sse(response.headers()) => {
+            let mut body = response.into_body();
+            while let Some(Ok(frame)) = body.frame().await {
+                if let Ok(data) = frame.into_data()
+                    && out.send(data).await.is_err()
+                {
+                    return;
+                }
+            }
+            return;
+        }
+        Some(response) => {
+            let (status, is_json) = (response.status(), headers::is_json(response.headers()));
+            match collect(response.into_body(), limit).await {
+                Ok(message) if is_json && jsonrpc::peek(&message).is_ok() => event(&message),
+                Ok(_) | Err(_) => failed(&format!("the server answered with status {}", status.as_u16())),
+            }
+        }
+        None => failed("the server did not answer"),
+    };
+    let _ = out.send(told).await;
+}

@@ -1,0 +1,335 @@
+//! One call: a request of 2026-07-28 at the server, once for each round of input.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::{HeaderName, HeaderValue, Response, StatusCode};
+use serde_json::Map;
+use tokio::sync::mpsc;
+
+use super::session::{Answer, Asked, Running, Session};
+use super::{LegacyClients, json_response, stream_body};
+use crate::channel;
+use crate::clock;
+use crate::event_log::Stream;
+use crate::protocol::bridge::legacy_clients::{self as bridge, InputRequired, Round};
+use crate::protocol::channel::envelope;
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::headers::{self, Lines, names};
+use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::protocol::sse;
+use crate::upstream::body::collect;
+use crate::upstream::sse_reader::EventReader;
+use crate::upstream::{ResponseBody, Template, Unanswered, Upstream};
+
+/// Most rounds of input in one call.
+const MAX_ROUNDS: u32 = 10;
+/// Pause before a call without questions is sent again, which doubles up to the longest.
+const PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// Messages that wait for the reader of a call. The server is not read meanwhile.
+const QUEUE: usize = 16;
+
+/// Request of a client in a session.
+#[derive(Clone)]
+pub(super) struct ClientRequest {
+    pub(super) template: Template,
+    pub(super) id: RequestId,
+    pub(super) method: String,
+}
+
+/// A call of a client.
+struct Call {
+    clients: Arc<LegacyClients>,
+    session: Arc<Session>,
+    request: ClientRequest,
+    running: Running,
+    /// ID at the server.
+    own: String,
+    rounds: u32,
+    pause: Duration,
+}
+
+/// Response of the server to one request of a call.
+enum Reply {
+    Message(Bytes),
+    Events(Box<EventReader>),
+}
+
+impl LegacyClients {
+    /// Makes a call for a client, and answers with its outcome.
+    pub(super) async fn call(
+        self: &Arc<Self>,
+        upstream: &Upstream,
+        session: Arc<Session>,
+        request: ClientRequest,
+        sent: Option<&Arc<Stream>>,
+    ) -> Result<Response<ResponseBody>, Unanswered> {
+        let Some(running) = session.begin(&request.id) else {
+            let text = "too many calls run in this session, or one of this ID does";
+            return Ok(json_response(
+                StatusCode::BAD_REQUEST,
+                jsonrpc::error_message(Some(&request.id), -32600, text, serde_json::Value::Null),
+            ));
+        };
+        let call =
+            Call { clients: self.clone(), own: session.next_id(), session, request, running, rounds: 0, pause: PAUSE };
+        let mut response = call.send(upstream, None, sent).await?;
+        if call.knows_headers_after(&mut response).await? {
+            response = call.send(upstream, None, None).await?;
+        }
+        let (mut parts, body) = response.into_parts();
+        if parts.status.is_success() && headers::is_sse(&parts.headers) {
+            let reader = EventReader::new(body, self.settings.max_event_bytes);
+            parts.headers.remove(CONTENT_LENGTH);
+            return Ok(Response::from_parts(parts, call.stream(Reply::Events(Box::new(reader)))));
+        }
+        let passes = parts.status.is_server_error()
+            || matches!(parts.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
+            || !headers::is_json(&parts.headers);
+        if passes {
+            return Ok(Response::from_parts(parts, body));
+        }
+        let Ok(message) = collect(body, self.settings.max_event_bytes).await else {
+            return Err(Failure::after_send(ErrorCode::UpstreamBroke).into());
+        };
+        parts.headers.remove(CONTENT_LENGTH);
+        if InputRequired::of(&message).is_some() {
+            parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+            return Ok(Response::from_parts(parts, call.stream(Reply::Message(message))));
+        }
+        let told = match call.told(&message) {
+            Some(told) => {
+                // Clients read the error of a response that is a success, and of no other; a 404 would end the session.
+                parts.status = StatusCode::OK;
+                told.into()
+            }
+            None => message,
+        };
+        Ok(Response::from_parts(parts, ResponseBody::Channel(channel::Body::whole(told))))
+    }
+}
+
+impl Call {
+    /// Sends the request, with the answers of a round if there were questions.
+    async fn send(
+        &self,
+        upstream: &Upstream,
+        round: Option<&Round>,
+        sent: Option<&Arc<Stream>>,
+    ) -> Result<Response<ResponseBody>, Unanswered> {
+        let body = self.request.template.body();
+        let level = self.session.log_level();
+        let Some(translated) = bridge::translated(body, &self.own, &self.session.client, level.as_deref(), round)
+        else {
+            let message = jsonrpc::error_message(
+                Some(&self.request.id),
+                -32602,
+                "Invalid params: params and _meta are objects",
+                serde_json::Value::Null,
+            );
+            return Ok(json_response(StatusCode::OK, message));
+        };
+        let facts = self.clients.tool_facts(&self.request);
+        let mut template = modern(&self.request.template, &self.request.method).with_body(translated.into());
+        for header in facts.iter().flat_map(|facts| &facts.headers) {
+            let arguments =
+                jsonrpc::member(body, &["params", "arguments"]).and_then(|text| serde_json::from_str(text).ok());
+            let value = header.value(&arguments.unwrap_or_default()).as_deref().and_then(envelope::encoded);
+            let name = HeaderName::try_from(format!("mcp-param-{}", header.name));
+            if let (Ok(name), Some(value)) = (name, value) {
+                template = template.with(name, value);
+            }
+        }
+        upstream.exchange(&template, sent).await
+    }
+
+    /// If the server says that the headers do not repeat the arguments of a tool, reads which do. Returns true if they were read: the call has not run, and
+    /// may be sent again.
+    async fn knows_headers_after(&self, response: &mut Response<ResponseBody>) -> Result<bool, Unanswered> {
+        let may_be = self.request.method == "tools/call"
+            && response.status() == StatusCode::BAD_REQUEST
+            && headers::is_json(response.headers());
+        if !may_be {
+            return Ok(false);
+        }
+        let body = std::mem::replace(response.body_mut(), ResponseBody::Channel(channel::Body::whole(Bytes::new())));
+        let Ok(message) = collect(body, self.clients.settings.max_event_bytes).await else {
+            return Err(Failure::after_send(ErrorCode::UpstreamBroke).into());
+        };
+        let is_mismatch = bridge::is_header_mismatch(&message);
+        *response.body_mut() = ResponseBody::Channel(channel::Body::whole(message));
+        Ok(is_mismatch && self.clients.list_tools(&self.session, &self.request.template).await)
+    }
+
+    /// Returns a response of the server as the client gets it.
+    fn told(&self, message: &[u8]) -> Option<Vec<u8>> {
+        if self.request.method == "tools/list" {
+            self.clients.note_tools(message);
+        }
+        let is_wrapped = self.clients.tool_facts(&self.request).is_some_and(|facts| facts.is_wrapped);
+        bridge::result_as(message, &self.request.id, &self.request.method, &self.session.client, is_wrapped)
+    }
+
+    /// Goes on with the call for as long as its client reads it.
+    fn stream(self, reply: Reply) -> ResponseBody {
+        let (out, receiver) = mpsc::channel(QUEUE);
+        tokio::spawn(self.run(reply, out));
+        stream_body(receiver)
+    }
+
+    async fn run(mut self, reply: Reply, out: mpsc::Sender<Bytes>) {
+        let cancelled = self.running.cancelled.clone();
+        tokio::select! {
+            () = out.closed() => {}
+            () = cancelled.notified() => {}
+            () = self.converse(reply, &out) => {}
+        }
+    }
+
+    async fn converse(&mut self, mut reply: Reply, out: &mpsc::Sender<Bytes>) {
+        loop {
+            let message = match reply {
+                Reply::Message(message) => message,
+                Reply::Events(reader) => match self.read(*reader, out).await {
+                    Some(message) => message,
+                    // The response ends without an outcome.
+                    None => return,
+                },
+            };
+            let told = match InputRequired::of(&message) {
+                Some(required) => match self.go_on(required, out).await {
+                    Ok(next) => {
+                        reply = next;
+                        continue;
+                    }
+                    Err(reason) => Some(bridge::failed_call(&self.request.id, &self.request.method, &reason)),
+                },
+                None => self.told(&message),
+            };
+            if let Some(told) = told {
+                let _ = out.send(event(&told)).await;
+            }
+            return;
+        }
+    }
+
+    /// Reads events up to the response to the request. Other messages are the client's.
+    async fn read(&self, mut reader: EventReader, out: &mpsc::Sender<Bytes>) -> Option<Bytes> {
+        loop {
+            let piece = reader.next().await.ok()?;
+            let gathered = reader.gather(piece).await;
+            for read in &gathered.events {
+                let Ok(body) = jsonrpc::peek(&read.data) else { continue };
+                for (message, text) in body.messages().iter().zip(jsonrpc::messages(&read.data)) {
+                    match message {
+                        Message::Response { id: Some(id), .. } if id.text() == self.own => {
+                            return Some(Bytes::copy_from_slice(text.as_bytes()));
+                        }
+                        Message::Notification { .. } => out.send(event(text.as_bytes())).await.ok()?,
+                        // A server of this revision asks in its results alone.
+                        Message::Response { .. } | Message::Request { .. } => {}
+                    }
+                }
+            }
+            if gathered.error.is_some() || gathered.ending.is_some() {
+                return None;
+            }
+        }
+    }
+
+    /// Asks the client, and sends the call with its answers.
+    ///
+    /// # Errors
+    /// The reason why the call cannot go on.
+    async fn go_on(&mut self, required: InputRequired, out: &mpsc::Sender<Bytes>) -> Result<Reply, String> {
+        self.rounds += 1;
+        if self.rounds > MAX_ROUNDS {
+            return Err("the server has asked for input too often".to_owned());
+        }
+        if let Some((question, reason)) =
+            required.questions.iter().find_map(|question| Some((question, question.refused_by(&self.session.client)?)))
+        {
+            return Err(format!("the server asks by {}: {reason}", question.method));
+        }
+        let mut round = Round { answers: Map::new(), state: required.state };
+        if required.questions.is_empty() {
+            clock::sleep(self.pause).await;
+            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        }
+        let asked: Vec<Asked> = required.questions.iter().map(|_| self.session.ask()).collect();
+        for (question, asked) in required.questions.iter().zip(&asked) {
+            if out.send(event(&question.request(asked.id()))).await.is_err() {
+                return Err("the client has left".to_owned());
+            }
+        }
+        let until = clock::now() + self.clients.settings.max_wait;
+        for (question, mut asked) in required.questions.into_iter().zip(asked) {
+            let answer = tokio::select! {
+                answer = &mut asked.answer => answer.ok(),
+                () = clock::sleep_until(until) => None,
+            };
+            let Some(Answer { outcome, headers }) = answer else {
+                return Err("the client has not answered".to_owned());
+            };
+            self.request.template = self.request.template.going_on(&headers);
+            round.answers.insert(question.key, outcome?);
+        }
+        self.own = self.session.next_id();
+        self.reply(&round).await
+    }
+
+    /// Sends the call with the answers of a round.
+    async fn reply(&self, round: &Round) -> Result<Reply, String> {
+        let until = clock::now() + self.clients.settings.connect_wait;
+        let response = loop {
+            match self.send(&self.clients.upstream, Some(round), None).await {
+                Ok(response) => break response,
+                // A server that is restarting has not got it.
+                Err(unanswered) if unanswered.is_unconnected && clock::now() < until => clock::sleep(PAUSE).await,
+                Err(_) => return Err("the server did not answer".to_owned()),
+            }
+        };
+        let status = response.status();
+        if status.is_success() && headers::is_sse(response.headers()) {
+            let reader = EventReader::new(response.into_body(), self.clients.settings.max_event_bytes);
+            return Ok(Reply::Events(Box::new(reader)));
+        }
+        let is_json = headers::is_json(response.headers());
+        match collect(response.into_body(), self.clients.settings.max_event_bytes).await {
+            Ok(message) if is_json && self.told(&message).is_some() => Ok(Reply::Message(message)),
+            Ok(_) => Err(format!("the server answered with status {}", status.as_u16())),
+            Err(_) => Err("the server's answer broke off".to_owned()),
+        }
+    }
+}
+
+/// Returns a request of a client with the headers of 2026-07-28, and those of the caller.
+pub(super) fn modern(template: &Template, method: &str) -> Template {
+    let mut headers = template.own_headers();
+    headers.remove(names::MCP_SESSION_ID);
+    headers.remove(names::LAST_EVENT_ID);
+    headers.insert(names::MCP_PROTOCOL_VERSION, HeaderValue::from_static(bridge::MODERN));
+    if let Ok(method) = HeaderValue::from_str(method) {
+        headers.insert(names::MCP_METHOD, method);
+    }
+    let name = bridge::name_header(template.body(), method);
+    if let Some(name) = name.as_deref().and_then(envelope::encoded) {
+        headers.insert(names::MCP_NAME, name);
+    }
+    let body = template.body().clone();
+    template.beside(template.method().clone(), &headers, body).for_caller(template.caller().cloned())
+}
+
+/// Returns the headers of a client's request, for the requests that go on with its calls.
+pub(super) fn headers_of(template: &Template) -> Lines {
+    template.lines().clone()
+}
+
+pub(super) fn event(message: &[u8]) -> Bytes {
+    let mut out = BytesMut::new();
+    sse::encode_event(&mut out, b"message", message);
+    out.freeze()
+}

@@ -1,0 +1,133 @@
+//! Subscription of a session at the server, whose notifications its client gets on the session's own stream.
+
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use http::Response;
+
+use super::LegacyClients;
+use super::call::modern;
+use super::session::{Session, Subscription};
+use crate::clock;
+use crate::protocol::bridge::legacy_clients as bridge;
+use crate::protocol::headers;
+use crate::protocol::jsonrpc::{self, Message};
+use crate::upstream::sse_reader::EventReader;
+use crate::upstream::{ResponseBody, Template, synthetic};
+
+const LISTEN: &str = "subscriptions/listen";
+const ACKNOWLEDGED: &str = "notifications/subscriptions/acknowledged";
+/// Time limit for the acknowledgement. Requests of the client wait meanwhile.
+const WAIT: Duration = Duration::from_secs(10);
+/// Pause before a subscription that was lost is made anew, which doubles up to the longest.
+const PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Lists: capability of the server, and member of the filter.
+const LISTS: [(&str, &str); 3] =
+    [("tools", "toolsListChanged"), ("prompts", "promptsListChanged"), ("resources", "resourcesListChanged")];
+
+impl LegacyClients {
+    /// Subscribes anew to all that the session is to hear of, with the headers of this request. The subscription before ends once this one is acknowledged.
+    /// Returns false if the server does not agree.
+    pub(super) async fn subscribe(self: &Arc<Self>, session: &Arc<Session>, template: &Template) -> bool {
+        let _changing = session.subscribing.lock().await;
+        let resources = session.resources();
+        let told = |(kind, member): (&str, &'static str)| session.server.tells(kind, "listChanged").then_some(member);
+        let lists: Vec<&str> = LISTS.into_iter().filter_map(told).collect();
+        let wants_lists = session.has_stream() && !lists.is_empty();
+        if resources.is_empty() && !wants_lists {
+            session.set_subscription(None);
+            return true;
+        }
+        let body = bridge::listen(&session.next_id(), &session.client, &lists, &resources);
+        let post = modern(&synthetic::post(template, body), LISTEN);
+        let opening = async {
+            let response = self.upstream.exchange(&post, None).await.ok()?;
+            let is_stream = response.status().is_success() && headers::is_sse(response.headers());
+            if is_stream { acknowledged(response, self.settings.max_event_bytes).await } else { None }
+        };
+        let Ok(Some((reader, rest))) = tokio::time::timeout(WAIT, opening).await else { return false };
+        for (method, text) in &rest {
+            tell(session, method, text);
+        }
+        let task = read(Arc::downgrade(self), Arc::downgrade(session), reader, template.clone());
+        session.set_subscription(Some(Subscription(tokio::spawn(task).abort_handle())));
+        true
+    }
+}
+
+/// Reads the acknowledgement. Returns the notifications behind it that were read with it.
+async fn acknowledged(response: Response<ResponseBody>, limit: usize) -> Option<(EventReader, Vec<(String, String)>)> {
+    let mut reader = EventReader::new(response.into_body(), limit);
+    loop {
+        let piece = reader.next().await.ok()?;
+        let gathered = reader.gather(piece).await;
+        let mut notifications = gathered.events.iter().flat_map(|event| notifications(&event.data)).collect::<Vec<_>>();
+        if let Some(at) = notifications.iter().position(|(method, _)| method == ACKNOWLEDGED) {
+            return Some((reader, notifications.split_off(at + 1)));
+        }
+        if gathered.error.is_some() || gathered.ending.is_some() {
+            return None;
+        }
+    }
+}
+
+/// Reads a subscription to its end, and then makes it anew for as long as the session lives.
+async fn read(clients: Weak<LegacyClients>, session: Weak<Session>, mut reader: EventReader, template: Template) {
+    while let Ok(piece) = reader.next().await {
+        let gathered = reader.gather(piece).await;
+        let Some(session) = session.upgrade() else { return };
+        for event in &gathered.events {
+            for (method, text) in notifications(&event.data) {
+                tell(&session, &method, &text);
+            }
+        }
+        if gathered.error.is_some() || gathered.ending.is_some() {
+            break;
+        }
+    }
+    drop(reader);
+    // The new subscription ends the task of the one before, so that another task makes it.
+    tokio::spawn(renewed(clients, session, template));
+}
+
+/// Makes a subscription that was lost anew. Boxed, since the task of the new one may come to the same.
+fn renewed(
+    clients: Weak<LegacyClients>,
+    session: Weak<Session>,
+    template: Template,
+) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    Box::pin(async move {
+        let mut pause = PAUSE;
+        loop {
+            clock::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+            let (Some(clients), Some(session)) = (clients.upgrade(), session.upgrade()) else { return };
+            if session.has_subscription() || clients.subscribe(&session, &template).await {
+                return;
+            }
+        }
+    })
+}
+
+/// Returns the notifications in an event: method and text.
+fn notifications(data: &[u8]) -> Vec<(String, String)> {
+    let Ok(body) = jsonrpc::peek(data) else { return Vec::new() };
+    let texts = body.messages().iter().zip(jsonrpc::messages(data));
+    let notification = |(message, text): (&Message, &str)| match message {
+        Message::Notification { method } => Some((method.to_string(), text.to_owned())),
+        Message::Request { .. } | Message::Response { .. } => None,
+    };
+    texts.filter_map(notification).collect()
+}
+
+/// Tells a notification to the client, without the name of the subscription.
+fn tell(session: &Session, method: &str, text: &str) {
+    if method == ACKNOWLEDGED {
+        return;
+    }
+    if let Some(untagged) = bridge::untagged(text.as_bytes()) {
+        session.tell(&untagged);
+    }
+}

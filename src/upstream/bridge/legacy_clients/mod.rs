@@ -1,0 +1,310 @@
+//! Requests of clients of the revisions with sessions at a server that speaks 2026-07-28 alone.
+//!
+//! To all above it the server has sessions. Each request becomes one of the later revision, with what the client has said in `initialize`. Input that the
+//! server requires is asked for on the stream of the call, and the call is sent again with the answers. Owned here: the sessions, and the calls between their
+//! rounds. Absent: the bytes of the messages (`protocol/bridge/legacy_clients/`), and the records with which sessions are opened again after a restart.
+
+mod batch;
+mod call;
+mod listen;
+mod opening;
+mod session;
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, Method, Response, StatusCode};
+use http_body::{Body, Frame};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use self::call::ClientRequest;
+use self::session::{Answer as ClientAnswer, PREFIX, Session, Sessions};
+use super::{Answer, Settings, response_in};
+use crate::body::BoxError;
+use crate::event_log::Stream;
+use crate::protocol::bridge::legacy_clients::{self as bridge, ToolFacts};
+use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::upstream::{ResponseBody, Template, Upstream, synthetic};
+use crate::{channel, sync};
+
+const INVALID_REQUEST: i64 = -32600;
+const METHOD_NOT_FOUND: i64 = -32601;
+const INVALID_PARAMS: i64 = -32602;
+const INTERNAL_ERROR: i64 = -32603;
+/// Most tools whose calls need something.
+const MAX_TOOLS: usize = 4096;
+/// Most pages of a list of tools that are read for one call, and time limit for that.
+const MAX_PAGES: usize = 32;
+const LIST_WAIT: Duration = Duration::from_secs(5);
+
+/// Translates requests. All workers share it.
+pub(super) struct LegacyClients {
+    settings: Settings,
+    /// Connections of requests of the bridge's own.
+    upstream: Arc<Upstream>,
+    sessions: Sessions,
+    /// True once a session was opened, or a request named one.
+    is_active: AtomicBool,
+    /// Facts about tools, from the lists that were read last.
+    tools: Mutex<HashMap<String, ToolFacts>>,
+}
+
+impl LegacyClients {
+    /// Creates a bridge with connections of its own.
+    pub(super) fn new(settings: Settings, upstream: Arc<Upstream>) -> Arc<Self> {
+        Arc::new(Self {
+            settings,
+            upstream,
+            sessions: Sessions::default(),
+            is_active: AtomicBool::default(),
+            tools: Mutex::default(),
+        })
+    }
+
+    /// Returns true once a session was opened, or a request named one.
+    pub(super) fn is_active(&self) -> bool {
+        self.is_active.load(Ordering::Relaxed)
+    }
+
+    /// Returns true if the request is one in a session of the bridge.
+    pub(super) fn names_session(template: &Template) -> bool {
+        template.session_name().is_some_and(|name| name.starts_with(PREFIX.as_bytes()))
+    }
+
+    /// Answers a request in a session of the bridge.
+    pub(super) async fn send(
+        self: &Arc<Self>,
+        upstream: &Upstream,
+        template: &Template,
+        sent: Option<&Arc<Stream>>,
+    ) -> Answer {
+        self.is_active.store(true, Ordering::Relaxed);
+        let name = template.session_name().unwrap_or_default();
+        let Some(session) = self.sessions.find(name, template.caller()) else { return Ok(forgotten()) };
+        match *template.method() {
+            Method::GET => return Ok(self.stream(&session, template)),
+            Method::DELETE => {
+                self.sessions.end(&session);
+                return Ok(empty(StatusCode::OK));
+            }
+            _ => {}
+        }
+        let response = match jsonrpc::peek(template.body()) {
+            Ok(jsonrpc::Body::Single(message)) => self.message(upstream, &session, template, message, sent).await?,
+            Ok(jsonrpc::Body::Batch(messages)) => self.batch(&session, template, messages, sent),
+            Err(_) => error(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, "Invalid request"),
+        };
+        Ok(response)
+    }
+
+    async fn message(
+        self: &Arc<Self>,
+        upstream: &Upstream,
+        session: &Arc<Session>,
+        template: &Template,
+        message: Message,
+        sent: Option<&Arc<Stream>>,
+    ) -> Answer {
+        let (id, method) = match message {
+            Message::Request { id, method } => (id, method.to_string()),
+            Message::Notification { method } => {
+                notified(session, &method, template.body());
+                return Ok(empty(StatusCode::ACCEPTED));
+            }
+            Message::Response { id, .. } => {
+                if let Some(id) = id {
+                    session.answer(&id, answer_in(template));
+                }
+                return Ok(empty(StatusCode::ACCEPTED));
+            }
+        };
+        let told = match method.as_str() {
+            "ping" => result(&id),
+            "logging/setLevel" => set_level(session, &id, template.body()),
+            "resources/subscribe" => self.subscribe_to(session, &id, template, true).await,
+            "resources/unsubscribe" => self.subscribe_to(session, &id, template, false).await,
+            "initialize" => error(StatusCode::BAD_REQUEST, Some(&id), INVALID_REQUEST, "the session is initialized"),
+            method if method.starts_with("tasks/") => {
+                error(StatusCode::OK, Some(&id), METHOD_NOT_FOUND, "Method not found")
+            }
+            _ => {
+                let request = ClientRequest { template: template.clone(), id, method };
+                return self.call(upstream, session.clone(), request, sent).await;
+            }
+        };
+        if let Some(stream) = sent {
+            stream.note_sent();
+        }
+        Ok(told)
+    }
+
+    /// Answers with the session's own stream.
+    fn stream(self: &Arc<Self>, session: &Arc<Session>, template: &Template) -> Response<ResponseBody> {
+        let mut response = Response::new(stream_body(session.begin_stream()));
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+        if !session.has_subscription() {
+            let (clients, session, template) = (self.clone(), session.clone(), template.clone());
+            tokio::spawn(async move { clients.subscribe(&session, &template).await });
+        }
+        response
+    }
+
+    /// Begins or ends the client's subscription to a resource.
+    async fn subscribe_to(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        id: &RequestId,
+        template: &Template,
+        begins: bool,
+    ) -> Response<ResponseBody> {
+        if !session.server.tells("resources", "subscribe") {
+            return error(StatusCode::OK, Some(id), METHOD_NOT_FOUND, "Method not found");
+        }
+        let uri = jsonrpc::member(template.body(), &["params", "uri"]);
+        let Some(uri) = uri.and_then(|uri| serde_json::from_str::<String>(uri).ok()) else {
+            return error(StatusCode::OK, Some(id), INVALID_PARAMS, "Invalid params: uri is no text");
+        };
+        if begins && !session.add_resource(&uri) {
+            return error(StatusCode::OK, Some(id), INTERNAL_ERROR, "the session has too many subscriptions");
+        }
+        if !begins {
+            session.remove_resource(&uri);
+        }
+        if !self.subscribe(session, template).await && begins {
+            session.remove_resource(&uri);
+            return error(StatusCode::OK, Some(id), INTERNAL_ERROR, "the server did not take the subscription");
+        }
+        result(id)
+    }
+
+    /// Returns what the calls of the tool need that a request calls, or `None` if they need nothing, or it calls none.
+    fn tool_facts(&self, request: &ClientRequest) -> Option<ToolFacts> {
+        if request.method != "tools/call" {
+            return None;
+        }
+        let name = jsonrpc::tool_name(request.template.body())?;
+        sync::lock(&self.tools).get(&name).cloned()
+    }
+
+    /// Notes the facts about the tools of a list.
+    fn note_tools(&self, message: &[u8]) {
+        let facts = bridge::tool_facts(message);
+        let mut tools = sync::lock(&self.tools);
+        for name in bridge::tool_names(message) {
+            match facts.get(&name) {
+                Some(facts) if tools.len() < MAX_TOOLS || tools.contains_key(&name) => {
+                    drop(tools.insert(name, facts.clone()));
+                }
+                Some(_) | None => drop(tools.remove(&name)),
+            }
+        }
+    }
+
+    /// Reads the list of tools with the headers of this request. Returns false if it cannot be read.
+    async fn list_tools(&self, session: &Session, template: &Template) -> bool {
+        const METHOD: &str = "tools/list";
+        let reading = async {
+            let mut params = json!({});
+            for _ in 0..MAX_PAGES {
+                let id = session.next_id();
+                let body = json!({"jsonrpc": "2.0", "id": id, "method": METHOD, "params": params}).to_string();
+                let body = bridge::translated(body.as_bytes(), &id, &session.client, None, None)?;
+                let post = call::modern(&synthetic::post(template, body), METHOD);
+                let page = response_in(self.upstream.exchange(&post, None).await.ok()?).await?;
+                jsonrpc::member(&page, &["result", "tools"])?;
+                self.note_tools(&page);
+                let next = jsonrpc::member(&page, &["result", "nextCursor"]).filter(|cursor| *cursor != "null");
+                let Some(cursor) = next.and_then(|cursor| serde_json::from_str::<Value>(cursor).ok()) else {
+                    return Some(());
+                };
+                params = json!({ "cursor": cursor });
+            }
+            Some(())
+        };
+        matches!(tokio::time::timeout(LIST_WAIT, reading).await, Ok(Some(())))
+    }
+}
+
+/// Body whose events another task sends.
+struct Events(mpsc::Receiver<Bytes>);
+
+impl Body for Events {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        self.0.poll_recv(cx).map(|event| event.map(|event| Ok(Frame::data(event))))
+    }
+}
+
+fn stream_body(events: mpsc::Receiver<Bytes>) -> ResponseBody {
+    ResponseBody::Translated(Events(events).boxed_unsync())
+}
+
+/// Takes a notification of the client. None goes to the server: that knows of no session.
+fn notified(session: &Session, method: &str, text: &[u8]) {
+    if method == "notifications/cancelled"
+        && let Some(id) = jsonrpc::cancelled_request_id(text)
+    {
+        session.cancel(&id);
+    }
+}
+
+/// Returns the client's answer to a question.
+fn answer_in(template: &Template) -> ClientAnswer {
+    let body = template.body();
+    let parsed = |text: &str| serde_json::from_str::<Value>(text).ok();
+    let outcome = match jsonrpc::member(body, &["result"]).and_then(parsed) {
+        Some(result) => Ok(result),
+        None => {
+            let text = jsonrpc::member(body, &["error", "message"]);
+            let text = text.and_then(|text| serde_json::from_str::<String>(text).ok());
+            Err(text.unwrap_or_else(|| "the client answered with an error".to_owned()))
+        }
+    };
+    ClientAnswer { outcome, headers: call::headers_of(template) }
+}
+
+fn set_level(session: &Session, id: &RequestId, body: &[u8]) -> Response<ResponseBody> {
+    let level = jsonrpc::member(body, &["params", "level"]);
+    match level.and_then(|level| serde_json::from_str(level).ok()) {
+        Some(level) => {
+            session.set_log_level(level);
+            result(id)
+        }
+        None => error(StatusCode::OK, Some(id), INVALID_PARAMS, "Invalid params: level is no text"),
+    }
+}
+
+/// Returns the refusal of a session that is not there: what would have opened it again is above.
+fn forgotten() -> Response<ResponseBody> {
+    error(StatusCode::NOT_FOUND, None, INVALID_REQUEST, "Session not found")
+}
+
+fn result(id: &RequestId) -> Response<ResponseBody> {
+    let message = format!(r#"{{"jsonrpc":"2.0","id":{},"result":{{}}}}"#, id.to_json());
+    json_response(StatusCode::OK, message.into_bytes())
+}
+
+fn error(status: StatusCode, id: Option<&RequestId>, code: i64, text: &str) -> Response<ResponseBody> {
+    json_response(status, jsonrpc::error_message(id, code, text, Value::Null))
+}
+
+fn json_response(status: StatusCode, message: Vec<u8>) -> Response<ResponseBody> {
+    let mut response = Response::new(ResponseBody::Channel(channel::Body::whole(message)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+fn empty(status: StatusCode) -> Response<ResponseBody> {
+    channel::empty(status).map(ResponseBody::Channel)
+}

@@ -1,0 +1,79 @@
+//! `initialize`, which the server has refused: the session is the bridge's.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use http::{HeaderValue, StatusCode};
+use tracing::debug;
+
+use super::session::Session;
+use super::{Answer, LegacyClients, error, json_response, response_in};
+use crate::clock;
+use crate::protocol::bridge::legacy_clients::{self as bridge, ClientFacts, Discovered};
+use crate::protocol::headers::names;
+use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::upstream::Template;
+use crate::upstream::discovery::discover_request;
+
+impl LegacyClients {
+    /// Returns the ID of an `initialize` without a session, or `None` for another request.
+    pub(in super::super) fn initialize_in(template: &Template) -> Option<RequestId> {
+        if template.names_session() {
+            return None;
+        }
+        match jsonrpc::peek(template.body()) {
+            Ok(jsonrpc::Body::Single(Message::Request { id, method })) if method == "initialize" => Some(id),
+            Ok(_) | Err(_) => None,
+        }
+    }
+
+    /// Answers an `initialize` from the server's `server/discover`.
+    pub(in super::super) async fn open(self: &Arc<Self>, template: &Template, id: &RequestId) -> Answer {
+        let Some(client) = ClientFacts::of(template.body()) else {
+            return Ok(error(StatusCode::BAD_REQUEST, Some(id), super::INVALID_PARAMS, "Invalid params"));
+        };
+        let response = self.upstream.exchange(&discover_request(template, None), None).await?;
+        let status = response.status();
+        if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) || status.is_server_error() {
+            return Ok(response);
+        }
+        let message = response_in(response).await.unwrap_or_default();
+        let Some(server) = Discovered::of(&message) else {
+            let told = bridge::error_of(&message, id).unwrap_or_else(|| {
+                jsonrpc::error_message(
+                    Some(id),
+                    super::INTERNAL_ERROR,
+                    "the server did not say what it has",
+                    serde_json::Value::Null,
+                )
+            });
+            return Ok(json_response(StatusCode::BAD_REQUEST, told));
+        };
+        self.is_active.store(true, Ordering::Relaxed);
+        let mut response = json_response(StatusCode::OK, server.initialized(id, &client));
+        let session = self.sessions.open(client, server, template.caller());
+        if let Ok(name) = HeaderValue::from_str(&session.name) {
+            response.headers_mut().insert(names::MCP_SESSION_ID, name);
+        }
+        debug!("a session was opened for a client of an older revision");
+        self.end_when_idle(&session);
+        Ok(response)
+    }
+
+    /// Ends the session once nothing has happened in it for long. The next request opens it again.
+    fn end_when_idle(self: &Arc<Self>, session: &Arc<Session>) {
+        let (clients, session, idle) = (Arc::downgrade(self), Arc::downgrade(session), self.settings.config.idle);
+        tokio::spawn(async move {
+            let mut until = clock::now() + idle;
+            loop {
+                clock::sleep_until(until.max(clock::now() + Duration::from_secs(1))).await;
+                let (Some(clients), Some(session)) = (clients.upgrade(), session.upgrade()) else { return };
+                match clients.sessions.end_if_idle(&session, idle) {
+                    Some(next) => until = next,
+                    None => return,
+                }
+            }
+        });
+    }
+}

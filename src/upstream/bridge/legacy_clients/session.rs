@@ -1,0 +1,291 @@
+//! Sessions of clients, which the proxy keeps in the server's place.
+//!
+//! They live in memory. One that is not there is refused as a server refuses a session that it has forgotten, and is opened again as that one would be.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use serde_json::Value;
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::task::AbortHandle;
+
+use crate::channel::Caller;
+use crate::protocol::bridge::legacy_clients::{ClientFacts, Discovered};
+use crate::protocol::headers::Lines;
+use crate::protocol::jsonrpc::RequestId;
+use crate::protocol::sse;
+use crate::{clock, random, sync};
+
+/// Beginning of the names of the sessions: no server has to be asked whose they are.
+pub(super) const PREFIX: &str = "mcp-resume-bridge-";
+/// Most sessions. For one more the one that is idle longest ends.
+const MAX_SESSIONS: usize = 4096;
+/// Most calls of one session that run.
+const MAX_CALLS: usize = 256;
+/// Most resources that one session has subscribed to.
+const MAX_RESOURCES: usize = 256;
+/// Most messages that wait for the reader of the session's own stream. Further ones are lost.
+const QUEUE: usize = 256;
+
+/// All sessions, by their names.
+#[derive(Default)]
+pub(super) struct Sessions(Mutex<HashMap<String, Arc<Session>>>);
+
+/// A session of a client.
+pub(super) struct Session {
+    pub(super) name: String,
+    pub(super) client: ClientFacts,
+    pub(super) server: Discovered,
+    /// Caller whose session it is, once that is known.
+    caller: OnceLock<Arc<Caller>>,
+    next: AtomicU64,
+    state: Mutex<State>,
+    /// Held while the subscription at the server is changed.
+    pub(super) subscribing: tokio::sync::Mutex<()>,
+}
+
+struct State {
+    used: Instant,
+    log_level: Option<String>,
+    resources: BTreeSet<String>,
+    questions: HashMap<RequestId, oneshot::Sender<Answer>>,
+    calls: HashMap<RequestId, Arc<Notify>>,
+    stream: Option<mpsc::Sender<Bytes>>,
+    subscription: Option<Subscription>,
+}
+
+/// Answer of a client to a question.
+pub(super) struct Answer {
+    /// Result, or the text of an error.
+    pub(super) outcome: Result<Value, String>,
+    /// Headers of the request that brought it.
+    pub(super) headers: Lines,
+}
+
+/// Task that reads the session's subscription at the server.
+pub(super) struct Subscription(pub(super) AbortHandle);
+
+/// A running call.
+pub(super) struct Running {
+    session: Arc<Session>,
+    id: RequestId,
+    /// Notified when the client cancels the call.
+    pub(super) cancelled: Arc<Notify>,
+}
+
+/// A question that was asked: its ID, and its answer.
+pub(super) struct Asked {
+    session: Arc<Session>,
+    id: RequestId,
+    pub(super) answer: oneshot::Receiver<Answer>,
+}
+
+impl Sessions {
+    /// Opens a session.
+    pub(super) fn open(&self, client: ClientFacts, server: Discovered, caller: Option<&Arc<Caller>>) -> Arc<Session> {
+        let secret: String = random::bytes::<16>().iter().map(|byte| format!("{byte:02x}")).collect();
+        let session = Arc::new(Session {
+            name: format!("{PREFIX}{secret}"),
+            client,
+            server,
+            caller: caller.map(|caller| OnceLock::from(caller.clone())).unwrap_or_default(),
+            next: AtomicU64::new(1),
+            state: Mutex::new(State {
+                used: clock::now(),
+                log_level: None,
+                resources: BTreeSet::new(),
+                questions: HashMap::new(),
+                calls: HashMap::new(),
+                stream: None,
+                subscription: None,
+            }),
+            subscribing: tokio::sync::Mutex::default(),
+        });
+        let mut sessions = sync::lock(&self.0);
+        if sessions.len() >= MAX_SESSIONS {
+            let idlest = sessions.values().min_by_key(|session| session.used()).map(|session| session.name.clone());
+            drop(idlest.and_then(|name| sessions.remove(&name)));
+        }
+        sessions.insert(session.name.clone(), session.clone());
+        session
+    }
+
+    /// Returns the session of this name, if it is the caller's.
+    pub(super) fn find(&self, name: &[u8], caller: Option<&Arc<Caller>>) -> Option<Arc<Session>> {
+        let session = sync::lock(&self.0).get(std::str::from_utf8(name).ok()?).cloned()?;
+        session.touch();
+        session.is_of(caller).then_some(session)
+    }
+
+    /// Ends a session.
+    pub(super) fn end(&self, session: &Session) {
+        sync::lock(&self.0).remove(&session.name);
+        session.end();
+    }
+
+    /// Ends a session in which nothing has happened for this long. Returns the time of the next look, or `None` once it has ended.
+    pub(super) fn end_if_idle(&self, session: &Session, idle: Duration) -> Option<Instant> {
+        let until = session.used() + idle;
+        if clock::now() < until {
+            return Some(until);
+        }
+        self.end(session);
+        None
+    }
+}
+
+impl Session {
+    /// Returns true if the session is that of this caller. Callers without credentials are told apart by the name alone.
+    fn is_of(&self, caller: Option<&Arc<Caller>>) -> bool {
+        match caller {
+            Some(caller) => self.caller.get_or_init(|| caller.clone()) == caller || caller.is_anonymous(),
+            None => true,
+        }
+    }
+
+    /// Returns an ID for a request to the server.
+    pub(super) fn next_id(&self) -> String {
+        format!("bridge-{}", self.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn touch(&self) {
+        sync::lock(&self.state).used = clock::now();
+    }
+
+    /// Returns the time of the last request, or now while a call runs or the client listens.
+    fn used(&self) -> Instant {
+        let state = sync::lock(&self.state);
+        let listens = state.stream.as_ref().is_some_and(|stream| !stream.is_closed());
+        if listens || !state.calls.is_empty() { clock::now() } else { state.used }
+    }
+
+    pub(super) fn log_level(&self) -> Option<String> {
+        sync::lock(&self.state).log_level.clone()
+    }
+
+    pub(super) fn set_log_level(&self, level: String) {
+        sync::lock(&self.state).log_level = Some(level);
+    }
+
+    /// Returns the resources that the client has subscribed to.
+    pub(super) fn resources(&self) -> Vec<String> {
+        sync::lock(&self.state).resources.iter().cloned().collect()
+    }
+
+    /// Adds a resource. Returns false if there are too many.
+    pub(super) fn add_resource(&self, uri: &str) -> bool {
+        let mut state = sync::lock(&self.state);
+        let has_room = state.resources.len() < MAX_RESOURCES || state.resources.contains(uri);
+        if has_room {
+            state.resources.insert(uri.to_owned());
+        }
+        has_room
+    }
+
+    /// Removes a resource.
+    pub(super) fn remove_resource(&self, uri: &str) {
+        sync::lock(&self.state).resources.remove(uri);
+    }
+
+    /// Begins a call under the ID of its client. Returns `None` if too many run, or one of that ID does.
+    pub(super) fn begin(self: &Arc<Self>, id: &RequestId) -> Option<Running> {
+        let cancelled = Arc::new(Notify::new());
+        let mut state = sync::lock(&self.state);
+        if state.calls.len() >= MAX_CALLS || state.calls.contains_key(id) {
+            return None;
+        }
+        state.calls.insert(id.clone(), cancelled.clone());
+        Some(Running { session: self.clone(), id: id.clone(), cancelled })
+    }
+
+    /// Cancels a call.
+    pub(super) fn cancel(&self, id: &RequestId) {
+        if let Some(call) = sync::lock(&self.state).calls.get(id) {
+            call.notify_one();
+        }
+    }
+
+    /// Returns a question with an ID of its own.
+    pub(super) fn ask(self: &Arc<Self>) -> Asked {
+        let id = RequestId::String(format!("srv-{}", self.next.fetch_add(1, Ordering::Relaxed)).into());
+        let (sender, answer) = oneshot::channel();
+        sync::lock(&self.state).questions.insert(id.clone(), sender);
+        Asked { session: self.clone(), id, answer }
+    }
+
+    /// Takes the answer to a question. One that no question waits for is dropped.
+    pub(super) fn answer(&self, id: &RequestId, answer: Answer) {
+        let waiting = sync::lock(&self.state).questions.remove(id);
+        if let Some(waiting) = waiting {
+            let _ = waiting.send(answer);
+        }
+    }
+
+    /// Begins the session's own stream, in place of the one before.
+    pub(super) fn begin_stream(&self) -> mpsc::Receiver<Bytes> {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        sync::lock(&self.state).stream = Some(sender);
+        receiver
+    }
+
+    /// Returns true while the client reads the session's own stream.
+    pub(super) fn has_stream(&self) -> bool {
+        sync::lock(&self.state).stream.as_ref().is_some_and(|stream| !stream.is_closed())
+    }
+
+    /// Tells a message on the session's own stream. Without a reader it is lost.
+    pub(super) fn tell(&self, message: &[u8]) {
+        let mut event = BytesMut::new();
+        sse::encode_event(&mut event, b"message", message);
+        if let Some(stream) = &sync::lock(&self.state).stream {
+            let _ = stream.try_send(event.freeze());
+        }
+    }
+
+    /// Puts a subscription at the server in place of the one before, which ends.
+    pub(super) fn set_subscription(&self, subscription: Option<Subscription>) {
+        sync::lock(&self.state).subscription = subscription;
+    }
+
+    pub(super) fn has_subscription(&self) -> bool {
+        sync::lock(&self.state).subscription.as_ref().is_some_and(|subscription| !subscription.0.is_finished())
+    }
+
+    fn end(&self) {
+        let mut state = sync::lock(&self.state);
+        for call in state.calls.values() {
+            call.notify_one();
+        }
+        state.stream = None;
+        state.subscription = None;
+    }
+}
+
+impl Asked {
+    pub(super) fn id(&self) -> &str {
+        self.id.text()
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        sync::lock(&self.session.state).questions.remove(&self.id);
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let mut state = sync::lock(&self.session.state);
+        state.calls.remove(&self.id);
+        state.used = clock::now();
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
