@@ -119,6 +119,90 @@ TASK_SCENARIOS = {
 }
 
 
+# The number of checks in each other scenario of 2026-07-28 that a server of the revisions with sessions passes through the bridge.
+BRIDGED_SCENARIOS = {
+    "caching": 8,
+    "completion-complete": 2,
+    "dns-rebinding-protection": 2,
+    "http-custom-header-server-validation": 1,
+    "http-header-validation": 14,
+    "input-required-result-basic-elicitation": 1,
+    "input-required-result-basic-list-roots": 3,
+    "input-required-result-basic-sampling": 3,
+    "input-required-result-capability-check": 2,
+    "input-required-result-ignore-extra-params": 1,
+    "input-required-result-missing-input-response": 2,
+    "input-required-result-multi-round": 4,
+    "input-required-result-multiple-input-requests": 3,
+    "input-required-result-non-tool-request": 3,
+    "input-required-result-request-state": 3,
+    "input-required-result-result-type": 2,
+    "input-required-result-tampered-state": 2,
+    "input-required-result-unsupported-methods": 2,
+    "input-required-result-validate-input": 3,
+    "json-schema-2020-12": 8,
+    "prompts-get-embedded-resource": 2,
+    "prompts-get-simple": 2,
+    "prompts-get-with-args": 2,
+    "prompts-get-with-image": 2,
+    "prompts-list": 2,
+    "resources-list": 2,
+    "resources-read-binary": 2,
+    "resources-read-text": 2,
+    "resources-templates-read": 2,
+    "sep-2164-resource-not-found": 3,
+    "server-sse-multiple-streams": 2,
+    "server-stateless": 25,
+    "tools-call-audio": 2,
+    "tools-call-embedded-resource": 2,
+    "tools-call-error": 2,
+    "tools-call-image": 2,
+    "tools-call-mixed-content": 2,
+    "tools-call-simple-text": 2,
+    "tools-call-with-progress": 2,
+    "tools-list": 4,
+}
+
+# The checks that it does not pass, and the reasons; docs/bridge.md has this table.
+KEYS = "the keys of the questions are the proxy's: an older server gives none"
+NO_STATE = "answers without `requestState` name no call: the server asks again"
+NO_ERROR = "the older revisions have no such error: the failure of the tool is its result"
+NO_HEADERS = "no schema of an older server names headers"
+NO_DATA = "the error of the server names no resource"
+HEADERS_FIRST = "not yet: a version that is missing in the body is one that differs from the header's"
+STREAM_FIRST = "not yet: a server that responds by a stream has given the status before its error"
+UNBRIDGED = {
+    ("input-required-result-basic-elicitation", "sep-2322-elicitation-incomplete"): KEYS,
+    ("input-required-result-ignore-extra-params", "sep-2322-ignore-unexpected-params"): NO_STATE,
+    ("server-stateless", "sep-2575-server-rejects-undeclared-capability"): NO_ERROR,
+    ("server-stateless", "sep-2575-missing-capability-http-400"): NO_ERROR,
+    ("http-custom-header-server-validation", "sep-2243-server-no-xmcp-tool"): NO_HEADERS,
+    ("http-custom-header-server-validation", "sep-2243-server-decode-base64"): NO_HEADERS,
+    ("http-custom-header-server-validation", "sep-2243-server-validate-param-match"): NO_HEADERS,
+    ("http-custom-header-server-validation", "sep-2243-server-reject-invalid-param-chars"): NO_HEADERS,
+    ("http-custom-header-server-validation", "sep-2243-server-reject-param-mismatch"): NO_HEADERS,
+    ("sep-2164-resource-not-found", "sep-2164-data-uri"): NO_DATA,
+    ("server-stateless", "sep-2575-request-meta-invalid-missing-meta"): HEADERS_FIRST,
+    ("server-stateless", "sep-2575-request-meta-invalid-missing-protocol-version"): HEADERS_FIRST,
+    ("server-stateless", "sep-2575-http-server-method-not-found-404"): STREAM_FIRST,
+    ("tasks-status-notifications", "tasks-status-notifications"): "the suite skips it",
+}
+
+
+async def test_a_server_with_sessions_passes_2026_07_28_through_the_bridge(start, tmp_path):
+    """The suite reads a response for less than the second after which questions are put together by default."""
+    config = tmp_path / "tasks.toml"
+    config.write_text('[tools.failing_job]\ntask = "required"\n')
+    server = start(stack.start_program, ("node", SERVER_OF["2025-11-25"])).found["port"]
+    settings = {**stack.TASKS, "TASKS__HOLD_SECS": 1, "DIALECTS__INPUT_GRACE_MS": 100}
+    proxy = start(stack.start_proxy, server, config=config, BRIDGE__MODERN_CLIENTS="always", **settings).found["port"]
+    run = await run_suite(proxy, tmp_path / "run", "--requirements", "2026-07-28")
+    others = {(scenario, check): status for (scenario, check, _), status in run.items() if status != "SUCCESS"}
+    assert set(others) == set(UNBRIDGED), others
+    passed = collections.Counter(scenario for (scenario, _, _), status in run.items() if status == "SUCCESS")
+    assert {scenario: passed[scenario] for scenario, _, _ in run} == {**BRIDGED_SCENARIOS, **TASK_SCENARIOS}
+
+
 @pytest.mark.parametrize("scenario", TASK_SCENARIOS)
 async def test_a_server_without_tasks_passes_the_scenarios_of_tasks(scenario, servers, start, tmp_path):
     """A tool that must refuse callers without tasks is configured as such; a poll is held more briefly than the suite waits."""

@@ -25,6 +25,7 @@ import {
     SCHEMA_TOOL,
     text
 } from './conformance-common.mjs';
+import { addLater } from './conformance-later.mjs';
 
 function build() {
     const capabilities = { logging: {}, resources: { subscribe: true } };
@@ -47,6 +48,7 @@ function build() {
     server.server.setRequestHandler(SubscribeRequestSchema, async () => ({}));
     server.server.setRequestHandler(UnsubscribeRequestSchema, async () => ({}));
     addPrompts(server, completable, args => args);
+    addLater(server);
     return server;
 }
 
