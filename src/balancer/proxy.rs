@@ -271,7 +271,8 @@ impl Phases {
         // The right replica was selected by the head, but the body, which was not searched, names another.
         let is_by_body = is_other && owner.is_some_and(|owner| request.mark == Mark::Owner(owner));
         if is_by_body {
-            match routing::of_body(&session.as_ref().get_retry_buffer().unwrap_or_default()) {
+            let body = session.as_ref().get_retry_buffer().unwrap_or_default();
+            match routing::of_body(&body).or_else(|| routing::of_parked_call(&body)) {
                 Some(owner) => request.owner = Some(owner),
                 // Pingora has not kept the body, and would not keep it in a retry.
                 None => return Err(Self::fail(request, Failure::before_run(ErrorCode::BodyTooLarge))),
@@ -373,7 +374,8 @@ impl ProxyHttp for Phases {
         };
         let is_long = request_body::is_long(session);
         let head = session.req_header();
-        request.owner = routing::named(&head.headers, &head.uri, &request.body);
+        request.owner =
+            routing::named(&head.headers, &head.uri, &request.body).or_else(|| routing::of_parked_call(&request.body));
         // A request that names a stream goes to the owner of the stream, not to the home of its session.
         request.needs_home = is_long
             && head.headers.contains_key(names::MCP_SESSION_ID)

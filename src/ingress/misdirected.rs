@@ -40,11 +40,18 @@ pub(super) struct OwnerCheck {
     log: Arc<EventLog>,
     /// True if the IDs of the server's sessions name their replica.
     has_wrapped_sessions: bool,
+    /// True if calls can wait for the answers of their clients here, in no store.
+    parks_calls: bool,
 }
 
 impl OwnerCheck {
     pub(super) fn new(components: &Components) -> Self {
-        Self { log: components.log.clone(), has_wrapped_sessions: components.config.replica.wrap_sessions }
+        let config = &components.config;
+        Self {
+            log: components.log.clone(),
+            has_wrapped_sessions: config.replica.wrap_sessions,
+            parks_calls: config.bridge.is_some(),
+        }
     }
 
     /// True if the name of the session names the replica whose server opened it, which may be this one.
@@ -61,20 +68,29 @@ impl OwnerCheck {
         sender.is_routed() || self.has_wrapped_sessions
     }
 
-    /// True if a balancer must send the request to another replica, because nothing of others can be served here. `url` is the stream in
-    /// its target, `body` the body of a POST.
+    /// True if a balancer must send the request to another replica, because nothing of others can be served here: with a shared store that is a
+    /// call that waits for answers alone. `url` is the stream in its target, `body` the body of a POST.
     pub(super) fn is_misdirected(&self, context: &RequestContext, url: Option<&Named>, body: &[u8]) -> bool {
-        if !context.sender.is_marked() || self.can_serve_others() {
+        if !context.sender.is_marked() {
             return false;
         }
         let headers = &context.parts.headers;
+        let parked_at = || routing::of_parked_call(body).filter(|_| self.parks_calls);
+        if self.can_serve_others() {
+            let by_head = routing::of_head(headers, &context.parts.uri);
+            return by_head.is_none() && parked_at().is_some_and(|owner| self.is_other_replica(owner));
+        }
         let by_url = || match url? {
             Named::Stream(id) => id.unverified_owner(),
             Named::Malformed => None,
         };
         let by_session = || context.binding.session.as_ref().and_then(routing::of_name);
         let named = routing::of_head(headers, &context.parts.uri).or_else(by_url);
-        named.or_else(|| routing::of_body(body)).or_else(by_session).is_some_and(|owner| self.is_other_replica(owner))
+        named
+            .or_else(|| routing::of_body(body))
+            .or_else(parked_at)
+            .or_else(by_session)
+            .is_some_and(|owner| self.is_other_replica(owner))
     }
 
     /// Marks refusals and failures for a balancer, which tells them from the server's own responses by that. A request that another

@@ -9,7 +9,7 @@ use http::{HeaderMap, Uri};
 use super::dialect::Params;
 use super::dialect::resume_tokens::TokenField;
 use super::headers::{SessionId, names};
-use super::ids::{EventId, Owner, ResumeToken};
+use super::ids::{EventId, Owner, ParkedCall, ResumeToken};
 use super::jsonrpc;
 use super::stream_url;
 use super::tasks;
@@ -22,6 +22,8 @@ const WRAPPED: char = '~';
 const TOKEN: &[u8] = b"resumeToken";
 /// Name of the member with the ID of a task.
 const TASK_ID: &[u8] = b"taskId";
+/// Name of the member with the state of a call that waits for answers.
+const REQUEST_STATE: &str = "requestState";
 /// Begin of the methods that concern tasks.
 const TASKS: &[u8] = b"tasks/";
 
@@ -51,6 +53,13 @@ fn of_task_name(headers: &HeaderMap) -> Option<Owner> {
 /// Returns the replica that the first resume token in a POST's body names, else that of the task whose request it is.
 pub fn of_body(body: &[u8]) -> Option<Owner> {
     of_token(body).or_else(|| of_task(body))
+}
+
+/// Returns the replica in which the call of a POST's body waits for these answers. It may be a server's own state that looks like it.
+pub fn of_parked_call(body: &[u8]) -> Option<Owner> {
+    memchr::memmem::find(body, REQUEST_STATE.as_bytes())?;
+    let state: String = serde_json::from_str(jsonrpc::member(body, &["params", REQUEST_STATE])?).ok()?;
+    Some(ParkedCall::parse(&state)?.owner)
 }
 
 fn of_task(body: &[u8]) -> Option<Owner> {
@@ -172,6 +181,22 @@ mod tests {
         ] {
             let named = named(&headers(&headers_of), &target, body.as_bytes());
             assert_eq!(named, expected.map(Owner), "{headers_of:?} {body}");
+        }
+    }
+
+    #[test]
+    fn a_call_that_waits_is_named_by_the_state_in_its_parameters() {
+        let state = ParkedCall::from_bytes(Owner(8), [7; 16]).to_string();
+        let body = |params: &str| format!(r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{params}}}"#);
+        let named = |params: &str| of_parked_call(body(params).as_bytes());
+        assert_eq!(named(&format!(r#"{{"name":"a","requestState":"{state}"}}"#)), Some(Owner(8)));
+        for params in [
+            format!(r#"{{"arguments":{{"requestState":"{state}"}}}}"#),
+            format!(r#"{{"requestState":"{}"}}"#, &state[9..]),
+            r#"{"requestState":7}"#.to_owned(),
+            r#"{"requestState":"a server's own~state"}"#.to_owned(),
+        ] {
+            assert_eq!(named(&params), None, "{params}");
         }
     }
 

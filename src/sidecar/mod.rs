@@ -301,6 +301,7 @@ fn compose(config: Config, setup: StoreSetup, metrics: &Metrics, upstream: Upstr
             connect_wait: config.upstream.wait,
             is_loopback: config.listen.address.ip().is_loopback(),
             max_event_bytes: config.streams.max_event_bytes,
+            owner: log.owner(),
         }),
         None => upstream,
     };

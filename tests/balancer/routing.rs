@@ -10,6 +10,12 @@ fn poll(handle: impl std::fmt::Display) -> String {
     format!(r#"{{"jsonrpc":"2.0","id":5,"method":"tasks/get","params":{{"taskId":"mrt1.{handle}"}}}}"#)
 }
 
+/// Answers for the call that waits at the replica.
+fn answers(owner: impl std::fmt::Display) -> String {
+    let state = format!("{owner}~{}", "7".repeat(32));
+    format!(r#"{{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{{"name":"t","requestState":"{state}"}}}}"#)
+}
+
 #[tokio::test]
 async fn every_identifier_of_a_stream_leads_to_its_owner() {
     let [one, two, three] = three().await;
@@ -22,6 +28,7 @@ async fn every_identifier_of_a_stream_leads_to_its_owner() {
             get(&format!("/mcp?mcp-stream={}", sidecar.handle()), ""),
             post(&resume(&sidecar.token()), ""),
             post(&poll(sidecar.handle()), ""),
+            post(&answers(sidecar.owner), ""),
             post("{}", &format!("Mcp-Method: tasks/get\r\nMcp-Name: mrt1.{}\r\n", sidecar.handle())),
             post(CALL, &session),
             get("/mcp", &session),
@@ -98,11 +105,27 @@ async fn a_token_in_a_body_that_is_not_read_leads_to_its_owner() {
     let balancer = balance(&[&one, &two, &three], &[]).await;
     // A body of no known length is not looked into: a sidecar reads it, and says that it is not its own.
     for _ in 0..6 {
-        let body = resume(&two.token());
-        let seen = balancer.ask(&post_chunked(&body)).await;
-        assert!(seen.ends_with("sidecar 2"), "{seen}");
-        assert!(two.next().await.contains(&body));
+        for body in [resume(&two.token()), answers(two.owner)] {
+            let seen = balancer.ask(&post_chunked(&body)).await;
+            assert!(seen.ends_with("sidecar 2"), "{seen}");
+            assert!(two.next().await.contains(&body));
+        }
     }
+}
+
+/// It says that the call is gone.
+#[tokio::test]
+async fn answers_for_a_call_whose_replica_is_down_go_to_another_unmarked() {
+    let [one, mut two, _] = three().await;
+    let balancer = balance(&[&one, &two], &FREEZES).await;
+    two.stop().await;
+    balancer.until(&two, "down").await;
+    let seen = balancer.ask(&post(&answers(two.owner), "")).await;
+    assert!(seen.ends_with("sidecar 1"), "{seen}");
+    assert_eq!(header(&one.next().await, "mcp-resume-owner"), None);
+    // A state of that form may also be the server's own.
+    let seen = balancer.ask(&post(&answers("0badcafe"), "")).await;
+    assert!(seen.ends_with("sidecar 1"), "{seen}");
 }
 
 #[tokio::test]

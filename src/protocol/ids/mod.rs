@@ -26,6 +26,7 @@ use super::jsonrpc::RequestId;
 
 mod issued_session;
 mod keyring;
+mod parked_call;
 mod resume_token;
 #[cfg(test)]
 mod tests;
@@ -33,6 +34,7 @@ mod tests;
 pub use issued_session::IssuedSession;
 pub use keyring::Keyring;
 use keyring::MAC_BYTES;
+pub use parked_call::ParkedCall;
 pub use resume_token::{ResumeToken, Secret};
 
 /// Limit for the request id in the handle of a single request, in bytes of its text.

@@ -22,6 +22,7 @@ use super::{ResponseBody, Template, Unanswered, Upstream};
 use crate::config;
 use crate::event_log::Stream;
 use crate::protocol::headers::{self, Era, ProtocolVersion, names};
+use crate::protocol::ids::Owner;
 use crate::protocol::jsonrpc;
 use crate::protocol::tasks;
 
@@ -48,6 +49,8 @@ pub struct Settings {
     pub is_loopback: bool,
     /// Size limit of a message.
     pub max_event_bytes: usize,
+    /// This replica, which the states of the calls that wait in it name.
+    pub owner: Owner,
 }
 
 /// Translates requests. All workers share it.

@@ -3,6 +3,7 @@
 mod auto;
 mod outside_calls;
 mod pages;
+mod replicas;
 mod sessions;
 
 use std::time::Duration;
@@ -20,17 +21,22 @@ async fn stage_with(change: impl FnOnce(&mut Bridge)) -> (Upstream, Proxy) {
     let upstream = Upstream::start().await;
     let proxy = Proxy::start(&upstream, |config| {
         config.dialects.input_grace = Duration::from_millis(50);
-        let mut bridge = Bridge {
-            modern_clients: ModernClients::Always,
-            legacy_clients: true,
-            idle: Duration::from_secs(600),
-            sessions_per_principal: 8,
-        };
+        let mut bridge = always();
         change(&mut bridge);
         config.bridge = Some(bridge);
     })
     .await;
     (upstream, proxy)
+}
+
+/// Settings with which every request is translated.
+fn always() -> Bridge {
+    Bridge {
+        modern_clients: ModernClients::Always,
+        legacy_clients: true,
+        idle: Duration::from_secs(600),
+        sessions_per_principal: 8,
+    }
 }
 
 /// Capabilities of the client.

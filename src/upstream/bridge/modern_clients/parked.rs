@@ -11,6 +11,7 @@ use super::session::LegacySession;
 use super::{ClientRequest, ModernClients};
 use crate::protocol::bridge::modern_clients::{self as bridge, MAX_ROUNDS, UrlElicitations};
 use crate::protocol::dialect::resume_tokens::CallDigest;
+use crate::protocol::ids::ParkedCall;
 use crate::{clock, random, sync};
 
 /// Most calls of one session that wait.
@@ -119,7 +120,7 @@ impl ModernClients {
 
     /// Keeps a call. Returns the state by which it is found, or `None` if too many of its session wait: then the call is dropped.
     fn park(self: Arc<Self>, call: Parked) -> Option<String> {
-        let state: String = random::bytes::<16>().iter().map(|byte| format!("{byte:02x}")).collect();
+        let state = ParkedCall::from_bytes(self.settings.owner, random::bytes()).to_string();
         {
             let mut parked = sync::lock(&self.parked.0);
             let beside = parked.values().filter(|other| Arc::ptr_eq(other.session(), call.session())).count();
