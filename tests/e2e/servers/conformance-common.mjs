@@ -37,6 +37,36 @@ export const SCHEMA = {
     additionalProperties: false
 };
 
+const titled = [1, 2, 3].map(n => ({ const: `value${n}`, title: `Value ${n}` }));
+const plain = { ...string, enum: ['option1', 'option2', 'option3'] };
+
+/** Properties of the form of `test_elicitation`, all of them required. */
+export const USER = { username: string, email: string };
+
+/** Tools that ask by a form: the question, and the properties of the form. */
+export const FORMS = {
+    test_elicitation_sep1034_defaults: {
+        message: 'Who is it?',
+        properties: {
+            name: { ...string, default: 'John Doe' },
+            age: { type: 'integer', default: 30 },
+            score: { type: 'number', default: 95.5 },
+            status: { ...string, enum: ['active', 'inactive', 'pending'], default: 'active' },
+            verified: { type: 'boolean', default: true }
+        }
+    },
+    test_elicitation_sep1330_enums: {
+        message: 'Which ones?',
+        properties: {
+            untitledSingle: plain,
+            titledSingle: { ...string, oneOf: titled },
+            legacyEnum: { ...string, enum: ['opt1', 'opt2', 'opt3'], enumNames: ['One', 'Two', 'Three'] },
+            untitledMulti: { type: 'array', items: plain },
+            titledMulti: { type: 'array', items: { anyOf: titled } }
+        }
+    }
+};
+
 /** Adds a tool; `work` returns its content, or a whole result. */
 export function addTool(server, name, work, inputSchema = z.object({})) {
     server.registerTool(name, { description: `The suite's ${name}`, inputSchema }, async (args, extra) => {

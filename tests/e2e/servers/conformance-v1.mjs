@@ -19,11 +19,13 @@ import {
     addResources,
     addTool,
     addTools,
+    FORMS,
     refuse,
     refuseForeign,
     SCHEMA,
     SCHEMA_TOOL,
-    text
+    text,
+    USER
 } from './conformance-common.mjs';
 import { addLater } from './conformance-later.mjs';
 
@@ -66,29 +68,11 @@ function addAskingTools(server) {
         const answer = await extra.sendRequest({ method: 'elicitation/create', params }, ElicitResultSchema);
         return text(`Answered: action=${answer.action}, content=${JSON.stringify(answer.content)}`);
     };
-    const string = { type: 'string' };
-    const ask = ({ message }, extra) => elicit(extra, message, { username: string, email: string }, ['username', 'email']);
+    const ask = ({ message }, extra) => elicit(extra, message, USER, Object.keys(USER));
     addTool(server, 'test_elicitation', ask, z.object({ message: z.string() }));
-    addTool(server, 'test_elicitation_sep1034_defaults', (_, extra) =>
-        elicit(extra, 'Who is it?', {
-            name: { ...string, default: 'John Doe' },
-            age: { type: 'integer', default: 30 },
-            score: { type: 'number', default: 95.5 },
-            status: { ...string, enum: ['active', 'inactive', 'pending'], default: 'active' },
-            verified: { type: 'boolean', default: true }
-        })
-    );
-    addTool(server, 'test_elicitation_sep1330_enums', (_, extra) => {
-        const plain = { ...string, enum: ['option1', 'option2', 'option3'] };
-        const titled = [1, 2, 3].map(n => ({ const: `value${n}`, title: `Value ${n}` }));
-        return elicit(extra, 'Which ones?', {
-            untitledSingle: plain,
-            titledSingle: { ...string, oneOf: titled },
-            legacyEnum: { ...string, enum: ['opt1', 'opt2', 'opt3'], enumNames: ['One', 'Two', 'Three'] },
-            untitledMulti: { type: 'array', items: plain },
-            titledMulti: { type: 'array', items: { anyOf: titled } }
-        });
-    });
+    for (const [name, { message, properties }] of Object.entries(FORMS)) {
+        addTool(server, name, (_, extra) => elicit(extra, message, properties));
+    }
 }
 
 /** The SDK accepts schemas of zod only: this one is put into the list directly. */
