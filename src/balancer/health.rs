@@ -260,6 +260,8 @@ struct ReportBody {
     ready: bool,
     draining: bool,
     store: ReportStore,
+    #[serde(default)]
+    bridge: bool,
 }
 
 #[derive(Deserialize)]
@@ -289,6 +291,7 @@ fn parse_report(body: &[u8]) -> Option<ReplicaReport> {
         instance: body.instance,
         is_ready: body.ready && !body.draining,
         store,
+        keeps_callers: body.bridge,
     })
 }
 
@@ -331,7 +334,13 @@ mod tests {
     }
 
     fn well(owner: u32) -> ReplicaReport {
-        ReplicaReport { owner: Owner(owner), instance: "a".to_owned(), is_ready: true, store: StoreScope::Process }
+        ReplicaReport {
+            owner: Owner(owner),
+            instance: "a".to_owned(),
+            is_ready: true,
+            store: StoreScope::Process,
+            keeps_callers: false,
+        }
     }
 
     #[tokio::test(start_paused = true)]
@@ -409,8 +418,11 @@ mod tests {
             instance: "00".to_owned(),
             is_ready: true,
             store: StoreScope::Shared,
+            keeps_callers: false,
         };
         assert_eq!(parse_report(body.as_bytes()), Some(report.clone()));
+        let bridge = body.replace("\"later\"", "\"bridge\":true,\"later\"");
+        assert_eq!(parse_report(bridge.as_bytes()), Some(ReplicaReport { keeps_callers: true, ..report.clone() }));
         let draining = body.replace("\"draining\":false", "\"draining\":true");
         assert_eq!(parse_report(draining.as_bytes()), Some(ReplicaReport { is_ready: false, ..report }));
         for (from, to) in [("mcp-resume", "other"), ("0badcafe", "0BADCAFE"), ("\"ready\":true,", ""), ("{", "[")] {

@@ -12,6 +12,7 @@
 //! the successor of this one ([`upgrade`]).
 
 mod admin;
+pub mod callers;
 pub mod discovery;
 pub mod health;
 mod home_finder;
@@ -49,6 +50,7 @@ use crate::server::listener::{self, BindError, stopped};
 use crate::server::{AcceptedConnection, ConnectionLimit, distribute, start_worker};
 use crate::tls::reload_task::{self, Reloader};
 use crate::tls::{self, Certificates};
+use callers::Callers;
 use discovery::{Discovery, Sources};
 use health::{HealthChecker, Intervals};
 use home_finder::HomeFinder;
@@ -232,11 +234,13 @@ impl Balancer {
         let rate = config.balance.requests_per_sec.map(|most| (Arc::new(Rate::new(Duration::from_secs(1))), most));
         let limit = ConnectionLimit::new(config.limits.connections);
         metrics.set_connections_max(limit.max());
+        let callers = Arc::new(Callers::new(config.auth.principal.clone()));
         let worker = |_| {
             let phases = Phases {
                 table: self.table.clone(),
                 health: self.health.clone(),
                 homes: HomeFinder::new(peers),
+                callers: callers.clone(),
                 peers: peers.clone(),
                 trust: trust.clone(),
                 rate: rate.clone(),

@@ -25,6 +25,7 @@ use pingora_proxy::{FailToProxy, ProxyHttp, Session};
 use tracing::{debug, info};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::callers::Callers;
 use super::health::{self, HealthChecker};
 use super::home_finder::{self, Found, HomeFinder};
 use super::in_flight::{self, BackendConnection, InFlight};
@@ -60,6 +61,8 @@ pub struct Phases {
     pub peers: Arc<Peers>,
     /// Queries for the homes of sessions.
     pub homes: HomeFinder,
+    /// Finds the callers of requests that name no session.
+    pub callers: Arc<Callers>,
     /// Proxies whose statements about client addresses are trusted.
     pub trust: Trust,
     /// Limit of requests per second and client address.
@@ -80,6 +83,8 @@ pub struct RequestState {
     owner: Option<Owner>,
     session: Option<Bytes>,
     key: Option<Bytes>,
+    /// Digest of the caller, if a sidecar keeps callers apart.
+    caller: Option<[u8; 16]>,
     /// True if a replica is asked for the home of the session before the body is sent: Pingora may not keep it for a second attempt.
     needs_home: bool,
     has_rechecked: bool,
@@ -216,6 +221,7 @@ impl Phases {
                 owner: request.owner,
                 session: request.session.as_deref(),
                 key: request.key.as_deref(),
+                caller: request.caller.as_ref().map(<[u8; 16]>::as_slice),
                 has_rechecked: request.has_rechecked,
                 tried: &request.tried,
                 tie_breaker: self.tie_breaker(),
@@ -337,6 +343,7 @@ impl ProxyHttp for Phases {
             owner: None,
             session: None,
             key: None,
+            caller: None,
             needs_home: false,
             has_rechecked: false,
             has_living_home: false,
@@ -384,6 +391,9 @@ impl ProxyHttp for Phases {
         request.session = session.map(|session| Bytes::copy_from_slice(session.as_bytes()));
         let key = head.headers.get(names::IDEMPOTENCY_KEY);
         request.key = key.map(|key| Bytes::copy_from_slice(key.as_bytes()));
+        if request.owner.is_none() && self.table.keeps_callers() {
+            request.caller = self.callers.of(head, &request.body);
+        }
         Ok(false)
     }
 

@@ -3,7 +3,8 @@
 //! A stream has an owner, and so has a session whose server is behind one replica. Clients name the owner without
 //! knowing it ([`crate::protocol::routing`]). A request with an owner goes to the owner, regardless of load. Other
 //! requests go to the least loaded replica that takes new calls. With an idempotency key they go to the replica that
-//! the key hashes to, so that a repeated call meets the first. Balancers that see the same replicas make the same
+//! the key hashes to, so that a repeated call meets the first; where replicas keep sessions for callers that have none, to
+//! the one that the caller hashes to. Balancers that see the same replicas make the same
 //! decision, and none keeps state. Absent: the state of the replicas ([`super::table`]), and HTTP.
 
 use std::net::SocketAddr;
@@ -65,6 +66,8 @@ pub struct Criteria<'a> {
     pub session: Option<&'a [u8]>,
     /// Idempotency key.
     pub key: Option<&'a [u8]>,
+    /// Digest of the caller, which decides before the key: the calls that repeat each other are of one caller.
+    pub caller: Option<&'a [u8]>,
     /// True if every replica was checked after the request arrived.
     pub has_rechecked: bool,
     /// Addresses tried before, none of which has run any of the request.
@@ -145,7 +148,7 @@ fn select_for_new_call<'a>(criteria: &Criteria<'_>, replicas: &'a [Replica]) -> 
     }
     let first = among.iter().map(|replica| replica.priority).min();
     among.retain(|replica| Some(replica.priority) == first);
-    match criteria.key {
+    match criteria.caller.or(criteria.key) {
         Some(key) => among.into_iter().max_by_key(|replica| rendezvous(key, replica)),
         None => select_least_loaded(&among, criteria.tie_breaker),
     }
@@ -309,6 +312,8 @@ mod tests {
             counts[first] += 1;
             if first != 3 {
                 assert_eq!(of(&two), first, "the keys of other replicas stay");
+                let of_caller = Criteria { key: Some(b"other"), caller: Some(&key), ..Criteria::default() };
+                assert_eq!(select(&of_caller, &three), Selection::Chosen(&three[first - 1]));
             } else {
                 moved += 1;
             }

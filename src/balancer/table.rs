@@ -36,6 +36,8 @@ pub struct ReplicaReport {
     pub is_ready: bool,
     /// Scope of its store.
     pub store: StoreScope,
+    /// True if the requests of one caller belong together, though they name no session.
+    pub keeps_callers: bool,
 }
 
 /// Transport to a backend.
@@ -154,6 +156,11 @@ impl Table {
     pub fn replicas(&self) -> Vec<Replica> {
         let now = clock::now();
         self.backends().iter().filter_map(|backend| backend.replica(now)).collect()
+    }
+
+    /// Returns true if a backend reports that the requests of one caller belong together.
+    pub fn keeps_callers(&self) -> bool {
+        self.backends().iter().any(|backend| backend.lock().report.as_ref().is_some_and(|report| report.keeps_callers))
     }
 
     /// Returns the addresses of the backends that have never reported.
@@ -330,7 +337,13 @@ mod tests {
     }
 
     fn report(owner: u32, instance: &str) -> ReplicaReport {
-        ReplicaReport { owner: Owner(owner), instance: instance.to_owned(), is_ready: true, store: StoreScope::Process }
+        ReplicaReport {
+            owner: Owner(owner),
+            instance: instance.to_owned(),
+            is_ready: true,
+            store: StoreScope::Process,
+            keeps_callers: false,
+        }
     }
 
     fn table(ports: &[u16]) -> Table {

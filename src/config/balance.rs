@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::read::Reader;
 use super::value::{DAY_MS, YEAR, file, key_pair, non_empty, none_if_zero};
-use super::{Admin, KeyPair, Limits, Listen, Log, Target};
+use super::{Admin, Auth, KeyPair, Limits, Listen, Log, Target};
 
 /// The configuration of `balance`. See `config.example.toml` for the reason behind each default.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +14,8 @@ pub struct Balancing {
     pub listen: Listen,
     /// The replicas, and the choice among them.
     pub balance: Balance,
+    /// Identification of callers, as at the sidecars.
+    pub auth: Auth,
     /// Limits of requests and connections.
     pub limits: Limits,
     /// The listener for probes and metrics.

@@ -58,14 +58,14 @@ pub(super) fn admin_address(raw: RawConfig) -> Result<Option<SocketAddr>, Proble
 /// Builds the configuration of `balance`, which has replicas in place of an upstream.
 pub(super) fn balancing(raw: RawConfig) -> Result<Balancing, Problems> {
     let mut reader = Reader::new(raw);
-    let Sections { listen, balance, limits, admin, log, .. } = sections(&mut reader);
+    let Sections { listen, balance, auth, limits, admin, log, .. } = sections(&mut reader);
     if balance.replicas.is_empty() && balance.file.is_none() {
         let text = "nowhere to go: give --replica URL, or replicas or file in [balance]";
         reader.missing("balance", "replicas", text);
     }
     match Problems::new(reader.finish()) {
         Some(problems) => Err(problems),
-        None => Ok(Balancing { listen, balance, limits, admin, log }),
+        None => Ok(Balancing { listen, balance, auth, limits, admin, log }),
     }
 }
 

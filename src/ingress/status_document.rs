@@ -76,6 +76,9 @@ impl StatusDocument {
             "shared": self.log.coordination().is_some(),
             "epoch": format!("{:08x}", self.log.epoch().0),
         });
+        // Each caller has a session, or a process, of this replica alone.
+        let keeps_callers = self.config.upstream.is_channel()
+            || self.config.bridge.as_ref().is_some_and(|bridge| bridge.modern_clients == config::ModernClients::Always);
         json!({
             "service": "mcp-resume",
             "owner": self.log.owner().to_string(),
@@ -83,6 +86,7 @@ impl StatusDocument {
             "ready": readiness.can_take_calls(),
             "draining": self.drain.has_begun(),
             "store": store,
+            "bridge": keeps_callers,
             "openStreams": self.metrics.upstream.open_calls(),
         })
         .to_string()

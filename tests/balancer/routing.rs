@@ -71,6 +71,98 @@ async fn new_calls_are_spread_and_those_of_one_key_are_not() {
     assert!(sidecars.iter().all(|sidecar| !sidecar.take_seen().is_empty()));
 }
 
+/// A call of 2026-07-28 by the caller of this token, which wants progress under another number each time.
+fn call_by(token: &str, number: usize) -> String {
+    let head =
+        format!("MCP-Protocol-Version: 2026-07-28\r\nAuthorization: Bearer {token}\r\nIdempotency-Key: {number}\r\n");
+    post(CALL, &head)
+}
+
+/// Returns what a sidecar reports that keeps a session for each caller.
+fn keeps_callers(sidecar: &Sidecar) -> serde_json::Value {
+    let mut report = report(sidecar.owner, "memory", true);
+    report["bridge"] = true.into();
+    report
+}
+
+#[tokio::test]
+async fn requests_of_one_caller_go_to_one_sidecar_where_these_keep_callers() {
+    let [one, two, three] = three().await;
+    let sidecars = [&one, &two, &three];
+    for sidecar in sidecars {
+        sidecar.reports(Some(keeps_callers(sidecar)));
+    }
+    let (balancer, other) = (balance(&sidecars, &[]).await, balance(&sidecars, &[]).await);
+    let body = |response: String| response.rsplit("\r\n\r\n").next().expect("a body").to_owned();
+    let mut chosen = std::collections::BTreeSet::new();
+    for caller in 0..20 {
+        let first = body(balancer.ask(&call_by(&format!("token-{caller}"), 0)).await);
+        for number in 1..4 {
+            let balancer = if number == 3 { &other } else { &balancer };
+            assert_eq!(body(balancer.ask(&call_by(&format!("token-{caller}"), number)).await), first);
+        }
+        chosen.insert(first);
+    }
+    assert_eq!(chosen.len(), 3, "callers are spread");
+    // A request that names an owner goes there, and other callers are no concern.
+    let named = answers(two.owner);
+    let head = "MCP-Protocol-Version: 2026-07-28\r\nAuthorization: Bearer token-1\r\n";
+    for _ in 0..4 {
+        assert!(balancer.ask(&post(&named, head)).await.ends_with("sidecar 2"));
+    }
+    for head in ["MCP-Protocol-Version: 2026-07-28\r\n", "Authorization: Bearer token-1\r\n"] {
+        let mut seen = std::collections::BTreeSet::new();
+        for _ in 0..30 {
+            seen.insert(body(balancer.ask(&post(CALL, head)).await));
+        }
+        assert!(seen.len() > 1, "the least loaded: {head}");
+    }
+}
+
+#[tokio::test]
+async fn where_no_sidecar_keeps_callers_their_requests_are_spread() {
+    let [one, two, three] = three().await;
+    let balancer = balance(&[&one, &two, &three], &[]).await;
+    for number in 0..30 {
+        balancer.ask(&call_by("token", number)).await;
+    }
+    for sidecar in [&one, &two, &three] {
+        assert!(!sidecar.take_seen().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_caller_is_identified_as_configured() {
+    let [one, two, three] = three().await;
+    let sidecars = [&one, &two, &three];
+    for sidecar in sidecars {
+        sidecar.reports(Some(keeps_callers(sidecar)));
+    }
+    let balancer = balance(&sidecars, &[("AUTH__PRINCIPAL", "header:X-User")]).await;
+    let mut seen = std::collections::BTreeSet::new();
+    for token in 0..20 {
+        let head = format!("MCP-Protocol-Version: 2026-07-28\r\nAuthorization: Bearer {token}\r\nX-User: one\r\n");
+        let response = balancer.ask(&post(CALL, &head)).await;
+        seen.insert(response.rsplit("\r\n\r\n").next().expect("a body").to_owned());
+    }
+    assert_eq!(seen.len(), 1);
+}
+
+/// It takes the caller's requests on, and loses no more of them than the session there.
+#[tokio::test]
+async fn another_sidecar_takes_the_callers_of_one_that_is_down() {
+    let [mut one, mut two, _] = three().await;
+    for sidecar in [&one, &two] {
+        sidecar.reports(Some(keeps_callers(sidecar)));
+    }
+    let balancer = balance(&[&one, &two], &FREEZES).await;
+    let is_first = balancer.ask(&call_by("token", 0)).await.ends_with("sidecar 1");
+    let (gone, other) = if is_first { (&mut one, 2) } else { (&mut two, 1) };
+    gone.stop().await;
+    balancer.until(gone, "down").await;
+    assert!(balancer.ask(&call_by("token", 1)).await.ends_with(&format!("sidecar {other}")));
+}
+
 #[tokio::test]
 async fn a_misdirected_request_is_sent_to_its_owner_once_the_identities_are_known() {
     let [one, two, _] = three().await;

@@ -1,12 +1,13 @@
 //! Status that a sidecar reports to a balancer on its data listener.
 
-use mcp_resume::config::{DiskStore, Fsync, Store};
+use mcp_resume::config::{Bridge, DiskStore, Fsync, ModernClients, Store};
 use mcp_resume::protocol::access::AllowedHosts;
 use serde_json::{Value, json};
 
 use crate::stores::disk::Dir;
 use crate::support::http_versions::{HttpVersion, TestClient};
 use crate::support::pki::Pki;
+use crate::support::stdio::StdioServers;
 use crate::support::*;
 
 const PATH: &str = "/.well-known/mcp-resume";
@@ -45,7 +46,7 @@ async fn a_sidecar_says_who_it_is_and_how_it_stands() {
     // The first bytes of the SHA-256 of "one".
     let expected = json!({
         "service": "mcp-resume", "owner": "7692c3ad", "instance": null, "ready": true, "draining": false,
-        "store": { "kind": "memory", "shared": false, "epoch": null }, "openStreams": 0,
+        "store": { "kind": "memory", "shared": false, "epoch": null }, "bridge": false, "openStreams": 0,
     });
     assert_eq!(fixed(response.json().await), expected);
 
@@ -90,6 +91,19 @@ async fn stores_are_distinguished_and_keep_their_epoch() {
     assert_eq!((&first["store"]["kind"], &first["store"]["shared"]), (&json!("redis"), &json!(true)));
     assert_eq!(first["store"], second["store"], "they share it");
     assert_ne!(first["owner"], second["owner"]);
+}
+
+/// By that a balancer keeps the requests of each caller together, which name no session.
+#[tokio::test]
+async fn a_sidecar_that_keeps_callers_says_so() {
+    let upstream = Upstream::start().await;
+    for (modern_clients, keeps) in [(ModernClients::Always, true), (ModernClients::Auto, false)] {
+        let bridge = Bridge { modern_clients, idle: LATER, sessions_per_principal: 8 };
+        let proxy = Proxy::start(&upstream, |config| config.bridge = Some(bridge)).await;
+        assert_eq!(said(&proxy).await["bridge"], keeps, "{modern_clients:?}");
+    }
+    let on_stdio = StdioServers::start().await.proxy(|_| {}).await;
+    assert_eq!(said(&on_stdio).await["bridge"], true);
 }
 
 #[tokio::test]

@@ -116,7 +116,7 @@ pub struct Subject([u8; 16]);
 
 impl Subject {
     /// Returns the bytes that distinguish the subject.
-    pub(in crate::event_log) fn digest(self) -> [u8; 16] {
+    pub fn digest(self) -> [u8; 16] {
         self.0
     }
 
