@@ -343,17 +343,19 @@ impl Upstream {
         template: &Template,
         sent: Option<&Arc<Stream>>,
     ) -> Result<Response<ResponseBody>, Unanswered> {
-        let Some(bridge) = &self.bridge else { return self.exchange(template, sent).await };
-        if bridge.may_concern(template)
+        let bridge = self.bridge.as_ref();
+        if let Some(bridge) = bridge.filter(|bridge| bridge.may_concern(template))
             && let Some(answer) = Box::pin(bridge.send(self, template, sent)).await
         {
             return answer;
         }
         let response = self.exchange(template, sent).await?;
-        if bridge.may_be_refusal(&response, self.has_channels()) {
-            return Box::pin(bridge.after_refusal(self, template, response)).await;
+        match bridge {
+            Some(bridge) if bridge.may_be_refusal(&response, self.has_channels()) => {
+                Box::pin(bridge.after_refusal(self, template, response)).await
+            }
+            Some(_) | None => Ok(response),
         }
-        Ok(response)
     }
 
     /// Sends a request and waits for the response head. Follows redirects; see [`Self::send`].

@@ -98,7 +98,7 @@ async fn stores_are_distinguished_and_keep_their_epoch() {
 async fn a_sidecar_that_keeps_callers_says_so() {
     let upstream = Upstream::start().await;
     for (modern_clients, keeps) in [(ModernClients::Always, true), (ModernClients::Auto, false)] {
-        let bridge = Bridge { modern_clients, idle: LATER, sessions_per_principal: 8 };
+        let bridge = Bridge { modern_clients, legacy_clients: false, idle: LATER, sessions_per_principal: 8 };
         let proxy = Proxy::start(&upstream, |config| config.bridge = Some(bridge)).await;
         assert_eq!(said(&proxy).await["bridge"], keeps, "{modern_clients:?}");
     }

@@ -8,7 +8,7 @@ from harness import stack, stdio
 from harness.checks import assert_runs
 from harness.relay import Cut, Relay
 from harness.restarts import Restarted
-from harness.stack import MODERN, TASK_CLIENTS, Client, run_client
+from harness.stack import AUTO, LEGACY, MODERN, TASK_CLIENTS, Client, run_client
 from harness.tasks import handles
 
 pytestmark = pytest.mark.anyio
@@ -152,3 +152,31 @@ async def test_a_cut_call_is_resumed(client, bridged, servers, key):
         said = await run_client(client, MODERN, relay.url(), "long", {"steps": 5, "interval_ms": 100, "key": key})
         assert (said.result, relay.cuts, bool(relay.resumes)) == ("done 5", 1, True), relay.report()
     assert_runs(servers["typescript-v1"], key)
+
+
+# Clients that ask for 2026-07-28 first, and fall back. The Python ones do so by default.
+PROBING = [("typescript-v2", AUTO), ("fastmcp", MODERN), ("python-mcp2", MODERN), ("rmcp", AUTO)]
+OLDER = ["typescript-v1", "typescript-v1-stateless", "typescript-v1-json", "python-mcp1", "everything"]
+
+
+@pytest.mark.parametrize("server", OLDER)
+@pytest.mark.parametrize("client, mode", PROBING)
+async def test_clients_that_fall_back_are_as_without_the_bridge(client, mode, server, start, servers, key):
+    """By default the server gets the same bytes from them as with the bridge switched off, in the same order, and so do they."""
+    kind = stack.server_kind(server)
+
+    async def recorded(setting):
+        own = f"{key}-{setting}"
+        async with Relay(servers[server]) as upstream:
+            proxy = await asyncio.to_thread(start, stack.start_proxy, upstream.port, BRIDGE__MODERN_CLIENTS=setting)
+            async with Relay(proxy.found["port"]) as relay:
+                # A client of an older revision has shown before whether the server assigns sessions.
+                await run_client("typescript-v1", LEGACY, relay.url(), *kind.quick(f"{own}-0")[:2])
+                tool, arguments, done = kind.long(2, 100, own)
+                said = await run_client(client, mode, relay.url(), tool, arguments)
+                assert (said.result, said.error) == (done, None), relay.report()
+            posts = [[exchange for exchange in side.exchanges if exchange.method == "POST"] for side in (upstream, relay)]
+        bodies = [[(bytes(post.body).replace(own.encode(), b"key"), post.status) for post in side] for side in posts]
+        return bodies, said.progress
+
+    assert await recorded("auto") == await recorded("never")

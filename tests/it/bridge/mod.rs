@@ -1,6 +1,7 @@
 //! 2026-07-28 in front of a server that speaks the revisions with sessions alone.
 
 mod auto;
+mod callers;
 mod outside_calls;
 mod pages;
 mod replicas;
