@@ -13,6 +13,7 @@ use super::misdirected::OwnerCheck;
 use crate::channel::Caller;
 use crate::event_log::{Binding, EventLog, Home, Opened, PresentedCredentials, Principals, QuotaKey};
 use crate::lifecycle::drain::Drain;
+use crate::protocol::bridge::legacy_clients::is_session_name;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{SessionId, names};
 use crate::protocol::ids::IssuedSession;
@@ -95,8 +96,10 @@ impl Callers {
         let quota = self.log.quota(key);
         // All sessions of a caller count together.
         let counted_as = || QuotaKey::of(&principal, is_proven, None, address);
-        let caller = (self.upstream.has_channels() || self.upstream.may_bridge())
-            .then(|| Arc::new(Caller::new(principal, counted_as())));
+        let has_own_server = self.upstream.has_channels()
+            || self.upstream.may_bridge()
+            || id.as_ref().is_some_and(|id| is_session_name(id.as_str().as_bytes()));
+        let caller = has_own_server.then(|| Arc::new(Caller::new(principal, counted_as())));
         Box::new(RequestContext {
             parts,
             binding: Binding { principal, subject, session: id },

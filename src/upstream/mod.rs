@@ -214,6 +214,11 @@ impl Upstream {
         self.bridge.as_ref().is_some_and(|bridge| bridge.may_translate())
     }
 
+    /// Returns true if the proxy may keep the sessions of older clients, each for its caller.
+    pub fn bridges_older_clients(&self) -> bool {
+        self.bridge.as_ref().is_some_and(|bridge| bridge.has_legacy_clients())
+    }
+
     /// Notes that a client has begun a session, to which the server has given a name or none.
     fn note_begun(&self, is_named: bool) {
         if let Some(bridge) = &self.bridge {

@@ -9,10 +9,11 @@ use super::partial_results::PartialResultsPolicy;
 use super::remote_retry::PendingClaim;
 use super::request::{Beginning, CallRequest, Retry};
 use super::task_rules::{RequestedTask, TaskRules};
+use crate::channel::Caller;
 use crate::config::{AnswerPings, Config, Mode};
 use crate::delivery::Start;
 use crate::event_log::{
-    self, Attachment, Binding, CallClaim, EventLog, Match, Reservation, RetryMatch, Slicing, Spec, Stream,
+    self, Attachment, Binding, CallClaim, EventLog, Match, QuotaKey, Reservation, RetryMatch, Slicing, Spec, Stream,
 };
 use crate::ingress::components::Components;
 use crate::ingress::context::{RequestContext, detached};
@@ -227,7 +228,15 @@ impl CallStarter {
             }
         }
         let template = self.upstream.call(parts, connection.forwarded(), detached(request.body.clone()));
-        let template = template.for_caller(caller.clone());
+        let caller = match caller {
+            // The proxy may have to keep the session in the server's place.
+            None if request.call.has_initialize() && self.upstream.bridges_older_clients() => {
+                let (principal, address) = (request.context.binding.principal, connection.client(&parts.headers));
+                Some(Arc::new(Caller::new(principal, QuotaKey::of(&principal, false, None, address))))
+            }
+            caller => caller.clone(),
+        };
+        let template = template.for_caller(caller);
         let tasks = self.task_rules.terms(&request.call, &request.body);
         if let Some(tasks) = &tasks {
             stream.promote_at(stream.created() + tasks.after);

@@ -14,10 +14,10 @@ use bytes::{Bytes, BytesMut};
 use http::{Response, StatusCode};
 
 use self::legacy_clients::LegacyClients;
-use self::modern_clients::ModernClients;
+use self::modern_clients::{ModernClients, Translated};
 use self::server_era::ServerEra;
 use super::body::{collect, read_up_to};
-use super::tool_schemas::events;
+use super::sse_reader::EventReader;
 use super::{ResponseBody, Template, Unanswered, Upstream};
 use crate::config;
 use crate::event_log::Stream;
@@ -93,7 +93,12 @@ impl Bridge {
             return None;
         }
         if self.era.of(template).await? == Era::Legacy {
-            return self.modern_clients.send(upstream, template, sent).await;
+            let answer = self.modern_clients.send(upstream, template, sent).await?;
+            // Nothing has run. A server that was replaced may speak the revision by now.
+            return match answer {
+                Translated::Unopened(_) if self.era.has_changed(template, Era::Legacy).await => None,
+                Translated::Unopened(answer) | Translated::Answered(answer) => Some(answer),
+            };
         }
         let response = match upstream.exchange(template, sent).await {
             Ok(response) => response,
@@ -105,7 +110,7 @@ impl Bridge {
             return Some(Ok(response));
         }
         Some(match self.modern_clients.send(upstream, template, sent).await {
-            Some(answer) => answer,
+            Some(Translated::Unopened(answer) | Translated::Answered(answer)) => answer,
             None => Ok(response),
         })
     }
@@ -127,6 +132,11 @@ impl Bridge {
             config::ModernClients::Never => false,
             config::ModernClients::Auto => self.modern_clients.is_sessionless(),
         }
+    }
+
+    /// Returns true if the requests of older clients may be translated.
+    pub(super) fn has_legacy_clients(&self) -> bool {
+        self.legacy_clients.is_some()
     }
 
     fn has_legacy_sessions(&self) -> bool {
@@ -154,7 +164,8 @@ impl Bridge {
         }
         let Some(id) = LegacyClients::initialize_in(template) else { return Ok(response) };
         let (response, is_error) = is_error(response).await;
-        if !is_error || self.era.of(template).await != Some(Era::Modern) {
+        // A server that was of older revisions when it was last asked may have been replaced.
+        if !is_error || !self.era.is_or_has_become(template, Era::Modern).await {
             return Ok(response);
         }
         legacy.open(template, &id).await
@@ -173,15 +184,25 @@ fn is_modern(template: &Template) -> bool {
     header.is_some_and(is_modern) || jsonrpc::meta_protocol_version(template.body()).as_deref().is_some_and(is_modern)
 }
 
-/// Returns the one response in a body of JSON or of events.
+/// Returns the first response in a body of JSON or of events, whose rest is not read.
 async fn response_in(response: Response<ResponseBody>) -> Option<Bytes> {
-    let is_sse = headers::is_sse(response.headers());
-    let body = collect(response.into_body(), ANSWER_MAX).await.ok()?;
-    let messages = if is_sse { events(&body) } else { vec![body] };
-    let is_response = |message: &Bytes| {
+    let is_response = |message: &[u8]| {
         jsonrpc::member(message, &["result"]).or_else(|| jsonrpc::member(message, &["error"])).is_some()
     };
-    messages.into_iter().find(is_response)
+    if !headers::is_sse(response.headers()) {
+        return collect(response.into_body(), ANSWER_MAX).await.ok().filter(|message| is_response(message));
+    }
+    let mut reader = EventReader::new(response.into_body(), ANSWER_MAX);
+    loop {
+        let piece = reader.next().await.ok()?;
+        let gathered = reader.gather(piece).await;
+        if let Some(event) = gathered.events.into_iter().find(|event| is_response(&event.data)) {
+            return Some(event.data);
+        }
+        if gathered.error.is_some() || gathered.ending.is_some() {
+            return None;
+        }
+    }
 }
 
 /// Returns true if the response refuses the revision of a request of 2026-07-28. The returned response has its whole body.

@@ -1,70 +1,95 @@
 //! Era of the server, which the proxy asks by itself: a call in the wrong era may run.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use http::StatusCode;
+use http::header::WWW_AUTHENTICATE;
 
 use super::response_in;
 use crate::channel::era_of;
-use crate::clock;
 use crate::protocol::headers::Era;
 use crate::upstream::discovery::discover_request;
 use crate::upstream::{Template, Upstream};
+use crate::{clock, sync};
 
 /// Time for which the answer counts.
 const TTL: Duration = Duration::from_secs(300);
 /// Time limit of the question. Other requests wait meanwhile.
 const WAIT: Duration = Duration::from_secs(5);
 
+/// Statuses with which a server of the revisions with sessions refuses the question. Others concern the caller, or the moment.
+const LEGACY_STATUSES: [StatusCode; 6] = [
+    StatusCode::BAD_REQUEST,
+    StatusCode::NOT_FOUND,
+    StatusCode::METHOD_NOT_ALLOWED,
+    StatusCode::NOT_ACCEPTABLE,
+    StatusCode::UNSUPPORTED_MEDIA_TYPE,
+    StatusCode::UNPROCESSABLE_ENTITY,
+];
 /// Age from which an answer may be wrong: a server that goes on to refuse is asked no oftener.
 const MIN_AGE: Duration = Duration::from_secs(5);
 
 /// Era of the server, as it was last found.
 pub(super) struct ServerEra {
     upstream: Arc<Upstream>,
-    known: tokio::sync::Mutex<Option<(Era, Instant)>>,
+    known: Mutex<Option<(Era, Instant)>>,
 }
 
 impl ServerEra {
     pub(super) fn new(upstream: Arc<Upstream>) -> Self {
-        Self { upstream, known: tokio::sync::Mutex::default() }
+        Self { upstream, known: Mutex::default() }
     }
 
-    /// Returns the era, or `None` if it is not known now. Asks with the headers of this request.
+    /// Returns the era, or `None` if it is not known now. Asks with the headers of this request, beside others that ask.
     pub(super) async fn of(&self, template: &Template) -> Option<Era> {
-        let mut known = self.known.lock().await;
-        if let Some((era, since)) = *known
+        if let Some((era, since)) = self.known()
             && clock::now() < since + TTL
         {
             return Some(era);
         }
-        let era = self.ask(template).await?;
-        *known = Some((era, clock::now()));
-        Some(era)
+        self.ask(template).await
     }
 
     /// Asks again, because a response shows that the server may have left this era. Returns true if it has.
     pub(super) async fn has_changed(&self, template: &Template, from: Era) -> bool {
-        let mut known = self.known.lock().await;
-        if let Some((era, since)) = *known
-            && clock::now() < since + MIN_AGE
-        {
-            return era != from;
+        self.latest(template).await.is_some_and(|era| era != from)
+    }
+
+    /// Returns true if the server is of this era. If it was of another one when it was last asked, it is asked again.
+    pub(super) async fn is_or_has_become(&self, template: &Template, era: Era) -> bool {
+        self.of(template).await == Some(era) || self.latest(template).await == Some(era)
+    }
+
+    /// Returns the era as it was found a moment ago, or is found now.
+    async fn latest(&self, template: &Template) -> Option<Era> {
+        match self.known() {
+            Some((era, since)) if clock::now() < since + MIN_AGE => Some(era),
+            Some(_) | None => self.ask(template).await,
         }
-        let Some(era) = self.ask(template).await else { return false };
-        *known = Some((era, clock::now()));
-        era != from
+    }
+
+    fn known(&self) -> Option<(Era, Instant)> {
+        *sync::lock(&self.known)
     }
 
     async fn ask(&self, template: &Template) -> Option<Era> {
         let request = discover_request(template, None);
-        let response = tokio::time::timeout(WAIT, self.upstream.exchange(&request, None)).await.ok()?.ok()?;
-        let status = response.status();
-        if status.is_server_error() || matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
+        let asking = async {
+            let response = self.upstream.exchange(&request, None).await.ok()?;
+            let (status, challenges) = (response.status(), response.headers().contains_key(WWW_AUTHENTICATE));
             // The refusal of the request itself tells the client more.
-            return None;
-        }
-        Some(era_of(response_in(response).await.as_deref()))
+            let shows_era = (status.is_success() || LEGACY_STATUSES.contains(&status)) && !challenges;
+            if !shows_era {
+                return None;
+            }
+            let message = response_in(response).await;
+            // A success without a response is one of something else.
+            if message.is_none() && status.is_success() { None } else { Some(era_of(message.as_deref())) }
+        };
+        // A server that is silent has never heard of the method.
+        let era = tokio::time::timeout(WAIT, asking).await.unwrap_or(Some(Era::Legacy))?;
+        *sync::lock(&self.known) = Some((era, clock::now()));
+        Some(era)
     }
 }

@@ -2,6 +2,7 @@
 
 mod auto;
 mod callers;
+mod legacy_clients;
 mod outside_calls;
 mod pages;
 mod replicas;

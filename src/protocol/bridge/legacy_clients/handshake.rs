@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{LEGACY, TASKS};
-use crate::protocol::bridge::response;
+use crate::protocol::bridge::{MAX_CLIENT_FACTS, response};
 use crate::protocol::headers::ProtocolVersion;
 use crate::protocol::jsonrpc::{self, RequestId};
 
@@ -21,9 +21,10 @@ pub struct ClientFacts {
 }
 
 impl ClientFacts {
-    /// Reads the facts in an `initialize`. Returns `None` for a body that is none.
+    /// Reads the facts in an `initialize`. Returns `None` for a body that is none, and for facts of more than [`MAX_CLIENT_FACTS`].
     pub fn of(body: &[u8]) -> Option<Self> {
-        let params: Map<String, Value> = serde_json::from_str(jsonrpc::member(body, &["params"])?).ok()?;
+        let params = jsonrpc::member(body, &["params"]).filter(|params| params.len() <= MAX_CLIENT_FACTS)?;
+        let params: Map<String, Value> = serde_json::from_str(params).ok()?;
         let asked = params.get("protocolVersion")?.as_str()?;
         // The oldest revision has another transport.
         let version = match ProtocolVersion::LEGACY[1..].iter().find(|known| **known == asked) {

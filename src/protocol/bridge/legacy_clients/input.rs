@@ -30,10 +30,14 @@ pub struct Question {
 }
 
 impl InputRequired {
-    /// Reads a response that asks for input. Returns `None` for another response.
+    /// Returns true for a response that asks for input, well-formed or not.
+    pub fn is_in(message: &[u8]) -> bool {
+        jsonrpc::member(message, &["result", "resultType"]) == Some(r#""input_required""#)
+    }
+
+    /// Reads a response that asks for input. Returns `None` for another response, and for one that is malformed or asks too much.
     pub fn of(message: &[u8]) -> Option<Self> {
-        let kind: String = serde_json::from_str(jsonrpc::member(message, &["result", "resultType"])?).ok()?;
-        if kind != "input_required" {
+        if !Self::is_in(message) {
             return None;
         }
         let requests = jsonrpc::member(message, &["result", "inputRequests"]);
@@ -114,6 +118,7 @@ mod tests {
         ] {
             assert_eq!(required(result.clone()), None, "{result}");
         }
+        assert!(InputRequired::is_in(br#"{"result":{"resultType":"input_required","inputRequests":7}}"#));
         let waits = required(json!({"resultType": "input_required", "requestState": "s"})).expect("a state");
         assert!(waits.questions.is_empty());
         let many: Map<String, Value> =

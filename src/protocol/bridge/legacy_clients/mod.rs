@@ -5,12 +5,14 @@ mod input;
 mod param_headers;
 mod request;
 mod response;
+mod session_name;
 mod tool_list;
 
 pub use handshake::{ClientFacts, Discovered};
 pub use input::{InputRequired, Question};
 pub use request::{Round, listen, name_header, translated};
 pub use response::{error_of, failed_call, is_header_mismatch, result_as, untagged};
+pub use session_name::{is_session_name, new_session_name};
 pub use tool_list::{ToolFacts, tool_facts, tool_names};
 
 pub use super::{LEGACY, MODERN};

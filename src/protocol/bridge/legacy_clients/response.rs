@@ -5,7 +5,7 @@ use std::ops::Range;
 use serde_json::{Map, Value, json};
 
 use super::{ClientFacts, META, tool_list};
-use crate::protocol::bridge::response;
+use crate::protocol::bridge::{error_in, response};
 use crate::protocol::jsonrpc::{self, RequestId};
 
 const INTERNAL_ERROR: i64 = -32603;
@@ -24,7 +24,7 @@ pub fn result_as(
     client: &ClientFacts,
     is_wrapped: bool,
 ) -> Option<Vec<u8>> {
-    if jsonrpc::member(message, &["error"]).is_some() {
+    if error_in(message).is_some() {
         return error_of(message, id);
     }
     jsonrpc::member(message, &["result"])?;
@@ -52,7 +52,7 @@ pub fn result_as(
 
 /// Returns an error of the server as the client gets it, or `None` for another message: codes about the later revision mean nothing to it.
 pub fn error_of(message: &[u8], id: &RequestId) -> Option<Vec<u8>> {
-    let mut error: Value = serde_json::from_str(jsonrpc::member(message, &["error"])?).ok()?;
+    let mut error: Value = serde_json::from_str(error_in(message)?).ok()?;
     let members = error.as_object_mut()?;
     let code = members.get("code").and_then(Value::as_i64).unwrap_or(INTERNAL_ERROR);
     if matches!(code, HEADER_MISMATCH | UNSUPPORTED_VERSION) {
@@ -106,6 +106,9 @@ fn call_result(message: Vec<u8>, client: &ClientFacts, is_wrapped: bool) -> Vec<
         return jsonrpc::without_members(&message, &["result"], &["structuredContent"]).unwrap_or(message);
     }
     let Some(structured) = jsonrpc::member(&message, &["result", "structuredContent"]) else { return message };
+    if structured == "null" && !is_wrapped {
+        return jsonrpc::without_members(&message, &["result"], &["structuredContent"]).unwrap_or(message);
+    }
     if structured.starts_with('{') && !is_wrapped {
         return message;
     }
@@ -199,6 +202,10 @@ mod tests {
         assert_eq!(added["content"], json!([{"type": "text", "text": "\"s\""}, image]));
         let absent = called("2025-06-18", json!({"structuredContent": 7}), false);
         assert_eq!(absent, json!({"content": [{"type": "text", "text": "7"}], "structuredContent": {"result": 7}}));
+        assert_eq!(
+            called("2025-06-18", json!({"content": [], "structuredContent": null}), false),
+            json!({"content": []})
+        );
     }
 
     #[test]
@@ -243,6 +250,9 @@ mod tests {
             assert_eq!(told, json!({"jsonrpc": "2.0", "id": 7, "error": {"code": after, "message": "m", "data": 1}}));
             assert_eq!(is_header_mismatch(message.as_bytes()), before == -32020);
         }
+        let both = br#"{"jsonrpc":"2.0","id":"b1","error":null,"result":{}}"#;
+        let told = result_as(both, &id, "x", &client("2025-11-25"), false).expect("a response");
+        assert_eq!(serde_json::from_slice::<Value>(&told).expect("JSON")["result"], json!({}));
         let failed: Value = serde_json::from_slice(&failed_call(&id, "tools/call", "no")).expect("JSON");
         assert_eq!(failed["result"], json!({"content": [{"type": "text", "text": "no"}], "isError": true}));
         let failed: Value = serde_json::from_slice(&failed_call(&id, "prompts/get", "no")).expect("JSON");

@@ -10,7 +10,7 @@ pub use response::{
     result_as, status_of, too_many_waiting, url_elicitation_missing,
 };
 
-pub use super::{Declared, LEGACY, MODERN};
+pub use super::{Declared, LEGACY, MAX_CLIENT_FACTS, MODERN};
 
 /// Error for a request of the server that no client can be asked: code and text.
 pub const NOT_ASKED: (i64, &str) = (-32601, "no client can be asked outside a call");

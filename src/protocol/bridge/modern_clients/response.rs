@@ -3,7 +3,7 @@
 use http::StatusCode;
 use serde_json::{Map, Value, json};
 
-use crate::protocol::bridge::response;
+use crate::protocol::bridge::{error_in, response};
 use crate::protocol::jsonrpc::{self, RequestId};
 
 pub(super) const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
@@ -33,7 +33,7 @@ pub enum ListHints {
 /// Returns the response to a request as its client gets it: under the client's ID, a result with its type, an error with a code of the later revision.
 /// Returns `None` for a message that is no response.
 pub fn result_as(message: &[u8], id: &RequestId, server_info: Option<&Value>, hints: ListHints) -> Option<Vec<u8>> {
-    if let Some(error) = jsonrpc::member(message, &["error"]) {
+    if let Some(error) = error_in(message) {
         return Some(modern_error(id, &serde_json::from_str(error).ok()?));
     }
     let result = jsonrpc::member(message, &["result"])?;

@@ -19,6 +19,8 @@ use crate::upstream::{ResponseBody, Template};
 
 /// Messages that wait for the reader of a batch.
 const QUEUE: usize = 16;
+/// Most messages of a batch.
+const MAX_MESSAGES: usize = 256;
 /// The revision that has batches.
 const REVISION: &str = "2025-03-26";
 
@@ -33,6 +35,9 @@ impl LegacyClients {
     ) -> Response<ResponseBody> {
         if session.client.version.as_str() != REVISION {
             return error(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, "Invalid request: one message is expected");
+        }
+        if messages.len() > MAX_MESSAGES {
+            return error(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, "Invalid request: the batch is too long");
         }
         if let Some(stream) = sent {
             stream.note_sent();

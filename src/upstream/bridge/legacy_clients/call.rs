@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::response::Parts;
 use http::{HeaderName, HeaderValue, Response, StatusCode};
 use serde_json::Map;
 use tokio::sync::mpsc;
@@ -14,7 +15,7 @@ use super::{LegacyClients, json_response, stream_body};
 use crate::channel;
 use crate::clock;
 use crate::event_log::Stream;
-use crate::protocol::bridge::legacy_clients::{self as bridge, InputRequired, Round};
+use crate::protocol::bridge::legacy_clients::{self as bridge, InputRequired, Round, ToolFacts};
 use crate::protocol::channel::envelope;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Lines, names};
@@ -52,6 +53,14 @@ struct Call {
     pause: Duration,
 }
 
+/// Response of the server to the first request of a call.
+enum First {
+    /// None that is translated.
+    Passes(Box<Response<ResponseBody>>),
+    Events(Box<Parts>, Box<EventReader>),
+    Message(Box<Parts>, Bytes),
+}
+
 /// Response of the server to one request of a call.
 enum Reply {
     Message(Bytes),
@@ -76,27 +85,25 @@ impl LegacyClients {
         };
         let call =
             Call { clients: self.clone(), own: session.next_id(), session, request, running, rounds: 0, pause: PAUSE };
-        let mut response = call.send(upstream, None, sent).await?;
-        if call.knows_headers_after(&mut response).await? {
-            response = call.send(upstream, None, None).await?;
-        }
-        let (mut parts, body) = response.into_parts();
-        if parts.status.is_success() && headers::is_sse(&parts.headers) {
-            let reader = EventReader::new(body, self.settings.max_event_bytes);
-            parts.headers.remove(CONTENT_LENGTH);
-            return Ok(Response::from_parts(parts, call.stream(Reply::Events(Box::new(reader)))));
-        }
-        let passes = parts.status.is_server_error()
-            || matches!(parts.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
-            || !headers::is_json(&parts.headers);
-        if passes {
-            return Ok(Response::from_parts(parts, body));
-        }
-        let Ok(message) = collect(body, self.settings.max_event_bytes).await else {
-            return Err(Failure::after_send(ErrorCode::UpstreamBroke).into());
+        let cancelled = call.running.cancelled.clone();
+        let first = tokio::select! {
+            first = call.first(upstream, sent) => first?,
+            // The client awaits nothing more.
+            () = cancelled.notified() => {
+                let (_, nothing) = mpsc::channel(1);
+                let mut response = Response::new(stream_body(nothing));
+                response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+                return Ok(response);
+            }
         };
-        parts.headers.remove(CONTENT_LENGTH);
-        if InputRequired::of(&message).is_some() {
+        let (mut parts, message) = match first {
+            First::Passes(response) => return Ok(*response),
+            First::Events(parts, reader) => {
+                return Ok(Response::from_parts(*parts, call.stream(Reply::Events(reader))));
+            }
+            First::Message(parts, message) => (*parts, message),
+        };
+        if InputRequired::is_in(&message) {
             parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
             return Ok(Response::from_parts(parts, call.stream(Reply::Message(message))));
         }
@@ -113,6 +120,43 @@ impl LegacyClients {
 }
 
 impl Call {
+    /// Sends the request for the first time, and reads as much of the response as shows its kind.
+    async fn first(&self, upstream: &Upstream, sent: Option<&Arc<Stream>>) -> Result<First, Unanswered> {
+        let mut response = self.send(upstream, None, sent).await?;
+        if self.knows_headers_after(&mut response).await? {
+            response = self.send(upstream, None, None).await?;
+        }
+        let (mut parts, body) = response.into_parts();
+        if parts.status.is_success() && headers::is_sse(&parts.headers) {
+            parts.headers.remove(CONTENT_LENGTH);
+            let reader = EventReader::new(body, self.clients.settings.max_event_bytes);
+            return Ok(First::Events(Box::new(parts), Box::new(reader)));
+        }
+        let passes = parts.status.is_server_error()
+            || matches!(parts.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
+            || !headers::is_json(&parts.headers);
+        if passes {
+            return Ok(First::Passes(Box::new(Response::from_parts(parts, body))));
+        }
+        let Ok(message) = collect(body, self.clients.settings.max_event_bytes).await else {
+            return Err(Failure::after_send(ErrorCode::UpstreamBroke).into());
+        };
+        parts.headers.remove(CONTENT_LENGTH);
+        self.learn_tools_for(&message).await;
+        Ok(First::Message(Box::new(parts), message))
+    }
+
+    /// Reads the list of tools, if a result may have to be wrapped as the list says and none was read in this session.
+    async fn learn_tools_for(&self, message: &[u8]) {
+        let has_structure = self.request.method == "tools/call"
+            && self.session.client.knows_structured_content()
+            && jsonrpc::member(message, &["result", "structuredContent"])
+                .is_some_and(|content| content.starts_with('{'));
+        if has_structure && !self.session.has_listed_tools() {
+            self.clients.list_tools(&self.session, &self.request.template).await;
+        }
+    }
+
     /// Sends the request, with the answers of a round if there were questions.
     async fn send(
         &self,
@@ -132,7 +176,7 @@ impl Call {
             );
             return Ok(json_response(StatusCode::OK, message));
         };
-        let facts = self.clients.tool_facts(&self.request);
+        let facts = self.tool_facts();
         let mut template = modern(&self.request.template, &self.request.method).with_body(translated.into());
         for header in facts.iter().flat_map(|facts| &facts.headers) {
             let arguments =
@@ -164,12 +208,18 @@ impl Call {
         Ok(is_mismatch && self.clients.list_tools(&self.session, &self.request.template).await)
     }
 
+    /// Returns what the calls of the tool need that the request calls, or `None` if they need nothing, or it calls none.
+    fn tool_facts(&self) -> Option<ToolFacts> {
+        let is_call = self.request.method == "tools/call";
+        self.session.tool_facts(&jsonrpc::tool_name(self.request.template.body()).filter(|_| is_call)?)
+    }
+
     /// Returns a response of the server as the client gets it.
     fn told(&self, message: &[u8]) -> Option<Vec<u8>> {
         if self.request.method == "tools/list" {
-            self.clients.note_tools(message);
+            self.session.note_tools(message);
         }
-        let is_wrapped = self.clients.tool_facts(&self.request).is_some_and(|facts| facts.is_wrapped);
+        let is_wrapped = self.tool_facts().is_some_and(|facts| facts.is_wrapped);
         bridge::result_as(message, &self.request.id, &self.request.method, &self.session.client, is_wrapped)
     }
 
@@ -199,7 +249,12 @@ impl Call {
                     None => return,
                 },
             };
+            self.learn_tools_for(&message).await;
             let told = match InputRequired::of(&message) {
+                None if InputRequired::is_in(&message) => {
+                    let reason = "the server asks for input that is malformed, or for too much";
+                    Some(bridge::failed_call(&self.request.id, &self.request.method, reason))
+                }
                 Some(required) => match self.go_on(required, out).await {
                     Ok(next) => {
                         reply = next;

@@ -10,7 +10,6 @@ mod listen;
 mod opening;
 mod session;
 
-use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -26,21 +25,19 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use self::call::ClientRequest;
-use self::session::{Answer as ClientAnswer, PREFIX, Session, Sessions};
+use self::session::{Answer as ClientAnswer, Session, Sessions};
 use super::{Answer, Settings, response_in};
 use crate::body::BoxError;
+use crate::channel;
 use crate::event_log::Stream;
-use crate::protocol::bridge::legacy_clients::{self as bridge, ToolFacts};
+use crate::protocol::bridge::legacy_clients::{self as bridge, Discovered};
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::upstream::{ResponseBody, Template, Upstream, synthetic};
-use crate::{channel, sync};
 
 const INVALID_REQUEST: i64 = -32600;
 const METHOD_NOT_FOUND: i64 = -32601;
 const INVALID_PARAMS: i64 = -32602;
 const INTERNAL_ERROR: i64 = -32603;
-/// Most tools whose calls need something.
-const MAX_TOOLS: usize = 4096;
 /// Most pages of a list of tools that are read for one call, and time limit for that.
 const MAX_PAGES: usize = 32;
 const LIST_WAIT: Duration = Duration::from_secs(5);
@@ -53,8 +50,8 @@ pub(super) struct LegacyClients {
     sessions: Sessions,
     /// True once a session was opened, or a request named one.
     is_active: AtomicBool,
-    /// Facts about tools, from the lists that were read last.
-    tools: Mutex<HashMap<String, ToolFacts>>,
+    /// Capabilities of the server that the session opened last has: most sessions have equal ones.
+    discovered: Mutex<Option<Arc<Discovered>>>,
 }
 
 impl LegacyClients {
@@ -65,7 +62,7 @@ impl LegacyClients {
             upstream,
             sessions: Sessions::default(),
             is_active: AtomicBool::default(),
-            tools: Mutex::default(),
+            discovered: Mutex::default(),
         })
     }
 
@@ -76,7 +73,7 @@ impl LegacyClients {
 
     /// Returns true if the request is one in a session of the bridge.
     pub(super) fn names_session(template: &Template) -> bool {
-        template.session_name().is_some_and(|name| name.starts_with(PREFIX.as_bytes()))
+        template.session_name().is_some_and(bridge::is_session_name)
     }
 
     /// Answers a request in a session of the bridge.
@@ -185,29 +182,6 @@ impl LegacyClients {
         result(id)
     }
 
-    /// Returns what the calls of the tool need that a request calls, or `None` if they need nothing, or it calls none.
-    fn tool_facts(&self, request: &ClientRequest) -> Option<ToolFacts> {
-        if request.method != "tools/call" {
-            return None;
-        }
-        let name = jsonrpc::tool_name(request.template.body())?;
-        sync::lock(&self.tools).get(&name).cloned()
-    }
-
-    /// Notes the facts about the tools of a list.
-    fn note_tools(&self, message: &[u8]) {
-        let facts = bridge::tool_facts(message);
-        let mut tools = sync::lock(&self.tools);
-        for name in bridge::tool_names(message) {
-            match facts.get(&name) {
-                Some(facts) if tools.len() < MAX_TOOLS || tools.contains_key(&name) => {
-                    drop(tools.insert(name, facts.clone()));
-                }
-                Some(_) | None => drop(tools.remove(&name)),
-            }
-        }
-    }
-
     /// Reads the list of tools with the headers of this request. Returns false if it cannot be read.
     async fn list_tools(&self, session: &Session, template: &Template) -> bool {
         const METHOD: &str = "tools/list";
@@ -220,7 +194,7 @@ impl LegacyClients {
                 let post = call::modern(&synthetic::post(template, body), METHOD);
                 let page = response_in(self.upstream.exchange(&post, None).await.ok()?).await?;
                 jsonrpc::member(&page, &["result", "tools"])?;
-                self.note_tools(&page);
+                session.note_tools(&page);
                 let next = jsonrpc::member(&page, &["result", "nextCursor"]).filter(|cursor| *cursor != "null");
                 let Some(cursor) = next.and_then(|cursor| serde_json::from_str::<Value>(cursor).ok()) else {
                     return Some(());

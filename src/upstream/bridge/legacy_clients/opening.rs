@@ -9,12 +9,16 @@ use tracing::debug;
 
 use super::session::Session;
 use super::{Answer, LegacyClients, error, json_response, response_in};
-use crate::clock;
 use crate::protocol::bridge::legacy_clients::{self as bridge, ClientFacts, Discovered};
+use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::names;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
-use crate::upstream::Template;
 use crate::upstream::discovery::discover_request;
+use crate::upstream::{Template, Unanswered};
+use crate::{clock, sync};
+
+/// Time limit of the question for the server's capabilities.
+const OPENING_WAIT: Duration = Duration::from_secs(60);
 
 impl LegacyClients {
     /// Returns the ID of an `initialize` without a session, or `None` for another request.
@@ -33,12 +37,20 @@ impl LegacyClients {
         let Some(client) = ClientFacts::of(template.body()) else {
             return Ok(error(StatusCode::BAD_REQUEST, Some(id), super::INVALID_PARAMS, "Invalid params"));
         };
-        let response = self.upstream.exchange(&discover_request(template, None), None).await?;
-        let status = response.status();
-        if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) || status.is_server_error() {
-            return Ok(response);
-        }
-        let message = response_in(response).await.unwrap_or_default();
+        let asking = async {
+            let response = self.upstream.exchange(&discover_request(template, None), None).await?;
+            let status = response.status();
+            if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) || status.is_server_error() {
+                return Ok(Err(response));
+            }
+            Ok::<_, Unanswered>(Ok(response_in(response).await.unwrap_or_default()))
+        };
+        let message = match tokio::time::timeout(OPENING_WAIT, asking).await {
+            Ok(Ok(Ok(message))) => message,
+            Ok(Ok(Err(refusal))) => return Ok(refusal),
+            Ok(Err(unanswered)) => return Err(unanswered),
+            Err(_) => return Err(Failure::before_run(ErrorCode::UpstreamTimeout).into()),
+        };
         let Some(server) = Discovered::of(&message) else {
             let told = bridge::error_of(&message, id).unwrap_or_else(|| {
                 jsonrpc::error_message(
@@ -52,13 +64,22 @@ impl LegacyClients {
         };
         self.is_active.store(true, Ordering::Relaxed);
         let mut response = json_response(StatusCode::OK, server.initialized(id, &client));
-        let session = self.sessions.open(client, server, template.caller());
+        let session = self.sessions.open(client, self.shared(server), template.caller());
         if let Ok(name) = HeaderValue::from_str(&session.name) {
             response.headers_mut().insert(names::MCP_SESSION_ID, name);
         }
         debug!("a session was opened for a client of an older revision");
         self.end_when_idle(&session);
         Ok(response)
+    }
+
+    /// Returns the capabilities that the session opened last has, if these are equal.
+    fn shared(&self, server: Discovered) -> Arc<Discovered> {
+        let mut last = sync::lock(&self.discovered);
+        match &*last {
+            Some(known) if **known == server => known.clone(),
+            Some(_) | None => last.insert(Arc::new(server)).clone(),
+        }
     }
 
     /// Ends the session once nothing has happened in it for long. The next request opens it again.

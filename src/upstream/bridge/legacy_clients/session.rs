@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
@@ -13,18 +13,22 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::AbortHandle;
 
 use crate::channel::Caller;
-use crate::protocol::bridge::legacy_clients::{ClientFacts, Discovered};
+use crate::protocol::bridge::legacy_clients::{
+    ClientFacts, Discovered, ToolFacts, new_session_name, tool_facts, tool_names,
+};
 use crate::protocol::headers::Lines;
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::sse;
 use crate::{clock, random, sync};
 
-/// Beginning of the names of the sessions: no server has to be asked whose they are.
-pub(super) const PREFIX: &str = "mcp-resume-bridge-";
 /// Most sessions. For one more the one that is idle longest ends.
 const MAX_SESSIONS: usize = 4096;
 /// Most calls of one session that run.
 const MAX_CALLS: usize = 256;
+/// Most tools of one session whose calls need something.
+const MAX_TOOLS: usize = 1024;
+/// Most sessions of one caller with credentials.
+const MAX_OF_CALLER: usize = 256;
 /// Most resources that one session has subscribed to.
 const MAX_RESOURCES: usize = 256;
 /// Most messages that wait for the reader of the session's own stream. Further ones are lost.
@@ -38,9 +42,9 @@ pub(super) struct Sessions(Mutex<HashMap<String, Arc<Session>>>);
 pub(super) struct Session {
     pub(super) name: String,
     pub(super) client: ClientFacts,
-    pub(super) server: Discovered,
-    /// Caller whose session it is, once that is known.
-    caller: OnceLock<Arc<Caller>>,
+    pub(super) server: Arc<Discovered>,
+    /// Caller whose session it is, or `None` for one without credentials.
+    caller: Option<Arc<Caller>>,
     next: AtomicU64,
     state: Mutex<State>,
     /// Held while the subscription at the server is changed.
@@ -55,6 +59,8 @@ struct State {
     calls: HashMap<RequestId, Arc<Notify>>,
     stream: Option<mpsc::Sender<Bytes>>,
     subscription: Option<Subscription>,
+    /// Facts about tools, from the lists that were read in the session, or `None` before the first.
+    tools: Option<HashMap<String, ToolFacts>>,
 }
 
 /// Answer of a client to a question.
@@ -85,13 +91,17 @@ pub(super) struct Asked {
 
 impl Sessions {
     /// Opens a session.
-    pub(super) fn open(&self, client: ClientFacts, server: Discovered, caller: Option<&Arc<Caller>>) -> Arc<Session> {
-        let secret: String = random::bytes::<16>().iter().map(|byte| format!("{byte:02x}")).collect();
+    pub(super) fn open(
+        &self,
+        client: ClientFacts,
+        server: Arc<Discovered>,
+        caller: Option<&Arc<Caller>>,
+    ) -> Arc<Session> {
         let session = Arc::new(Session {
-            name: format!("{PREFIX}{secret}"),
+            name: new_session_name(random::bytes()),
             client,
             server,
-            caller: caller.map(|caller| OnceLock::from(caller.clone())).unwrap_or_default(),
+            caller: known(caller).cloned(),
             next: AtomicU64::new(1),
             state: Mutex::new(State {
                 used: clock::now(),
@@ -101,13 +111,16 @@ impl Sessions {
                 calls: HashMap::new(),
                 stream: None,
                 subscription: None,
+                tools: None,
             }),
             subscribing: tokio::sync::Mutex::default(),
         });
         let mut sessions = sync::lock(&self.0);
-        if sessions.len() >= MAX_SESSIONS {
-            let idlest = sessions.values().min_by_key(|session| session.used()).map(|session| session.name.clone());
-            drop(idlest.and_then(|name| sessions.remove(&name)));
+        let of_caller = sessions.values().filter(|other| other.caller.is_some() && other.caller == session.caller);
+        if of_caller.count() >= MAX_OF_CALLER {
+            end_idlest(&mut sessions, |other| other.caller == session.caller);
+        } else if sessions.len() >= MAX_SESSIONS {
+            end_idlest(&mut sessions, |_| true);
         }
         sessions.insert(session.name.clone(), session.clone());
         session
@@ -137,12 +150,42 @@ impl Sessions {
     }
 }
 
+/// Ends the session that is idle longest of those for which this holds.
+fn end_idlest(sessions: &mut HashMap<String, Arc<Session>>, concerns: impl Fn(&Session) -> bool) {
+    let all = sessions.values().filter(|session| concerns(session));
+    let idlest = all.min_by_key(|session| session.used()).map(|session| session.name.clone());
+    if let Some(session) = idlest.and_then(|name| sessions.remove(&name)) {
+        session.end();
+    }
+}
+
 impl Session {
     /// Returns true if the session is that of this caller. Callers without credentials are told apart by the name alone.
     fn is_of(&self, caller: Option<&Arc<Caller>>) -> bool {
-        match caller {
-            Some(caller) => self.caller.get_or_init(|| caller.clone()) == caller || caller.is_anonymous(),
-            None => true,
+        self.caller.as_ref() == known(caller)
+    }
+
+    /// Returns true once a list of tools was read in the session.
+    pub(super) fn has_listed_tools(&self) -> bool {
+        sync::lock(&self.state).tools.is_some()
+    }
+
+    /// Returns what the calls of a tool need, or `None` if they need nothing, or no list has the tool.
+    pub(super) fn tool_facts(&self, name: &str) -> Option<ToolFacts> {
+        sync::lock(&self.state).tools.as_ref()?.get(name).cloned()
+    }
+
+    /// Notes the facts about the tools of a list.
+    pub(super) fn note_tools(&self, message: &[u8]) {
+        let mut facts = tool_facts(message);
+        let names = tool_names(message);
+        let mut state = sync::lock(&self.state);
+        let tools = state.tools.get_or_insert_default();
+        for name in names {
+            match facts.remove(&name) {
+                Some(facts) if tools.len() < MAX_TOOLS || tools.contains_key(&name) => drop(tools.insert(name, facts)),
+                Some(_) | None => drop(tools.remove(&name)),
+            }
         }
     }
 
@@ -262,6 +305,11 @@ impl Session {
         state.stream = None;
         state.subscription = None;
     }
+}
+
+/// Returns a caller that has credentials.
+fn known(caller: Option<&Arc<Caller>>) -> Option<&Arc<Caller>> {
+    caller.filter(|caller| !caller.is_anonymous())
 }
 
 impl Asked {

@@ -15,17 +15,27 @@ use tokio::sync::mpsc;
 
 use super::running::Traits;
 use super::session::{Busy, LegacySession};
-use super::{ClientRequest, ModernClients, ResponseBody, standalone};
+use super::{ClientRequest, ModernClients, ResponseBody, in_session, standalone};
 use crate::body::BoxError;
 use crate::clock;
 use crate::protocol::bridge::modern_clients::{self as bridge, LogLevel, MAX_ROUNDS, listen};
 use crate::protocol::dialect::resume_tokens::CallDigest;
+use crate::protocol::headers;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::protocol::sse;
 use crate::upstream::sse_reader::EventReader;
 use crate::upstream::synthetic;
 use crate::upstream::tool_schemas::events;
 
+/// Pause before a stream of the server is read on, unless the server says another, and the longest.
+const RETRY: Duration = Duration::from_secs(1);
+const LONGEST_RETRY: Duration = Duration::from_secs(60);
+/// Most requests in a row to read a stream on.
+const MAX_REOPENINGS: u32 = 10;
+/// Most questions of one round.
+const MAX_QUESTIONS: usize = 64;
+/// Longest time after the first question at which a round is told, in times of the time without a further one.
+const LONGEST_GRACE: u32 = 5;
 /// Time for which a response waits for the first message of the server.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 
@@ -45,16 +55,37 @@ pub(super) struct BridgedCall {
     questions: Vec<Question>,
     /// Time at which they are told, or `None` if there are none.
     due: Option<Instant>,
+    /// Time of the first of them, or `None` if there are none.
+    asked_since: Option<Instant>,
     asked: u32,
-    /// True once the server has answered.
+    /// ID of the last event of the server that has one, for the request that reads on.
+    last_event_id: Option<Bytes>,
+    /// Pause before that request.
+    retry: Duration,
+    /// Number of such requests since the last message.
+    reopenings: u32,
+    /// True once the server has answered, or its stream has ended for good.
     is_over: bool,
 }
 
 struct Question {
+    /// The request as it was sent, if it came on the session's own stream: it names no call.
+    unnamed: Option<Bytes>,
+    /// True once a client has been asked.
+    is_told: bool,
     key: String,
     id: RequestId,
     method: String,
     params: Value,
+}
+
+/// Stream on which a message of the server has come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// That of the call.
+    Call,
+    /// That of the session, whose messages name no call.
+    Session,
 }
 
 /// Body of the response to a call.
@@ -135,7 +166,11 @@ impl BridgedCall {
             inbox: begun.inbox,
             questions: Vec::new(),
             due: None,
+            asked_since: None,
             asked: 0,
+            last_event_id: None,
+            retry: RETRY,
+            reopenings: 0,
             is_over: false,
         });
         if begun.tells_roots {
@@ -167,6 +202,9 @@ impl BridgedCall {
                 None => self.questions.push(question),
             }
         }
+        for question in self.session.calls.set_parked(&self.own, false) {
+            self.handle(&question, &mut BytesMut::new(), Place::Session);
+        }
         // What is left is asked again.
         self.due = (!self.questions.is_empty()).then(clock::now);
         self
@@ -186,16 +224,16 @@ impl BridgedCall {
             tokio::select! {
                 biased;
                 piece = self.reader.next() => {
-                    let Ok(piece) = piece else { return (out.freeze(), None) };
-                    let gathered = self.reader.gather(piece).await;
-                    for event in gathered.events {
-                        self.handle(&event.data, &mut out);
-                    }
-                    if self.is_over || gathered.error.is_some() || gathered.ending.is_some() {
+                    let has_ended = match piece {
+                        Ok(piece) => self.take(piece, &mut out).await,
+                        Err(_) => true,
+                    };
+                    if self.is_over || (has_ended && !self.reads_on().await) {
+                        self.is_over = true;
                         return (out.freeze(), None);
                     }
                 }
-                Some(message) = self.inbox.recv() => self.handle(&message, &mut out),
+                Some(message) = self.inbox.recv() => self.handle(&message, &mut out, Place::Session),
                 () = is_due => return (self.park(), None),
             }
             if !out.is_empty() {
@@ -204,8 +242,43 @@ impl BridgedCall {
         }
     }
 
+    /// Takes bytes of the server's stream. Returns true if the stream has ended.
+    async fn take(&mut self, piece: Bytes, out: &mut BytesMut) -> bool {
+        let gathered = self.reader.gather(piece).await;
+        for event in gathered.events {
+            if let Some(id) = event.id.filter(|id| !id.is_empty()) {
+                self.last_event_id = Some(Bytes::copy_from_slice(&id));
+            }
+            self.retry = event.retry.unwrap_or(self.retry).min(LONGEST_RETRY);
+            if !event.data.is_empty() {
+                self.reopenings = 0;
+                self.handle(&event.data, out, Place::Call);
+            }
+        }
+        gathered.error.is_some() || gathered.ending.is_some()
+    }
+
+    /// Reads on after the end of the server's stream without a response, if the server can resume it. Returns false if it cannot.
+    async fn reads_on(&mut self) -> bool {
+        let Some(last) = self.last_event_id.clone() else { return false };
+        while self.reopenings < MAX_REOPENINGS {
+            self.reopenings += 1;
+            clock::sleep(self.retry).await;
+            let get = in_session(&self.session, &self.request.template.to_get(Some(&last)));
+            match self.clients.upstream.exchange(&get, None).await {
+                Ok(response) if response.status().is_success() && headers::is_sse(response.headers()) => {
+                    self.reader = EventReader::new(response.into_body(), self.clients.settings.max_event_bytes);
+                    return true;
+                }
+                Ok(response) if response.status().is_client_error() => return false,
+                Ok(_) | Err(_) => {}
+            }
+        }
+        false
+    }
+
     /// Handles one message of the server.
-    fn handle(&mut self, data: &[u8], out: &mut BytesMut) {
+    fn handle(&mut self, data: &[u8], out: &mut BytesMut, place: Place) {
         let Ok(body) = jsonrpc::peek(data) else { return };
         for (message, text) in body.messages().iter().zip(jsonrpc::messages(data)) {
             let text = text.as_bytes();
@@ -216,7 +289,7 @@ impl BridgedCall {
                 }
                 Message::Response { .. } => None,
                 Message::Request { id, method } => {
-                    self.handle_question(id, method, text);
+                    self.handle_question(id, method, text, place);
                     None
                 }
                 Message::Notification { method } => self.notification(method, text),
@@ -242,6 +315,7 @@ impl BridgedCall {
                 self.questions.retain(|question| question.id != withdrawn);
                 if self.questions.is_empty() {
                     self.due = None;
+                    self.asked_since = None;
                 }
                 None
             }
@@ -254,13 +328,15 @@ impl BridgedCall {
         }
     }
 
-    fn handle_question(&mut self, id: &RequestId, method: &str, text: &[u8]) {
+    fn handle_question(&mut self, id: &RequestId, method: &str, text: &[u8], place: Place) {
         if method == "ping" {
             return self.post(vec![synthetic::pong(id)]);
         }
         let Some((method, params)) = bridge::question_of(text) else { return };
         let refused = if !self.request.kind.may_ask() {
             Some((-32603, "no input can be asked for in this request"))
+        } else if self.questions.len() >= MAX_QUESTIONS {
+            Some((-32603, "the call asks too much at once"))
         } else if self.request.rounds >= MAX_ROUNDS {
             Some((-32603, "the call has asked in too many rounds"))
         } else {
@@ -273,13 +349,25 @@ impl BridgedCall {
             return self.post(vec![jsonrpc::error_message(Some(id), code, text, Value::Null)]);
         }
         self.asked += 1;
-        self.questions.push(Question { key: format!("q{}", self.asked), id: id.clone(), method, params });
-        self.due = Some(clock::now() + self.clients.settings.input_grace);
+        let unnamed = (place == Place::Session).then(|| Bytes::copy_from_slice(text));
+        let (key, id) = (format!("q{}", self.asked), id.clone());
+        self.questions.push(Question { unnamed, is_told: false, key, id, method, params });
+        let grace = self.clients.settings.input_grace;
+        let latest = *self.asked_since.get_or_insert_with(clock::now) + LONGEST_GRACE * grace;
+        self.due = Some((clock::now() + grace).min(latest));
     }
 
     /// Waits for the answers of the client, which gets the questions. Returns the last event of the response.
     fn park(mut self: Box<Self>) -> Bytes {
         self.due = None;
+        self.asked_since = None;
+        self.session.calls.set_parked(&self.own, true);
+        for question in &mut self.questions {
+            question.is_told = true;
+        }
+        while let Ok(message) = self.inbox.try_recv() {
+            standalone::ask_again(&self.clients, &self.session, &message);
+        }
         self.request.rounds += 1;
         let id = self.request.id.clone();
         let asked: Vec<_> = self
@@ -314,12 +402,29 @@ impl BridgedCall {
 impl Drop for BridgedCall {
     fn drop(&mut self) {
         self.session.calls.end(&self.own);
-        let mut messages: Vec<_> =
-            self.questions.iter().map(|question| bridge::given_up(&question.id, &question.method)).collect();
+        if tokio::runtime::Handle::try_current().is_err() {
+            return;
+        }
+        // What names no call and was not told may be another call's.
+        let mut unnamed: Vec<Bytes> = Vec::new();
+        let mut messages = Vec::new();
+        for question in std::mem::take(&mut self.questions) {
+            match question.unnamed {
+                Some(text) if !question.is_told => unnamed.push(text),
+                Some(_) | None => messages.push(bridge::given_up(&question.id, &question.method)),
+            }
+        }
+        self.inbox.close();
+        while let Ok(message) = self.inbox.try_recv() {
+            unnamed.push(message);
+        }
+        for question in unnamed {
+            standalone::ask_again(&self.clients, &self.session, &question);
+        }
         if !self.is_over {
             messages.push(synthetic::cancelled(&RequestId::String(self.own.as_str().into())));
         }
-        if !messages.is_empty() && tokio::runtime::Handle::try_current().is_ok() {
+        if !messages.is_empty() {
             self.post(messages);
         }
     }

@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame};
+use serde_json::Value;
 use tokio::sync::mpsc;
 
 use crate::body::BoxError;
@@ -97,6 +98,13 @@ impl Listeners {
         self.tell_each(|filter| filter.list_changes().collect());
     }
 
+    /// Ends all subscriptions, each with its result.
+    pub(super) fn end_all(&self, server_info: Option<&Value>) {
+        for (_, listener) in sync::lock(&self.0).listeners.drain() {
+            let _ = listener.sender.try_send(event(&listen::ended(&listener.id, server_info)));
+        }
+    }
+
     /// Lets go of resources. Returns those that no subscription has any more.
     fn release(&self, resources: &[String]) -> Vec<String> {
         let mut state = sync::lock(&self.0);
@@ -171,7 +179,7 @@ fn event(message: &[u8]) -> Bytes {
 #[cfg(test)]
 mod tests {
     use http_body_util::BodyExt;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 

@@ -36,7 +36,7 @@ use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, names};
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::upstream::body::collect;
-use crate::upstream::{ResponseBody, Template, Unanswered, Upstream};
+use crate::upstream::{ResponseBody, Template, Unanswered, Upstream, synthetic};
 use crate::{clock, config, sync};
 
 const INVALID_REQUEST: i64 = -32600;
@@ -91,8 +91,18 @@ impl From<Response<ResponseBody>> for Called {
     }
 }
 
+/// Answer to a request.
+pub(super) enum Translated {
+    /// Of a request in a session.
+    Answered(Answer),
+    /// The server did not open a session, and nothing of the request has reached it.
+    Unopened(Answer),
+}
+
 /// Reason why a request has no session.
 enum NoSession {
+    /// The server has refused `initialize` in this way.
+    Refused(Box<Answer>),
     /// This is the answer.
     Answered(Box<Answer>),
     /// Requests of this caller are not translated.
@@ -140,30 +150,33 @@ impl ModernClients {
         upstream: &Upstream,
         template: &Template,
         sent: Option<&Arc<Stream>>,
-    ) -> Option<Answer> {
+    ) -> Option<Translated> {
         if *template.method() != Method::POST {
             // The revision has POST alone.
             let mut refusal = channel::empty(StatusCode::METHOD_NOT_ALLOWED).map(ResponseBody::Channel);
             refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
-            return Some(Ok(refusal));
+            return Some(Translated::Answered(Ok(refusal)));
         }
         let Ok(jsonrpc::Body::Single(message)) = jsonrpc::peek(template.body()) else {
-            return Some(Ok(refusal(None, INVALID_REQUEST, "Invalid request: one message is expected", Value::Null)));
+            let text = "Invalid request: one message is expected";
+            return Some(Translated::Answered(Ok(refusal(None, INVALID_REQUEST, text, Value::Null))));
         };
         let Message::Request { id, method } = message else {
             // No notification of a client means anything on HTTP at this revision.
-            return Some(Ok(channel::empty(StatusCode::ACCEPTED).map(ResponseBody::Channel)));
+            return Some(Translated::Answered(Ok(channel::empty(StatusCode::ACCEPTED).map(ResponseBody::Channel))));
         };
         let request = match checked(template, &id, &method) {
             Ok(request) => request,
-            Err(refusal) => return Some(Ok(*refusal)),
+            Err(refusal) => return Some(Translated::Answered(Ok(*refusal))),
         };
         if request.kind == Kind::Unknown {
-            return Some(Ok(answered(StatusCode::NOT_FOUND, bridge::method_not_found(&request.id))));
+            let refused = answered(StatusCode::NOT_FOUND, bridge::method_not_found(&request.id));
+            return Some(Translated::Answered(Ok(refused)));
         }
         match self.answer(upstream, request, sent).await {
-            Ok(response) => Some(Ok(response)),
-            Err(NoSession::Answered(answer)) => Some(*answer),
+            Ok(response) => Some(Translated::Answered(Ok(response))),
+            Err(NoSession::Answered(answer)) => Some(Translated::Answered(*answer)),
+            Err(NoSession::Refused(answer)) => Some(Translated::Unopened(*answer)),
             Err(NoSession::Unbridged) => None,
         }
     }
@@ -221,12 +234,18 @@ impl ModernClients {
             self.lower_log_level(&session, &request.template, level).await;
         }
         let template = in_session(&session, &request.template).with_body(body.into());
-        let mut response = upstream.exchange(&template, sent).await?;
+        let mut awaited = Awaited { clients: self, session: &session, template: &request.template, own: Some(&own) };
+        let response = upstream.exchange(&template, sent).await;
+        if response.is_err() {
+            awaited.own = None;
+        }
+        let mut response = response?;
         response.headers_mut().remove(names::MCP_SESSION_ID);
         if session.is_named() {
             let ids = [RequestId::String(own.as_str().into())];
             let (examined, is_lost) = upstream.revivals.examine(response, &ids).await;
             if is_lost {
+                awaited.own = None;
                 return Ok(Called::Lost);
             }
             response = examined;
@@ -234,7 +253,10 @@ impl ModernClients {
         let (mut parts, body) = response.into_parts();
         if parts.status.is_success() && headers::is_sse(&parts.headers) {
             parts.headers.remove(CONTENT_LENGTH);
-            let body = match BridgedBody::begun(BridgedCall::new(self, session, busy, request, own, body)).await {
+            // From here the call cancels itself.
+            awaited.own = None;
+            let call = BridgedCall::new(self, session.clone(), busy, request, own.clone(), body);
+            let body = match BridgedBody::begun(call).await {
                 Begun::Stream(body) => ResponseBody::Translated(body.boxed_unsync()),
                 Begun::Refused(message) => {
                     parts.status = bridge::status_of(&message);
@@ -248,11 +270,12 @@ impl ModernClients {
             || matches!(parts.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
             || !headers::is_json(&parts.headers);
         if passes {
+            awaited.own = None;
             return Ok(Response::from_parts(parts, body).into());
         }
-        let Ok(body) = collect(body, self.settings.max_event_bytes).await else {
-            return Err(Failure::after_send(ErrorCode::UpstreamBroke).into());
-        };
+        let collected = collect(body, self.settings.max_event_bytes).await;
+        awaited.own = None;
+        let Ok(body) = collected else { return Err(Failure::after_send(ErrorCode::UpstreamBroke).into()) };
         let body = match self.response_to(request, &session, &body) {
             Some(message) => {
                 parts.headers.remove(CONTENT_LENGTH);
@@ -327,6 +350,27 @@ impl ModernClients {
     }
 }
 
+/// A request whose response has not begun. Dropped, it is cancelled at the server: a disconnect cancels nothing there.
+struct Awaited<'a> {
+    clients: &'a Arc<ModernClients>,
+    session: &'a Arc<LegacySession>,
+    template: &'a Template,
+    /// ID at the server, or `None` once there is a response.
+    own: Option<&'a str>,
+}
+
+impl Drop for Awaited<'_> {
+    fn drop(&mut self) {
+        if let Some(own) = self.own
+            && tokio::runtime::Handle::try_current().is_ok()
+        {
+            let (clients, session, template) = (self.clients.clone(), self.session.clone(), self.template.clone());
+            let cancelled = synthetic::cancelled(&RequestId::String(own.into()));
+            tokio::spawn(async move { clients.post(&session, &template, cancelled).await });
+        }
+    }
+}
+
 impl ClientRequest {
     fn hints(&self) -> ListHints {
         if matches!(self.kind, Kind::List | Kind::Read) { ListHints::Uncached } else { ListHints::Absent }
@@ -337,6 +381,10 @@ impl ClientRequest {
 fn checked(template: &Template, id: &RequestId, method: &str) -> Result<ClientRequest, Box<Response<ResponseBody>>> {
     let body = template.body();
     let kind = Kind::of(method);
+    if jsonrpc::member(body, &["params", "_meta"]).is_some_and(|meta| meta.len() > bridge::MAX_CLIENT_FACTS) {
+        let text = "Invalid params: _meta is too large";
+        return Err(refusal(Some(id), INVALID_PARAMS, text, Value::Null).into());
+    }
     let envelope = Envelope::of(body).map_err(|member| {
         Box::new(refusal(
             Some(id),
@@ -374,7 +422,7 @@ fn plain(template: &Template) -> Template {
     let mut headers = template.own_headers();
     let later: Vec<HeaderName> =
         headers.keys().filter(|name| name.as_str().starts_with("mcp-param-")).cloned().collect();
-    for name in later.iter().chain([&names::MCP_PROTOCOL_VERSION]) {
+    for name in later.iter().chain([&names::MCP_PROTOCOL_VERSION, &names::MCP_SESSION_ID]) {
         headers.remove(name);
     }
     template.beside(template.method().clone(), &headers, template.body().clone()).for_caller(template.caller().cloned())

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{HeaderValue, Method, StatusCode};
+use bytes::{Bytes, BytesMut};
+use http::header::CONTENT_LENGTH;
+use http::{HeaderValue, Method, Response, StatusCode};
 use serde_json::{Value, json};
 use tracing::debug;
 
@@ -16,12 +17,15 @@ use crate::clock;
 use crate::protocol::bridge::modern_clients::{self as bridge, LogLevel};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::names;
-use crate::protocol::jsonrpc;
+use crate::protocol::jsonrpc::{self, RequestId};
+use crate::upstream::body::read_up_to;
 use crate::upstream::bridge::response_in;
 use crate::upstream::{ResponseBody, Template, synthetic};
 
 /// Time limit of `initialize`: a server on stdio may have to be installed first.
 const OPENING_WAIT: Duration = Duration::from_secs(60);
+/// Size limit of an error with which the server refuses `initialize`.
+const REFUSAL_MAX: usize = 64 * 1024;
 /// Time limit of other requests of the bridge's own. Those of clients may wait meanwhile.
 const ASK_WAIT: Duration = Duration::from_secs(10);
 
@@ -42,8 +46,7 @@ impl ModernClients {
             return Err(refused(Ok(refusal.map(ResponseBody::Channel))));
         };
         if let Some(evicted) = evicted {
-            let clients = self.clone();
-            tokio::spawn(async move { clients.end(&evicted).await });
+            self.end_apart(evicted);
         }
         let mut slot = slot.lock().await;
         let previous = match &*slot {
@@ -78,22 +81,30 @@ impl ModernClients {
         let opener = plain(&request.template).with_body(Bytes::new());
         let initialize = synthetic::post(&opener, bridge::initialize(&id, &request.envelope));
         let initialize = initialize.with(names::MCP_PROTOCOL_VERSION, version);
-        let opening = tokio::time::timeout(OPENING_WAIT, self.upstream.exchange(&initialize, None));
-        let response = match opening.await {
-            Ok(Ok(response)) if response.status().is_success() => response,
-            Ok(refusal) => return Err(refused(refusal)),
-            Err(_) => return Err(refused(Err(Failure::before_run(ErrorCode::UpstreamTimeout).into()))),
+        let opening = async {
+            let response = match self.upstream.exchange(&initialize, None).await {
+                Ok(response) if response.status().is_success() => response,
+                Ok(refusal) if refusal.status().is_client_error() && !is_about_caller(refusal.status()) => {
+                    return Err(NoSession::Refused(Box::new(Ok(self.translated(refusal, &request.id).await))));
+                }
+                refusal => return Err(refused(refusal)),
+            };
+            let name = response.headers().get(names::MCP_SESSION_ID).cloned();
+            Ok((name, response_in(response).await))
         };
-        let name = response.headers().get(names::MCP_SESSION_ID).cloned();
+        let Ok(opened) = tokio::time::timeout(OPENING_WAIT, opening).await else {
+            return Err(refused(Err(Failure::before_run(ErrorCode::UpstreamTimeout).into())));
+        };
         let unavailable = || refused(Ok(unavailable(&request.id)));
-        let Some(message) = response_in(response).await else { return Err(unavailable()) };
+        let (name, Some(message)) = opened? else { return Err(unavailable()) };
         let is_resumed = !listeners.is_empty();
         let Some(session) = LegacySession::of(name, message.clone(), &request.envelope, opener, listeners) else {
             let error =
                 jsonrpc::member(&message, &["error"]).and_then(|error| serde_json::from_str::<Value>(error).ok());
             return Err(match error {
                 Some(error) => {
-                    refused(Ok(answered(StatusCode::BAD_REQUEST, bridge::modern_error(&request.id, &error))))
+                    let told = answered(StatusCode::BAD_REQUEST, bridge::modern_error(&request.id, &error));
+                    NoSession::Refused(Box::new(Ok(told)))
                 }
                 None => unavailable(),
             });
@@ -101,11 +112,11 @@ impl ModernClients {
         let session = Arc::new(session);
         self.note_begun(session.is_named());
         if self.passes(request) {
-            self.end(&session).await;
+            self.end_apart(session);
             return Err(NoSession::Unbridged);
         }
         if !self.post(&session, &request.template, bridge::initialized()).await {
-            self.end(&session).await;
+            self.end_apart(session);
             return Err(unavailable());
         }
         debug!("a session was opened for clients of 2026-07-28");
@@ -163,9 +174,37 @@ impl ModernClients {
     async fn end(&self, session: &LegacySession) {
         if session.is_named() {
             let delete = session.opener.beside(Method::DELETE, &session.opener.own_headers(), Bytes::new());
-            drop(self.upstream.exchange(&in_session(session, &delete), None).await);
+            let delete = in_session(session, &delete);
+            drop(tokio::time::timeout(ASK_WAIT, self.upstream.exchange(&delete, None)).await);
         }
     }
+
+    /// Ends a session in a task of its own.
+    fn end_apart(self: &Arc<Self>, session: Arc<LegacySession>) {
+        let clients = self.clone();
+        tokio::spawn(async move { clients.end(&session).await });
+    }
+
+    /// Returns a refusal of `initialize` as the response to the client's request, if it is an error in JSON.
+    async fn translated(&self, refusal: Response<ResponseBody>, id: &RequestId) -> Response<ResponseBody> {
+        let (mut parts, mut body) = refusal.into_parts();
+        let mut begun = BytesMut::new();
+        let is_whole = read_up_to(&mut body, &mut begun, REFUSAL_MAX).await;
+        let told = if is_whole { bridge::result_as(&begun, id, None, bridge::ListHints::Absent) } else { None };
+        let body = match told {
+            Some(message) => {
+                parts.headers.remove(CONTENT_LENGTH);
+                ResponseBody::Channel(channel::Body::whole(message))
+            }
+            None => ResponseBody::begun(begun.freeze(), body),
+        };
+        Response::from_parts(parts, body)
+    }
+}
+
+/// Returns true for a refusal of the caller, or of the number of its requests, and not of the request.
+fn is_about_caller(status: StatusCode) -> bool {
+    matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS)
 }
 
 fn refused(answer: super::Answer) -> NoSession {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use super::call::BridgedCall;
-use super::session::LegacySession;
+use super::session::{Busy, LegacySession};
 use super::{ClientRequest, ModernClients};
 use crate::protocol::bridge::modern_clients::{self as bridge, MAX_ROUNDS, UrlElicitations};
 use crate::protocol::dialect::resume_tokens::CallDigest;
@@ -32,6 +32,7 @@ pub(super) enum Parked {
 /// A call that its user must open pages for.
 pub(super) struct PageCall {
     session: Arc<LegacySession>,
+    _busy: Busy,
     request: ClientRequest,
     elicitations: UrlElicitations,
     /// Refusal of the server.
@@ -158,7 +159,7 @@ impl ModernClients {
         let params = elicitations.params.clone();
         let request = ClientRequest { rounds: request.rounds + 1, ..request.clone() };
         let error = Bytes::copy_from_slice(error);
-        let waiting = PageCall { session: session.clone(), request, elicitations, error };
+        let waiting = PageCall { session: session.clone(), _busy: session.begin(), request, elicitations, error };
         match self.clone().park(Parked::Pages(Box::new(waiting))) {
             Some(state) => {
                 let keys: Vec<_> = (1..=params.len()).map(key).collect();

@@ -29,6 +29,8 @@ struct State {
 struct RunningCall {
     own: String,
     traits: Traits,
+    /// True while the call waits for the answers of its client: it asks nothing further then.
+    is_parked: bool,
     inbox: mpsc::Sender<Bytes>,
 }
 
@@ -62,8 +64,16 @@ impl RunningCalls {
                 let _ = sender.try_send(question);
             }
         }
-        state.calls.push(RunningCall { own: own.to_owned(), traits, inbox: sender });
+        state.calls.push(RunningCall { own: own.to_owned(), traits, is_parked: false, inbox: sender });
         Begun { inbox, tells_roots }
+    }
+
+    /// Notes whether a call waits for the answers of its client. Returns questions for one that goes on.
+    pub(super) fn set_parked(&self, own: &str, is_parked: bool) -> Vec<Bytes> {
+        let mut state = sync::lock(&self.0);
+        let Some(call) = state.calls.iter_mut().find(|call| call.own == own) else { return Vec::new() };
+        call.is_parked = is_parked;
+        if is_parked { Vec::new() } else { state.waiting.drain(..).map(|(question, _)| question).collect() }
     }
 
     /// Removes a call.
@@ -97,7 +107,7 @@ impl RunningCalls {
     /// Gives a question to the oldest call that may ask, or lets it wait until this time. Returns false if too many wait.
     pub(super) fn ask(&self, question: Bytes, until: Instant) -> bool {
         let mut state = sync::lock(&self.0);
-        let of_call = |call: &&RunningCall| call.traits.may_ask && call.inbox.capacity() > 0;
+        let of_call = |call: &&RunningCall| call.traits.may_ask && !call.is_parked && call.inbox.capacity() > 0;
         if let Some(call) = state.calls.iter().find(of_call) {
             return call.inbox.try_send(question).is_ok();
         }
@@ -155,6 +165,9 @@ mod tests {
         calls.end("2");
         assert!(calls.ask(message("c"), until));
         assert_eq!(three.inbox.try_recv(), Ok(message("c")));
+        calls.set_parked("3", true);
+        assert!(calls.ask(message("w"), until) && three.inbox.try_recv().is_err());
+        assert_eq!(calls.set_parked("3", false), [message("w")]);
         calls.end("3");
         assert!(calls.ask(message("d"), until) && calls.ask(message("e"), until));
         calls.withdraw(|question| question == "d");

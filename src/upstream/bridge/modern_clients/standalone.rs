@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::StatusCode;
 use serde_json::Value;
 
 use super::session::LegacySession;
@@ -18,32 +19,46 @@ use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::upstream::sse_reader::EventReader;
 use crate::upstream::synthetic;
 
-/// Pause before the stream is opened again.
+/// Pause before the stream is opened again, which doubles after each refusal up to the longest.
 const PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Time for which a question waits for a call.
 const QUESTION_WAIT: Duration = Duration::from_secs(30);
 
 /// Reads the stream, with the headers of this request, for as long as the session lives.
 pub(super) async fn read(clients: Weak<ModernClients>, session: Weak<LegacySession>, template: Template) {
     let template = plain(&template);
+    let mut reader = Reader { clients, session, template, last_event_id: None };
+    let mut pause = PAUSE;
     loop {
         let response = {
-            let (Some(clients), Some(session)) = (clients.upgrade(), session.upgrade()) else { return };
-            let get = in_session(&session, &template.to_get(None));
-            let response = clients.upstream.exchange(&get, None).await;
+            let (Some(clients), Some(session)) = (reader.clients.upgrade(), reader.session.upgrade()) else { return };
+            let get = reader.template.to_get(reader.last_event_id.as_deref());
+            let response = clients.upstream.exchange(&in_session(&session, &get), None).await;
             session.note_stream();
             response
         };
         match response {
             Ok(response) if response.status().is_success() && headers::is_sse(response.headers()) => {
-                let reader = Reader { clients: clients.clone(), session: session.clone(), template: template.clone() };
+                pause = PAUSE;
                 reader.read(response.into_body()).await;
             }
-            // The server has no such stream, or has forgotten the session.
-            Ok(response) if response.status().is_client_error() => return,
-            Ok(_) | Err(_) => {}
+            // The server has no such stream.
+            Ok(response) if response.status() == StatusCode::METHOD_NOT_ALLOWED => return,
+            // The server has forgotten the session: the clients are to ask anew for what they want to hear.
+            Ok(response) if response.status() == StatusCode::NOT_FOUND => {
+                if let Some(session) = reader.session.upgrade() {
+                    session.listeners.end_all(session.server_info.as_ref());
+                }
+                return;
+            }
+            // Some servers refuse a second stream until they notice that the first was cut.
+            Ok(_) | Err(_) => {
+                reader.last_event_id = None;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
         }
-        clock::sleep(PAUSE).await;
+        clock::sleep(pause).await;
     }
 }
 
@@ -52,16 +67,21 @@ struct Reader {
     clients: Weak<ModernClients>,
     session: Weak<LegacySession>,
     template: Template,
+    /// ID of the last event that has one: a server that can resume goes on behind it.
+    last_event_id: Option<Bytes>,
 }
 
 impl Reader {
-    async fn read(&self, body: ResponseBody) {
+    async fn read(&mut self, body: ResponseBody) {
         let Some(limit) = self.clients.upgrade().map(|clients| clients.settings.max_event_bytes) else { return };
         let mut events = EventReader::new(body, limit);
         while let Ok(piece) = events.next().await {
             let gathered = events.gather(piece).await;
             let (Some(clients), Some(session)) = (self.clients.upgrade(), self.session.upgrade()) else { return };
             for event in &gathered.events {
+                if let Some(id) = event.id.as_ref().filter(|id| !id.is_empty()) {
+                    self.last_event_id = Some(Bytes::copy_from_slice(id));
+                }
                 let Ok(body) = jsonrpc::peek(&event.data) else { continue };
                 for (message, text) in body.messages().iter().zip(jsonrpc::messages(&event.data)) {
                     match message {
@@ -98,6 +118,18 @@ impl Reader {
         }
         refuse(clients, session, &self.template, id, method, refused.unwrap_or(bridge::NOT_ASKED)).await;
     }
+}
+
+/// Gives a question that names no call, and that the call which got it did not tell, to another one.
+pub(super) fn ask_again(clients: &Arc<ModernClients>, session: &Arc<LegacySession>, question: &Bytes) {
+    let Ok(jsonrpc::Body::Single(Message::Request { id, method })) = jsonrpc::peek(question) else { return };
+    let template = session.opener.clone();
+    if session.calls.ask(question.clone(), clock::now() + QUESTION_WAIT) {
+        tokio::spawn(refuse_late(Arc::downgrade(clients), Arc::downgrade(session), template));
+        return;
+    }
+    let (clients, session) = (clients.clone(), session.clone());
+    tokio::spawn(async move { refuse(&clients, &session, &template, &id, &method, bridge::NOT_ASKED).await });
 }
 
 /// Refuses the questions that have found no call in time.
