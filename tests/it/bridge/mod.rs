@@ -3,6 +3,7 @@
 mod auto;
 mod callers;
 mod legacy_clients;
+mod odd_servers;
 mod outside_calls;
 mod pages;
 mod replicas;
@@ -17,6 +18,16 @@ use crate::support::*;
 
 async fn stage() -> (Upstream, Proxy) {
     stage_with(|_| {}).await
+}
+
+async fn stage_with_grace(grace: Duration) -> (Upstream, Proxy) {
+    let upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |config| {
+        config.dialects.input_grace = grace;
+        config.bridge = Some(always());
+    })
+    .await;
+    (upstream, proxy)
 }
 
 async fn stage_with(change: impl FnOnce(&mut Bridge)) -> (Upstream, Proxy) {

@@ -3,7 +3,11 @@
 use super::*;
 
 /// Has a call begin, with the session's own stream open beside it: both streams at the server, the response, and the request at the server.
-async fn begun_with_stream(upstream: &mut Upstream, proxy: &Proxy, request: &Request) -> (Sse, Sse, Response, Value) {
+pub(super) async fn begun_with_stream(
+    upstream: &mut Upstream,
+    proxy: &Proxy,
+    request: &Request,
+) -> (Sse, Sse, Response, Value) {
     let pending = request.start(proxy.addr).await;
     opens(upstream, true).await;
     let (get, call) = first_two(upstream).await;
@@ -16,7 +20,7 @@ async fn begun_with_stream(upstream: &mut Upstream, proxy: &Proxy, request: &Req
 }
 
 /// Opens a session by a list, with its own stream.
-async fn opened(upstream: &mut Upstream, proxy: &Proxy) -> Sse {
+pub(super) async fn opened(upstream: &mut Upstream, proxy: &Proxy) -> Sse {
     let pending = request(1, "tools/list", json!({})).start(proxy.addr).await;
     opens(upstream, true).await;
     let (get, list) = first_two(upstream).await;
@@ -27,7 +31,7 @@ async fn opened(upstream: &mut Upstream, proxy: &Proxy) -> Sse {
     own
 }
 
-fn listen(id: impl Into<Value>, notifications: Value) -> Request {
+pub(super) fn listen(id: impl Into<Value>, notifications: Value) -> Request {
     request(id, "subscriptions/listen", json!({"notifications": notifications}))
 }
 
