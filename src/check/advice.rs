@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use super::eras;
 use super::facts::{
     Contact, Facts, Form, Guard, Legacy, SessionState, Standalone, ToolOutcome, UnknownSession, Watch, millis,
     printable,
@@ -81,6 +82,9 @@ pub(super) fn adds(facts: &Facts, config: &Config) -> Vec<String> {
             "at 2026-07-28, where to disconnect is to cancel, a call waits {grace} for its client before it is cancelled"
         ));
     }
+    if let Some(line) = eras::adds(facts, config) {
+        lines.add(line);
+    }
     if let Some(tasks) = added_tasks(facts, config) {
         lines.add(format!(
             "a tool call that runs for {} becomes a task, where its client declares the extension: the server has no tasks",
@@ -145,6 +149,9 @@ pub(super) fn clients(facts: &Facts, config: &Config) -> Vec<String> {
             "a client gets tasks if it declares io.modelcontextprotocol/tasks on every request, as FastMCP 4 does with \
              fastmcp-tasks and rmcp 3 with enable_tasks(); every other one gets ordinary responses",
         );
+    }
+    if let Some(line) = eras::clients(facts, config).filter(|_| !facts.mcp_resume) {
+        lines.add(line);
     }
     let unsliced = unsliced(facts, config);
     if !unsliced.is_empty() {
@@ -222,6 +229,9 @@ pub(super) fn warnings(facts: &Facts, config: &Config) -> Vec<String> {
     }
     warn_of_ends(facts, config, &mut lines);
     warn_of_lost_tasks(facts, config, &mut lines);
+    if !facts.mcp_resume {
+        eras::warnings(facts, config).into_iter().for_each(|line| lines.add(line));
+    }
     match facts.foreign_host {
         Guard::Refused { .. } if config.upstream.host != HostHeader::Client => lines.add(
             "the server checks Host, but the proxy tells it the name it expects (upstream.host): the proxy's own check is \

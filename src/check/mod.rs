@@ -14,6 +14,7 @@
 
 mod advice;
 mod asking;
+mod eras;
 mod event_stream;
 mod exchange;
 mod facts;

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::advice;
+use super::eras::Eras;
 use super::facts::{
     Contact, Facts, Form, Guard, Program, ResumeOutcome, SessionState, Standalone, ToolOutcome, UnknownSession, Watch,
 };
@@ -85,6 +86,7 @@ fn rows(facts: &Facts) -> Vec<(&'static str, String)> {
     if let Some(server) = &facts.server {
         rows.push(("server", format!("{} {}", server.name, server.version).trim_end().to_owned()));
     }
+    rows.extend(Eras::of(facts).map(|eras| ("clients", eras.clients().to_owned())));
     if let Some(legacy) = &facts.legacy {
         let sessions = if legacy.session { "with sessions" } else { "without sessions" };
         rows.push((
@@ -351,6 +353,7 @@ http://127.0.0.1:3000/mcp: resumes by itself, unreliably; will be made reliable
 
   contact         it speaks MCP over Streamable HTTP
   server          sample 1
+  clients         of the older revisions alone: it refuses 2026-07-28
   initialize      2025-11-25, without sessions; answers with event streams
   GET stream      none (405)
   event ids       yes, the first in an empty event

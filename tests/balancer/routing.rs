@@ -148,7 +148,7 @@ async fn a_caller_is_identified_as_configured() {
     assert_eq!(seen.len(), 1);
 }
 
-/// It takes the caller's requests on, and loses no more of them than the session there.
+/// A caller loses its session with its sidecar, and nothing more.
 #[tokio::test]
 async fn another_sidecar_takes_the_callers_of_one_that_is_down() {
     let [mut one, mut two, _] = three().await;
@@ -205,7 +205,7 @@ async fn a_token_in_a_body_that_is_not_read_leads_to_its_owner() {
     }
 }
 
-/// It says that the call is gone.
+/// That one says that the call is gone.
 #[tokio::test]
 async fn answers_for_a_call_whose_replica_is_down_go_to_another_unmarked() {
     let [one, mut two, _] = three().await;

@@ -58,6 +58,9 @@ async def test_a_server_without_ids_cannot_resume_and_is_known_for_what_it_is(se
     assert (facts["foreign_host"]["kind"] == "refused") == host_checked
     assert facts["tool"]["outcome"] == "result"
     assert facts["resumption"] == {"finished": None, "running": None, "later": None}
+    # A server of both eras needs no translation; one without sessions gets tasks by the default.
+    bridged = [len([line for line in report[part] if "bridge." in line]) for part in ("adds", "clients", "warnings")]
+    assert bridged == ([0, 0, 0] if revisions else [0, 1, 0] if sessions else [1, 1, 0]), report
     runs = stack.counters(servers[server], key)
     assert runs["started"] == 1, "a tool whose answer cannot be resumed is not cut"
 

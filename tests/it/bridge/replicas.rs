@@ -72,7 +72,7 @@ async fn without_a_mark_the_state_is_unknown() {
     assert!(!sse.is_closed());
 }
 
-/// Whether the state is one of another proxy or a server's own that looks like it.
+/// Not even a state that looks like one of another proxy is read where nothing is translated.
 #[tokio::test]
 async fn states_of_servers_pass() {
     let foreign = format!("{ONE}~{}", "0".repeat(32));

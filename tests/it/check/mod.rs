@@ -213,6 +213,7 @@ async fn a_server_that_speaks_the_modern_era_alone_is_known_by_its_discovery() {
     assert_eq!(report.facts.legacy, None);
     assert_eq!(report.facts.modern.as_ref().expect("discovered").revisions, [V2026]);
     assert_eq!(report.facts.server.as_ref().map(|server| &server.name[..]), Some("new"));
+    assert!(report.adds.iter().any(|line| line.starts_with("clients of the older revisions can use the server")));
 }
 
 #[tokio::test]
