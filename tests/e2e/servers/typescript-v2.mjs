@@ -1,5 +1,6 @@
 // A server on the TypeScript SDK v2: 2026-07-28, and older revisions, over HTTP without sessions. It cannot resume.
 //
+// LEGACY=reject: 2026-07-28 alone.
 // SESSIONS=1: older revisions alone, with sessions; an unknown one is refused with an empty 404.
 
 import { randomUUID } from 'node:crypto';
@@ -10,6 +11,25 @@ import { z } from 'zod';
 import { IS_STDIO, listen, progress, progressUntil, run, text } from './common.mjs';
 
 const key = z.string().default('');
+
+// Handler of all requests, over HTTP without sessions.
+let handler;
+
+function questionOf(kind) {
+    if (kind === 'roots') return inputRequired.listRoots();
+    if (kind === 'sampling') {
+        const messages = [{ role: 'user', content: { type: 'text', text: 'a word?' } }];
+        return inputRequired.createMessage({ messages, maxTokens: 16 });
+    }
+    const requestedSchema = { type: 'object', properties: { word: { type: 'string' } }, required: ['word'] };
+    return inputRequired.elicit({ message: 'a word?', requestedSchema });
+}
+
+function answerOf(kind, responses) {
+    if (kind === 'elicitation') return acceptedContent(responses, 'question')?.word;
+    const answer = responses?.question;
+    return kind === 'roots' ? answer?.roots?.[0]?.uri : answer?.content?.text;
+}
 
 function build() {
     const server = new McpServer({ name: 'typescript-v2', version: '1.0.0' });
@@ -44,19 +64,19 @@ function build() {
     );
 
     // The question is a result; the answer comes with another call.
-    server.registerTool('input', { inputSchema: z.object({ key }) }, (args, ctx) =>
+    const asked = z.object({ kind: z.enum(['elicitation', 'sampling', 'roots']).default('elicitation'), key });
+    server.registerTool('input', { inputSchema: asked }, (args, ctx) =>
         run(args.key, ctx.mcpReq.signal, async () => {
-            const answer = acceptedContent(ctx.mcpReq.inputResponses, 'question');
-            if (answer) return text(`answered ${answer.word}`);
-            const requestedSchema = { type: 'object', properties: { word: { type: 'string' } }, required: ['word'] };
-            return inputRequired({
-                inputRequests: { question: inputRequired.elicit({ message: 'a word?', requestedSchema }) }
-            });
+            const answer = answerOf(args.kind, ctx.mcpReq.inputResponses);
+            if (answer) return text(`answered ${answer}`);
+            return inputRequired({ inputRequests: { question: questionOf(args.kind) } });
         })
     );
 
     server.registerTool('change', {}, () => {
         server.sendToolListChanged();
+        // Over HTTP each request has a server of its own, and the subscriptions are the handler's.
+        handler?.notify.toolsChanged();
         return text('changed');
     });
     return server;
@@ -83,4 +103,8 @@ async function handleSession(request, response) {
 }
 
 if (IS_STDIO) serveStdio(build);
-else listen(process.env.SESSIONS === '1' ? handleSession : toNodeHandler(createMcpHandler(build, { legacy: process.env.LEGACY ?? 'stateless' })));
+else if (process.env.SESSIONS === '1') listen(handleSession);
+else {
+    handler = createMcpHandler(build, { legacy: process.env.LEGACY ?? 'stateless' });
+    listen(toNodeHandler(handler));
+}
