@@ -13,7 +13,8 @@ struct Server {
 impl Server {
     async fn start() -> Self {
         let upstream = Upstream::start().await;
-        let proxy = Proxy::start(&upstream, |_| {}).await;
+        // The bridge asks too after such a refusal.
+        let proxy = Proxy::start(&upstream, |config| config.bridge = None).await;
         Self { upstream, proxy }
     }
 

@@ -147,7 +147,8 @@ impl Bridge {
     pub(super) fn may_be_refusal(&self, response: &Response<ResponseBody>, by_channel: bool) -> bool {
         let is_refused = response.status().is_client_error()
             && !matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
-        self.legacy_clients.is_some() && (is_refused || (by_channel && headers::is_json(response.headers())))
+        let may_be_error = by_channel && response.status().is_success() && headers::is_json(response.headers());
+        self.legacy_clients.is_some() && (is_refused || may_be_error)
     }
 
     /// Answers a request that the server has refused, if it is of a client of an older revision and the server speaks the later one alone. Other responses pass.
@@ -162,7 +163,9 @@ impl Bridge {
             // A session of this process before its restart.
             return legacy.send(upstream, template, None).await;
         }
-        let Some(id) = LegacyClients::initialize_in(template) else { return Ok(response) };
+        let Some(id) = LegacyClients::initialize_in(template).filter(|_| !is_modern(template)) else {
+            return Ok(response);
+        };
         let (response, is_error) = is_error(response).await;
         // A server that was of older revisions when it was last asked may have been replaced.
         if !is_error || !self.era.is_or_has_become(template, Era::Modern).await {

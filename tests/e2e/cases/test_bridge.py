@@ -162,7 +162,7 @@ OLDER = ["typescript-v1", "typescript-v1-stateless", "typescript-v1-json", "pyth
 @pytest.mark.parametrize("server", OLDER)
 @pytest.mark.parametrize("client, mode", PROBING)
 async def test_clients_that_fall_back_are_as_without_the_bridge(client, mode, server, start, servers, key):
-    """By default the server gets the same bytes from them as with the bridge switched off, in the same order, and so do they."""
+    """By default the server gets the same messages from them, byte for byte, as with the bridge switched off."""
     kind = stack.server_kind(server)
 
     async def recorded(setting):
@@ -176,7 +176,8 @@ async def test_clients_that_fall_back_are_as_without_the_bridge(client, mode, se
                 said = await run_client(client, mode, relay.url(), tool, arguments)
                 assert (said.result, said.error) == (done, None), relay.report()
             posts = [[exchange for exchange in side.exchanges if exchange.method == "POST"] for side in (upstream, relay)]
-        bodies = [[(bytes(post.body).replace(own.encode(), b"key"), post.status) for post in side] for side in posts]
+        # What a client answers to the server's own questions may come between any of its requests.
+        bodies = [sorted((bytes(post.body).replace(own.encode(), b"key"), post.status) for post in side) for side in posts]
         return bodies, said.progress
 
     assert await recorded("auto") == await recorded("never")
