@@ -48,7 +48,14 @@ async function settled({ taskId, ttl, pollInterval }) {
         if (state) say({ event: 'status', status: state.status });
         switch (state?.status) {
             case 'completed':
-                return client.request({ method: 'tasks/result', params: { taskId } }, CallToolResultSchema);
+                try {
+                    return await client.request({ method: 'tasks/result', params: { taskId } }, CallToolResultSchema);
+                } catch (error) {
+                    // A connection that was lost; the next poll leads here again.
+                    if (!(error instanceof TypeError)) throw error;
+                    say({ event: 'lost', message: String(error) });
+                }
+                break;
             case 'failed':
                 throw new Error(state.statusMessage ?? 'failed');
             case 'cancelled':
