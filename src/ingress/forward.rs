@@ -115,12 +115,14 @@ impl Forwarder {
     /// Forwards a request whose body was read, most often an empty one. Redirects within the origin are followed.
     pub(super) async fn forward_buffered(&self, mut context: Box<RequestContext>, body: Bytes) -> Response<BoxBody> {
         context.reserve();
-        self.send(&self.upstream.pass(&context.parts, context.connection.forwarded(), body)).await
+        let template = self.upstream.pass(&context.parts, context.connection.forwarded(), body);
+        self.send(&template.for_caller(context.caller.clone())).await
     }
 
     /// Forwards a POST whose body was read.
     pub(super) async fn forward_post(&self, context: Box<RequestContext>, body: Bytes) -> Response<BoxBody> {
-        self.send(&self.upstream.call(&context.parts, context.connection.forwarded(), body)).await
+        let template = self.upstream.call(&context.parts, context.connection.forwarded(), body);
+        self.send(&template.for_caller(context.caller.clone())).await
     }
 
     /// Sends a whole request to the endpoint and returns its response.

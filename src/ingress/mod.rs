@@ -273,7 +273,10 @@ impl Ingress {
             }
         }
         if !context.has_remote_session() {
-            let call = || self.upstream.call(&context.parts, context.connection.forwarded(), Bytes::new());
+            let call = || {
+                let call = self.upstream.call(&context.parts, context.connection.forwarded(), Bytes::new());
+                call.for_caller(context.caller.clone())
+            };
             self.upstream.ping_headers().renew(&context.binding, call);
         }
         if let Some(named) = stream_url

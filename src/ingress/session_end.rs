@@ -74,6 +74,7 @@ impl SessionEnds {
             Err(unproven) => return unproven.into_response(&self.refusals),
         };
         let template = self.upstream.pass(&context.parts, context.connection.forwarded(), body);
+        let template = template.for_caller(context.caller.clone());
         let mut response = self.delete_upstream(&binding, &template).await;
         if let Some(owner_unknown) = owner_unknown {
             response = owner_unknown.check(&self.refusals, response);

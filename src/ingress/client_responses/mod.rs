@@ -141,6 +141,7 @@ impl ClientResponses {
         };
         let TakenMessages { body, answered, route } = taken;
         let template = self.upstream.call(&context.parts, context.connection.forwarded(), detached(body));
+        let template = template.for_caller(context.caller.clone());
         let template = match &route {
             Some(route) => route.name(template, &self.upstream, &self.log, id),
             None => Some(template),

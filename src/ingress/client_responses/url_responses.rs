@@ -215,7 +215,10 @@ impl UrlResponses {
 
     /// Returns the request with one response, or `None` if the server has lost the session that it concerns.
     fn template(&self, context: &RequestContext, route: Option<&GenerationRoute>, message: Bytes) -> Option<Template> {
-        let call = |message| self.upstream.call(&context.parts, context.connection.forwarded(), detached(message));
+        let call = |message| {
+            let call = self.upstream.call(&context.parts, context.connection.forwarded(), detached(message));
+            call.for_caller(context.caller.clone())
+        };
         match (route, &context.binding.session) {
             (Some(route), Some(id)) => route.name(call(route.restore_ids(message)), &self.upstream, &self.log, id),
             (None, _) | (_, None) => Some(call(message)),
