@@ -552,3 +552,35 @@ async fn a_session_is_its_callers_alone() {
     assert_eq!(of("Bearer one", 3).send(proxy.addr).await.status, 200);
     assert!(upstream.is_quiet());
 }
+
+#[tokio::test]
+async fn a_caller_with_credentials_answers_cancels_and_ends_in_its_session() {
+    let (mut upstream, proxy) = stage().await;
+    let token = "Bearer one";
+    let pending = initialize_by(V2025_11).with("Authorization", token).start(proxy.addr).await;
+    refuses(&mut upstream, FIRST).await;
+    let id = pending.response().await.header("mcp-session-id").expect("a session").to_owned();
+    let session = Legacy { id, version: V2025_11 };
+    let told = session.post(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
+    assert_eq!(told.with("Authorization", token).send(proxy.addr).await.status, 202);
+    let pending = session.call(5).with("Authorization", token).start(proxy.addr).await;
+    let call = upstream.expect("tools/call").await;
+    let own = call.json_body()["id"].clone();
+    call.json(200, requires(&own, json!({"a": form()}), "s")).await;
+    let mut response = pending.response().await.sse();
+    response.prime().await;
+    let asked = response.event().await.json();
+    let answer = session.post(&json!({"jsonrpc": "2.0", "id": asked["id"], "result": {"action": "accept"}}));
+    assert_eq!(answer.with("Authorization", token).send(proxy.addr).await.status, 202);
+    let again = upstream.expect("tools/call").await;
+    assert_eq!(again.json_body()["params"]["inputResponses"], json!({"a": {"action": "accept"}}));
+    let sse = again.sse().await;
+    let cancel = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}});
+    assert_eq!(session.post(&cancel).with("Authorization", token).send(proxy.addr).await.status, 202);
+    sse.closed().await;
+    let end = session.get().method("DELETE").with("Authorization", token);
+    assert_eq!(end.send(proxy.addr).await.status, 200);
+    let gone = session.request(6, "ping", json!({})).with("Authorization", token).start(proxy.addr).await;
+    assert_eq!(gone.response().await.status, 404);
+    assert!(upstream.is_quiet());
+}
