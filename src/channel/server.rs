@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use tokio::sync::SetOnce;
 use tokio::task::JoinHandle;
 use tracing::info;
 
@@ -30,7 +31,8 @@ pub(super) struct Server {
     program: Box<dyn Program>,
     limits: Limits,
     reason: OnceLock<EndReason>,
-    program_end: OnceLock<ProgramEnd>,
+    /// End of the program, or `None` in it where the channel has ended and the program had not by then.
+    program_end: SetOnce<Option<ProgramEnd>>,
     pub(super) began: Instant,
 }
 
@@ -50,7 +52,7 @@ impl Server {
         limits.metrics.observe_open();
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let began = clock::now();
-        let (reason, program_end) = (OnceLock::new(), OnceLock::new());
+        let (reason, program_end) = (OnceLock::new(), SetOnce::new());
         let server = Arc::new(Self { number, connection, caller, program, limits, reason, program_end, began });
         tokio::spawn(server.clone().watch(reader, on_end, on_gone));
         server
@@ -62,9 +64,9 @@ impl Server {
         self.connection.end(End::Closed);
     }
 
-    /// Returns the end of the program, once it has ended.
-    pub(super) fn program_end(&self) -> Option<&ProgramEnd> {
-        self.program_end.get()
+    /// Waits for the end of the program of a channel that has ended, for as long as it is given to end. Returns `None` if it has not ended by then.
+    pub(super) async fn program_end(&self) -> Option<&ProgramEnd> {
+        self.program_end.wait().await.as_ref()
     }
 
     /// Returns the time since which nothing has passed for a call, or `None` while a call runs or a client listens. A GET counts for an hour.
@@ -110,9 +112,7 @@ impl Server {
             let how = program_end.as_ref().map_or_else(|| "its output was closed".to_owned(), ProgramEnd::describe);
             info!(how, "a server has ended");
         }
-        if let Some(end) = program_end {
-            let _ = self.program_end.set(end);
-        }
+        let _ = self.program_end.set(program_end);
         self.fail_calls();
         self.limits.metrics.observe_end(reason);
         self.program.gone().await;
@@ -134,7 +134,7 @@ impl Server {
     fn lost_message(&self, id: &RequestId) -> Vec<u8> {
         let code = self.program.lost_code();
         let mut data = serde_json::json!({ "fault": code.side().as_str(), "mayHaveRun": true });
-        let end = self.program_end.get();
+        let end = self.program_end.get().and_then(Option::as_ref);
         if let Some(code) = end.and_then(|end| end.code) {
             data["exitCode"] = code.into();
         }

@@ -13,7 +13,7 @@ use tracing::{info, warn};
 use super::admission::{Admitted, Entrance};
 use super::body::Events;
 use super::caller::Sharers;
-use super::connection::{Begun, Connection, Users};
+use super::connection::{Begun, Connection, End, Refused, Users};
 use super::link::{OpenError, ProgramEnd};
 use super::metrics::{EndReason, StartOutcome};
 use super::pending::{Failed, Pending, Started, Taken, TakenOver, Waiter};
@@ -289,11 +289,14 @@ impl Channels {
         }
         // Without a stream: a question of the server is none of the client's before there is a session.
         let call = server.connection.call(None, messages, body, head.clone(), None, on_begin);
-        let mut waiting = call.map_err(|refused| failed(refused.to_string()))?;
-        let answer = match waiting.begun().await {
-            Begun::Written => first_answer(&waiting.events, &server.connection, head.as_ref()).await,
-            Begun::Refused(response) => return Err(Failed::by(response)),
-            Begun::Ended => None,
+        let answer = match call {
+            Ok(mut waiting) => match waiting.begun().await {
+                Begun::Written => first_answer(&waiting.events, &server.connection, head.as_ref()).await,
+                Begun::Refused(response) => return Err(Failed::by(response)),
+                Begun::Ended => None,
+            },
+            Err(Refused::Ended) => None,
+            Err(refused) => return Err(failed(refused.to_string())),
         };
         match answer.filter(|_| server.connection.ending().is_none()) {
             Some((message, true)) => Ok(Answer::Refused(message)),
@@ -302,7 +305,12 @@ impl Channels {
                 Ok(Answer::Opened(message))
             }
             None => {
-                let end = server.program_end().map_or_else(|| "its output was closed".to_owned(), ProgramEnd::describe);
+                let end = match server.connection.ending() {
+                    // The channel can end before the program's exit code is known.
+                    Some(End::Lost) => server.program_end().await,
+                    Some(End::Closed) | None => None,
+                };
+                let end = end.map_or_else(|| "its output was closed".to_owned(), ProgramEnd::describe);
                 let garbage = describe_garbage(&server.connection);
                 Err(failed(garbage.map_or(end.clone(), |garbage| format!("{end}; {garbage}"))))
             }

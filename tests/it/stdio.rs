@@ -292,9 +292,10 @@ async fn a_program_that_is_not_found_says_so() {
 #[tokio::test]
 async fn a_program_that_exits_at_once_says_so() {
     let servers = StdioServers::start().await;
-    let shell = ["sh", "-c", "echo broken >&2; exit 7"].map(str::to_owned);
-    for stderr_to_client in [false, true] {
-        let line = shell.to_vec();
+    // The second closes its channel before it exits: the request cannot be written.
+    let programs = ["echo broken >&2; exit 7", "exec <&- >&-; echo broken >&2; sleep 0.2; exit 7"];
+    for (program, stderr_to_client) in programs.into_iter().flat_map(|program| [(program, false), (program, true)]) {
+        let line = ["sh", "-c", program].map(str::to_owned).to_vec();
         let proxy = servers.proxy(|command| (command.line, command.stderr_to_client) = (line, stderr_to_client)).await;
         let mut response = Request::post(initialize(V2025_11)).send(proxy.addr).await;
         let message = response.json().await["error"]["message"].as_str().expect("text").to_owned();
