@@ -3,9 +3,10 @@
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
+use http::Response;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Frame;
 
@@ -52,6 +53,21 @@ pub(super) async fn collect(body: ResponseBody, limit: usize) -> Result<Bytes, E
         let too_large = error.downcast_ref::<LengthLimitError>().is_some();
         if too_large { ErrorCode::EventTooLarge } else { ErrorCode::UpstreamBroke }
     })
+}
+
+/// Reads the body of a response up to a size at which it proves nothing, for this long at most. Returns the response with its whole body, and the body if
+/// that is complete.
+pub(super) async fn begun(
+    response: Response<ResponseBody>,
+    limit: usize,
+    wait: Duration,
+) -> (Response<ResponseBody>, Option<Bytes>) {
+    let (parts, mut body) = response.into_parts();
+    let mut begun = BytesMut::new();
+    let read = tokio::time::timeout(wait, read_up_to(&mut body, &mut begun, limit)).await;
+    let begun = begun.freeze();
+    let whole = matches!(read, Ok(true)).then(|| begun.clone());
+    (Response::from_parts(parts, ResponseBody::begun(begun, body)), whole)
 }
 
 /// Reads a body into `begun` up to a size at which it proves nothing. Returns true if it is complete.

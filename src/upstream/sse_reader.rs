@@ -4,10 +4,13 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use http::Response;
 use http_body_util::BodyExt;
 
 use super::ResponseBody;
+use super::body::collect;
 use crate::clock;
+use crate::protocol::headers;
 use crate::protocol::sse::{self, Decoder};
 use crate::protocol::stream::Ending;
 
@@ -79,6 +82,28 @@ impl EventReader {
             }
         }
         gathered
+    }
+}
+
+/// Returns the first message that is wanted in a response of JSON or of events, whose rest is not read.
+pub(super) async fn first_message(
+    response: Response<ResponseBody>,
+    limit: usize,
+    is_wanted: impl Fn(&[u8]) -> bool,
+) -> Option<Bytes> {
+    if !headers::is_sse(response.headers()) {
+        return collect(response.into_body(), limit).await.ok().filter(|message| is_wanted(message));
+    }
+    let mut reader = EventReader::new(response.into_body(), limit);
+    loop {
+        let piece = reader.next().await.ok()?;
+        let gathered = reader.gather(piece).await;
+        if let Some(event) = gathered.events.into_iter().find(|event| is_wanted(&event.data)) {
+            return Some(event.data);
+        }
+        if gathered.error.is_some() || gathered.ending.is_some() {
+            return None;
+        }
     }
 }
 

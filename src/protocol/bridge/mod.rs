@@ -13,6 +13,27 @@ use serde_json::Value;
 
 use crate::protocol::jsonrpc::{self, RequestId};
 
+const META: &str = "_meta";
+// Members of `_meta` that the revision without sessions has.
+const VERSION: &str = "io.modelcontextprotocol/protocolVersion";
+const CLIENT_INFO: &str = "io.modelcontextprotocol/clientInfo";
+const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
+const LOG_LEVEL: &str = "io.modelcontextprotocol/logLevel";
+const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
+const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
+/// Extension that the proxy has itself.
+const TASKS: &str = "io.modelcontextprotocol/tasks";
+/// Kinds of lists: capability of the server, member of the filter of a subscription, and notification.
+const LISTS: [(&str, &str, &str); 3] = [
+    ("tools", "toolsListChanged", "notifications/tools/list_changed"),
+    ("prompts", "promptsListChanged", "notifications/prompts/list_changed"),
+    ("resources", "resourcesListChanged", "notifications/resources/list_changed"),
+];
+/// Member of the filter of a subscription that names resources.
+const RESOURCE_SUBSCRIPTIONS: &str = "resourceSubscriptions";
+
+/// Most rounds of input in one call: clients give up a call after as many.
+pub const MAX_ROUNDS: u32 = 10;
 /// Size limit of what a client says of itself, in bytes of JSON: the proxy keeps it for each session.
 pub const MAX_CLIENT_FACTS: usize = 64 * 1024;
 /// Revision without sessions.
@@ -23,6 +44,11 @@ pub const LEGACY: &str = "2025-11-25";
 /// Returns the error of a response, or `None` if there is none: some servers write `null` beside a result.
 fn error_in(message: &[u8]) -> Option<&str> {
     jsonrpc::member(message, &["error"]).filter(|error| *error != "null")
+}
+
+/// Returns an ID as a value.
+fn json_of(id: &RequestId) -> Value {
+    serde_json::from_str(&id.to_json()).unwrap_or(Value::Null)
 }
 
 /// Writes a response with this one member, a result or an error.

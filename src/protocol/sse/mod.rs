@@ -228,6 +228,13 @@ pub fn encode_event(out: &mut impl BufMut, name: &[u8], data: &[u8]) {
     out.put_u8(b'\n');
 }
 
+/// Returns a JSON-RPC message as an event without an id.
+pub fn message_event(message: &[u8]) -> Bytes {
+    let mut out = BytesMut::new();
+    encode_event(&mut out, b"message", message);
+    out.freeze()
+}
+
 /// Writes an event as [`encode_event`] does, behind `start` and in pieces. `data` are pieces of its data; one without a line end is not copied.
 pub fn encode_apart(mut start: BytesMut, name: &[u8], data: impl IntoIterator<Item = Bytes>) -> Vec<Bytes> {
     put_line(&mut start, b"event: ", name);

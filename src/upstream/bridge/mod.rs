@@ -10,21 +10,23 @@ mod server_era;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use http::{Response, StatusCode};
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::response::Parts;
+use http::{HeaderValue, Response, StatusCode};
 
 use self::legacy_clients::LegacyClients;
 use self::modern_clients::{ModernClients, Translated};
 use self::server_era::ServerEra;
-use super::body::{collect, read_up_to};
-use super::sse_reader::EventReader;
+use super::body::begun;
+use super::sse_reader::first_message;
 use super::{ResponseBody, Template, Unanswered, Upstream};
-use crate::config;
 use crate::event_log::Stream;
 use crate::protocol::headers::{self, Era, ProtocolVersion, names};
 use crate::protocol::ids::Owner;
 use crate::protocol::jsonrpc;
 use crate::protocol::tasks;
+use crate::{channel, config};
 
 /// Size limit of the answer to a question of the bridge's own.
 const ANSWER_MAX: usize = 1024 * 1024;
@@ -192,20 +194,7 @@ async fn response_in(response: Response<ResponseBody>) -> Option<Bytes> {
     let is_response = |message: &[u8]| {
         jsonrpc::member(message, &["result"]).or_else(|| jsonrpc::member(message, &["error"])).is_some()
     };
-    if !headers::is_sse(response.headers()) {
-        return collect(response.into_body(), ANSWER_MAX).await.ok().filter(|message| is_response(message));
-    }
-    let mut reader = EventReader::new(response.into_body(), ANSWER_MAX);
-    loop {
-        let piece = reader.next().await.ok()?;
-        let gathered = reader.gather(piece).await;
-        if let Some(event) = gathered.events.into_iter().find(|event| is_response(&event.data)) {
-            return Some(event.data);
-        }
-        if gathered.error.is_some() || gathered.ending.is_some() {
-            return None;
-        }
-    }
+    first_message(response, ANSWER_MAX, is_response).await
 }
 
 /// Returns true if the response refuses the revision of a request of 2026-07-28. The returned response has its whole body.
@@ -213,13 +202,11 @@ async fn refuses_era(response: Response<ResponseBody>) -> (Response<ResponseBody
     if response.status() != StatusCode::BAD_REQUEST {
         return (response, false);
     }
-    let (parts, mut body) = response.into_parts();
-    let mut begun = BytesMut::new();
-    let read = tokio::time::timeout(REFUSAL_WAIT, read_up_to(&mut body, &mut begun, REFUSAL_MAX)).await;
-    let code = jsonrpc::member(&begun, &["error", "code"]).and_then(|code| code.parse().ok());
+    let (response, whole) = begun(response, REFUSAL_MAX, REFUSAL_WAIT).await;
+    let code = |whole: &Bytes| jsonrpc::member(whole, &["error", "code"]).and_then(|code| code.parse().ok());
     // The other codes of the revision show that the server speaks it.
-    let is_refused = matches!(read, Ok(true)) && !matches!(code, Some(HEADER_MISMATCH | MISSING_CAPABILITY));
-    (Response::from_parts(parts, ResponseBody::begun(begun.freeze(), body)), is_refused)
+    let is_refused = whole.is_some_and(|whole| !matches!(code(&whole), Some(HEADER_MISMATCH | MISSING_CAPABILITY)));
+    (response, is_refused)
 }
 
 /// Returns true if the response is no result. The returned response has its whole body.
@@ -227,9 +214,28 @@ async fn is_error(response: Response<ResponseBody>) -> (Response<ResponseBody>, 
     if !response.status().is_success() {
         return (response, true);
     }
-    let (parts, mut body) = response.into_parts();
-    let mut begun = BytesMut::new();
-    let read = tokio::time::timeout(REFUSAL_WAIT, read_up_to(&mut body, &mut begun, REFUSAL_MAX)).await;
-    let is_error = matches!(read, Ok(true)) && jsonrpc::member(&begun, &["error"]).is_some();
-    (Response::from_parts(parts, ResponseBody::begun(begun.freeze(), body)), is_error)
+    let (response, whole) = begun(response, REFUSAL_MAX, REFUSAL_WAIT).await;
+    (response, whole.is_some_and(|whole| jsonrpc::member(&whole, &["error"]).is_some()))
+}
+
+/// Returns true for a response with a message. A failure of the server, and a refusal of the caller, pass with their headers.
+fn is_translated(parts: &Parts) -> bool {
+    let passes =
+        parts.status.is_server_error() || matches!(parts.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+    !passes && headers::is_json(&parts.headers)
+}
+
+/// Returns a JSON response.
+fn json_response(status: StatusCode, message: Vec<u8>) -> Response<ResponseBody> {
+    let mut response = Response::new(ResponseBody::Channel(channel::Body::whole(message)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// Returns a response whose body has events.
+fn event_stream(body: ResponseBody) -> Response<ResponseBody> {
+    let mut response = Response::new(body);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    response
 }

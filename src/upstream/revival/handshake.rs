@@ -14,13 +14,13 @@ use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::super::body::collect;
-use super::super::sse_reader::EventReader;
+use super::super::sse_reader::first_message;
 use super::super::{ResponseBody, Template, Upstream, synthetic};
 use crate::backoff::Backoff;
 use crate::clock;
 use crate::event_log::{EventLog, Handshake, Saved, Stream};
 use crate::protocol::error::ErrorCode;
-use crate::protocol::headers::{self, ProtocolVersion, SessionId, names};
+use crate::protocol::headers::{ProtocolVersion, SessionId, names};
 use crate::protocol::ids::Owner;
 use crate::protocol::jsonrpc::{self, Message, RequestId, ServerFacts};
 use crate::simulation::{self, Bug};
@@ -361,25 +361,12 @@ fn request(method: &str, member: &str, value: &str) -> String {
 
 /// Reads the response to the request `id` from a JSON body or an event stream. Requests and notifications before it are skipped.
 async fn read_response(response: Response<ResponseBody>, id: &str) -> Option<Bytes> {
-    let is_response = |message: &Bytes| {
+    let is_response = |message: &[u8]| {
         let Ok(body) = jsonrpc::peek(message) else { return false };
         body.messages().iter().any(|message| match message {
             Message::Response { id: Some(RequestId::String(other)), is_error: false } => **other == *id,
             Message::Response { .. } | Message::Request { .. } | Message::Notification { .. } => false,
         })
     };
-    if !headers::is_sse(response.headers()) {
-        return collect(response.into_body(), RESPONSE_MAX).await.ok().filter(is_response);
-    }
-    let mut reader = EventReader::new(response.into_body(), RESPONSE_MAX);
-    loop {
-        let piece = reader.next().await.ok()?;
-        let gathered = reader.gather(piece).await;
-        if let Some(event) = gathered.events.into_iter().find(|event| is_response(&event.data)) {
-            return Some(event.data);
-        }
-        if gathered.error.is_some() || gathered.ending.is_some() {
-            return None;
-        }
-    }
+    first_message(response, RESPONSE_MAX, is_response).await
 }

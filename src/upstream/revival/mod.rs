@@ -20,7 +20,7 @@ use tracing::{Instrument, debug, info};
 use affinity::AffinitySigns;
 use handshake::{Handshaking, Opened};
 
-use super::body::read_up_to;
+use super::body::{begun, read_up_to};
 use super::metrics::{Metrics, RevivalOutcome};
 use super::{ProbeOutcome, ResponseBody, Template, Upstream};
 use crate::channel;
@@ -112,13 +112,10 @@ impl Revivals {
         if !self.refusals.may_have(response.status().as_u16()) {
             return (response, false);
         }
-        let (parts, mut body) = response.into_parts();
-        let mut begun = BytesMut::new();
-        let read = tokio::time::timeout(BODY_WAIT, read_up_to(&mut body, &mut begun, session_refusal::BODY_MAX)).await;
-        let whole = if matches!(read, Ok(true)) { Some(&begun[..]) } else { None };
-        let is_refused = self.refusals.contain(parts.status.as_u16(), whole, ids);
-        let body = ResponseBody::begun(begun.freeze(), body);
-        (Response::from_parts(parts, body), is_refused)
+        let status = response.status().as_u16();
+        let (response, whole) = begun(response, session_refusal::BODY_MAX, BODY_WAIT).await;
+        let is_refused = self.refusals.contain(status, whole.as_deref(), ids);
+        (response, is_refused)
     }
 }
 

@@ -2,12 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{LEGACY, TASKS};
-use crate::protocol::bridge::{MAX_CLIENT_FACTS, response};
+use crate::protocol::bridge::{LEGACY, LISTS, MAX_CLIENT_FACTS, SERVER_INFO, TASKS, response};
 use crate::protocol::headers::ProtocolVersion;
 use crate::protocol::jsonrpc::{self, RequestId};
-
-const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
 
 /// Facts about a client, which each of its requests repeats at the server.
 #[derive(Clone, PartialEq, Debug)]
@@ -82,6 +79,12 @@ impl Discovered {
         self.capabilities[kind][what] == Value::Bool(true)
     }
 
+    /// Returns the members of a filter for all lists whose changes the server tells.
+    pub fn told_lists(&self) -> Vec<&'static str> {
+        let told = LISTS.iter().filter(|(kind, _, _)| self.tells(kind, "listChanged"));
+        told.map(|(_, member, _)| *member).collect()
+    }
+
     /// Writes the response to `initialize`.
     pub fn initialized(&self, id: &RequestId, client: &ClientFacts) -> Vec<u8> {
         let mut result = json!({
@@ -131,6 +134,7 @@ mod tests {
         let message = json!({"jsonrpc": "2.0", "id": "x", "result": result}).to_string();
         let found = Discovered::of(message.as_bytes()).expect("a result");
         assert!(found.tells("tools", "listChanged") && !found.tells("resources", "subscribe"));
+        assert_eq!(found.told_lists(), ["toolsListChanged"]);
         let id = RequestId::Number("7".into());
         let initialized: Value =
             serde_json::from_slice(&found.initialized(&id, &facts("2025-06-18", json!({})))).expect("JSON");

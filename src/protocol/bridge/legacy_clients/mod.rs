@@ -13,9 +13,6 @@ pub use input::{InputRequired, Question};
 pub use request::{Round, listen, name_header, translated};
 pub use response::{error_of, failed_call, is_header_mismatch, result_as, untagged};
 pub use session_name::{is_session_name, new_session_name};
-pub use tool_list::{ToolFacts, tool_facts, tool_names};
+pub use tool_list::{ToolFacts, tool_facts};
 
-pub use super::{LEGACY, MODERN};
-
-const META: &str = "_meta";
-const TASKS: &str = "io.modelcontextprotocol/tasks";
+pub use super::{LEGACY, MAX_ROUNDS, MODERN};

@@ -2,13 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{ClientFacts, META, MODERN};
+use super::ClientFacts;
+use crate::protocol::bridge::{CAPABILITIES, CLIENT_INFO, LOG_LEVEL, META, MODERN, RESOURCE_SUBSCRIPTIONS, VERSION};
 use crate::protocol::jsonrpc;
-
-const VERSION: &str = "io.modelcontextprotocol/protocolVersion";
-const CLIENT_INFO: &str = "io.modelcontextprotocol/clientInfo";
-const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
-const LOG_LEVEL: &str = "io.modelcontextprotocol/logLevel";
 
 /// Answers of one round of input, for the request that goes on with a call.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -86,7 +82,7 @@ pub fn name_header(body: &[u8], method: &str) -> Option<String> {
 pub fn listen(id: &str, client: &ClientFacts, lists: &[&str], resources: &[String]) -> Vec<u8> {
     let mut filter: Map<String, Value> = lists.iter().map(|list| ((*list).to_owned(), true.into())).collect();
     if !resources.is_empty() {
-        filter.insert("resourceSubscriptions".to_owned(), resources.into());
+        filter.insert(RESOURCE_SUBSCRIPTIONS.to_owned(), resources.into());
     }
     let body =
         json!({"jsonrpc": "2.0", "id": id, "method": "subscriptions/listen", "params": {"notifications": filter}});

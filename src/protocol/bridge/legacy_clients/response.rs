@@ -4,14 +4,13 @@ use std::ops::Range;
 
 use serde_json::{Map, Value, json};
 
-use super::{ClientFacts, META, tool_list};
-use crate::protocol::bridge::{error_in, response};
+use super::{ClientFacts, tool_list};
+use crate::protocol::bridge::{META, SUBSCRIPTION_ID, error_in, response};
 use crate::protocol::jsonrpc::{self, RequestId};
 
 const INTERNAL_ERROR: i64 = -32603;
 const HEADER_MISMATCH: i64 = -32020;
 const UNSUPPORTED_VERSION: i64 = -32022;
-const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
 /// Members of a result that only the later revision has.
 const LATER: [&str; 3] = ["resultType", "ttlMs", "cacheScope"];
 

@@ -1,6 +1,5 @@
 //! Lists of tools: schemas that clients of the revisions with sessions can read, and what calls of each tool need.
 
-use std::collections::HashMap;
 use std::ops::Range;
 
 use serde_json::{Value, json};
@@ -17,31 +16,17 @@ pub struct ToolFacts {
     pub is_wrapped: bool,
 }
 
-/// Returns the facts about the tools of a list, as the server sent it. Tools that need nothing are left out.
-pub fn tool_facts(message: &[u8]) -> HashMap<String, ToolFacts> {
-    let mut found = HashMap::new();
-    for_each_tool(message, |tool| {
-        let name =
-            jsonrpc::member(tool.as_bytes(), &["name"]).and_then(|name| serde_json::from_str::<String>(name).ok());
-        let headers = headers_of(tool).unwrap_or_default();
-        let is_wrapped = needs_wrapping(tool).is_some();
-        if let Some(name) = name
-            && (is_wrapped || !headers.is_empty())
-        {
-            found.insert(name, ToolFacts { headers, is_wrapped });
-        }
-    });
-    found
-}
-
-/// Returns the names of the tools of a list.
-pub fn tool_names(message: &[u8]) -> Vec<String> {
-    let mut names = Vec::new();
+/// Returns each tool of a list by its name, as the server sent it, with what its calls need, or `None` if they need nothing.
+pub fn tool_facts(message: &[u8]) -> Vec<(String, Option<ToolFacts>)> {
+    let mut found = Vec::new();
     for_each_tool(message, |tool| {
         let name = jsonrpc::member(tool.as_bytes(), &["name"]);
-        names.extend(name.and_then(|name| serde_json::from_str::<String>(name).ok()));
+        let Some(name) = name.and_then(|name| serde_json::from_str::<String>(name).ok()) else { return };
+        let facts =
+            ToolFacts { headers: headers_of(tool).unwrap_or_default(), is_wrapped: needs_wrapping(tool).is_some() };
+        found.push((name, Some(facts).filter(|facts| *facts != ToolFacts::default())));
     });
-    names
+    found
 }
 
 /// Returns the list as clients get it: each output schema is one of an object, no property has `true` or `false` for a schema, and a tool whose annotations
@@ -202,7 +187,12 @@ mod tests {
         let tools = json!([{"name": "a", "inputSchema": schema("R")}, {"name": "b", "inputSchema": schema("a b")},
             {"name": "c", "outputSchema": {"type": "string"}}, {"name": "d"}]);
         let facts = tool_facts(&listed(&tools));
-        assert_eq!((facts.len(), facts["a"].headers[0].name.as_str(), facts["c"].is_wrapped), (2, "R", true));
+        let of = |name: &str| facts.iter().find(|(known, _)| known == name).and_then(|(_, facts)| facts.clone());
+        assert_eq!((facts.len(), of("b"), of("d")), (4, None, None));
+        assert_eq!(
+            (of("a").expect("headers").headers[0].name.as_str(), of("c").expect("a schema").is_wrapped),
+            ("R", true)
+        );
         let names: Vec<_> = told(tools).as_array().expect("a list").iter().map(|tool| tool["name"].clone()).collect();
         assert_eq!(names, ["a", "c", "d"]);
         assert!(tool_facts(br#"{"result":{"tools":7}}"#).is_empty());

@@ -2,18 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::response::SERVER_INFO;
-use crate::protocol::bridge::response;
+use crate::protocol::bridge::{LISTS, RESOURCE_SUBSCRIPTIONS, SERVER_INFO, SUBSCRIPTION_ID, json_of, response};
 use crate::protocol::jsonrpc::{self, RequestId};
 
-const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
-/// Kinds of lists: capability of the server, member of a filter, and notification.
-const LISTS: [(&str, &str, &str); 3] = [
-    ("tools", "toolsListChanged", "notifications/tools/list_changed"),
-    ("prompts", "promptsListChanged", "notifications/prompts/list_changed"),
-    ("resources", "resourcesListChanged", "notifications/resources/list_changed"),
-];
-const RESOURCES: &str = "resourceSubscriptions";
 const RESOURCE_UPDATED: &str = "notifications/resources/updated";
 /// Most resources of one subscription. Further ones are not acknowledged.
 const MAX_RESOURCES: usize = 256;
@@ -33,7 +24,7 @@ impl Filter {
         let is_declared = |kind: &str, name: &str| capabilities[kind][name] == Value::Bool(true);
         let lists = LISTS
             .map(|(kind, member, _)| asked.get(member) == Some(&Value::Bool(true)) && is_declared(kind, "listChanged"));
-        let mut resources = match asked.get(RESOURCES) {
+        let mut resources = match asked.get(RESOURCE_SUBSCRIPTIONS) {
             Some(uris) => serde_json::from_value::<Vec<String>>(uris.clone()).ok()?,
             None => Vec::new(),
         };
@@ -79,7 +70,7 @@ impl Filter {
         let mut members: Map<String, Value> =
             lists.map(|((_, member, _), _)| ((*member).to_owned(), true.into())).collect();
         if !self.resources.is_empty() {
-            members.insert(RESOURCES.to_owned(), self.resources.clone().into());
+            members.insert(RESOURCE_SUBSCRIPTIONS.to_owned(), self.resources.clone().into());
         }
         members.into()
     }
@@ -125,10 +116,6 @@ pub fn ended(id: &RequestId, server_info: Option<&Value>) -> Vec<u8> {
 pub fn subscription(id: &str, uri: &str, begins: bool) -> Vec<u8> {
     let method = if begins { "resources/subscribe" } else { "resources/unsubscribe" };
     json!({"jsonrpc": "2.0", "id": id, "method": method, "params": {"uri": uri}}).to_string().into_bytes()
-}
-
-fn json_of(id: &RequestId) -> Value {
-    serde_json::from_str(&id.to_json()).unwrap_or(Value::Null)
 }
 
 #[cfg(test)]

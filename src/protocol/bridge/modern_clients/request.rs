@@ -2,15 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::protocol::bridge::Declared;
+use crate::protocol::bridge::{CAPABILITIES, CLIENT_INFO, Declared, LOG_LEVEL, META, TASKS, VERSION, response};
 use crate::protocol::jsonrpc::{self, RequestId};
-
-const META: &str = "_meta";
-const VERSION: &str = "io.modelcontextprotocol/protocolVersion";
-const CLIENT_INFO: &str = "io.modelcontextprotocol/clientInfo";
-const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
-const LOG_LEVEL: &str = "io.modelcontextprotocol/logLevel";
-const TASKS: &str = "io.modelcontextprotocol/tasks";
 
 /// Method of a request, as the bridge treats it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -138,10 +131,15 @@ pub fn roots_changed() -> Vec<u8> {
     br#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#.to_vec()
 }
 
+/// Writes the client's answer to a question.
+pub fn answer(id: &RequestId, result: &Value) -> Vec<u8> {
+    response(id, "result", result)
+}
+
 /// Writes the answer to a question whose client has left: a user who says nothing, or an error.
 pub fn given_up(id: &RequestId, method: &str) -> Vec<u8> {
     if method == "elicitation/create" {
-        return format!(r#"{{"jsonrpc":"2.0","id":{},"result":{{"action":"cancel"}}}}"#, id.to_json()).into_bytes();
+        return answer(id, &json!({"action": "cancel"}));
     }
     jsonrpc::error_message(Some(id), -32603, "the client has given up the call", Value::Null)
 }

@@ -3,10 +3,9 @@
 use http::StatusCode;
 use serde_json::{Map, Value, json};
 
-use crate::protocol::bridge::{error_in, response};
+use crate::protocol::bridge::{SERVER_INFO, error_in, response};
 use crate::protocol::jsonrpc::{self, RequestId};
 
-pub(super) const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
 /// Error of a call for which the user must first open a page, at 2025-11-25.
 const URL_ELICITATION_REQUIRED: i64 = -32042;
 const MISSING_CAPABILITY: i64 = -32021;

@@ -3,18 +3,18 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
-use http::{HeaderValue, Response, StatusCode};
+use http::{Response, StatusCode};
 use http_body_util::BodyExt;
 use tokio::sync::mpsc;
 
-use super::call::event;
 use super::session::Session;
 use super::{INTERNAL_ERROR, INVALID_REQUEST, LegacyClients, empty, error, stream_body};
 use crate::event_log::Stream;
 use crate::protocol::headers;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::protocol::sse;
 use crate::upstream::body::collect;
+use crate::upstream::bridge::event_stream;
 use crate::upstream::{ResponseBody, Template};
 
 /// Messages that wait for the reader of a batch.
@@ -70,15 +70,15 @@ impl LegacyClients {
         if !has_requests {
             return empty(StatusCode::ACCEPTED);
         }
-        let mut response = Response::new(stream_body(receiver));
-        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-        response
+        event_stream(stream_body(receiver))
     }
 }
 
 /// Passes the response to one request of a batch on.
 async fn pass_on(answer: Option<Response<ResponseBody>>, id: &RequestId, out: &mpsc::Sender<Bytes>, limit: usize) {
-    let failed = |text: &str| event(&jsonrpc::error_message(Some(id), INTERNAL_ERROR, text, serde_json::Value::Null));
+    let failed = |text: &str| {
+        sse::message_event(&jsonrpc::error_message(Some(id), INTERNAL_ERROR, text, serde_json::Value::Null))
+    };
     let told = match answer {
         Some(response) if headers::is_sse(response.headers()) => {
             let mut body = response.into_body();
@@ -94,7 +94,7 @@ async fn pass_on(answer: Option<Response<ResponseBody>>, id: &RequestId, out: &m
         Some(response) => {
             let (status, is_json) = (response.status(), headers::is_json(response.headers()));
             match collect(response.into_body(), limit).await {
-                Ok(message) if is_json && jsonrpc::peek(&message).is_ok() => event(&message),
+                Ok(message) if is_json && jsonrpc::peek(&message).is_ok() => sse::message_event(&message),
                 Ok(_) | Err(_) => failed(&format!("the server answered with status {}", status.as_u16())),
             }
         }

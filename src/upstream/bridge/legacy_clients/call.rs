@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::response::Parts;
 use http::{HeaderName, HeaderValue, Response, StatusCode};
@@ -11,22 +11,21 @@ use serde_json::Map;
 use tokio::sync::mpsc;
 
 use super::session::{Answer, Asked, Running, Session};
-use super::{LegacyClients, json_response, stream_body};
+use super::{LegacyClients, stream_body};
 use crate::channel;
 use crate::clock;
 use crate::event_log::Stream;
-use crate::protocol::bridge::legacy_clients::{self as bridge, InputRequired, Round, ToolFacts};
+use crate::protocol::bridge::legacy_clients::{self as bridge, InputRequired, MAX_ROUNDS, Round, ToolFacts};
 use crate::protocol::channel::envelope;
 use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::headers::{self, Lines, names};
+use crate::protocol::headers::{self, names};
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::protocol::sse;
 use crate::upstream::body::collect;
+use crate::upstream::bridge::{event_stream, is_translated, json_response};
 use crate::upstream::sse_reader::EventReader;
 use crate::upstream::{ResponseBody, Template, Unanswered, Upstream};
 
-/// Most rounds of input in one call.
-const MAX_ROUNDS: u32 = 10;
 /// Pause before a call without questions is sent again, which doubles up to the longest.
 const PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -91,9 +90,7 @@ impl LegacyClients {
             // The client awaits nothing more.
             () = cancelled.notified() => {
                 let (_, nothing) = mpsc::channel(1);
-                let mut response = Response::new(stream_body(nothing));
-                response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-                return Ok(response);
+                return Ok(event_stream(stream_body(nothing)));
             }
         };
         let (mut parts, message) = match first {
@@ -132,10 +129,7 @@ impl Call {
             let reader = EventReader::new(body, self.clients.settings.max_event_bytes);
             return Ok(First::Events(Box::new(parts), Box::new(reader)));
         }
-        let passes = parts.status.is_server_error()
-            || matches!(parts.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
-            || !headers::is_json(&parts.headers);
-        if passes {
+        if !is_translated(&parts) {
             return Ok(First::Passes(Box::new(Response::from_parts(parts, body))));
         }
         let Ok(message) = collect(body, self.clients.settings.max_event_bytes).await else {
@@ -265,7 +259,7 @@ impl Call {
                 None => self.told(&message),
             };
             if let Some(told) = told {
-                let _ = out.send(event(&told)).await;
+                let _ = out.send(sse::message_event(&told)).await;
             }
             return;
         }
@@ -283,7 +277,7 @@ impl Call {
                         Message::Response { id: Some(id), .. } if id.text() == self.own => {
                             return Some(Bytes::copy_from_slice(text.as_bytes()));
                         }
-                        Message::Notification { .. } => out.send(event(text.as_bytes())).await.ok()?,
+                        Message::Notification { .. } => out.send(sse::message_event(text.as_bytes())).await.ok()?,
                         // A server of this revision asks in its results alone.
                         Message::Response { .. } | Message::Request { .. } => {}
                     }
@@ -316,7 +310,7 @@ impl Call {
         }
         let asked: Vec<Asked> = required.questions.iter().map(|_| self.session.ask()).collect();
         for (question, asked) in required.questions.iter().zip(&asked) {
-            if out.send(event(&question.request(asked.id()))).await.is_err() {
+            if out.send(sse::message_event(&question.request(asked.id()))).await.is_err() {
                 return Err("the client has left".to_owned());
             }
         }
@@ -376,15 +370,4 @@ pub(super) fn modern(template: &Template, method: &str) -> Template {
     }
     let body = template.body().clone();
     template.beside(template.method().clone(), &headers, body).for_caller(template.caller().cloned())
-}
-
-/// Returns the headers of a client's request, for the requests that go on with its calls.
-pub(super) fn headers_of(template: &Template) -> Lines {
-    template.lines().clone()
-}
-
-pub(super) fn event(message: &[u8]) -> Bytes {
-    let mut out = BytesMut::new();
-    sse::encode_event(&mut out, b"message", message);
-    out.freeze()
 }

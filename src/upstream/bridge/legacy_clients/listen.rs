@@ -23,18 +23,13 @@ const WAIT: Duration = Duration::from_secs(10);
 /// Pause before a subscription that was lost is made anew, which doubles up to the longest.
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// Lists: capability of the server, and member of the filter.
-const LISTS: [(&str, &str); 3] =
-    [("tools", "toolsListChanged"), ("prompts", "promptsListChanged"), ("resources", "resourcesListChanged")];
-
 impl LegacyClients {
     /// Subscribes anew to all that the session is to hear of, with the headers of this request. The subscription before ends once this one is acknowledged.
     /// Returns false if the server does not agree.
     pub(super) async fn subscribe(self: &Arc<Self>, session: &Arc<Session>, template: &Template) -> bool {
         let _changing = session.subscribing.lock().await;
         let resources = session.resources();
-        let told = |(kind, member): (&str, &'static str)| session.server.tells(kind, "listChanged").then_some(member);
-        let lists: Vec<&str> = LISTS.into_iter().filter_map(told).collect();
+        let lists = session.server.told_lists();
         let wants_lists = session.has_stream() && !lists.is_empty();
         if resources.is_empty() && !wants_lists {
             session.set_subscription(None);

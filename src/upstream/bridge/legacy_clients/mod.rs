@@ -17,8 +17,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
-use http::{HeaderValue, Method, Response, StatusCode};
+use http::{Method, Response, StatusCode};
 use http_body::{Body, Frame};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
@@ -26,7 +25,7 @@ use tokio::sync::mpsc;
 
 use self::call::ClientRequest;
 use self::session::{Answer as ClientAnswer, Session, Sessions};
-use super::{Answer, Settings, response_in};
+use super::{Answer, Settings, event_stream, json_response, response_in};
 use crate::body::BoxError;
 use crate::channel;
 use crate::event_log::Stream;
@@ -145,8 +144,7 @@ impl LegacyClients {
 
     /// Answers with the session's own stream.
     fn stream(self: &Arc<Self>, session: &Arc<Session>, template: &Template) -> Response<ResponseBody> {
-        let mut response = Response::new(stream_body(session.begin_stream()));
-        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+        let response = event_stream(stream_body(session.begin_stream()));
         if !session.has_subscription() {
             let (clients, session, template) = (self.clone(), session.clone(), template.clone());
             tokio::spawn(async move { clients.subscribe(&session, &template).await });
@@ -244,7 +242,7 @@ fn answer_in(template: &Template) -> ClientAnswer {
             Err(text.unwrap_or_else(|| "the client answered with an error".to_owned()))
         }
     };
-    ClientAnswer { outcome, headers: call::headers_of(template) }
+    ClientAnswer { outcome, headers: template.lines().clone() }
 }
 
 fn set_level(session: &Session, id: &RequestId, body: &[u8]) -> Response<ResponseBody> {
@@ -270,13 +268,6 @@ fn result(id: &RequestId) -> Response<ResponseBody> {
 
 fn error(status: StatusCode, id: Option<&RequestId>, code: i64, text: &str) -> Response<ResponseBody> {
     json_response(status, jsonrpc::error_message(id, code, text, Value::Null))
-}
-
-fn json_response(status: StatusCode, message: Vec<u8>) -> Response<ResponseBody> {
-    let mut response = Response::new(ResponseBody::Channel(channel::Body::whole(message)));
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
 }
 
 fn empty(status: StatusCode) -> Response<ResponseBody> {

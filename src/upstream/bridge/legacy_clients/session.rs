@@ -1,21 +1,19 @@
 //! Sessions of clients, which the proxy keeps in the server's place.
 //!
-//! They live in memory. One that is not there is refused as a server refuses a session that it has forgotten, and is opened again as that one would be.
+//! The sessions are in memory. One that is not there is refused as a server refuses a session that it has forgotten, and is opened again as that one would be.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use serde_json::Value;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::AbortHandle;
 
 use crate::channel::Caller;
-use crate::protocol::bridge::legacy_clients::{
-    ClientFacts, Discovered, ToolFacts, new_session_name, tool_facts, tool_names,
-};
+use crate::protocol::bridge::legacy_clients::{ClientFacts, Discovered, ToolFacts, new_session_name, tool_facts};
 use crate::protocol::headers::Lines;
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::sse;
@@ -177,12 +175,11 @@ impl Session {
 
     /// Notes the facts about the tools of a list.
     pub(super) fn note_tools(&self, message: &[u8]) {
-        let mut facts = tool_facts(message);
-        let names = tool_names(message);
+        let facts = tool_facts(message);
         let mut state = sync::lock(&self.state);
         let tools = state.tools.get_or_insert_default();
-        for name in names {
-            match facts.remove(&name) {
+        for (name, facts) in facts {
+            match facts {
                 Some(facts) if tools.len() < MAX_TOOLS || tools.contains_key(&name) => drop(tools.insert(name, facts)),
                 Some(_) | None => drop(tools.remove(&name)),
             }
@@ -281,10 +278,8 @@ impl Session {
 
     /// Tells a message on the session's own stream. Without a reader it is lost.
     pub(super) fn tell(&self, message: &[u8]) {
-        let mut event = BytesMut::new();
-        sse::encode_event(&mut event, b"message", message);
         if let Some(stream) = &sync::lock(&self.state).stream {
-            let _ = stream.try_send(event.freeze());
+            let _ = stream.try_send(sse::message_event(message));
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use http::StatusCode;
 use http_body::{Body, Frame};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::running::Traits;
@@ -195,8 +195,7 @@ impl BridgedCall {
         for question in std::mem::take(&mut self.questions) {
             match answers.get(&question.key) {
                 Some(answer) => {
-                    let response = json!({"jsonrpc": "2.0", "id": json_id(&question.id), "result": answer});
-                    let response = response.to_string().into_bytes();
+                    let response = bridge::answer(&question.id, answer);
                     self.clients.post(&self.session, &self.request.template, response).await;
                 }
                 None => self.questions.push(question),
@@ -383,9 +382,7 @@ impl BridgedCall {
             // The call was dropped, and so cancelled at the server.
             None => bridge::too_many_waiting(&id),
         };
-        let mut out = BytesMut::new();
-        sse::encode_event(&mut out, b"message", &message);
-        out.freeze()
+        sse::message_event(&message)
     }
 
     /// Posts messages of the proxy's own beside the call, in their order.
@@ -428,8 +425,4 @@ impl Drop for BridgedCall {
             self.post(messages);
         }
     }
-}
-
-fn json_id(id: &RequestId) -> Value {
-    serde_json::from_str(&id.to_json()).unwrap_or(Value::Null)
 }

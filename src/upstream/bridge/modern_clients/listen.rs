@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use http::header::CONTENT_TYPE;
-use http::{HeaderValue, Response};
+use bytes::Bytes;
 use http_body_util::BodyExt;
 use serde_json::Value;
 
@@ -13,6 +12,7 @@ use crate::body::BoxBody;
 use crate::protocol::bridge::modern_clients::listen::{self, Filter};
 use crate::protocol::bridge::modern_clients::too_many_waiting;
 use crate::protocol::sse;
+use crate::upstream::bridge::{event_stream, json_response};
 use crate::upstream::{ResponseBody, Template, Unanswered, synthetic};
 
 impl ModernClients {
@@ -48,19 +48,17 @@ impl ModernClients {
         }
         let body: BoxBody = if filter.is_empty() {
             // Nothing will be told.
-            let mut out = bytes::BytesMut::new();
-            sse::encode_event(&mut out, b"message", &listen::acknowledged(&request.id, &filter));
-            sse::encode_event(&mut out, b"message", &listen::ended(&request.id, session.server_info.as_ref()));
-            http_body_util::Full::new(out.freeze()).map_err(|never| match never {}).boxed_unsync()
+            let first = sse::message_event(&listen::acknowledged(&request.id, &filter));
+            let last = sse::message_event(&listen::ended(&request.id, session.server_info.as_ref()));
+            let both = Bytes::from([first, last].concat());
+            http_body_util::Full::new(both).map_err(|never| match never {}).boxed_unsync()
         } else {
             match session.listeners.add(&request.id, filter, held) {
                 Some(listening) => listening.boxed_unsync(),
-                None => return Ok(super::answered(http::StatusCode::OK, too_many_waiting(&request.id)).into()),
+                None => return Ok(json_response(http::StatusCode::OK, too_many_waiting(&request.id)).into()),
             }
         };
-        let mut response = Response::new(ResponseBody::Translated(body));
-        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-        Ok(response.into())
+        Ok(event_stream(ResponseBody::Translated(body)).into())
     }
 
     /// Begins or ends the subscription to a resource at the server. Returns true if the server agrees.

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http_body::{Body, Frame};
 use serde_json::Value;
 use tokio::sync::mpsc;
@@ -66,7 +66,7 @@ impl Listeners {
             return None;
         }
         // The queue is empty.
-        let _ = sender.try_send(event(&listen::acknowledged(id, &filter)));
+        let _ = sender.try_send(sse::message_event(&listen::acknowledged(id, &filter)));
         let number = state.next;
         state.next += 1;
         state.listeners.insert(number, Listener { id: id.clone(), filter, sender });
@@ -101,7 +101,7 @@ impl Listeners {
     /// Ends all subscriptions, each with its result.
     pub(super) fn end_all(&self, server_info: Option<&Value>) {
         for (_, listener) in sync::lock(&self.0).listeners.drain() {
-            let _ = listener.sender.try_send(event(&listen::ended(&listener.id, server_info)));
+            let _ = listener.sender.try_send(sse::message_event(&listen::ended(&listener.id, server_info)));
         }
     }
 
@@ -123,7 +123,7 @@ impl Listeners {
             let told = messages(&listener.filter);
             let told = told.iter().filter_map(|message| listen::tagged(message, &listener.id));
             // One that does not read in time ends: its client asks anew.
-            told.into_iter().all(|message| listener.sender.try_send(event(&message)).is_ok())
+            told.into_iter().all(|message| listener.sender.try_send(sse::message_event(&message)).is_ok())
         });
     }
 }
@@ -168,12 +168,6 @@ impl Drop for Listening {
     fn drop(&mut self) {
         sync::lock(&self.listeners.0).listeners.remove(&self.number);
     }
-}
-
-fn event(message: &[u8]) -> Bytes {
-    let mut out = BytesMut::new();
-    sse::encode_event(&mut out, b"message", message);
-    out.freeze()
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 use self::call::{Begun, BridgedBody, BridgedCall};
 use self::parked::{AfterPages, Parked, ParkedCalls};
 use self::session::{Busy, Key, LegacySession, Sessions};
-use super::{Answer, Settings};
+use super::{Answer, Settings, event_stream, is_translated, json_response};
 use crate::channel;
 use crate::event_log::Stream;
 use crate::protocol::bridge::modern_clients::{self as bridge, Envelope, Kind, ListHints, UrlElicitations};
@@ -170,7 +170,7 @@ impl ModernClients {
             Err(refusal) => return Some(Translated::Answered(Ok(*refusal))),
         };
         if request.kind == Kind::Unknown {
-            let refused = answered(StatusCode::NOT_FOUND, bridge::method_not_found(&request.id));
+            let refused = json_response(StatusCode::NOT_FOUND, bridge::method_not_found(&request.id));
             return Some(Translated::Answered(Ok(refused)));
         }
         match self.answer(upstream, request, sent).await {
@@ -200,7 +200,7 @@ impl ModernClients {
             if request.kind == Kind::Discover {
                 let found = bridge::discovered(&session.initialized, &request.id);
                 return Ok(match found {
-                    Some(found) => answered(StatusCode::OK, found),
+                    Some(found) => json_response(StatusCode::OK, found),
                     None => unavailable(&request.id),
                 });
             }
@@ -266,10 +266,7 @@ impl ModernClients {
             };
             return Ok(Response::from_parts(parts, body).into());
         }
-        let passes = parts.status.is_server_error()
-            || matches!(parts.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
-            || !headers::is_json(&parts.headers);
-        if passes {
+        if !is_translated(&parts) {
             awaited.own = None;
             return Ok(Response::from_parts(parts, body).into());
         }
@@ -326,9 +323,7 @@ impl ModernClients {
                     stream.note_sent();
                 }
                 let body = BridgedBody::new(call.go_on(request, &answers).await);
-                let mut response = Response::new(ResponseBody::Translated(body.boxed_unsync()));
-                response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-                Ok(response.into())
+                Ok(event_stream(ResponseBody::Translated(body.boxed_unsync())).into())
             }
             Parked::Pages(pages) => match pages.after(request, &answers) {
                 AfterPages::Again(request) => {
@@ -338,12 +333,12 @@ impl ModernClients {
                 AfterPages::Asked => {
                     let asked =
                         self.ask_for_pages(&pages.as_before(request), &session, pages.elicitations(), pages.error());
-                    Ok(answered(StatusCode::OK, asked).into())
+                    Ok(json_response(StatusCode::OK, asked).into())
                 }
                 AfterPages::Refused => {
                     let refused =
                         bridge::result_as(pages.error(), &request.id, session.server_info.as_ref(), request.hints());
-                    Ok(answered(StatusCode::OK, refused.unwrap_or_default()).into())
+                    Ok(json_response(StatusCode::OK, refused.unwrap_or_default()).into())
                 }
             },
         }
@@ -437,15 +432,8 @@ fn in_session(session: &LegacySession, template: &Template) -> Template {
     }
 }
 
-fn answered(status: StatusCode, message: Vec<u8>) -> Response<ResponseBody> {
-    let mut response = Response::new(ResponseBody::Channel(channel::Body::whole(message)));
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
-}
-
 fn refusal(id: Option<&RequestId>, code: i64, text: &str, data: Value) -> Response<ResponseBody> {
-    answered(StatusCode::BAD_REQUEST, jsonrpc::error_message(id, code, text, data))
+    json_response(StatusCode::BAD_REQUEST, jsonrpc::error_message(id, code, text, data))
 }
 
 fn unavailable(id: &RequestId) -> Response<ResponseBody> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
 use http::{HeaderValue, Method, Response, StatusCode};
 use serde_json::{Value, json};
@@ -11,15 +11,15 @@ use tracing::debug;
 
 use super::listeners::Listeners;
 use super::session::{Key, LegacySession};
-use super::{ClientRequest, ModernClients, NoSession, answered, in_session, plain, standalone, unavailable};
+use super::{ClientRequest, ModernClients, NoSession, in_session, plain, standalone, unavailable};
 use crate::channel;
 use crate::clock;
 use crate::protocol::bridge::modern_clients::{self as bridge, LogLevel};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::names;
 use crate::protocol::jsonrpc::{self, RequestId};
-use crate::upstream::body::read_up_to;
-use crate::upstream::bridge::response_in;
+use crate::upstream::body::begun;
+use crate::upstream::bridge::{json_response, response_in};
 use crate::upstream::{ResponseBody, Template, synthetic};
 
 /// Time limit of `initialize`: a server on stdio may have to be installed first.
@@ -103,7 +103,7 @@ impl ModernClients {
                 jsonrpc::member(&message, &["error"]).and_then(|error| serde_json::from_str::<Value>(error).ok());
             return Err(match error {
                 Some(error) => {
-                    let told = answered(StatusCode::BAD_REQUEST, bridge::modern_error(&request.id, &error));
+                    let told = json_response(StatusCode::BAD_REQUEST, bridge::modern_error(&request.id, &error));
                     NoSession::Refused(Box::new(Ok(told)))
                 }
                 None => unavailable(),
@@ -187,18 +187,13 @@ impl ModernClients {
 
     /// Returns a refusal of `initialize` as the response to the client's request, if it is an error in JSON.
     async fn translated(&self, refusal: Response<ResponseBody>, id: &RequestId) -> Response<ResponseBody> {
-        let (mut parts, mut body) = refusal.into_parts();
-        let mut begun = BytesMut::new();
-        let is_whole = read_up_to(&mut body, &mut begun, REFUSAL_MAX).await;
-        let told = if is_whole { bridge::result_as(&begun, id, None, bridge::ListHints::Absent) } else { None };
-        let body = match told {
-            Some(message) => {
-                parts.headers.remove(CONTENT_LENGTH);
-                ResponseBody::Channel(channel::Body::whole(message))
-            }
-            None => ResponseBody::begun(begun.freeze(), body),
+        let (refusal, whole) = begun(refusal, REFUSAL_MAX, ASK_WAIT).await;
+        let Some(told) = whole.and_then(|whole| bridge::result_as(&whole, id, None, bridge::ListHints::Absent)) else {
+            return refusal;
         };
-        Response::from_parts(parts, body)
+        let (mut parts, _) = refusal.into_parts();
+        parts.headers.remove(CONTENT_LENGTH);
+        Response::from_parts(parts, ResponseBody::Channel(channel::Body::whole(told)))
     }
 }
 

@@ -1,6 +1,6 @@
 //! The session's own stream, on which the server sends the messages that name no call.
 //!
-//! It is open for as long as the session lives. A notification is for the call or the subscriptions that it concerns; a question is for a running call that may
+//! The stream is open for as long as the session lives. A notification is for the call or the subscriptions that it concerns; a question is for a running call that may
 //! ask, or waits for one. Absent: messages on the streams of calls (`call.rs`).
 
 use std::sync::{Arc, Weak};
