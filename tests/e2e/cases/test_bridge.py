@@ -6,6 +6,7 @@ import pytest
 
 from harness import stack, stdio
 from harness.checks import assert_runs
+from harness.probes import SDKS, Probing
 from harness.relay import Cut, Relay
 from harness.restarts import Restarted
 from harness.stack import AUTO, LEGACY, MODERN, TASK_CLIENTS, Client, run_client
@@ -102,7 +103,7 @@ async def test_servers_on_other_transports(client, server, start, key):
 
 
 @pytest.mark.parametrize("client", ["typescript-v2"])
-async def test_changes_reach_a_subscription(client, bridged, servers, key):
+async def test_a_subscription_is_opened(client, bridged, servers, key):
     proxy = await bridged("everything")
     async with Relay(proxy.found["port"]) as relay:
         async with Client(client, MODERN, relay.url(), "echo", {"message": "a"}, then=True) as running:
@@ -163,21 +164,59 @@ OLDER = ["typescript-v1", "typescript-v1-stateless", "typescript-v1-json", "pyth
 @pytest.mark.parametrize("client, mode", PROBING)
 async def test_clients_that_fall_back_are_as_without_the_bridge(client, mode, server, start, servers, key):
     """By default the server gets the same messages from them, byte for byte, as with the bridge switched off."""
+
+    async def call(port, tool, arguments):
+        said = await run_client(client, mode, f"http://127.0.0.1:{port}/mcp", tool, arguments)
+        assert said.error is None
+        return said.result, said.progress
+
+    recorded = [await record(setting, start, servers, server, key, call) for setting in ("auto", "never")]
+    assert recorded[0] == recorded[1]
+
+
+@pytest.mark.parametrize("server", OLDER)
+@pytest.mark.parametrize("sdk", SDKS)
+async def test_scripted_clients_that_fall_back_are_as_without_the_bridge(sdk, server, start, servers, key):
+    async def call(port, tool, arguments):
+        client = Probing(sdk, port)
+        await client.connect()
+        assert not client.is_modern
+        said = await client.call(tool, arguments)
+        await client.close()
+        return said
+
+    recorded = [await record(setting, start, servers, server, key, call) for setting in ("auto", "never")]
+    assert recorded[0] == recorded[1]
+
+
+@pytest.mark.parametrize("server", OLDER)
+@pytest.mark.parametrize("sdk", SDKS)
+async def test_scripted_clients_are_bridged_always(sdk, server, bridged, servers, key):
+    proxy = await bridged(server)
     kind = stack.server_kind(server)
+    client = Probing(sdk, proxy.found["port"])
+    await client.connect()
+    assert client.is_modern
+    tool, arguments, done = kind.long(2, 100, key)
+    assert (await client.call(tool, arguments))[0] == done
+    await client.close()
+    if not kind.foreign:
+        assert_runs(servers[server], key)
 
-    async def recorded(setting):
-        own = f"{key}-{setting}"
-        async with Relay(servers[server]) as upstream:
-            proxy = await asyncio.to_thread(start, stack.start_proxy, upstream.port, BRIDGE__MODERN_CLIENTS=setting)
-            async with Relay(proxy.found["port"]) as relay:
-                # A client of an older revision has shown before whether the server assigns sessions.
-                await run_client("typescript-v1", LEGACY, relay.url(), *kind.quick(f"{own}-0")[:2])
-                tool, arguments, done = kind.long(2, 100, own)
-                said = await run_client(client, mode, relay.url(), tool, arguments)
-                assert (said.result, said.error) == (done, None), relay.report()
-            posts = [[exchange for exchange in side.exchanges if exchange.method == "POST"] for side in (upstream, relay)]
-        # What a client answers to the server's own questions may come between any of its requests.
-        bodies = [sorted((bytes(post.body).replace(own.encode(), b"key"), post.status) for post in side) for side in posts]
-        return bodies, said.progress
 
-    assert await recorded("auto") == await recorded("never")
+async def record(setting, start, servers, server, key, call):
+    """Has a client call the long tool through a proxy with this setting. Returns the POSTs at both sides of the proxy, and what the client said."""
+    kind = stack.server_kind(server)
+    own = f"{key}-{setting}"
+    async with Relay(servers[server]) as upstream:
+        proxy = await asyncio.to_thread(start, stack.start_proxy, upstream.port, BRIDGE__MODERN_CLIENTS=setting)
+        async with Relay(proxy.found["port"]) as relay:
+            # A client of an older revision has shown before whether the server assigns sessions.
+            await run_client("typescript-v1", LEGACY, relay.url(), *kind.quick(f"{own}-0")[:2])
+            tool, arguments, done = kind.long(2, 100, own)
+            said = await call(relay.port, tool, arguments)
+            assert said[0] == done, relay.report()
+        posts = [[exchange for exchange in side.exchanges if exchange.method == "POST"] for side in (upstream, relay)]
+    # What a client answers to the server's own questions may come between any of its requests.
+    bodies = [sorted((bytes(post.body).replace(own.encode(), b"key"), post.status) for post in side) for side in posts]
+    return bodies, said[1]
