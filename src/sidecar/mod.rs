@@ -297,6 +297,7 @@ fn compose(config: Config, setup: StoreSetup, metrics: &Metrics, upstream: Upstr
         Some(bridge) => upstream.with_bridge(BridgeSettings {
             config: bridge.clone(),
             max_wait: config.streams.max_wait.unwrap_or(LONGEST_INPUT_WAIT),
+            task_wait: config.tasks.as_ref().map(|tasks| tasks.max_wait),
             input_grace: config.dialects.input_grace,
             connect_wait: config.upstream.wait,
             is_loopback: config.listen.address.ip().is_loopback(),

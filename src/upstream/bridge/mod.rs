@@ -43,6 +43,8 @@ pub struct Settings {
     pub config: config::Bridge,
     /// Time for which a call waits for the answers of its client.
     pub max_wait: Duration,
+    /// Time for which a call waits that may have become a task, if that is longer, or `None` if none do.
+    pub task_wait: Option<Duration>,
     /// Time without a further question after which a round is told.
     pub input_grace: Duration,
     /// Time for which a request waits for a server that accepts no connections.

@@ -21,7 +21,7 @@ impl Dir {
         dir
     }
 
-    pub(super) fn store(&self) -> String {
+    pub(crate) fn store(&self) -> String {
         format!("disk:{}", self.0.display())
     }
 

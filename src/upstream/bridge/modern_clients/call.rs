@@ -184,6 +184,11 @@ impl BridgedCall {
         Arc::ptr_eq(&self.session, session) && self.request.digest.as_ref() == Some(digest)
     }
 
+    /// Returns the last request of the client for the call.
+    pub(super) fn request(&self) -> &ClientRequest {
+        &self.request
+    }
+
     /// Returns the session.
     pub(super) fn session(&self) -> &Arc<LegacySession> {
         &self.session

@@ -2,16 +2,19 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::Value;
+use tokio::task::AbortHandle;
 
 use super::call::BridgedCall;
-use super::session::{Busy, LegacySession};
-use super::{ClientRequest, ModernClients};
+use super::session::{Busy, LegacySession, Waiting};
+use super::{ClientRequest, ModernClients, Settings};
 use crate::protocol::bridge::modern_clients::{self as bridge, MAX_ROUNDS, UrlElicitations};
 use crate::protocol::dialect::resume_tokens::CallDigest;
 use crate::protocol::ids::ParkedCall;
+use crate::protocol::tasks;
 use crate::{clock, random, sync};
 
 /// Most calls of one session that wait.
@@ -19,7 +22,14 @@ const MAX_OF_SESSION: usize = 64;
 
 /// The calls, by their states.
 #[derive(Default)]
-pub(super) struct ParkedCalls(Mutex<HashMap<String, Parked>>);
+pub(super) struct ParkedCalls(Mutex<HashMap<String, Entry>>);
+
+struct Entry {
+    call: Parked,
+    /// Task that gives the call up.
+    timer: AbortHandle,
+    _waiting: Waiting,
+}
 
 /// A call that waits.
 pub(super) enum Parked {
@@ -57,6 +67,13 @@ impl Parked {
         }
     }
 
+    fn request(&self) -> &ClientRequest {
+        match self {
+            Self::Call(call) => call.request(),
+            Self::Pages(pages) => &pages.request,
+        }
+    }
+
     fn is_of(&self, session: &Arc<LegacySession>, digest: &CallDigest) -> bool {
         match self {
             Self::Call(call) => call.is_of(session, digest),
@@ -74,8 +91,11 @@ impl ParkedCalls {
         digest: Option<&CallDigest>,
     ) -> Option<Parked> {
         let mut parked = sync::lock(&self.0);
-        let is_same = parked.get(state).is_some_and(|call| digest.is_some_and(|digest| call.is_of(session, digest)));
-        if is_same { parked.remove(state) } else { None }
+        let is_same =
+            parked.get(state).is_some_and(|entry| digest.is_some_and(|digest| entry.call.is_of(session, digest)));
+        let entry = if is_same { parked.remove(state)? } else { return None };
+        entry.timer.abort();
+        Some(entry.call)
     }
 }
 
@@ -121,22 +141,23 @@ impl ModernClients {
 
     /// Keeps a call. Returns the state by which it is found, or `None` if too many of its session wait: then the call is dropped.
     fn park(self: Arc<Self>, call: Parked) -> Option<String> {
+        let waiting = call.session().begin_waiting(MAX_OF_SESSION)?;
         let state = ParkedCall::from_bytes(self.settings.owner, random::bytes()).to_string();
-        {
-            let mut parked = sync::lock(&self.parked.0);
-            let beside = parked.values().filter(|other| Arc::ptr_eq(other.session(), call.session())).count();
-            if beside >= MAX_OF_SESSION {
-                return None;
-            }
-            parked.insert(state.clone(), call);
-        }
-        let (max_wait, clients, name) = (self.settings.max_wait, Arc::downgrade(&self), state.clone());
-        tokio::spawn(async move {
+        let (max_wait, clients, name) = (self.max_wait(call.request()), Arc::downgrade(&self), state.clone());
+        let mut parked = sync::lock(&self.parked.0);
+        let timer = tokio::spawn(async move {
             clock::sleep(max_wait).await;
             let given_up = clients.upgrade().and_then(|clients| sync::lock(&clients.parked.0).remove(&name));
             drop(given_up);
         });
+        parked.insert(state.clone(), Entry { call, timer: timer.abort_handle(), _waiting: waiting });
         Some(state)
+    }
+
+    /// Returns the time for which a call waits for its client: one that may have become a task waits as a task does.
+    fn max_wait(&self, request: &ClientRequest) -> Duration {
+        let Settings { max_wait, task_wait, .. } = self.settings;
+        task_wait.filter(|_| tasks::declares(request.template.body())).map_or(max_wait, |wait| wait.max(max_wait))
     }
 
     /// Returns the response to a request that the server has refused until its user has opened pages: the questions, or an error if the client cannot

@@ -58,6 +58,8 @@ pub(super) struct LegacySession {
     next: AtomicU64,
     /// Requests that run, or wait for the answers of their clients.
     busy: AtomicUsize,
+    /// Calls that wait for their client.
+    waiting: AtomicUsize,
     state: Mutex<State>,
     /// True once the server has answered the request for its own stream.
     has_stream: watch::Sender<bool>,
@@ -74,6 +76,9 @@ struct State {
 
 /// A request in progress: its session is not idle.
 pub(super) struct Busy(Arc<LegacySession>);
+
+/// A call that waits for its client.
+pub(super) struct Waiting(Arc<LegacySession>);
 
 impl Key {
     pub(super) fn of(caller: Option<&Arc<Caller>>, envelope: &Envelope) -> Self {
@@ -155,6 +160,7 @@ impl LegacySession {
             listeners,
             next: AtomicU64::new(1),
             busy: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
             state: Mutex::new(State { used: clock::now(), log_level: None, complete: Vec::new() }),
             has_stream: watch::Sender::new(false),
             completion: Notify::new(),
@@ -194,6 +200,13 @@ impl LegacySession {
     pub(super) fn begin(self: &Arc<Self>) -> Busy {
         self.busy.fetch_add(1, Ordering::Relaxed);
         Busy(self.clone())
+    }
+
+    /// Begins to let a call wait for its client. Returns `None` if `most` others wait.
+    pub(super) fn begin_waiting(self: &Arc<Self>, most: usize) -> Option<Waiting> {
+        let one_more = |waiting| if waiting < most { Some(waiting + 1) } else { None };
+        self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;
+        Some(Waiting(self.clone()))
     }
 
     /// Returns true if the server must be told to send messages of this level, which no request wanted before.
@@ -252,6 +265,12 @@ impl LegacySession {
             () = all_done => {}
             () = clock::sleep_until(until) => {}
         }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
