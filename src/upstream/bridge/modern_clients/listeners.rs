@@ -18,7 +18,7 @@ use crate::sync;
 
 /// Most subscriptions of one session.
 const MAX_LISTENERS: usize = 64;
-/// Most messages that wait for the reader of a subscription. It ends if there are more.
+/// Most messages that wait for the reader of a subscription, without its result. It ends if there are more.
 const QUEUE: usize = 256;
 
 /// The subscriptions. They outlive the session if the server forgets that, and go on in the one that is opened in its place.
@@ -60,7 +60,7 @@ pub(super) struct Listening {
 impl Listeners {
     /// Adds a subscription, which begins with its acknowledgement. Returns `None` if there are too many.
     pub(super) fn add(self: &Arc<Self>, id: &RequestId, filter: Filter, resources: HeldResources) -> Option<Listening> {
-        let (sender, receiver) = mpsc::channel(QUEUE);
+        let (sender, receiver) = mpsc::channel(QUEUE + 1);
         let mut state = sync::lock(&self.0);
         if state.listeners.len() >= MAX_LISTENERS {
             return None;
@@ -122,8 +122,17 @@ impl Listeners {
         sync::lock(&self.0).listeners.retain(|_, listener| {
             let told = messages(&listener.filter);
             let told = told.iter().filter_map(|message| listen::tagged(message, &listener.id));
-            // One that does not read in time ends: its client asks anew.
-            told.into_iter().all(|message| listener.sender.try_send(sse::message_event(&message)).is_ok())
+            let mut is_told = true;
+            for message in told {
+                is_told =
+                    listener.sender.capacity() > 1 && listener.sender.try_send(sse::message_event(&message)).is_ok();
+                if !is_told {
+                    // One that does not read in time ends: its client asks anew.
+                    let _ = listener.sender.try_send(sse::message_event(&listen::ended(&listener.id, None)));
+                    break;
+                }
+            }
+            is_told
         });
     }
 }
@@ -215,11 +224,11 @@ mod tests {
             listeners.tell_all_changed();
         }
         assert!(listeners.is_empty());
-        let mut told = 0;
-        while listening.frame().await.is_some() {
-            told += 1;
+        for _ in 0..QUEUE {
+            assert!(next(&mut listening).await["method"].is_string());
         }
-        assert_eq!(told, QUEUE);
+        assert_eq!(next(&mut listening).await["id"], 7);
+        assert!(listening.frame().await.is_none());
     }
 
     #[test]

@@ -22,6 +22,8 @@ use crate::upstream::synthetic;
 /// Pause before the stream is opened again, which doubles after each refusal up to the longest.
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Events after which others that are told have a turn.
+const BURST: usize = 32;
 /// Time for which a question waits for a call.
 const QUESTION_WAIT: Duration = Duration::from_secs(30);
 
@@ -78,7 +80,11 @@ impl Reader {
         while let Ok(piece) = events.next().await {
             let gathered = events.gather(piece).await;
             let (Some(clients), Some(session)) = (self.clients.upgrade(), self.session.upgrade()) else { return };
-            for event in &gathered.events {
+            for (number, event) in (1..).zip(&gathered.events) {
+                if number % BURST == 0 {
+                    // Those who are told have queues, and read them meanwhile.
+                    tokio::task::yield_now().await;
+                }
                 if let Some(id) = event.id.as_ref().filter(|id| !id.is_empty()) {
                     self.last_event_id = Some(Bytes::copy_from_slice(id));
                 }
