@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Sharing;
 use super::connection::Users;
-use crate::event_log::{Principal, QuotaKey};
+use crate::event_log::{Principal, QuotaKey, Subject};
 use crate::protocol::jsonrpc::InitializeParams;
 
 /// Caller of a request: a principal, or callers without credentials at one address. A principal stays the same caller once the server has accepted its
@@ -14,12 +14,29 @@ use crate::protocol::jsonrpc::InitializeParams;
 pub struct Caller {
     principal: Principal,
     counted_as: QuotaKey,
+    /// Subject that the caller's token claims.
+    subject: Option<Subject>,
 }
 
 impl Caller {
     /// Creates a caller that counts as the holder of a quota: all of a caller's sessions as one holder, so `counted_as` is none of a session.
     pub fn new(principal: Principal, counted_as: QuotaKey) -> Self {
-        Self { principal, counted_as }
+        Self { principal, counted_as, subject: None }
+    }
+
+    /// Returns the caller with the subject that its token claims.
+    pub fn claiming(self, subject: Option<Subject>) -> Self {
+        Self { subject, ..self }
+    }
+
+    /// Returns true if the tokens of both claim one subject, which proves nothing.
+    pub fn claims_subject_of(&self, other: &Self) -> bool {
+        self.subject.is_some() && self.subject == other.subject
+    }
+
+    /// Returns the principal.
+    pub fn principal(&self) -> &Principal {
+        &self.principal
     }
 
     /// Returns true for callers without credentials.

@@ -99,7 +99,7 @@ impl Callers {
         let has_own_server = self.upstream.has_channels()
             || self.upstream.may_bridge()
             || id.as_ref().is_some_and(|id| is_session_name(id.as_str().as_bytes()));
-        let caller = has_own_server.then(|| Arc::new(Caller::new(principal, counted_as())));
+        let caller = has_own_server.then(|| Arc::new(Caller::new(principal, counted_as()).claiming(subject)));
         Box::new(RequestContext {
             parts,
             binding: Binding { principal, subject, session: id },

@@ -219,6 +219,11 @@ impl Upstream {
         self.bridge.as_ref().is_some_and(|bridge| bridge.has_legacy_clients())
     }
 
+    /// Returns true if the request is one in a session that the proxy keeps in the server's place.
+    fn names_bridged_session(&self, template: &Template) -> bool {
+        self.bridge.as_ref().is_some_and(|bridge| bridge.keeps_session_of(template))
+    }
+
     /// Notes that a client has begun a session, to which the server has given a name or none.
     fn note_begun(&self, is_named: bool) {
         if let Some(bridge) = &self.bridge {

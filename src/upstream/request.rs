@@ -185,6 +185,11 @@ impl Template {
         self
     }
 
+    /// Returns the same request outside a session.
+    pub(super) fn without_session(self) -> Self {
+        self.in_session(&UpstreamName::Renamed(None))
+    }
+
     /// Returns true if the request names a session.
     pub(super) fn names_session(&self) -> bool {
         self.session_name().is_some()

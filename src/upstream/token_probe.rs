@@ -14,7 +14,9 @@ use http::{HeaderValue, Response, StatusCode};
 use super::ResponseBody;
 use super::discovery::discover_request;
 use super::{Forwarded, Template, Upstream, synthetic};
-use crate::protocol::headers::{Era, ProtocolVersion};
+use crate::channel::Caller;
+use crate::clock;
+use crate::protocol::headers::{Era, ProtocolVersion, SessionId};
 use crate::protocol::jwt;
 
 /// Time limit for each response. A client waits meanwhile, and one of its few retries is used up when it gives up.
@@ -48,7 +50,27 @@ impl Upstream {
     /// that: the upstream may answer a caller in the same way to whom it denies a session that lives.
     pub(super) async fn probe_outside_session(&self, refused: &Template) -> ProbeOutcome {
         let call = refused.clone().with_token_alone();
-        self.compare_tokens(synthetic::post(&call, synthetic::ping()).with(ACCEPT, ACCEPTED), true).await
+        match self.names_bridged_session(&call) {
+            true => self.compare_tokens(outside_sessions(call), false).await,
+            false => self.compare_tokens(synthetic::post(&call, synthetic::ping()).with(ACCEPT, ACCEPTED), true).await,
+        }
+    }
+
+    /// Returns true if the server accepts the token of a request in a session of the bridge, which is a JWT of this caller, and refuses others. Asks
+    /// unless that was done a moment ago.
+    pub(super) async fn confirms_token(&self, request: &Template, caller: &Caller) -> bool {
+        let session = request.session_name().and_then(|name| SessionId::parse(std::str::from_utf8(name).ok()?));
+        let used = (*caller.principal(), session);
+        let tokens = self.observed().tokens();
+        if let Some(is_genuine) = tokens.probed(&used, clock::now()) {
+            return is_genuine;
+        }
+        let outcome = self.compare_tokens(outside_sessions(request.clone().with_token_alone()), false).await;
+        let is_genuine = matches!(outcome, ProbeOutcome::Genuine);
+        if is_genuine || matches!(outcome, ProbeOutcome::Foreign) {
+            tokens.note_probed(used, is_genuine, clock::now());
+        }
+        is_genuine
     }
 
     /// Sends the probe `genuine`, the same with a corrupted signature, and `genuine` again. With `may_lack_session` a refusal of the session
@@ -86,6 +108,9 @@ impl Upstream {
 
     fn probe_request(&self, parts: &Parts, client: &Forwarded, era: Era) -> Template {
         let call = self.call(parts, client, bytes::Bytes::new()).with_token_alone();
+        if self.names_bridged_session(&call) {
+            return outside_sessions(call);
+        }
         match era {
             Era::Legacy => {
                 let id = synthetic::own_id();
@@ -99,4 +124,9 @@ impl Upstream {
             }
         }
     }
+}
+
+/// Returns the probe of a server of 2026-07-28 whose client is in a session of the bridge, which would answer a ping itself.
+fn outside_sessions(call: Template) -> Template {
+    discover_request(&call.without_session(), None)
 }

@@ -231,8 +231,9 @@ impl CallStarter {
         let caller = match caller {
             // The proxy may have to keep the session in the server's place.
             None if request.call.has_initialize() && self.upstream.bridges_older_clients() => {
-                let (principal, address) = (request.context.binding.principal, connection.client(&parts.headers));
-                Some(Arc::new(Caller::new(principal, QuotaKey::of(&principal, false, None, address))))
+                let Binding { principal, subject, .. } = request.context.binding;
+                let counted_as = QuotaKey::of(&principal, false, None, connection.client(&parts.headers));
+                Some(Arc::new(Caller::new(principal, counted_as).claiming(subject)))
             }
             caller => caller.clone(),
         };

@@ -35,6 +35,7 @@ const REFUSAL_MAX: usize = 4096;
 const REFUSAL_WAIT: Duration = Duration::from_secs(1);
 const HEADER_MISMATCH: i64 = -32020;
 const MISSING_CAPABILITY: i64 = -32021;
+const UNSUPPORTED_VERSION: i64 = -32022;
 
 /// Settings of the bridge.
 #[derive(Clone, Debug)]
@@ -60,7 +61,7 @@ pub struct Settings {
 /// Translates requests. All workers share it.
 pub(super) struct Bridge {
     mode: config::ModernClients,
-    era: ServerEra,
+    era: Arc<ServerEra>,
     modern_clients: Arc<ModernClients>,
     /// Translation for clients of older revisions, or `None` if there is none.
     legacy_clients: Option<Arc<LegacyClients>>,
@@ -71,13 +72,12 @@ type Answer = Result<Response<ResponseBody>, Unanswered>;
 impl Bridge {
     /// Creates a bridge. `upstream` has connections of the bridge's own.
     pub(super) fn new(settings: Settings, upstream: Arc<Upstream>) -> Arc<Self> {
+        let era = Arc::new(ServerEra::new(upstream.clone()));
+        let legacy_clients = || LegacyClients::new(settings.clone(), upstream.clone(), era.clone());
         Arc::new(Self {
             mode: settings.config.modern_clients,
-            era: ServerEra::new(upstream.clone()),
-            legacy_clients: settings
-                .config
-                .legacy_clients
-                .then(|| LegacyClients::new(settings.clone(), upstream.clone())),
+            legacy_clients: settings.config.legacy_clients.then(legacy_clients),
+            era: era.clone(),
             modern_clients: ModernClients::new(settings, upstream),
         })
     }
@@ -143,6 +143,11 @@ impl Bridge {
         self.legacy_clients.is_some()
     }
 
+    /// Returns true if the request is one in a session that the bridge keeps in the server's place, or has kept before a restart.
+    pub(super) fn keeps_session_of(&self, template: &Template) -> bool {
+        self.has_legacy_clients() && LegacyClients::names_session(template)
+    }
+
     fn has_legacy_sessions(&self) -> bool {
         self.legacy_clients.as_ref().is_some_and(|legacy| legacy.is_active())
     }
@@ -163,19 +168,40 @@ impl Bridge {
         response: Response<ResponseBody>,
     ) -> Answer {
         let Some(legacy) = &self.legacy_clients else { return Ok(response) };
-        if LegacyClients::names_session(template) {
+        if self.keeps_session_of(template) {
             // A session of this process before its restart.
             return legacy.send(upstream, template, None).await;
         }
-        let Some(id) = LegacyClients::initialize_in(template).filter(|_| !is_modern(template)) else {
+        if is_modern(template) {
             return Ok(response);
-        };
+        }
+        if template.names_session() {
+            return Ok(self.after_refusal_in_session(template, response).await);
+        }
+        let Some(id) = LegacyClients::initialize_in(template) else { return Ok(response) };
         let (response, is_error) = is_error(response).await;
         // A server that was of older revisions when it was last asked may have been replaced.
         if !is_error || !self.era.is_or_has_become(template, Era::Modern).await {
             return Ok(response);
         }
         legacy.open(template, &id).await
+    }
+
+    /// Returns the refusal of a session that went with its server, if the one in its place speaks the later revision alone. Other responses pass.
+    async fn after_refusal_in_session(
+        &self,
+        template: &Template,
+        response: Response<ResponseBody>,
+    ) -> Response<ResponseBody> {
+        if response.status() != StatusCode::BAD_REQUEST {
+            return response;
+        }
+        let (response, whole) = begun(response, REFUSAL_MAX, REFUSAL_WAIT).await;
+        let is_refused = whole.is_some_and(|whole| error_code(&whole) == Some(UNSUPPORTED_VERSION));
+        match is_refused && self.era.is_or_has_become(template, Era::Modern).await {
+            true => legacy_clients::forgotten(),
+            false => response,
+        }
     }
 
     /// Notes that a client has begun a session, to which the server has given a name or none.
@@ -205,10 +231,15 @@ async fn refuses_era(response: Response<ResponseBody>) -> (Response<ResponseBody
         return (response, false);
     }
     let (response, whole) = begun(response, REFUSAL_MAX, REFUSAL_WAIT).await;
-    let code = |whole: &Bytes| jsonrpc::member(whole, &["error", "code"]).and_then(|code| code.parse().ok());
     // The other codes of the revision show that the server speaks it.
-    let is_refused = whole.is_some_and(|whole| !matches!(code(&whole), Some(HEADER_MISMATCH | MISSING_CAPABILITY)));
+    let is_refused =
+        whole.is_some_and(|whole| !matches!(error_code(&whole), Some(HEADER_MISMATCH | MISSING_CAPABILITY)));
     (response, is_refused)
+}
+
+/// Returns the code of an error.
+fn error_code(message: &[u8]) -> Option<i64> {
+    jsonrpc::member(message, &["error", "code"]).and_then(|code| code.parse().ok())
 }
 
 /// Returns true if the response is no result. The returned response has its whole body.

@@ -74,7 +74,7 @@ impl ServerEra {
     }
 
     async fn ask(&self, template: &Template) -> Option<Era> {
-        let request = discover_request(template, None);
+        let request = discover_request(&template.clone().without_session(), None);
         let asking = async {
             let response = self.upstream.exchange(&request, None).await.ok()?;
             let (status, challenges) = (response.status(), response.headers().contains_key(WWW_AUTHENTICATE));

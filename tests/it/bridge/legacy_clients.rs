@@ -4,30 +4,30 @@ use super::*;
 
 const ENVELOPE: &str = "io.modelcontextprotocol/";
 
-async fn stage() -> (Upstream, Proxy) {
+pub(super) async fn stage() -> (Upstream, Proxy) {
     stage_with(|bridge| bridge.modern_clients = ModernClients::Never).await
 }
 
 /// A client's session, and the requests in it.
-struct Legacy {
-    id: String,
-    version: &'static str,
+pub(super) struct Legacy {
+    pub(super) id: String,
+    pub(super) version: &'static str,
 }
 
 impl Legacy {
-    fn post(&self, body: &Value) -> Request {
+    pub(super) fn post(&self, body: &Value) -> Request {
         Request::post(body.to_string()).with("Mcp-Session-Id", &self.id).with("MCP-Protocol-Version", self.version)
     }
 
-    fn request(&self, id: impl Into<Value>, method: &str, params: Value) -> Request {
+    pub(super) fn request(&self, id: impl Into<Value>, method: &str, params: Value) -> Request {
         self.post(&json!({"jsonrpc": "2.0", "id": id.into(), "method": method, "params": params}))
     }
 
-    fn call(&self, id: impl Into<Value>) -> Request {
+    pub(super) fn call(&self, id: impl Into<Value>) -> Request {
         self.request(id, "tools/call", json!({"name": "slow", "arguments": {"a": 1}, "_meta": {"progressToken": 7}}))
     }
 
-    fn get(&self) -> Request {
+    pub(super) fn get(&self) -> Request {
         Request::get().with("Mcp-Session-Id", &self.id).with("MCP-Protocol-Version", self.version)
     }
 }
@@ -36,12 +36,12 @@ fn client_capabilities() -> Value {
     json!({"elicitation": {"form": {}, "url": {}}, "roots": {"listChanged": true}, "tasks": {}})
 }
 
-fn initialize_by(version: &str) -> Request {
+pub(super) fn initialize_by(version: &str) -> Request {
     let params = json!({"protocolVersion": version, "capabilities": client_capabilities(), "clientInfo": {"name": "raw", "version": "1"}});
     Request::post(json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}).to_string())
 }
 
-fn discovered(id: &Value) -> String {
+pub(super) fn discovered(id: &Value) -> String {
     let capabilities = json!({"tools": {"listChanged": true}, "resources": {"subscribe": true}, "logging": {},
         "extensions": {"io.modelcontextprotocol/tasks": {}}});
     let result = json!({"resultType": "complete", "supportedVersions": [V2026], "capabilities": capabilities, "ttlMs": 0,
@@ -49,13 +49,13 @@ fn discovered(id: &Value) -> String {
     json!({"jsonrpc": "2.0", "id": id, "result": result}).to_string()
 }
 
-const REFUSAL: &str = r#"{"jsonrpc":"2.0","id":0,"error":{"code":-32022,"message":"Unsupported protocol version","data":{"supported":["2026-07-28"]}}}"#;
+pub(super) const REFUSAL: &str = r#"{"jsonrpc":"2.0","id":0,"error":{"code":-32022,"message":"Unsupported protocol version","data":{"supported":["2026-07-28"]}}}"#;
 
 /// Questions for the server's capabilities after its first refusal: for its transport, for its era, and for the session.
-const FIRST: usize = 3;
+pub(super) const FIRST: usize = 3;
 
 /// Refuses an `initialize`, and answers as many questions for the server's capabilities.
-async fn refuses(upstream: &mut Upstream, questions: usize) {
+pub(super) async fn refuses(upstream: &mut Upstream, questions: usize) {
     upstream.expect("initialize").await.json(400, REFUSAL).await;
     for _ in 0..questions {
         let discover = upstream.expect("server/discover").await;
@@ -80,22 +80,22 @@ async fn opened_at(upstream: &mut Upstream, proxy: &Proxy, version: &'static str
     session
 }
 
-async fn opened(upstream: &mut Upstream, proxy: &Proxy) -> Legacy {
+pub(super) async fn opened(upstream: &mut Upstream, proxy: &Proxy) -> Legacy {
     opened_at(upstream, proxy, V2025_11).await
 }
 
 /// Answers a request of the proxy with this result under its ID.
-async fn answers(call: Call, result: Value) {
+pub(super) async fn answers(call: Call, result: Value) {
     let id = call.json_body()["id"].clone();
     call.json(200, json!({"jsonrpc": "2.0", "id": id, "result": result}).to_string()).await;
 }
 
-fn requires(id: &Value, questions: Value, state: &str) -> String {
+pub(super) fn requires(id: &Value, questions: Value, state: &str) -> String {
     let result = json!({"resultType": "input_required", "inputRequests": questions, "requestState": state});
     json!({"jsonrpc": "2.0", "id": id, "result": result}).to_string()
 }
 
-fn form() -> Value {
+pub(super) fn form() -> Value {
     json!({"method": "elicitation/create", "params": {"mode": "form", "message": "ok?", "requestedSchema": {}}})
 }
 
@@ -391,7 +391,7 @@ async fn what_belongs_to_a_session_is_answered_by_the_proxy() {
 }
 
 /// Acknowledges the subscription that the proxy makes: the stream, and the filter.
-async fn listens(upstream: &mut Upstream) -> (Sse, Value) {
+pub(super) async fn listens(upstream: &mut Upstream) -> (Sse, Value) {
     let listen = upstream.expect("subscriptions/listen").await;
     assert_eq!((listen.header("mcp-method"), listen.header("mcp-session-id")), (Some("subscriptions/listen"), None));
     let body = listen.json_body();
@@ -532,7 +532,7 @@ async fn a_batch_is_one_request_each_and_one_stream() {
 }
 
 /// Opens a further session at the newest revision.
-async fn opened_again(upstream: &mut Upstream, proxy: &Proxy) -> Legacy {
+pub(super) async fn opened_again(upstream: &mut Upstream, proxy: &Proxy) -> Legacy {
     let pending = initialize_by(V2025_11).start(proxy.addr).await;
     refuses(upstream, 1).await;
     let response = pending.response().await;

@@ -3,11 +3,14 @@
 mod auto;
 mod callers;
 mod legacy_clients;
+mod legacy_sessions;
 mod odd_servers;
 mod outside_calls;
 mod pages;
 mod replicas;
+mod rows;
 mod sessions;
+mod tasks;
 
 use std::time::Duration;
 

@@ -185,3 +185,43 @@ async fn what_a_client_says_of_itself_is_bounded() {
     assert_eq!((refused.status, &refused.json().await["error"]["code"]), (400, &json!(-32602)));
     assert!(upstream.is_quiet());
 }
+
+#[tokio::test]
+async fn a_revision_that_a_replaced_server_refuses_in_a_session_is_spoken_no_more() {
+    let (mut upstream, proxy) = stage().await;
+    let (sse, mut response, sent) = begun(&mut upstream, &proxy, &call(5, json!({}))).await;
+    response.prime().await;
+    sse.finish(result_under(&sent["id"])).await;
+    response.event().await;
+    pass(Duration::from_secs(6)).await;
+    let again = call(6, json!({}));
+    let pending = again.start(proxy.addr).await;
+    let refused = upstream.expect("tools/call").await;
+    let id = refused.json_body()["id"].clone();
+    refused
+        .json(400, json!({"jsonrpc": "2.0", "id": id, "error": {"code": -32022, "message": "no"}}).to_string())
+        .await;
+    let discover = upstream.expect("server/discover").await;
+    let id = discover.json_body()["id"].clone();
+    let found = json!({"supportedVersions": [V2026], "capabilities": {}});
+    discover.json(200, json!({"jsonrpc": "2.0", "id": id, "result": found}).to_string()).await;
+    let passed = upstream.expect("tools/call").await;
+    assert_eq!(passed.body, again.body());
+    passed.json(200, result(6)).await;
+    assert_eq!(pending.response().await.body().await, result(6).as_bytes());
+}
+
+#[tokio::test]
+async fn a_burst_of_changes_reaches_a_client_that_reads() {
+    let (mut upstream, proxy) = stage().await;
+    let own = outside_calls::opened(&mut upstream, &proxy).await;
+    let listen = request(9, "subscriptions/listen", json!({"notifications": {"toolsListChanged": true}}));
+    let mut listening = listen.start(proxy.addr).await.response().await.sse();
+    listening.prime().await;
+    assert_eq!(listening.event().await.json()["method"], "notifications/subscriptions/acknowledged");
+    let change = "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/tools/list_changed\"}\n\n";
+    own.bytes(change.repeat(2000)).await;
+    for number in 0..2000 {
+        assert_eq!(listening.event().await.json()["method"], "notifications/tools/list_changed", "{number}");
+    }
+}

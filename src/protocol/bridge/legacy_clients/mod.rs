@@ -13,6 +13,6 @@ pub use input::{InputRequired, Question};
 pub use request::{Round, listen, name_header, translated};
 pub use response::{error_of, failed_call, is_header_mismatch, result_as, untagged};
 pub use session_name::{is_session_name, new_session_name};
-pub use tool_list::{ToolFacts, tool_facts};
+pub use tool_list::{ToolFacts, tool_facts, without_output_schemas};
 
 pub use super::{LEGACY, MAX_ROUNDS, MODERN};

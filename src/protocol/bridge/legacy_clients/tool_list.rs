@@ -1,5 +1,6 @@
 //! Lists of tools: schemas that clients of the revisions with sessions can read, and what calls of each tool need.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use serde_json::{Value, json};
@@ -56,6 +57,22 @@ pub(super) fn edited(message: &[u8]) -> Vec<u8> {
     if is_shorter && let Some(tools) = jsonrpc::member(message, &["result", "tools"]) {
         splices = vec![(jsonrpc::span(message, tools), format!("[{}]", kept.join(",")))];
     }
+    jsonrpc::splice(message, splices)
+}
+
+/// Returns the list with the tools of these names as tools without an output schema.
+pub fn without_output_schemas(message: &[u8], names: &[String]) -> Vec<u8> {
+    let names: HashSet<&str> = names.iter().map(String::as_str).collect();
+    let mut splices = Vec::new();
+    for_each_tool(message, |tool| {
+        let name =
+            jsonrpc::member(tool.as_bytes(), &["name"]).and_then(|name| serde_json::from_str::<String>(name).ok());
+        if name.is_some_and(|name| names.contains(name.as_str()))
+            && let Some(without) = jsonrpc::without_members(tool.as_bytes(), &[], &["outputSchema"])
+        {
+            splices.push((jsonrpc::span(message, tool), String::from_utf8(without).unwrap_or_default()));
+        }
+    });
     jsonrpc::splice(message, splices)
 }
 
@@ -178,6 +195,15 @@ mod tests {
         let expected = json!([{"name": "a", "inputSchema": {"type": "object", "properties": {"x": {}, "y": {"not": {}}, "z": {}}},
             "outputSchema": {"type": "object", "properties": {"x": {}}}}]);
         assert_eq!(told(tools), expected);
+    }
+
+    #[test]
+    fn output_schemas_are_left_out_by_name() {
+        let tool = |name: &str| json!({"name": name, "outputSchema": {"type": "array"}, "x": 1});
+        let message = listed(&json!([tool("a"), tool("b"), {"name": "c"}]));
+        let edited = without_output_schemas(&message, &["b".to_owned(), "c".to_owned()]);
+        let edited: Value = serde_json::from_slice(&edited).expect("JSON");
+        assert_eq!(edited["result"]["tools"], json!([tool("a"), {"name": "b", "x": 1}, {"name": "c"}]));
     }
 
     #[test]

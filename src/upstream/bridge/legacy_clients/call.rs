@@ -11,24 +11,28 @@ use serde_json::Map;
 use tokio::sync::mpsc;
 
 use super::session::{Answer, Asked, Running, Session};
-use super::{LegacyClients, stream_body};
+use super::{INVALID_PARAMS, LegacyClients, METHOD_NOT_FOUND, forgotten, stream_body};
 use crate::channel;
 use crate::clock;
 use crate::event_log::Stream;
 use crate::protocol::bridge::legacy_clients::{self as bridge, InputRequired, MAX_ROUNDS, Round, ToolFacts};
 use crate::protocol::channel::envelope;
 use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::headers::{self, names};
+use crate::protocol::headers::{self, Era, names};
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::protocol::sse;
 use crate::upstream::body::collect;
-use crate::upstream::bridge::{event_stream, is_translated, json_response};
+use crate::upstream::bridge::{
+    HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_VERSION, error_code, event_stream, is_translated, json_response,
+};
 use crate::upstream::sse_reader::EventReader;
 use crate::upstream::{ResponseBody, Template, Unanswered, Upstream};
 
 /// Pause before a call without questions is sent again, which doubles up to the longest.
 const PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// Statuses with which a server of the revisions with sessions refuses a request without one.
+const REFUSALS: [StatusCode; 3] = [StatusCode::BAD_REQUEST, StatusCode::NOT_FOUND, StatusCode::UNPROCESSABLE_ENTITY];
 /// Messages that wait for the reader of a call. The server is not read meanwhile.
 const QUEUE: usize = 16;
 
@@ -56,6 +60,8 @@ struct Call {
 enum First {
     /// None that is translated.
     Passes(Box<Response<ResponseBody>>),
+    /// The server speaks the revision no more.
+    Replaced,
     Events(Box<Parts>, Box<EventReader>),
     Message(Box<Parts>, Bytes),
 }
@@ -95,6 +101,10 @@ impl LegacyClients {
         };
         let (mut parts, message) = match first {
             First::Passes(response) => return Ok(*response),
+            First::Replaced => {
+                self.sessions.end(&call.session);
+                return Ok(forgotten());
+            }
             First::Events(parts, reader) => {
                 return Ok(Response::from_parts(*parts, call.stream(Reply::Events(reader))));
             }
@@ -129,15 +139,37 @@ impl Call {
             let reader = EventReader::new(body, self.clients.settings.max_event_bytes);
             return Ok(First::Events(Box::new(parts), Box::new(reader)));
         }
+        let is_refused = REFUSALS.contains(&parts.status);
         if !is_translated(&parts) {
+            if is_refused && self.is_replaced().await {
+                return Ok(First::Replaced);
+            }
+            if parts.status == StatusCode::NOT_FOUND {
+                // To the client a 404 is the end of its session, of which the server knows nothing.
+                return Ok(First::Passes(Box::new(self.not_found())));
+            }
             return Ok(First::Passes(Box::new(Response::from_parts(parts, body))));
         }
         let Ok(message) = collect(body, self.clients.settings.max_event_bytes).await else {
             return Err(Failure::after_send(ErrorCode::UpstreamBroke).into());
         };
+        if is_refused && !is_of_revision(&message) && self.is_replaced().await {
+            return Ok(First::Replaced);
+        }
         parts.headers.remove(CONTENT_LENGTH);
         self.learn_tools_for(&message).await;
         Ok(First::Message(Box::new(parts), message))
+    }
+
+    /// Returns true if another server is in the place of the session's, which speaks the older revisions.
+    async fn is_replaced(&self) -> bool {
+        self.clients.era.has_changed(&self.request.template, Era::Modern).await
+    }
+
+    fn not_found(&self) -> Response<ResponseBody> {
+        let text = "the server answered with status 404";
+        let message = jsonrpc::error_message(Some(&self.request.id), -32603, text, serde_json::Value::Null);
+        json_response(StatusCode::BAD_GATEWAY, message)
     }
 
     /// Reads the list of tools, if a result may have to be wrapped as the list says and none was read in this session.
@@ -210,11 +242,12 @@ impl Call {
 
     /// Returns a response of the server as the client gets it.
     fn told(&self, message: &[u8]) -> Option<Vec<u8>> {
-        if self.request.method == "tools/list" {
-            self.session.note_tools(message);
-        }
+        let is_list = self.request.method == "tools/list";
+        let unknown = if is_list { self.session.note_tools(message) } else { Vec::new() };
         let is_wrapped = self.tool_facts().is_some_and(|facts| facts.is_wrapped);
-        bridge::result_as(message, &self.request.id, &self.request.method, &self.session.client, is_wrapped)
+        let told =
+            bridge::result_as(message, &self.request.id, &self.request.method, &self.session.client, is_wrapped)?;
+        Some(if unknown.is_empty() { told } else { bridge::without_output_schemas(&told, &unknown) })
     }
 
     /// Goes on with the call for as long as its client reads it.
@@ -353,6 +386,14 @@ impl Call {
             Err(_) => Err("the server's answer broke off".to_owned()),
         }
     }
+}
+
+/// Returns true for an error with which a server of 2026-07-28 refuses a request.
+fn is_of_revision(message: &[u8]) -> bool {
+    matches!(
+        error_code(message),
+        Some(METHOD_NOT_FOUND | INVALID_PARAMS | HEADER_MISMATCH | MISSING_CAPABILITY | UNSUPPORTED_VERSION)
+    )
 }
 
 /// Returns a request of a client with the headers of 2026-07-28, and those of the caller.

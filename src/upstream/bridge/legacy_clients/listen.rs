@@ -28,6 +28,11 @@ impl LegacyClients {
     /// Returns false if the server does not agree.
     pub(super) async fn subscribe(self: &Arc<Self>, session: &Arc<Session>, template: &Template) -> bool {
         let _changing = session.subscribing.lock().await;
+        self.subscribe_anew(session, template).await
+    }
+
+    /// Does as [`Self::subscribe`], for a caller that holds the lock of the session's subscription.
+    pub(super) async fn subscribe_anew(self: &Arc<Self>, session: &Arc<Session>, template: &Template) -> bool {
         let resources = session.resources();
         let lists = session.server.told_lists();
         let wants_lists = session.has_stream() && !lists.is_empty();

@@ -25,6 +25,7 @@ use tokio::sync::mpsc;
 
 use self::call::ClientRequest;
 use self::session::{Answer as ClientAnswer, Session, Sessions};
+use super::server_era::ServerEra;
 use super::{Answer, Settings, event_stream, json_response, response_in};
 use crate::body::BoxError;
 use crate::channel;
@@ -51,17 +52,19 @@ pub(super) struct LegacyClients {
     is_active: AtomicBool,
     /// Capabilities of the server that the session opened last has: most sessions have equal ones.
     discovered: Mutex<Option<Arc<Discovered>>>,
+    era: Arc<ServerEra>,
 }
 
 impl LegacyClients {
     /// Creates a bridge with connections of its own.
-    pub(super) fn new(settings: Settings, upstream: Arc<Upstream>) -> Arc<Self> {
+    pub(super) fn new(settings: Settings, upstream: Arc<Upstream>, era: Arc<ServerEra>) -> Arc<Self> {
         Arc::new(Self {
             settings,
             upstream,
             sessions: Sessions::default(),
             is_active: AtomicBool::default(),
             discovered: Mutex::default(),
+            era,
         })
     }
 
@@ -83,8 +86,7 @@ impl LegacyClients {
         sent: Option<&Arc<Stream>>,
     ) -> Answer {
         self.is_active.store(true, Ordering::Relaxed);
-        let name = template.session_name().unwrap_or_default();
-        let Some(session) = self.sessions.find(name, template.caller()) else { return Ok(forgotten()) };
+        let Some(session) = self.session_of(upstream, template).await else { return Ok(forgotten()) };
         match *template.method() {
             Method::GET => return Ok(self.stream(&session, template)),
             Method::DELETE => {
@@ -99,6 +101,20 @@ impl LegacyClients {
             Err(_) => error(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, "Invalid request"),
         };
         Ok(response)
+    }
+
+    /// Returns the session that a request names, if it is its caller's. A refreshed token is the same caller's if the server confirms it.
+    async fn session_of(&self, upstream: &Upstream, template: &Template) -> Option<Arc<Session>> {
+        let (session, caller) = (self.sessions.find(template.session_name()?)?, template.caller());
+        if !session.is_of(caller) {
+            let later = caller.filter(|caller| session.may_be_of(caller))?;
+            if !upstream.confirms_token(template, later).await {
+                return None;
+            }
+            session.add_caller(later);
+        }
+        session.touch();
+        Some(session)
     }
 
     async fn message(
@@ -132,6 +148,7 @@ impl LegacyClients {
                 error(StatusCode::OK, Some(&id), METHOD_NOT_FOUND, "Method not found")
             }
             _ => {
+                session.wait_for_subscription().await;
                 let request = ClientRequest { template: template.clone(), id, method };
                 return self.call(upstream, session.clone(), request, sent).await;
             }
@@ -147,7 +164,15 @@ impl LegacyClients {
         let response = event_stream(stream_body(session.begin_stream()));
         if !session.has_subscription() {
             let (clients, session, template) = (self.clone(), session.clone(), template.clone());
-            tokio::spawn(async move { clients.subscribe(&session, &template).await });
+            // Held from now on: calls wait for it.
+            let changing = session.subscribing.clone().try_lock_owned();
+            tokio::spawn(async move {
+                let _changing = match changing {
+                    Ok(changing) => changing,
+                    Err(_) => session.subscribing.clone().lock_owned().await,
+                };
+                clients.subscribe_anew(&session, &template).await
+            });
         }
         response
     }
@@ -257,7 +282,7 @@ fn set_level(session: &Session, id: &RequestId, body: &[u8]) -> Response<Respons
 }
 
 /// Returns the refusal of a session that is not there: what would have opened it again is above.
-fn forgotten() -> Response<ResponseBody> {
+pub(super) fn forgotten() -> Response<ResponseBody> {
     error(StatusCode::NOT_FOUND, None, INVALID_REQUEST, "Session not found")
 }
 

@@ -24,11 +24,15 @@ const MAX_SESSIONS: usize = 4096;
 /// Most calls of one session that run.
 const MAX_CALLS: usize = 256;
 /// Most tools of one session whose calls need something.
-const MAX_TOOLS: usize = 1024;
+const MAX_TOOLS: usize = 4096;
 /// Most sessions of one caller with credentials.
 const MAX_OF_CALLER: usize = 256;
 /// Most resources that one session has subscribed to.
 const MAX_RESOURCES: usize = 256;
+/// Most tokens of a session's caller that are known beside the first.
+const MAX_LATER_CALLERS: usize = 8;
+/// Time for which a call waits for the subscription that is being made: what the server tells before is lost.
+const SUBSCRIBING_WAIT: Duration = Duration::from_secs(2);
 /// Most messages that wait for the reader of the session's own stream. Further ones are lost.
 const QUEUE: usize = 256;
 
@@ -46,7 +50,7 @@ pub(super) struct Session {
     next: AtomicU64,
     state: Mutex<State>,
     /// Held while the subscription at the server is changed.
-    pub(super) subscribing: tokio::sync::Mutex<()>,
+    pub(super) subscribing: Arc<tokio::sync::Mutex<()>>,
 }
 
 struct State {
@@ -59,6 +63,8 @@ struct State {
     subscription: Option<Subscription>,
     /// Facts about tools, from the lists that were read in the session, or `None` before the first.
     tools: Option<HashMap<String, ToolFacts>>,
+    /// The caller with tokens of later, the newest last.
+    later_callers: Vec<Arc<Caller>>,
 }
 
 /// Answer of a client to a question.
@@ -110,8 +116,9 @@ impl Sessions {
                 stream: None,
                 subscription: None,
                 tools: None,
+                later_callers: Vec::new(),
             }),
-            subscribing: tokio::sync::Mutex::default(),
+            subscribing: Arc::default(),
         });
         let mut sessions = sync::lock(&self.0);
         let of_caller = sessions.values().filter(|other| other.caller.is_some() && other.caller == session.caller);
@@ -124,11 +131,9 @@ impl Sessions {
         session
     }
 
-    /// Returns the session of this name, if it is the caller's.
-    pub(super) fn find(&self, name: &[u8], caller: Option<&Arc<Caller>>) -> Option<Arc<Session>> {
-        let session = sync::lock(&self.0).get(std::str::from_utf8(name).ok()?).cloned()?;
-        session.touch();
-        session.is_of(caller).then_some(session)
+    /// Returns the session of this name.
+    pub(super) fn find(&self, name: &[u8]) -> Option<Arc<Session>> {
+        sync::lock(&self.0).get(std::str::from_utf8(name).ok()?).cloned()
     }
 
     /// Ends a session.
@@ -159,8 +164,24 @@ fn end_idlest(sessions: &mut HashMap<String, Arc<Session>>, concerns: impl Fn(&S
 
 impl Session {
     /// Returns true if the session is that of this caller. Callers without credentials are told apart by the name alone.
-    fn is_of(&self, caller: Option<&Arc<Caller>>) -> bool {
-        self.caller.as_ref() == known(caller)
+    pub(super) fn is_of(&self, caller: Option<&Arc<Caller>>) -> bool {
+        let caller = known(caller);
+        self.caller.as_ref() == caller
+            || caller.is_some_and(|caller| sync::lock(&self.state).later_callers.contains(caller))
+    }
+
+    /// Returns true if this caller claims to be the one whose session it is, with another token.
+    pub(super) fn may_be_of(&self, caller: &Caller) -> bool {
+        self.caller.as_ref().is_some_and(|own| own.claims_subject_of(caller))
+    }
+
+    /// Adds a caller that has proven to be the one whose session it is.
+    pub(super) fn add_caller(&self, caller: &Arc<Caller>) {
+        let later = &mut sync::lock(&self.state).later_callers;
+        if later.len() >= MAX_LATER_CALLERS {
+            later.remove(0);
+        }
+        later.push(caller.clone());
     }
 
     /// Returns true once a list of tools was read in the session.
@@ -173,17 +194,20 @@ impl Session {
         sync::lock(&self.state).tools.as_ref()?.get(name).cloned()
     }
 
-    /// Notes the facts about the tools of a list.
-    pub(super) fn note_tools(&self, message: &[u8]) {
+    /// Notes the facts about the tools of a list. Returns the tools whose facts find no room.
+    pub(super) fn note_tools(&self, message: &[u8]) -> Vec<String> {
+        let mut unknown = Vec::new();
         let facts = tool_facts(message);
         let mut state = sync::lock(&self.state);
         let tools = state.tools.get_or_insert_default();
         for (name, facts) in facts {
             match facts {
                 Some(facts) if tools.len() < MAX_TOOLS || tools.contains_key(&name) => drop(tools.insert(name, facts)),
-                Some(_) | None => drop(tools.remove(&name)),
+                Some(_) => unknown.push(name),
+                None => drop(tools.remove(&name)),
             }
         }
+        unknown
     }
 
     /// Returns an ID for a request to the server.
@@ -191,7 +215,7 @@ impl Session {
         format!("bridge-{}", self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    fn touch(&self) {
+    pub(super) fn touch(&self) {
         sync::lock(&self.state).used = clock::now();
     }
 
@@ -286,6 +310,13 @@ impl Session {
     /// Puts a subscription at the server in place of the one before, which ends.
     pub(super) fn set_subscription(&self, subscription: Option<Subscription>) {
         sync::lock(&self.state).subscription = subscription;
+    }
+
+    /// Waits for a change of the subscription that is under way, for 2 s at most.
+    pub(super) async fn wait_for_subscription(&self) {
+        if self.subscribing.try_lock().is_err() {
+            drop(tokio::time::timeout(SUBSCRIBING_WAIT, self.subscribing.lock()).await);
+        }
     }
 
     pub(super) fn has_subscription(&self) -> bool {

@@ -26,7 +26,9 @@ use serde_json::{Value, json};
 use self::call::{Begun, BridgedBody, BridgedCall};
 use self::parked::{AfterPages, Parked, ParkedCalls};
 use self::session::{Busy, Key, LegacySession, Sessions};
-use super::{Answer, Settings, event_stream, is_translated, json_response};
+use super::{
+    Answer, HEADER_MISMATCH, Settings, UNSUPPORTED_VERSION, error_code, event_stream, is_translated, json_response,
+};
 use crate::channel;
 use crate::event_log::Stream;
 use crate::protocol::bridge::modern_clients::{self as bridge, Envelope, Kind, ListHints, UrlElicitations};
@@ -41,8 +43,6 @@ use crate::{clock, config, sync};
 
 const INVALID_REQUEST: i64 = -32600;
 const INVALID_PARAMS: i64 = -32602;
-const HEADER_MISMATCH: i64 = -32020;
-const UNSUPPORTED_VERSION: i64 = -32022;
 /// Attempts of a request: in the session, and in the one that is opened if the server has forgotten that.
 const ATTEMPTS: usize = 2;
 /// Time for which a server counts as one that names sessions. None may be opened for some callers meanwhile.
@@ -83,6 +83,8 @@ enum Called {
     Response(Box<Response<ResponseBody>>),
     /// The server knows the session no more.
     Lost,
+    /// The server refuses the revision of the session, in this way.
+    RevisionRefused(Box<Response<ResponseBody>>),
 }
 
 impl From<Response<ResponseBody>> for Called {
@@ -95,13 +97,13 @@ impl From<Response<ResponseBody>> for Called {
 pub(super) enum Translated {
     /// Of a request in a session.
     Answered(Answer),
-    /// The server did not open a session, and nothing of the request has reached it.
+    /// The server did not open a session, or refuses its revision: it has run nothing of the request.
     Unopened(Answer),
 }
 
 /// Reason why a request has no session.
 enum NoSession {
-    /// The server has refused `initialize` in this way.
+    /// The server has refused `initialize`, or the revision, in this way.
     Refused(Box<Answer>),
     /// This is the answer.
     Answered(Box<Answer>),
@@ -213,6 +215,7 @@ impl ModernClients {
                 Called::Response(response) => return Ok(*response),
                 // The server has forgotten the session, and has run nothing.
                 Called::Lost => lost = Some(session),
+                Called::RevisionRefused(response) => return Err(NoSession::Refused(Box::new(Ok(*response)))),
             }
         }
         Err(NoSession::Answered(Box::new(Err(Failure::before_run(ErrorCode::Unreachable).into()))))
@@ -273,6 +276,7 @@ impl ModernClients {
         let collected = collect(body, self.settings.max_event_bytes).await;
         awaited.own = None;
         let Ok(body) = collected else { return Err(Failure::after_send(ErrorCode::UpstreamBroke).into()) };
+        let is_refused = parts.status == StatusCode::BAD_REQUEST && error_code(&body) == Some(UNSUPPORTED_VERSION);
         let body = match self.response_to(request, &session, &body) {
             Some(message) => {
                 parts.headers.remove(CONTENT_LENGTH);
@@ -283,7 +287,8 @@ impl ModernClients {
             }
             None => body,
         };
-        Ok(Response::from_parts(parts, ResponseBody::Channel(channel::Body::whole(body))).into())
+        let response = Response::from_parts(parts, ResponseBody::Channel(channel::Body::whole(body)));
+        Ok(if is_refused { Called::RevisionRefused(Box::new(response)) } else { response.into() })
     }
 
     /// Returns a response of the server as the client gets it, or `None` for a message that is no response.
