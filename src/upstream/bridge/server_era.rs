@@ -15,6 +15,8 @@ use crate::{clock, sync};
 
 /// Time for which the answer counts.
 const TTL: Duration = Duration::from_secs(300);
+/// Time for which the era counts on if the question is not answered, and for which silence counts as an answer.
+const UNANSWERED_TTL: Duration = Duration::from_secs(30);
 /// Time limit of the question. Other requests wait meanwhile.
 const WAIT: Duration = Duration::from_secs(5);
 
@@ -33,7 +35,17 @@ const MIN_AGE: Duration = Duration::from_secs(5);
 /// Era of the server, as it was last found.
 pub(super) struct ServerEra {
     upstream: Arc<Upstream>,
-    known: Mutex<Option<(Era, Instant)>>,
+    known: Mutex<Option<Known>>,
+}
+
+/// An era that was found.
+#[derive(Clone, Copy)]
+struct Known {
+    era: Era,
+    /// Time of the question.
+    since: Instant,
+    /// Time from which the server is asked again.
+    until: Instant,
 }
 
 impl ServerEra {
@@ -41,14 +53,13 @@ impl ServerEra {
         Self { upstream, known: Mutex::default() }
     }
 
-    /// Returns the era, or `None` if it is not known now. Asks with the headers of this request, beside others that ask.
+    /// Returns the era, or `None` if it was never found. Asks with the headers of this request, beside others that ask.
     pub(super) async fn of(&self, template: &Template) -> Option<Era> {
-        if let Some((era, since)) = self.known()
-            && clock::now() < since + TTL
-        {
-            return Some(era);
+        match self.known() {
+            Some(known) if clock::now() < known.until => Some(known.era),
+            Some(known) => Some(self.ask(template).await.unwrap_or(known.era)),
+            None => self.ask(template).await,
         }
-        self.ask(template).await
     }
 
     /// Asks again, because a response shows that the server may have left this era. Returns true if it has.
@@ -64,15 +75,16 @@ impl ServerEra {
     /// Returns the era as it was found a moment ago, or is found now.
     async fn latest(&self, template: &Template) -> Option<Era> {
         match self.known() {
-            Some((era, since)) if clock::now() < since + MIN_AGE => Some(era),
+            Some(known) if clock::now() < known.since + MIN_AGE => Some(known.era),
             Some(_) | None => self.ask(template).await,
         }
     }
 
-    fn known(&self) -> Option<(Era, Instant)> {
+    fn known(&self) -> Option<Known> {
         *sync::lock(&self.known)
     }
 
+    /// Asks the server. Returns `None` if the answer does not show its era.
     async fn ask(&self, template: &Template) -> Option<Era> {
         let request = discover_request(&template.clone().without_session(), None);
         let asking = async {
@@ -87,9 +99,20 @@ impl ServerEra {
             // A success without a response is one of something else.
             if message.is_none() && status.is_success() { None } else { Some(era_of(message.as_deref())) }
         };
-        // A server that is silent has never heard of the method.
-        let era = tokio::time::timeout(WAIT, asking).await.unwrap_or(Some(Era::Legacy))?;
-        *sync::lock(&self.known) = Some((era, clock::now()));
+        let found = tokio::time::timeout(WAIT, asking).await;
+        let (now, mut known) = (clock::now(), sync::lock(&self.known));
+        let (era, ttl) = match (found, *known) {
+            (Ok(Some(era)), _) => (era, TTL),
+            // A server that is silent has never heard of the method, or is busy.
+            (Err(_), None) => (Era::Legacy, UNANSWERED_TTL),
+            (Err(_), Some(before)) => (before.era, UNANSWERED_TTL),
+            (Ok(None), before) => {
+                // Other requests go on with the era as it was.
+                *known = before.map(|before| Known { until: before.until.max(now + UNANSWERED_TTL), ..before });
+                return None;
+            }
+        };
+        *known = Some(Known { era, since: now, until: now + ttl });
         Some(era)
     }
 }
