@@ -120,6 +120,7 @@ impl Lifecycle {
         if tokio::time::timeout(STOP_GRACE, self.data_ended.recv()).await.is_err() {
             warn!("stopped while responses were still running");
         }
+        self.components.upstream.end_bridge().await;
         self.components.upstream.end_channels().await;
         if tokio::time::timeout(STOP_GRACE, self.components.log.flush_handshakes()).await.is_err() {
             warn!("stopped before the store had all records of sessions");

@@ -219,6 +219,13 @@ impl Upstream {
         self.bridge.as_ref().is_some_and(|bridge| bridge.has_legacy_clients())
     }
 
+    /// Ends what a bridge has at the server: calls that wait for their clients, and sessions. Takes three seconds at most.
+    pub async fn end_bridge(&self) {
+        if let Some(bridge) = &self.bridge {
+            bridge.end().await;
+        }
+    }
+
     /// Returns true if the request is one in a session that the proxy keeps in the server's place.
     fn names_bridged_session(&self, template: &Template) -> bool {
         self.bridge.as_ref().is_some_and(|bridge| bridge.keeps_session_of(template))

@@ -56,16 +56,14 @@ impl Upstream {
         }
     }
 
-    /// Returns true if the server accepts the token of a request in a session of the bridge, which is a JWT of this caller, and refuses others. Asks
-    /// unless that was done a moment ago.
-    pub(super) async fn confirms_token(&self, request: &Template, caller: &Caller) -> bool {
-        let session = request.session_name().and_then(|name| SessionId::parse(std::str::from_utf8(name).ok()?));
-        let used = (*caller.principal(), session);
-        let tokens = self.observed().tokens();
+    /// Returns true if the server accepts the token of `probe`, which is a JWT of this caller in this session, and refuses others. Asks unless that was done
+    /// a moment ago.
+    pub(super) async fn confirms_token(&self, caller: &Caller, session: Option<SessionId>, probe: Template) -> bool {
+        let (used, tokens) = ((*caller.principal(), session), self.observed().tokens());
         if let Some(is_genuine) = tokens.probed(&used, clock::now()) {
             return is_genuine;
         }
-        let outcome = self.compare_tokens(outside_sessions(request.clone().with_token_alone()), false).await;
+        let outcome = self.compare_tokens(probe.with_token_alone(), false).await;
         let is_genuine = matches!(outcome, ProbeOutcome::Genuine);
         if is_genuine || matches!(outcome, ProbeOutcome::Foreign) {
             tokens.note_probed(used, is_genuine, clock::now());
@@ -127,6 +125,6 @@ impl Upstream {
 }
 
 /// Returns the probe of a server of 2026-07-28 whose client is in a session of the bridge, which would answer a ping itself.
-fn outside_sessions(call: Template) -> Template {
+pub(super) fn outside_sessions(call: Template) -> Template {
     discover_request(&call.without_session(), None)
 }

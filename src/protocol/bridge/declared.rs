@@ -4,16 +4,16 @@ use serde_json::Value;
 
 /// Capabilities that a client declares, of either era.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Declared(Value);
+pub struct Declared(String);
 
 impl Declared {
     /// Takes the capabilities that a client declares.
-    pub fn new(capabilities: Value) -> Self {
-        Self(capabilities)
+    pub fn new(capabilities: &Value) -> Self {
+        Self(capabilities.to_string())
     }
 
-    /// Returns the capabilities as `initialize` has them.
-    pub fn for_server(&self) -> &Value {
+    /// Returns the capabilities as JSON.
+    pub fn as_json(&self) -> &str {
         &self.0
     }
 
@@ -25,7 +25,8 @@ impl Declared {
             "roots/list" => ("roots", None),
             _ => return Some((-32601, "the client knows no such request")),
         };
-        let Some(declared) = self.0.get(kind).and_then(Value::as_object) else {
+        let declared: Value = serde_json::from_str(&self.0).unwrap_or_default();
+        let Some(declared) = declared.get(kind).and_then(Value::as_object) else {
             return Some((-32601, "the client has not declared this capability"));
         };
         match modes {
@@ -49,7 +50,7 @@ mod tests {
 
     #[test]
     fn a_client_is_asked_what_it_declared() {
-        let declared = |value: Value| Declared(value);
+        let declared = |value: Value| Declared::new(&value);
         let refuses = |capabilities: Value, method, params: Value| {
             declared(capabilities).refuses(method, &params).map(|(code, _)| code)
         };

@@ -3,11 +3,14 @@
 //! Owned here: the bytes of each message on either side. Members that mean the same on both sides pass unchanged. Absent: sessions, and calls that wait for
 //! the answers of their client (`upstream/bridge/`).
 
+mod client_facts;
 mod declared;
 pub mod legacy_clients;
+mod log_level;
 pub mod modern_clients;
 
 pub use declared::Declared;
+pub use log_level::LogLevel;
 
 use serde_json::Value;
 
@@ -34,8 +37,6 @@ const RESOURCE_SUBSCRIPTIONS: &str = "resourceSubscriptions";
 
 /// Most rounds of input in one call: clients give up a call after as many.
 pub const MAX_ROUNDS: u32 = 10;
-/// Size limit of what a client says of itself, in bytes of JSON: the proxy keeps it for each session.
-pub const MAX_CLIENT_FACTS: usize = 64 * 1024;
 /// Revision without sessions.
 pub const MODERN: &str = "2026-07-28";
 /// Newest revision with sessions.

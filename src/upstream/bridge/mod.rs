@@ -22,6 +22,7 @@ use super::body::begun;
 use super::sse_reader::first_message;
 use super::{ResponseBody, Template, Unanswered, Upstream};
 use crate::event_log::Stream;
+use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Era, ProtocolVersion, names};
 use crate::protocol::ids::Owner;
 use crate::protocol::jsonrpc;
@@ -92,6 +93,14 @@ impl Bridge {
         if let Some(legacy) = self.legacy_clients.as_ref().filter(|_| LegacyClients::names_session(template)) {
             return Some(legacy.send(upstream, template, sent).await);
         }
+        if self.modern_clients.has_parked(template) {
+            // The call runs already: the era of the server now is none of it.
+            let answer = self.modern_clients.send(upstream, template, sent).await;
+            return Some(match answer {
+                Some(Translated::Unopened(answer) | Translated::Answered(answer)) => answer,
+                None => Err(Failure::before_run(ErrorCode::Unreachable).into()),
+            });
+        }
         let is_asked_for = self.mode == config::ModernClients::Always || tasks::declares(template.body());
         if !is_modern(template) || !is_asked_for {
             return None;
@@ -126,15 +135,14 @@ impl Bridge {
 
     /// Returns true if this request may have to be translated. Most requests are told apart here.
     pub(super) fn may_concern(&self, template: &Template) -> bool {
-        (self.translates_modern() && !template.names_session())
-            || (self.has_legacy_sessions() && LegacyClients::names_session(template))
+        (self.translates_modern() && !template.names_session()) || self.keeps_session_of(template)
     }
 
     fn translates_modern(&self) -> bool {
         match self.mode {
             config::ModernClients::Always => true,
             config::ModernClients::Never => false,
-            config::ModernClients::Auto => self.modern_clients.is_sessionless(),
+            config::ModernClients::Auto => self.modern_clients.is_sessionless() || self.modern_clients.has_any_parked(),
         }
     }
 
@@ -202,6 +210,11 @@ impl Bridge {
             true => legacy_clients::forgotten(),
             false => response,
         }
+    }
+
+    /// Ends what the bridge has at the server, at the end of the process.
+    pub(super) async fn end(&self) {
+        self.modern_clients.end_all().await;
     }
 
     /// Notes that a client has begun a session, to which the server has given a name or none.

@@ -75,3 +75,40 @@ async fn the_session_at_the_server_is_none_of_a_clients() {
     assert_eq!(cancel.send(proxy.addr).await.status, 202);
     assert!(upstream.is_quiet());
 }
+
+#[tokio::test]
+async fn a_refreshed_token_goes_on_with_what_the_first_began() {
+    let (mut upstream, proxy) = stage().await;
+    let (old, new) = (bearer("u", 1), bearer("u", 2));
+    let (sse, sent, asked) = asked(&mut upstream, &proxy, &old, "s-one", true).await;
+    let answers = json!({"requestState": asked["requestState"], "inputResponses": {"q1": {"action": "accept"}}});
+    let pending = call(6, answers).with("Authorization", &new).start(proxy.addr).await;
+    upstream.judge(&new, Judge::Verifies).await;
+    let answered = upstream.expect("response").await;
+    assert_eq!(
+        (answered.header("authorization"), answered.header("mcp-session-id")),
+        (Some(new.as_str()), Some("s-one"))
+    );
+    answered.status(202).await;
+    let mut response = pending.response().await.sse();
+    response.prime().await;
+    sse.finish(result_under(&sent["id"])).await;
+    assert_eq!(response.event().await.json()["id"], 6);
+    // What the proxy sends by itself has the newer token.
+    pass(Duration::from_secs(601)).await;
+    let end = upstream.expect("DELETE").await;
+    assert_eq!((end.header("authorization"), end.header("mcp-session-id")), (Some(new.as_str()), Some("s-one")));
+    end.status(200).await;
+}
+
+#[tokio::test]
+async fn a_token_that_proves_nothing_has_a_session_of_its_own() {
+    let (mut upstream, proxy) = stage().await;
+    let (_sse, _, asked) = asked(&mut upstream, &proxy, &bearer("u", 1), "s-one", true).await;
+    let forged = bearer("u", 2);
+    let answers = json!({"requestState": asked["requestState"], "inputResponses": {"q1": {"action": "accept"}}});
+    let pending = call(6, answers).with("Authorization", &forged).start(proxy.addr).await;
+    upstream.judge(&forged, Judge::Accepts).await;
+    opens_for(&mut upstream, &forged, "s-two", false).await;
+    assert_eq!(pending.response().await.json().await["error"]["code"], -32602);
+}

@@ -12,6 +12,8 @@ pub(super) async fn stage() -> (Upstream, Proxy) {
 pub(super) struct Legacy {
     pub(super) id: String,
     pub(super) version: &'static str,
+    /// The subscription at the server, of a session whose client has begun.
+    pub(super) lists: Option<Sse>,
 }
 
 impl Legacy {
@@ -74,9 +76,12 @@ async fn opened_at(upstream: &mut Upstream, proxy: &Proxy, version: &'static str
     let mut response = pending.response().await;
     let id = response.header("mcp-session-id").expect("a session").to_owned();
     assert_eq!(response.json().await["result"]["protocolVersion"], version);
-    let session = Legacy { id, version };
+    let mut session = Legacy { id, version, lists: None };
     let told = session.post(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"})).send(proxy.addr).await;
     assert_eq!(told.status, 202);
+    let (lists, filter) = listens(upstream).await;
+    assert_eq!(filter, json!({"toolsListChanged": true}));
+    session.lists = Some(lists);
     session
 }
 
@@ -409,15 +414,16 @@ pub(super) async fn listens(upstream: &mut Upstream) -> (Sse, Value) {
 #[tokio::test]
 async fn changes_come_on_the_sessions_own_stream() {
     let (mut upstream, proxy) = stage().await;
-    let session = opened(&mut upstream, &proxy).await;
-    let pending = session.get().start(proxy.addr).await;
-    let (lists, filter) = listens(&mut upstream).await;
-    assert_eq!(filter, json!({"toolsListChanged": true}));
-    let mut own = pending.response().await.sse();
+    let mut session = opened(&mut upstream, &proxy).await;
+    let lists = session.lists.take().expect("a subscription");
+    // What comes before the client asks for the stream waits for it.
     let meta = json!({"_meta": {"io.modelcontextprotocol/subscriptionId": "x"}});
     lists
         .event(json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed", "params": meta}).to_string())
         .await;
+    settle(&proxy, &mut upstream).await;
+    let pending = session.get().start(proxy.addr).await;
+    let mut own = pending.response().await.sse();
     own.prime().await;
     assert_eq!(own.event().await.json(), json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}));
     let pending = session.request(1, "resources/subscribe", json!({"uri": "a:1"})).start(proxy.addr).await;
@@ -447,6 +453,22 @@ async fn changes_come_on_the_sessions_own_stream() {
     assert_eq!(own.event().await.json()["method"], "notifications/tools/list_changed");
     assert_eq!(session.get().method("DELETE").send(proxy.addr).await.status, 200);
     anew.closed().await;
+    assert!(upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn a_client_that_asks_for_no_stream_has_no_subscription_for_long() {
+    let (mut upstream, proxy) = stage().await;
+    let mut session = opened(&mut upstream, &proxy).await;
+    let lists = session.lists.take().expect("a subscription");
+    settle(&proxy, &mut upstream).await;
+    pass(Duration::from_secs(10)).await;
+    lists.closed().await;
+    // A stream of later has one again.
+    let pending = session.get().start(proxy.addr).await;
+    let (_lists, filter) = listens(&mut upstream).await;
+    assert_eq!(filter, json!({"toolsListChanged": true}));
+    pending.response().await.sse().prime().await;
     assert!(upstream.is_quiet());
 }
 
@@ -498,6 +520,7 @@ async fn a_session_that_was_idle_is_opened_again_by_its_next_request() {
     settle(&proxy, &mut upstream).await;
     let pending = session.call(5).start(proxy.addr).await;
     refuses(&mut upstream, 1).await;
+    let _lists = listens(&mut upstream).await;
     let call = upstream.expect("tools/call").await;
     assert_eq!(call.json_body()["params"]["_meta"][format!("{ENVELOPE}logLevel")], "error");
     answers(call, json!({"resultType": "complete", "content": []})).await;
@@ -536,7 +559,7 @@ pub(super) async fn opened_again(upstream: &mut Upstream, proxy: &Proxy) -> Lega
     let pending = initialize_by(V2025_11).start(proxy.addr).await;
     refuses(upstream, 1).await;
     let response = pending.response().await;
-    Legacy { id: response.header("mcp-session-id").expect("a session").to_owned(), version: V2025_11 }
+    Legacy { id: response.header("mcp-session-id").expect("a session").to_owned(), version: V2025_11, lists: None }
 }
 
 #[tokio::test]
@@ -545,7 +568,7 @@ async fn a_session_is_its_callers_alone() {
     let pending = initialize_by(V2025_11).with("Authorization", "Bearer one").start(proxy.addr).await;
     refuses(&mut upstream, FIRST).await;
     let id = pending.response().await.header("mcp-session-id").expect("a session").to_owned();
-    let session = Legacy { id, version: V2025_11 };
+    let session = Legacy { id, version: V2025_11, lists: None };
     let of = |token: &str, id: u64| session.request(id, "ping", json!({})).with("Authorization", token);
     assert_eq!(of("Bearer one", 1).send(proxy.addr).await.status, 200);
     assert_eq!(of("Bearer two", 2).send(proxy.addr).await.status, 404);
@@ -560,9 +583,10 @@ async fn a_caller_with_credentials_answers_cancels_and_ends_in_its_session() {
     let pending = initialize_by(V2025_11).with("Authorization", token).start(proxy.addr).await;
     refuses(&mut upstream, FIRST).await;
     let id = pending.response().await.header("mcp-session-id").expect("a session").to_owned();
-    let session = Legacy { id, version: V2025_11 };
+    let session = Legacy { id, version: V2025_11, lists: None };
     let told = session.post(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
     assert_eq!(told.with("Authorization", token).send(proxy.addr).await.status, 202);
+    let (lists, _) = listens(&mut upstream).await;
     let pending = session.call(5).with("Authorization", token).start(proxy.addr).await;
     let call = upstream.expect("tools/call").await;
     let own = call.json_body()["id"].clone();
@@ -580,6 +604,7 @@ async fn a_caller_with_credentials_answers_cancels_and_ends_in_its_session() {
     sse.closed().await;
     let end = session.get().method("DELETE").with("Authorization", token);
     assert_eq!(end.send(proxy.addr).await.status, 200);
+    lists.closed().await;
     let gone = session.request(6, "ping", json!({})).with("Authorization", token).start(proxy.addr).await;
     assert_eq!(gone.response().await.status, 404);
     assert!(upstream.is_quiet());

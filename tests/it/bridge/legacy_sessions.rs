@@ -1,7 +1,7 @@
 //! Sessions of older clients in front of a server of 2026-07-28 alone: refreshed tokens, servers that are replaced, and clients that do not answer.
 
 use super::legacy_clients::{
-    FIRST, Legacy, REFUSAL, answers, discovered, form, initialize_by, opened, refuses, requires, stage,
+    FIRST, Legacy, REFUSAL, answers, discovered, form, initialize_by, listens, opened, refuses, requires, stage,
 };
 use super::*;
 
@@ -10,7 +10,7 @@ async fn opened_by(upstream: &mut Upstream, proxy: &Proxy, token: &str) -> Legac
     let pending = initialize_by(V2025_11).with("Authorization", token).start(proxy.addr).await;
     refuses(upstream, FIRST).await;
     let id = pending.response().await.header("mcp-session-id").expect("a session").to_owned();
-    Legacy { id, version: V2025_11 }
+    Legacy { id, version: V2025_11, lists: None }
 }
 
 /// Plays the handshake of a server with sessions, which is otherwise as the other one.
@@ -96,7 +96,7 @@ async fn a_server_with_sessions_that_was_replaced_by_one_without_is_translated_f
     let pending = initialize_by(V2025_11).start(proxy.addr).await;
     begins_session(&mut upstream).await;
     let id = pending.response().await.header("mcp-session-id").expect("a session").to_owned();
-    let session = Legacy { id, version: V2025_11 };
+    let session = Legacy { id, version: V2025_11, lists: None };
     let told = session.post(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"})).start(proxy.addr).await;
     upstream.expect("notifications/initialized").await.status(202).await;
     assert_eq!(told.response().await.status, 202);
@@ -108,6 +108,7 @@ async fn a_server_with_sessions_that_was_replaced_by_one_without_is_translated_f
         match call.rpc_method().as_str() {
             "tools/call" => break call,
             "initialize" => call.json(400, REFUSAL).await,
+            "subscriptions/listen" => call.status(503).await,
             method => {
                 assert_eq!(method, "server/discover");
                 let id = call.json_body()["id"].clone();
@@ -137,10 +138,10 @@ async fn a_404_without_a_message_does_not_end_the_session() {
 #[tokio::test]
 async fn a_call_waits_for_the_subscription_of_the_sessions_stream() {
     let (mut upstream, proxy) = stage().await;
-    let session = opened(&mut upstream, &proxy).await;
-    let own = session.get().start(proxy.addr).await;
+    let session = opened_by(&mut upstream, &proxy, "Bearer one").await;
+    let own = session.get().with("Authorization", "Bearer one").start(proxy.addr).await;
     let listen = upstream.expect("subscriptions/listen").await;
-    let pending = session.call(5).start(proxy.addr).await;
+    let pending = session.call(5).with("Authorization", "Bearer one").start(proxy.addr).await;
     settle(&proxy, &mut upstream).await;
     assert!(upstream.is_quiet());
     let body = listen.json_body();
@@ -191,4 +192,43 @@ async fn a_client_of_json_alone_is_told_why_its_call_fails() {
     let text = told["result"]["content"][0]["text"].as_str().expect("a text");
     assert!(text.contains("can be asked nothing"), "{text}");
     assert!(upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn the_name_of_a_session_of_before_is_no_name_at_the_server() {
+    let (mut upstream, proxy) = stage().await;
+    let session = Legacy { id: format!("mcp-resume-bridge-{}", "ab".repeat(16)), version: V2025_11, lists: None };
+    for request in [session.call(5), session.get(), session.get().method("DELETE")] {
+        assert_eq!(request.send(proxy.addr).await.status, 404);
+    }
+    settle(&proxy, &mut upstream).await;
+    assert!(upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn a_level_that_is_none_is_refused() {
+    let (mut upstream, proxy) = stage().await;
+    let session = opened(&mut upstream, &proxy).await;
+    let set = session.request(1, "logging/setLevel", json!({"level": "loud"})).send(proxy.addr).await.json().await;
+    assert_eq!(set["error"]["code"], -32602);
+}
+
+#[tokio::test]
+async fn a_subscription_that_is_lost_is_made_anew_with_the_newest_token() {
+    let (mut upstream, proxy) = stage().await;
+    let (old, new) = (bearer("u", 1), bearer("u", 2));
+    let session = opened_by(&mut upstream, &proxy, &old).await;
+    let subscribe = session.request(1, "resources/subscribe", json!({"uri": "a:1"})).with("Authorization", &old);
+    let pending = subscribe.start(proxy.addr).await;
+    let (first, _) = listens(&mut upstream).await;
+    assert_eq!(pending.response().await.status, 200);
+    let again = session.request(2, "resources/subscribe", json!({"uri": "a:1"})).with("Authorization", &new);
+    let pending = again.start(proxy.addr).await;
+    upstream.judge(&new, Judge::Verifies).await;
+    // The session is subscribed already.
+    assert_eq!(pending.response().await.status, 200);
+    first.fin().await;
+    pass(Duration::from_secs(2)).await;
+    let listen = upstream.expect("subscriptions/listen").await;
+    assert_eq!(listen.header("authorization"), Some(new.as_str()));
 }

@@ -184,6 +184,18 @@ async fn what_a_client_says_of_itself_is_bounded() {
     let mut refused = pending.response().await;
     assert_eq!((refused.status, &refused.json().await["error"]["code"]), (400, &json!(-32602)));
     assert!(upstream.is_quiet());
+    // Icons may be whole images, and vendors may send what they like.
+    let meta = &mut body["params"]["_meta"];
+    meta["io.modelcontextprotocol/clientInfo"] =
+        json!({"name": "raw", "version": "1", "icons": [{"src": "x".repeat(100_000)}]});
+    meta["x.example/state"] = json!("x".repeat(100_000));
+    let pending = request(1, "tools/list", json!({})).with_body(body.to_string()).start(proxy.addr).await;
+    opens(&mut upstream, false).await;
+    let list = first_call(&mut upstream).await;
+    let (own, meta) = (list.json_body()["id"].clone(), list.json_body()["params"]["_meta"].clone());
+    assert_eq!(meta["x.example/state"].as_str().map(str::len), Some(100_000));
+    list.json(200, json!({"jsonrpc": "2.0", "id": own, "result": {"tools": []}}).to_string()).await;
+    assert_eq!(pending.response().await.status, 200);
 }
 
 #[tokio::test]
@@ -224,4 +236,114 @@ async fn a_burst_of_changes_reaches_a_client_that_reads() {
     for number in 0..2000 {
         assert_eq!(listening.event().await.json()["method"], "notifications/tools/list_changed", "{number}");
     }
+}
+
+#[tokio::test]
+async fn a_question_before_the_response_begins_is_the_calls() {
+    let (mut upstream, proxy) = stage().await;
+    let own = outside_calls::opened(&mut upstream, &proxy).await;
+    let pending = call(5, json!({})).start(proxy.addr).await;
+    let running = upstream.expect("tools/call").await;
+    let sent = running.json_body()["id"].clone();
+    own.event(progress_under(&sent)).await;
+    let mut response = pending.response().await.sse();
+    response.prime().await;
+    assert_eq!(response.event().await.json()["params"]["progressToken"], 7);
+    own.event(question(0)).await;
+    let asked = response.event().await.json()["result"].clone();
+    response.ends().await;
+    let answers = json!({"requestState": asked["requestState"], "inputResponses": {"q1": {"action": "accept"}}});
+    let pending = call(6, answers).start(proxy.addr).await;
+    let answered = upstream.expect("response").await;
+    assert_eq!(answered.json_body(), json!({"jsonrpc": "2.0", "id": 0, "result": {"action": "accept"}}));
+    answered.status(202).await;
+    running.json(200, result_under(&sent)).await;
+    let mut response = pending.response().await.sse();
+    response.prime().await;
+    let result = response.event().await.json();
+    assert_eq!((&result["id"], &result["result"]["content"][0]["text"]), (&json!(6), &json!("done")));
+    // A refusal is an error to the call.
+    let pending = call(7, json!({})).start(proxy.addr).await;
+    let running = upstream.expect("tools/call").await;
+    own.event(progress_under(&running.json_body()["id"])).await;
+    let mut response = pending.response().await.sse();
+    response.prime().await;
+    response.event().await;
+    running.status(500).await;
+    assert_eq!(response.event().await.json()["error"]["code"], -32603);
+    assert!(upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn a_server_whose_era_cannot_be_found_now_is_of_the_one_before() {
+    let (mut upstream, proxy) = stage().await;
+    let (sse, mut response, sent) = begun(&mut upstream, &proxy, &call(5, json!({}))).await;
+    response.prime().await;
+    sse.finish(result_under(&sent["id"])).await;
+    response.event().await;
+    pass(Duration::from_secs(301)).await;
+    for (id, is_asked) in [(6, true), (7, false)] {
+        let pending = call(id, json!({})).start(proxy.addr).await;
+        if is_asked {
+            upstream.expect("server/discover").await.status(503).await;
+        }
+        let running = upstream.expect("tools/call").await;
+        assert_eq!(running.header("mcp-session-id"), Some("s-1"));
+        let own = running.json_body()["id"].clone();
+        running.json(200, result_under(&own)).await;
+        assert_eq!(pending.response().await.json().await["result"]["resultType"], "complete");
+    }
+    assert!(upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn a_call_that_waits_is_not_run_by_the_server_that_replaced_its_own() {
+    let (mut upstream, proxy) = stage().await;
+    let (sse, mut response, _) = begun(&mut upstream, &proxy, &call(5, json!({}))).await;
+    response.prime().await;
+    sse.event(question(0)).await;
+    let asked = response.event().await.json()["result"].clone();
+    sse.fin().await;
+    pass(Duration::from_secs(301)).await;
+    let pending = request(9, "tools/list", json!({})).start(proxy.addr).await;
+    let discover = upstream.expect("server/discover").await;
+    let id = discover.json_body()["id"].clone();
+    let found = json!({"supportedVersions": [V2026], "capabilities": {}});
+    discover.json(200, json!({"jsonrpc": "2.0", "id": id, "result": found}).to_string()).await;
+    upstream.expect("tools/list").await.json(200, r#"{"jsonrpc":"2.0","id":9,"result":{"tools":[]}}"#).await;
+    pending.response().await.json().await;
+    let answers = json!({"requestState": asked["requestState"], "inputResponses": {"q1": {"action": "accept"}}});
+    let pending = call(6, answers).start(proxy.addr).await;
+    upstream
+        .expect("response")
+        .await
+        .json(400, r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32022,"message":"no"}}"#)
+        .await;
+    let mut response = pending.response().await.sse();
+    response.prime().await;
+    assert_eq!(response.event().await.json()["error"]["data"]["mayHaveRun"], true);
+    assert!(upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn the_end_of_the_process_ends_what_is_at_the_server() {
+    let (mut upstream, proxy) = stage().await;
+    let (sse, mut response, sent) = begun(&mut upstream, &proxy, &call(5, json!({}))).await;
+    response.prime().await;
+    sse.event(question(0)).await;
+    response.event().await;
+    response.ends().await;
+    let stopping = proxy.ask_to_stop();
+    let ends = async {
+        let answered = upstream.expect("response").await;
+        assert_eq!(answered.json_body()["result"], json!({"action": "cancel"}));
+        answered.status(202).await;
+        let cancelled = upstream.expect("notifications/cancelled").await;
+        assert_eq!(cancelled.json_body()["params"]["requestId"], sent["id"]);
+        cancelled.status(202).await;
+        let end = upstream.expect("DELETE").await;
+        assert_eq!(end.header("mcp-session-id"), Some("s-1"));
+        end.status(200).await;
+    };
+    tokio::join!(within("the end of the proxy", stopping), ends);
 }

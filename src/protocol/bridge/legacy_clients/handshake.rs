@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::protocol::bridge::{LEGACY, LISTS, MAX_CLIENT_FACTS, SERVER_INFO, TASKS, response};
+use crate::protocol::bridge::client_facts::{check_size, client_info};
+use crate::protocol::bridge::{Declared, LEGACY, LISTS, SERVER_INFO, TASKS, response};
 use crate::protocol::headers::ProtocolVersion;
 use crate::protocol::jsonrpc::{self, RequestId};
 
@@ -11,31 +12,37 @@ use crate::protocol::jsonrpc::{self, RequestId};
 pub struct ClientFacts {
     /// Revision that the client speaks.
     pub version: ProtocolVersion,
-    /// Name and version of the client.
-    pub info: Value,
+    /// Name and version of the client, as JSON.
+    pub info: String,
     /// Capabilities of the client, less those that the server's revision does not have.
-    pub capabilities: Value,
+    pub declared: Declared,
 }
 
 impl ClientFacts {
-    /// Reads the facts in an `initialize`. Returns `None` for a body that is none, and for facts of more than [`MAX_CLIENT_FACTS`].
-    pub fn of(body: &[u8]) -> Option<Self> {
-        let params = jsonrpc::member(body, &["params"]).filter(|params| params.len() <= MAX_CLIENT_FACTS)?;
-        let params: Map<String, Value> = serde_json::from_str(params).ok()?;
-        let asked = params.get("protocolVersion")?.as_str()?;
+    /// Reads the facts in an `initialize`.
+    ///
+    /// # Errors
+    /// The reason why there are none: a member is missing, of another type, or too large.
+    pub fn of(body: &[u8]) -> Result<Self, &'static str> {
+        let asked = jsonrpc::member(body, &["params", "protocolVersion"]);
+        let asked = asked.and_then(|asked| serde_json::from_str::<String>(asked).ok());
+        let asked = asked.ok_or("protocolVersion is missing")?;
         // The oldest revision has another transport.
         let version = match ProtocolVersion::LEGACY[1..].iter().find(|known| **known == asked) {
             Some(known) => known,
             None => LEGACY,
         };
-        let mut capabilities = params.get("capabilities").cloned().unwrap_or_else(|| json!({}));
-        let members = capabilities.as_object_mut()?;
-        members.remove("tasks");
-        if let Some(roots) = members.get_mut("roots").and_then(Value::as_object_mut) {
+        let declared = jsonrpc::member(body, &["params", "capabilities"]).unwrap_or("{}");
+        let info = client_info(jsonrpc::member(body, &["params", "clientInfo"]))?;
+        check_size(&info, declared)?;
+        let mut declared: Map<String, Value> =
+            serde_json::from_str(declared).map_err(|_| "capabilities is no object")?;
+        declared.remove("tasks");
+        if let Some(roots) = declared.get_mut("roots").and_then(Value::as_object_mut) {
             roots.remove("listChanged");
         }
-        let info = params.get("clientInfo").cloned().unwrap_or_else(|| json!({"name": "unknown", "version": "0"}));
-        Some(Self { version: ProtocolVersion::parse(version)?, info, capabilities })
+        let version = ProtocolVersion::parse(version).ok_or("protocolVersion is unknown")?;
+        Ok(Self { version, info, declared: Declared::new(&Value::Object(declared)) })
     }
 
     /// Returns true if the client knows the content of 2025-06-18: links to resources, and structured content.
@@ -121,8 +128,8 @@ mod tests {
             assert_eq!(facts(asked, json!({})).version.as_str(), spoken, "{asked}");
         }
         let declared = facts(LEGACY, json!({"roots": {"listChanged": true}, "tasks": {}, "sampling": {}}));
-        assert_eq!(declared.capabilities, json!({"roots": {}, "sampling": {}}));
-        assert_eq!(ClientFacts::of(br#"{"jsonrpc":"2.0","id":1,"method":"initialize"}"#), None);
+        assert_eq!(declared.declared, Declared::new(&json!({"roots": {}, "sampling": {}})));
+        assert!(ClientFacts::of(br#"{"jsonrpc":"2.0","id":1,"method":"initialize"}"#).is_err());
         assert!(!facts("2025-03-26", json!({})).knows_structured_content());
     }
 

@@ -3,7 +3,6 @@
 use serde_json::{Map, Value, json};
 
 use super::ClientFacts;
-use crate::protocol::bridge::Declared;
 use crate::protocol::jsonrpc;
 
 /// Most questions of one round.
@@ -61,7 +60,7 @@ impl InputRequired {
 impl Question {
     /// Returns the reason why the client cannot be asked this, or `None` if it can.
     pub fn refused_by(&self, client: &ClientFacts) -> Option<&'static str> {
-        Declared::new(client.capabilities.clone()).refuses(&self.method, &self.params).map(|(_, reason)| reason)
+        client.declared.refuses(&self.method, &self.params).map(|(_, reason)| reason)
     }
 
     /// Writes the request for the client. A question for a page gets an ID of its own.
@@ -79,6 +78,7 @@ impl Question {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::bridge::Declared;
     use crate::protocol::headers::ProtocolVersion;
 
     fn required(result: Value) -> Option<InputRequired> {
@@ -103,7 +103,8 @@ mod tests {
         );
         assert_eq!(asked[1]["params"], json!({}));
         let version = ProtocolVersion::parse("2025-11-25").expect("a revision");
-        let client = ClientFacts { version, info: json!({}), capabilities: json!({"roots": {}, "elicitation": {}}) };
+        let declared = Declared::new(&json!({"roots": {}, "elicitation": {}}));
+        let client = ClientFacts { version, info: "{}".to_owned(), declared };
         let refused: Vec<_> = found.questions.iter().map(|question| question.refused_by(&client).is_some()).collect();
         assert_eq!(refused, [true, false]);
     }

@@ -29,8 +29,8 @@ pub fn translated(
     body = without(body, &["params", META], &[VERSION, CLIENT_INFO, CAPABILITIES, LOG_LEVEL]);
     let mut envelope = Map::new();
     envelope.insert(VERSION.to_owned(), MODERN.into());
-    envelope.insert(CLIENT_INFO.to_owned(), client.info.clone());
-    envelope.insert(CAPABILITIES.to_owned(), client.capabilities.clone());
+    envelope.insert(CLIENT_INFO.to_owned(), serde_json::from_str(&client.info).ok()?);
+    envelope.insert(CAPABILITIES.to_owned(), serde_json::from_str(client.declared.as_json()).ok()?);
     if let Some(level) = log_level {
         envelope.insert(LOG_LEVEL.to_owned(), level.into());
     }
@@ -98,11 +98,13 @@ fn inner(object: &Map<String, Value>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::bridge::Declared;
     use crate::protocol::headers::ProtocolVersion;
 
     fn client() -> ClientFacts {
         let version = ProtocolVersion::parse("2025-06-18").expect("a revision");
-        ClientFacts { version, info: json!({"name": "c", "version": "1"}), capabilities: json!({"roots": {}}) }
+        let declared = Declared::new(&json!({"roots": {}}));
+        ClientFacts { version, info: r#"{"name":"c","version":"1"}"#.to_owned(), declared }
     }
 
     fn sent(body: &Value, level: Option<&str>, round: Option<&Round>) -> Value {

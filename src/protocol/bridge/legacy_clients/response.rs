@@ -151,11 +151,12 @@ fn is_of_type(block: &str, kind: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::bridge::Declared;
     use crate::protocol::headers::ProtocolVersion;
 
     fn client(version: &str) -> ClientFacts {
         let version = ProtocolVersion::parse(version).expect("a revision");
-        ClientFacts { version, info: json!({}), capabilities: json!({}) }
+        ClientFacts { version, info: "{}".to_owned(), declared: Declared::new(&json!({})) }
     }
 
     fn called(version: &str, result: Value, is_wrapped: bool) -> Value {

@@ -4,13 +4,13 @@ pub mod listen;
 mod request;
 mod response;
 
-pub use request::{Envelope, Kind, LogLevel, answer, given_up, initialize, initialized, roots_changed, translated};
+pub use request::{Envelope, Kind, answer, given_up, initialize, initialized, roots_changed, translated};
 pub use response::{
     ListHints, UrlElicitations, discovered, input_required, method_not_found, modern_error, progress_as, question_of,
     result_as, status_of, too_many_waiting, url_elicitation_missing,
 };
 
-pub use super::{Declared, LEGACY, MAX_CLIENT_FACTS, MAX_ROUNDS, MODERN};
+pub use super::{Declared, LEGACY, LogLevel, MAX_ROUNDS, MODERN};
 
 /// Error for a request of the server that no client can be asked: code and text.
 pub const NOT_ASKED: (i64, &str) = (-32601, "no client can be asked outside a call");

@@ -2,7 +2,10 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::protocol::bridge::{CAPABILITIES, CLIENT_INFO, Declared, LOG_LEVEL, META, TASKS, VERSION, response};
+use crate::protocol::bridge::client_facts::{check_size, client_info};
+use crate::protocol::bridge::{
+    CAPABILITIES, CLIENT_INFO, Declared, LOG_LEVEL, LogLevel, META, TASKS, VERSION, response,
+};
 use crate::protocol::jsonrpc::{self, RequestId};
 
 /// Method of a request, as the bridge treats it.
@@ -47,31 +50,13 @@ impl Kind {
     }
 }
 
-/// Severity of log messages, the least first.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct LogLevel(usize);
-
-impl LogLevel {
-    const NAMES: [&str; 8] = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
-
-    /// Returns the level of this name, or `None` for another name.
-    pub fn of(name: &str) -> Option<Self> {
-        Self::NAMES.iter().position(|known| *known == name).map(Self)
-    }
-
-    /// Returns the name.
-    pub fn name(self) -> &'static str {
-        Self::NAMES[self.0.min(Self::NAMES.len() - 1)]
-    }
-}
-
 /// Members of `_meta` that each request of 2026-07-28 has.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Envelope {
     /// Capabilities of the client, less tasks.
     pub declared: Declared,
-    /// Name and version of the client.
-    pub client_info: Value,
+    /// Name and version of the client, as JSON.
+    pub client_info: String,
     /// Least level of the log messages that the client wants for this request, or `None` if it wants none.
     pub log_level: Option<LogLevel>,
 }
@@ -80,24 +65,32 @@ impl Envelope {
     /// Reads the envelope of a request.
     ///
     /// # Errors
-    /// The name of a member that is missing or of another type.
+    /// The reason why there is none: a member is missing, of another type, or too large.
     pub fn of(body: &[u8]) -> Result<Self, &'static str> {
-        let meta = jsonrpc::member(body, &["params", META]).ok_or(META)?;
-        let meta: Map<String, Value> = serde_json::from_str(meta).map_err(|_| META)?;
-        if !meta.get(VERSION).is_some_and(Value::is_string) {
-            return Err(VERSION);
+        if jsonrpc::member(body, &["params", META]).is_none_or(|meta| !meta.starts_with('{')) {
+            return Err("_meta is missing");
         }
-        let declared = meta.get(CAPABILITIES).and_then(Value::as_object).ok_or(CAPABILITIES)?;
-        let client_info = meta.get(CLIENT_INFO).cloned();
-        let client_info = client_info.unwrap_or_else(|| json!({"name": "unknown", "version": "0"}));
-        let log_level = meta.get(LOG_LEVEL).and_then(Value::as_str).and_then(LogLevel::of);
-        Ok(Self { declared: capabilities(declared), client_info, log_level })
+        let member = |path| jsonrpc::member(body, path).filter(|value| *value != "null");
+        if member(&["params", META, VERSION]).is_none_or(|version| !version.starts_with('"')) {
+            return Err("io.modelcontextprotocol/protocolVersion is missing in _meta");
+        }
+        const NO_CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities is missing in _meta";
+        let declared = member(&["params", META, CAPABILITIES]).ok_or(NO_CAPABILITIES)?;
+        let client_info = client_info(member(&["params", META, CLIENT_INFO]))?;
+        check_size(&client_info, declared)?;
+        let declared: Map<String, Value> = serde_json::from_str(declared).map_err(|_| NO_CAPABILITIES)?;
+        let log_level =
+            member(&["params", META, LOG_LEVEL]).and_then(|level| serde_json::from_str::<String>(level).ok());
+        Ok(Self {
+            declared: capabilities(declared),
+            client_info,
+            log_level: log_level.as_deref().and_then(LogLevel::of),
+        })
     }
 }
 
 /// Returns capabilities of 2026-07-28 as those of 2025-11-25: without tasks, which the proxy has itself.
-fn capabilities(declared: &Map<String, Value>) -> Declared {
-    let mut kept = declared.clone();
+fn capabilities(mut kept: Map<String, Value>) -> Declared {
     kept.remove("tasks");
     if let Some(extensions) = kept.get_mut("extensions").and_then(Value::as_object_mut) {
         extensions.remove(TASKS);
@@ -108,17 +101,15 @@ fn capabilities(declared: &Map<String, Value>) -> Declared {
     if let Some(roots) = kept.get_mut("roots").and_then(Value::as_object_mut) {
         roots.insert("listChanged".to_owned(), true.into());
     }
-    Declared::new(Value::Object(kept))
+    Declared::new(&Value::Object(kept))
 }
 
 /// Writes the request that opens a session for this client.
 pub fn initialize(id: &str, envelope: &Envelope) -> Vec<u8> {
-    let params = json!({
-        "protocolVersion": super::LEGACY,
-        "capabilities": envelope.declared.for_server(),
-        "clientInfo": envelope.client_info,
-    });
-    json!({"jsonrpc": "2.0", "id": id, "method": "initialize", "params": params}).to_string().into_bytes()
+    let (version, declared, client) = (super::LEGACY, envelope.declared.as_json(), &envelope.client_info);
+    let params = format!(r#"{{"protocolVersion":"{version}","capabilities":{declared},"clientInfo":{client}}}"#);
+    let id = Value::from(id);
+    format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"initialize","params":{params}}}"#).into_bytes()
 }
 
 /// Writes the notification that completes the handshake.
@@ -198,11 +189,13 @@ mod tests {
         );
         let envelope = Envelope::of(&body).expect("an envelope");
         let kept = json!({"roots": {"listChanged": true}, "sampling": {"tools": {}}, "extensions": {"a/b": {}}});
-        assert_eq!((envelope.declared.for_server(), envelope.log_level), (&kept, LogLevel::of("error")));
+        let declared: Value = serde_json::from_str(envelope.declared.as_json()).expect("JSON");
+        assert_eq!((declared, envelope.log_level), (kept, LogLevel::of("error")));
         for (missing, name) in [(json!({VERSION: null}), VERSION), (json!({CAPABILITIES: 1}), CAPABILITIES)] {
-            assert_eq!(Envelope::of(&request(missing, json!({}))), Err(name));
+            let refused = Envelope::of(&request(missing, json!({})));
+            assert!(refused.is_err_and(|reason| reason.starts_with(name)));
         }
-        assert_eq!(Envelope::of(br#"{"jsonrpc":"2.0","id":1,"method":"x"}"#), Err(META));
+        assert_eq!(Envelope::of(br#"{"jsonrpc":"2.0","id":1,"method":"x"}"#), Err("_meta is missing"));
     }
 
     #[test]
@@ -211,11 +204,5 @@ mod tests {
         let answer = |method| serde_json::from_slice::<Value>(&given_up(&id, method)).expect("JSON");
         assert_eq!(answer("elicitation/create")["result"], json!({"action": "cancel"}));
         assert_eq!(answer("sampling/createMessage")["error"]["code"], -32603);
-    }
-
-    #[test]
-    fn levels_have_an_order() {
-        assert!(LogLevel::of("debug") < LogLevel::of("emergency") && LogLevel::of("loud").is_none());
-        assert_eq!(LogLevel::of("notice").map(LogLevel::name), Some("notice"));
     }
 }

@@ -36,11 +36,15 @@ impl LegacyClients {
         let resources = session.resources();
         let lists = session.server.told_lists();
         let wants_lists = session.has_stream() && !lists.is_empty();
-        if resources.is_empty() && !wants_lists {
-            session.set_subscription(None);
+        let wanted = (wants_lists, resources);
+        if session.is_subscribed_to(&wanted) {
             return true;
         }
-        let body = bridge::listen(&session.next_id(), &session.client, &lists, &resources);
+        if wanted == Default::default() {
+            session.set_subscription(None, wanted);
+            return true;
+        }
+        let body = bridge::listen(&session.next_id(), &session.client, &lists, &wanted.1);
         let post = modern(&synthetic::post(template, body), LISTEN);
         let opening = async {
             let response = self.upstream.exchange(&post, None).await.ok()?;
@@ -51,8 +55,8 @@ impl LegacyClients {
         for (method, text) in &rest {
             tell(session, method, text);
         }
-        let task = read(Arc::downgrade(self), Arc::downgrade(session), reader, template.clone());
-        session.set_subscription(Some(Subscription(tokio::spawn(task).abort_handle())));
+        let task = read(Arc::downgrade(self), Arc::downgrade(session), reader);
+        session.set_subscription(Some(Subscription(tokio::spawn(task).abort_handle())), wanted);
         true
     }
 }
@@ -74,7 +78,7 @@ async fn acknowledged(response: Response<ResponseBody>, limit: usize) -> Option<
 }
 
 /// Reads a subscription to its end, and then makes it anew for as long as the session lives.
-async fn read(clients: Weak<LegacyClients>, session: Weak<Session>, mut reader: EventReader, template: Template) {
+async fn read(clients: Weak<LegacyClients>, session: Weak<Session>, mut reader: EventReader) {
     while let Ok(piece) = reader.next().await {
         let gathered = reader.gather(piece).await;
         let Some(session) = session.upgrade() else { return };
@@ -89,22 +93,19 @@ async fn read(clients: Weak<LegacyClients>, session: Weak<Session>, mut reader: 
     }
     drop(reader);
     // The new subscription ends the task of the one before, so that another task makes it.
-    tokio::spawn(renewed(clients, session, template));
+    tokio::spawn(renewed(clients, session));
 }
 
 /// Makes a subscription that was lost anew. Boxed, since the task of the new one may come to the same.
-fn renewed(
-    clients: Weak<LegacyClients>,
-    session: Weak<Session>,
-    template: Template,
-) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+fn renewed(clients: Weak<LegacyClients>, session: Weak<Session>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
     Box::pin(async move {
         let mut pause = PAUSE;
         loop {
             clock::sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
             let (Some(clients), Some(session)) = (clients.upgrade(), session.upgrade()) else { return };
-            if session.has_subscription() || clients.subscribe(&session, &template).await {
+            let Some(latest) = session.latest() else { return };
+            if session.has_subscription() || clients.subscribe(&session, &latest).await {
                 return;
             }
         }

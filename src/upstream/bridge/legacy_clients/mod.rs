@@ -29,9 +29,13 @@ use super::server_era::ServerEra;
 use super::{Answer, Settings, event_stream, json_response, response_in};
 use crate::body::BoxError;
 use crate::channel;
+use crate::clock;
 use crate::event_log::Stream;
+use crate::protocol::bridge::LogLevel;
 use crate::protocol::bridge::legacy_clients::{self as bridge, Discovered};
+use crate::protocol::headers::SessionId;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::upstream::token_probe::outside_sessions;
 use crate::upstream::{ResponseBody, Template, Upstream, synthetic};
 
 const INVALID_REQUEST: i64 = -32600;
@@ -41,6 +45,8 @@ const INTERNAL_ERROR: i64 = -32603;
 /// Most pages of a list of tools that are read for one call, and time limit for that.
 const MAX_PAGES: usize = 32;
 const LIST_WAIT: Duration = Duration::from_secs(5);
+/// Time in which a client that has begun asks for the session's own stream.
+const STREAM_WAIT: Duration = Duration::from_secs(10);
 
 /// Translates requests. All workers share it.
 pub(super) struct LegacyClients {
@@ -105,15 +111,17 @@ impl LegacyClients {
 
     /// Returns the session that a request names, if it is its caller's. A refreshed token is the same caller's if the server confirms it.
     async fn session_of(&self, upstream: &Upstream, template: &Template) -> Option<Arc<Session>> {
-        let (session, caller) = (self.sessions.find(template.session_name()?)?, template.caller());
+        let name = template.session_name()?;
+        let (session, caller) = (self.sessions.find(name)?, template.caller());
         if !session.is_of(caller) {
             let later = caller.filter(|caller| session.may_be_of(caller))?;
-            if !upstream.confirms_token(template, later).await {
+            let used_in = std::str::from_utf8(name).ok().and_then(SessionId::parse);
+            if !upstream.confirms_token(later, used_in, outside_sessions(template.clone())).await {
                 return None;
             }
             session.add_caller(later);
         }
-        session.touch();
+        session.note_request(template);
         Some(session)
     }
 
@@ -128,6 +136,9 @@ impl LegacyClients {
         let (id, method) = match message {
             Message::Request { id, method } => (id, method.to_string()),
             Message::Notification { method } => {
+                if method == "notifications/initialized" {
+                    self.expect_stream(session, template);
+                }
                 notified(session, &method, template.body());
                 return Ok(empty(StatusCode::ACCEPTED));
             }
@@ -162,19 +173,43 @@ impl LegacyClients {
     /// Answers with the session's own stream.
     fn stream(self: &Arc<Self>, session: &Arc<Session>, template: &Template) -> Response<ResponseBody> {
         let response = event_stream(stream_body(session.begin_stream()));
-        if !session.has_subscription() {
-            let (clients, session, template) = (self.clone(), session.clone(), template.clone());
-            // Held from now on: calls wait for it.
-            let changing = session.subscribing.clone().try_lock_owned();
-            tokio::spawn(async move {
-                let _changing = match changing {
-                    Ok(changing) => changing,
-                    Err(_) => session.subscribing.clone().lock_owned().await,
-                };
-                clients.subscribe_anew(&session, &template).await
-            });
-        }
+        self.begin_subscription(session, template);
         response
+    }
+
+    /// Subscribes to the changes of lists for a client that has only begun: it asks for the session's own stream beside its first call, and what the server
+    /// tells in between waits for the stream.
+    fn expect_stream(self: &Arc<Self>, session: &Arc<Session>, template: &Template) {
+        if session.server.told_lists().is_empty() || !session.expect_stream() {
+            return;
+        }
+        self.begin_subscription(session, template);
+        let (clients, session) = (Arc::downgrade(self), Arc::downgrade(session));
+        tokio::spawn(async move {
+            clock::sleep(STREAM_WAIT).await;
+            let (Some(clients), Some(session)) = (clients.upgrade(), session.upgrade()) else { return };
+            if session.forget_stream()
+                && let Some(latest) = session.latest()
+            {
+                clients.subscribe(&session, &latest).await;
+            }
+        });
+    }
+
+    /// Subscribes, unless that was done. Calls wait for it from now on.
+    fn begin_subscription(self: &Arc<Self>, session: &Arc<Session>, template: &Template) {
+        if session.has_subscription() {
+            return;
+        }
+        let (clients, session, template) = (self.clone(), session.clone(), template.clone());
+        let changing = session.subscribing.clone().try_lock_owned();
+        tokio::spawn(async move {
+            let _changing = match changing {
+                Ok(changing) => changing,
+                Err(_) => session.subscribing.clone().lock_owned().await,
+            };
+            clients.subscribe_anew(&session, &template).await
+        });
     }
 
     /// Begins or ends the client's subscription to a resource.
@@ -272,12 +307,13 @@ fn answer_in(template: &Template) -> ClientAnswer {
 
 fn set_level(session: &Session, id: &RequestId, body: &[u8]) -> Response<ResponseBody> {
     let level = jsonrpc::member(body, &["params", "level"]);
-    match level.and_then(|level| serde_json::from_str(level).ok()) {
+    let level = level.and_then(|level| serde_json::from_str::<String>(level).ok());
+    match level.and_then(|level| LogLevel::of(&level)) {
         Some(level) => {
-            session.set_log_level(level);
+            session.set_log_level(level.name().to_owned());
             result(id)
         }
-        None => error(StatusCode::OK, Some(id), INVALID_PARAMS, "Invalid params: level is no text"),
+        None => error(StatusCode::OK, Some(id), INVALID_PARAMS, "Invalid params: level is unknown"),
     }
 }
 

@@ -9,12 +9,13 @@ use tracing::debug;
 
 use super::session::Session;
 use super::{Answer, LegacyClients, error, json_response, response_in};
+use crate::channel;
 use crate::protocol::bridge::legacy_clients::{self as bridge, ClientFacts, Discovered};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::names;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::upstream::discovery::discover_request;
-use crate::upstream::{Template, Unanswered};
+use crate::upstream::{ResponseBody, Template, Unanswered};
 use crate::{clock, sync};
 
 /// Time limit of the question for the server's capabilities.
@@ -34,8 +35,12 @@ impl LegacyClients {
 
     /// Answers an `initialize` from the server's `server/discover`.
     pub(in super::super) async fn open(self: &Arc<Self>, template: &Template, id: &RequestId) -> Answer {
-        let Some(client) = ClientFacts::of(template.body()) else {
-            return Ok(error(StatusCode::BAD_REQUEST, Some(id), super::INVALID_PARAMS, "Invalid params"));
+        let client = match ClientFacts::of(template.body()) {
+            Ok(client) => client,
+            Err(reason) => {
+                let text = format!("Invalid params: {reason}");
+                return Ok(error(StatusCode::BAD_REQUEST, Some(id), super::INVALID_PARAMS, &text));
+            }
         };
         let asking = async {
             let response = self.upstream.exchange(&discover_request(template, None), None).await?;
@@ -64,7 +69,11 @@ impl LegacyClients {
         };
         self.is_active.store(true, Ordering::Relaxed);
         let mut response = json_response(StatusCode::OK, server.initialized(id, &client));
-        let session = self.sessions.open(client, self.shared(server), template.caller());
+        let Some(session) = self.sessions.open(client, self.shared(server), template.caller()) else {
+            let text = "there are too many sessions";
+            let refusal = channel::refusal_about(ErrorCode::NoServer, text, std::slice::from_ref(id));
+            return Ok(refusal.map(ResponseBody::Channel));
+        };
         if let Ok(name) = HeaderValue::from_str(&session.name) {
             response.headers_mut().insert(names::MCP_SESSION_ID, name);
         }

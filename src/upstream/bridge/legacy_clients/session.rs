@@ -17,12 +17,13 @@ use crate::protocol::bridge::legacy_clients::{ClientFacts, Discovered, ToolFacts
 use crate::protocol::headers::Lines;
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::sse;
+use crate::upstream::Template;
 use crate::{clock, random, sync};
 
 /// Most sessions. For one more the one that is idle longest ends.
 const MAX_SESSIONS: usize = 4096;
 /// Most calls of one session that run.
-const MAX_CALLS: usize = 256;
+const MAX_CALLS: usize = 4096;
 /// Most tools of one session whose calls need something.
 const MAX_TOOLS: usize = 4096;
 /// Most sessions of one caller with credentials.
@@ -55,11 +56,17 @@ pub(super) struct Session {
 
 struct State {
     used: Instant,
+    /// Last request of the caller, without its body: its credentials are the newest.
+    latest: Option<Template>,
+    /// Lists and resources of the subscription.
+    subscribed: (bool, Vec<String>),
     log_level: Option<String>,
     resources: BTreeSet<String>,
     questions: HashMap<RequestId, oneshot::Sender<Answer>>,
     calls: HashMap<RequestId, Arc<Notify>>,
     stream: Option<mpsc::Sender<Bytes>>,
+    /// The session's own stream, if its client has not asked for it yet.
+    expected: Option<mpsc::Receiver<Bytes>>,
     subscription: Option<Subscription>,
     /// Facts about tools, from the lists that were read in the session, or `None` before the first.
     tools: Option<HashMap<String, ToolFacts>>,
@@ -94,13 +101,13 @@ pub(super) struct Asked {
 }
 
 impl Sessions {
-    /// Opens a session.
+    /// Opens a session. Returns `None` if there are too many, and none of them is idle.
     pub(super) fn open(
         &self,
         client: ClientFacts,
         server: Arc<Discovered>,
         caller: Option<&Arc<Caller>>,
-    ) -> Arc<Session> {
+    ) -> Option<Arc<Session>> {
         let session = Arc::new(Session {
             name: new_session_name(random::bytes()),
             client,
@@ -109,11 +116,14 @@ impl Sessions {
             next: AtomicU64::new(1),
             state: Mutex::new(State {
                 used: clock::now(),
+                latest: None,
+                subscribed: Default::default(),
                 log_level: None,
                 resources: BTreeSet::new(),
                 questions: HashMap::new(),
                 calls: HashMap::new(),
                 stream: None,
+                expected: None,
                 subscription: None,
                 tools: None,
                 later_callers: Vec::new(),
@@ -123,12 +133,12 @@ impl Sessions {
         let mut sessions = sync::lock(&self.0);
         let of_caller = sessions.values().filter(|other| other.caller.is_some() && other.caller == session.caller);
         if of_caller.count() >= MAX_OF_CALLER {
-            end_idlest(&mut sessions, |other| other.caller == session.caller);
+            end_idlest(&mut sessions, |other| other.caller == session.caller)?;
         } else if sessions.len() >= MAX_SESSIONS {
-            end_idlest(&mut sessions, |_| true);
+            end_idlest(&mut sessions, |_| true)?;
         }
         sessions.insert(session.name.clone(), session.clone());
-        session
+        Some(session)
     }
 
     /// Returns the session of this name.
@@ -153,13 +163,12 @@ impl Sessions {
     }
 }
 
-/// Ends the session that is idle longest of those for which this holds.
-fn end_idlest(sessions: &mut HashMap<String, Arc<Session>>, concerns: impl Fn(&Session) -> bool) {
-    let all = sessions.values().filter(|session| concerns(session));
-    let idlest = all.min_by_key(|session| session.used()).map(|session| session.name.clone());
-    if let Some(session) = idlest.and_then(|name| sessions.remove(&name)) {
-        session.end();
-    }
+/// Ends the session that is idle longest of those for which this holds. Returns `None` if none of them is idle.
+fn end_idlest(sessions: &mut HashMap<String, Arc<Session>>, concerns: impl Fn(&Session) -> bool) -> Option<()> {
+    let idle = sessions.values().filter(|session| concerns(session) && !session.is_busy());
+    let name = idle.min_by_key(|session| session.used())?.name.clone();
+    sessions.remove(&name)?.end();
+    Some(())
 }
 
 impl Session {
@@ -215,15 +224,27 @@ impl Session {
         format!("bridge-{}", self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    pub(super) fn touch(&self) {
-        sync::lock(&self.state).used = clock::now();
+    /// Notes a request of the caller.
+    pub(super) fn note_request(&self, request: &Template) {
+        let mut state = sync::lock(&self.state);
+        state.used = clock::now();
+        state.latest = Some(request.with_body(Bytes::new()));
+    }
+
+    /// Returns the last request of the caller, for its credentials, or `None` before the first.
+    pub(super) fn latest(&self) -> Option<Template> {
+        sync::lock(&self.state).latest.clone()
     }
 
     /// Returns the time of the last request, or now while a call runs or the client listens.
     fn used(&self) -> Instant {
+        if self.is_busy() { clock::now() } else { sync::lock(&self.state).used }
+    }
+
+    /// Returns true while a call runs or the client listens.
+    fn is_busy(&self) -> bool {
         let state = sync::lock(&self.state);
-        let listens = state.stream.as_ref().is_some_and(|stream| !stream.is_closed());
-        if listens || !state.calls.is_empty() { clock::now() } else { state.used }
+        !state.calls.is_empty() || state.stream.as_ref().is_some_and(|stream| !stream.is_closed())
     }
 
     pub(super) fn log_level(&self) -> Option<String> {
@@ -288,11 +309,31 @@ impl Session {
         }
     }
 
-    /// Begins the session's own stream, in place of the one before.
+    /// Begins the session's own stream, in place of the one before. Messages that have waited for it come first.
     pub(super) fn begin_stream(&self) -> mpsc::Receiver<Bytes> {
+        let mut state = sync::lock(&self.state);
+        if let Some(expected) = state.expected.take() {
+            return expected;
+        }
         let (sender, receiver) = mpsc::channel(QUEUE);
-        sync::lock(&self.state).stream = Some(sender);
+        state.stream = Some(sender);
         receiver
+    }
+
+    /// Lets messages wait for the session's own stream, unless the client has one.
+    pub(super) fn expect_stream(&self) -> bool {
+        let mut state = sync::lock(&self.state);
+        let is_read = state.stream.as_ref().is_some_and(|stream| !stream.is_closed());
+        if !is_read {
+            let (sender, receiver) = mpsc::channel(QUEUE);
+            (state.stream, state.expected) = (Some(sender), Some(receiver));
+        }
+        !is_read
+    }
+
+    /// Lets no message wait any longer for a stream. Returns false if the client has asked for it.
+    pub(super) fn forget_stream(&self) -> bool {
+        sync::lock(&self.state).expected.take().is_some()
     }
 
     /// Returns true while the client reads the session's own stream.
@@ -307,9 +348,15 @@ impl Session {
         }
     }
 
-    /// Puts a subscription at the server in place of the one before, which ends.
-    pub(super) fn set_subscription(&self, subscription: Option<Subscription>) {
-        sync::lock(&self.state).subscription = subscription;
+    /// Puts a subscription at the server in place of the one before, which ends: with lists or not, and to these resources.
+    pub(super) fn set_subscription(&self, subscription: Option<Subscription>, subscribed: (bool, Vec<String>)) {
+        let mut state = sync::lock(&self.state);
+        (state.subscription, state.subscribed) = (subscription, subscribed);
+    }
+
+    /// Returns true if the session has a subscription to just this.
+    pub(super) fn is_subscribed_to(&self, wanted: &(bool, Vec<String>)) -> bool {
+        self.has_subscription() && sync::lock(&self.state).subscribed == *wanted
     }
 
     /// Waits for a change of the subscription that is under way, for 2 s at most.
@@ -329,6 +376,7 @@ impl Session {
             call.notify_one();
         }
         state.stream = None;
+        state.expected = None;
         state.subscription = None;
     }
 }

@@ -13,7 +13,7 @@ use http_body::{Body, Frame};
 use serde_json::Value;
 use tokio::sync::mpsc;
 
-use super::running::Traits;
+use super::awaited::Awaited;
 use super::session::{Busy, LegacySession};
 use super::{ClientRequest, ModernClients, ResponseBody, in_session, standalone};
 use crate::body::BoxError;
@@ -51,6 +51,8 @@ pub(super) struct BridgedCall {
     reader: EventReader,
     /// Messages on the session's own stream that concern the call.
     inbox: mpsc::Receiver<Bytes>,
+    /// The first of them, if it came before the response of the server began.
+    early: Option<Bytes>,
     /// Questions of the server without answers.
     questions: Vec<Question>,
     /// Time at which they are told, or `None` if there are none.
@@ -151,19 +153,19 @@ impl BridgedCall {
         session: Arc<LegacySession>,
         busy: Busy,
         request: &ClientRequest,
-        own: String,
+        awaited: Awaited,
         body: ResponseBody,
     ) -> Box<Self> {
-        let traits = Traits { may_ask: request.kind.may_ask(), wants_logs: request.envelope.log_level.is_some() };
-        let begun = session.calls.begin(&own, traits);
-        let call = Box::new(Self {
+        let (own, inbox, early) = awaited.into_parts();
+        Box::new(Self {
             clients: clients.clone(),
             session,
             _busy: busy,
             request: request.clone(),
             own,
             reader: EventReader::new(body, clients.settings.max_event_bytes),
-            inbox: begun.inbox,
+            inbox,
+            early,
             questions: Vec::new(),
             due: None,
             asked_since: None,
@@ -172,11 +174,7 @@ impl BridgedCall {
             retry: RETRY,
             reopenings: 0,
             is_over: false,
-        });
-        if begun.tells_roots {
-            call.post(vec![bridge::roots_changed()]);
-        }
-        call
+        })
     }
 
     /// Returns true for this call of this session.
@@ -195,17 +193,18 @@ impl BridgedCall {
     }
 
     /// Goes on with the answers of the client, for another request of it.
-    pub(super) async fn go_on(mut self: Box<Self>, request: &ClientRequest, answers: &Value) -> Box<Self> {
+    pub(super) fn go_on(mut self: Box<Self>, request: &ClientRequest, answers: &Value) -> Box<Self> {
         self.request = ClientRequest { rounds: self.request.rounds, ..request.clone() };
+        let mut answered = Vec::new();
         for question in std::mem::take(&mut self.questions) {
             match answers.get(&question.key) {
                 Some(answer) => {
-                    let response = bridge::answer(&question.id, answer);
-                    self.clients.post(&self.session, &self.request.template, response).await;
+                    answered.push(bridge::answer(&question.id, answer));
                 }
                 None => self.questions.push(question),
             }
         }
+        self.post(answered);
         for question in self.session.calls.set_parked(&self.own, false) {
             self.handle(&question, &mut BytesMut::new(), Place::Session);
         }
@@ -217,7 +216,13 @@ impl BridgedCall {
     /// Reads on until there is something for the client.
     async fn step(mut self: Box<Self>) -> Step {
         let mut out = BytesMut::new();
+        if let Some(message) = self.early.take() {
+            self.handle(&message, &mut out, Place::Session);
+        }
         loop {
+            if !out.is_empty() {
+                return (out.freeze(), Some(self));
+            }
             let due = self.due;
             let is_due = async {
                 match due {
@@ -239,9 +244,6 @@ impl BridgedCall {
                 }
                 Some(message) = self.inbox.recv() => self.handle(&message, &mut out, Place::Session),
                 () = is_due => return (self.park(), None),
-            }
-            if !out.is_empty() {
-                return (out.freeze(), Some(self));
             }
         }
     }
@@ -390,23 +392,17 @@ impl BridgedCall {
         sse::message_event(&message)
     }
 
-    /// Posts messages of the proxy's own beside the call, in their order.
-    fn post(&self, messages: Vec<Vec<u8>>) {
-        let (clients, session, template) = (self.clients.clone(), self.session.clone(), self.request.template.clone());
-        tokio::spawn(async move {
-            for message in messages {
-                clients.post(&session, &template, message).await;
-            }
-        });
-    }
-}
-
-impl Drop for BridgedCall {
-    fn drop(&mut self) {
-        self.session.calls.end(&self.own);
-        if tokio::runtime::Handle::try_current().is_err() {
-            return;
+    /// Ends the call at the server. Returns once that is told.
+    pub(super) async fn give_up(mut self: Box<Self>) {
+        let messages = self.last_messages();
+        self.is_over = true;
+        for message in messages {
+            self.clients.post(&self.session, &self.request.template, message).await;
         }
+    }
+
+    /// Returns what the server is told at the end of the call: that the questions have no answers, and that it is cancelled.
+    fn last_messages(&mut self) -> Vec<Vec<u8>> {
         // What names no call and was not told may be another call's.
         let mut unnamed: Vec<Bytes> = Vec::new();
         let mut messages = Vec::new();
@@ -426,6 +422,27 @@ impl Drop for BridgedCall {
         if !self.is_over {
             messages.push(synthetic::cancelled(&RequestId::String(self.own.as_str().into())));
         }
+        messages
+    }
+
+    /// Posts messages of the proxy's own beside the call, in their order.
+    fn post(&self, messages: Vec<Vec<u8>>) {
+        let (clients, session, template) = (self.clients.clone(), self.session.clone(), self.request.template.clone());
+        tokio::spawn(async move {
+            for message in messages {
+                clients.post(&session, &template, message).await;
+            }
+        });
+    }
+}
+
+impl Drop for BridgedCall {
+    fn drop(&mut self) {
+        self.session.calls.end(&self.own);
+        if tokio::runtime::Handle::try_current().is_err() {
+            return;
+        }
+        let messages = self.last_messages();
         if !messages.is_empty() {
             self.post(messages);
         }

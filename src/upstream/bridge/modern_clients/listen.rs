@@ -1,10 +1,14 @@
 //! `subscriptions/listen`: the server's notifications of changes, for a client that asked for them.
 
+use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use serde_json::Value;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 
 use super::session::{Key, LegacySession};
 use super::{Called, ClientRequest, INVALID_PARAMS, ModernClients, refusal};
@@ -14,6 +18,10 @@ use crate::protocol::bridge::modern_clients::too_many_waiting;
 use crate::protocol::sse;
 use crate::upstream::bridge::{event_stream, json_response};
 use crate::upstream::{ResponseBody, Template, Unanswered, synthetic};
+
+/// Subscriptions to resources that are begun at once, and time limit for all of them.
+const AT_ONCE: usize = 8;
+const ALL_WAIT: Duration = Duration::from_secs(10);
 
 impl ModernClients {
     /// Answers with a stream of the changes that the client asks for and that the server tells.
@@ -28,23 +36,25 @@ impl ModernClients {
             return Ok(refusal(Some(&request.id), INVALID_PARAMS, text, Value::Null).into());
         };
         session.wait_for_stream().await;
-        let (clients, of_key, template) = (Arc::downgrade(self), key.clone(), request.template.clone());
+        let (clients, of_key) = (Arc::downgrade(self), key.clone());
         let mut held = session.listeners.hold(Box::new(move |gone| {
             if tokio::runtime::Handle::try_current().is_ok() {
                 tokio::spawn(async move {
                     let Some(clients) = clients.upgrade() else { return };
                     let Some(session) = clients.sessions.current(&of_key) else { return };
                     for uri in gone {
-                        clients.subscribe(&session, &template, &uri, false).await;
+                        clients.subscribe(&session, &session.latest(), &uri, false).await;
                     }
                 });
             }
         }));
-        for uri in filter.resources().to_vec() {
-            if held.add(&uri) && !self.subscribe(session, &request.template, &uri, true).await {
-                held.undo();
-                filter.remove_resource(&uri);
-            }
+        if !session.listeners.has_room() {
+            return Ok(json_response(http::StatusCode::OK, too_many_waiting(&request.id)).into());
+        }
+        let new: Vec<String> = filter.resources().iter().filter(|uri| held.add(uri)).cloned().collect();
+        for uri in self.subscribe_all(session, &request.template, new).await {
+            held.remove(&uri);
+            filter.remove_resource(&uri);
         }
         let body: BoxBody = if filter.is_empty() {
             // Nothing will be told.
@@ -59,6 +69,34 @@ impl ModernClients {
             }
         };
         Ok(event_stream(ResponseBody::Translated(body)).into())
+    }
+
+    /// Begins the subscriptions to resources at the server, some at once. Returns those to which the server does not agree within ten seconds.
+    pub(super) async fn subscribe_all(
+        self: &Arc<Self>,
+        session: &Arc<LegacySession>,
+        template: &Template,
+        uris: Vec<String>,
+    ) -> HashSet<String> {
+        let turns = Arc::new(Semaphore::new(AT_ONCE));
+        let mut subscribing = JoinSet::new();
+        for uri in uris.clone() {
+            let (clients, session, template, turns) = (self.clone(), session.clone(), template.clone(), turns.clone());
+            subscribing.spawn(async move {
+                let _turn = turns.acquire().await;
+                clients.subscribe(&session, &template, &uri, true).await.then_some(uri)
+            });
+        }
+        let mut refused: HashSet<String> = uris.into_iter().collect();
+        let all = async {
+            while let Some(subscribed) = subscribing.join_next().await {
+                if let Ok(Some(uri)) = subscribed {
+                    refused.remove(&uri);
+                }
+            }
+        };
+        drop(tokio::time::timeout(ALL_WAIT, all).await);
+        refused
     }
 
     /// Begins or ends the subscription to a resource at the server. Returns true if the server agrees.

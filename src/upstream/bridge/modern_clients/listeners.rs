@@ -79,6 +79,11 @@ impl Listeners {
         HeldResources { listeners: self.clone(), held: Vec::new(), on_release: Some(on_release) }
     }
 
+    /// Returns true if a further subscription finds room.
+    pub(super) fn has_room(&self) -> bool {
+        sync::lock(&self.0).listeners.len() < MAX_LISTENERS
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         sync::lock(&self.0).listeners.is_empty()
     }
@@ -147,9 +152,10 @@ impl HeldResources {
         *count == 1
     }
 
-    /// Lets go of the one added last, which the server has refused.
-    pub(super) fn undo(&mut self) {
-        if let Some(uri) = self.held.pop() {
+    /// Lets go of one that the server has refused.
+    pub(super) fn remove(&mut self, uri: &str) {
+        if let Some(at) = self.held.iter().position(|held| held == uri) {
+            let uri = self.held.swap_remove(at);
             self.listeners.release(&[uri]);
         }
     }
@@ -241,7 +247,7 @@ mod tests {
         };
         let (mut one, mut two) = (hold(), hold());
         assert_eq!([one.add("a"), two.add("a"), two.add("b"), two.add("c")], [true, false, true, true]);
-        two.undo();
+        two.remove("c");
         drop(one);
         assert!(receiver.try_recv().is_err(), "the other has it");
         assert_eq!(listeners.resources().len(), 2);

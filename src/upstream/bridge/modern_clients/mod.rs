@@ -5,7 +5,9 @@
 //! that brings the answers: no tool runs again. Owned here: the sessions, and the calls that wait. Absent: the bytes of the messages
 //! (`protocol/bridge/modern_clients/`).
 
+mod awaited;
 mod call;
+mod late_response;
 mod listen;
 mod listeners;
 mod opening;
@@ -23,7 +25,9 @@ use http::{HeaderName, HeaderValue, Method, Response, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 
+use self::awaited::Awaited;
 use self::call::{Begun, BridgedBody, BridgedCall};
+use self::late_response::{Exchange, LateResponse};
 use self::parked::{AfterPages, Parked, ParkedCalls};
 use self::session::{Busy, Key, LegacySession, Sessions};
 use super::{
@@ -38,7 +42,7 @@ use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, names};
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::upstream::body::collect;
-use crate::upstream::{ResponseBody, Template, Unanswered, Upstream, synthetic};
+use crate::upstream::{ResponseBody, Template, Unanswered, Upstream};
 use crate::{clock, config, sync};
 
 const INVALID_REQUEST: i64 = -32600;
@@ -133,6 +137,19 @@ impl ModernClients {
     /// Returns true if the server gave no name to the session that was begun last.
     pub(super) fn is_sessionless(&self) -> bool {
         self.is_sessionless.load(Ordering::Relaxed)
+    }
+
+    /// Returns true if the request goes on with a call that waits in this process.
+    pub(super) fn has_parked(&self, template: &Template) -> bool {
+        self.parked.has_any()
+            && jsonrpc::member(template.body(), &["params", "requestState"])
+                .and_then(|state| serde_json::from_str::<String>(state).ok())
+                .is_some_and(|state| self.parked.has(&state))
+    }
+
+    /// Returns true if any call waits in this process.
+    pub(super) fn has_any_parked(&self) -> bool {
+        self.parked.has_any()
     }
 
     /// Returns true if the server has lately given a name to a session.
@@ -237,18 +254,32 @@ impl ModernClients {
             self.lower_log_level(&session, &request.template, level).await;
         }
         let template = in_session(&session, &request.template).with_body(body.into());
-        let mut awaited = Awaited { clients: self, session: &session, template: &request.template, own: Some(&own) };
-        let response = upstream.exchange(&template, sent).await;
-        if response.is_err() {
-            awaited.own = None;
-        }
-        let mut response = response?;
+        let mut awaited = Awaited::new(self, &session, request, own.clone());
+        let (own_connections, sent) = (self.upstream.clone(), sent.cloned());
+        let mut exchange: Exchange = Box::pin(async move { own_connections.exchange(&template, sent.as_ref()).await });
+        let response = tokio::select! {
+            biased;
+            response = &mut exchange => response,
+            () = awaited.early_message() => {
+                let late = LateResponse::new(exchange, own, self.settings.max_event_bytes);
+                let body = ResponseBody::Translated(late.boxed_unsync());
+                let call = BridgedCall::new(self, session, busy, request, awaited, body);
+                return Ok(event_stream(ResponseBody::Translated(BridgedBody::new(call).boxed_unsync())).into());
+            }
+        };
+        let mut response = match response {
+            Ok(response) => response,
+            Err(unanswered) => {
+                awaited.note_answered();
+                return Err(unanswered);
+            }
+        };
         response.headers_mut().remove(names::MCP_SESSION_ID);
         if session.is_named() {
             let ids = [RequestId::String(own.as_str().into())];
             let (examined, is_lost) = upstream.revivals.examine(response, &ids).await;
             if is_lost {
-                awaited.own = None;
+                awaited.note_answered();
                 return Ok(Called::Lost);
             }
             response = examined;
@@ -256,9 +287,7 @@ impl ModernClients {
         let (mut parts, body) = response.into_parts();
         if parts.status.is_success() && headers::is_sse(&parts.headers) {
             parts.headers.remove(CONTENT_LENGTH);
-            // From here the call cancels itself.
-            awaited.own = None;
-            let call = BridgedCall::new(self, session.clone(), busy, request, own.clone(), body);
+            let call = BridgedCall::new(self, session, busy, request, awaited, body);
             let body = match BridgedBody::begun(call).await {
                 Begun::Stream(body) => ResponseBody::Translated(body.boxed_unsync()),
                 Begun::Refused(message) => {
@@ -270,11 +299,11 @@ impl ModernClients {
             return Ok(Response::from_parts(parts, body).into());
         }
         if !is_translated(&parts) {
-            awaited.own = None;
+            awaited.note_answered();
             return Ok(Response::from_parts(parts, body).into());
         }
         let collected = collect(body, self.settings.max_event_bytes).await;
-        awaited.own = None;
+        awaited.note_answered();
         let Ok(body) = collected else { return Err(Failure::after_send(ErrorCode::UpstreamBroke).into()) };
         let is_refused = parts.status == StatusCode::BAD_REQUEST && error_code(&body) == Some(UNSUPPORTED_VERSION);
         let body = match self.response_to(request, &session, &body) {
@@ -327,7 +356,7 @@ impl ModernClients {
                 if let Some(stream) = sent {
                     stream.note_sent();
                 }
-                let body = BridgedBody::new(call.go_on(request, &answers).await);
+                let body = BridgedBody::new(call.go_on(request, &answers));
                 Ok(event_stream(ResponseBody::Translated(body.boxed_unsync())).into())
             }
             Parked::Pages(pages) => match pages.after(request, &answers) {
@@ -350,27 +379,6 @@ impl ModernClients {
     }
 }
 
-/// A request whose response has not begun. Dropped, it is cancelled at the server: a disconnect cancels nothing there.
-struct Awaited<'a> {
-    clients: &'a Arc<ModernClients>,
-    session: &'a Arc<LegacySession>,
-    template: &'a Template,
-    /// ID at the server, or `None` once there is a response.
-    own: Option<&'a str>,
-}
-
-impl Drop for Awaited<'_> {
-    fn drop(&mut self) {
-        if let Some(own) = self.own
-            && tokio::runtime::Handle::try_current().is_ok()
-        {
-            let (clients, session, template) = (self.clients.clone(), self.session.clone(), self.template.clone());
-            let cancelled = synthetic::cancelled(&RequestId::String(own.into()));
-            tokio::spawn(async move { clients.post(&session, &template, cancelled).await });
-        }
-    }
-}
-
 impl ClientRequest {
     fn hints(&self) -> ListHints {
         if matches!(self.kind, Kind::List | Kind::Read) { ListHints::Uncached } else { ListHints::Absent }
@@ -381,17 +389,8 @@ impl ClientRequest {
 fn checked(template: &Template, id: &RequestId, method: &str) -> Result<ClientRequest, Box<Response<ResponseBody>>> {
     let body = template.body();
     let kind = Kind::of(method);
-    if jsonrpc::member(body, &["params", "_meta"]).is_some_and(|meta| meta.len() > bridge::MAX_CLIENT_FACTS) {
-        let text = "Invalid params: _meta is too large";
-        return Err(refusal(Some(id), INVALID_PARAMS, text, Value::Null).into());
-    }
-    let envelope = Envelope::of(body).map_err(|member| {
-        Box::new(refusal(
-            Some(id),
-            INVALID_PARAMS,
-            &format!("Invalid params: {member} is missing in _meta"),
-            Value::Null,
-        ))
+    let envelope = Envelope::of(body).map_err(|reason| {
+        Box::new(refusal(Some(id), INVALID_PARAMS, &format!("Invalid params: {reason}"), Value::Null))
     })?;
     if let Some(header) = envelope::mismatch(&template.lines().to_map(), method, body) {
         let text = format!("Header mismatch: {header} does not match the body");

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
 use http::{HeaderValue, Method, Response, StatusCode};
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 use tracing::debug;
 
 use super::listeners::Listeners;
@@ -26,6 +27,10 @@ use crate::upstream::{ResponseBody, Template, synthetic};
 const OPENING_WAIT: Duration = Duration::from_secs(60);
 /// Size limit of an error with which the server refuses `initialize`.
 const REFUSAL_MAX: usize = 64 * 1024;
+/// Time for which a call waits until the server has its level of log messages.
+const LEVEL_WAIT: Duration = Duration::from_secs(2);
+/// Time limit for the end of all sessions.
+const END_WAIT: Duration = Duration::from_secs(3);
 /// Time limit of other requests of the bridge's own. Those of clients may wait meanwhile.
 const ASK_WAIT: Duration = Duration::from_secs(10);
 
@@ -40,6 +45,7 @@ impl ModernClients {
         if self.passes(request) {
             return Err(NoSession::Unbridged);
         }
+        self.find_by_subject(key, request).await;
         let Some((slot, evicted)) = self.sessions.slot(key, self.settings.config.sessions_per_principal) else {
             let ids = std::slice::from_ref(&request.id);
             let refusal = channel::refusal_about(ErrorCode::NoServer, "there are too many sessions", ids);
@@ -51,7 +57,7 @@ impl ModernClients {
         let mut slot = slot.lock().await;
         let previous = match &*slot {
             Some(session) if !lost.is_some_and(|lost| Arc::ptr_eq(session, &lost)) => {
-                session.touch();
+                session.note_request(&request.template);
                 return Ok(session.clone());
             }
             Some(lost) => Some(lost.clone()),
@@ -61,8 +67,19 @@ impl ModernClients {
         let opened = self.open(request, listeners).await?;
         *slot = Some(opened.clone());
         drop(slot);
-        self.end_when_idle(key.clone(), &opened);
+        self.end_when_idle(&opened);
         Ok(opened)
+    }
+
+    /// Lets a caller with a refreshed token go on in its session, if the server confirms the token.
+    async fn find_by_subject(&self, key: &Key, request: &ClientRequest) {
+        let Some((caller, (slot, session))) = request.template.caller().zip(self.sessions.of_subject(key)) else {
+            return;
+        };
+        let ping = synthetic::post(&plain(&request.template).with_body(Bytes::new()), synthetic::ping());
+        if self.upstream.confirms_token(caller, None, in_session(&session, &ping)).await {
+            self.sessions.add_key(key, slot);
+        }
     }
 
     /// Returns true if requests of this caller go to the server as they are: no session may be opened for it.
@@ -78,8 +95,7 @@ impl ModernClients {
     ) -> Result<Arc<LegacySession>, NoSession> {
         let id = synthetic::own_id();
         let version = HeaderValue::from_static(bridge::LEGACY);
-        let opener = plain(&request.template).with_body(Bytes::new());
-        let initialize = synthetic::post(&opener, bridge::initialize(&id, &request.envelope));
+        let initialize = synthetic::post(&plain(&request.template), bridge::initialize(&id, &request.envelope));
         let initialize = initialize.with(names::MCP_PROTOCOL_VERSION, version);
         let opening = async {
             let response = match self.upstream.exchange(&initialize, None).await {
@@ -97,8 +113,8 @@ impl ModernClients {
         };
         let unavailable = || refused(Ok(unavailable(&request.id)));
         let (name, Some(message)) = opened? else { return Err(unavailable()) };
-        let is_resumed = !listeners.is_empty();
-        let Some(session) = LegacySession::of(name, message.clone(), &request.envelope, opener, listeners) else {
+        let (is_resumed, latest) = (!listeners.is_empty(), request.template.with_body(Bytes::new()));
+        let Some(session) = LegacySession::of(name, message.clone(), &request.envelope, latest, listeners) else {
             let error =
                 jsonrpc::member(&message, &["error"]).and_then(|error| serde_json::from_str::<Value>(error).ok());
             return Err(match error {
@@ -120,11 +136,9 @@ impl ModernClients {
             return Err(unavailable());
         }
         debug!("a session was opened for clients of 2026-07-28");
-        tokio::spawn(standalone::read(Arc::downgrade(self), Arc::downgrade(&session), session.opener.clone()));
+        tokio::spawn(standalone::read(Arc::downgrade(self), Arc::downgrade(&session)));
         if is_resumed {
-            for uri in session.listeners.resources() {
-                self.subscribe(&session, &request.template, &uri, true).await;
-            }
+            self.subscribe_all(&session, &request.template, session.listeners.resources()).await;
             session.listeners.tell_all_changed();
         }
         Ok(session)
@@ -136,7 +150,8 @@ impl ModernClients {
             let id = synthetic::own_id();
             let body =
                 json!({"jsonrpc": "2.0", "id": id, "method": "logging/setLevel", "params": {"level": level.name()}});
-            self.post(session, template, body.to_string().into_bytes()).await;
+            let setting = self.post(session, template, body.to_string().into_bytes());
+            drop(tokio::time::timeout(LEVEL_WAIT, setting).await);
         }
     }
 
@@ -155,7 +170,7 @@ impl ModernClients {
     }
 
     /// Ends the session once nothing has happened in it for long.
-    fn end_when_idle(self: &Arc<Self>, key: Key, session: &Arc<LegacySession>) {
+    fn end_when_idle(self: &Arc<Self>, session: &Arc<LegacySession>) {
         let (clients, session, idle) = (Arc::downgrade(self), Arc::downgrade(session), self.settings.config.idle);
         tokio::spawn(async move {
             loop {
@@ -163,7 +178,7 @@ impl ModernClients {
                 clock::sleep_until(until).await;
                 let (Some(clients), Some(session)) = (clients.upgrade(), session.upgrade()) else { return };
                 if session.used() + idle <= clock::now() {
-                    clients.sessions.forget(&key, &session);
+                    clients.sessions.forget(&session);
                     return clients.end(&session).await;
                 }
             }
@@ -173,10 +188,30 @@ impl ModernClients {
     /// Ends a session at the server. A server that is away forgets it by itself.
     async fn end(&self, session: &LegacySession) {
         if session.is_named() {
-            let delete = session.opener.beside(Method::DELETE, &session.opener.own_headers(), Bytes::new());
+            let latest = session.latest();
+            let delete = latest.beside(Method::DELETE, &latest.own_headers(), Bytes::new());
             let delete = in_session(session, &delete);
             drop(tokio::time::timeout(ASK_WAIT, self.upstream.exchange(&delete, None)).await);
         }
+    }
+
+    /// Ends all calls that wait, and all sessions, at the end of the process. Returns after three seconds at the latest.
+    pub(in super::super) async fn end_all(self: &Arc<Self>) {
+        let mut ending = JoinSet::new();
+        for call in self.parked.take_all() {
+            ending.spawn(async move { call.give_up().await });
+        }
+        let until = clock::now() + END_WAIT;
+        let all = |ending: JoinSet<()>| {
+            tokio::time::timeout(until.saturating_duration_since(clock::now()), ending.join_all())
+        };
+        drop(all(ending).await);
+        let mut ending = JoinSet::new();
+        for session in self.sessions.take_all() {
+            let clients = self.clone();
+            ending.spawn(async move { clients.end(&session).await });
+        }
+        drop(all(ending).await);
     }
 
     /// Ends a session in a task of its own.

@@ -60,6 +60,13 @@ pub(super) enum AfterPages {
 }
 
 impl Parked {
+    /// Ends the call at the server. Returns once that is told.
+    pub(super) async fn give_up(self) {
+        if let Self::Call(call) = self {
+            call.give_up().await;
+        }
+    }
+
     fn session(&self) -> &Arc<LegacySession> {
         match self {
             Self::Call(call) => call.session(),
@@ -83,6 +90,22 @@ impl Parked {
 }
 
 impl ParkedCalls {
+    /// Takes out all calls.
+    pub(super) fn take_all(&self) -> Vec<Parked> {
+        let all = std::mem::take(&mut *sync::lock(&self.0));
+        all.into_values().map(|entry| entry.call).collect()
+    }
+
+    /// Returns true if any call waits.
+    pub(super) fn has_any(&self) -> bool {
+        !sync::lock(&self.0).is_empty()
+    }
+
+    /// Returns true if a call waits under this state.
+    pub(super) fn has(&self, state: &str) -> bool {
+        sync::lock(&self.0).contains_key(state)
+    }
+
     /// Takes the call that waits under this state. It must be the same call of the same session.
     pub(super) fn take(
         &self,

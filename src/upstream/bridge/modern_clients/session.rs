@@ -51,8 +51,6 @@ pub(super) struct LegacySession {
     pub(super) server_info: Option<Value>,
     /// Capabilities of the clients.
     pub(super) declared: Declared,
-    /// Request that opened the session, without its body.
-    pub(super) opener: Template,
     pub(super) calls: RunningCalls,
     pub(super) listeners: Arc<Listeners>,
     next: AtomicU64,
@@ -69,6 +67,8 @@ pub(super) struct LegacySession {
 
 struct State {
     used: Instant,
+    /// Last request of the caller, without its body: its credentials are the newest.
+    latest: Template,
     log_level: Option<LogLevel>,
     /// Pages that are done, the oldest first.
     complete: Vec<String>,
@@ -82,7 +82,7 @@ pub(super) struct Waiting(Arc<LegacySession>);
 
 impl Key {
     pub(super) fn of(caller: Option<&Arc<Caller>>, envelope: &Envelope) -> Self {
-        let client = format!("{}{}", envelope.declared.for_server(), envelope.client_info);
+        let client = format!("{}{}", envelope.declared.as_json(), envelope.client_info);
         Self { caller: caller.cloned(), client }
     }
 }
@@ -108,6 +108,30 @@ impl Sessions {
         Some((sessions.entry(key.clone()).or_default().clone(), evicted))
     }
 
+    /// Returns the session of another caller who claims the same subject for the same client, with its place, or `None` if this key has a place itself.
+    pub(super) fn of_subject(&self, key: &Key) -> Option<(Slot, Arc<LegacySession>)> {
+        let sessions = sync::lock(&self.0);
+        let caller = key.caller.as_ref().filter(|_| !sessions.contains_key(key))?;
+        let claims = |known: &Key| known.caller.as_ref().is_some_and(|known| known.claims_subject_of(caller));
+        sessions.iter().filter(|(known, _)| known.client == key.client && claims(known)).find_map(|(_, slot)| {
+            let session = slot.try_lock().ok()?.clone()?;
+            Some((slot.clone(), session))
+        })
+    }
+
+    /// Adds a key to the place of a session: its caller has another token.
+    pub(super) fn add_key(&self, key: &Key, slot: Slot) {
+        sync::lock(&self.0).entry(key.clone()).or_insert(slot);
+    }
+
+    /// Takes out all sessions that are open.
+    pub(super) fn take_all(&self) -> Vec<Arc<LegacySession>> {
+        let slots = std::mem::take(&mut *sync::lock(&self.0));
+        let mut all: Vec<_> = slots.into_values().filter_map(|slot| slot.try_lock().ok()?.take()).collect();
+        all.dedup_by(|one, other| Arc::ptr_eq(one, other));
+        all
+    }
+
     /// Returns the session of this key, or `None` if it is not open now.
     pub(super) fn current(&self, key: &Key) -> Option<Arc<LegacySession>> {
         let slot = sync::lock(&self.0).get(key).cloned()?;
@@ -115,14 +139,11 @@ impl Sessions {
     }
 
     /// Forgets a session that has ended.
-    pub(super) fn forget(&self, key: &Key, session: &Arc<LegacySession>) {
-        let mut sessions = sync::lock(&self.0);
+    pub(super) fn forget(&self, session: &Arc<LegacySession>) {
         let is_its = |slot: &Slot| {
             slot.try_lock().is_ok_and(|known| known.as_ref().is_some_and(|known| Arc::ptr_eq(known, session)))
         };
-        if sessions.get(key).is_some_and(is_its) {
-            sessions.remove(key);
-        }
+        sync::lock(&self.0).retain(|_, slot| !is_its(slot));
     }
 }
 
@@ -133,8 +154,8 @@ fn take_idlest(sessions: &mut HashMap<Key, Slot>, concerns: impl Fn(&Key) -> boo
     let all = sessions.iter().filter(|(key, _)| concerns(key));
     let (key, session) =
         all.filter_map(|(key, slot)| Some((key, idle(slot)?))).min_by_key(|(_, session)| session.used())?;
-    let key = key.clone();
-    sessions.remove(&key);
+    let slot = sessions.get(key)?.clone();
+    sessions.retain(|_, other| !Arc::ptr_eq(other, &slot));
     Some(session)
 }
 
@@ -144,7 +165,7 @@ impl LegacySession {
         name: Option<HeaderValue>,
         initialized: Bytes,
         envelope: &Envelope,
-        opener: Template,
+        latest: Template,
         listeners: Arc<Listeners>,
     ) -> Option<Self> {
         let version = jsonrpc::initialize_result(&initialized)?.protocol_version;
@@ -155,13 +176,12 @@ impl LegacySession {
             server_info: info.and_then(|info| serde_json::from_str(info).ok()),
             initialized,
             declared: envelope.declared.clone(),
-            opener,
             calls: RunningCalls::default(),
             listeners,
             next: AtomicU64::new(1),
             busy: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
-            state: Mutex::new(State { used: clock::now(), log_level: None, complete: Vec::new() }),
+            state: Mutex::new(State { used: clock::now(), latest, log_level: None, complete: Vec::new() }),
             has_stream: watch::Sender::new(false),
             completion: Notify::new(),
         })
@@ -182,8 +202,20 @@ impl LegacySession {
         format!("bridge-{}", self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    pub(super) fn touch(&self) {
+    fn touch(&self) {
         sync::lock(&self.state).used = clock::now();
+    }
+
+    /// Notes a request of the caller.
+    pub(super) fn note_request(&self, request: &Template) {
+        let mut state = sync::lock(&self.state);
+        state.used = clock::now();
+        state.latest = request.with_body(Bytes::new());
+    }
+
+    /// Returns the last request of the caller, for its credentials.
+    pub(super) fn latest(&self) -> Template {
+        sync::lock(&self.state).latest.clone()
     }
 
     /// Returns the time of the last request, or now while one runs.

@@ -11,7 +11,7 @@ use http::StatusCode;
 use serde_json::Value;
 
 use super::session::LegacySession;
-use super::{ModernClients, ResponseBody, Template, in_session, plain};
+use super::{ModernClients, ResponseBody, in_session};
 use crate::clock;
 use crate::protocol::bridge::modern_clients::{self as bridge, listen};
 use crate::protocol::headers;
@@ -24,26 +24,29 @@ const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Events after which others that are told have a turn.
 const BURST: usize = 32;
+/// Time after which a stream that has told nothing is one that the server keeps open.
+const LASTING: Duration = Duration::from_secs(30);
 /// Time for which a question waits for a call.
 const QUESTION_WAIT: Duration = Duration::from_secs(30);
 
-/// Reads the stream, with the headers of this request, for as long as the session lives.
-pub(super) async fn read(clients: Weak<ModernClients>, session: Weak<LegacySession>, template: Template) {
-    let template = plain(&template);
-    let mut reader = Reader { clients, session, template, last_event_id: None };
+/// Reads the stream, with the newest headers of the caller, for as long as the session lives.
+pub(super) async fn read(clients: Weak<ModernClients>, session: Weak<LegacySession>) {
+    let mut reader = Reader { clients, session, last_event_id: None };
     let mut pause = PAUSE;
     loop {
         let response = {
             let (Some(clients), Some(session)) = (reader.clients.upgrade(), reader.session.upgrade()) else { return };
-            let get = reader.template.to_get(reader.last_event_id.as_deref());
+            let get = session.latest().to_get(reader.last_event_id.as_deref());
             let response = clients.upstream.exchange(&in_session(&session, &get), None).await;
             session.note_stream();
             response
         };
         match response {
             Ok(response) if response.status().is_success() && headers::is_sse(response.headers()) => {
-                pause = PAUSE;
-                reader.read(response.into_body()).await;
+                let began = clock::now();
+                let has_told = reader.read(response.into_body()).await;
+                let is_lasting = has_told || clock::now() >= began + LASTING;
+                pause = if is_lasting { PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
             }
             // The server has no such stream.
             Ok(response) if response.status() == StatusCode::METHOD_NOT_ALLOWED => return,
@@ -68,18 +71,21 @@ pub(super) async fn read(clients: Weak<ModernClients>, session: Weak<LegacySessi
 struct Reader {
     clients: Weak<ModernClients>,
     session: Weak<LegacySession>,
-    template: Template,
     /// ID of the last event that has one: a server that can resume goes on behind it.
     last_event_id: Option<Bytes>,
 }
 
 impl Reader {
-    async fn read(&mut self, body: ResponseBody) {
-        let Some(limit) = self.clients.upgrade().map(|clients| clients.settings.max_event_bytes) else { return };
+    /// Reads the stream to its end. Returns true if it had any message.
+    async fn read(&mut self, body: ResponseBody) -> bool {
+        let mut has_told = false;
+        let Some(limit) = self.clients.upgrade().map(|clients| clients.settings.max_event_bytes) else { return false };
         let mut events = EventReader::new(body, limit);
         while let Ok(piece) = events.next().await {
             let gathered = events.gather(piece).await;
-            let (Some(clients), Some(session)) = (self.clients.upgrade(), self.session.upgrade()) else { return };
+            let (Some(clients), Some(session)) = (self.clients.upgrade(), self.session.upgrade()) else {
+                return has_told;
+            };
             for (number, event) in (1..).zip(&gathered.events) {
                 if number % BURST == 0 {
                     // Those who are told have queues, and read them meanwhile.
@@ -89,6 +95,7 @@ impl Reader {
                     self.last_event_id = Some(Bytes::copy_from_slice(id));
                 }
                 let Ok(body) = jsonrpc::peek(&event.data) else { continue };
+                has_told = true;
                 for (message, text) in body.messages().iter().zip(jsonrpc::messages(&event.data)) {
                     match message {
                         Message::Request { id, method } => self.ask(&clients, &session, id, method, text).await,
@@ -98,9 +105,10 @@ impl Reader {
                 }
             }
             if gathered.error.is_some() || gathered.ending.is_some() {
-                return;
+                break;
             }
         }
+        has_told
     }
 
     async fn ask(
@@ -112,39 +120,38 @@ impl Reader {
         text: &str,
     ) {
         if method == "ping" {
-            clients.post(session, &self.template, synthetic::pong(id)).await;
+            clients.post(session, &session.latest(), synthetic::pong(id)).await;
             return;
         }
         let Some((_, params)) = bridge::question_of(text.as_bytes()) else { return };
         let refused = session.declared.refuses(method, &params);
         let until = clock::now() + QUESTION_WAIT;
         if refused.is_none() && session.calls.ask(Bytes::copy_from_slice(text.as_bytes()), until) {
-            tokio::spawn(refuse_late(self.clients.clone(), self.session.clone(), self.template.clone()));
+            tokio::spawn(refuse_late(self.clients.clone(), self.session.clone()));
             return;
         }
-        refuse(clients, session, &self.template, id, method, refused.unwrap_or(bridge::NOT_ASKED)).await;
+        refuse(clients, session, id, method, refused.unwrap_or(bridge::NOT_ASKED)).await;
     }
 }
 
 /// Gives a question that names no call, and that the call which got it did not tell, to another one.
 pub(super) fn ask_again(clients: &Arc<ModernClients>, session: &Arc<LegacySession>, question: &Bytes) {
     let Ok(jsonrpc::Body::Single(Message::Request { id, method })) = jsonrpc::peek(question) else { return };
-    let template = session.opener.clone();
     if session.calls.ask(question.clone(), clock::now() + QUESTION_WAIT) {
-        tokio::spawn(refuse_late(Arc::downgrade(clients), Arc::downgrade(session), template));
+        tokio::spawn(refuse_late(Arc::downgrade(clients), Arc::downgrade(session)));
         return;
     }
     let (clients, session) = (clients.clone(), session.clone());
-    tokio::spawn(async move { refuse(&clients, &session, &template, &id, &method, bridge::NOT_ASKED).await });
+    tokio::spawn(async move { refuse(&clients, &session, &id, &method, bridge::NOT_ASKED).await });
 }
 
 /// Refuses the questions that have found no call in time.
-async fn refuse_late(clients: Weak<ModernClients>, session: Weak<LegacySession>, template: Template) {
+async fn refuse_late(clients: Weak<ModernClients>, session: Weak<LegacySession>) {
     clock::sleep(QUESTION_WAIT).await;
     let (Some(clients), Some(session)) = (clients.upgrade(), session.upgrade()) else { return };
     for question in session.calls.take_late(clock::now()) {
         if let Ok(jsonrpc::Body::Single(Message::Request { id, method })) = jsonrpc::peek(&question) {
-            refuse(&clients, &session, &template, &id, &method, bridge::NOT_ASKED).await;
+            refuse(&clients, &session, &id, &method, bridge::NOT_ASKED).await;
         }
     }
 }
@@ -152,7 +159,6 @@ async fn refuse_late(clients: Weak<ModernClients>, session: Weak<LegacySession>,
 async fn refuse(
     clients: &Arc<ModernClients>,
     session: &LegacySession,
-    template: &Template,
     id: &RequestId,
     method: &str,
     (code, text): (i64, &str),
@@ -160,7 +166,7 @@ async fn refuse(
     if method == "roots/list" {
         session.calls.note_refused_roots();
     }
-    clients.post(session, template, jsonrpc::error_message(Some(id), code, text, Value::Null)).await;
+    clients.post(session, &session.latest(), jsonrpc::error_message(Some(id), code, text, Value::Null)).await;
 }
 
 /// Tells a notification to those whom it concerns.
