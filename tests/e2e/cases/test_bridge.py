@@ -52,6 +52,23 @@ async def test_a_question_is_answered_within_the_one_run(client, server, kind, b
     assert_runs(servers[server], key)
 
 
+EVERYTHING = [("trigger-sampling-request", {"prompt": "p", "maxTokens": 10}), ("trigger-elicitation-request", {})]
+
+
+@pytest.mark.parametrize("tool, arguments", EVERYTHING)
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_a_question_of_server_everything_is_answered(client, tool, arguments, bridged):
+    """Its tools that ask are there for clients alone that declare what they ask for. It asks for the roots as soon as it can."""
+    kind = "sampling" if "sampling" in tool else "elicitation"
+    proxy = await bridged("everything")
+    async with Relay(proxy.found["port"]) as relay:
+        said = await run_client(client, MODERN, relay.url(), tool, arguments)
+        assert said.error is None, relay.report()
+        assert [asked for asked in said.asked if asked != "roots"] == [kind], relay.report()
+        assert ANSWERS[kind] in said.result or "User provided" in said.result, relay.report()
+        assert len(relay.calls) == 2, relay.report()
+
+
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_several_questions_are_answered_within_the_one_run(client, at_once, bridged, servers, key):

@@ -1,6 +1,7 @@
 """A server in front of another one that refuses `initialize` as a server of 2026-07-28 alone does: for SDKs that cannot be told to."""
 
 import asyncio
+import contextlib
 import json
 
 REFUSED = {"code": -32022, "message": "Unsupported protocol version", "data": {"supported": ["2026-07-28"]}}
@@ -49,15 +50,24 @@ class ModernOnly:
         target, forward = await asyncio.open_connection("127.0.0.1", self._target)
         kept = [line for line in lines if not line.lower().startswith(b"connection:")]
         forward.write(b"\r\n".join([head.split(b"\r\n")[0], *kept, b"connection: close", b"", body]))
+        both = {asyncio.create_task(pass_on(target, writer)), asyncio.create_task(until_end(reader))}
         try:
-            await asyncio.wait({asyncio.create_task(pass_on(target, writer)), asyncio.create_task(reader.read())},
-                               return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            for side in both:
+                side.cancel()
             forward.close()
 
 
 async def pass_on(reader, writer):
-    """Passes a response on, whose head closes the connection."""
-    while data := await reader.read(65536):
-        writer.write(data)
-        await writer.drain()
+    """Passes a response on, whose head closes the connection. Either side may reset it."""
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+
+
+async def until_end(reader):
+    """Waits until the client has left."""
+    with contextlib.suppress(OSError):
+        await reader.read()
