@@ -366,10 +366,21 @@ def start_listening(command, settings):
     return Process(command, env, ready)
 
 
+def own_ports():
+    """The ports of this worker, in an order of its own: no other worker gives them away, and this one gives each away once."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    ports = list(PORTS)[worker :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
+    random.shuffle(ports)
+    return iter(ports)
+
+
+OWN_PORTS = own_ports()
+
+
 def free_port():
     """A port of 127.0.0.1 at which nothing listens, and that no outgoing connection is given while its program is away."""
     while True:
-        port = random.choice(PORTS)
+        port = next(OWN_PORTS)
         try:
             with socket.create_server(("127.0.0.1", port)):
                 return port
