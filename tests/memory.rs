@@ -121,6 +121,14 @@ impl Left {
     }
 }
 
+/// Advances the time by `wait` again and again: what another process has yet to answer is timed from its answer on.
+async fn pass_often(proxy: &Proxy, upstream: &mut Upstream, wait: Duration) {
+    for _ in 0..5 {
+        pass(wait).await;
+        settle(proxy, upstream).await;
+    }
+}
+
 /// Returns the bytes that each of [`CALLS`] calls leaves, after `wait`. With `is_kept_open` all are made on one connection.
 async fn left_by(
     proxy: &Proxy,
@@ -135,16 +143,14 @@ async fn left_by(
         let last = client.filter(|_| is_kept_open);
         client = Some(call_once(proxy, upstream, last, &request(id), answer, id).await.0);
     }
-    pass(wait).await;
-    settle(proxy, upstream).await;
+    pass_often(proxy, upstream, wait).await;
     let (before, held_before) = (allocated(), held(proxy).await);
     for id in WARM_UP..WARM_UP + CALLS {
         let last = client.filter(|_| is_kept_open);
         let (open, bytes) = call_once(proxy, upstream, last, &request(id), answer, id).await;
         (client, sent) = (Some(open), bytes);
     }
-    pass(wait).await;
-    settle(proxy, upstream).await;
+    pass_often(proxy, upstream, wait).await;
     let calls = CALLS as usize;
     let allocated = (allocated() - before) / calls;
     let left = Left { allocated, held: (held(proxy).await - held_before) / calls, sent };
