@@ -147,7 +147,10 @@ def check_alerts(metrics, rules, tests):
         exists(metrics, alert["expr"])
         require(alert["labels"]["severity"] in {"critical", "warning", "info"}, alert["alert"])
         require({"summary", "description"} <= alert["annotations"].keys(), alert["alert"])
+        require(alert["annotations"].get("runbook") == f"docs/alerts.md#{alert['alert'].lower()}", f"{alert['alert']} links to no section")
         can_fire(alert["expr"])
+    sections = re.findall(r"^## (\w+)$", (ROOT / "docs" / "alerts.md").read_text(), re.M)
+    require(sections == [alert["alert"] for alert in alerts], "docs/alerts.md does not have a section for each alert, in their order")
     fired = {case["alertname"] for test in tests["tests"] for case in test["alert_rule_test"] if case.get("exp_alerts")}
     untested = {alert["alert"] for alert in alerts} - fired
     require(not untested, f"no test fires {', '.join(sorted(untested))}")
@@ -196,6 +199,9 @@ def main(promtool):
                        "mcp_resume_balancer_streams_open", "mcp_resume_doubled_owners",
                        "sum without (conditions) (mcp_resume_balancer_replicas)", 'mcp_resume_balancer_replicas{condition=~"ready|reedy"}'):
         refused(lambda: exists(metrics, expression), expression)
+    unlinked = copy.deepcopy(rules)
+    unlinked["groups"][0]["rules"][0]["annotations"]["runbook"] = "docs/alerts.md#down"
+    refused(lambda: check_alerts(metrics, unlinked, tests), "an alert that links to no section")
     for expression in ("mcp_resume_balancer_connections > 16384", "mcp_resume_held_bytes > 1073741824"):
         refused(lambda: can_fire(expression), expression)
     refused(lambda: readable(promtool, ["rate(mcp_resume_retries_total)"]), "a rate of an instant vector")
