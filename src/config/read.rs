@@ -11,6 +11,9 @@ use std::time::Duration;
 use super::problem::{Origin, Problem};
 use super::raw::{RawConfig, RawValue, TOOLS, Value};
 
+/// Likeness, by Jaro and Winkler, from which a name may be meant.
+const LIKE: f64 = 0.85;
+
 /// A value, or the problem with it.
 type CheckResult<T> = Result<T, String>;
 
@@ -94,14 +97,17 @@ impl Reader {
         }
         for (section, origin) in std::mem::take(&mut self.raw.sections) {
             if !self.known.contains_key(&section) {
-                let text = format!("unknown section; there are {sections}");
+                let text = format!("unknown section;{} there are {sections}", meant(&section, self.sections()));
                 self.problems.push(Problem { origin, key: section, text });
             }
         }
         for ((section, key), values) in std::mem::take(&mut self.raw.values) {
             let text = match self.known.get(&section) {
-                Some(keys) => format!("unknown key; [{section}] has {}", keys.join(", ")),
-                None => format!("unknown section; there are {sections}"),
+                Some(keys) => {
+                    let meant = meant(&key, keys.iter().copied());
+                    format!("unknown key;{meant} [{section}] has {}", keys.join(", "))
+                }
+                None => format!("unknown section;{} there are {sections}", meant(&section, self.sections())),
             };
             let is_known_section = self.known.contains_key(&section);
             let key = format!("{section}.{key}");
@@ -113,6 +119,10 @@ impl Reader {
             self.problems.extend(problems);
         }
         self.problems
+    }
+
+    fn sections(&self) -> impl Iterator<Item = &str> {
+        self.known.keys().map(String::as_str)
     }
 
     /// Returns the right section of a value that stands above the first section of a file.
@@ -128,6 +138,13 @@ impl Reader {
             sections => format!("is a key of several sections: write it below a line {}", sections.join(" or ")),
         }
     }
+}
+
+/// Returns a question for the known name that is most like a wrong one, or an empty text if none is.
+fn meant<'a>(wrong: &str, known: impl Iterator<Item = &'a str>) -> String {
+    let rated = known.map(|name| (strsim::jaro_winkler(wrong, name), name));
+    let nearest = rated.filter(|(likeness, _)| *likeness > LIKE).max_by(|one, other| one.0.total_cmp(&other.0));
+    nearest.map_or_else(String::new, |(_, name)| format!(" did you mean {name}?"))
 }
 
 impl Section<'_> {

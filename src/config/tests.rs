@@ -119,7 +119,7 @@ level = "inof"
     let expected = [
         "c.toml:2: stray: must be a section",
         "c.toml:4: delivery.retry_ms: must be a whole number, not a text in quotes",
-        "c.toml:5: delivery.retry: unknown key; [delivery] has commit_after_ms, prime, retry_ms",
+        "c.toml:5: delivery.retry: unknown key; did you mean retry_ms? [delivery] has commit_after_ms, prime, retry_ms",
         "c.toml:6: delivery.mode: must be \"stream\" or \"poll\", not \"push\"",
         "c.toml:7: flavours: unknown section; there are admin, auth, ",
         "c.toml:10: streams.max_wait_secs: must be a whole number from 0 to 31536000",
@@ -131,7 +131,7 @@ level = "inof"
         "c.toml:19: auth.principal: must be \"auto\"",
         "c.toml:21: log.level: must be off, error",
         "MCP_RESUME_CACHE__SIZE in the environment: unknown section",
-        "MCP_RESUME_DELIVERY__RETRI_MS in the environment: unknown key; [delivery] has",
+        "MCP_RESUME_DELIVERY__RETRI_MS in the environment: unknown key; did you mean retry_ms? [delivery] has",
         "MCP_RESUME_RETRY_MS in the environment: unknown variable",
         "MCP_RESUME_TOOLS__X__MODE in the environment: tools are configured in the file only",
         "MCP_RESUME_UPSTREAM__RESUME in the environment: must be true or false",
