@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
 use mcp_resume::config::Flags;
 
 const SERVE_NOTES: &str = "\
@@ -90,6 +91,21 @@ In a script that has just started a sidecar, and wants to go on once it takes ca
 Exit codes:
   0  yes    1  no, or it did not say so within five seconds or --wait    2  wrong configuration or command line";
 
+const COMPLETIONS_NOTES: &str = "\
+Examples:
+  mcp-resume completions bash > /usr/share/bash-completion/completions/mcp-resume
+  mcp-resume completions zsh > \"${fpath[1]}/_mcp-resume\"
+  mcp-resume completions fish > ~/.config/fish/completions/mcp-resume.fish
+
+The packages install them.";
+
+const MAN_NOTES: &str = "\
+Examples:
+  mcp-resume man | man -l -
+  mcp-resume man --output /usr/local/share/man/man1
+
+The packages install the pages.";
+
 /// A reverse proxy that makes MCP servers resumable without changing them.
 #[derive(Parser)]
 #[command(version, arg_required_else_help = true)]
@@ -119,6 +135,19 @@ pub(crate) enum Command {
     ///
     /// After the show the proxy goes on, with commands to try, until ctrl-c; where stdout is no terminal it ends.
     Demo(Demo),
+    /// Print the completions of this command line for a shell.
+    #[command(after_help = COMPLETIONS_NOTES)]
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Print the manual page, or write those of all commands.
+    #[command(after_help = MAN_NOTES)]
+    Man {
+        /// Directory for the pages of all commands, in place of stdout.
+        #[arg(long, value_name = "DIR")]
+        output: Option<PathBuf>,
+    },
 }
 
 #[derive(Args)]

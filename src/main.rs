@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use std::{env, fs, io, panic};
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use mcp_resume::admin::ask;
 #[cfg(feature = "balancer")]
 use mcp_resume::balancer::{self, Balancer};
@@ -53,6 +53,34 @@ fn main() -> ExitCode {
             Err(problem) => fail(WRONG_CONFIGURATION, problem),
         },
         Command::Demo(options) => run(demo(options)),
+        Command::Completions { shell } => {
+            let mut completions = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "mcp-resume", &mut completions);
+            print_bytes(&completions)
+        }
+        Command::Man { output: Some(directory) } => {
+            let written =
+                fs::create_dir_all(&directory).and_then(|()| clap_mangen::generate_to(Cli::command(), &directory));
+            match written {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => fail(FAILED, format!("cannot write to {}: {error}", directory.display())),
+            }
+        }
+        Command::Man { output: None } => {
+            let mut page = Vec::new();
+            match clap_mangen::Man::new(Cli::command()).render(&mut page) {
+                Ok(()) => print_bytes(&page),
+                Err(error) => fail(FAILED, error),
+            }
+        }
+    }
+}
+
+/// Prints a text to stdout. A reader that has seen enough is no failure.
+fn print_bytes(text: &[u8]) -> ExitCode {
+    match io::stdout().write_all(text) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => fail(FAILED, error),
+        Ok(()) | Err(_) => ExitCode::SUCCESS,
     }
 }
 

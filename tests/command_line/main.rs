@@ -90,3 +90,47 @@ fn the_demo_loses_a_call_without_the_proxy_keeps_it_with_it_and_exits_0() {
     assert!(show.contains("✓ every event arrived exactly once and in order"), "{show}");
     assert_eq!(show.matches("connection reset").count(), 4, "three cuts, and the summary that names them:\n{show}");
 }
+
+/// Returns the names of the subcommands in the help.
+fn subcommands() -> Vec<String> {
+    let help = run(&["--help"]);
+    let help = text(&help.stdout).to_owned();
+    let listed = help.split_once("Commands:").expect("commands").1.split_once("\n\n").expect("options").0.to_owned();
+    listed.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
+}
+
+#[test]
+fn completions_know_every_subcommand() {
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let output = run(&["completions", shell]);
+        assert!(output.status.success());
+        for name in subcommands() {
+            assert!(text(&output.stdout).contains(&name), "{name} is not in the completions for {shell}");
+        }
+    }
+    assert_eq!(run(&["completions", "tape"]).status.code(), Some(2));
+}
+
+#[test]
+fn bash_reads_its_completions() {
+    let script = format!(
+        "source <({} completions bash); COMP_WORDS=(mcp-resume serve --up); COMP_CWORD=2; _mcp-resume mcp-resume --up serve; echo \"${{COMPREPLY[@]}}\"",
+        env!("CARGO_BIN_EXE_mcp-resume")
+    );
+    let output = Command::new("bash").args(["-c", &script]).output().expect("bash runs");
+    assert_eq!(text(&output.stdout).trim(), "--upstream --upstream-sse", "{}", text(&output.stderr));
+}
+
+#[test]
+fn every_subcommand_has_a_manual_page() {
+    let directory = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("man");
+    let _ = std::fs::remove_dir_all(&directory);
+    assert!(run(&["man", "--output", directory.to_str().expect("a path")]).status.success());
+    for name in subcommands().iter().filter(|name| *name != "help") {
+        let page = std::fs::read_to_string(directory.join(format!("mcp-resume-{name}.1"))).expect("a page");
+        assert!(page.contains(".SH SYNOPSIS"), "{name}");
+    }
+    let page = std::fs::read(directory.join("mcp-resume.1")).expect("a page");
+    let printed = run(&["man"]).stdout;
+    assert!(text(&printed).contains(".SH NAME") && !page.is_empty());
+}
