@@ -1,4 +1,4 @@
-.PHONY: build optimized demo setup test build-tests test-rust test-fuzz test-e2e sim crash soak fuzz lint fmt deny bench instructions image
+.PHONY: build optimized demo release release-check setup test build-tests test-rust test-fuzz test-e2e sim crash soak fuzz lint fmt deny bench instructions image
 
 # One job at a time: the steps share the build directory and the machine.
 .NOTPARALLEL:
@@ -54,6 +54,15 @@ image:
 	deploy/build-static.sh target/$(NAME)-image "$(FEATURES)"
 	target/tools/deploy/venv/bin/python deploy/test/image.py target/$(NAME)-image $(if $(FEATURES),,15000000)
 	deploy/image.sh target/$(NAME)-image $(NAME)
+
+# All files of a release, for x86-64 and arm64 Linux, in target/release-files: deploy/release/README.md.
+release:
+	deploy/release/build.sh target/release-files
+
+# Builds the release a second time, in a directory of its own, and compares.
+release-check:
+	CARGO_TARGET_DIR=target/again deploy/release/build.sh target/release-again
+	diff -r target/release-files target/release-again
 
 # More seeds than the tests run: make sim SEEDS=100000 FROM=2000. A failure prints the command for its seed alone.
 sim: SEEDS ?= 20000

@@ -190,4 +190,5 @@ check_units
 check_compose
 "$python" deploy/test/kubernetes.py "$tools/venv/bin/kubectl" "$binary"
 "$python" deploy/test/shared_store.py "$binary"
+deploy/test/release.sh "$binary"
 check_image

@@ -36,6 +36,7 @@ check() {
     want "systemd-analyze" systemd systemd-analyze --version
     want "ip" iproute2 ip -V
     want "unshare" util-linux unshare --version
+    want "rpm" rpm rpm --version
     want "valgrind" valgrind valgrind --version
     want "Chromium" chromium chromium --version
     want "ChromeDriver" chromium-driver chromedriver --version

@@ -114,7 +114,8 @@ fn completions_know_every_subcommand() {
 #[test]
 fn bash_reads_its_completions() {
     let script = format!(
-        "source <({} completions bash); COMP_WORDS=(mcp-resume serve --up); COMP_CWORD=2; _mcp-resume mcp-resume --up serve; echo \"${{COMPREPLY[@]}}\"",
+        "source <({} completions bash); line=$(complete -p mcp-resume); complete=${{line#*-F }}; complete=${{complete%% *}}
+        COMP_WORDS=(mcp-resume serve --up); COMP_CWORD=2; $complete mcp-resume --up serve; echo \"${{COMPREPLY[@]}}\"",
         env!("CARGO_BIN_EXE_mcp-resume")
     );
     let output = Command::new("bash").args(["-c", &script]).output().expect("bash runs");

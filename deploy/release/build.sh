@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# Builds a release: `build.sh DIRECTORY [TARGET...]`. DIRECTORY then has, for each target, the static binary in an archive, and for Linux a `.deb`, an `.rpm`
+# and two images (the sidecar, and the balancer variant); a wheel and an npm package for each target, the npm package that chooses among them, the crate, an
+# SBOM and SHA256SUMS. Two runs on one commit make the same bytes.
+#
+# Linux is built for glibc, as a static binary, with Debian's compilers. Targets are x86_64-unknown-linux-gnu and aarch64-unknown-linux-gnu by default. A Mac
+# builds aarch64-apple-darwin and x86_64-apple-darwin in the same way; elsewhere they need Apple's SDK, which may not be passed on (SDKROOT, and
+# CARGO_TARGET_…_LINKER for a linker that knows Mach-O).
+#
+# PROFILE is the cargo profile (default: image). BINARIES is a directory with binaries that are built already, as TARGET/mcp-resume; WITHOUT_IMAGES and
+# WITHOUT_CRATE leave out the images, and the crate with its SBOM: the tests use them.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+[ $# -ge 1 ] || { echo "usage: deploy/release/build.sh DIRECTORY [TARGET...]" >&2; exit 2; }
+directory=$(realpath -m "$1")
+shift
+targets=("$@")
+[ $# -gt 0 ] || targets=(x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu)
+profile=${PROFILE:-image}
+folder=$profile
+[ "$profile" != dev ] || folder=debug
+
+die() {
+    echo "deploy/release/build.sh: $*" >&2
+    exit 1
+}
+
+deploy/release/setup.sh
+python=$PWD/target/tools/release/venv/bin/python
+nfpm=$PWD/target/tools/release/venv/bin/nfpm
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+[ -n "$version" ] || die "Cargo.toml has no version"
+
+# The time of the commit is that of all files.
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
+export SOURCE_DATE_EPOCH CARGO_INCREMENTAL=0
+# Paths of this machine are in no binary.
+export RUSTFLAGS="--remap-path-prefix=$PWD=/mcp-resume --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo"
+export CFLAGS="-ffile-prefix-map=$PWD=/mcp-resume -ffile-prefix-map=${CARGO_HOME:-$HOME/.cargo}=/cargo"
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=${CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER:-aarch64-linux-gnu-gcc}
+
+# `binary TARGET FEATURES FILE`: builds one binary.
+binary() {
+    local target=$1 features=$2 file=$3 options=(-C strip=symbols)
+    if [ -n "${BINARIES:-}" ]; then
+        cp "$BINARIES/$target/mcp-resume" "$file"
+        return
+    fi
+    case $target in
+        *-linux-gnu) options+=(-C target-feature=+crt-static -C link-arg=-Wl,-z,pack-relative-relocs -C link-arg=-Wl,--build-id=none) ;;
+    esac
+    rustup target list --installed 2>/dev/null | grep -qx "$target" || rustup target add "$target" ||
+        die "rustup could not install the standard library for $target"
+    cargo rustc --quiet --locked --profile "$profile" --features "$features" --target "$target" --bin mcp-resume -- "${options[@]}"
+    cp "${CARGO_TARGET_DIR:-target}/$target/$folder/mcp-resume" "$file"
+    case $target in
+        *-linux-gnu) ! readelf --program-headers "$file" | grep -q INTERP || die "$file is not static" ;;
+    esac
+}
+
+# `archive FILE DIRECTORY`: an archive whose bytes depend on the contents alone.
+archive() {
+    tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --format=ustar -C "$(dirname "$2")" -cf - "$(basename "$2")" |
+        gzip -n >"$1"
+}
+
+rm -rf "$directory"
+mkdir -p "$directory"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# Both roles are in each binary; the image of the sidecar alone is smaller.
+for target in "${targets[@]}"; do
+    echo "release: mcp-resume $version for $target"
+    mkdir -p "$work/$target"
+    binary "$target" balancer "$work/$target/mcp-resume"
+done
+native=$work/${targets[0]}/mcp-resume
+"$native" --version >/dev/null || die "the first target has to be this machine's: its program writes completions and pages"
+deploy/release/extras.sh "$native" "$work/extras"
+
+for target in "${targets[@]}"; do
+    name=mcp-resume-$version-$target
+    mkdir -p "$work/$name"
+    cp "$work/$target/mcp-resume" LICENSE README.md CHANGELOG.md config.example.toml "$work/$name"
+    cp -r "$work/extras/completions" "$work/extras/man" "$work/$name"
+    archive "$directory/$name.tar.gz" "$work/$name"
+    "$python" deploy/release/make_wheel.py "$work/$target/mcp-resume" "$target" "$version" "$directory"
+    deploy/release/npm.sh "$work/$target/mcp-resume" "$target" "$version" "$directory"
+    case $target in
+        x86_64-*-linux-*) architecture=amd64 ;;
+        aarch64-*-linux-*) architecture=arm64 ;;
+        *) continue ;;
+    esac
+    for kind in deb rpm; do
+        ARCH=$architecture VERSION=$version BINARY=$work/$target/mcp-resume EXTRAS=$work/extras \
+            "$nfpm" package --config deploy/release/nfpm.yaml --packager "$kind" --target "$directory" >/dev/null
+    done
+    if [ -z "${WITHOUT_IMAGES:-}" ]; then
+        binary "$target" "" "$work/$target/mcp-resume-sidecar"
+        for image in mcp-resume mcp-resume-balancer; do
+            program=$work/$target/mcp-resume
+            [ "$image" = mcp-resume-balancer ] || program+=-sidecar
+            deploy/lay-out.sh "$work/$image-$architecture" "$program"
+            deploy/release/image.sh "$work/$image-$architecture" "$image" "$architecture" "$version" "$directory"
+        done
+    fi
+done
+deploy/release/npm.sh all "$version" "$directory"
+
+if [ -z "${WITHOUT_CRATE:-}" ]; then
+    cargo package --quiet --locked --no-verify --allow-dirty -p mcp-resume --target-dir "$work/crate"
+    cp "$work"/crate/package/mcp-resume-"$version".crate "$directory"
+    tests/cargo-tool.sh cargo-cyclonedx "$(cat deploy/release/cargo-cyclonedx.version)"
+    deploy/release/sbom.sh "$directory/mcp-resume-$version.cdx.json"
+fi
+
+(cd "$directory" && sha256sum -- * >SHA256SUMS)
+echo "release: $(find "$directory" -type f | wc -l) files in $directory"

@@ -1,0 +1,144 @@
+#!/usr/bin/env bash
+# Makes a release of a static binary, installs each package in a place of its own, and runs what it has installed: `release.sh BINARY`.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+PATH=$PATH:/usr/sbin:/sbin
+work=$(mktemp -d)
+running=
+finish() {
+    [ -z "$running" ] || kill "$running" 2>/dev/null || true
+    rm -rf "$work"
+}
+trap finish EXIT
+
+die() {
+    echo "deploy/test/release.sh: $*" >&2
+    exit 1
+}
+
+mkdir -p "$work/binaries/x86_64-unknown-linux-gnu"
+strip -o "$work/binaries/x86_64-unknown-linux-gnu/mcp-resume" "$1"
+make_release() {
+    BINARIES=$work/binaries WITHOUT_IMAGES=1 WITHOUT_CRATE=1 deploy/release/build.sh "$1" x86_64-unknown-linux-gnu >/dev/null
+}
+make_release "$work/release"
+sleep 1.1 # the next second, in which an archive with the time of its making would differ
+make_release "$work/again"
+diff -r "$work/release" "$work/again" || die "two releases of one commit differ"
+(cd "$work/release" && sha256sum --quiet --check SHA256SUMS) || die "SHA256SUMS is wrong"
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+release=$work/release
+said="mcp-resume $version"
+
+# `serves PROGRAM...`: runs `PROGRAM... serve` until it is ready, and ends it.
+serves() {
+    local port admin
+    read -r port admin < <(python3 -c '
+import socket
+both = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+print(*(one.getsockname()[1] for one in both))')
+    "$@" serve --upstream http://127.0.0.1:9/mcp --listen "127.0.0.1:$port" --admin "127.0.0.1:$admin" >"$work/log" 2>&1 &
+    running=$!
+    for _ in $(seq 100); do
+        if "$work/binaries/x86_64-unknown-linux-gnu/mcp-resume" health --live --admin "127.0.0.1:$admin" >/dev/null 2>&1; then
+            kill -TERM "$running"
+            wait "$running" || die "$* ended with $?"
+            running=
+            return
+        fi
+        sleep 0.1
+    done
+    cat "$work/log" >&2
+    die "$* does not serve"
+}
+
+# ── the binary alone, in a root directory without anything else ──
+mkdir "$work/archive" "$work/empty"
+tar -C "$work/archive" -xzf "$release/mcp-resume-$version-x86_64-unknown-linux-gnu.tar.gz"
+unpacked=$work/archive/mcp-resume-$version-x86_64-unknown-linux-gnu
+cp "$unpacked/mcp-resume" "$work/empty"
+[ "$(chroot "$work/empty" /mcp-resume --version)" = "$said" ] || die "the binary needs more than itself"
+for file in LICENSE README.md CHANGELOG.md config.example.toml completions/mcp-resume.bash man/mcp-resume-serve.1.gz; do
+    [ -s "$unpacked/$file" ] || die "the archive has no $file"
+done
+
+# `installed ROOT`: checks what a package has put into a root directory, with its unit, and runs the program there as a user without privileges.
+installed() {
+    local root=$1 unit=$1/usr/lib/systemd/system/mcp-resume.service
+    # As every system has it.
+    mkdir -p "$root/dev"
+    mknod -m 666 "$root/dev/random" c 1 8
+    mknod -m 666 "$root/dev/urandom" c 1 9
+    [ "$(chroot --userspec=65534:65534 "$root" /usr/bin/mcp-resume --version)" = "$said" ] || die "the program in $root does not run"
+    grep -q '^ExecStart=/usr/bin/mcp-resume serve' "$unit" || die "the unit runs another program"
+    chroot "$root" /usr/bin/mcp-resume check --config /etc/mcp-resume/mcp-resume.toml >/dev/null || die "the configuration in $root is wrong"
+    # systemd looks for the program where the unit says.
+    local unit_said
+    sed "s|/usr/bin/mcp-resume|$root/usr/bin/mcp-resume|" "$unit" >"$work/mcp-resume.service"
+    unit_said=$(systemd-analyze verify --man=no "$work/mcp-resume.service" 2>&1) && [ -z "$unit_said" ] || die "systemd does not understand the unit: $unit_said"
+    for file in share/bash-completion/completions/mcp-resume share/man/man1/mcp-resume.1.gz share/doc/mcp-resume/copyright; do
+        [ -s "$root/usr/$file" ] || die "the package has no $file"
+    done
+    serves chroot --userspec=65534:65534 "$root" /usr/bin/mcp-resume
+}
+
+# ── Debian's ──
+debian=$work/debian
+mkdir -p "$debian/var/lib/dpkg/info" "$debian/var/lib/dpkg/updates"
+touch "$debian/var/lib/dpkg/status"
+in_debian() {
+    dpkg --root="$debian" --force-script-chrootless --log=/dev/null "$@" >"$work/log" 2>&1 || { cat "$work/log" >&2; die "dpkg $* failed"; }
+}
+in_debian --install "$release"/mcp-resume_*_amd64.deb
+installed "$debian"
+echo "# mine" >>"$debian/etc/mcp-resume/mcp-resume.toml"
+in_debian --force-confold --install "$release"/mcp-resume_*_amd64.deb
+grep -q "# mine" "$debian/etc/mcp-resume/mcp-resume.toml" || die "an update of the .deb overwrites the configuration"
+in_debian --remove mcp-resume
+[ ! -e "$debian/usr/bin/mcp-resume" ] && [ -e "$debian/etc/mcp-resume/mcp-resume.toml" ] || die "the removal of the .deb leaves the program, or takes the configuration"
+in_debian --purge mcp-resume
+[ ! -e "$debian/etc/mcp-resume/mcp-resume.toml" ] || die "the purge of the .deb leaves its configuration"
+echo "deploy: the .deb installs, runs and is removed"
+
+# ── RPM's ──
+fedora=$work/fedora
+mkdir "$fedora"
+in_fedora() {
+    rpm --root "$fedora" --dbpath /var/lib/rpm "$@" >"$work/log" 2>&1 || { cat "$work/log" >&2; die "rpm $* failed"; }
+}
+# Its scripts need a shell, which this root has not.
+in_fedora --install --nodeps --noscripts "$release"/mcp-resume-*.x86_64.rpm
+installed "$fedora"
+in_fedora --erase --noscripts mcp-resume
+[ ! -e "$fedora/usr/bin/mcp-resume" ] || die "the removal of the .rpm leaves the program"
+for script in after-install before-remove after-remove; do
+    sh -n "deploy/release/$script.sh"
+done
+echo "deploy: the .rpm installs, runs and is removed"
+
+# ── PyPI's ──
+python3 -m venv "$work/python"
+"$work/python/bin/pip" install --quiet --disable-pip-version-check --no-index "$release"/mcp_resume-*manylinux*x86_64*.whl || die "pip refuses the wheel"
+[ "$(env -i "$work/python/bin/mcp-resume" --version)" = "$said" ] || die "the wheel's program does not run"
+serves "$work/python/bin/mcp-resume"
+echo "deploy: the wheel installs and runs"
+
+# ── npm's ──
+mkdir "$work/npm"
+(
+    cd "$work/npm"
+    npm init --yes >/dev/null
+    npm install --silent --no-audit --no-fund --omit=optional "$release/mcp-resume-linux-x64-$version.tgz" "$release/mcp-resume-$version.tgz" >/dev/null ||
+        die "npm refuses the packages"
+)
+[ "$(cd "$work/npm" && npx --no-install mcp-resume --version)" = "$said" ] || die "the npm package's program does not run"
+serves node "$work/npm/node_modules/mcp-resume/bin/mcp-resume.js"
+code=0
+(cd "$work/npm" && npx --no-install mcp-resume serve --listen nowhere >/dev/null 2>&1) || code=$?
+[ $code = 2 ] || die "the npm package's program hides an exit code: $code"
+rm -r "$work/npm/node_modules/mcp-resume-linux-x64"
+if node "$work/npm/node_modules/mcp-resume/bin/mcp-resume.js" --version >"$work/log" 2>&1; then
+    die "the npm package runs without a program"
+fi
+grep -q "no program for linux-x64" "$work/log" || die "the npm package does not say what is missing"
+echo "deploy: the npm packages install and run"
