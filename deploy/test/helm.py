@@ -615,6 +615,9 @@ def generated_files_are_current():
 
 
 def main(kubectl, mcp_resume):
+    version = re.search(r'^version = "(.+)"', (HERE.parent / "Cargo.toml").read_text(), re.M)[1]
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    require(about["version"] == about["appVersion"] == version, f"the chart is not of version {version}")
     generated_files_are_current()
     every_value_is_documented()
     with tempfile.TemporaryDirectory() as folder:
