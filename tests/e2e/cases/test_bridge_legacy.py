@@ -14,7 +14,7 @@ from harness.stack import LEGACY, Client, counters, eventually, run_client
 pytestmark = pytest.mark.anyio
 
 CLIENTS = list(stack.CLIENTS)
-SERVERS = ["typescript-v2", "python-mcp2", "fastmcp"]
+SERVERS = ["typescript-v2", "python-mcp2", "fastmcp", "rmcp"]
 
 
 @pytest.fixture
@@ -26,8 +26,9 @@ async def modern_only(start, servers):
         if server == "typescript-v2":
             process = await asyncio.to_thread(start, stack.start_server, server, LEGACY="reject")
             return process.found["port"], process.found["port"]
-        shims.append(await ModernOnly(servers[server]).__aenter__())
-        return shims[-1].port, servers[server]
+        port = servers[server] if server in servers else (await asyncio.to_thread(start, stack.start_server, server)).found["port"]
+        shims.append(await ModernOnly(port).__aenter__())
+        return shims[-1].port, port
 
     yield run
     for shim in shims:
