@@ -104,6 +104,18 @@ pub(super) fn form() -> Value {
     json!({"method": "elicitation/create", "params": {"mode": "form", "message": "ok?", "requestedSchema": {}}})
 }
 
+/// Has the server require the answer to one form for a call. Returns the call's stream, and the question.
+pub(super) async fn asked(upstream: &mut Upstream, pending: Client) -> (Response, Value) {
+    let call = upstream.expect("tools/call").await;
+    let id = call.json_body()["id"].clone();
+    call.json(200, requires(&id, json!({"a": form()}), "s")).await;
+    let mut response = pending.response().await.sse();
+    response.prime().await;
+    let asked = response.event().await.json();
+    assert_eq!(asked["method"], "elicitation/create");
+    (response, asked)
+}
+
 #[tokio::test]
 async fn the_discovery_is_the_answer_to_the_handshake() {
     let (mut upstream, proxy) = stage().await;
@@ -242,12 +254,7 @@ async fn a_call_without_its_answers_fails_in_words() {
     );
     // An error in the place of an answer.
     let pending = session.call(6).start(proxy.addr).await;
-    let call = upstream.expect("tools/call").await;
-    let id = call.json_body()["id"].clone();
-    call.json(200, requires(&id, json!({"a": form()}), "s")).await;
-    let mut response = pending.response().await.sse();
-    response.prime().await;
-    let asked = response.event().await.json();
+    let (mut response, asked) = asked(&mut upstream, pending).await;
     let error = json!({"code": -1, "message": "the user is away"});
     let answer = session.post(&json!({"jsonrpc": "2.0", "id": asked["id"], "error": error}));
     assert_eq!(answer.send(proxy.addr).await.status, 202);
@@ -588,12 +595,7 @@ async fn a_caller_with_credentials_answers_cancels_and_ends_in_its_session() {
     assert_eq!(told.with("Authorization", token).send(proxy.addr).await.status, 202);
     let (lists, _) = listens(&mut upstream).await;
     let pending = session.call(5).with("Authorization", token).start(proxy.addr).await;
-    let call = upstream.expect("tools/call").await;
-    let own = call.json_body()["id"].clone();
-    call.json(200, requires(&own, json!({"a": form()}), "s")).await;
-    let mut response = pending.response().await.sse();
-    response.prime().await;
-    let asked = response.event().await.json();
+    let (_response, asked) = asked(&mut upstream, pending).await;
     let answer = session.post(&json!({"jsonrpc": "2.0", "id": asked["id"], "result": {"action": "accept"}}));
     assert_eq!(answer.with("Authorization", token).send(proxy.addr).await.status, 202);
     let again = upstream.expect("tools/call").await;

@@ -1,7 +1,7 @@
 //! Sessions of older clients in front of a server of 2026-07-28 alone: refreshed tokens, servers that are replaced, and clients that do not answer.
 
 use super::legacy_clients::{
-    FIRST, Legacy, REFUSAL, answers, discovered, form, initialize_by, listens, opened, refuses, requires, stage,
+    FIRST, Legacy, REFUSAL, answers, asked, discovered, form, initialize_by, listens, opened, refuses, requires, stage,
 };
 use super::*;
 
@@ -31,12 +31,7 @@ async fn a_refreshed_token_that_the_server_confirms_goes_on_in_the_session() {
     let (old, new) = (bearer("u", 1), bearer("u", 2));
     let session = opened_by(&mut upstream, &proxy, &old).await;
     let pending = session.call(5).with("Authorization", &old).start(proxy.addr).await;
-    let call = upstream.expect("tools/call").await;
-    let own = call.json_body()["id"].clone();
-    call.json(200, requires(&own, json!({"a": form()}), "s")).await;
-    let mut response = pending.response().await.sse();
-    response.prime().await;
-    let asked = response.event().await.json();
+    let (mut response, asked) = asked(&mut upstream, pending).await;
     // The answer has the later token.
     let answer = session.post(&json!({"jsonrpc": "2.0", "id": asked["id"], "result": {"action": "accept"}}));
     let pending = answer.with("Authorization", &new).start(proxy.addr).await;
@@ -166,12 +161,7 @@ async fn a_client_that_does_not_answer_in_time_has_its_call_fail() {
     let (mut upstream, proxy) = stage().await;
     let session = opened(&mut upstream, &proxy).await;
     let pending = session.call(5).start(proxy.addr).await;
-    let call = upstream.expect("tools/call").await;
-    let id = call.json_body()["id"].clone();
-    call.json(200, requires(&id, json!({"a": form()}), "s")).await;
-    let mut response = pending.response().await.sse();
-    response.prime().await;
-    assert_eq!(response.event().await.json()["method"], "elicitation/create");
+    let (mut response, _) = asked(&mut upstream, pending).await;
     settle(&proxy, &mut upstream).await;
     pass(Duration::from_secs(601)).await;
     let told = response.event().await.json();

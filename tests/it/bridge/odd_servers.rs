@@ -10,6 +10,30 @@ async fn refuses_by_stream(call: Call) -> Sse {
     sse
 }
 
+/// Has a client make a call, so that it has a session.
+async fn has_called(upstream: &mut Upstream, proxy: &Proxy) {
+    let (sse, mut response, sent) = begun(upstream, proxy, &call(5, json!({}))).await;
+    response.prime().await;
+    sse.finish(result_under(&sent["id"])).await;
+    response.event().await;
+}
+
+/// Answers the question for the era as a server of 2026-07-28.
+async fn is_modern(upstream: &mut Upstream) {
+    let discover = upstream.expect("server/discover").await;
+    let id = discover.json_body()["id"].clone();
+    let found = json!({"supportedVersions": [V2026], "capabilities": {}});
+    discover.json(200, json!({"jsonrpc": "2.0", "id": id, "result": found}).to_string()).await;
+}
+
+/// The call, under the ID 6, reaches the server as it is.
+async fn passes(upstream: &mut Upstream, pending: Client, request: &Request) {
+    let passed = upstream.expect("tools/call").await;
+    assert_eq!(passed.body, request.body());
+    passed.json(200, result(6)).await;
+    assert_eq!(pending.response().await.body().await, result(6).as_bytes());
+}
+
 #[tokio::test]
 async fn a_response_that_never_ends_holds_nothing_up() {
     let (mut upstream, proxy) = stage().await;
@@ -148,10 +172,7 @@ async fn a_refused_stream_is_opened_again_and_a_forgotten_session_ends_its_subsc
 #[tokio::test]
 async fn a_server_that_was_replaced_by_one_of_the_clients_revision_is_left_alone() {
     let (mut upstream, proxy) = stage().await;
-    let (sse, mut response, sent) = begun(&mut upstream, &proxy, &call(5, json!({}))).await;
-    response.prime().await;
-    sse.finish(result_under(&sent["id"])).await;
-    response.event().await;
+    has_called(&mut upstream, &proxy).await;
     pass(Duration::from_secs(6)).await;
     let again = call(6, json!({}));
     let pending = again.start(proxy.addr).await;
@@ -162,16 +183,9 @@ async fn a_server_that_was_replaced_by_one_of_the_clients_revision_is_left_alone
         .json(400, r#"{"jsonrpc":"2.0","id":1,"error":{"code":-32022,"message":"no"}}"#)
         .await;
     // It is asked for its transport, and for its era.
-    for _ in 0..2 {
-        let discover = upstream.expect("server/discover").await;
-        let id = discover.json_body()["id"].clone();
-        let found = json!({"supportedVersions": [V2026], "capabilities": {}});
-        discover.json(200, json!({"jsonrpc": "2.0", "id": id, "result": found}).to_string()).await;
-    }
-    let passed = upstream.expect("tools/call").await;
-    assert_eq!(passed.body, again.body());
-    passed.json(200, result(6)).await;
-    assert_eq!(pending.response().await.body().await, result(6).as_bytes());
+    is_modern(&mut upstream).await;
+    is_modern(&mut upstream).await;
+    passes(&mut upstream, pending, &again).await;
 }
 
 #[tokio::test]
@@ -201,10 +215,7 @@ async fn what_a_client_says_of_itself_is_bounded() {
 #[tokio::test]
 async fn a_revision_that_a_replaced_server_refuses_in_a_session_is_spoken_no_more() {
     let (mut upstream, proxy) = stage().await;
-    let (sse, mut response, sent) = begun(&mut upstream, &proxy, &call(5, json!({}))).await;
-    response.prime().await;
-    sse.finish(result_under(&sent["id"])).await;
-    response.event().await;
+    has_called(&mut upstream, &proxy).await;
     pass(Duration::from_secs(6)).await;
     let again = call(6, json!({}));
     let pending = again.start(proxy.addr).await;
@@ -213,14 +224,8 @@ async fn a_revision_that_a_replaced_server_refuses_in_a_session_is_spoken_no_mor
     refused
         .json(400, json!({"jsonrpc": "2.0", "id": id, "error": {"code": -32022, "message": "no"}}).to_string())
         .await;
-    let discover = upstream.expect("server/discover").await;
-    let id = discover.json_body()["id"].clone();
-    let found = json!({"supportedVersions": [V2026], "capabilities": {}});
-    discover.json(200, json!({"jsonrpc": "2.0", "id": id, "result": found}).to_string()).await;
-    let passed = upstream.expect("tools/call").await;
-    assert_eq!(passed.body, again.body());
-    passed.json(200, result(6)).await;
-    assert_eq!(pending.response().await.body().await, result(6).as_bytes());
+    is_modern(&mut upstream).await;
+    passes(&mut upstream, pending, &again).await;
 }
 
 #[tokio::test]
@@ -277,10 +282,7 @@ async fn a_question_before_the_response_begins_is_the_calls() {
 #[tokio::test]
 async fn a_server_whose_era_cannot_be_found_now_is_of_the_one_before() {
     let (mut upstream, proxy) = stage().await;
-    let (sse, mut response, sent) = begun(&mut upstream, &proxy, &call(5, json!({}))).await;
-    response.prime().await;
-    sse.finish(result_under(&sent["id"])).await;
-    response.event().await;
+    has_called(&mut upstream, &proxy).await;
     pass(Duration::from_secs(301)).await;
     for (id, is_asked) in [(6, true), (7, false)] {
         let pending = call(id, json!({})).start(proxy.addr).await;
@@ -306,10 +308,7 @@ async fn a_call_that_waits_is_not_run_by_the_server_that_replaced_its_own() {
     sse.fin().await;
     pass(Duration::from_secs(301)).await;
     let pending = request(9, "tools/list", json!({})).start(proxy.addr).await;
-    let discover = upstream.expect("server/discover").await;
-    let id = discover.json_body()["id"].clone();
-    let found = json!({"supportedVersions": [V2026], "capabilities": {}});
-    discover.json(200, json!({"jsonrpc": "2.0", "id": id, "result": found}).to_string()).await;
+    is_modern(&mut upstream).await;
     upstream.expect("tools/list").await.json(200, r#"{"jsonrpc":"2.0","id":9,"result":{"tools":[]}}"#).await;
     pending.response().await.json().await;
     let answers = json!({"requestState": asked["requestState"], "inputResponses": {"q1": {"action": "accept"}}});
