@@ -5,6 +5,7 @@
 
 mod legacy_clients;
 mod modern_clients;
+mod pressure;
 mod server_era;
 
 use std::sync::Arc;

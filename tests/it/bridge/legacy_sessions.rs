@@ -222,3 +222,18 @@ async fn a_subscription_that_is_lost_is_made_anew_with_the_newest_token() {
     let listen = upstream.expect("subscriptions/listen").await;
     assert_eq!(listen.header("authorization"), Some(new.as_str()));
 }
+
+#[tokio::test]
+async fn a_burst_of_changes_reaches_an_older_client_that_reads() {
+    let (mut upstream, proxy) = stage().await;
+    let mut session = opened(&mut upstream, &proxy).await;
+    let lists = session.lists.take().expect("a subscription");
+    let mut own = session.get().start(proxy.addr).await.response().await.sse();
+    own.prime().await;
+    let meta = json!({"_meta": {"io.modelcontextprotocol/subscriptionId": "x"}});
+    let change = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed", "params": meta}).to_string();
+    lists.bytes(format!("data: {change}\n\n").repeat(2000)).await;
+    for number in 0..2000 {
+        assert_eq!(own.event().await.json()["method"], "notifications/tools/list_changed", "{number}");
+    }
+}

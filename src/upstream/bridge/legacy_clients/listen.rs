@@ -85,6 +85,7 @@ async fn read(clients: Weak<LegacyClients>, session: Weak<Session>, mut reader: 
         for event in &gathered.events {
             for (method, text) in notifications(&event.data) {
                 tell(&session, &method, &text);
+                session.wait_for_reader().await;
             }
         }
         if gathered.error.is_some() || gathered.ending.is_some() {

@@ -18,6 +18,7 @@ use crate::protocol::headers::Lines;
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::sse;
 use crate::upstream::Template;
+use crate::upstream::bridge::pressure::{is_pressed, relieved};
 use crate::{clock, random, sync};
 
 /// Most sessions. For one more the one that is idle longest ends.
@@ -67,6 +68,8 @@ struct State {
     stream: Option<mpsc::Sender<Bytes>>,
     /// The session's own stream, if its client has not asked for it yet.
     expected: Option<mpsc::Receiver<Bytes>>,
+    /// True if a burst has waited in vain for the reader of the stream.
+    is_slow: bool,
     subscription: Option<Subscription>,
     /// Facts about tools, from the lists that were read in the session, or `None` before the first.
     tools: Option<HashMap<String, ToolFacts>>,
@@ -124,6 +127,7 @@ impl Sessions {
                 calls: HashMap::new(),
                 stream: None,
                 expected: None,
+                is_slow: false,
                 subscription: None,
                 tools: None,
                 later_callers: Vec::new(),
@@ -345,6 +349,22 @@ impl Session {
     pub(super) fn tell(&self, message: &[u8]) {
         if let Some(stream) = &sync::lock(&self.state).stream {
             let _ = stream.try_send(sse::message_event(message));
+        }
+    }
+
+    /// Waits a moment for the reader of the session's own stream, if that is behind.
+    pub(super) async fn wait_for_reader(&self) {
+        let stream = {
+            let mut state = sync::lock(&self.state);
+            let is_pressed = state.stream.as_ref().is_some_and(is_pressed);
+            state.is_slow &= is_pressed;
+            let waits = is_pressed && !state.is_slow && state.expected.is_none();
+            state.stream.clone().filter(|_| waits)
+        };
+        if let Some(stream) = stream
+            && !relieved(stream).await
+        {
+            sync::lock(&self.state).is_slow = true;
         }
     }
 

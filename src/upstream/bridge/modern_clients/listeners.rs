@@ -15,6 +15,7 @@ use crate::protocol::bridge::modern_clients::listen::{self, Filter};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::sse;
 use crate::sync;
+use crate::upstream::bridge::pressure::{is_pressed, relieved};
 
 /// Most subscriptions of one session.
 const MAX_LISTENERS: usize = 64;
@@ -37,6 +38,8 @@ struct Listener {
     id: RequestId,
     filter: Filter,
     sender: mpsc::Sender<Bytes>,
+    /// True if a burst has waited in vain for the reader.
+    is_slow: bool,
 }
 
 /// Resources to which a subscription holds the server's. Dropping it lets go of them.
@@ -69,7 +72,7 @@ impl Listeners {
         let _ = sender.try_send(sse::message_event(&listen::acknowledged(id, &filter)));
         let number = state.next;
         state.next += 1;
-        state.listeners.insert(number, Listener { id: id.clone(), filter, sender });
+        state.listeners.insert(number, Listener { id: id.clone(), filter, sender, is_slow: false });
         drop(state);
         Some(Listening { listeners: self.clone(), number, receiver, _resources: resources })
     }
@@ -96,6 +99,26 @@ impl Listeners {
     /// Tells a notification to those who asked for it.
     pub(super) fn tell(&self, method: &str, message: &[u8]) {
         self.tell_each(|filter| if filter.matches(method, message) { vec![message.to_vec()] } else { Vec::new() });
+    }
+
+    /// Waits a moment for readers that are behind.
+    pub(super) async fn wait_for_readers(&self) {
+        let pressed: Vec<_> = {
+            let mut state = sync::lock(&self.0);
+            let behind = state.listeners.iter_mut().filter_map(|(number, listener)| {
+                let is_pressed = is_pressed(&listener.sender);
+                listener.is_slow &= is_pressed;
+                (is_pressed && !listener.is_slow).then(|| (*number, listener.sender.clone()))
+            });
+            behind.collect()
+        };
+        for (number, sender) in pressed {
+            if !relieved(sender).await
+                && let Some(listener) = sync::lock(&self.0).listeners.get_mut(&number)
+            {
+                listener.is_slow = true;
+            }
+        }
     }
 
     /// Tells that each list may have changed.

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 
 use crate::sync;
+use crate::upstream::bridge::pressure::{is_pressed, relieved};
 
 /// Most messages that wait to be read by one call.
 const INBOX: usize = 64;
@@ -31,6 +32,8 @@ struct RunningCall {
     traits: Traits,
     /// True while the call waits for the answers of its client: it asks nothing further then.
     is_parked: bool,
+    /// True if a burst has waited in vain for the call's reader.
+    is_slow: bool,
     inbox: mpsc::Sender<Bytes>,
 }
 
@@ -64,7 +67,7 @@ impl RunningCalls {
                 let _ = sender.try_send(question);
             }
         }
-        state.calls.push(RunningCall { own: own.to_owned(), traits, is_parked: false, inbox: sender });
+        state.calls.push(RunningCall { own: own.to_owned(), traits, is_parked: false, is_slow: false, inbox: sender });
         Begun { inbox, tells_roots }
     }
 
@@ -85,6 +88,25 @@ impl RunningCalls {
     pub(super) fn give(&self, own: &str, message: Bytes) -> bool {
         let state = sync::lock(&self.0);
         state.calls.iter().find(|call| call.own == own).is_some_and(|call| call.inbox.try_send(message).is_ok())
+    }
+
+    /// Waits a moment for the reader of a call, if that is behind.
+    pub(super) async fn wait_for_reader(&self, own: &str) {
+        let inbox = {
+            let mut state = sync::lock(&self.0);
+            let Some(call) = state.calls.iter_mut().find(|call| call.own == own) else { return };
+            let is_pressed = is_pressed(&call.inbox);
+            call.is_slow &= is_pressed;
+            if !is_pressed || call.is_slow || call.is_parked {
+                return;
+            }
+            call.inbox.clone()
+        };
+        if !relieved(inbox).await
+            && let Some(call) = sync::lock(&self.0).calls.iter_mut().find(|call| call.own == own)
+        {
+            call.is_slow = true;
+        }
     }
 
     /// Gives a message to all calls that may ask: the server has withdrawn a question of one of them.

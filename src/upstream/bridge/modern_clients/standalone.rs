@@ -22,8 +22,6 @@ use crate::upstream::synthetic;
 /// Pause before the stream is opened again, which doubles after each refusal up to the longest.
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// Events after which others that are told have a turn.
-const BURST: usize = 32;
 /// Time after which a stream that has told nothing is one that the server keeps open.
 const LASTING: Duration = Duration::from_secs(30);
 /// Time for which a question waits for a call.
@@ -86,11 +84,7 @@ impl Reader {
             let (Some(clients), Some(session)) = (self.clients.upgrade(), self.session.upgrade()) else {
                 return has_told;
             };
-            for (number, event) in (1..).zip(&gathered.events) {
-                if number % BURST == 0 {
-                    // Those who are told have queues, and read them meanwhile.
-                    tokio::task::yield_now().await;
-                }
+            for event in &gathered.events {
                 if let Some(id) = event.id.as_ref().filter(|id| !id.is_empty()) {
                     self.last_event_id = Some(Bytes::copy_from_slice(id));
                 }
@@ -99,7 +93,10 @@ impl Reader {
                 for (message, text) in body.messages().iter().zip(jsonrpc::messages(&event.data)) {
                     match message {
                         Message::Request { id, method } => self.ask(&clients, &session, id, method, text).await,
-                        Message::Notification { method } => tell(&session, method, text.as_bytes()),
+                        Message::Notification { method } => {
+                            tell(&session, method, text.as_bytes());
+                            wait_for_readers(&session, method, text.as_bytes()).await;
+                        }
                         Message::Response { .. } => {}
                     }
                 }
@@ -169,17 +166,29 @@ async fn refuse(
     clients.post(session, &session.latest(), jsonrpc::error_message(Some(id), code, text, Value::Null)).await;
 }
 
+/// Waits a moment for those whom a notification was told, if they are behind.
+async fn wait_for_readers(session: &LegacySession, method: &str, text: &[u8]) {
+    if listen::is_change(method) {
+        session.listeners.wait_for_readers().await;
+    } else if method == "notifications/progress"
+        && let Some(own) = call_of(text)
+    {
+        session.calls.wait_for_reader(&own).await;
+    }
+}
+
+/// Returns the ID of the call that a progress notification names.
+fn call_of(text: &[u8]) -> Option<String> {
+    serde_json::from_str(jsonrpc::member(text, &["params", "progressToken"])?).ok()
+}
+
 /// Tells a notification to those whom it concerns.
 pub(super) fn tell(session: &LegacySession, method: &str, text: &[u8]) {
     let copy = || Bytes::copy_from_slice(text);
-    let named = || {
-        let token = jsonrpc::member(text, &["params", "progressToken"])?;
-        serde_json::from_str::<String>(token).ok()
-    };
     match method {
         _ if listen::is_change(method) => session.listeners.tell(method, text),
         "notifications/progress" => {
-            let _ = named().is_some_and(|own| session.calls.give(&own, copy()));
+            let _ = call_of(text).is_some_and(|own| session.calls.give(&own, copy()));
         }
         "notifications/message" => {
             let _ = session.calls.give_log(copy());
