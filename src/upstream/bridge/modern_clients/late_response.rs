@@ -76,7 +76,7 @@ impl Body for LateResponse {
                     }
                 },
                 Self::Begun(body) => {
-                    return Pin::new(body).poll_frame(cx).map(|frame| frame.map(|frame| frame.map_err(Into::into)));
+                    return Pin::new(body).poll_frame(cx);
                 }
                 Self::Ended => return Poll::Ready(None),
             }
