@@ -252,6 +252,10 @@ fn stores_are_named_on_the_command_line_in_one_way() {
         include_str!("../docs/stores.md"),
         include_str!("../docs/deployment.md"),
         include_str!("../docs/balancer.md"),
+        include_str!("../docs/start/laptop.md"),
+        include_str!("../docs/how-to/keep-results.md"),
+        include_str!("../docs/troubleshooting.md"),
+        include_str!("../docs/faq.md"),
         include_str!("../deploy/README.md"),
         include_str!("../CHANGELOG.md"),
     ];
