@@ -1,4 +1,4 @@
-.PHONY: build optimized demo release release-check setup test build-tests test-rust test-fuzz test-e2e sim crash soak fuzz lint fmt deny bench instructions image
+.PHONY: build optimized demo release release-check setup test build-tests test-rust test-fuzz test-e2e sim crash soak fuzz lint fmt deny bench instructions image site
 
 # One job at a time: the steps share the build directory and the machine.
 .NOTPARALLEL:
@@ -36,6 +36,7 @@ build-tests: setup
 
 test-rust: setup
 	$(CARGO_TEST)
+	docs/test.sh
 	bench/test.sh
 	deploy/test.sh
 
@@ -44,6 +45,10 @@ test-fuzz: setup
 
 test-e2e: setup
 	tests/e2e/run.sh
+
+# The documents as a site with a search: target/site/index.html. Fails for a broken link.
+site:
+	docs/site/build.py
 
 # mcp-resume:latest in buildah's store on this machine; with FEATURES=balancer mcp-resume-balancer:latest. Both images are run, and the
 # sidecar's size is limited.

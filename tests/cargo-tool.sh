@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Installs one version of a Cargo subcommand: `cargo-tool.sh NAME VERSION`. Its binary is then target/tools/NAME-VERSION/bin/NAME. PyPI has
-# it prebuilt for common machines, packaged by the makers of uv; `cargo-tools/` has the hashes of the accepted files. On other machines Cargo
-# builds it from crates.io.
+# Installs one version of a program on crates.io: `cargo-tool.sh NAME VERSION [ARGUMENT...]`. Its binary is then
+# target/tools/NAME-VERSION/bin/NAME. PyPI has it prebuilt for common machines; `cargo-tools/` has the hashes of the accepted files. On other
+# machines Cargo builds it, with the further arguments.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-name=${1:?usage: tests/cargo-tool.sh NAME VERSION}
-version=${2:?usage: tests/cargo-tool.sh NAME VERSION}
+name=${1:?usage: tests/cargo-tool.sh NAME VERSION [ARGUMENT...]}
+version=${2:?usage: tests/cargo-tool.sh NAME VERSION [ARGUMENT...]}
 folder=target/tools/$name-$version
 
 [ -x "$folder/bin/$name" ] && exit
@@ -20,5 +20,5 @@ fi >&2
 echo "tests/cargo-tool.sh: $name $version could not be installed from PyPI: Cargo builds it, which takes minutes" >&2
 rm -rf "$folder"
 # Without optimisation, in half the time: the tools run for seconds either way.
-cargo install --quiet --locked --debug --version "$version" --root "$folder" --target-dir target/tools/build "$name"
+cargo install --quiet --locked --debug --version "$version" --root "$folder" --target-dir target/tools/build "${@:3}" "$name"
 rm -rf target/tools/build
