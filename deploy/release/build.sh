@@ -32,8 +32,8 @@ nfpm=$PWD/target/tools/release/venv/bin/nfpm
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 [ -n "$version" ] || die "Cargo.toml has no version"
 
-# The time of the commit is that of all files.
-SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
+# The time of the commit is that of all files; in a tree without its history that of the lock file.
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || stat --format=%Y Cargo.lock)}
 export SOURCE_DATE_EPOCH CARGO_INCREMENTAL=0
 # Paths of this machine are in no binary.
 export RUSTFLAGS="--remap-path-prefix=$PWD=/mcp-resume --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo"
