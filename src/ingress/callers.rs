@@ -96,9 +96,11 @@ impl Callers {
         let quota = self.log.quota(key);
         // All sessions of a caller count together.
         let counted_as = || QuotaKey::of(&principal, is_proven, None, address);
-        let has_own_server = self.upstream.has_channels()
-            || self.upstream.may_bridge()
-            || id.as_ref().is_some_and(|id| is_session_name(id.as_str().as_bytes()));
+        let is_bridged = id.as_ref().is_some_and(|id| is_session_name(id.as_str().as_bytes()));
+        if is_bridged {
+            self.upstream.note_bridged_session();
+        }
+        let has_own_server = is_bridged || self.upstream.has_channels() || self.upstream.may_bridge();
         let caller = has_own_server.then(|| Arc::new(Caller::new(principal, counted_as()).claiming(subject)));
         Box::new(RequestContext {
             parts,

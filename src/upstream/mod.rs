@@ -226,6 +226,13 @@ impl Upstream {
         }
     }
 
+    /// Notes that a client names a session that the proxy keeps in the server's place, or has kept before a restart.
+    pub fn note_bridged_session(&self) {
+        if let Some(bridge) = &self.bridge {
+            bridge.note_bridged_session();
+        }
+    }
+
     /// Returns true if the request is one in a session that the proxy keeps in the server's place.
     fn names_bridged_session(&self, template: &Template) -> bool {
         self.bridge.as_ref().is_some_and(|bridge| bridge.keeps_session_of(template))

@@ -136,7 +136,8 @@ impl Bridge {
 
     /// Returns true if this request may have to be translated. Most requests are told apart here.
     pub(super) fn may_concern(&self, template: &Template) -> bool {
-        (self.translates_modern() && !template.names_session()) || self.keeps_session_of(template)
+        (self.translates_modern() && !template.names_session())
+            || (self.has_legacy_sessions() && LegacyClients::names_session(template))
     }
 
     fn translates_modern(&self) -> bool {
@@ -150,6 +151,13 @@ impl Bridge {
     /// Returns true if the requests of older clients may be translated.
     pub(super) fn has_legacy_clients(&self) -> bool {
         self.legacy_clients.is_some()
+    }
+
+    /// Notes that a client names a session of the bridge.
+    pub(super) fn note_bridged_session(&self) {
+        if let Some(legacy) = &self.legacy_clients {
+            legacy.note_session();
+        }
     }
 
     /// Returns true if the request is one in a session that the bridge keeps in the server's place, or has kept before a restart.

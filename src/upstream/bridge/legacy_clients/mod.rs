@@ -79,6 +79,11 @@ impl LegacyClients {
         self.is_active.load(Ordering::Relaxed)
     }
 
+    /// Notes that a request names a session.
+    pub(super) fn note_session(&self) {
+        self.is_active.store(true, Ordering::Relaxed);
+    }
+
     /// Returns true if the request is one in a session of the bridge.
     pub(super) fn names_session(template: &Template) -> bool {
         template.session_name().is_some_and(bridge::is_session_name)
@@ -91,7 +96,6 @@ impl LegacyClients {
         template: &Template,
         sent: Option<&Arc<Stream>>,
     ) -> Answer {
-        self.is_active.store(true, Ordering::Relaxed);
         let Some(session) = self.session_of(upstream, template).await else { return Ok(forgotten()) };
         match *template.method() {
             Method::GET => return Ok(self.stream(&session, template)),

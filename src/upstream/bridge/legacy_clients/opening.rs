@@ -1,7 +1,6 @@
 //! `initialize`, which the server has refused: the session is the bridge's.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use http::{HeaderValue, StatusCode};
@@ -67,7 +66,7 @@ impl LegacyClients {
             });
             return Ok(json_response(StatusCode::BAD_REQUEST, told));
         };
-        self.is_active.store(true, Ordering::Relaxed);
+        self.note_session();
         let mut response = json_response(StatusCode::OK, server.initialized(id, &client));
         let Some(session) = self.sessions.open(client, self.shared(server), template.caller()) else {
             let text = "there are too many sessions";
