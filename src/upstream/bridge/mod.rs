@@ -186,7 +186,7 @@ impl Bridge {
     ) -> Answer {
         let Some(legacy) = &self.legacy_clients else { return Ok(response) };
         if self.keeps_session_of(template) {
-            // A session of this process before its restart.
+            // A session of a server that was replaced, which the bridge had opened again before a restart.
             return legacy.send(upstream, template, None).await;
         }
         if is_modern(template) {

@@ -9,7 +9,7 @@ from harness import raw
 
 MODERN, OLDER = "2026-07-28", "2025-11-25"
 META = "io.modelcontextprotocol/"
-HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_VERSION = -32020, -32021, -32022
+HEADER_MISMATCH, MISSING_CAPABILITY = -32020, -32021
 
 
 class Failed(Exception):
@@ -66,8 +66,8 @@ class Probing:
             headers |= {"mcp_name": name} if name else {}
         body = {"jsonrpc": "2.0", "id": next(self.ids), "method": method, "params": params}
         response = await raw.ask(self.port, body=body, **headers)
-        is_json = response.headers.get("content-type", "").startswith(("application/json", "text/event-stream"))
-        return response, await response.messages() if is_json else []
+        has_messages = response.headers.get("content-type", "").startswith(("application/json", "text/event-stream"))
+        return response, await response.messages() if has_messages else []
 
     async def connect(self):
         self.is_modern = True

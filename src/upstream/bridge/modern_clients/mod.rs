@@ -20,7 +20,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE};
+use http::response::Parts;
 use http::{HeaderName, HeaderValue, Method, Response, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
@@ -288,15 +290,7 @@ impl ModernClients {
         if parts.status.is_success() && headers::is_sse(&parts.headers) {
             parts.headers.remove(CONTENT_LENGTH);
             let call = BridgedCall::new(self, session, busy, request, awaited, body);
-            let body = match BridgedBody::begun(call).await {
-                Begun::Stream(body) => ResponseBody::Translated(body.boxed_unsync()),
-                Begun::Refused(message) => {
-                    parts.status = bridge::status_of(&message);
-                    parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-                    ResponseBody::Channel(channel::Body::whole(message))
-                }
-            };
-            return Ok(Response::from_parts(parts, body).into());
+            return Ok(streamed(parts, call).await.into());
         }
         if !is_translated(&parts) {
             awaited.note_answered();
@@ -305,8 +299,19 @@ impl ModernClients {
         let collected = collect(body, self.settings.max_event_bytes).await;
         awaited.note_answered();
         let Ok(body) = collected else { return Err(Failure::after_send(ErrorCode::UpstreamBroke).into()) };
+        Ok(self.whole(request, &session, parts, body))
+    }
+
+    /// Returns a response of the server that is one message as the client gets it.
+    fn whole(
+        self: &Arc<Self>,
+        request: &ClientRequest,
+        session: &Arc<LegacySession>,
+        mut parts: Parts,
+        body: Bytes,
+    ) -> Called {
         let is_refused = parts.status == StatusCode::BAD_REQUEST && error_code(&body) == Some(UNSUPPORTED_VERSION);
-        let body = match self.response_to(request, &session, &body) {
+        let body = match self.response_to(request, session, &body) {
             Some(message) => {
                 parts.headers.remove(CONTENT_LENGTH);
                 if parts.status.is_success() {
@@ -317,7 +322,7 @@ impl ModernClients {
             None => body,
         };
         let response = Response::from_parts(parts, ResponseBody::Channel(channel::Body::whole(body)));
-        Ok(if is_refused { Called::RevisionRefused(Box::new(response)) } else { response.into() })
+        if is_refused { Called::RevisionRefused(Box::new(response)) } else { response.into() }
     }
 
     /// Returns a response of the server as the client gets it, or `None` for a message that is no response.
@@ -377,6 +382,19 @@ impl ModernClients {
             },
         }
     }
+}
+
+/// Returns the stream of a call, or the refusal with which the server answers at once.
+async fn streamed(mut parts: Parts, call: Box<BridgedCall>) -> Response<ResponseBody> {
+    let body = match BridgedBody::begun(call).await {
+        Begun::Stream(body) => ResponseBody::Translated(body.boxed_unsync()),
+        Begun::Refused(message) => {
+            parts.status = bridge::status_of(&message);
+            parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            ResponseBody::Channel(channel::Body::whole(message))
+        }
+    };
+    Response::from_parts(parts, body)
 }
 
 impl ClientRequest {
