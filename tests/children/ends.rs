@@ -21,7 +21,7 @@ async fn no_child_outlives_a_proxy_that_is_killed() {
         let adapter = Adapter::start(&script, &[]).await;
         adapter.open().await;
         adapter.open().await;
-        assert!(adapter.mark.leaders().len() == 2, "{which}");
+        adapter.mark.until_leaders::<2>().await;
         let (guard, mark) = (adapter.guard(), adapter.mark);
         adapter.proxy.kill().await;
         until(which, async || mark.processes().is_empty() && !is_running(guard)).await;
@@ -58,7 +58,7 @@ async fn the_end_of_the_first_process_is_that_of_its_group() {
     for (which, script) in servers() {
         let adapter = Adapter::start(&script, &[]).await;
         adapter.open().await;
-        let [leader] = adapter.mark.leaders()[..] else { panic!("{which}: one first process") };
+        let [leader] = adapter.mark.until_leaders().await;
         kill(leader).await;
         until(which, async || adapter.mark.processes().is_empty()).await;
     }
@@ -89,7 +89,7 @@ async fn a_guard_that_is_killed_is_started_again_and_knows_all_children() {
     // The guard knows a later child, and so all earlier ones.
     adapter.open().await;
     let mark = adapter.mark;
-    assert_eq!(mark.leaders().len(), 2);
+    mark.until_leaders::<2>().await;
     adapter.proxy.kill().await;
     until("the processes are gone", async || mark.processes().is_empty()).await;
 }

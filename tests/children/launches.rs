@@ -98,10 +98,10 @@ async fn a_server_that_takes_too_long_says_so_and_is_kept() {
     let (status, message) = failure(&mut held.adapter.initialize().await).await;
     assert_eq!(status, 504);
     assert!(message.contains("within 2 s"), "{message}");
-    let [first] = held.adapter.mark.leaders()[..] else { panic!("one child") };
+    let [first] = held.adapter.mark.until_leaders().await;
     held.release();
     held.adapter.open().await;
-    assert_eq!(held.adapter.mark.leaders(), [first], "the next initialize gets the same child");
+    assert_eq!(held.adapter.mark.until_leaders().await, [first], "the next initialize gets the same child");
 }
 
 #[tokio::test]
@@ -109,12 +109,7 @@ async fn a_server_whose_client_leaves_is_kept_for_the_next_initialize() {
     let held = Held::start("left", &[]).await;
     let Adapter { proxy, mark } = &held.adapter;
     let client = Request::post(initialize(V2025_11)).start(proxy.addr).await;
-    let first = std::cell::Cell::new(None);
-    until("a child is there", async || {
-        first.set(mark.leaders().first().copied());
-        first.get().is_some()
-    })
-    .await;
+    let [first] = mark.until_leaders().await;
     client.reset();
     until("the client has left", async || metric(proxy, "mcp_resume_calls_detached").await == 1.0).await;
     let again = initialize(V2025_11).replace(r#""id":0"#, r#""id":"again""#);
@@ -123,6 +118,5 @@ async fn a_server_whose_client_leaves_is_kept_for_the_next_initialize() {
     let mut opened = pending.response().await;
     assert_eq!((opened.status, &opened.json().await["id"]), (200, &json!("again")));
     assert!(opened.header("mcp-session-id").is_some());
-    // While a process becomes another program, the system does not show its environment.
-    until("the child is the same", async || mark.leaders().first().copied() == first.get()).await;
+    assert_eq!(mark.until_leaders().await, [first], "the child is the same");
 }

@@ -18,7 +18,7 @@ async fn a_hundred_servers_that_start_at_once_are_all_there_and_all_end() {
         let head = tokio::time::timeout(6 * LIMIT, client.response()).await.expect("a start in time");
         assert_eq!(head.status, 200);
     }
-    assert_eq!(adapter.mark.leaders().len(), 100);
+    adapter.mark.until_leaders::<100>().await;
     let mark = adapter.mark;
     adapter.proxy.stop().await;
     assert!(mark.processes().is_empty());
@@ -35,7 +35,7 @@ async fn a_thousand_sessions_that_are_left_have_no_more_servers_than_are_allowed
             assert_eq!(opened.status, 200);
         }
     }
-    until("the servers in excess have ended", async || adapter.mark.leaders().len() == AT_ONCE).await;
+    adapter.mark.until_leaders::<AT_ONCE>().await;
     let mark = adapter.mark;
     adapter.proxy.stop().await;
     assert!(mark.processes().is_empty());

@@ -14,7 +14,7 @@ async fn a_session_that_finds_no_room_is_refused_for_now_and_not_for_good() {
     let bounds = [("UPSTREAM__STARTS_PER_MINUTE", "1"), ("UPSTREAM__START_SECS", "2")];
     let adapter = Adapter::start(ANSWERS, &bounds).await;
     let session = adapter.open().await;
-    let [leader] = adapter.mark.leaders()[..] else { panic!("one child") };
+    let [leader] = adapter.mark.until_leaders().await;
     kill(leader).await;
     adapter.all_gone().await;
     // More often than a session may be opened again within a minute.
@@ -36,11 +36,11 @@ async fn a_session_that_is_opened_again_counts_for_its_caller() {
     let session = Session::opened_elsewhere(V2025_11, &id, None);
     let ready = session.post(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#);
     assert_eq!(as_user(ready).send(adapter.proxy.addr).await.status, 202);
-    let [first] = adapter.mark.leaders()[..] else { panic!("one child") };
+    let [first] = adapter.mark.until_leaders().await;
     let other = as_user(Request::post(initialize(V2025_11))).send(adapter.proxy.addr).await;
     assert_eq!(other.status, 200);
-    until("the first session has made room", async || adapter.mark.leaders().len() == 1).await;
-    let [second] = adapter.mark.leaders()[..] else { panic!("one child") };
+    // The first session has made room.
+    let [second] = adapter.mark.until_leaders().await;
     assert_ne!(first, second);
     // The first session is opened again, in place of the second.
     let answer = as_user(session.post(call(7))).send(adapter.proxy.addr).await;

@@ -1,9 +1,12 @@
 //! The process table, as `/proc` has it.
 
+use std::cell::Cell;
 use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use tokio::process::Command;
+
+use crate::support::until;
 
 static MARKS: AtomicU32 = AtomicU32::new(0);
 
@@ -29,7 +32,18 @@ impl Mark {
         all().filter(has_mark).collect()
     }
 
-    /// Returns the processes that lead a group: the first of each child.
+    /// Waits until this many children run, and returns the first process of each. While a process becomes another program (`exec`), the system
+    /// shows no environment, so that the mark is not seen.
+    pub(crate) async fn until_leaders<const COUNT: usize>(&self) -> [u32; COUNT] {
+        let leaders = Cell::new([0; COUNT]);
+        until(&format!("{COUNT} children run"), async || {
+            self.leaders().try_into().map(|found| leaders.set(found)).is_ok()
+        })
+        .await;
+        leaders.get()
+    }
+
+    /// Returns the processes that lead a group: the first of each child. One that becomes another program may be missing.
     pub(crate) fn leaders(&self) -> Vec<u32> {
         self.processes().into_iter().filter(|&pid| stat(pid).is_some_and(|stat| stat.group == pid)).collect()
     }
