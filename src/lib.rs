@@ -37,6 +37,7 @@ pub mod ingress;
 pub mod lifecycle;
 pub mod log;
 pub mod metrics;
+pub mod otel;
 pub mod protocol;
 mod random;
 pub mod server;

@@ -131,7 +131,7 @@ fn is_configuration_error(error: &(dyn Error + 'static)) -> bool {
     if let Some(error) = error.downcast_ref::<balancer::Error>() {
         return matches!(error, balancer::Error::Tls(_));
     }
-    matches!(error.downcast_ref(), Some(sidecar::Error::Tls(_)))
+    matches!(error.downcast_ref(), Some(sidecar::Error::Tls(_) | sidecar::Error::Traces(_)))
 }
 
 async fn serve(mut config: Config) -> Result<(), Box<dyn Error>> {

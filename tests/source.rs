@@ -19,6 +19,7 @@ const FLOORS: &[&str] = &[
     "config",
     "metrics",
     "tls",
+    "otel",
     "store",
     "event_log",
     "child",

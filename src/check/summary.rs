@@ -26,6 +26,8 @@ pub struct Summary {
     pub delivery: String,
     /// Calls that become tasks.
     pub tasks: String,
+    /// Collector of traces.
+    pub traces: Option<String>,
     /// Tools with settings of their own, in order.
     pub tools: Vec<String>,
 }
@@ -64,6 +66,7 @@ impl Summary {
                 ),
                 None => "none".to_owned(),
             },
+            traces: config.otel.as_ref().map(|otel| otel.endpoint.to_string()),
             tools,
         }
     }
@@ -93,6 +96,9 @@ impl fmt::Display for Summary {
         ];
         for (label, text) in rows {
             write_wrapped(f, &format!("  {label:12}"), text)?;
+        }
+        if let Some(collector) = &self.traces {
+            write_wrapped(f, "  traces      ", &format!("of calls, to {collector}"))?;
         }
         if !self.tools.is_empty() {
             write_wrapped(f, "  tools       ", &format!("settings of their own: {}", self.tools.join(", ")))?;

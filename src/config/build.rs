@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::balance::{Balance, Balancing, balance};
 use super::bridge::bridge;
 use super::command::{Command, Variable};
+use super::otel::otel;
 use super::problem::Problem;
 use super::raw::{RawConfig, tool_section};
 use super::read::{Reader, Section};
@@ -19,7 +20,7 @@ use super::value::{
 };
 use super::{
     Admin, AnswerPings, Auth, Bridge, Config, Delivery, Dialects, DiskStore, Fsync, HostHeader, Limits, Listen,
-    ListenTls, Log, LogFormat, Mode, OnUnreachable, Prime, PrincipalSource, Problems, ProgressBeats, RedisStore,
+    ListenTls, Log, LogFormat, Mode, OnUnreachable, Otel, Prime, PrincipalSource, Problems, ProgressBeats, RedisStore,
     Replica, ResumeTokens, Sessions, SseServer, Store, Streams, TaskSupport, Tasks, ToolOverrides, Turns, Upstream,
     UpstreamTls, UpstreamUrl,
 };
@@ -86,6 +87,7 @@ struct Sections {
     bridge: Option<Bridge>,
     balance: Balance,
     admin: Admin,
+    otel: Option<Box<Otel>>,
     log: Log,
 }
 
@@ -110,6 +112,7 @@ pub(super) fn config(reader: &mut Reader) -> Option<Config> {
         tasks,
         bridge,
         admin,
+        otel,
         log,
         ..
     } = sections;
@@ -129,6 +132,7 @@ pub(super) fn config(reader: &mut Reader) -> Option<Config> {
         tasks,
         bridge,
         admin,
+        otel,
         log,
     })
 }
@@ -166,6 +170,7 @@ fn sections(reader: &mut Reader) -> Sections {
     let tasks = tasks(reader).map(Arc::new);
     let bridge = bridge(reader);
     let balance = balance(reader);
+    let otel = otel(reader).map(Box::new);
     let log = log(&mut reader.section("log"));
     Sections {
         listen,
@@ -183,6 +188,7 @@ fn sections(reader: &mut Reader) -> Sections {
         bridge,
         balance,
         admin,
+        otel,
         log,
     }
 }

@@ -18,6 +18,7 @@ mod bridge;
 mod build;
 mod command;
 pub mod key_file;
+mod otel;
 mod problem;
 mod raw;
 mod read;
@@ -33,6 +34,7 @@ mod value;
 pub use balance::{Balance, BalanceTls, Balancing};
 pub use bridge::{Bridge, ModernClients};
 pub use command::{Command, InvalidVariable};
+pub use otel::{CollectorUrl, InvalidCollector, Otel};
 pub use problem::{Origin, Problem, Problems};
 pub use store::{DiskStore, Fsync, OnUnreachable, RedisStore, Store};
 pub use target::{Location, Target, TargetError};
@@ -84,6 +86,8 @@ pub struct Config {
     pub tasks: Option<Arc<Tasks>>,
     /// The listeners for probes and metrics.
     pub admin: Admin,
+    /// Traces of calls, or `None` without a collector.
+    pub otel: Option<Box<Otel>>,
     /// Logging.
     pub log: Log,
 }

@@ -179,6 +179,12 @@ impl Section<'_> {
         u32::try_from(number).ok().filter(|rate| *rate > 0)
     }
 
+    /// Reads a share in percent.
+    pub(super) fn percent(&mut self, key: &'static str) -> Option<u8> {
+        let number = self.number(key, 0..=100)?;
+        u8::try_from(number).ok()
+    }
+
     pub(super) fn boolean(&mut self, key: &'static str) -> Option<bool> {
         self.take(key, |value| match value {
             Value::Boolean(flag) => Ok(*flag),

@@ -11,6 +11,7 @@ use super::connection::Connection;
 use super::context::{RequestContext, Sender, SessionKind};
 use super::misdirected::OwnerCheck;
 use crate::channel::Caller;
+use crate::clock;
 use crate::event_log::{Binding, EventLog, Home, Opened, PresentedCredentials, Principals, QuotaKey};
 use crate::lifecycle::drain::Drain;
 use crate::protocol::bridge::legacy_clients::is_session_name;
@@ -115,6 +116,7 @@ impl Callers {
             body_bytes: 0,
             reservation: None,
             connection,
+            arrived: self.log.traces().map(|_| clock::wall()),
         })
     }
 

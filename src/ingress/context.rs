@@ -1,6 +1,7 @@
 //! A request as the handlers carry it: its head, its sender, and the resources that it counts against.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
@@ -34,6 +35,8 @@ pub(super) struct RequestContext {
     /// Reservation for head and body, from when the body was read until they count as a stream's or go upstream.
     pub(super) reservation: Option<Reservation>,
     pub(super) connection: Arc<Connection>,
+    /// Time of arrival since 1970, or `None` if calls are not traced.
+    pub(super) arrived: Option<Duration>,
 }
 
 /// Sender of a request.

@@ -12,6 +12,7 @@ use super::request_log::log_return;
 use super::standalone::{StandaloneStreams, bring_questions};
 use super::stream_finder::StreamFinder;
 use super::stream_response::StreamResponder;
+use super::trace::trace_return;
 use crate::body::BoxBody;
 use crate::delivery::Start;
 use crate::event_log::{self, Slice, Stream};
@@ -94,10 +95,11 @@ impl Resumes {
         };
         stream.note_resume(Some(cursor));
         log_return(stream, ResumeMeans::LastEventId.label(), cursor);
+        let request = trace_return(context, stream, ResumeMeans::LastEventId.label(), cursor);
         if let Some(session) = &context.session {
             session.note_resume();
         }
-        let attachment = stream.attach(event_log::new_attach(), cursor).with_slice(slice);
+        let attachment = stream.attach(event_log::new_attach(), cursor).with_slice(slice).answering(request);
         if stream.with_machine(|machine| machine.policy().kind == StreamKind::Standalone) {
             bring_questions(context, stream);
         }

@@ -171,6 +171,7 @@ impl StandaloneStreams {
             should_poll: false,
             body_fingerprint: None,
             slicing: None,
+            span: None,
         };
         let stream = self.log.create(spec, reservation);
         if let Some(other) = self.log.sessions().set_standalone(id, &context.binding.principal, &stream) {

@@ -9,6 +9,7 @@ use super::components::Components;
 use super::context::RequestContext;
 use super::metrics::{Metrics, ResumeMeans, Resumed};
 use super::request_log::log_return;
+use super::trace::trace_return;
 use crate::body::{BoxBody, whole};
 use crate::config::{Config, Prime, Turns};
 use crate::delivery::{BeatTimes, EarlyClose, Follow, Opening, Plan, Receipt, Start, lost_event};
@@ -45,13 +46,14 @@ impl StreamResponder {
         let Resumption { stream, after, has_gap, closing, slice } = resumption;
         self.metrics.observe_resume(by, Resumed::Served);
         log_return(&stream, by.label(), after);
+        let request = trace_return(context, &stream, by.label(), after);
         if has_gap {
             self.metrics.event_log.observe_gap();
         }
         if let Some(session) = &context.session {
             session.note_resume();
         }
-        let attachment = stream.attach(event_log::new_attach(), after).with_slice(slice);
+        let attachment = stream.attach(event_log::new_attach(), after).with_slice(slice).answering(request);
         let preface = if has_gap { Some(Vec::new()) } else { None };
         let mut body = self.follow_again(context, attachment, Start::After(after), preface, closing);
         if matches!(by, ResumeMeans::StreamUrl) && self.config.dialects.stream_url_turns != Turns::Off {

@@ -1,5 +1,7 @@
-//! Trace IDs in the log. The lines of a request name its trace: while it is handled, while its body is written, and afterwards in the
-//! tasks that it leaves. A request without a trace pays for one look at its head.
+//! Traces of requests: their IDs in the log, and the spans of returns.
+//!
+//! The lines of a request name its trace: while it is handled, while its body is written, and afterwards in the tasks that it leaves. A
+//! request without a trace pays for one look at its head.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -10,12 +12,33 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 use tracing::{Span, error_span};
 
+use super::context::RequestContext;
 use crate::body::{BoxBody, BoxError};
-use crate::protocol::trace::TraceId;
+use crate::clock;
+use crate::event_log::Stream;
+use crate::protocol::ids::Seq;
+use crate::protocol::trace::{TraceContext, TraceId};
 
 /// Returns the span of a request that names a trace. Its level is the highest, so that lines of every level have it.
 pub(super) fn span(headers: &HeaderMap) -> Option<Span> {
     TraceId::from_headers(headers).map(|trace_id| error_span!("request", %trace_id))
+}
+
+/// Records the return of a client to `stream`, by the means `how`, from its arrival until now. The client continues after `cursor`. Returns
+/// the span of the return, or `None` if the call is not traced.
+pub(super) fn trace_return(
+    context: &RequestContext,
+    stream: &Stream,
+    how: &'static str,
+    cursor: Seq,
+) -> Option<TraceContext> {
+    let call = stream.span()?;
+    let named = TraceContext::from_headers(&context.parts.headers);
+    let mut span = call.begin_return(named, context.arrived.unwrap_or_else(clock::wall));
+    span.set("mcp_resume.resume.by", how);
+    span.set("mcp_resume.resume.after", i64::try_from(cursor.0).unwrap_or(i64::MAX));
+    span.set("mcp_resume.stream.id", stream.id().to_string());
+    span.context()
 }
 
 /// Returns a body that is written, and dropped, in the span of its request.

@@ -130,6 +130,10 @@ impl Lifecycle {
         if let Some(replicas) = &self.components.replicas {
             replicas.leave().await;
         }
+        if let Some(traces) = self.components.log.traces().cloned() {
+            // Fails if the process ends already.
+            let _ = tokio::task::spawn_blocking(move || traces.end()).await;
+        }
     }
 }
 

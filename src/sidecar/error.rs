@@ -6,7 +6,7 @@ use crate::cluster::BeginError;
 use crate::config::key_file;
 use crate::server::listener::BindError;
 use crate::store::{self, disk, redis};
-use crate::tls;
+use crate::{otel, tls};
 
 /// Cause of a sidecar that could not start.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +41,9 @@ pub enum Error {
     /// The guard of the server's processes could not be started.
     #[error("cannot guard the processes of the MCP server: {0}")]
     Children(#[source] io::Error),
+    /// The traces cannot be exported.
+    #[error(transparent)]
+    Traces(#[from] otel::Error),
     /// Two metrics have the same name.
     #[error("cannot register the metrics: {0}")]
     Metrics(#[from] prometheus::Error),

@@ -6,6 +6,7 @@
 use super::error::Error;
 use super::store_setup;
 use crate::config::{self, Config, RedisStore, UpstreamTls};
+use crate::otel;
 use crate::store::redis::Redis;
 use crate::tls::{self, Certificates, Source};
 use crate::upstream::Upstream;
@@ -19,6 +20,10 @@ pub fn check_files(config: &Config) -> Vec<Error> {
     errors.extend(unusable(&config.upstream.tls, || {
         Upstream::new(config.upstream.clone()).map(|_| ()).map_err(Error::Tls)
     }));
+    if let Some(otel) = &config.otel {
+        let files = UpstreamTls { ca: otel.ca.clone(), identity: None };
+        errors.extend(unusable(&files, || otel::check(otel).map_err(Error::Traces)));
+    }
     errors.extend(store_setup::load_keys(config).err().map(Error::Keys));
     match &config.store {
         config::Store::Memory | config::Store::Disk(_) => {}

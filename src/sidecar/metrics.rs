@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::metrics::{Error, Registrar};
-use crate::{admin, channel, ingress, tls};
+use crate::{admin, channel, ingress, otel, tls};
 
 /// All metrics of a sidecar. Clones share them.
 #[derive(Clone)]
@@ -14,6 +14,8 @@ pub struct Metrics {
     pub tls: Arc<tls::Metrics>,
     /// Metrics of channels to servers on stdio.
     pub channel: Arc<channel::Metrics>,
+    /// Metrics of the export of traces.
+    pub otel: Arc<otel::Metrics>,
     /// Metrics of the ingress and of all that is below it.
     pub ingress: Arc<ingress::Metrics>,
 }
@@ -32,6 +34,7 @@ impl Metrics {
             admin: Arc::new(admin::Metrics::new(&registrar, errors, store, upstream)?),
             tls: Arc::new(tls::Metrics::new(&registrar, &[tls::Side::Listener, tls::Side::Upstream])?),
             channel: Arc::new(channel::Metrics::new(&registrar)?),
+            otel: Arc::new(otel::Metrics::new(&registrar)?),
             ingress,
         })
     }

@@ -37,6 +37,7 @@ use crate::config::{Config, Mode, PrincipalSource};
 use crate::event_log::{EventLog, Principals, QuotaLimits, TailLimits};
 use crate::ingress::{self, Components, Ingress};
 use crate::lifecycle::drain::{Drain, Times};
+use crate::otel::Traces;
 use crate::random;
 use crate::server::listener::stopped;
 use crate::server::{self, Accept, ConnectionLimit, ListenerConfig, Protocols, distribute, start_worker};
@@ -101,7 +102,11 @@ impl Server {
             let owner = setup.identity.owner;
             upstream = upstream.with_recognition(sse::recognition(&config, server, owner, &metrics.channel));
         }
-        let components = recover(compose(config, setup, &metrics, upstream)).await?;
+        let traces = match &config.otel {
+            Some(otel) => Some(Traces::start(otel, replica_name(&config, listeners.data.1), metrics.otel.clone())?),
+            None => None,
+        };
+        let components = recover(compose(config, setup, &metrics, upstream, traces)).await?;
         Ok(Self { listeners, components, metrics })
     }
 
@@ -212,7 +217,7 @@ impl Sidecar {
         let metrics = Metrics::new()?;
         let name = replica_name(&config, config.listen.address);
         let setup = StoreSetup::in_memory(&name, store_setup::load_keys(&config)?.as_ref());
-        Ok(Self { components: compose(config, setup, &metrics, upstream), metrics })
+        Ok(Self { components: compose(config, setup, &metrics, upstream, None), metrics })
     }
 
     /// Returns all metrics.
@@ -275,7 +280,13 @@ async fn serve_data(
     server::serve(listener, config, ingress::Handler(ingress), leaving, stopped).await;
 }
 
-fn compose(config: Config, setup: StoreSetup, metrics: &Metrics, upstream: Upstream) -> Components {
+fn compose(
+    config: Config,
+    setup: StoreSetup,
+    metrics: &Metrics,
+    upstream: Upstream,
+    traces: Option<Arc<Traces>>,
+) -> Components {
     let StoreSetup { identity, principal_key, backing } = setup;
     // A channel belongs to this process alone, so the names of its sessions say so.
     let is_wrapped = config.replica.wrap_sessions || config.upstream.is_channel();
@@ -291,7 +302,8 @@ fn compose(config: Config, setup: StoreSetup, metrics: &Metrics, upstream: Upstr
         delivered_retention: config.streams.delivered_retention,
         max_sessions: config.limits.sessions,
     };
-    let log = Arc::new(EventLog::new(identity, bounds, allowance, metrics.ingress.event_log.clone(), backing));
+    let log = EventLog::new(identity, bounds, allowance, metrics.ingress.event_log.clone(), backing);
+    let log = Arc::new(log.with_traces(traces));
     let upstream = upstream.with_sessions(owner, &config.sessions, log.sessions().handshakes().clone());
     let upstream = match &config.bridge {
         Some(bridge) => upstream.with_bridge(BridgeSettings {

@@ -63,7 +63,7 @@ pub enum Error {
         source: rustls::Error,
     },
     /// The system has no list of authorities.
-    #[error("the system has no trusted certificate authorities: give upstream.tls.ca")]
+    #[error("the system has no trusted certificate authorities: give a file of them (ca)")]
     NoAuthorities,
     /// The upstream's host cannot be the name in a certificate.
     #[error("no certificate can be for the host of upstream.url")]

@@ -77,6 +77,7 @@ pub use token_subjects::{ProbeGuard, ProbeWaiter, TokenSubjects, TokenUse};
 use crate::channel::Channels;
 use crate::config::{self, HostHeader, UpstreamUrl};
 use crate::event_log::{Handshakes, Stream};
+use crate::otel::Span;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Line, Lines};
 use crate::protocol::http1::{Error as HeadError, check_length};
@@ -243,6 +244,17 @@ impl Upstream {
         if let Some(bridge) = &self.bridge {
             bridge.note_begun(is_named);
         }
+    }
+
+    /// Sets the attributes that name the server in the span of a request.
+    fn describe_in(&self, span: &mut Span) {
+        if self.config.is_channel() {
+            return span.set("network.transport", "pipe");
+        }
+        let authority = self.config.url.authority();
+        span.set("server.address", authority.host().to_owned());
+        let default_port = if self.config.url.is_https() { 443 } else { 80 };
+        span.set("server.port", i64::from(authority.port_u16().unwrap_or(default_port)));
     }
 
     /// Returns the facts observed in responses.

@@ -67,6 +67,7 @@ mod tasks;
 mod tls;
 mod token_refresh;
 mod torture;
+mod traces;
 mod upstream_close;
 mod upstream_death;
 mod upstream_wait;

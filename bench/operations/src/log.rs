@@ -164,6 +164,7 @@ fn spec() -> Spec {
         should_poll: false,
         body_fingerprint: None,
         slicing: None,
+        span: None,
     }
 }
 

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::event_log::backing::fingerprint::Fingerprint;
 use crate::event_log::identity::binding::Binding;
+use crate::otel::CallRecord;
 use crate::protocol::dialect::resume_tokens::CallDigest;
 use crate::protocol::dialect::resume_tokens::Form;
 use crate::protocol::dialect::resume_tokens::Names;
@@ -36,6 +37,9 @@ pub(in crate::event_log) struct About {
     /// Progress that the requests ask for, or `None` if connections write none of the proxy's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(in crate::event_log) progress: Option<ProgressRecord>,
+    /// Span of the call, or `None` if the call is not traced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::event_log) trace: Option<CallRecord>,
 }
 
 /// Progress that the requests of a stream ask for.

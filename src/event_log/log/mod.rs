@@ -34,6 +34,7 @@ use crate::event_log::sweeper::Sweeper;
 use crate::event_log::writer::Writer;
 use crate::event_log::writer::stream_table::{StreamEntry, StreamTable};
 use crate::event_log::young_calls::YoungCalls;
+use crate::otel::Traces;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::{
@@ -67,6 +68,7 @@ pub struct EventLog {
     /// Replicas whose lease runs.
     pub(in crate::event_log) living: Living,
     pub(in crate::event_log) dummy_secret: [u8; 16],
+    traces: Option<Arc<Traces>>,
 }
 
 impl EventLog {
@@ -96,7 +98,19 @@ impl EventLog {
             expired_owners: Mutex::default(),
             living: Living::default(),
             dummy_secret: random::bytes(),
+            traces: None,
         }
+    }
+
+    /// Sets the traces of calls, or `None` for none.
+    pub fn with_traces(mut self, traces: Option<Arc<Traces>>) -> Self {
+        self.traces = traces;
+        self
+    }
+
+    /// Returns the traces of calls, or `None` if calls are not traced.
+    pub fn traces(&self) -> Option<&Arc<Traces>> {
+        self.traces.as_ref()
     }
 
     /// Returns the quota of `key`.

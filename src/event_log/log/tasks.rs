@@ -62,6 +62,7 @@ impl EventLog {
             should_poll: false,
             body_fingerprint: None,
             slicing: None,
+            span: call.span().map(|span| span.begin_task()),
         };
         let task = self.create(spec, reservation);
         self.publish_once(&task);

@@ -72,11 +72,12 @@ impl EventLog {
         self.read_responses(backing, &stream, &stored).await?;
         let writer = Writer::new(Arc::new(stream), self.streams.clone());
         writer.update(|machine, now| machine.handle_failure(Failure::after_send(ErrorCode::OwnerDied), now)).await;
-        let metrics = backing.metrics.clone();
+        let (metrics, stream) = (backing.metrics.clone(), writer.stream().clone());
         // Other replicas may be ending it as well: the store accepts one seal.
         let ended = move || {
             info!(stream.id = %id, "a stream of a dead writer was ended");
             metrics.observe_adopted();
+            stream.end_span();
         };
         writer.seal_and(ended).await;
         Ok(())

@@ -35,7 +35,8 @@ impl EventLog {
         };
         // Events that are missing here are not trimmed in the store.
         let store_progress = StoreProgress { is_created: true, upto: tail, trimmed: tail, ..StoreProgress::default() };
-        let restored = Restored { id, about, state, epoch: stored.epoch, tail, store_progress };
+        let span = self.traces().zip(about.trace.clone()).map(|(traces, record)| traces.restore_call(record));
+        let restored = Restored { id, about, state, epoch: stored.epoch, tail, store_progress, span };
         let reservation = self.reservation_of_restored(&restored.about);
         Some(Stream::restored(restored, self.identity.clone(), self.bounds, backing.clone(), reservation, clock::now()))
     }

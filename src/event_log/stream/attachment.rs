@@ -10,10 +10,12 @@ use crate::clock;
 use crate::event_log::stream::partial_results::{Edits, Slice};
 use crate::event_log::stream::rendering::{Large, Written};
 use crate::event_log::stream::response_head::Head;
+use crate::event_log::stream::trace::DeliverySpan;
 use crate::event_log::stream::{Stream, in_flight};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::{self, AttachId, Handle, Seq};
 use crate::protocol::stream::{CursorPlace, Phase};
+use crate::protocol::trace::TraceContext;
 use crate::simulation::{self, Bug};
 use crate::store::tail::ID_LINE;
 
@@ -58,6 +60,8 @@ pub struct Attachment {
     slice: Option<Arc<Slice>>,
     /// Large event in progress. Boxed, because few events are large.
     begun: Option<Box<Begun>>,
+    /// Span of the delivery, or `None` if the call is not traced.
+    span: Option<Box<DeliverySpan>>,
 }
 
 /// A large event that goes out in pieces.
@@ -116,13 +120,22 @@ impl Stream {
         if displaces_remote && let Some(backing) = &self.backing {
             backing.displacing.notify_one();
         }
-        Attachment::new(self.clone(), attach)
+        Attachment::new(self.clone(), attach, cursor)
     }
 }
 
 impl Attachment {
-    pub(in crate::event_log) fn new(stream: Arc<Stream>, attach: AttachId) -> Self {
-        Self { stream, attach, slice: None, begun: None }
+    pub(in crate::event_log) fn new(stream: Arc<Stream>, attach: AttachId, after: Seq) -> Self {
+        let span = DeliverySpan::begin(&stream, after);
+        Self { stream, attach, slice: None, begun: None, span }
+    }
+
+    /// Links the span of the delivery to that of the request which it answers.
+    pub fn answering(mut self, request: Option<TraceContext>) -> Self {
+        if let (Some(delivery), Some(request)) = (&mut self.span, request) {
+            delivery.link_to(request);
+        }
+        self
     }
 
     /// Reads the stream as `slice`.
@@ -327,6 +340,8 @@ impl Attachment {
 impl Drop for Attachment {
     fn drop(&mut self) {
         let mut inner = self.stream.lock();
+        // Ends without the lock.
+        let _span = self.span.take().map(|delivery| delivery.ended(&inner.machine, self.attach));
         inner.machine.handle_detach(self.attach, clock::now());
         if simulation::has(Bug::EndsWithTheClient) && !inner.machine.reader().is_attached() {
             inner.machine.handle_expire(ErrorCode::Abandoned, clock::now());

@@ -25,6 +25,7 @@ pub(in crate::event_log) mod state;
 pub(in crate::event_log) mod stub;
 pub(in crate::event_log) mod summary;
 mod task;
+mod trace;
 mod upstream_state;
 
 use std::fmt;
@@ -52,6 +53,7 @@ use crate::event_log::stream::progress::CallProgress;
 use crate::event_log::stream::response_head::Head;
 use crate::event_log::stream::state::Inner;
 use crate::event_log::stream::summary::{Summary, TaskSummary};
+use crate::otel::CallSpan;
 use crate::protocol::call_name::CallName;
 use crate::protocol::dialect::Status;
 use crate::protocol::error::ErrorCode;
@@ -82,6 +84,8 @@ pub struct Spec {
     pub body_fingerprint: Option<Fingerprint>,
     /// Description for reading in slices, or `None` if the stream is not sliced.
     pub slicing: Option<Slicing>,
+    /// Span of the call, or `None` if the call is not traced.
+    pub span: Option<Arc<CallSpan>>,
 }
 
 /// Result of a step of the machine.
@@ -118,6 +122,8 @@ pub struct Stream {
     finished_call: OnceLock<Arc<FinishedCall>>,
     /// Slices, or `None` if the stream is not sliced.
     slices: Option<Box<Slices>>,
+    /// Span of the call, or `None` if the call is not traced.
+    span: Option<Arc<CallSpan>>,
     /// Progress that the requests ask for, once it was read; see [`Stream::progress`].
     progress: OnceLock<Option<Box<CallProgress>>>,
     /// Quota of the stream's principal.
@@ -185,6 +191,7 @@ impl Stream {
             registrations: Mutex::default(),
             finished_call: OnceLock::new(),
             slices: spec.slicing.map(|slicing| Box::new(Slices::new(slicing))),
+            span: spec.span,
             progress: OnceLock::new(),
             quota,
             is_sent: AtomicBool::new(false),

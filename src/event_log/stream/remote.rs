@@ -15,6 +15,7 @@ use crate::event_log::quota::{StreamReservation, TailLimits};
 use crate::event_log::stream::progress::CallProgress;
 use crate::event_log::stream::response_head::Head;
 use crate::event_log::stream::{Spec, Stream};
+use crate::otel::CallSpan;
 use crate::protocol::cluster::Reader;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::{AttachId, Owner, Seq, StreamId};
@@ -32,6 +33,7 @@ pub(in crate::event_log) struct Restored {
     /// Last event that is not kept here.
     pub(in crate::event_log) tail: Seq,
     pub(in crate::event_log) store_progress: StoreProgress,
+    pub(in crate::event_log) span: Option<Arc<CallSpan>>,
 }
 
 impl Stream {
@@ -44,7 +46,7 @@ impl Stream {
         reservation: StreamReservation,
         now: Instant,
     ) -> Self {
-        let Restored { id, about, state, epoch, tail, store_progress } = restored;
+        let Restored { id, about, state, epoch, tail, store_progress, span } = restored;
         let spec = Spec {
             policy: about.policy.clone(),
             binding: about.binding,
@@ -53,6 +55,7 @@ impl Stream {
             should_poll: about.polls,
             body_fingerprint: about.body,
             slicing: about.slicing,
+            span,
         };
         let mut stream = Self::new(id, identity, bounds, Some(backing), spec, reservation, now);
         stream.origin = (about.owner, about.epoch);

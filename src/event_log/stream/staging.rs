@@ -33,6 +33,7 @@ impl Stream {
             slicing: self.slicing().cloned(),
             secret: self.secret().cloned(),
             progress,
+            trace: self.span().map(|span| span.record(self.call_name())),
         }
     }
 

@@ -29,6 +29,7 @@ use crate::event_log::stream::response_head::{Head, Plain};
 use crate::event_log::stream::state::Inner;
 use crate::event_log::stream::summary::Summary;
 use crate::event_log::stream::{Spec, Stream};
+use crate::otel::CallSpan;
 use crate::protocol::call_name::CallName;
 use crate::protocol::error::Failure;
 use crate::protocol::headers::Lines;
@@ -85,6 +86,7 @@ struct RareParts {
     slices: Option<Box<Slices>>,
     finished_call: Option<Arc<FinishedCall>>,
     session_generation: SessionGeneration,
+    span: Option<Arc<CallSpan>>,
 }
 
 /// Head of a response, in short.
@@ -124,6 +126,7 @@ impl RareParts {
             slices,
             finished_call,
             session_generation,
+            span,
         } = self;
         secret.is_none()
             && registrations.is_empty()
@@ -133,6 +136,7 @@ impl RareParts {
             && slices.is_none()
             && finished_call.is_none()
             && *session_generation == SessionGeneration::default()
+            && span.is_none()
     }
 
     fn byte_len(&self) -> usize {
@@ -147,7 +151,8 @@ impl RareParts {
         let secret = self.secret.as_ref().map_or(0, |_| size_of::<Secret>());
         let slices = self.slices.as_ref().map_or(0, |slices| slices.byte_len());
         let finished_call = self.finished_call.as_ref().map_or(0, |_| FinishedCall::COST);
-        size_of::<Self>() + secret + head + registrations + body + store + slices + finished_call
+        let span = self.span.as_ref().map_or(0, |_| size_of::<CallSpan>());
+        size_of::<Self>() + secret + head + registrations + body + store + slices + finished_call + span
     }
 }
 
@@ -203,6 +208,7 @@ impl Stub {
             }),
             finished_call: stream.finished_call.take(),
             session_generation: SessionGeneration(*stream.session_generation.get_mut()),
+            span: stream.span.take(),
         };
         self.kept = Some(Box::new(Kept {
             rest: inner.machine.take_rest(),
@@ -454,6 +460,7 @@ impl Stream {
             should_poll: stub.should_poll,
             body_fingerprint: None,
             slicing: None,
+            span: None,
         };
         let reservation = stub.quota().reserve_stream(0);
         let mut stream = Self::new(stub.id, identity, bounds, backing, spec, reservation, stub.created);
@@ -476,6 +483,7 @@ impl Stream {
             *stream.registrations.get_mut().unwrap_or_else(PoisonError::into_inner) = rare.registrations.into();
             stream.body_fingerprint = rare.body_fingerprint;
             stream.slices = rare.slices;
+            stream.span = rare.span;
             stream.finished_call = rare.finished_call.map(Into::into).unwrap_or_default();
             *stream.session_generation.get_mut() = rare.session_generation.0;
             inner.head = rare.head.map_or(Head::Committed, ShortHead::into_head);

@@ -18,6 +18,7 @@ use crate::ingress::refusals::Refusals;
 use crate::ingress::request_log::log_return;
 use crate::ingress::stream_finder::StreamFinder;
 use crate::ingress::token_refresh::Unproven;
+use crate::ingress::trace::trace_return;
 use crate::protocol::classify;
 use crate::protocol::dialect::resume_tokens::CallDigest;
 use crate::protocol::error::ErrorCode;
@@ -72,6 +73,7 @@ impl Continuations {
         };
         self.metrics.observe_resume(ResumeMeans::ResumeTokens, Resumed::Served);
         log_return(&stream, ResumeMeans::ResumeTokens.label(), after);
+        let request = trace_return(&context, &stream, ResumeMeans::ResumeTokens.label(), after);
         if has_gap {
             self.metrics.event_log.observe_gap();
         }
@@ -79,7 +81,7 @@ impl Continuations {
         if let Some(session) = &context.session {
             session.join_stream(&stream);
         }
-        let attachment = stream.attach(event_log::new_attach(), after).with_slice(slice);
+        let attachment = stream.attach(event_log::new_attach(), after).with_slice(slice).answering(request);
         let beginning = Beginning { start: Start::After(after), has_gap };
         self.replies.read_on(context, call, attachment, beginning).await
     }

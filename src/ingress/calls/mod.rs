@@ -35,6 +35,7 @@ use super::stream_finder::StreamFinder;
 use super::stream_response::StreamResponder;
 use super::stream_start::StreamStarter;
 use super::token_refresh::{TokenRefresh, Unproven};
+use super::trace::trace_return;
 use crate::body::BoxBody;
 use crate::config::Config;
 use crate::delivery::Start;
@@ -265,7 +266,8 @@ impl Calls {
         stream.note_task_known();
         stream.take_back_questions();
         let after = stream.reading_place();
-        let attachment = stream.attach(event_log::new_attach(), after).with_slice(Some(slice));
+        let request = trace_return(&context, &stream, "task", after);
+        let attachment = stream.attach(event_log::new_attach(), after).with_slice(Some(slice)).answering(request);
         let beginning = Beginning { start: Start::After(after), has_gap: false };
         self.replies.read_on(context, call, attachment, beginning).await
     }

@@ -21,6 +21,7 @@ use crate::ingress::metrics::Metrics;
 use crate::ingress::request_log::log_return;
 use crate::ingress::stream_finder::StreamFinder;
 use crate::ingress::stream_start::{CallTerms, StreamStarter};
+use crate::ingress::trace::trace_return;
 use crate::protocol::dialect::Declared;
 use crate::protocol::dialect::resume_tokens::Form;
 use crate::protocol::error::ErrorCode;
@@ -28,6 +29,7 @@ use crate::protocol::headers::Era;
 use crate::protocol::ids::{Seq, StreamKind};
 use crate::protocol::stream::Policy;
 use crate::protocol::tasks::legacy::LegacyView;
+use crate::protocol::trace::RequestTrace;
 use crate::upstream::{InlineTask, ProgressRule, Upstream};
 
 /// A request's attachment to the stream of the call that it began or came back to.
@@ -213,6 +215,10 @@ impl CallStarter {
             should_poll: settings.mode == Mode::Poll && task.is_none(),
             body_fingerprint: retry.body,
             slicing,
+            span: self
+                .log
+                .traces()
+                .and_then(|traces| traces.begin_call(RequestTrace::of(&context.parts.headers, &request.body))),
         }
     }
 
@@ -284,7 +290,9 @@ impl CallStarter {
         }
         let cursor = wanted.max(first_kept);
         log_return(stream, "retry", cursor);
+        let request = trace_return(context, stream, "retry", cursor);
         let attachment = stream.attach(event_log::new_attach(), cursor).with_slice(stream.begin_first_slice());
+        let attachment = attachment.answering(request);
         let beginning = Beginning { start: Start::After(cursor), has_gap };
         StartedCall { attachment, beginning, pump: InlineTask::default() }
     }

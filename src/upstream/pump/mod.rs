@@ -31,6 +31,7 @@ use super::{Credentials, ResponseBody, Template, Upstream, wait};
 use crate::clock::{self, Alarm};
 use crate::config::Tasks;
 use crate::event_log::{AskingRequests, EventLog, Head, Next, Stream, Subject, Writer};
+use crate::otel::{Span, SpanKind};
 use crate::protocol::call_name::CallName;
 use crate::protocol::error::{ErrorCode, Failure, Side};
 use crate::protocol::headers;
@@ -38,6 +39,7 @@ use crate::protocol::ids::StreamKind;
 use crate::protocol::jsonrpc::{MethodName, RequestId};
 use crate::protocol::sse;
 use crate::protocol::stream::{Effect, Ending, Machine, Outcome, Phase};
+use crate::protocol::trace::TRACEPARENT;
 
 /// One call to be made.
 pub struct Call {
@@ -96,6 +98,8 @@ pub struct Pump {
     was_refused: bool,
     began: Instant,
     alarm: Alarm,
+    /// Span of the present request to the server, or `None` without one or if the call is not traced.
+    span: Option<Span>,
 }
 
 /// End of a stream, for its last log line.
@@ -188,7 +192,12 @@ impl Pump {
             was_refused: false,
             began,
             alarm: Alarm::new(),
+            span: None,
         });
+        if pump.writer.stream().span().is_some() {
+            // The record of the stream names its call.
+            pump.name_call(pump.writer.stream());
+        }
         pump.note_generation();
         pump.send(pump.call.template.clone(), false);
         pump
@@ -285,6 +294,7 @@ impl Pump {
         // Another task may have ended the stream since the last update, and its reader was not notified.
         let end = writer.update(|machine, now| End::of(machine, now)).await;
         let stream = writer.stream();
+        stream.end_span();
         if let Some(end) = end {
             writer.seal().await;
             match end.kind {
@@ -370,7 +380,24 @@ impl Pump {
         }
     }
 
+    /// Begins the span of a request. Returns the request, which names that span as its parent.
+    fn trace_request(&mut self, template: Arc<Template>, is_reopening: bool) -> Arc<Template> {
+        self.span = None;
+        let Some(call) = self.writer.stream().span() else { return template };
+        let mut span = call.begin("upstream", SpanKind::Client);
+        span.set("http.request.method", template.method().to_string());
+        span.set("mcp_resume.upstream.reopened", is_reopening);
+        self.upstream.describe_in(&mut span);
+        let parent = span.context();
+        self.span = Some(span);
+        match parent {
+            Some(parent) => Arc::new((*template).clone().with(TRACEPARENT, parent.to_header())),
+            None => template,
+        }
+    }
+
     fn send(&mut self, template: Arc<Template>, is_reopening: bool) {
+        let template = self.trace_request(template, is_reopening);
         let upstream = self.upstream.clone();
         let stream = self.writer.stream().clone();
         let (log, metrics, began) = (self.log.clone(), self.metrics.clone(), self.began);
@@ -402,6 +429,9 @@ impl Pump {
 
     fn set_input(&mut self, input: InputSource) {
         self.writer.stream().set_upstream_state(input.upstream_state());
+        if matches!(input, InputSource::Idle) {
+            self.span = None;
+        }
         self.input = input;
     }
 
@@ -435,6 +465,19 @@ impl Pump {
     // ── upstream input ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async fn handle_input(&mut self, input: UpstreamInput) {
+        if let Some(span) = &mut self.span {
+            match &input {
+                UpstreamInput::Head { response: Ok(response), .. } => {
+                    span.set("http.response.status_code", i64::from(response.status().as_u16()));
+                }
+                UpstreamInput::Revived { refusal, .. } => {
+                    span.set("http.response.status_code", i64::from(refusal.status().as_u16()));
+                }
+                UpstreamInput::Head { response: Err(failure), .. } => span.fail(failure.code.label()),
+                UpstreamInput::End(Ending::Broken) => span.fail(ErrorCode::UpstreamBroke.label()),
+                _ => {}
+            }
+        }
         match input {
             UpstreamInput::Head { response: Ok(response), is_reopening: true } => {
                 Box::pin(self.handle_reopened(response)).await

@@ -26,6 +26,7 @@ use super::{ProbeOutcome, ResponseBody, Template, Upstream};
 use crate::channel;
 use crate::clock;
 use crate::event_log::{Binding, EventLog, Handshake, Home, Principal, Stream};
+use crate::otel::SpanKind;
 use crate::protocol::error::Failure;
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::Owner;
@@ -274,6 +275,7 @@ impl Refused<'_> {
         };
         let (handshake, metrics, upstream) = (handshake.clone(), self.metrics.clone(), self.upstream.clone());
         let began = clock::now();
+        let mut span = self.stream.span().map(|call| call.begin("session revival", SpanKind::Internal));
         let attempt = async move {
             let opened = handshaking.run(permit).await;
             let outcome = match &opened {
@@ -289,6 +291,9 @@ impl Refused<'_> {
             }
             handshake.end_attempt(matches!(opened, Opened::Failed(_) | Opened::Unstarted(_)));
             metrics.observe_revival(outcome);
+            if let Some(mut span) = span.take() {
+                span.set("mcp_resume.outcome", outcome.label());
+            }
             let reason = if let Opened::Failed(reason) = &opened { Some(*reason) } else { None };
             let took_ms = clock::now().saturating_duration_since(began).as_millis() as u64;
             info!(outcome = outcome.label(), reason, took_ms, "an attempt to open a forgotten session again has ended");

@@ -6,6 +6,7 @@ mod clients;
 mod events;
 mod eviction;
 mod files;
+mod spans;
 mod stores;
 mod streams;
 
@@ -15,6 +16,7 @@ use clients::*;
 use events::*;
 use eviction::*;
 use files::*;
+use spans::*;
 use stores::*;
 use streams::*;
 
@@ -111,6 +113,7 @@ every_metric! {
     "upstream_pauses_total" is moved by a_full_unread_stream;
     "resumes_delayed_total" is moved by a_resume_behind_too_many;
     "certificate_reloads_total" is moved by certificates_of_both_sides_that_change;
+    "otel_spans_total" is moved by a_collector_that_refuses_and_takes_spans;
     "log_lines_dropped_total" is moved by an_unread_log;
     "sessions_kept" is moved by a_session_that_is_named;
     "evicted_sessions_total" is moved by sessions_that_are_made_up;

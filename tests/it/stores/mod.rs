@@ -32,7 +32,7 @@ impl Replica {
         Replica::with(redis, name, |_| {}).await
     }
 
-    async fn with(redis: &Redis, name: &str, change: impl FnOnce(&mut Config)) -> Replica {
+    pub(crate) async fn with(redis: &Redis, name: &str, change: impl FnOnce(&mut Config)) -> Replica {
         let upstream = Upstream::start().await;
         let of_redis = redis.of(name, OnUnreachable::Degrade);
         let proxy = Proxy::start(&upstream, |config| {

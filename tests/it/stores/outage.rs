@@ -229,12 +229,12 @@ async fn a_reader_at_another_replica_continues_after_redis_lost_its_data() {
 
 #[tokio::test]
 async fn sessions_are_back_in_an_empty_redis_as_well() {
-    sessions_are_back(Redis::begin_empty).await;
+    Box::pin(sessions_are_back(Redis::begin_empty)).await;
 }
 
 #[tokio::test]
 async fn sessions_are_back_in_a_redis_that_is_as_it_was_before_them() {
-    sessions_are_back(Redis::begin_as_remembered).await;
+    Box::pin(sessions_are_back(Redis::begin_as_remembered)).await;
 }
 
 async fn sessions_are_back(begin: fn(&mut Redis)) {

@@ -3,6 +3,7 @@
 //! Nothing here sleeps. Tests wait for events and fail when one does not come in [`LIMIT`].
 
 pub(crate) mod client;
+pub(crate) mod collector;
 pub(crate) mod frames;
 pub(crate) mod http_versions;
 pub(crate) mod jwt;
@@ -17,6 +18,7 @@ pub(crate) mod upstream;
 pub(crate) mod wire;
 
 pub(crate) use client::{Client, End, Request, Response};
+pub(crate) use collector::{Collector, Span};
 pub(crate) use jwt::{Judge, bearer, bearer_of_client};
 pub(crate) use mcp::*;
 pub(crate) use proxy::{LATER, Proxy, SOON, command};

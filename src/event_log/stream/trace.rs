@@ -1,0 +1,79 @@
+//! Spans of a stream: that of its call, and those of its deliveries. Absent: the export (`otel`), and spans of requests to the server (`upstream`).
+
+use std::sync::Arc;
+
+use crate::event_log::stream::Stream;
+use crate::event_log::stream::response_head::Head;
+use crate::otel::{CallEnd, CallSpan, Span, SpanKind};
+use crate::protocol::ids::{AttachId, Seq};
+use crate::protocol::stream::{Machine, Phase};
+use crate::protocol::trace::TraceContext;
+
+/// Span of the delivery on one connection.
+pub(super) struct DeliverySpan {
+    span: Span,
+    /// Position at which the connection began.
+    after: Seq,
+}
+
+impl Stream {
+    /// Returns the span of the call, or `None` if the call is not traced.
+    pub fn span(&self) -> Option<&Arc<CallSpan>> {
+        self.span.as_ref()
+    }
+
+    /// Ends the span of the call, with the outcome as the stream has it now. Only the first end counts, in this process.
+    pub fn end_span(&self) {
+        let Some(span) = &self.span else { return };
+        let status = match self.head_now() {
+            Head::Plain(plain) => Some(plain.status.as_u16()),
+            Head::Waiting | Head::Committed | Head::TakenOver | Head::Stream(..) | Head::Failed(_) => None,
+        };
+        let end = self.with_machine(|machine| CallEnd {
+            name: self.call_name(),
+            stream: self.id.to_string(),
+            session: self.binding.session_hash().as_deref().map(str::to_owned),
+            outcome: match machine.phase() {
+                _ if self.task().is_some() => "task",
+                Phase::Passed => "passed",
+                Phase::Waiting | Phase::Open | Phase::Sealed { .. } => {
+                    machine.ending().map_or("unknown", |outcome| outcome.label())
+                }
+            },
+            error: machine.failure().map(|failure| failure.code.label()),
+            status,
+            events: machine.tail().0,
+            connections: machine.reader().connections(),
+        });
+        span.end(&end);
+    }
+}
+
+impl DeliverySpan {
+    /// Begins the span of a connection that reads after this position. Returns `None` if the call is not traced.
+    pub(super) fn begin(stream: &Stream, after: Seq) -> Option<Box<Self>> {
+        let call = stream.span()?;
+        Some(Box::new(Self { span: call.begin("delivery", SpanKind::Internal), after }))
+    }
+
+    pub(super) fn link_to(&mut self, request: TraceContext) {
+        self.span.link_to(request);
+    }
+
+    /// Returns the span with all that is known when the connection ends, and before its reader is detached.
+    pub(super) fn ended(mut self, machine: &Machine, attach: AttachId) -> Span {
+        let is_over = machine.is_sealed() && machine.reader().written() >= machine.tail();
+        let end = if !machine.reader().is(attach) {
+            "taken_over"
+        } else if is_over || machine.phase() == Phase::Passed {
+            "complete"
+        } else {
+            "interrupted"
+        };
+        let number = |seq: Seq| i64::try_from(seq.0).unwrap_or(i64::MAX);
+        self.span.set("mcp_resume.delivery.after", number(self.after));
+        self.span.set("mcp_resume.delivery.written", number(machine.reader().written()));
+        self.span.set("mcp_resume.delivery.end", end);
+        self.span
+    }
+}

@@ -1,0 +1,141 @@
+//! Export of spans: OTLP over HTTP, with messages in protobuf.
+//!
+//! The batch processor exports on its own thread, which has no runtime. The requests are therefore tasks of the runtime on which the
+//! export was started.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use opentelemetry_http::{HttpClient, HttpError};
+use opentelemetry_otlp::{Protocol, SpanExporter as Otlp, WithExportConfig, WithHttpConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::trace::{SpanData, SpanExporter};
+use tokio::runtime::Handle;
+use tokio_rustls::rustls::ClientConfig;
+use tracing::{info, warn};
+
+use super::{Error, Metrics};
+use crate::config::{self, UpstreamTls};
+use crate::tls::{self, ClientFiles};
+
+/// Limit for a request to the collector, and for its response.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Largest response of a collector that is read, in bytes.
+const RESPONSE_MAX: usize = 64 * 1024;
+
+/// Exporter that counts spans, and reports a collector that takes none.
+#[derive(Debug)]
+pub(super) struct Exporter {
+    otlp: Otlp,
+    endpoint: String,
+    queued: Arc<AtomicUsize>,
+    metrics: Arc<Metrics>,
+    is_failing: AtomicBool,
+}
+
+impl Exporter {
+    /// Creates the exporter, whose requests run on the runtime of the caller. `queued` counts the spans that wait.
+    pub(super) fn new(config: &config::Otel, queued: Arc<AtomicUsize>, metrics: Arc<Metrics>) -> Result<Self, Error> {
+        let headers = config.headers.iter().cloned().collect();
+        let builder = Otlp::builder()
+            .with_http()
+            .with_http_client(Sender::new(config)?)
+            .with_protocol(Protocol::HttpBinary)
+            .with_endpoint(config.endpoint.traces())
+            .with_timeout(TIMEOUT)
+            .with_headers(headers);
+        let otlp = builder.build().map_err(|error| Error::Exporter(error.to_string()))?;
+        let endpoint = config.endpoint.to_string();
+        Ok(Self { otlp, endpoint, queued, metrics, is_failing: AtomicBool::new(false) })
+    }
+
+    fn note(&self, spans: usize, result: &OTelSdkResult) {
+        self.queued.fetch_sub(spans, Ordering::Relaxed);
+        self.metrics.observe_batch(spans, result.is_ok());
+        let was_failing = self.is_failing.swap(result.is_err(), Ordering::Relaxed);
+        match result {
+            Err(error) if !was_failing => {
+                warn!(collector = self.endpoint, %error, "the collector takes no spans: they are dropped until it does");
+            }
+            Ok(()) if was_failing => info!(collector = self.endpoint, "the collector takes spans again"),
+            Ok(()) | Err(_) => {}
+        }
+    }
+}
+
+impl SpanExporter for Exporter {
+    async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        let spans = batch.len();
+        let result = self.otlp.export(batch).await;
+        self.note(spans, &result);
+        result
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.otlp.shutdown_with_timeout(timeout)
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.otlp.set_resource(resource);
+    }
+}
+
+/// Returns the TLS configuration for the collector. One without TLS needs no authorities.
+///
+/// # Errors
+/// If the authorities cannot be used.
+pub(super) fn tls_config(config: &config::Otel) -> Result<ClientConfig, tls::Error> {
+    if !config.endpoint.is_https() {
+        return tls::trusting_none().map(Arc::unwrap_or_clone);
+    }
+    let files = ClientFiles::load(UpstreamTls { ca: config.ca.clone(), identity: None })?;
+    let mut tls = (*files.current()).clone();
+    // The connector sets them.
+    tls.alpn_protocols.clear();
+    Ok(tls)
+}
+
+/// HTTP client whose connections are on one runtime.
+#[derive(Debug)]
+struct Sender {
+    runtime: Handle,
+    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+}
+
+impl Sender {
+    fn new(config: &config::Otel) -> Result<Self, Error> {
+        let connector =
+            HttpsConnectorBuilder::new().with_tls_config(tls_config(config)?).https_or_http().enable_http1().build();
+        let client = Client::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).build(connector);
+        Ok(Self { runtime: Handle::current(), client })
+    }
+
+    fn send(&self, request: Request<Bytes>) -> impl Future<Output = Result<Response<Bytes>, HttpError>> + use<> {
+        let response = self.client.request(request.map(Full::new));
+        async move {
+            let (head, body) = response.await?.into_parts();
+            Ok(Response::from_parts(head, Limited::new(body, RESPONSE_MAX).collect().await?.to_bytes()))
+        }
+    }
+}
+
+#[async_trait::async_trait]
+impl HttpClient for Sender {
+    async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        let sending = {
+            let _runtime = self.runtime.enter();
+            self.runtime.spawn(tokio::time::timeout(TIMEOUT, self.send(request)))
+        };
+        sending.await??
+    }
+}
