@@ -29,7 +29,7 @@ SET_BY_CHART = {
     "store": {"kind", "path", "url"},
     "replica": {"name", "wrap_sessions"},
     "balance": {"replicas", "file", "upgrade_socket"},
-    "balance.tls": None,
+    "balance.tls": {"ca", "cert", "key"},
     "admin": None,
 }
 BALANCER_SECTIONS = {"listen", "auth", "balance", "limits", "log"}

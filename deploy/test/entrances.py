@@ -102,7 +102,9 @@ def ways_in_lead_to_the_service(objects):
             require(any(rule["host"] in tls["hosts"] for tls in ingress["spec"]["tls"]), f"{rule['host']} has no certificate")
             for path in rule["http"]["paths"]:
                 backend = path["backend"]["service"]
-                leads_to(objects, backend["name"], "name", backend["port"]["name"])
+                port = leads_to(objects, backend["name"], "name", backend["port"]["name"])
+                tls = port.get("appProtocol") == "https"
+                require((said.get("backend-protocol") == "HTTPS") == tls, "an Ingress has another protocol than its service")
     for route in objects.of("HTTPRoute"):
         for parent in route["spec"]["parentRefs"]:
             gateway = objects.named("Gateway", parent["name"])
@@ -120,5 +122,6 @@ def ways_in_lead_to_the_service(objects):
 
 
 def leads_to(objects, name, key, value):
-    ports = objects.named("Service", name)["spec"]["ports"]
-    require(any(port[key] == value for port in ports), f"service {name} has no port {value}")
+    ports = [port for port in objects.named("Service", name)["spec"]["ports"] if port[key] == value]
+    require(ports, f"service {name} has no port {value}")
+    return ports[0]

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import yaml
@@ -335,6 +335,16 @@ REFUSED = [
     ({"networkPolicy": {"enable": False}}, "enable"),
     ({"disruptionBudget": {"maxUnavailable": 0}}, "maxUnavailable"),
     ({"monitoring": {"serviceMonitor": {"interval": "often"}}}, "interval"),
+    ({"sidecar": {"tls": {"cert": "tls.crt"}}}, "cert"),
+    ({"sidecar": {"tls": {"secret": "Sidecar_TLS"}}}, "secret"),
+    ({"sidecar": {"tls": {"secret": "sidecar-tls", "clientCa": "ca/crt"}}}, "clientCa"),
+    ({"sidecar": {"tls": {"clientCa": "ca.crt"}}}, "sidecar.tls.secret, which is required"),
+    ({"sidecar": {"settings": {"listen": {"tls": {"cert": "/tls.crt"}}}}}, "tls"),
+    ({"balancer": {"tls": {"secret": "balancer-tls"}}}, "balancer.enabled: true"),
+    (merged(BALANCED, {"balancer": {"tls": {"clientCa": "ca.crt"}}}), "balancer.tls.secret, which is required"),
+    (merged(BALANCED, {"sidecar": {"tls": {"secret": "sidecar-tls", "clientCa": "ca.crt"}}}), "balancer.tls.clientSecret is required"),
+    (merged(BALANCED, {"balancer": {"tls": {"clientSecret": "client"}}}), "no sidecar asks"),
+    (merged(BALANCED, {"balancer": {"settings": {"balance": {"tls": {"ca": "/ca.crt"}}}}}), "ca"),
     (merged(OWN, BALANCED), "server.podLabels is required"),
     (merged(OWN, REDIS), "server.podLabels is required"),
 ]
@@ -509,10 +519,64 @@ def a_secret_of_ones_own_is_used(place):
             kubernetes.mounts_and_environment_are_there(Objects([*things, secret]), work)
 
 
+SIDECAR_TLS = {"sidecar": {"tls": {"secret": "sidecar-tls"}}}
+BALANCER_TLS = merged(BALANCED, {"balancer": {"tls": {"secret": "balancer-tls"}}})
+MUTUAL_TLS = merged(SIDECAR_TLS, BALANCER_TLS, {
+    "sidecar": {"tls": {"clientCa": "ca.crt"}},
+    "balancer": {"tls": {"clientCa": "ca.crt", "clientSecret": "client"}, "settings": {"balance": {"tls": {"name": "sidecar"}}}},
+})
+PUBLIC_TLS = merged(SIDECAR_TLS, BALANCED, {"sidecar": {"tls": {"authority": ""}}})
+
+
+@cache
+def secrets_of_tls():
+    """The Secrets of these values, as cert-manager writes them."""
+    with tempfile.TemporaryDirectory() as folder:
+        key, certificate = Path(folder) / "key", Path(folder) / "certificate"
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc", "-days", "2", "-subj", "/CN=mcp",
+             "-addext", "subjectAltName=DNS:mcp-sidecars,DNS:mcp.default.svc", "-keyout", key, "-out", certificate],
+            check=True, capture_output=True,
+        )
+        pair = {"tls.crt": certificate.read_bytes(), "tls.key": key.read_bytes(), "ca.crt": certificate.read_bytes()}
+    data = {name: base64.b64encode(text).decode() for name, text in pair.items()}
+    return [
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "type": "kubernetes.io/tls", "data": data}
+        for name in ("sidecar-tls", "balancer-tls", "client")
+    ]
+
+
+def listeners_have_tls(place, mcp_resume):
+    """Secrets of one's own are the certificates of the listeners, and all that connects to these uses TLS."""
+    entrance = values_of("components/ingress")
+    for tls in (SIDECAR_TLS, BALANCER_TLS, MUTUAL_TLS, PUBLIC_TLS, merged(SIDECAR_TLS, BALANCED)):
+        values = merged(BASE, tls, entrance)
+        lints(place, values)
+        things, _ = rendered(place, values)
+        kubernetes.check(mcp_resume, [*things, *secrets_of_tls()], POD_NETWORK)
+        for work in Objects(things).workloads():
+            component = values["sidecar" if work["metadata"]["name"] == "mcp-server" else "balancer"]["tls"] if tls is MUTUAL_TLS else {}
+            names = {variable["name"] for variable in sidecar_of(work)["env"]}
+            require(not component or "MCP_RESUME_LISTEN__TLS__CLIENT_CA" in names, f"{work['metadata']['name']} asks for no certificate")
+            for volume in work["spec"]["template"]["spec"]["volumes"]:
+                of_sidecars = volume.get("secret", {}).get("secretName") == "sidecar-tls" and work["metadata"]["name"] == "mcp-balancer"
+                require(not of_sidecars or volume["secret"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}], "a balancer has the sidecars' key")
+    [proxy] = by_kind(things, "Deployment", "mcp-balancer")["spec"]["template"]["spec"]["containers"]
+    require("MCP_RESUME_BALANCE__TLS__CA" in {variable["name"] for variable in proxy["env"]}, "the balancer does not know the authority")
+    example = with_chart(Path(tempfile.mkdtemp(dir=place.parent)) / "example", place)
+    things, _ = rendered(example, {"mcp-resume": merged(BASE, OWN, SIDECAR_TLS)})
+    [work] = Objects(things).workloads()
+    kubernetes.configured(mcp_resume, Objects([*things, *secrets_of_tls()], POD_NETWORK), work, sidecar_of(work))
+    require(kubernetes.has_tls(work), "the sidecar of an own Deployment has no TLS")
+
+
 def notes_warn(place):
     for more, said, unsaid in [
         ({}, ["http://mcp.default.svc:80/mcp", "lost with their pod"], ["WARNING", "https:"]),
         (values_of("components/ingress"), ["https://mcp.example.com/mcp"], ["WARNING"]),
+        (SIDECAR_TLS, ["https://mcp.default.svc:80/mcp"], ["http:", "BackendTLSPolicy"]),
+        (merged(SIDECAR_TLS, values_of("components/gateway")), ["BackendTLSPolicy"], []),
+        (merged(SIDECAR_TLS, BALANCED), ["http://mcp.default.svc:80/mcp"], ["https:"]),
         ({"networkPolicy": {"enabled": False}}, ["WARNING", "X-Forwarded-For"], []),
         ({"networkPolicy": {"enabled": False}, "podNetworks": []}, ["WARNING"], ["X-Forwarded-For"]),
         (OWN, ["named templates"], ["http://"]),
@@ -563,6 +627,18 @@ PROPERTIES = [
     (an_existing_gateway_is_used, "templates/gateway.yaml", "if not $gateway.existing", "if true"),
     (a_secret_of_ones_own_is_used, "templates/redis.yaml", "if not $redis.existingSecret", "if true"),
     (a_secret_of_ones_own_is_used, "templates/_helpers.tpl", ".Values.store.redis.existingSecret", '"other"'),
+    (listeners_have_tls, "templates/_helpers.tpl", "value: /etc/mcp-resume-tls/tls.key", "value: /etc/mcp-resume-tls/tls.pem"),
+    (listeners_have_tls, "templates/_helpers.tpl", "with .clientCa", "with false"),
+    (listeners_have_tls, "templates/_helpers.tpl", 'ternary "https" "http"', 'ternary "http" "http"'),
+    (listeners_have_tls, "templates/_sidecar.tpl", 'include "mcp-resume.tlsVolume" .Values.sidecar.tls', 'print ""'),
+    (listeners_have_tls, "templates/balancer.yaml", 'include "mcp-resume.tlsSettings" .Values.balancer.tls', 'print ""'),
+    (listeners_have_tls, "templates/balancer.yaml", "- key: {{ $authority }}", "- key: tls.key"),
+    (listeners_have_tls, "templates/balancer.yaml", "name: MCP_RESUME_BALANCE__TLS__KEY", "name: MCP_RESUME_BALANCE__TLS__CA_KEY"),
+    (listeners_have_tls, "templates/balancer.yaml", ".Values.sidecar.tls.authority", '""'),
+    (listeners_have_tls, "templates/services.yaml", "if $.Values.sidecar.tls.secret", "if false"),
+    (listeners_have_tls, "templates/services.yaml", 'if include "mcp-resume.entranceTls" $', "if false"),
+    (listeners_have_tls, "templates/ingress.yaml", '"HTTPS"', '"HTTP"'),
+    (notes_warn, "templates/NOTES.txt", "BackendTLSPolicy", "policy"),
     (notes_warn, "templates/NOTES.txt", "if not .Values.networkPolicy.enabled", "if .Values.networkPolicy.enabled"),
     (own_deployments_have_services, "templates/_helpers.tpl", "toYaml .Values.server.podLabels", 'print "app: other"'),
     (own_deployments_have_services, "templates/_sidecar.tpl", '(eq .Values.store.kind "disk") (not .Values.server.enabled)', "false"),
@@ -571,7 +647,8 @@ PROPERTIES = [
 
 def properties_hold(folder, mcp_resume):
     checks = {check: check for check, *_ in PROPERTIES}
-    checks[own_deployments_have_services] = partial(own_deployments_have_services, mcp_resume=mcp_resume)
+    for check in (own_deployments_have_services, listeners_have_tls):
+        checks[check] = partial(check, mcp_resume=mcp_resume)
     for name, check in checks.items():
         place = folder / name.__name__ / "mcp-resume"
         shutil.copytree(CHART, place)

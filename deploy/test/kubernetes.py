@@ -231,17 +231,39 @@ def configured(mcp_resume, objects, work, container):
     require(container["args"][1:] == ["--config", "/etc/mcp-resume/mcp-resume.toml"], container["args"])
     environment = {variable["name"]: value_of(objects, variable) for variable in container.get("env", [])}
     require(environment.get(TRUSTED) == objects.pods_network, f"it trusts other networks: {environment.get(TRUSTED)}")
-    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
-        file.write(text)
-        file.flush()
-        refuses_the_placeholder(mcp_resume, container["args"][0], text)
-        is_taken(mcp_resume, container["args"][0], file.name, environment | {TRUSTED: POD_NETWORK})
+    refuses_the_placeholder(mcp_resume, container["args"][0], text)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "mcp-resume.toml"
+        file.write_text(text)
+        places = written_secrets(objects, pod, container, Path(folder))
+        here = {name: at_its_place(value, places) for name, value in environment.items()}
+        is_taken(mcp_resume, container["args"][0], file, here | {TRUSTED: POD_NETWORK})
     config = tomllib.loads(text)
     for variable, value in environment.items():
         section, _, key = variable.removeprefix("MCP_RESUME_").lower().partition("__")
         if value.isdigit():
             config.setdefault(section, {})[key] = int(value)
     return config
+
+
+def written_secrets(objects, pod, container, folder):
+    """Writes the files of the Secrets that the container mounts: a folder for each mount, by its path in the container."""
+    volumes = {volume["name"]: volume["secret"] for volume in pod["volumes"] if "secret" in volume}
+    places = {}
+    for mount in [mount for mount in container["volumeMounts"] if mount["name"] in volumes]:
+        secret = volumes[mount["name"]]
+        data = objects.named("Secret", secret["secretName"])["data"]
+        place = places[mount["mountPath"]] = folder / mount["name"]
+        place.mkdir()
+        for item in secret.get("items", [{"key": key, "path": key} for key in data]):
+            (place / item["path"]).write_bytes(base64.b64decode(data[item["key"]]))
+    return places
+
+
+def at_its_place(value, places):
+    """The path of a file in one of the written folders; any other value as it is."""
+    folder, _, name = value.rpartition("/")
+    return str(places[folder] / name) if folder in places else value
 
 
 @cache
@@ -342,11 +364,28 @@ def balancers_find_the_sidecars(objects):
         if "[balance]" not in text:
             continue
         [replica] = tomllib.loads(text)["balance"]["replicas"]
-        host, port = replica.removeprefix("http://").split(":")
+        scheme, _, address = replica.partition("://")
+        host, port = address.split(":")
         service = objects.named("Service", host)
         require(int(port) in {port["port"] for port in service["spec"]["ports"]}, f"{host} has no port {port}")
         require(service["spec"]["clusterIP"] == "None", "all sidecars share one address")
         require(service["spec"]["publishNotReadyAddresses"] is True, "a draining replica cannot be found")
+        sidecars = objects.pods(service["spec"]["selector"])
+        require(all(has_tls(work) == (scheme == "https") for work in sidecars), f"the balancer asks sidecars by {scheme}")
+
+
+def has_tls(work):
+    """True if the proxy in these pods has a certificate for its listener."""
+    [proxy] = [container for container in containers(work) if container["name"] == "mcp-resume"]
+    return "MCP_RESUME_LISTEN__TLS__CERT" in {variable["name"] for variable in proxy["env"]}
+
+
+def services_name_their_protocol(objects):
+    for service in objects.of("Service"):
+        for port in [port for port in service["spec"]["ports"] if port["name"] == "mcp"]:
+            said = port.get("appProtocol") == "https"
+            pods = objects.pods(service["spec"]["selector"])
+            require(all(has_tls(work) == said for work in pods), f"service {service['metadata']['name']} has another protocol than its pods")
 
 
 def nothing_is_all_in_one_place(objects):
@@ -393,6 +432,7 @@ def check(mcp_resume, things, pods=PLACEHOLDER):
     proxies_listen_where_they_are_asked(mcp_resume, objects)
     balancers_end_in_time(mcp_resume, objects)
     balancers_find_the_sidecars(objects)
+    services_name_their_protocol(objects)
     nothing_is_all_in_one_place(objects)
     metrics_that_are_scaled_by_exist(objects)
     entrances.check(objects)

@@ -75,6 +75,42 @@ app.kubernetes.io/part-of: mcp-resume
 {{- end }}
 {{- end -}}
 
+{{/* The listener's TLS: (dict "secret" NAME "clientCa" KEY). Variables, the mount and the volume of its Secret. */}}
+{{- define "mcp-resume.tlsSettings" -}}
+{{- if .secret }}
+- name: MCP_RESUME_LISTEN__TLS__CERT
+  value: /etc/mcp-resume-tls/tls.crt
+- name: MCP_RESUME_LISTEN__TLS__KEY
+  value: /etc/mcp-resume-tls/tls.key
+{{- with .clientCa }}
+- name: MCP_RESUME_LISTEN__TLS__CLIENT_CA
+  value: /etc/mcp-resume-tls/{{ . }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "mcp-resume.tlsMount" -}}
+{{- if .secret }}
+# A folder, and no file by subPath, which would keep its first contents.
+- name: mcp-resume-tls
+  mountPath: /etc/mcp-resume-tls
+  readOnly: true
+{{- end }}
+{{- end -}}
+
+{{- define "mcp-resume.tlsVolume" -}}
+{{- with .secret }}
+- name: mcp-resume-tls
+  secret:
+    secretName: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{/* The TLS of the clients' entrance: of the balancer, or of the sidecars. */}}
+{{- define "mcp-resume.entranceTls" -}}
+{{ ternary .Values.balancer .Values.sidecar .Values.balancer.enabled | dig "tls" "secret" "" }}
+{{- end -}}
+
 {{/* A number: of the settings, or else of a file of the chart: (list . SETTINGS SECTION KEY FILE). */}}
 {{- define "mcp-resume.number" -}}
 {{- $root := index . 0 -}}
@@ -171,7 +207,8 @@ affinity:
 {{- end -}}
 
 {{- define "mcp-resume.balancerConfig" -}}
-{{ .Files.Get "files/balancer.toml" | replace "mcp-sidecars" (printf "%s-sidecars" (include "mcp-resume.prefix" .)) }}
+{{- $scheme := ternary "https" "http" (ne .Values.sidecar.tls.secret "") -}}
+{{ .Files.Get "files/balancer.toml" | replace "http://mcp-sidecars" (printf "%s://%s-sidecars" $scheme (include "mcp-resume.prefix" .)) }}
 {{- end -}}
 
 {{- define "mcp-resume.redisSecret" -}}

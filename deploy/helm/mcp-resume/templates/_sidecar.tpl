@@ -65,6 +65,9 @@ enableServiceLinks: false
           name: {{ include "mcp-resume.redisSecret" . }}
           key: url
     {{- end }}
+    {{- with include "mcp-resume.tlsSettings" .Values.sidecar.tls | trim }}
+    {{- . | nindent 4 }}
+    {{- end }}
     {{- with include "mcp-resume.settings" .Values.sidecar.settings | trim }}
     {{- . | nindent 4 }}
     {{- end }}
@@ -115,6 +118,9 @@ enableServiceLinks: false
     - name: mcp-resume-store
       mountPath: /var/lib/mcp-resume
     {{- end }}
+    {{- with include "mcp-resume.tlsMount" .Values.sidecar.tls | trim }}
+    {{- . | nindent 4 }}
+    {{- end }}
     {{- with .Values.sidecar.extraVolumeMounts }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -133,6 +139,9 @@ enableServiceLinks: false
 # Survives a crash of the sidecar, but not its pod.
 - name: mcp-resume-store
   emptyDir: {}
+{{- end }}
+{{- with include "mcp-resume.tlsVolume" .Values.sidecar.tls | trim }}
+{{ . }}
 {{- end }}
 {{- with .Values.sidecar.extraVolumes }}
 {{ toYaml . }}

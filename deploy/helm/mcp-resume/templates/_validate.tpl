@@ -51,6 +51,21 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- range $name, $tls := dict "sidecar" .Values.sidecar.tls "balancer" .Values.balancer.tls -}}
+{{- if and $tls.clientCa (not $tls.secret) -}}
+{{- fail (printf "%s.tls.clientCa is a key of the Secret in %s.tls.secret, which is required" $name $name) -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.balancer.enabled -}}
+{{- if and .Values.sidecar.tls.clientCa (not .Values.balancer.tls.clientSecret) -}}
+{{- fail "balancer.tls.clientSecret is required with sidecar.tls.clientCa: sidecars refuse a balancer without a certificate" -}}
+{{- end -}}
+{{- if and .Values.balancer.tls.clientSecret (not .Values.sidecar.tls.clientCa) -}}
+{{- fail "balancer.tls.clientSecret is for sidecar.tls.clientCa: no sidecar asks for a certificate" -}}
+{{- end -}}
+{{- else if or .Values.balancer.tls.secret .Values.balancer.tls.clientSecret -}}
+{{- fail "balancer.tls is for balancer.enabled: true; without a balancer clients reach the sidecars: sidecar.tls" -}}
+{{- end -}}
 {{- $delay := include "mcp-resume.drainDelay" . | int64 -}}
 {{- $timeout := include "mcp-resume.drainTimeout" . | int64 -}}
 {{- if le $timeout $delay -}}
