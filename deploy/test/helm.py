@@ -257,6 +257,7 @@ GOOD = {
     "settings of each type": {"sidecar": {"settings": {
         "delivery": {"mode": "stream", "retry_ms": 2_000_000, "progress_except": ["a", "b"]}, "streams": {"max_event_bytes": 16_777_216},
         "dialects": {"stream_url": False, "resume_tokens": {"enabled": True, "tools": ["x"]}}, "listen": {"allowed_hosts": ["mcp.example.com"]},
+        "otel": {"endpoint": "http://collector:4318", "headers": ["Authorization=Basic dTpw", "X-Scope-OrgID=a,b"]},
     }, "tools": {"long-report": {"max_wait_secs": 1_000_000, "mode": "poll"}, 'a "b"': {"call_timeout_secs": 5}}}},
     "a server on HTTP+SSE": {"sidecar": {"settings": {"upstream": {"sse_url": "http://127.0.0.1:3000/sse"}}}},
     "no trusted networks": {"podNetworks": []},
@@ -402,6 +403,7 @@ def settings_arrive(place):
     for name, value in {
         "DELIVERY__RETRY_MS": "2000000", "DELIVERY__PROGRESS_EXCEPT": "a,b", "STREAMS__MAX_EVENT_BYTES": "16777216",
         "DIALECTS__STREAM_URL": "false", "DIALECTS__RESUME_TOKENS__TOOLS": "x",
+        "OTEL__HEADERS": '["Authorization=Basic dTpw","X-Scope-OrgID=a,b"]',
     }.items():
         require(environment.get(f"MCP_RESUME_{name}") == value, f"{name} is {environment.get(f'MCP_RESUME_{name}')}")
     tools = kubernetes.tomllib.loads(by_kind(things, "ConfigMap", "mcp-sidecar")["data"]["mcp-resume.toml"])["tools"]
@@ -605,6 +607,7 @@ ALL_BALANCERS = 'print "app.kubernetes.io/name: mcp-balancer"'
 PROPERTIES = [
     (settings_arrive, "templates/_helpers.tpl", "{{ int64 . }}", "{{ . }}"),
     (settings_arrive, "templates/_helpers.tpl", 'join "," .', 'join ";" .'),
+    (settings_arrive, "templates/_helpers.tpl", '"otel.headers"', '"otel.header"'),
     (settings_arrive, "templates/_sidecar.tpl", '(include "mcp-resume.drainTimeout" .)', "160"),
     (settings_arrive, "templates/_sidecar.tpl", '{{ include "mcp-resume.drainDelay" . }}', "40"),
     (settings_arrive, "templates/balancer.yaml", "add $grace 30", "add 30 30"),

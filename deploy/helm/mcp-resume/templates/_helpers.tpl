@@ -69,7 +69,8 @@ app.kubernetes.io/part-of: mcp-resume
 {{- end }}
 {{- else }}
 - name: {{ printf "MCP_RESUME_%s__%s" $section $key | upper }}
-  value: {{ include "mcp-resume.text" $value | quote }}
+  {{- /* The items of this list may have commas. */}}
+  value: {{ eq (printf "%s.%s" $section $key) "otel.headers" | ternary (toJson $value) (include "mcp-resume.text" $value) | quote }}
 {{- end }}
 {{- end }}
 {{- end }}
