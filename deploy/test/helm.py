@@ -274,6 +274,7 @@ GOOD = {
         "sidecar": {
             "settings": {"upstream": {"url": "http://127.0.0.1:4000/"}},
             "extraVolumes": [{"name": "ca", "emptyDir": {}}], "extraVolumeMounts": [{"name": "ca", "mountPath": "/ca"}],
+            "env": [{"name": "OTEL_RESOURCE_ATTRIBUTES", "value": "deployment.environment.name=test"}],
             "resources": {"requests": {"cpu": 1}, "limits": {"memory": "3Gi"}},
         },
         "server": {
@@ -435,6 +436,7 @@ def pods_are_as_the_values_say(place):
     require(pod["imagePullSecrets"] == [{"name": "registry"}] and pod["securityContext"]["runAsUser"] == 1000, "the pod")
     require([volume["name"] for volume in pod["volumes"]] == ["config", "ca", "tmp", "cache"], pod["volumes"])
     require([mount["name"] for mount in sidecar_of(work)["volumeMounts"]] == ["config", "ca"], "mounts of the sidecar")
+    require("OTEL_RESOURCE_ATTRIBUTES" in {variable["name"] for variable in sidecar_of(work)["env"]}, "variables of the sidecar")
     require([mount["name"] for mount in server["volumeMounts"]] == ["tmp", "cache"], "mounts of the server")
     require((server["command"], server["args"]) == (["node"], ["server.js"]) and "env" not in server, "the server's command")
     require(server["imagePullPolicy"] == "Always", "the server's image")
@@ -616,6 +618,7 @@ PROPERTIES = [
     (pods_are_as_the_values_say, "templates/balancer.yaml", 'include "mcp-resume.placement" .Values.balancer', 'print ""'),
     (pods_are_as_the_values_say, "templates/_helpers.tpl", "{{- with .tolerations }}", "{{- with false }}"),
     (pods_are_as_the_values_say, "templates/_sidecar.tpl", "with .Values.sidecar.extraVolumes ", "with false "),
+    (pods_are_as_the_values_say, "templates/_sidecar.tpl", "with .Values.sidecar.env ", "with false "),
     (pods_are_as_the_values_say, "templates/server.yaml", "with .Values.store.disk.storageClassName", "with false"),
     (pods_are_as_the_values_say, "templates/_helpers.tpl", "if $image.digest", "if false"),
     (changes_are_rolled_out, "templates/_sidecar.tpl", "(toJson .Values.podNetworks)", '""'),

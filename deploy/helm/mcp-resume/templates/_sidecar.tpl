@@ -71,6 +71,9 @@ enableServiceLinks: false
     {{- with include "mcp-resume.settings" .Values.sidecar.settings | trim }}
     {{- . | nindent 4 }}
     {{- end }}
+    {{- with .Values.sidecar.env }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   ports:
     - name: mcp
       containerPort: 8080
