@@ -1,15 +1,21 @@
 //! Traces of calls for a collector of OpenTelemetry.
 
+use std::collections::HashSet;
 use std::fmt;
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use http::uri::Scheme;
+use http::uri::{Authority, Scheme};
 use http::{HeaderName, HeaderValue, Uri};
 
 use super::read::Reader;
 use super::value::{file, non_empty};
 
+/// Path for traces, below the URL of a collector.
+const TRACES: &str = "/v1/traces";
+/// Headers that the export sets itself.
+const OWN_HEADERS: [&str; 5] = ["host", "content-length", "content-type", "transfer-encoding", "connection"];
 /// Section of the configuration.
 const SECTION: &str = "otel";
 
@@ -50,9 +56,10 @@ impl CollectorUrl {
         self.0.scheme() == Some(&Scheme::HTTPS)
     }
 
-    /// Returns the URL for traces.
+    /// Returns the URL for traces, which may have been given whole.
     pub fn traces(&self) -> String {
-        format!("{self}/v1/traces")
+        let url = self.to_string();
+        if url.ends_with(TRACES) { url } else { url + TRACES }
     }
 }
 
@@ -62,9 +69,17 @@ impl FromStr for CollectorUrl {
     fn from_str(text: &str) -> Result<Self, InvalidCollector> {
         let url: Uri = text.parse().map_err(|_| InvalidCollector)?;
         let is_http = url.scheme().is_some_and(|scheme| *scheme == Scheme::HTTP || *scheme == Scheme::HTTPS);
-        let has_user = url.authority().is_none_or(|authority| authority.as_str().contains('@'));
+        let is_place = |authority: &Authority| {
+            let port = authority.as_str().rsplit_once(':').map(|(_, port)| port).filter(|port| !port.ends_with(']'));
+            let has_port = port.is_none_or(|port| port.parse::<NonZeroU16>().is_ok());
+            has_port && !authority.host().is_empty() && !authority.as_str().contains('@')
+        };
         let has_more = url.query().is_some() || text.contains('#');
-        if is_http && !has_user && !has_more { Ok(Self(url)) } else { Err(InvalidCollector) }
+        if is_http && url.authority().is_some_and(is_place) && !has_more {
+            Ok(Self(url))
+        } else {
+            Err(InvalidCollector)
+        }
     }
 }
 
@@ -87,7 +102,7 @@ struct Header(String, String);
 
 /// A text is no header. The message quotes nothing of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("must be NAME=VALUE, a header of HTTP and its value")]
+#[error("must be NAME=VALUE, a header of HTTP that the proxy does not set itself, and its value")]
 struct InvalidHeader;
 
 impl FromStr for Header {
@@ -96,7 +111,8 @@ impl FromStr for Header {
     fn from_str(text: &str) -> Result<Self, InvalidHeader> {
         let (name, value) = text.split_once('=').ok_or(InvalidHeader)?;
         let (name, value) = (name.trim(), value.trim());
-        let is_valid = HeaderName::from_str(name).is_ok() && HeaderValue::from_str(value).is_ok();
+        let is_own = HeaderName::from_str(name).is_ok_and(|name| !OWN_HEADERS.contains(&name.as_str()));
+        let is_valid = is_own && HeaderValue::from_str(value).is_ok();
         if is_valid { Ok(Self(name.to_owned(), value.to_owned())) } else { Err(InvalidHeader) }
     }
 }
@@ -110,8 +126,13 @@ pub(super) fn otel(reader: &mut Reader) -> Option<Otel> {
     });
     let headers = s.json_list::<Header>("headers", 0).unwrap_or_default();
     let ca = s.text("ca", file).flatten();
+    let names: HashSet<String> = headers.iter().map(|Header(name, _)| name.to_ascii_lowercase()).collect();
     let service_name = s.text("service_name", non_empty).flatten().unwrap_or_else(|| "mcp-resume".to_owned());
     let sample_percent = s.percent("sample_percent").unwrap_or(100);
+    if names.len() < headers.len() {
+        let text = "a header is named twice".to_owned();
+        reader.conflict([(SECTION, "headers"), (SECTION, "headers")], text);
+    }
     let endpoint = endpoint.flatten();
     if ca.is_some() && endpoint.as_ref().is_some_and(|endpoint| !endpoint.is_https()) {
         let text = "authorities are for an https:// collector, and otel.endpoint is none".to_owned();
@@ -137,6 +158,8 @@ mod tests {
             ("http://127.0.0.1:4318", "http://127.0.0.1:4318/v1/traces"),
             ("http://127.0.0.1:4318/", "http://127.0.0.1:4318/v1/traces"),
             ("https://gateway.example/otlp", "https://gateway.example/otlp/v1/traces"),
+            ("http://[::1]:4318/v1/traces/", "http://[::1]:4318/v1/traces"),
+            ("http://[::1]", "http://[::1]/v1/traces"),
         ] {
             assert_eq!(traces(text).as_deref(), Ok(expected));
         }
@@ -147,6 +170,8 @@ mod tests {
             "http://u:p@collector",
             "http://c/?a=1",
             "http://c/#a",
+            "http://c:99999",
+            "http://:4318",
         ] {
             assert_eq!(traces(bad), Err(InvalidCollector), "{bad}");
         }
@@ -157,7 +182,7 @@ mod tests {
         for good in ["Authorization=Basic YTpi=", "x-scope-orgid = a"] {
             assert!(good.parse::<Header>().is_ok(), "{good}");
         }
-        for bad in ["Authorization", "a b=c", "=c", "a=b\nc"] {
+        for bad in ["Authorization", "a b=c", "=c", "a=b\nc", "Host=c"] {
             assert!(bad.parse::<Header>().is_err(), "{bad}");
         }
     }

@@ -11,7 +11,7 @@ use tracing::info;
 
 use super::metrics::{Left, Metrics};
 use crate::body::{BoxBody, BoxError};
-use crate::event_log::{Binding, Stream};
+use crate::event_log::{Attachment, Binding, DeliverySpan};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::StreamId;
 
@@ -24,12 +24,22 @@ pub struct Passthrough {
     binding: Binding,
     metrics: Arc<Metrics>,
     is_ended: bool,
+    /// Span of the delivery, or `None` if the call is not traced.
+    span: Option<Box<DeliverySpan>>,
 }
 
 impl Passthrough {
-    /// Wraps `body`, the response of `stream`.
-    pub fn new(body: BoxBody, stream: &Stream, metrics: Arc<Metrics>) -> Self {
-        Self { body, stream: stream.id(), binding: stream.binding().clone(), metrics, is_ended: false }
+    /// Wraps `body`, the response to the request of `attachment`.
+    pub fn new(body: BoxBody, mut attachment: Attachment, metrics: Arc<Metrics>) -> Self {
+        let span = attachment.take_span();
+        let stream = attachment.stream();
+        Self { body, stream: stream.id(), binding: stream.binding().clone(), metrics, is_ended: false, span }
+    }
+
+    fn end_span(&mut self, is_whole: bool) {
+        if let Some(span) = self.span.take() {
+            span.end(is_whole);
+        }
     }
 
     fn note_failure(&self, error: &BoxError) {
@@ -51,10 +61,14 @@ impl Body for Passthrough {
             Some(Ok(_)) => self.body.is_end_stream(),
             Some(Err(error)) => {
                 self.note_failure(error);
+                self.end_span(false);
                 true
             }
             None => true,
         };
+        if self.is_ended {
+            self.end_span(true);
+        }
         Poll::Ready(frame)
     }
 
@@ -70,6 +84,7 @@ impl Body for Passthrough {
 impl Drop for Passthrough {
     fn drop(&mut self) {
         if !self.is_ended {
+            self.end_span(false);
             self.metrics.observe_disconnect(Left::Unresumable);
             let session = self.binding.session_hash();
             info!(stream.id = %self.stream, session = session.as_deref(), can_resume = false, "client disconnected");

@@ -46,5 +46,6 @@ pub use stream::progress::{AskingRequests, CallProgress, WrittenProgress};
 pub use stream::response_head::{Head, Plain};
 pub use stream::retries::RetryMatch;
 pub use stream::summary::{Summary, TaskSummary};
+pub use stream::trace::DeliverySpan;
 pub use stream::{Collected, Spec, Stream, TaskReading, UpstreamState};
 pub use writer::{Next, Writer};

@@ -8,7 +8,7 @@ use http::request::Parts;
 
 use super::components::Components;
 use super::connection::Connection;
-use super::context::{RequestContext, Sender, SessionKind};
+use super::context::{Arrival, RequestContext, Sender, SessionKind};
 use super::misdirected::OwnerCheck;
 use crate::channel::Caller;
 use crate::clock;
@@ -18,6 +18,7 @@ use crate::protocol::bridge::legacy_clients::is_session_name;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{SessionId, names};
 use crate::protocol::ids::IssuedSession;
+use crate::protocol::trace::RequestTrace;
 use crate::store;
 use crate::upstream::{Credentials, Upstream};
 
@@ -103,6 +104,10 @@ impl Callers {
         }
         let has_own_server = is_bridged || self.upstream.has_channels() || self.upstream.may_bridge();
         let caller = has_own_server.then(|| Arc::new(Caller::new(principal, counted_as()).claiming(subject)));
+        let arrival = self
+            .log
+            .traces()
+            .map(|_| Box::new(Arrival { at: clock::wall(), trace: RequestTrace::of(&parts.headers, &[]) }));
         Box::new(RequestContext {
             parts,
             binding: Binding { principal, subject, session: id },
@@ -116,7 +121,7 @@ impl Callers {
             body_bytes: 0,
             reservation: None,
             connection,
-            arrived: self.log.traces().map(|_| clock::wall()),
+            arrival,
         })
     }
 

@@ -12,6 +12,7 @@ use crate::event_log::{Binding, PresentedCredentials, Quota, Reservation, Sessio
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{ProtocolVersion, names};
 use crate::protocol::ids::{EventId, Owner};
+use crate::protocol::trace::RequestTrace;
 use crate::upstream::Credentials;
 
 /// Head of a request, and facts about its sender. Boxed where it is owned: each future on a request's way would hold it twice, and all of
@@ -35,8 +36,17 @@ pub(super) struct RequestContext {
     /// Reservation for head and body, from when the body was read until they count as a stream's or go upstream.
     pub(super) reservation: Option<Reservation>,
     pub(super) connection: Arc<Connection>,
-    /// Time of arrival since 1970, or `None` if calls are not traced.
-    pub(super) arrived: Option<Duration>,
+    /// Arrival for spans, or `None` if calls are not traced. Boxed, because few are.
+    pub(super) arrival: Option<Box<Arrival>>,
+}
+
+/// Arrival of a request, for spans.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Arrival {
+    /// Time since 1970.
+    pub(super) at: Duration,
+    /// Trace contexts that the request names; those of its message once that was read.
+    pub(super) trace: RequestTrace,
 }
 
 /// Sender of a request.
@@ -102,6 +112,13 @@ impl RequestContext {
     pub(super) fn reserve(&mut self) -> &Reservation {
         let Self { head_bytes, body_bytes, quota, reservation, .. } = self;
         reservation.get_or_insert_with(|| quota.reserve(*head_bytes + *body_bytes))
+    }
+
+    /// Notes the trace contexts of a message that was read.
+    pub(super) fn note_message(&mut self, message: &[u8]) {
+        if let Some(arrival) = &mut self.arrival {
+            arrival.trace = RequestTrace::of(&self.parts.headers, message);
+        }
     }
 
     /// Takes the reservation of the request, for a stream that the bytes will belong to.

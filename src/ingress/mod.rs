@@ -289,6 +289,7 @@ impl Ingress {
                 Ok(body) => body,
                 Err(code) => return self.refusals.refuse(code),
             };
+            context.note_message(&body);
             if self.owner_check.is_misdirected(&context, None, &body) {
                 return self.refuse_post(ErrorCode::Misdirected, &context, &body);
             }

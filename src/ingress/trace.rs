@@ -33,8 +33,9 @@ pub(super) fn trace_return(
     cursor: Seq,
 ) -> Option<TraceContext> {
     let call = stream.span()?;
-    let named = TraceContext::from_headers(&context.parts.headers);
-    let mut span = call.begin_return(named, context.arrived.unwrap_or_else(clock::wall));
+    let arrival = context.arrival.as_deref();
+    let named = arrival.and_then(|arrival| arrival.trace.parent);
+    let mut span = call.begin_return(named, arrival.map_or_else(clock::wall, |arrival| arrival.at));
     span.set("mcp_resume.resume.by", how);
     span.set("mcp_resume.resume.after", i64::try_from(cursor.0).unwrap_or(i64::MAX));
     span.set("mcp_resume.stream.id", stream.id().to_string());

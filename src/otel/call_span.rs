@@ -55,9 +55,9 @@ pub struct CallSpan {
 }
 
 /// End of a call.
-pub struct CallEnd<'a> {
+pub struct CallEnd {
     /// Method and tool, or `None` to take those of the record.
-    pub name: Option<&'a CallName>,
+    pub name: Option<CallName>,
     /// ID of the stream, as the log has it.
     pub stream: String,
     /// Hash of the session, as the log has it.
@@ -81,9 +81,9 @@ impl fmt::Debug for CallSpan {
 }
 
 impl CallRecord {
-    /// Returns the record of a call that begins now.
-    pub(super) fn new(context: TraceContext, parent: Option<TraceContext>) -> Self {
-        let began = u64::try_from(clock::wall().as_micros()).unwrap_or(u64::MAX);
+    /// Returns the record of a call that began at this time since 1970.
+    pub(super) fn new(context: TraceContext, parent: Option<TraceContext>, began: Duration) -> Self {
+        let began = u64::try_from(began.as_micros()).unwrap_or(u64::MAX);
         Self { context, parent, began, is_task: false, name: None }
     }
 }
@@ -123,19 +123,20 @@ impl CallSpan {
         Span::new(self.traces.clone(), self.traces.data(&beginning, name.to_owned()))
     }
 
-    /// Returns the span of the task in which this call goes on.
-    pub fn begin_task(&self) -> Arc<Self> {
+    /// Returns the span of the task in which this call, of this name, goes on.
+    pub fn begin_task(&self, name: Option<&CallName>) -> Arc<Self> {
         let context = TraceContext { span: new_span(), ..self.context() };
-        let record = CallRecord { is_task: true, ..CallRecord::new(context, Some(self.context())) };
+        let record = CallRecord::new(context, Some(self.context()), clock::wall());
+        let record = CallRecord { is_task: true, name: name.map(Name::from), ..record };
         Arc::new(Self::new(self.traces.clone(), record, None))
     }
 
     /// Ends the span. Only the first end counts.
-    pub fn end(&self, end: &CallEnd<'_>) {
+    pub fn end(&self, end: &CallEnd) {
         if self.is_over.swap(true, Ordering::Relaxed) {
             return;
         }
-        let CallRecord { context, parent, began, is_task, name } = self.record(end.name);
+        let CallRecord { context, parent, began, is_task, name } = self.record(end.name.as_ref());
         let kind = if is_task { SpanKind::Internal } else { SpanKind::Server };
         let beginning = Beginning { context, parent, kind, began: Duration::from_micros(began) };
         let title = match &name {

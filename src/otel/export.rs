@@ -4,8 +4,8 @@
 //! export was started.
 
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,15 +17,18 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use opentelemetry_http::{HttpClient, HttpError};
 use opentelemetry_otlp::{Protocol, SpanExporter as Otlp, WithExportConfig, WithHttpConfig};
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceResponse;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{SpanData, SpanExporter};
+use prost::Message;
 use tokio::runtime::Handle;
 use tokio_rustls::rustls::ClientConfig;
 use tracing::{info, warn};
 
 use super::{Error, Metrics};
 use crate::config::{self, UpstreamTls};
+use crate::sync;
 use crate::tls::{self, ClientFiles};
 
 /// Limit for a request to the collector, and for its response.
@@ -40,34 +43,56 @@ pub(super) struct Exporter {
     endpoint: String,
     queued: Arc<AtomicUsize>,
     metrics: Arc<Metrics>,
+    responses: Arc<Responses>,
     is_failing: AtomicBool,
+}
+
+/// Facts of the last responses, which the exporter of the SDK does not pass on.
+#[derive(Debug, Default)]
+struct Responses {
+    /// Reason for which the last request had no response, or `None` if it had one.
+    failure: Mutex<Option<String>>,
+    /// Spans that the collector has rejected, of those in the last request.
+    rejected: AtomicUsize,
 }
 
 impl Exporter {
     /// Creates the exporter, whose requests run on the runtime of the caller. `queued` counts the spans that wait.
     pub(super) fn new(config: &config::Otel, queued: Arc<AtomicUsize>, metrics: Arc<Metrics>) -> Result<Self, Error> {
         let headers = config.headers.iter().cloned().collect();
+        let responses = Arc::<Responses>::default();
         let builder = Otlp::builder()
             .with_http()
-            .with_http_client(Sender::new(config)?)
+            .with_http_client(Sender::new(config, responses.clone())?)
             .with_protocol(Protocol::HttpBinary)
             .with_endpoint(config.endpoint.traces())
             .with_timeout(TIMEOUT)
             .with_headers(headers);
         let otlp = builder.build().map_err(|error| Error::Exporter(error.to_string()))?;
         let endpoint = config.endpoint.to_string();
-        Ok(Self { otlp, endpoint, queued, metrics, is_failing: AtomicBool::new(false) })
+        Ok(Self { otlp, endpoint, queued, metrics, responses, is_failing: AtomicBool::new(false) })
     }
 
     fn note(&self, spans: usize, result: &OTelSdkResult) {
         self.queued.fetch_sub(spans, Ordering::Relaxed);
-        self.metrics.observe_batch(spans, result.is_ok());
-        let was_failing = self.is_failing.swap(result.is_err(), Ordering::Relaxed);
+        let rejected = self.responses.rejected.swap(0, Ordering::Relaxed).min(spans);
+        let failed = if result.is_ok() { rejected } else { spans };
+        self.metrics.observe_batch(spans - failed, failed);
+        let was_failing = self.is_failing.swap(failed > 0, Ordering::Relaxed);
         match result {
             Err(error) if !was_failing => {
-                warn!(collector = self.endpoint, %error, "the collector takes no spans: they are dropped until it does");
+                let reason = sync::lock(&self.responses.failure).take();
+                warn!(
+                    collector = self.endpoint,
+                    %error,
+                    reason,
+                    "the collector takes no spans: they are dropped until it does"
+                );
             }
-            Ok(()) if was_failing => info!(collector = self.endpoint, "the collector takes spans again"),
+            Ok(()) if failed > 0 && !was_failing => {
+                warn!(collector = self.endpoint, spans = failed, "the collector rejects spans");
+            }
+            Ok(()) if failed == 0 && was_failing => info!(collector = self.endpoint, "the collector takes spans again"),
             Ok(()) | Err(_) => {}
         }
     }
@@ -105,26 +130,41 @@ pub(super) fn tls_config(config: &config::Otel) -> Result<ClientConfig, tls::Err
     Ok(tls)
 }
 
+/// Returns the number of spans that a collector has rejected, by the body of its response. A body that is none counts as no rejection.
+fn rejected(body: &[u8]) -> usize {
+    let response = ExportTraceServiceResponse::decode(body).unwrap_or_default();
+    response.partial_success.map_or(0, |partial| usize::try_from(partial.rejected_spans).unwrap_or(0))
+}
+
+/// Returns an error with its causes.
+fn in_words(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
 /// HTTP client whose connections are on one runtime.
 #[derive(Debug)]
 struct Sender {
     runtime: Handle,
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    responses: Arc<Responses>,
 }
 
 impl Sender {
-    fn new(config: &config::Otel) -> Result<Self, Error> {
+    fn new(config: &config::Otel, responses: Arc<Responses>) -> Result<Self, Error> {
         let connector =
             HttpsConnectorBuilder::new().with_tls_config(tls_config(config)?).https_or_http().enable_http1().build();
         let client = Client::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).build(connector);
-        Ok(Self { runtime: Handle::current(), client })
+        Ok(Self { runtime: Handle::current(), client, responses })
     }
 
     fn send(&self, request: Request<Bytes>) -> impl Future<Output = Result<Response<Bytes>, HttpError>> + use<> {
         let response = self.client.request(request.map(Full::new));
         async move {
             let (head, body) = response.await?.into_parts();
-            Ok(Response::from_parts(head, Limited::new(body, RESPONSE_MAX).collect().await?.to_bytes()))
+            // The status alone decides: a body that is cut off or too long says nothing.
+            let body = Limited::new(body, RESPONSE_MAX).collect().await.map(|body| body.to_bytes());
+            Ok(Response::from_parts(head, body.unwrap_or_default()))
         }
     }
 }
@@ -136,6 +176,11 @@ impl HttpClient for Sender {
             let _runtime = self.runtime.enter();
             self.runtime.spawn(tokio::time::timeout(TIMEOUT, self.send(request)))
         };
-        sending.await??
+        let result = sending.await?.unwrap_or_else(|_| Err("no response in time".into()));
+        match &result {
+            Ok(response) => self.responses.rejected.store(rejected(response.body()), Ordering::Relaxed),
+            Err(error) => *sync::lock(&self.responses.failure) = Some(in_words(&**error)),
+        }
+        result
     }
 }

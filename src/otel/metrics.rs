@@ -25,9 +25,9 @@ impl Metrics {
         })
     }
 
-    pub(super) fn observe_batch(&self, spans: usize, is_exported: bool) {
-        let outcome = if is_exported { "exported" } else { "failed" };
-        self.spans.with_label_values(&[outcome]).inc_by(spans as u64);
+    pub(super) fn observe_batch(&self, exported: usize, failed: usize) {
+        self.spans.with_label_values(&["exported"]).inc_by(exported as u64);
+        self.spans.with_label_values(&["failed"]).inc_by(failed as u64);
     }
 
     pub(super) fn observe_dropped(&self) {

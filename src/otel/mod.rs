@@ -35,6 +35,8 @@ use crate::{clock, config, random, tls};
 
 /// Spans that wait for the collector. Further ones are dropped.
 const QUEUED_MAX: usize = 8192;
+/// Spans of one request to the collector, at most.
+const BATCH: usize = 512;
 /// Time for which spans are gathered.
 const GATHER: Duration = Duration::from_secs(1);
 /// Time that the end of the process waits for the last spans.
@@ -78,8 +80,11 @@ impl Traces {
     pub fn start(config: &config::Otel, instance: String, metrics: Arc<Metrics>) -> Result<Arc<Self>, Error> {
         let queued = Arc::<AtomicUsize>::default();
         let exporter = Exporter::new(config, queued.clone(), metrics.clone())?;
-        let batches =
-            BatchConfigBuilder::default().with_max_queue_size(QUEUED_MAX).with_scheduled_delay(GATHER).build();
+        let batches = BatchConfigBuilder::default()
+            .with_max_queue_size(QUEUED_MAX)
+            .with_max_export_batch_size(BATCH)
+            .with_scheduled_delay(GATHER)
+            .build();
         let mut processor = BatchSpanProcessor::builder(exporter).with_batch_config(batches).build();
         let about = [
             KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
@@ -94,15 +99,15 @@ impl Traces {
         Ok(Arc::new(Self { processor, queued, metrics, scope, sampled_below }))
     }
 
-    /// Begins the span of a call. Returns `None` for one that is not sampled: its sender decides, or for a trace that begins here the
-    /// configured share.
-    pub fn begin_call(self: &Arc<Self>, request: RequestTrace) -> Option<Arc<CallSpan>> {
+    /// Begins the span of a call whose request came at this time since 1970. Returns `None` for one that is not sampled: its sender decides, or
+    /// for a trace that begins here the configured share.
+    pub fn begin_call(self: &Arc<Self>, request: RequestTrace, came: Duration) -> Option<Arc<CallSpan>> {
         let context = match request.parent {
             Some(parent) if !parent.is_sampled => return None,
             Some(parent) => TraceContext { span: new_span(), ..parent },
             None => TraceContext { trace: self.new_trace()?, span: new_span(), is_sampled: true },
         };
-        let record = CallRecord::new(context, request.parent);
+        let record = CallRecord::new(context, request.parent, came);
         Some(Arc::new(CallSpan::new(self.clone(), record, request.beside)))
     }
 

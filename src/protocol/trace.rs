@@ -13,6 +13,8 @@ use super::{headers, jsonrpc};
 
 /// Header, and member of `_meta`, that names the trace context of a request.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+/// Header with what vendors say of the trace that `traceparent` names.
+pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 /// Length of version, trace, parent and flags with the dashes between them: all of version 00, and the beginning of later versions.
 const LEN: usize = 55;
 /// Flag of a trace that is recorded.

@@ -248,7 +248,7 @@ impl Upstream {
 
     /// Sets the attributes that name the server in the span of a request.
     fn describe_in(&self, span: &mut Span) {
-        if self.config.is_channel() {
+        if self.config.command.is_some() {
             return span.set("network.transport", "pipe");
         }
         let authority = self.config.url.authority();

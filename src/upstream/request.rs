@@ -17,6 +17,7 @@ use crate::body::{BoxBody, BoxError};
 use crate::channel::{Caller, StartKind};
 use crate::event_log::{Stream, UpstreamName};
 use crate::protocol::headers::{self, Lines};
+use crate::protocol::trace::{TRACEPARENT, TRACESTATE, TraceContext, TraceId};
 
 /// A request to the endpoint. It is sent once, and again only if nothing of it had left.
 #[derive(Clone)]
@@ -163,6 +164,16 @@ impl Template {
             headers.remove(name);
         }
         Self { lines: Lines::from(&headers), query: None, ..self }
+    }
+
+    /// Returns the same request below a span of the proxy's. The state of another trace than the span's is left out.
+    pub(super) fn below(&self, parent: TraceContext) -> Self {
+        let mut headers = self.lines.to_map();
+        if TraceId::from_headers(&headers) != Some(parent.trace) {
+            headers.remove(TRACESTATE);
+        }
+        headers.insert(TRACEPARENT, parent.to_header());
+        Self { lines: Lines::from(&headers), ..self.clone() }
     }
 
     /// Sets this header, in place of any of that name.

@@ -86,6 +86,70 @@ async fn a_message_names_the_trace_of_a_call() {
 }
 
 #[tokio::test]
+async fn a_header_of_another_trace_is_beside_the_message() {
+    let (collector, mut upstream, proxy, session) = traced().await;
+    let mut body: serde_json::Value = serde_json::from_str(&call_tool(1, "slow")).unwrap();
+    body["params"]["_meta"]["traceparent"] = json!(traceparent("01"));
+    let (other, span) = ("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7");
+    let request = session.post(body.to_string()).with("traceparent", &format!("00-{other}-{span}-01"));
+    let client = request.with("tracestate", "vendor=1").start(proxy.addr).await;
+    let at_server = upstream.expect("tools/call").await;
+    assert_eq!(
+        (named(&at_server).0.as_str(), at_server.header("tracestate")),
+        (TRACE, None),
+        "the state is another trace's"
+    );
+    at_server.json(200, result(1)).await;
+    assert_eq!(client.response().await.status, 200);
+    let [call] = collector.wait_for("tools/call slow").await;
+    assert_eq!((call.trace.as_str(), call.parent.as_str()), (TRACE, PARENT));
+    assert_eq!(call.links, [(other.to_owned(), span.to_owned())]);
+}
+
+#[tokio::test]
+async fn a_call_that_fails_before_its_head_is_an_error() {
+    let (collector, mut upstream, proxy, session) = traced().await;
+    let client = session.post(call_tool(1, "slow")).start(proxy.addr).await;
+    upstream.expect("tools/call").await.reset().await;
+    assert_eq!(client.response().await.status, 502);
+    let [call] = collector.wait_for("tools/call slow").await;
+    assert_eq!((call.attribute("mcp_resume.outcome"), call.attribute("error.type")), ("failed", "upstream_broke"));
+    assert_eq!((call.attribute("http.response.status_code"), call.is_error), ("502", true));
+    let [sent] = collector.wait_for("upstream").await;
+    assert_eq!((sent.attribute("error.type"), sent.is_error), ("upstream_broke", true));
+}
+
+#[tokio::test]
+async fn the_spans_of_a_response_that_passes_end_with_its_body() {
+    let (collector, mut upstream, proxy, session) = traced().await;
+    let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 200000\r\n\r\n";
+    for (id, is_read) in [(1, true), (2, false)] {
+        let client = session.post(call_tool(id, "slow")).start(proxy.addr).await;
+        let at_server = upstream.expect("tools/call").await;
+        at_server.write(head).await;
+        at_server.write(vec![b' '; 100_000]).await;
+        let mut response = client.response().await;
+        if is_read {
+            at_server.write(vec![b' '; 100_000]).await;
+            assert_eq!(response.body().await.len(), 200_000);
+        } else {
+            response.reset();
+            at_server.closed().await;
+        }
+        let ends = async || collector.spans().iter().filter(|span| span.name == "tools/call slow").count();
+        until("the call is over", async || ends().await == id as usize).await;
+    }
+    let deliveries = collector.wait_for::<2>("delivery").await;
+    assert_eq!(
+        deliveries.each_ref().map(|span| span.attribute("mcp_resume.delivery.end")),
+        ["complete", "interrupted"]
+    );
+    for call in collector.wait_for::<2>("tools/call slow").await {
+        assert_eq!((call.attribute("mcp_resume.outcome"), call.is_error), ("passed", false));
+    }
+}
+
+#[tokio::test]
 async fn a_call_that_is_cut_and_finished_at_another_replica_is_one_trace() {
     let (redis, collector) = (Redis::start(), Collector::start().await);
     let mut one = Replica::with(&redis, "one", collector.gets_spans()).await;

@@ -62,7 +62,7 @@ impl EventLog {
             should_poll: false,
             body_fingerprint: None,
             slicing: None,
-            span: call.span().map(|span| span.begin_task()),
+            span: call.span().map(|span| span.begin_task(call.call_name())),
         };
         let task = self.create(spec, reservation);
         self.publish_once(&task);

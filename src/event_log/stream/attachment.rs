@@ -138,6 +138,11 @@ impl Attachment {
         self
     }
 
+    /// Takes the span of the delivery, for a response that does not need the attachment.
+    pub fn take_span(&mut self) -> Option<Box<DeliverySpan>> {
+        self.span.take()
+    }
+
     /// Reads the stream as `slice`.
     pub fn with_slice(mut self, slice: Option<Arc<Slice>>) -> Self {
         self.slice = slice;

@@ -25,7 +25,7 @@ pub(in crate::event_log) mod state;
 pub(in crate::event_log) mod stub;
 pub(in crate::event_log) mod summary;
 mod task;
-mod trace;
+pub(in crate::event_log) mod trace;
 mod upstream_state;
 
 use std::fmt;

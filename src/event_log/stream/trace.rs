@@ -6,11 +6,14 @@ use crate::event_log::stream::Stream;
 use crate::event_log::stream::response_head::Head;
 use crate::otel::{CallEnd, CallSpan, Span, SpanKind};
 use crate::protocol::ids::{AttachId, Seq};
-use crate::protocol::stream::{Machine, Phase};
+use crate::protocol::stream::{Machine, Outcome, Phase};
 use crate::protocol::trace::TraceContext;
 
+/// Attribute for the end of a delivery.
+const END: &str = "mcp_resume.delivery.end";
+
 /// Span of the delivery on one connection.
-pub(super) struct DeliverySpan {
+pub struct DeliverySpan {
     span: Span,
     /// Position at which the connection began.
     after: Seq,
@@ -22,30 +25,42 @@ impl Stream {
         self.span.as_ref()
     }
 
-    /// Ends the span of the call, with the outcome as the stream has it now. Only the first end counts, in this process.
+    /// Ends the span of the call, with the outcome as the stream has it now. Only the first end counts, in this process. A stream that another
+    /// replica has taken is ended there.
     pub fn end_span(&self) {
-        let Some(span) = &self.span else { return };
-        let status = match self.head_now() {
-            Head::Plain(plain) => Some(plain.status.as_u16()),
-            Head::Waiting | Head::Committed | Head::TakenOver | Head::Stream(..) | Head::Failed(_) => None,
+        if let Some(span) = self.span.as_ref().filter(|_| !self.has_moved()) {
+            span.end(&self.call_end());
+        }
+    }
+
+    /// Returns the end of the call for its span, as the stream has it now.
+    pub fn call_end(&self) -> CallEnd {
+        let head = self.head_now();
+        let (failure, status) = match &head {
+            Head::Plain(plain) => (None, Some(plain.status.as_u16())),
+            Head::Failed(failure) => (Some(*failure), Some(failure.code.http_status())),
+            Head::Waiting | Head::Committed | Head::TakenOver | Head::Stream(..) => (None, None),
         };
-        let end = self.with_machine(|machine| CallEnd {
-            name: self.call_name(),
-            stream: self.id.to_string(),
-            session: self.binding.session_hash().as_deref().map(str::to_owned),
-            outcome: match machine.phase() {
-                _ if self.task().is_some() => "task",
-                Phase::Passed => "passed",
-                Phase::Waiting | Phase::Open | Phase::Sealed { .. } => {
-                    machine.ending().map_or("unknown", |outcome| outcome.label())
-                }
-            },
-            error: machine.failure().map(|failure| failure.code.label()),
-            status,
-            events: machine.tail().0,
-            connections: machine.reader().connections(),
-        });
-        span.end(&end);
+        self.with_machine(|machine| {
+            let failure = machine.failure().or(failure);
+            CallEnd {
+                name: self.call_name().cloned(),
+                stream: self.id.to_string(),
+                session: self.binding.session_hash().as_deref().map(str::to_owned),
+                outcome: match machine.phase() {
+                    _ if self.task().is_some() => "task",
+                    Phase::Passed if failure.is_some() => Outcome::Failed.label(),
+                    Phase::Passed => "passed",
+                    Phase::Waiting | Phase::Open | Phase::Sealed { .. } => {
+                        machine.ending().map_or("unknown", |outcome| outcome.label())
+                    }
+                },
+                error: failure.map(|failure| failure.code.label()),
+                status,
+                events: machine.tail().0,
+                connections: machine.reader().connections(),
+            }
+        })
     }
 }
 
@@ -60,9 +75,16 @@ impl DeliverySpan {
         self.span.link_to(request);
     }
 
+    /// Ends the span of a response that passes through: whole, or interrupted.
+    pub fn end(mut self, is_whole: bool) {
+        self.span.set(END, if is_whole { "complete" } else { "interrupted" });
+    }
+
     /// Returns the span with all that is known when the connection ends, and before its reader is detached.
     pub(super) fn ended(mut self, machine: &Machine, attach: AttachId) -> Span {
-        let is_over = machine.is_sealed() && machine.reader().written() >= machine.tail();
+        // A client may leave with the last response.
+        let has_all = machine.is_sealed() || machine.is_answered();
+        let is_over = has_all && machine.reader().written() >= machine.tail();
         let end = if !machine.reader().is(attach) {
             "taken_over"
         } else if is_over || machine.phase() == Phase::Passed {
@@ -73,7 +95,7 @@ impl DeliverySpan {
         let number = |seq: Seq| i64::try_from(seq.0).unwrap_or(i64::MAX);
         self.span.set("mcp_resume.delivery.after", number(self.after));
         self.span.set("mcp_resume.delivery.written", number(machine.reader().written()));
-        self.span.set("mcp_resume.delivery.end", end);
+        self.span.set(END, end);
         self.span
     }
 }

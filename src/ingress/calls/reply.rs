@@ -201,7 +201,7 @@ impl Replies {
                 KeptResponseBody::new(bytes.clone(), attachment, receipt, receipts).boxed_unsync()
             }
             None => match plain.take_passthrough() {
-                Some(body) => Passthrough::new(body, attachment.stream(), self.metrics.delivery.clone()).boxed_unsync(),
+                Some(body) => Passthrough::new(body, attachment, self.metrics.delivery.clone()).boxed_unsync(),
                 None => return self.fail(Failure::after_send(ErrorCode::StreamLost), reply, None),
             },
         };

@@ -22,6 +22,7 @@ use crate::ingress::request_log::log_return;
 use crate::ingress::stream_finder::StreamFinder;
 use crate::ingress::stream_start::{CallTerms, StreamStarter};
 use crate::ingress::trace::trace_return;
+use crate::otel::CallSpan;
 use crate::protocol::dialect::Declared;
 use crate::protocol::dialect::resume_tokens::Form;
 use crate::protocol::error::ErrorCode;
@@ -29,7 +30,6 @@ use crate::protocol::headers::Era;
 use crate::protocol::ids::{Seq, StreamKind};
 use crate::protocol::stream::Policy;
 use crate::protocol::tasks::legacy::LegacyView;
-use crate::protocol::trace::RequestTrace;
 use crate::upstream::{InlineTask, ProgressRule, Upstream};
 
 /// A request's attachment to the stream of the call that it began or came back to.
@@ -215,11 +215,14 @@ impl CallStarter {
             should_poll: settings.mode == Mode::Poll && task.is_none(),
             body_fingerprint: retry.body,
             slicing,
-            span: self
-                .log
-                .traces()
-                .and_then(|traces| traces.begin_call(RequestTrace::of(&context.parts.headers, &request.body))),
+            span: self.begin_span(context),
         }
+    }
+
+    /// Begins the span of a call. Returns `None` if the call is not traced.
+    fn begin_span(&self, context: &RequestContext) -> Option<Arc<CallSpan>> {
+        let (traces, arrival) = (self.log.traces()?, context.arrival.as_deref()?);
+        traces.begin_call(arrival.trace, arrival.at)
     }
 
     fn start(&self, request: &CallRequest, stream: &Arc<Stream>) -> StartedCall {

@@ -9,6 +9,7 @@ mod plain_response;
 mod promotion;
 mod reopening;
 mod session_generation;
+mod trace;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -31,7 +32,7 @@ use super::{Credentials, ResponseBody, Template, Upstream, wait};
 use crate::clock::{self, Alarm};
 use crate::config::Tasks;
 use crate::event_log::{AskingRequests, EventLog, Head, Next, Stream, Subject, Writer};
-use crate::otel::{Span, SpanKind};
+use crate::otel::Span;
 use crate::protocol::call_name::CallName;
 use crate::protocol::error::{ErrorCode, Failure, Side};
 use crate::protocol::headers;
@@ -39,7 +40,6 @@ use crate::protocol::ids::StreamKind;
 use crate::protocol::jsonrpc::{MethodName, RequestId};
 use crate::protocol::sse;
 use crate::protocol::stream::{Effect, Ending, Machine, Outcome, Phase};
-use crate::protocol::trace::TRACEPARENT;
 
 /// One call to be made.
 pub struct Call {
@@ -100,6 +100,8 @@ pub struct Pump {
     alarm: Alarm,
     /// Span of the present request to the server, or `None` without one or if the call is not traced.
     span: Option<Span>,
+    /// True if the body of the response ends the span of the call.
+    is_traced_by_body: bool,
 }
 
 /// End of a stream, for its last log line.
@@ -193,6 +195,7 @@ impl Pump {
             began,
             alarm: Alarm::new(),
             span: None,
+            is_traced_by_body: false,
         });
         if pump.writer.stream().span().is_some() {
             // The record of the stream names its call.
@@ -294,7 +297,9 @@ impl Pump {
         // Another task may have ended the stream since the last update, and its reader was not notified.
         let end = writer.update(|machine, now| End::of(machine, now)).await;
         let stream = writer.stream();
-        stream.end_span();
+        if !self.is_traced_by_body {
+            stream.end_span();
+        }
         if let Some(end) = end {
             writer.seal().await;
             match end.kind {
@@ -380,22 +385,6 @@ impl Pump {
         }
     }
 
-    /// Begins the span of a request. Returns the request, which names that span as its parent.
-    fn trace_request(&mut self, template: Arc<Template>, is_reopening: bool) -> Arc<Template> {
-        self.span = None;
-        let Some(call) = self.writer.stream().span() else { return template };
-        let mut span = call.begin("upstream", SpanKind::Client);
-        span.set("http.request.method", template.method().to_string());
-        span.set("mcp_resume.upstream.reopened", is_reopening);
-        self.upstream.describe_in(&mut span);
-        let parent = span.context();
-        self.span = Some(span);
-        match parent {
-            Some(parent) => Arc::new((*template).clone().with(TRACEPARENT, parent.to_header())),
-            None => template,
-        }
-    }
-
     fn send(&mut self, template: Arc<Template>, is_reopening: bool) {
         let template = self.trace_request(template, is_reopening);
         let upstream = self.upstream.clone();
@@ -465,19 +454,7 @@ impl Pump {
     // ── upstream input ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async fn handle_input(&mut self, input: UpstreamInput) {
-        if let Some(span) = &mut self.span {
-            match &input {
-                UpstreamInput::Head { response: Ok(response), .. } => {
-                    span.set("http.response.status_code", i64::from(response.status().as_u16()));
-                }
-                UpstreamInput::Revived { refusal, .. } => {
-                    span.set("http.response.status_code", i64::from(refusal.status().as_u16()));
-                }
-                UpstreamInput::Head { response: Err(failure), .. } => span.fail(failure.code.label()),
-                UpstreamInput::End(Ending::Broken) => span.fail(ErrorCode::UpstreamBroke.label()),
-                _ => {}
-            }
-        }
+        self.trace_input(&input);
         match input {
             UpstreamInput::Head { response: Ok(response), is_reopening: true } => {
                 Box::pin(self.handle_reopened(response)).await
@@ -508,6 +485,9 @@ impl Pump {
     }
 
     async fn end(&mut self, ending: Ending) {
+        if ending == Ending::Broken {
+            self.trace_break();
+        }
         self.set_input(InputSource::Idle);
         self.note_arriving(0);
         self.writer.update(|machine, now| machine.handle_upstream_end(ending, now)).await;
@@ -523,6 +503,9 @@ impl Pump {
         let InputSource::Reading(reader) = &mut self.input else { return None };
         let GatherResult { mut events, error, ending } = reader.gather(piece).await;
         let held = if error.is_some() || ending.is_some() { 0 } else { reader.held() };
+        if ending == Some(Ending::Broken) {
+            self.trace_break();
+        }
         if self.call.observer.is_active() {
             for event in &mut events {
                 event.data = self.observe(std::mem::take(&mut event.data));

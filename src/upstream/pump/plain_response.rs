@@ -27,7 +27,10 @@ impl Pump {
     /// Takes the head of a response that is no stream. The response passes as it is, or becomes an event if the client has a stream
     /// already or accepts nothing else.
     pub(super) async fn handle_plain_response(&mut self, response: Box<Response<ResponseBody>>) {
+        // Its span ends with the body.
+        let span = self.span.take();
         self.set_input(InputSource::Idle);
+        self.span = span;
         let json = headers::is_json(response.headers());
         if response.status().is_success() && json && !self.call.accept.json && self.call.accept.sse {
             return Box::pin(self.convert_to_event(response)).await;
@@ -172,6 +175,7 @@ impl Pump {
                 }
                 let timeout = self.writer.stream().with_machine(|machine| machine.policy().call_timeout);
                 let body = passing_body(self.writer.counted(buffer), body, timeout.map(|timeout| self.began + timeout));
+                let body = self.trace_passing(parts.status, body);
                 Plain::passthrough(parts.status, parts.headers, body)
             }
             Ok(Err(_)) => {

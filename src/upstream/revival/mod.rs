@@ -26,7 +26,7 @@ use super::{ProbeOutcome, ResponseBody, Template, Upstream};
 use crate::channel;
 use crate::clock;
 use crate::event_log::{Binding, EventLog, Handshake, Home, Principal, Stream};
-use crate::otel::SpanKind;
+use crate::otel::{Span, SpanKind};
 use crate::protocol::error::Failure;
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::Owner;
@@ -266,16 +266,20 @@ impl Refused<'_> {
             debug!("a session is not opened again: the limit of attempts is reached");
             return Attempt::Failed;
         }
+        let mut span = self.stream.span().map(|call| call.begin("session revival", SpanKind::Internal));
+        let request = match span.as_ref().and_then(Span::context) {
+            Some(parent) => Arc::new(self.template.below(parent)),
+            None => self.template.clone(),
+        };
         let handshaking = Handshaking {
             upstream: self.upstream.clone(),
             log: self.log.clone(),
             id: id.clone(),
             handshake: handshake.clone(),
-            request: self.template.clone(),
+            request,
         };
         let (handshake, metrics, upstream) = (handshake.clone(), self.metrics.clone(), self.upstream.clone());
         let began = clock::now();
-        let mut span = self.stream.span().map(|call| call.begin("session revival", SpanKind::Internal));
         let attempt = async move {
             let opened = handshaking.run(permit).await;
             let outcome = match &opened {
@@ -293,6 +297,9 @@ impl Refused<'_> {
             metrics.observe_revival(outcome);
             if let Some(mut span) = span.take() {
                 span.set("mcp_resume.outcome", outcome.label());
+                if outcome == RevivalOutcome::Failed {
+                    span.fail(outcome.label());
+                }
             }
             let reason = if let Opened::Failed(reason) = &opened { Some(*reason) } else { None };
             let took_ms = clock::now().saturating_duration_since(began).as_millis() as u64;

@@ -213,7 +213,7 @@ async def test_a_call_beyond_the_limit_of_running_tasks_has_an_ordinary_response
     """So has every call without a task: nothing is refused."""
     port, proxy = await before("tasks", LIMITS__TASKS_PER_PRINCIPAL=2)
     runs = [f"{key}-{n}" for n in range(4)]
-    calls = [{"name": "slow_compute", "arguments": {"seconds": 2, "label": run, "key": run}} for run in runs]
+    calls = [{"name": "slow_compute", "arguments": {"seconds": 5, "label": run, "key": run}} for run in runs]
     answers = await together(*(tasks.answer(proxy, "tools/call", **call) for call in calls))
     kinds = [message["result"]["resultType"] for message in answers]
     assert sorted(kinds) == ["complete", "complete", "task", "task"]
@@ -221,7 +221,7 @@ async def test_a_call_beyond_the_limit_of_running_tasks_has_an_ordinary_response
         result = message["result"]
         if task := result.get("taskId"):
             result = (await tasks.settled(proxy, task))["result"]
-        assert result["content"][0]["text"] == f"{run} after 2 s"
+        assert result["content"][0]["text"] == f"{run} after 5 s"
         assert_runs(port, run)
 
 
