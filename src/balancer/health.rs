@@ -186,7 +186,8 @@ impl HealthCheck for IdentityCheck {
         let report = self.request_report(self.peers.peer_for(&backend), backend.address);
         let report = tokio::time::timeout(self.intervals.timeout, report).await;
         let report = report
-            .unwrap_or_else(|_| Error::e_explain(ErrorType::ReadTimedout, "the replica sent no report in time"))?;
+            .unwrap_or_else(|_| Error::e_explain(ErrorType::ReadTimedout, "the replica sent no report in time"))
+            .inspect_err(|error| backend.record_failed_check(error.to_string()))?;
         backend.record_report(report);
         Ok(())
     }

@@ -103,6 +103,8 @@ struct BackendState {
     last_failure: Option<Instant>,
     ejections: u32,
     ejected_until: Option<Instant>,
+    /// Reason for which the last health check brought no report, or `None` if it brought one.
+    check_failure: Option<String>,
 }
 
 impl BackendState {
@@ -207,6 +209,7 @@ impl Backend {
             last_failure: None,
             ejections: 0,
             ejected_until: None,
+            check_failure: None,
         };
         Self { address, transport, policy, in_flight: AtomicUsize::new(0), state: Mutex::new(state) }
     }
@@ -224,7 +227,17 @@ impl Backend {
             state.down = CancellationToken::new();
         }
         state.is_up = true;
+        state.check_failure = None;
         state.report = Some(report);
+    }
+
+    /// Records a health check that brought no report. The log has the first of failures with one reason.
+    pub fn record_failed_check(&self, reason: String) {
+        let mut state = self.lock();
+        if state.check_failure.as_ref() != Some(&reason) {
+            warn!(address = %self.address, reason, "a replica sends no report");
+            state.check_failure = Some(reason);
+        }
     }
 
     /// Marks the backend as down, and cuts its requests in flight.

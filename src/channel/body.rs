@@ -10,6 +10,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 
 use crate::body::BoxError;
 use crate::protocol::channel::ids::Receiver;
+use crate::protocol::error::ErrorCode;
 use crate::protocol::jsonrpc::{self, Message};
 use crate::sync;
 
@@ -50,6 +51,8 @@ struct State {
     bytes: usize,
     part: Part,
     is_over: bool,
+    /// Error of the responses that the server owed when it was lost, or `None` if it was not.
+    lost: Option<ErrorCode>,
     waker: Option<Waker>,
 }
 
@@ -67,11 +70,24 @@ impl Body {
     pub fn whole(body: impl Into<Bytes>) -> Self {
         Self::Whole(Some(body.into()))
     }
+
+    /// Returns the error of the responses that the server owed when it was lost, or `None` if it was not.
+    pub fn lost(&self) -> Option<ErrorCode> {
+        match self {
+            Self::Whole(_) => None,
+            Self::Events(events) => events.lost(),
+        }
+    }
 }
 
 impl Events {
     pub(super) fn new(queue: Arc<Queue>, receiver: Receiver, channel: Arc<dyn Channel>) -> Self {
         Self { queue, receiver, channel }
+    }
+
+    /// Returns the error of the responses that the server owed when it was lost, or `None` if it was not. Known before they are read.
+    fn lost(&self) -> Option<ErrorCode> {
+        sync::lock(&self.queue.0).lost
     }
 
     /// Waits for the first message alone, in place of the event stream. `None` if the stream ends without one.
@@ -131,6 +147,11 @@ impl Queue {
         state.bytes += message.len();
         state.messages.push_back(message);
         wake(state.waker.take());
+    }
+
+    /// Notes the error of the responses that follow, which the server owed when it was lost.
+    pub(super) fn note_lost(&self, code: ErrorCode) {
+        sync::lock(&self.0).lost = Some(code);
     }
 
     /// Ends the stream behind its messages.

@@ -91,7 +91,9 @@ impl Channels {
             }
             None => {
                 self.limits.metrics.observe_start(StartOutcome::TimedOut);
-                Err(self.slow(number))
+                let slow = self.slow(number);
+                warn!(error = slow.code.label(), detail = slow.detail, "a server is too slow to start");
+                Err(slow)
             }
         }
     }

@@ -234,7 +234,7 @@ impl Section<'_> {
                 Value::List(items) => items.clone(),
                 // The text may hold a key, which no message shows.
                 Value::Untyped(text) => serde_json::from_str(text)
-                    .map_err(|_| r#"must be a JSON array of texts, as ["npx", "-y", "server"]"#.to_owned())?,
+                    .map_err(|_| r#"must be a JSON array of texts, as ["FIRST", "SECOND"]"#.to_owned())?,
                 Value::Integer(_) | Value::Boolean(_) | Value::Text(_) | Value::Other(_) => {
                     return Err(format!("must be a list of texts, not {}", value.type_name()));
                 }

@@ -10,6 +10,7 @@ use super::http1;
 use super::sent_flag::Slot;
 use crate::body::{BoxBody, BoxError, Incoming};
 use crate::channel;
+use crate::protocol::error::ErrorCode;
 
 /// Body of an upstream response.
 #[derive(Debug)]
@@ -37,6 +38,15 @@ impl ResponseBody {
     /// Puts the bytes that were read of a body before the rest of it.
     pub(super) fn begun(first: Bytes, rest: Self) -> Self {
         ResponseBody::Begun(Box::new(Begun { first: Some(first).filter(|first| !first.is_empty()), rest }))
+    }
+
+    /// Returns the error of the responses that a server on a channel owed when it was lost, or `None` if it was not.
+    pub(super) fn lost(&self) -> Option<ErrorCode> {
+        match self {
+            ResponseBody::Channel(body) => body.lost(),
+            ResponseBody::Begun(begun) => begun.rest.lost(),
+            ResponseBody::Http1(_) | ResponseBody::Hyper(_) | ResponseBody::Translated(_) => None,
+        }
     }
 
     /// Returns true if the body's reader reads the connection itself. The other kind hands over one read at a time, through another

@@ -10,6 +10,7 @@ use http_body_util::BodyExt;
 use super::ResponseBody;
 use super::body::collect;
 use crate::clock;
+use crate::protocol::error::ErrorCode;
 use crate::protocol::headers;
 use crate::protocol::sse::{self, Decoder};
 use crate::protocol::stream::Ending;
@@ -36,6 +37,11 @@ impl EventReader {
     /// Returns the bytes held of an incomplete event.
     pub(super) fn held(&self) -> usize {
         self.decoder.bytes_held()
+    }
+
+    /// Returns the error of the responses that a server on a channel owed when it was lost; see [`ResponseBody::lost`].
+    pub(super) fn lost(&self) -> Option<ErrorCode> {
+        self.body.lost()
     }
 
     /// Waits for the next piece of the body, or its end. Dropping the future loses nothing.

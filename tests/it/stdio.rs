@@ -108,7 +108,7 @@ async fn a_body_that_is_no_utf_8_is_refused() {
 #[tokio::test]
 async fn a_process_that_ends_fails_its_calls_and_the_next_one_opens_the_session_again() {
     let servers = StdioServers::start().await;
-    let proxy = servers.proxy(|_| {}).await;
+    let proxy = servers.proxy_with(|config| config.admin.address = Some(([127, 0, 0, 1], 0).into())).await;
     let (mut server, session) = servers.open(&proxy).await;
     let mut response = session.post(call(1)).send(proxy.addr).await.sse();
     server.message().await;
@@ -116,6 +116,10 @@ async fn a_process_that_ends_fails_its_calls_and_the_next_one_opens_the_session_
     let error = event(&mut response).await;
     let data = json!({"fault": "upstream", "mayHaveRun": true, "exitCode": 3});
     assert_eq!((&error["id"], &error["error"]["code"], &error["error"]["data"]), (&json!(1), &json!(-32010), &data));
+    // The error is the call's outcome.
+    let failed = async || metric(&proxy, r#"mcp_resume_streams_sealed_total{outcome="failed"}"#).await;
+    until("the call has ended", async || failed().await == 1.0).await;
+    assert_eq!(metric(&proxy, r#"mcp_resume_upstream_failures_total{reason="server_ended"}"#).await, 1.0);
 
     let pending = session.post(call(2)).start(proxy.addr).await;
     completes(&mut servers.open_again().await, pending, 2).await;

@@ -211,6 +211,13 @@ impl Machine {
         }
     }
 
+    /// The server is gone: each response that it still owed is an error, with this failure.
+    pub fn handle_server_lost(&mut self, failure: Failure) {
+        if !self.owes_nothing() && self.sealing.is_none() && !self.is_sealed() {
+            self.failure = Some(failure);
+        }
+    }
+
     /// The upstream's response ended or broke.
     pub fn handle_upstream_end(&mut self, ending: Ending, now: Instant) {
         if self.sealing.is_some() || self.is_sealed() {

@@ -12,7 +12,11 @@ use crate::protocol::tasks;
 impl Machine {
     /// Returns the outcome of a stream that owes no response.
     pub(super) fn settled_outcome(&self) -> Outcome {
-        if self.owed_responses.is_cancelled() { Outcome::Cancelled } else { Outcome::Completed }
+        match self.failure {
+            _ if self.owed_responses.is_cancelled() => Outcome::Cancelled,
+            Some(_) => Outcome::Failed,
+            None => Outcome::Completed,
+        }
     }
 
     /// Returns true if each response of a request stream came or was cancelled. Such a stream can no longer fail.

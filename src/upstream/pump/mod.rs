@@ -138,6 +138,8 @@ struct Arrived {
     bytes: usize,
     /// True if the next event is too large.
     is_too_large: bool,
+    /// Failure of the server that the responses among the events report, or `None` if they are its own.
+    lost: Option<Failure>,
     /// End of the response behind the events, or `None` if it goes on.
     ending: Option<Ending>,
 }
@@ -146,6 +148,9 @@ impl Arrived {
     /// Passes the events to the machine. They are dropped here, before a store is waited for: they are encoded by then.
     fn pass_to(self, machine: &mut Machine, now: Instant) {
         machine.reserve(self.events.len(), self.bytes);
+        if let Some(failure) = self.lost {
+            machine.handle_server_lost(failure);
+        }
         for event in &self.events {
             machine.handle_event(event, now);
         }
@@ -503,7 +508,10 @@ impl Pump {
         let InputSource::Reading(reader) = &mut self.input else { return None };
         let GatherResult { mut events, error, ending } = reader.gather(piece).await;
         let held = if error.is_some() || ending.is_some() { 0 } else { reader.held() };
-        if ending == Some(Ending::Broken) {
+        let lost = reader.lost().map(Failure::after_send);
+        if let (Some(span), Some(failure)) = (&mut self.span, lost) {
+            span.fail(failure.code.label());
+        } else if ending == Some(Ending::Broken) {
             self.trace_break();
         }
         if self.call.observer.is_active() {
@@ -520,7 +528,7 @@ impl Pump {
             self.set_input(InputSource::Idle);
         }
         self.note_arriving(held);
-        Some(Arrived { events, bytes, is_too_large: error.is_some(), ending })
+        Some(Arrived { events, bytes, is_too_large: error.is_some(), lost, ending })
     }
 
     async fn handle_failure(&mut self, failure: Failure, is_reopening: bool) {
