@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Builds a release: `build.sh DIRECTORY [TARGET...]`. DIRECTORY then has, for each target, the static binary in an archive, and for Linux a `.deb`, an `.rpm`
 # and two images (the sidecar, and the balancer variant); a wheel and an npm package for each target, the npm package that chooses among them, the crate, an
-# SBOM and SHA256SUMS. Packages of one binary have the same bytes in each run; `make release-check` compares the binaries, too.
-# Images have equal layers, and a random host name in their configuration.
+# SBOM and SHA256SUMS. All of them have the same bytes in each run: `make release-check` builds them a second time.
 #
 # Linux is built for glibc, as a static binary, with Debian's compilers. Targets are x86_64-unknown-linux-gnu and aarch64-unknown-linux-gnu by default. A Mac
 # builds aarch64-apple-darwin and x86_64-apple-darwin in the same way; elsewhere they need Apple's SDK, which may not be passed on (SDKROOT, and
