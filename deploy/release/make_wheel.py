@@ -29,11 +29,12 @@ def main(binary, target, version, directory):
     tags = TAGS[target]
     info = f"mcp_resume-{version}.dist-info"
     metadata = [
-        "Metadata-Version: 2.3",
+        "Metadata-Version: 2.4",
         "Name: mcp-resume",
         f"Version: {version}",
         "Summary: A reverse proxy that makes MCP servers resumable",
         "License-Expression: Apache-2.0",
+        "License-File: LICENSE",
         "Classifier: Environment :: Console",
         "Classifier: Topic :: Internet :: Proxy Servers",
         "Description-Content-Type: text/markdown",

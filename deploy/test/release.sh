@@ -120,6 +120,15 @@ echo "deploy: the .rpm installs, runs and is removed"
 python3 -m venv "$work/python"
 "$work/python/bin/pip" install --quiet --disable-pip-version-check --no-index "$release"/mcp_resume-*manylinux*x86_64*.whl || die "pip refuses the wheel"
 [ "$(env -i "$work/python/bin/mcp-resume" --version)" = "$said" ] || die "the wheel's program does not run"
+# PyPI refuses a wheel whose metadata are wrong.
+target/tools/deploy/venv/bin/python - "$release"/mcp_resume-*.whl <<'PY' || die "the metadata of the wheel are wrong"
+import sys, zipfile
+from packaging.metadata import Metadata
+
+wheel = zipfile.ZipFile(sys.argv[1])
+[name] = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+Metadata.from_email(wheel.read(name))
+PY
 serves "$work/python/bin/mcp-resume"
 echo "deploy: the wheel installs and runs"
 
