@@ -111,6 +111,7 @@ in_fedora --install --nodeps --noscripts "$release"/mcp-resume-*.x86_64.rpm
 installed "$fedora"
 in_fedora --erase --noscripts mcp-resume
 [ ! -e "$fedora/usr/bin/mcp-resume" ] || die "the removal of the .rpm leaves the program"
+[ "$(rpm -qp --queryformat "%{BUILDHOST}" "$release"/mcp-resume-*.x86_64.rpm)" = localhost ] || die "the .rpm names this machine"
 for script in after-install before-remove after-remove; do
     sh -n "deploy/release/$script.sh"
 done
