@@ -35,9 +35,15 @@ version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 # The time of the commit is that of all files; in a tree without its history that of the lock file.
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || stat --format=%Y Cargo.lock)}
 export SOURCE_DATE_EPOCH CARGO_INCREMENTAL=0
-# Paths of this machine are in no binary.
-export RUSTFLAGS="--remap-path-prefix=$PWD=/mcp-resume --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo"
-export CFLAGS="-ffile-prefix-map=$PWD=/mcp-resume -ffile-prefix-map=${CARGO_HOME:-$HOME/.cargo}=/cargo"
+# Paths of this machine are in no binary: those of the checkout, of the build directory, of crates, and of the standard library if its source is installed.
+built=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+crates=${CARGO_HOME:-$HOME/.cargo}
+library=$(rustc --print sysroot)/lib/rustlib/src/rust
+revision=$(rustc -vV | sed -n 's/^commit-hash: //p')
+# The last prefix that fits counts.
+export RUSTFLAGS="--remap-path-prefix=$PWD=/mcp-resume --remap-path-prefix=$built=/mcp-resume/target"
+RUSTFLAGS+=" --remap-path-prefix=$crates=/cargo --remap-path-prefix=$library=/rustc/$revision"
+export CFLAGS="-ffile-prefix-map=$PWD=/mcp-resume -ffile-prefix-map=$built=/mcp-resume/target -ffile-prefix-map=$crates=/cargo"
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=${CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER:-aarch64-linux-gnu-gcc}
 
 # `binary TARGET FEATURES FILE`: builds one binary.
