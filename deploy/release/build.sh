@@ -26,7 +26,7 @@ die() {
     exit 1
 }
 
-deploy/release/setup.sh
+deploy/release/setup.sh "${targets[@]}"
 python=$PWD/target/tools/release/venv/bin/python
 nfpm=$PWD/target/tools/release/venv/bin/nfpm
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
@@ -56,8 +56,6 @@ binary() {
     case $target in
         *-linux-gnu) options+=(-C target-feature=+crt-static -C link-arg=-Wl,-z,pack-relative-relocs -C link-arg=-Wl,--build-id=none) ;;
     esac
-    rustup target list --installed 2>/dev/null | grep -qx "$target" || rustup target add "$target" ||
-        die "rustup could not install the standard library for $target"
     cargo rustc --quiet --locked --profile "$profile" --features "$features" --target "$target" --bin mcp-resume -- "${options[@]}"
     cp "${CARGO_TARGET_DIR:-target}/$target/$folder/mcp-resume" "$file"
     case $target in
@@ -118,7 +116,6 @@ deploy/release/npm.sh all "$version" "$directory"
 if [ -z "${WITHOUT_CRATE:-}" ]; then
     cargo package --quiet --locked --no-verify --allow-dirty -p mcp-resume --target-dir "$work/crate"
     cp "$work"/crate/package/mcp-resume-"$version".crate "$directory"
-    tests/cargo-tool.sh cargo-cyclonedx "$(cat deploy/release/cargo-cyclonedx.version)"
     deploy/release/sbom.sh "$directory/mcp-resume-$version.cdx.json"
 fi
 
