@@ -48,4 +48,4 @@ with tarfile.open(source) as built, tarfile.open(target, "w", format=tarfile.UST
         write(layer, read(layer))
     write("manifest.json", text([{"Config": name, "RepoTags": [tag], "Layers": image["Layers"]}]))
 PY
-gzip -9 -n "$archive"
+gzip -n "$archive"
