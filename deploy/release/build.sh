@@ -56,7 +56,8 @@ binary() {
     case $target in
         *-linux-gnu) options+=(-C target-feature=+crt-static -C link-arg=-Wl,-z,pack-relative-relocs -C link-arg=-Wl,--build-id=none) ;;
     esac
-    cargo rustc --quiet --locked --profile "$profile" --features "$features" --target "$target" --bin mcp-resume -- "${options[@]}"
+    # A crate with C is built again for each value, and no binary has a date.
+    SOURCE_DATE_EPOCH=0 cargo rustc --quiet --locked --profile "$profile" --features "$features" --target "$target" --bin mcp-resume -- "${options[@]}"
     cp "${CARGO_TARGET_DIR:-target}/$target/$folder/mcp-resume" "$file"
     case $target in
         *-linux-gnu) ! readelf --program-headers "$file" | grep -q INTERP || die "$file is not static" ;;
