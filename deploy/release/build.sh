@@ -3,9 +3,8 @@
 # and two images (the sidecar, and the balancer variant); a wheel and an npm package for each target, the npm package that chooses among them, the crate, an
 # SBOM and SHA256SUMS. All of them have the same bytes in each run: `make release-check` builds them a second time.
 #
-# Linux is built for glibc, as a static binary, with Debian's compilers. Targets are x86_64-unknown-linux-gnu and aarch64-unknown-linux-gnu by default. A Mac
-# builds aarch64-apple-darwin and x86_64-apple-darwin in the same way; elsewhere they need Apple's SDK, which may not be passed on (SDKROOT, and
-# CARGO_TARGET_…_LINKER for a linker that knows Mach-O).
+# Linux is built for glibc, as a static binary, with Debian's compilers. Targets are x86_64-unknown-linux-gnu and aarch64-unknown-linux-gnu by default.
+# aarch64-apple-darwin and x86_64-apple-darwin need Apple's SDK: README.md.
 #
 # PROFILE is the cargo profile (default: image). BINARIES is a directory with binaries that are built already, as TARGET/mcp-resume; WITHOUT_IMAGES and
 # WITHOUT_CRATE leave out the images, and the crate with its SBOM: the tests use them.
