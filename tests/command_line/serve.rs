@@ -1,5 +1,7 @@
 //! `mcp-resume serve`: its output and its end.
 
+use socket2::{Domain, Socket, Type};
+
 use super::*;
 
 #[test]
@@ -213,7 +215,10 @@ fn a_refusal_for_a_host_or_an_origin_is_answered_and_warned_of_with_the_key_that
 
 #[test]
 fn the_log_names_the_upstream_at_the_start_and_its_end_and_return_once() {
-    let address = TcpListener::bind(FREE).expect("a port").local_addr().expect("an address");
+    // Bound and not listening: connections are refused, and no other program is given the port.
+    let server = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+    server.bind(&FREE.parse::<SocketAddr>().expect("an address").into()).expect("a port");
+    let address = server.local_addr().expect("an address").as_socket().expect("of IP");
     let mut child = Command::new(env!("CARGO_BIN_EXE_mcp-resume"))
         .args(["serve", "--upstream", &format!("http://{address}/"), "--listen", FREE, "--admin", FREE])
         .stdout(Stdio::piped())
@@ -234,7 +239,7 @@ fn the_log_names_the_upstream_at_the_start_and_its_end_and_return_once() {
         lines.map(|line| line.expect("text")).find_map(|line| Some(line.split_once("admin on http://")?.1.into()));
     let admin: String = admin.expect("it has an admin listener");
     assert_eq!(health(&["--admin", &admin]).status.code(), Some(1));
-    let _server = TcpListener::bind(address).expect("the port is free again");
+    server.listen(16).expect("a listener");
     while health(&["--admin", &admin]).status.code() != Some(0) {}
     let back = line("the MCP server accepts");
     assert!(
