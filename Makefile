@@ -57,7 +57,7 @@ image: NAME = mcp-resume$(if $(FEATURES),-$(FEATURES))
 image:
 	deploy/test/setup.sh
 	deploy/build-static.sh target/$(NAME)-image "$(FEATURES)"
-	target/tools/deploy/venv/bin/python deploy/test/image.py target/$(NAME)-image $(if $(FEATURES),,15000000)
+	target/tools/deploy/venv/bin/python deploy/test/image.py target/$(NAME)-image $(if $(FEATURES),,22000000)
 	deploy/image.sh target/$(NAME)-image $(NAME)
 
 # All files of a release, for x86-64 and arm64 Linux, in target/release-files: deploy/release/README.md.
