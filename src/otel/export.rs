@@ -177,10 +177,9 @@ impl HttpClient for Sender {
             self.runtime.spawn(tokio::time::timeout(TIMEOUT, self.send(request)))
         };
         let result = sending.await?.unwrap_or_else(|_| Err("no response in time".into()));
-        match &result {
-            Ok(response) => self.responses.rejected.store(rejected(response.body()), Ordering::Relaxed),
-            Err(error) => *sync::lock(&self.responses.failure) = Some(in_words(&**error)),
-        }
+        *sync::lock(&self.responses.failure) = result.as_ref().err().map(|error| in_words(&**error));
+        let rejected = result.as_ref().map_or(0, |response| rejected(response.body()));
+        self.responses.rejected.store(rejected, Ordering::Relaxed);
         result
     }
 }
