@@ -39,7 +39,7 @@ pub(super) fn trace_return(
     span.set("mcp_resume.resume.by", how);
     span.set("mcp_resume.resume.after", i64::try_from(cursor.0).unwrap_or(i64::MAX));
     span.set("mcp_resume.stream.id", stream.id().to_string());
-    span.context()
+    Some(span.context())
 }
 
 /// Returns a body that is written, and dropped, in the span of its request.

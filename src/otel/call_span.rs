@@ -120,7 +120,7 @@ impl CallSpan {
     fn begin_below(&self, parent: TraceContext, name: &'static str, kind: SpanKind, began: Duration) -> Span {
         let context = TraceContext { span: new_span(), ..parent };
         let beginning = Beginning { context, parent: Some(parent), kind, began };
-        Span::new(self.traces.clone(), self.traces.data(&beginning, name.to_owned()))
+        Span::new(self.traces.clone(), context, self.traces.data(&beginning, name.to_owned()))
     }
 
     /// Returns the span of the task in which this call, of this name, goes on.
@@ -145,7 +145,7 @@ impl CallSpan {
             None => "call".to_owned(),
         };
         let title = if is_task { format!("task {title}") } else { title };
-        let mut span = Span::new(self.traces.clone(), self.traces.data(&beginning, title));
+        let mut span = Span::new(self.traces.clone(), context, self.traces.data(&beginning, title));
         if let Some(beside) = self.beside {
             span.link_to(beside);
         }

@@ -3,28 +3,29 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use opentelemetry::trace::{Link, SpanContext, Status};
+use opentelemetry::trace::{Link, Status};
 use opentelemetry::{KeyValue, StringValue, Value};
 use opentelemetry_sdk::trace::SpanData;
 
 use super::{Traces, span_context};
-use crate::protocol::trace::{SpanId, TraceContext, TraceId};
+use crate::protocol::trace::TraceContext;
 
 /// A span in progress. To drop it ends it.
 pub struct Span {
     traces: Arc<Traces>,
+    context: TraceContext,
     /// `None` once it has ended. Boxed, because spans are rare parts of what holds them.
     data: Option<Box<SpanData>>,
 }
 
 impl Span {
-    pub(super) fn new(traces: Arc<Traces>, data: SpanData) -> Self {
-        Self { traces, data: Some(Box::new(data)) }
+    pub(super) fn new(traces: Arc<Traces>, context: TraceContext, data: SpanData) -> Self {
+        Self { traces, context, data: Some(Box::new(data)) }
     }
 
-    /// Returns this span as the parent or link of others, or `None` once it has ended.
-    pub fn context(&self) -> Option<TraceContext> {
-        self.data.as_ref().map(|data| context_of(&data.span_context))
+    /// Returns this span as the parent or link of others.
+    pub fn context(&self) -> TraceContext {
+        self.context
     }
 
     /// Sets an attribute, which the span does not have yet.
@@ -56,13 +57,5 @@ impl Drop for Span {
         if let Some(data) = self.data.take() {
             self.traces.end_span(*data);
         }
-    }
-}
-
-fn context_of(context: &SpanContext) -> TraceContext {
-    TraceContext {
-        trace: TraceId::from_bytes(context.trace_id().to_bytes()),
-        span: SpanId::from_bytes(context.span_id().to_bytes()),
-        is_sampled: context.is_sampled(),
     }
 }

@@ -25,12 +25,9 @@ impl Pump {
         span.set("http.request.method", template.method().to_string());
         span.set("mcp_resume.upstream.reopened", is_reopening);
         self.upstream.describe_in(&mut span);
-        let parent = span.context();
+        let template = template.below(span.context());
         self.span = Some(span);
-        match parent {
-            Some(parent) => Arc::new(template.below(parent)),
-            None => template,
-        }
+        Arc::new(template)
     }
 
     /// Notes the head of the response, or its absence, in the span of the request.

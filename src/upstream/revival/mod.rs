@@ -26,7 +26,7 @@ use super::{ProbeOutcome, ResponseBody, Template, Upstream};
 use crate::channel;
 use crate::clock;
 use crate::event_log::{Binding, EventLog, Handshake, Home, Principal, Stream};
-use crate::otel::{Span, SpanKind};
+use crate::otel::SpanKind;
 use crate::protocol::error::Failure;
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::Owner;
@@ -267,8 +267,8 @@ impl Refused<'_> {
             return Attempt::Failed;
         }
         let mut span = self.stream.span().map(|call| call.begin("session revival", SpanKind::Internal));
-        let request = match span.as_ref().and_then(Span::context) {
-            Some(parent) => Arc::new(self.template.below(parent)),
+        let request = match &span {
+            Some(span) => Arc::new(self.template.below(span.context())),
             None => self.template.clone(),
         };
         let handshaking = Handshaking {
