@@ -79,11 +79,13 @@ fn comes_back(event: &Event) {
     let back = only_event(&out);
     assert_eq!((&back.name, &back.data, back.id.as_deref()), (&event.name, &event.data, id.map(str::as_bytes)));
 
-    let mut out = BytesMut::new();
-    encode_empty(&mut out, id, event.retry);
-    let back = only_event(&out);
-    assert_eq!((back.id.as_deref(), back.retry), (id.map(str::as_bytes), event.retry));
-    assert!(back.name.is_empty() && back.data.is_empty());
+    for name in [None, Some("prime")] {
+        let mut out = BytesMut::new();
+        encode_empty(&mut out, name, id, event.retry);
+        let back = only_event(&out);
+        assert_eq!((back.id.as_deref(), back.retry), (id.map(str::as_bytes), event.retry));
+        assert_eq!((&*back.name, &*back.data), (name.unwrap_or_default().as_bytes(), &b""[..]));
+    }
 }
 
 /// The data comes back with LF line ends, the name up to its first line end.

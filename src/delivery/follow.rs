@@ -29,6 +29,8 @@ const START_ROOM: usize = 1024;
 pub struct Plan {
     /// First bytes of the response.
     pub opening: Opening,
+    /// Form of the events with empty data.
+    pub empty_events: EmptyEvents,
     /// `retry` for the client.
     pub retry: Duration,
     /// Silence after which a comment is written.
@@ -55,6 +57,26 @@ pub enum Opening {
     PrimingEvent,
     /// A comment.
     Comment,
+}
+
+/// Form of the events with empty data: the priming event, and the last event of a response that ends early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EmptyEvents {
+    /// Without a type, as revision 2025-11-25 specifies them.
+    Untyped,
+    /// With the type `prime`, for clients that parse the data of untyped events. They take the ID, and skip events of other types.
+    Typed,
+    /// None, and no `retry` without data: the client fails at either.
+    Absent,
+}
+
+impl EmptyEvents {
+    fn event_type(self) -> Option<&'static str> {
+        match self {
+            Self::Untyped | Self::Absent => None,
+            Self::Typed => Some("prime"),
+        }
+    }
 }
 
 /// Reasons to end a response before its stream.
@@ -203,7 +225,8 @@ impl Follow {
                 Start::After(_) => Some(self.attachment.id()),
             };
             let id = self.attachment.id_of_place(self.cursor, attach);
-            sse::encode_empty(out, Some(&id), Some(self.plan.retry));
+            let event_type = self.plan.empty_events.event_type();
+            sse::encode_empty(out, event_type, Some(&id), Some(self.plan.retry));
             self.attachment.note_primed(self.plan.retry);
         } else {
             sse::encode_comment(out, "");
@@ -354,10 +377,10 @@ impl Follow {
     /// Ends the response gracefully, without a result.
     fn write_graceful_close(&mut self, out: &mut BytesMut, retry: Duration) {
         self.state = State::Ended;
-        if self.plan.opening == Opening::PrimingEvent {
-            sse::encode_empty(out, None, Some(retry));
-        } else {
-            sse::encode_retry(out, retry);
+        match (self.plan.opening, self.plan.empty_events) {
+            (Opening::PrimingEvent, form) => sse::encode_empty(out, form.event_type(), None, Some(retry)),
+            (Opening::Comment, EmptyEvents::Untyped | EmptyEvents::Typed) => sse::encode_retry(out, retry),
+            (Opening::Comment, EmptyEvents::Absent) => {}
         }
     }
 

@@ -32,7 +32,7 @@ impl<F: Future<Output = [Bytes; 3]>> HeldPoll<F> {
     /// Creates a body with event IDs of `handle`, whose client is told to come back after `retry`.
     pub fn new(handle: Handle, retry: Duration, answer: F) -> Self {
         let mut priming = BytesMut::new();
-        sse::encode_empty(&mut priming, Some(&id_of(&handle, PRIMING)), Some(retry));
+        sse::encode_empty(&mut priming, None, Some(&id_of(&handle, PRIMING)), Some(retry));
         Self { handle, answer: Some(Box::pin(answer)), ready: Pieces::from_iter([priming.freeze()]) }
     }
 }

@@ -21,6 +21,7 @@ mod forward_to_replicas;
 mod home_queries;
 mod metrics;
 mod misdirected;
+mod priming;
 mod refusals;
 mod remote_requests;
 mod request_log;

@@ -8,11 +8,12 @@ use http_body_util::BodyExt;
 use super::components::Components;
 use super::context::RequestContext;
 use super::metrics::{Metrics, ResumeMeans, Resumed};
+use super::priming;
 use super::request_log::log_return;
 use super::trace::trace_return;
 use crate::body::{BoxBody, whole};
 use crate::config::{Config, Prime, Turns};
-use crate::delivery::{BeatTimes, EarlyClose, Follow, Opening, Plan, Receipt, Start, lost_event};
+use crate::delivery::{BeatTimes, EarlyClose, EmptyEvents, Follow, Opening, Plan, Receipt, Start, lost_event};
 use crate::dialect::{self, Resumption};
 use crate::event_log::{self, Attachment, EventLog, Session, Stream};
 use crate::protocol::headers::ProtocolVersion;
@@ -73,24 +74,25 @@ impl StreamResponder {
     ) -> Follow {
         let stream = attachment.stream().clone();
         let is_resume = matches!(start, Start::After(_));
-        let version = context.version();
+        let (version, session, headers) = (context.version(), context.session.as_deref(), &context.parts.headers);
         let plan = Plan {
             preface,
             closing,
-            ..self.plan(&attachment, version.as_ref(), context.session.as_deref(), is_resume)
+            ..self.plan(&attachment, version.as_ref(), session, priming::empty_events(session, headers), is_resume)
         };
         let receipt = Receipt::new(self.log.clone(), stream);
         let receipts = context.connection.receipts().clone();
         Follow::new(attachment, receipt, receipts, self.metrics.delivery.clone(), plan, start)
     }
 
-    /// Returns the plan of delivery for the connection of `attachment`, whose client speaks `version`. `is_resume`: true if this request
-    /// resumes the stream.
+    /// Returns the plan of delivery for the connection of `attachment`, whose client speaks `version` and takes `empty_events`. `is_resume`: true
+    /// if this request resumes the stream.
     pub(super) fn plan(
         &self,
         attachment: &Attachment,
         version: Option<&ProtocolVersion>,
         session: Option<&Session>,
+        empty_events: EmptyEvents,
         is_resume: bool,
     ) -> Plan {
         let stream = attachment.stream();
@@ -101,11 +103,9 @@ impl StreamResponder {
                 || stream.with_machine(|machine| machine.reader().has_reconnected())
         };
         let can_resume = version.is_some_and(|version| version.is_at_least(POLLING_REVISION));
-        let opening = if delivery.prime == Prime::All || can_resume || has_resumed() {
-            Opening::PrimingEvent
-        } else {
-            Opening::Comment
-        };
+        let is_primed = delivery.prime == Prime::All || can_resume || has_resumed();
+        let opening =
+            if is_primed && empty_events != EmptyEvents::Absent { Opening::PrimingEvent } else { Opening::Comment };
         // A connection is closed early only if its client reconnects. All such clients are primed, and so have got a `retry`.
         let is_polling_revision = version.is_some_and(|version| version.as_str() == POLLING_REVISION);
         let max_connection = delivery.max_connection;
@@ -122,6 +122,7 @@ impl StreamResponder {
         };
         Plan {
             opening,
+            empty_events,
             retry,
             heartbeat: delivery.heartbeat,
             early_close,

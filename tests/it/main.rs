@@ -37,6 +37,7 @@ mod modern;
 mod origin;
 mod passthrough;
 mod pings;
+mod priming;
 mod principal;
 mod process;
 mod resume;

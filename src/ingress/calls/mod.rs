@@ -29,6 +29,7 @@ use super::components::Components;
 use super::context::RequestContext;
 use super::forward_to_replicas;
 use super::metrics::Metrics;
+use super::priming;
 use super::refusals::Refusals;
 use super::session_state::SessionStates;
 use super::stream_finder::StreamFinder;
@@ -282,9 +283,10 @@ impl Calls {
         let StartedCall { attachment, beginning, pump } = started;
         let may_begin = attachment.slice().is_some() && self.commit.may_begin(&request);
         let CallRequest { context, call, accept, .. } = request;
+        let empty_events = priming::empty_events(context.session.as_deref(), &context.parts.headers);
         let RequestContext { parts, session, connection, .. } = *context;
         let query = parts.uri.query().map(Box::from);
-        let reply = Reply { call, accept, query, session, connection, beginning, may_begin };
+        let reply = Reply { call, accept, empty_events, query, session, connection, beginning, may_begin };
         (reply, attachment, pump)
     }
 

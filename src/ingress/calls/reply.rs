@@ -14,12 +14,13 @@ use super::commit::poll_begin;
 use super::request::{Beginning, Reply};
 use crate::body::BoxBody;
 use crate::clock::{self, ShortWait};
-use crate::delivery::{DisconnectGuard, Follow, KeptResponseBody, Passthrough, Plan, Receipt};
+use crate::delivery::{DisconnectGuard, Follow, KeptResponseBody, Opening, Passthrough, Plan, Receipt};
 use crate::dialect;
 use crate::event_log::{Attachment, Collected, EventLog, Head, Plain};
 use crate::ingress::components::Components;
 use crate::ingress::context::RequestContext;
 use crate::ingress::metrics::Metrics;
+use crate::ingress::priming;
 use crate::ingress::refusals::Refusals;
 use crate::ingress::stream_response::StreamResponder;
 use crate::lifecycle::drain::Drain;
@@ -91,8 +92,9 @@ impl Replies {
         context.reservation = None;
         let RequestContext { parts, session, connection, .. } = *context;
         let (accept, query) = (headers::accept(&parts.headers), parts.uri.query().map(Box::from));
+        let empty_events = priming::empty_events(session.as_deref(), &parts.headers);
         drop(parts);
-        let reply = Reply { call, accept, query, session, connection, beginning, may_begin: true };
+        let reply = Reply { call, accept, empty_events, query, session, connection, beginning, may_begin: true };
         self.reply(reply, attachment, InlineTask::default()).await
     }
 
@@ -175,10 +177,12 @@ impl Replies {
     ) -> Response<BoxBody> {
         let version = Some(&reply.call.version);
         // A retry does not show that its client would come back by GET.
-        let plan = self.responder.plan(&attachment, version, reply.session.as_deref(), false);
+        let plan = self.responder.plan(&attachment, version, reply.session.as_deref(), reply.empty_events, false);
+        // An opening has no effect that a repetition would double, so that its response needs no ID before its first event.
+        let opening = if reply.call.is_opening() { Opening::Comment } else { plan.opening };
         let should_end_at_turn = self.responder.should_end_at_turn(attachment.stream(), reply.session.as_deref());
         let preface = if reply.beginning.has_gap { Some(Vec::new()) } else { None };
-        let plan = Plan { should_end_at_turn, preface, ..plan };
+        let plan = Plan { opening, should_end_at_turn, preface, ..plan };
         let receipts = reply.connection.receipts().clone();
         let body =
             Follow::new(attachment, receipt, receipts, self.metrics.delivery.clone(), plan, reply.beginning.start);

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::partial_results::PartialResults;
 use super::task_rules::RequestedTask;
-use crate::delivery::Start;
+use crate::delivery::{EmptyEvents, Start};
 use crate::event_log::{Binding, Fingerprint, Session};
 use crate::ingress::connection::Connection;
 use crate::ingress::context::RequestContext;
@@ -34,6 +34,8 @@ pub(super) struct CallRequest {
 pub(super) struct Reply {
     pub(super) call: classify::Call,
     pub(super) accept: Accept,
+    /// Form in which the client takes events with empty data.
+    pub(super) empty_events: EmptyEvents,
     pub(super) query: Option<Box<str>>,
     pub(super) session: Option<Arc<Session>>,
     pub(super) connection: Arc<Connection>,

@@ -301,11 +301,14 @@ pub fn encode_id(out: &mut BytesMut, id: &str) {
     put_line(out, b"id: ", id.as_bytes());
 }
 
-/// Writes an event with empty data and no name: it moves a client's cursor to `id` and sets its reconnection time (in whole
-/// milliseconds), without a message.
-pub fn encode_empty(out: &mut BytesMut, id: Option<&str>, retry: Option<Duration>) {
+/// Writes an event with empty data and, if there is one, the type `event`, which has no line end. It moves a client's cursor to `id` and sets its reconnection
+/// time (in whole milliseconds), without a message.
+pub fn encode_empty(out: &mut BytesMut, event: Option<&str>, id: Option<&str>, retry: Option<Duration>) {
     if let Some(id) = id {
         encode_id(out, id);
+    }
+    if let Some(event) = event {
+        put_line(out, b"event: ", event.as_bytes());
     }
     if let Some(retry) = retry {
         put_retry(out, retry);

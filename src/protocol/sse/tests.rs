@@ -299,12 +299,12 @@ fn half_an_event_is_partial_and_a_comment_is_not() {
 #[test]
 fn the_wire_forms_are_pinned() {
     let mut out = BytesMut::new();
-    encode_empty(&mut out, Some("h.0"), Some(Duration::from_secs(1)));
+    encode_empty(&mut out, None, Some("h.0"), Some(Duration::from_secs(1)));
     encode_comment(&mut out, "keep-alive");
     encode_id(&mut out, "h.1");
     encode_event(&mut out, b"message", b"{\n}");
     encode_event(&mut out, b"", b"");
-    encode_empty(&mut out, None, None);
+    encode_empty(&mut out, None, None, None);
     assert_eq!(
         &out[..],
         b"id: h.0\nretry: 1000\ndata: \n\n: keep-alive\n\nid: h.1\nevent: message\ndata: {\ndata: }\n\ndata: \n\n\
