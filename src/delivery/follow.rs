@@ -322,7 +322,7 @@ impl Follow {
             sse::encode_event(out, b"message", &message);
         }
         if let Some(receipt) = self.receipt.take() {
-            receipt.ended(&self.receipts);
+            receipt.ended(&self.attachment, &self.receipts);
         }
     }
 

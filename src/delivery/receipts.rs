@@ -1,8 +1,8 @@
 //! Proofs that a response has arrived.
 //!
 //! "Written" is not "received": the kernel and hyper buffer a quarter of a megabyte for a client that reads nothing. A response
-//! counts as delivered when it has ended and its connection then carried a later request of the same caller, or stayed open without
-//! an error for two seconds.
+//! counts as delivered when it has ended and its connection then carried a later request of the same caller, was closed in order by its
+//! client, or stayed open without an error for two seconds.
 //!
 //! The certainty depends on the connection. One whose peer is a trusted proxy, or that has carried several callers, may belong to a
 //! load balancer, which takes a response even if its client has disconnected: a delivery on it is doubtful. On a connection of one
@@ -169,9 +169,24 @@ impl Receipts {
         }
     }
 
-    /// Notes that the connection ended without an error: as far as is known, its client has taken all that was written. That
-    /// decides which messages are sent again before the next result, and if a drain waits for the client. A result is kept as long
-    /// as there is room.
+    /// Notes that the client has closed the connection in order, after it was given all that was written. On HTTP/1.1 it has read the
+    /// responses then. Where replicas share a store they are kept all the same: the same POST may be under way to another replica.
+    pub fn confirm_closed(&self) {
+        let mut state = self.lock();
+        let delivery = state.callers.by_silence();
+        let (kept, arrived): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut state.waiting).into_iter().partition(|(_, it)| it.is_shared());
+        state.waiting = kept;
+        drop(state);
+        for (_, waiting) in arrived {
+            waiting.confirm(delivery);
+        }
+        self.confirm_interims();
+    }
+
+    /// Notes that the connection ended without an error, and not by its client: as far as is known, its client has taken all that was
+    /// written. That decides which messages are sent again before the next result, and if a drain waits for the client. A result is kept
+    /// as long as there is room.
     pub fn confirm_interims(&self) {
         let waiting = std::mem::take(&mut self.lock().waiting);
         for (at, waiting) in waiting {
@@ -254,6 +269,14 @@ impl Waiting {
         }
     }
 
+    /// Returns true if another replica may get the same request.
+    fn is_shared(&self) -> bool {
+        match self {
+            Self::Response(receipt) => receipt.log.coordination().is_some(),
+            Self::Interim(_) => false,
+        }
+    }
+
     /// Returns true if the response was for `caller`, in the same session.
     fn is_of(&self, caller: &Binding) -> bool {
         let stream = match self {
@@ -295,12 +318,14 @@ pub struct Receipt {
     log: Arc<EventLog>,
     /// Present until the receipt is confirmed or dropped.
     stream: Option<Arc<Stream>>,
+    /// The connection's attachment, once it was given the whole response.
+    settling: Option<AttachId>,
 }
 
 impl Receipt {
     /// Creates the receipt of the response of `stream`.
     pub fn new(log: Arc<EventLog>, stream: Arc<Stream>) -> Self {
-        Self { log, stream: Some(stream) }
+        Self { log, stream: Some(stream), settling: None }
     }
 
     fn confirm(mut self, delivery: DeliveryCertainty) {
@@ -316,8 +341,10 @@ impl Receipt {
         }
     }
 
-    /// Notes that the response ended on this connection: from here on the connection decides.
-    pub(super) fn ended(self, receipts: &Receipts) {
+    /// Notes that the connection of `attachment` was given the whole response: from here on the connection decides.
+    pub(super) fn ended(mut self, attachment: &Attachment, receipts: &Receipts) {
+        self.settling = Some(attachment.id());
+        attachment.stream().note_settling(attachment.id());
         receipts.wait_for(Waiting::Response(self));
     }
 }
@@ -326,6 +353,9 @@ impl Drop for Receipt {
     fn drop(&mut self) {
         let Some(stream) = self.stream.take() else { return };
         stream.note_disconnect();
+        if let Some(attach) = self.settling {
+            stream.note_broken(attach);
+        }
         if stream.has_unclaimed_response() {
             self.log.retain(&stream);
         }
@@ -396,13 +426,12 @@ impl Body for KeptResponseBody {
 
 impl Drop for KeptResponseBody {
     fn drop(&mut self) {
-        if let Some(attachment) = self.attachment.take() {
-            self.receipts.end_reading(attachment.id());
-        }
-        if let Some(receipt) = self.receipt.take()
-            && self.bytes.is_none()
+        let Some(attachment) = self.attachment.take() else { return };
+        self.receipts.end_reading(attachment.id());
+        if self.bytes.is_none()
+            && let Some(receipt) = self.receipt.take()
         {
-            receipt.ended(&self.receipts);
+            receipt.ended(&attachment, &self.receipts);
         }
     }
 }

@@ -26,11 +26,67 @@ pub enum Match<T> {
 /// Index of calls that a retry may match.
 #[derive(Debug)]
 pub struct RetryIndex<T> {
-    calls: DashMap<Fingerprint, Call<T>>,
+    calls: DashMap<Fingerprint, Calls<T>>,
     /// Written claims, by the streams of the calls. A stream may be a stub.
     claims: DashMap<StreamId, Arc<ClaimGuard>>,
     /// Locks of calls that are about to be registered, once the store has said whether another replica runs them.
     registering: Arc<Locks>,
+}
+
+/// Limit of the calls with one fingerprint. Beyond it the oldest is forgotten, so that its retry is a new call.
+const EQUAL_CALLS_MAX: usize = 16;
+
+/// The calls with one fingerprint, the oldest first. There are several only where request IDs are free.
+#[derive(Debug)]
+enum Calls<T> {
+    One(Call<T>),
+    /// Two or more. Boxed, because nearly all are one.
+    #[expect(clippy::box_collection, reason = "a `Vec` would make each entry larger")]
+    Equal(Box<Vec<Call<T>>>),
+}
+
+impl<T> Calls<T> {
+    fn as_slice(&self) -> &[Call<T>] {
+        match self {
+            Self::One(call) => std::slice::from_ref(call),
+            Self::Equal(calls) => calls,
+        }
+    }
+
+    fn get_mut(&mut self, id: StreamId) -> Option<&mut Call<T>> {
+        let calls = match self {
+            Self::One(call) => std::slice::from_mut(call),
+            Self::Equal(calls) => calls.as_mut_slice(),
+        };
+        calls.iter_mut().find(|call| call.id == id)
+    }
+
+    /// Adds a call beside the others.
+    fn push(&mut self, call: Call<T>) {
+        match self {
+            Self::Equal(calls) => {
+                if calls.len() == EQUAL_CALLS_MAX {
+                    calls.remove(0);
+                }
+                calls.push(call);
+            }
+            Self::One(_) => {
+                let Self::One(first) = std::mem::replace(self, Self::Equal(Box::default())) else { return };
+                *self = Self::Equal(Box::new(vec![first, call]));
+            }
+        }
+    }
+
+    /// Removes a call. Returns true if no call is left.
+    fn remove(&mut self, id: StreamId) -> bool {
+        match self {
+            Self::One(call) => call.id == id,
+            Self::Equal(calls) => {
+                calls.retain(|call| call.id != id);
+                calls.is_empty()
+            }
+        }
+    }
 }
 
 /// A call that a retry may match. Another object may stand for its stream later, under the same id.
@@ -41,7 +97,7 @@ struct Call<T> {
 }
 
 impl<T> Call<T> {
-    fn find(&self, expand: impl FnOnce(StreamId) -> Option<Arc<T>>) -> Option<Arc<T>> {
+    fn find(&self, expand: &impl Fn(StreamId) -> Option<Arc<T>>) -> Option<Arc<T>> {
         self.stream.upgrade().or_else(|| expand(self.id))
     }
 }
@@ -143,7 +199,7 @@ impl<T> Registration<T> {
     /// Returns the bytes of the registration and of its entries of the index, at most.
     pub(super) fn byte_len(&self) -> usize {
         let claim = self.claim().map_or(0, |claim| claim.byte_len() + entry_cost::<(StreamId, Arc<ClaimGuard>)>());
-        size_of::<Self>() + entry_cost::<(Fingerprint, Call<T>)>() + claim
+        size_of::<Self>() + entry_cost::<(Fingerprint, Calls<T>)>() + claim
     }
 
     /// Returns the fingerprint of the call.
@@ -153,50 +209,50 @@ impl<T> Registration<T> {
 }
 
 impl<T> RetryIndex<T> {
-    /// Returns the stream with this fingerprint, or `None`. `expand` makes it of its stub.
-    pub(super) fn find(
-        &self,
-        fingerprint: &Fingerprint,
-        expand: impl FnOnce(StreamId) -> Option<Arc<T>>,
-    ) -> Option<Arc<T>> {
-        self.calls.get(fingerprint).and_then(|entry| entry.value().find(expand))
+    /// Returns the streams with this fingerprint, the oldest first. `expand` makes one of its stub.
+    pub(super) fn find(&self, fingerprint: &Fingerprint, expand: impl Fn(StreamId) -> Option<Arc<T>>) -> Vec<Arc<T>> {
+        self.calls.get(fingerprint).map_or_else(Vec::new, |calls| find_all(&calls, &expand))
     }
 
-    /// Returns the stream with this fingerprint if `matches` accepts it; else registers the stream that `create`
-    /// makes, under its id. Both in one step, so that two concurrent retries find the same call.
+    /// Returns the first stream with this fingerprint that `matches` accepts; else registers the stream that `create` makes, under its
+    /// id. With `keeps_others` it is registered beside the others, else in their place. All in one step, so that two concurrent retries
+    /// find the same call.
     ///
     /// # Errors
     /// The error of `create`; nothing is registered then.
     pub(super) fn find_or_register<E>(
         self: &Arc<Self>,
         fingerprint: Fingerprint,
-        expand: impl FnOnce(StreamId) -> Option<Arc<T>>,
-        matches: impl FnOnce(&Arc<T>) -> bool,
+        keeps_others: bool,
+        expand: impl Fn(StreamId) -> Option<Arc<T>>,
+        mut matches: impl FnMut(&Arc<T>) -> bool,
         create: impl FnOnce() -> Result<(StreamId, Arc<T>), E>,
     ) -> Result<Match<T>, E> {
         // Outlives the entry: the last user of a stream removes its entry, which must not happen under the entry's
         // lock.
-        let mut stale = None;
+        let known;
         let entry = self.calls.entry(fingerprint);
-        if let Entry::Occupied(found) = &entry
-            && let Some(stream) = found.get().find(expand)
-        {
-            if matches(&stream) {
-                return Ok(Match::Found(stream));
+        if let Entry::Occupied(found) = &entry {
+            known = find_all(found.get(), &expand);
+            if let Some(stream) = known.iter().find(|stream| matches(stream)) {
+                return Ok(Match::Found(stream.clone()));
             }
-            stale = Some(stream);
         }
         let (id, stream) = create()?;
-        // The guard of the map goes first.
-        drop(entry.insert(Call { id, stream: Arc::downgrade(&stream) }));
-        drop(stale);
+        let call = Call { id, stream: Arc::downgrade(&stream) };
+        match entry {
+            Entry::Occupied(mut calls) if keeps_others => calls.get_mut().push(call),
+            // The guard of the map goes first.
+            entry => drop(entry.insert(Calls::One(call))),
+        }
         Ok(Match::New(stream, Registration { index: self.clone(), fingerprint, id, claim: CallClaim::None }))
     }
 
     /// Releases the memory of the stream `id`, which is a stub from now on. Not to be called under an entry of the stream
     /// table.
     pub(super) fn release_stream(&self, fingerprint: &Fingerprint, id: StreamId) {
-        if let Some(mut call) = self.calls.get_mut(fingerprint).filter(|call| call.id == id)
+        if let Some(mut calls) = self.calls.get_mut(fingerprint)
+            && let Some(call) = calls.get_mut(id)
             && call.stream.strong_count() == 0
         {
             call.stream = Weak::new();
@@ -213,7 +269,9 @@ impl<T> RetryIndex<T> {
 
     /// Returns the streams of all calls, without those that are stubs.
     pub(super) fn streams(&self) -> Vec<Arc<T>> {
-        self.calls.iter().filter_map(|entry| entry.value().stream.upgrade()).collect()
+        let streams =
+            |calls: &Calls<T>| calls.as_slice().iter().filter_map(|call| call.stream.upgrade()).collect::<Vec<_>>();
+        self.calls.iter().flat_map(|entry| streams(entry.value())).collect()
     }
 
     /// Returns the written claims of all calls, those of stubs included.
@@ -221,7 +279,7 @@ impl<T> RetryIndex<T> {
         self.claims.iter().map(|entry| entry.value().clone()).collect()
     }
 
-    /// Returns the number of calls.
+    /// Returns the number of different calls.
     pub fn len(&self) -> usize {
         self.calls.len()
     }
@@ -230,6 +288,10 @@ impl<T> RetryIndex<T> {
     pub fn is_empty(&self) -> bool {
         self.calls.is_empty()
     }
+}
+
+fn find_all<T>(calls: &Calls<T>, expand: &impl Fn(StreamId) -> Option<Arc<T>>) -> Vec<Arc<T>> {
+    calls.as_slice().iter().filter_map(|call| call.find(expand)).collect()
 }
 
 impl<T> Drop for Registration<T> {
@@ -241,6 +303,6 @@ impl<T> Drop for Registration<T> {
             claim.release();
         }
         // A newer call may have taken the place.
-        self.index.calls.remove_if(&self.fingerprint, |_, call| call.id == self.id);
+        self.index.calls.remove_if_mut(&self.fingerprint, |_, calls| calls.remove(self.id));
     }
 }

@@ -78,7 +78,8 @@ impl Callers {
         let sessions = self.log.sessions();
         let session = match (&id, issued) {
             (Some(id), Some(IssuedSession { version, declared, has_no_beats, has_tasks })) => {
-                let opened = Opened { version, logging: false, declared, has_no_beats, has_tasks };
+                let initialize_id = None;
+                let opened = Opened { version, logging: false, declared, has_no_beats, has_tasks, initialize_id };
                 Some(sessions.find_or_open(id, &principal, opened))
             }
             (Some(id), None) if parts.method == Method::POST => Some(sessions.find_or_record(id, &principal)),

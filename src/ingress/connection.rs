@@ -9,7 +9,7 @@ use http::HeaderMap;
 use crate::delivery::Receipts;
 use crate::protocol::certificate::CertificateNames;
 use crate::protocol::client_address::Trust;
-use crate::server::{ConnectionState, Peer};
+use crate::server::{ClosedBy, ConnectionState, Peer};
 use crate::upstream::Forwarded;
 
 /// State that the requests of one connection share.
@@ -92,7 +92,10 @@ impl ConnectionState for Connection {
         self.receipts.is_taken_over()
     }
 
-    fn ended(&self) {
-        self.receipts.confirm_interims();
+    fn ended(&self, by: ClosedBy) {
+        match by {
+            ClosedBy::Client => self.receipts.confirm_closed(),
+            ClosedBy::Server => self.receipts.confirm_interims(),
+        }
     }
 }

@@ -73,7 +73,16 @@ pub trait ConnectionState: Send + Sync + 'static {
     fn is_taken_over(&self) -> bool;
 
     /// Called when an HTTP/1.1 connection has ended without an error.
-    fn ended(&self);
+    fn ended(&self, by: ClosedBy);
+}
+
+/// Side that closed an HTTP/1.1 connection which has ended without an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClosedBy {
+    /// The client, after the socket had taken all that was written.
+    Client,
+    /// The server.
+    Server,
 }
 
 impl ConnectionState for () {
@@ -87,7 +96,7 @@ impl ConnectionState for () {
         false
     }
 
-    fn ended(&self) {}
+    fn ended(&self, _: ClosedBy) {}
 }
 
 /// Signal to the connections of a listener.

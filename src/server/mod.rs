@@ -19,7 +19,7 @@ use std::time::Duration;
 
 pub use accept::{Accept, ListenerConfig, Protocols, serve};
 pub use connection_limit::{ConnectionLimit, ConnectionPermit};
-pub use handler::{ConnectionState, Handler, Peer};
+pub use handler::{ClosedBy, ConnectionState, Handler, Peer};
 pub use metrics::Metrics;
 pub use workers::{AcceptedConnection, distribute, start_worker};
 

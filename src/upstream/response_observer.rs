@@ -17,7 +17,8 @@ use crate::event_log::{EventLog, Handshake, Opened};
 use crate::protocol::dialect::resume_tokens::ToolList;
 use crate::protocol::headers::{self, SessionId};
 use crate::protocol::ids::{IssuedSession, Owner};
-use crate::protocol::jsonrpc::{self, InitializeParams, ServerFacts};
+use crate::protocol::jsonrpc::{self, InitializeParams, RequestId, ServerFacts};
+use crate::protocol::request_ids::IdDigest;
 use crate::protocol::tasks::{self, Discovery, legacy};
 
 /// Observer of one call's response. Most calls need none.
@@ -25,6 +26,8 @@ use crate::protocol::tasks::{self, Discovery, legacy};
 pub struct ResponseObserver {
     /// Facts about the client of a call that carries `initialize`: its response opens a session.
     initialize: Option<IssuedSession>,
+    /// ID of that `initialize`.
+    initialize_id: Option<IdDigest>,
     /// Parameters of the `initialize`, if the session can be opened again with them.
     params: Option<InitializeParams>,
     /// Tools that may be answered in slices, for a call that lists tools: the list shows which can, and tells the client.
@@ -56,6 +59,14 @@ impl ResponseObserver {
     /// Sets the parameters with which the session can be opened again.
     pub fn with_params(self, params: Option<InitializeParams>) -> Self {
         Self { params, ..self }
+    }
+
+    /// Sets the IDs of the call, of which the record of a session keeps that of its `initialize`.
+    pub fn with_ids(mut self, ids: &[RequestId]) -> Self {
+        if self.initialize.is_some() {
+            self.initialize_id = ids.first().map(IdDigest::from);
+        }
+        self
     }
 
     /// Sets whether the call discovers a server that the proxy makes tasks for.
@@ -214,7 +225,9 @@ impl ResponseObserver {
             let initialize = self.initialize.as_ref();
             let declared = initialize.map(|initialize| initialize.declared).unwrap_or_default();
             let has_no_beats = initialize.is_some_and(|initialize| initialize.has_no_beats);
-            let opened = Opened { version, logging: initialized.logging, declared, has_no_beats, has_tasks };
+            let initialize_id = self.initialize_id;
+            let opened =
+                Opened { version, logging: initialized.logging, declared, has_no_beats, has_tasks, initialize_id };
             if log.has_store() {
                 self.unsaved = Some(opened.clone());
             }

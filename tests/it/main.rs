@@ -40,6 +40,7 @@ mod pings;
 mod priming;
 mod principal;
 mod process;
+mod repeated_ids;
 mod resume;
 mod retry;
 mod revival;

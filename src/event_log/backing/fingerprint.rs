@@ -45,6 +45,12 @@ impl Fingerprint {
         Self::hash(b"body", &Principal::Anonymous, &[query], body)
     }
 
+    /// Returns the beginning of the fingerprint, for a comparison in which an error is harmless.
+    pub fn short(&self) -> u32 {
+        let [a, b, c, d, ..] = self.0;
+        u32::from_ne_bytes([a, b, c, d])
+    }
+
     /// Encodes the fingerprint for messages between replicas.
     pub fn to_wire(&self) -> Base64 {
         Base64(self.0.to_vec())

@@ -40,6 +40,7 @@ use crate::protocol::headers::SessionId;
 use crate::protocol::ids::{
     AttachId, EventId, IssuedSession, Owner, ResumeToken, Secret, Seq, StoreEpoch, StreamId, Verified,
 };
+use crate::protocol::request_ids::IdUse;
 use crate::random;
 use crate::simulation::{self, Bug};
 use crate::store::{Coordination, StoreHealth};
@@ -324,24 +325,37 @@ impl EventLog {
         IssuedSession::open(id, &self.identity.keys)
     }
 
-    /// Returns the stream of the call with this fingerprint, or `None` if no retry can match one.
+    /// Returns the stream of the oldest call with this fingerprint, or `None` if no retry can match one.
     pub fn find_call(&self, call: &Fingerprint) -> Option<Arc<Stream>> {
+        self.find_calls(call).into_iter().next()
+    }
+
+    /// Returns the streams of the calls with this fingerprint, the oldest first. There are several only where request IDs are free.
+    pub fn find_calls(&self, call: &Fingerprint) -> Vec<Arc<Stream>> {
         self.retry_index.find(call, |id| self.expand(id))
     }
 
-    /// Returns the stream of the call with this fingerprint if `matches` accepts it; else registers the stream that
-    /// `create` makes; see [`RetryIndex`].
+    /// Returns the stream of the oldest call with this fingerprint that `matches` accepts; else registers the stream that `create` makes; see
+    /// [`RetryIndex`]. Where IDs are free, earlier calls stay registered beside it.
     ///
     /// # Errors
     /// The error of `create`; nothing is registered then.
     pub fn find_or_register<E>(
         &self,
         call: Fingerprint,
-        matches: impl FnOnce(&Arc<Stream>) -> bool,
+        id_use: IdUse,
+        matches: impl FnMut(&Arc<Stream>) -> bool,
         create: impl FnOnce() -> Result<Arc<Stream>, E>,
     ) -> Result<Match<Stream>, E> {
         let create = || create().map(|stream| (stream.id(), stream));
-        self.retry_index.find_or_register(call, |id| self.expand(id), matches, create)
+        let keeps_others = id_use == IdUse::Free;
+        self.retry_index.find_or_register(call, keeps_others, |id| self.expand(id), matches, create)
+    }
+
+    /// Returns the use of request IDs in the session of `binding`, as far as this process knows it.
+    pub fn id_use(&self, binding: &Binding) -> IdUse {
+        let session = binding.session.as_ref().and_then(|id| self.sessions.find(id, &binding.principal));
+        session.map_or(IdUse::Unique, |session| session.id_use())
     }
 
     /// Returns the index of calls that a retry may match.

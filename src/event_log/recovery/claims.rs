@@ -191,7 +191,7 @@ impl EventLog {
             Some(body) => body,
             None => None,
         };
-        match stream.match_retry(body) {
+        match stream.match_retry(body, self.id_use(stream.binding())) {
             RetryMatch::Retry => {}
             RetryMatch::OtherBody => return RepeatedCall::OtherBody,
             RetryMatch::NewCall => return RepeatedCall::Another,

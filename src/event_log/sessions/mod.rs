@@ -46,6 +46,7 @@ use crate::event_log::stream::Stream;
 use crate::protocol::dialect::Declared;
 use crate::protocol::headers::{ProtocolVersion, SessionId};
 use crate::protocol::jsonrpc::RequestId;
+use crate::protocol::request_ids::{IdDigest, IdUse, UsedIds};
 use crate::protocol::stream::Phase;
 use crate::sync;
 
@@ -100,6 +101,9 @@ pub struct Opened {
     /// True if the proxy offers the client tasks of 2025-11-25.
     #[serde(default, rename = "tasks", skip_serializing_if = "std::ops::Not::not")]
     pub has_tasks: bool,
+    /// ID of the `initialize`, or `None` if it did not pass here.
+    #[serde(default, rename = "initialize", skip_serializing_if = "Option::is_none")]
+    pub initialize_id: Option<IdDigest>,
 }
 
 /// Ability of a client to resume, as it has shown so far.
@@ -127,6 +131,7 @@ struct State {
     registration: Option<Registration>,
     used: Instant,
     call_ended: Option<Instant>,
+    used_ids: UsedIds,
     /// Time of the last message without a stream that went to the server, or `None` before the first.
     sent: Option<Instant>,
 }
@@ -153,6 +158,7 @@ impl Session {
             registration: None,
             used: clock::now(),
             call_ended: None,
+            used_ids: UsedIds::new(opened.as_ref().and_then(|opened| opened.initialize_id)),
             sent: None,
         };
         Arc::new(Self {
@@ -273,6 +279,20 @@ impl Session {
         self.opened.as_ref().map(|opened| opened.has_tasks)
     }
 
+    /// Notes the IDs of a POST's requests, and returns the use of IDs in the session. `contents` is a digest of the POST, equal for a retry.
+    pub fn note_request_ids(&self, ids: &[RequestId], contents: u32) -> IdUse {
+        let mut state = self.lock();
+        for id in ids {
+            state.used_ids.note(id.into(), contents);
+        }
+        state.used_ids.id_use()
+    }
+
+    /// Returns the use of request IDs in the session, as far as it is known.
+    pub fn id_use(&self) -> IdUse {
+        self.lock().used_ids.id_use()
+    }
+
     /// Returns whether the client has ever resumed a stream, and so can.
     pub fn has_resumed(&self) -> bool {
         self.lock().resumption >= Resumption::Seen
@@ -310,12 +330,13 @@ impl Session {
 
     /// Takes over the streams of an earlier record of the session.
     fn take_over_streams(&self, before: &Session) {
-        let (streams, finished) = {
+        let (streams, finished, used_ids) = {
             let before = before.lock();
-            (before.streams.clone(), before.finished.clone())
+            (before.streams.clone(), before.finished.clone(), before.used_ids.clone())
         };
         let mut state = self.lock();
         (state.streams, state.finished) = (streams, finished);
+        state.used_ids.follow(&used_ids);
         state.prune();
     }
 
@@ -473,7 +494,14 @@ impl Sessions {
             for stream in entry.streams() {
                 fresh.add_stream(&stream);
             }
-            fresh.lock().finished = entry.lock().finished.clone();
+            let (finished, used_ids) = {
+                let before = entry.lock();
+                (before.finished.clone(), before.used_ids.clone())
+            };
+            let mut state = fresh.lock();
+            state.finished = finished;
+            state.used_ids.follow(&used_ids);
+            drop(state);
             *entry.value_mut() = fresh.clone();
         }
         let session = entry.value().clone();

@@ -11,6 +11,7 @@ use crate::event_log::quota::EvictionQueue;
 use crate::event_log::stream::Stream;
 use crate::event_log::stream::delivery_certainty::DeliveryCertainty;
 use crate::event_log::stream::state::Inner;
+use crate::protocol::ids::AttachId;
 use crate::protocol::stream::Phase;
 
 impl Stream {
@@ -63,6 +64,19 @@ impl Stream {
         if is_over && inner.queued.is_none() {
             self.enqueue(&mut inner, EvictionQueue::Unconfirmed, clock::now());
         }
+    }
+
+    /// Notes that the connection `attach` was given the whole response. Its delivery, or the end of the connection, decides what follows.
+    pub fn note_settling(&self, attach: AttachId) {
+        self.lock().machine.handle_settling(attach);
+    }
+
+    /// Notes that the connection `attach` broke after it was given the whole response.
+    pub fn note_broken(&self, attach: AttachId) {
+        let mut inner = self.lock();
+        inner.machine.handle_broken(attach, clock::now());
+        // A repeated POST may wait for this.
+        inner.wake();
     }
 
     /// Moves the stream to the end of an eviction queue, and out of any other.

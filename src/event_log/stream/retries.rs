@@ -1,13 +1,18 @@
 //! Retries of a stream's call: the comparison with a repeated POST, and the entries of the retry index and the claims, by
 //! which that POST finds the stream.
 
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
+use crate::clock;
 use crate::event_log::backing::claim::{ClaimGuard, ClaimRequest, ClaimWrite};
 use crate::event_log::backing::fingerprint::Fingerprint;
 use crate::event_log::retry_index::Registration;
 use crate::event_log::stream::Stream;
 use crate::event_log::stream::response_head::Head;
+use crate::protocol::request_ids::IdUse;
 use crate::sync;
 
 /// Time that a likely retry waits for the first call's client to leave.
@@ -26,27 +31,32 @@ pub enum RetryMatch {
 
 impl Stream {
     /// Compares a POST of the same fingerprint with the call. `body` is the fingerprint of its body, if it has an
-    /// `Idempotency-Key`.
-    pub fn match_retry(&self, body: Option<Fingerprint>) -> RetryMatch {
-        if !self.can_be_retried(body.is_some()) {
+    /// `Idempotency-Key`. Without one, `id_use` decides: the use of request IDs in the session.
+    pub fn match_retry(&self, body: Option<Fingerprint>, id_use: IdUse) -> RetryMatch {
+        let may_lack_response = match (body, id_use) {
+            (Some(_), _) => true,
+            (None, IdUse::Unique) => !self.has_arrived(),
+            (None, IdUse::Free) => self.with_machine(|machine| machine.was_cut(clock::now())),
+        };
+        if may_lack_response { self.match_waiting_retry(body) } else { RetryMatch::NewCall }
+    }
+
+    /// Compares a POST, which [`Self::match_retry`] has taken for a retry when it arrived, after a wait. The response may have been delivered
+    /// to the first client since.
+    ///
+    /// With an idempotency key a call can be retried for the life of the stream. With the same request id and body it can until the response
+    /// was delivered, even while the first client is attached: a half-open connection counts as attached, and a session uses a request id
+    /// once. Where IDs are free, it can only after its client's connection was lost. A call that ended before it was sent upstream cannot be
+    /// retried.
+    pub fn match_waiting_retry(&self, body: Option<Fingerprint>) -> RetryMatch {
+        let is_lost = self.with_machine(|machine| machine.is_cancelled() || (machine.is_sealed() && !self.is_sent()));
+        if is_lost {
             RetryMatch::NewCall
         } else if self.body_fingerprint() == body {
             RetryMatch::Retry
         } else {
             RetryMatch::OtherBody
         }
-    }
-
-    /// Returns whether the call can be retried. With an idempotency key it can for the life of
-    /// the stream. With the same request id and body it can until the response was delivered, even while the first
-    /// client is attached: a half-open connection counts as attached, and a session uses a request id once. A call
-    /// that ended before it was sent upstream cannot be retried.
-    fn can_be_retried(&self, has_key: bool) -> bool {
-        let has_arrived = self.has_arrived();
-        self.with_machine(|machine| {
-            let never_ran = machine.is_sealed() && !self.is_sent();
-            !machine.is_cancelled() && !never_ran && (has_key || !has_arrived)
-        })
     }
 
     /// Waits a moment for the first call's client to leave. A retry is often faster than the end of the connection it
@@ -56,6 +66,25 @@ impl Stream {
             // A half-open connection stays, and is taken over.
             let _ = tokio::time::timeout(DETACH_WAIT, self.detached()).await;
         }
+    }
+
+    /// Waits a moment for the connection of one of these calls to end, where IDs are free: only then the same POST is a retry.
+    pub async fn wait_for_cut(calls: &[Arc<Self>]) {
+        let any_was_cut = poll_fn(|cx| {
+            let mut may_be_cut = false;
+            for call in calls {
+                let mut inner = call.lock();
+                if inner.machine.was_cut(clock::now()) {
+                    return Poll::Ready(());
+                }
+                if inner.machine.may_be_cut() {
+                    may_be_cut = true;
+                    inner.watch(cx);
+                }
+            }
+            if may_be_cut { Poll::Pending } else { Poll::Ready(()) }
+        });
+        let _ = tokio::time::timeout(DETACH_WAIT, any_was_cut).await;
     }
 
     /// Keeps an entry of the retry index for the life of the stream.

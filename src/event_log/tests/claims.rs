@@ -6,6 +6,7 @@ use crate::event_log::stream::response_head::Head;
 use crate::event_log::{CallClaim, ClaimOutcome, ClaimRequest, Match};
 use crate::protocol::cluster::RepeatedCall;
 use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::request_ids::IdUse;
 
 const CLAIM: ClaimRequest = ClaimRequest { retention: RETENTION, body: None };
 
@@ -63,7 +64,7 @@ async fn run(log: &EventLog, body: Option<Fingerprint>) -> (Fingerprint, ClaimRe
     };
     let reservation = log.admit(&quota(log, 0), 0).unwrap();
     let stream = log.create_as(hold.stream(), Spec { body_fingerprint: body, ..spec() }, reservation);
-    let registered = log.find_or_register(call, |_| false, || Ok::<_, ()>(stream.clone()));
+    let registered = log.find_or_register(call, IdUse::Unique, |_| false, || Ok::<_, ()>(stream.clone()));
     let Ok(Match::New(_, registration)) = registered else { panic!("it is registered already") };
     stream.keep_registration(registration.with_claim(CallClaim::Written(Arc::new(hold))));
     (call, claim, stream)

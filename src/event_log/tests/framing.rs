@@ -66,7 +66,7 @@ fn a_response_that_never_began_has_no_frame() {
     let stream = create(&log, 0);
     stream.set_announcements(frame());
     let writer = log.writer(&stream);
-    assert!(ready(writer.update(|machine, _| machine.handle_plain_head())));
+    assert!(ready(writer.update(|machine, now| machine.handle_plain_head(now))));
     stream.expire(ErrorCode::Abandoned);
     ready(writer.update(|_, _| ()));
     assert_eq!(events(&stream), [""; 0]);

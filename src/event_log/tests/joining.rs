@@ -5,6 +5,7 @@ use super::replicas::{LEASE, Replica, settle};
 use super::*;
 use crate::event_log::{CallClaim, ClaimOutcome, ClaimRequest, Match};
 use crate::protocol::headers::{ProtocolVersion, SessionId};
+use crate::protocol::request_ids::IdUse;
 use crate::store::Coordination;
 
 const CLAIM: ClaimRequest = ClaimRequest { retention: RETENTION, body: None };
@@ -20,6 +21,7 @@ fn opened() -> Opened {
         declared: Default::default(),
         has_no_beats: false,
         has_tasks: false,
+        initialize_id: None,
     }
 }
 
@@ -49,7 +51,7 @@ fn begin(replica: &Replica, n: u8) -> Option<Arc<Stream>> {
     log.begin_as_sole(&session, || {
         let reservation = log.admit(&quota(log, 0), 0).unwrap();
         let stream = log.create(Spec { binding: in_session(), ..spec() }, reservation);
-        let registered = log.find_or_register(call(n), |_| false, || Ok::<_, ()>(stream.clone()));
+        let registered = log.find_or_register(call(n), IdUse::Unique, |_| false, || Ok::<_, ()>(stream.clone()));
         let Ok(Match::New(_, registration)) = registered else { panic!("it is registered already") };
         stream.keep_registration(registration.with_claim(CallClaim::Deferred));
         session.add_stream(&stream);

@@ -624,7 +624,7 @@ async fn a_response_that_passes_through_is_read_on_with_capacity_or_with_the_ove
     let begin = || {
         let stream = create(&log, 1);
         let writer = log.writer(&stream);
-        ready(writer.update(|machine, _| machine.handle_plain_head()));
+        ready(writer.update(|machine, now| machine.handle_plain_head(now)));
         (Client::attach(&stream, Seq(0)), writer)
     };
     let [(client, writer), (_other, other)] = [begin(), begin()];

@@ -7,6 +7,7 @@ use crate::cluster::{Absence, Replicas};
 use crate::protocol::cluster::Reader;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::EventId;
+use crate::protocol::request_ids::IdUse;
 use crate::protocol::stream::{Batch, CursorPlace};
 use crate::store::test_store::TestStore;
 use crate::store::{Appended, Coordination, Read, Renewal};
@@ -728,7 +729,7 @@ async fn a_finished_call_in_a_shared_store_stays_whole_until_the_store_has_its_c
     let one = Replica::of(&store, 1).await;
     let call = Fingerprint::of_body("", b"{}");
     let Ok(Match::New(stream, registration)) =
-        one.log.find_or_register(call, |_| false, || Ok::<_, ErrorCode>(open(&one.log).0))
+        one.log.find_or_register(call, IdUse::Unique, |_| false, || Ok::<_, ErrorCode>(open(&one.log).0))
     else {
         panic!("nothing is registered yet")
     };

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::protocol::ids::EventId;
+use crate::protocol::request_ids::IdUse;
 
 /// Creates a finished stream that the log keeps, with the event ID of a client that has no event of it.
 fn ended(log: &EventLog) -> (Arc<Stream>, EventId) {
@@ -95,13 +96,15 @@ async fn a_stream_that_is_forgotten_during_a_retrys_lookup_blocks_no_task() {
     let log = log_with(None);
     let fingerprint = Fingerprint::of_body("", b"{}");
     let create = || Ok::<_, ErrorCode>(create(&log, 0));
-    let Ok(Match::New(stream, registration)) = log.find_or_register(fingerprint, |_| false, create) else {
+    let Ok(Match::New(stream, registration)) = log.find_or_register(fingerprint, IdUse::Unique, |_| false, create)
+    else {
         panic!("nothing is registered yet")
     };
     stream.keep_registration(registration);
     let mut only = Some(stream);
     let again = log.find_or_register(
         fingerprint,
+        IdUse::Unique,
         |_| {
             only.take();
             false

@@ -63,6 +63,7 @@ fn no_flood_costs_a_session_that_was_opened_here_or_is_in_use() {
             declared: Declared::default(),
             has_no_beats: false,
             has_tasks: false,
+            initialize_id: None,
         },
     );
     let held = log.sessions().find_or_record(&name("held"), &someone());
@@ -95,7 +96,14 @@ fn records_in_use_take_no_space_from_the_others() {
 
 fn opened() -> Opened {
     let version = ProtocolVersion::parse("2025-11-25").unwrap();
-    Opened { version, logging: true, declared: Declared::default(), has_no_beats: false, has_tasks: false }
+    Opened {
+        version,
+        logging: true,
+        declared: Declared::default(),
+        has_no_beats: false,
+        has_tasks: false,
+        initialize_id: None,
+    }
 }
 
 fn open(log: &EventLog, text: &str) {

@@ -14,6 +14,7 @@ use crate::protocol::dialect::resume_tokens::{CallDigest, Form, Names};
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::EventId;
 use crate::protocol::jsonrpc::Message;
+use crate::protocol::request_ids::IdUse;
 use crate::protocol::stream::{ClientResponse, CursorPlace, Phase};
 
 /// Runs a call to its end: `notes` events and its response, all read by its client.
@@ -285,8 +286,8 @@ async fn a_stub_is_kept_for_its_retention_from_its_last_reader_on() {
 
 /// Returns the stream of the call that a POST repeats, or `None` if the POST is a new call.
 fn repeated(log: &EventLog, call: Fingerprint) -> Option<Arc<Stream>> {
-    let matches = |stream: &Arc<Stream>| stream.match_retry(None) == RetryMatch::Retry;
-    log.find_or_register(call, matches, || Err(())).ok().map(|found| match found {
+    let matches = |stream: &Arc<Stream>| stream.match_retry(None, IdUse::Unique) == RetryMatch::Retry;
+    log.find_or_register(call, IdUse::Unique, matches, || Err(())).ok().map(|found| match found {
         Match::Found(stream) | Match::New(stream, _) => stream,
     })
 }
@@ -297,7 +298,7 @@ async fn a_retry_finds_the_stub_of_an_undelivered_call_with_its_head() {
     let sweeper = sweeping(&log);
     let call = Fingerprint::of_body("", b"{}");
     let Ok(Match::New(stream, registration)) =
-        log.find_or_register(call, |_| false, || Ok::<_, ErrorCode>(create(&log, 0)))
+        log.find_or_register(call, IdUse::Unique, |_| false, || Ok::<_, ErrorCode>(create(&log, 0)))
     else {
         panic!("nothing is registered yet")
     };
@@ -339,7 +340,7 @@ async fn a_stub_leaves_the_retry_index_with_its_retention() {
     let sweeper = sweeping(&log);
     let call = Fingerprint::of_body("", b"{}");
     let Ok(Match::New(stream, registration)) =
-        log.find_or_register(call, |_| false, || Ok::<_, ErrorCode>(open_of(&log, 0).0))
+        log.find_or_register(call, IdUse::Unique, |_| false, || Ok::<_, ErrorCode>(open_of(&log, 0).0))
     else {
         panic!("nothing is registered yet")
     };
@@ -376,7 +377,7 @@ fn no_two_streams_stand_for_one_call_while_it_is_released_and_found() {
     let log = log_with(None);
     let call = Fingerprint::of_body("", b"{}");
     let Ok(Match::New(stream, registration)) =
-        log.find_or_register(call, |_| false, || Ok::<_, ErrorCode>(open_of(&log, 0).0))
+        log.find_or_register(call, IdUse::Unique, |_| false, || Ok::<_, ErrorCode>(open_of(&log, 0).0))
     else {
         panic!("nothing is registered yet")
     };
@@ -595,14 +596,14 @@ async fn a_response_that_passed_through_is_a_stub_until_its_delivery_is_proven()
     let log = log_with(None);
     let call = Fingerprint::of_body("", b"{}");
     let Ok(Match::New(stream, registration)) =
-        log.find_or_register(call, |_| false, || Ok::<_, ErrorCode>(create(&log, 0)))
+        log.find_or_register(call, IdUse::Unique, |_| false, || Ok::<_, ErrorCode>(create(&log, 0)))
     else {
         panic!("nothing is registered yet")
     };
     stream.keep_registration(registration);
     stream.note_sent();
     let writer = log.writer(&stream);
-    assert!(ready(writer.update(|machine, _| machine.handle_plain_head())));
+    assert!(ready(writer.update(|machine, now| machine.handle_plain_head(now))));
     let headers = http::HeaderMap::from_iter([(http::header::DATE, http::HeaderValue::from_static("today"))]);
     let body = bytes::Bytes::from_static(br#"{"jsonrpc":"2.0","id":1,"result":{}}"#);
     writer.set_head(Head::Plain(Arc::new(Plain::kept(http::StatusCode::OK, headers.clone(), body.clone()))));

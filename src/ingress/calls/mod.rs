@@ -181,9 +181,9 @@ impl Calls {
             Err(unsupported) => return refuse_unsupported(unsupported, &call),
         };
         let partial = partial.filter(|_| task.is_none());
-        let retry = retry_of(&context, &context.binding, &call, &body);
-        let previous_call = match self.wait_for_earlier_call(&context, &call, &body, retry).await {
-            Ok(previous_call) => previous_call,
+        let retry = retry_of(&context, &context.binding, &call, &body).note_ids(context.session.as_deref(), &call);
+        let earlier_call = match self.wait_for_earlier_call(&context, &call, &body, retry).await {
+            Ok(earlier_call) => earlier_call,
             Err(unproven) => return self.refuse_unproven(unproven, &call),
         };
         if !context.has_remote_session() {
@@ -191,16 +191,16 @@ impl Calls {
         }
         self.session_states.note_call(&context, &call, &body);
         let observer = ResponseObserver::new(initialize, self.partial.edited_list(&call))
+            .with_ids(&call.ids)
             .with_params(self.session_states.params_of(&call, &body))
             .with_task_owner(self.task_rules.owner_of_ids(&call, &body))
             .with_discovery(self.task_rules.observes_discovery(&call))
             .with_legacy_tasks(self.task_rules.listed(context.session.as_deref(), &call));
         let mut request = CallRequest { context, call, accept, body, partial, task, retry, observer };
-        // A call of an older token here needs no search at other replicas.
-        let is_found =
-            previous_call.as_ref().is_some_and(|stream| stream.match_retry(retry.body) != RetryMatch::NewCall);
+        // A call here needs no search at other replicas.
+        let is_found = earlier_call.as_ref().is_some_and(|(_, retry_match)| *retry_match != RetryMatch::NewCall);
         let may_be_recorded = !is_found && self.remote_retries.may_be_recorded(retry);
-        if may_be_recorded && let Some(started) = self.begin_as_sole(&mut request, previous_call.as_ref()) {
+        if may_be_recorded && let Some(started) = self.begin_as_sole(&mut request, earlier_call.as_ref()) {
             return self.reply_to(request, started).await;
         }
         let remote_call =
@@ -209,7 +209,7 @@ impl Calls {
             EarlierCall::None(_) if let Some(code) = request.context.remote_session_error() => Err(code),
             EarlierCall::None(claim) => {
                 let held = request.context.take_reservation();
-                self.call_starter.begin(&request, held, previous_call, claim.into())
+                self.call_starter.begin(&request, held, earlier_call, claim.into())
             }
             EarlierCall::Stream(stream) => Ok(self.call_starter.return_to(&request.context, &stream)),
             EarlierCall::Response(response) => {
@@ -226,12 +226,12 @@ impl Calls {
     fn begin_as_sole(
         &self,
         request: &mut CallRequest,
-        previous_call: Option<&Arc<Stream>>,
+        earlier_call: Option<&(Arc<Stream>, RetryMatch)>,
     ) -> Option<Result<StartedCall, ErrorCode>> {
         let session = request.context.session.clone().filter(|_| request.retry.body.is_none())?;
         self.log.begin_as_sole(&session, || {
             let held = request.context.take_reservation();
-            self.call_starter.begin(request, held, previous_call.cloned(), StartClaim::Deferred)
+            self.call_starter.begin(request, held, earlier_call.cloned(), StartClaim::Deferred)
         })
     }
 
@@ -296,26 +296,36 @@ impl Calls {
         session.wait_turn(self.config.limits.held_posts_per_session).await
     }
 
-    /// Waits until the client of an earlier call here is no longer connected to it. Returns that call if an older token of the caller began
-    /// it.
+    /// Returns the call here that the POST retries, once the client of that call is no longer connected, or after a moment. With it comes its
+    /// relation to the POST. A call of an older token of the caller may be a new one's match too.
     async fn wait_for_earlier_call(
         &self,
         context: &RequestContext,
         call: &classify::Call,
         body: &[u8],
         retry: Retry,
-    ) -> Result<Option<Arc<Stream>>, Unproven> {
-        let own_call = retry.fingerprint.and_then(|fingerprint| self.log.find_call(&fingerprint));
-        let previous_call = if own_call.is_none() && context.binding.subject.is_some() {
-            let find = |previous: &Binding| self.find_call_of(previous, context, call, body);
-            Box::pin(self.tokens.find_previous_call(context, call.era(), find)).await?
-        } else {
-            None
-        };
-        if let Some(earlier) = own_call.as_ref().or(previous_call.as_ref()) {
-            earlier.wait_for_detach().await;
+    ) -> Result<Option<(Arc<Stream>, RetryMatch)>, Unproven> {
+        let own_calls = retry.fingerprint.map_or_else(Vec::new, |fingerprint| self.log.find_calls(&fingerprint));
+        if retry.is_by_free_id() && !own_calls.is_empty() {
+            // Any of them is matched when the call begins, or none.
+            Stream::wait_for_cut(&own_calls).await;
+            return Ok(None);
         }
-        Ok(previous_call)
+        let matches = |stream: &&Arc<Stream>| stream.match_retry(retry.body, retry.id_use) != RetryMatch::NewCall;
+        if let Some(stream) = own_calls.iter().find(matches) {
+            stream.wait_for_detach().await;
+            return Ok(Some((stream.clone(), stream.match_waiting_retry(retry.body))));
+        }
+        if !own_calls.is_empty() || context.binding.subject.is_none() {
+            return Ok(None);
+        }
+        let find = |previous: &Binding| self.find_call_of(previous, context, call, body);
+        let Some(stream) = Box::pin(self.tokens.find_previous_call(context, call.era(), find)).await? else {
+            return Ok(None);
+        };
+        stream.wait_for_detach().await;
+        let retry_match = stream.match_retry(retry.body, retry.id_use);
+        Ok(Some((stream, retry_match)))
     }
 
     /// Returns the call of `previous`, an older token of the caller, that this POST may retry.

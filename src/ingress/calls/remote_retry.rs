@@ -8,7 +8,8 @@
 //!
 //! Owned here: the outcome if the running replica is dead or silent. Invariants: a call that may have run is not run again. A caller that
 //! proves nothing gets nothing of another token's call, changes nothing of it, and may still make a call of its own. Absent: retries of
-//! calls of this process, which need no inquiry, and calls without a key that an older token began elsewhere.
+//! calls of this process, which need no inquiry, calls without a key that an older token began elsewhere, and those of clients that use request
+//! IDs freely.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -32,6 +33,7 @@ use crate::ingress::token_refresh::{TokenRefresh, Unproven};
 use crate::protocol::cluster::{HttpMessage, RepeatedCall};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::{EventId, Owner};
+use crate::protocol::request_ids::IdUse;
 use crate::store::{Error, StoreHealth};
 use crate::upstream::Upstream;
 
@@ -108,7 +110,10 @@ impl RemoteRetries {
 
     /// True if the store may have the record of an earlier call that `retry` comes back to.
     pub(super) fn may_be_recorded(&self, retry: Retry) -> bool {
-        retry.fingerprint.is_some() && (self.replicas.is_some() || (retry.body.is_some() && self.log.has_store()))
+        // An equal call elsewhere is another one, or cannot be told from one.
+        retry.fingerprint.is_some()
+            && !retry.is_by_free_id()
+            && (self.replicas.is_some() || (retry.body.is_some() && self.log.has_store()))
     }
 
     /// Returns the recorded call that `request` retries, or claims the call for this replica.
@@ -203,7 +208,7 @@ impl RemoteRetries {
         loop {
             let lock = self.log.retry_index().registering(call).await;
             let here = self.log.find_call(&call);
-            if here.as_ref().is_some_and(|stream| stream.match_retry(body) != RetryMatch::NewCall) {
+            if here.as_ref().is_some_and(|stream| stream.match_retry(body, IdUse::Unique) != RetryMatch::NewCall) {
                 return EarlierCall::None(None);
             }
             let (run, record) = match search.claim().await {
@@ -241,7 +246,8 @@ impl RemoteRetries {
         let Retry { fingerprint: Some(own), body, .. } = request.retry else {
             return ControlFlow::Break(EarlierCall::None(claim));
         };
-        if self.log.find_call(&own).is_some_and(|stream| stream.match_retry(body) != RetryMatch::NewCall) {
+        if self.log.find_call(&own).is_some_and(|stream| stream.match_retry(body, IdUse::Unique) != RetryMatch::NewCall)
+        {
             return ControlFlow::Break(EarlierCall::None(claim));
         }
         let found = match &mut claim {
@@ -291,7 +297,8 @@ impl RemoteRetries {
             // A call that was claimed a moment ago may not be registered yet.
             drop(self.log.retry_index().registering(call).await);
             let here = self.log.find_call(&call);
-            let retry_match = here.as_ref().map_or(RetryMatch::NewCall, |stream| stream.match_retry(body));
+            let retry_match =
+                here.as_ref().map_or(RetryMatch::NewCall, |stream| stream.match_retry(body, IdUse::Unique));
             if let Some(stream) = &here
                 && stream.id() == previous.run.stream
                 && retry_match != RetryMatch::NewCall
@@ -459,7 +466,7 @@ impl Search<'_> {
             return self.find_without_stream(run).await;
         };
         stream.wait_for_detach().await;
-        match stream.match_retry(self.body) {
+        match stream.match_retry(self.body, IdUse::Unique) {
             RetryMatch::Retry => Finding::Done(self.restore_for_client(stream).await),
             RetryMatch::OtherBody => Finding::Done(EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused))),
             RetryMatch::NewCall => Finding::Replace,

@@ -12,6 +12,7 @@ use crate::ingress::connection::Connection;
 use crate::ingress::context::RequestContext;
 use crate::protocol::classify;
 use crate::protocol::headers::{Accept, names};
+use crate::protocol::request_ids::IdUse;
 use crate::upstream::ResponseObserver;
 
 /// A POST with requests, and all that is known of it.
@@ -59,6 +60,8 @@ pub(super) struct Retry {
     pub(super) fingerprint: Option<Fingerprint>,
     /// Fingerprint of the body, if the POST has a key. A retry with the key must have the same body.
     pub(super) body: Option<Fingerprint>,
+    /// Use of request IDs in the session, by which the same POST is a retry or a new call. No matter to a POST with a key.
+    pub(super) id_use: IdUse,
     /// Fingerprint by which the caller finds the call with another token, if the POST has a key and its token claims a subject.
     pub(super) subject: Option<Fingerprint>,
 }
@@ -68,16 +71,34 @@ pub(super) fn retry_of(context: &RequestContext, binding: &Binding, call: &class
     let parts = &context.parts;
     let query = parts.uri.query().unwrap_or_default();
     let may_have_key = binding.session.is_some() || !binding.principal.is_anonymous();
+    let id_use = IdUse::Unique;
     let key = if may_have_key && !call.is_opening() { parts.headers.get(names::IDEMPOTENCY_KEY) } else { None };
     match key {
         Some(key) => Retry {
             fingerprint: Some(Fingerprint::of_key(binding, key.as_bytes())),
             body: Some(Fingerprint::of_body(query, body)),
             subject: Fingerprint::of_subject_key(binding, key.as_bytes()),
+            id_use,
         },
         None if binding.session.is_some() && !call.is_opening() => {
-            Retry { fingerprint: Some(Fingerprint::of_call(binding, query, body)), body: None, subject: None }
+            Retry { fingerprint: Some(Fingerprint::of_call(binding, query, body)), body: None, subject: None, id_use }
         }
-        None => Retry { fingerprint: None, body: None, subject: None },
+        None => Retry { fingerprint: None, body: None, subject: None, id_use },
+    }
+}
+
+impl Retry {
+    /// Returns true if the POST names its call by an ID that the client may have used for others.
+    pub(super) fn is_by_free_id(&self) -> bool {
+        self.body.is_none() && self.id_use == IdUse::Free
+    }
+
+    /// Notes the request IDs of the POST in its session, and their use there.
+    pub(super) fn note_ids(mut self, session: Option<&Session>, call: &classify::Call) -> Self {
+        let contents = self.body.or(self.fingerprint);
+        if let Some((session, contents)) = session.zip(contents) {
+            self.id_use = session.note_request_ids(&call.ids, contents.short());
+        }
+        self
     }
 }

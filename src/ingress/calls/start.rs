@@ -95,23 +95,21 @@ impl CallStarter {
         }
     }
 
-    /// Attaches to the call's stream, before the pump of a new one begins: a stream without a reader may be removed. `previous_call` is
-    /// the call of an older token of the caller. A client that comes back to its call needs no further room. The bytes of the request,
+    /// Attaches to the call's stream, before the pump of a new one begins: a stream without a reader may be removed. `earlier_call` is
+    /// a call that the POST may retry, with its relation to the POST. A client that comes back to its call needs no further room. The bytes of the request,
     /// `held` so far, become the stream's.
     pub(super) fn begin(
         &self,
         request: &CallRequest,
         held: Reservation,
-        previous_call: Option<Arc<Stream>>,
+        earlier_call: Option<(Arc<Stream>, RetryMatch)>,
         claim: StartClaim,
     ) -> Result<StartedCall, ErrorCode> {
-        let Retry { fingerprint, body, .. } = request.retry;
-        if let Some(stream) = previous_call {
-            match stream.match_retry(body) {
-                RetryMatch::Retry => return Ok(self.return_to(&request.context, &stream)),
-                RetryMatch::OtherBody => return Err(ErrorCode::KeyReused),
-                RetryMatch::NewCall => {}
-            }
+        let Retry { fingerprint, body, id_use, .. } = request.retry;
+        match earlier_call {
+            Some((stream, RetryMatch::Retry)) => return Ok(self.return_to(&request.context, &stream)),
+            Some((_, RetryMatch::OtherBody)) => return Err(ErrorCode::KeyReused),
+            Some((_, RetryMatch::NewCall)) | None => {}
         }
         if !self.admission.can_admit(request) {
             return self.rejoin(request);
@@ -138,10 +136,10 @@ impl CallStarter {
         };
         let mut retry_match = RetryMatch::NewCall;
         let matches = |stream: &Arc<Stream>| {
-            retry_match = stream.match_retry(body);
+            retry_match = stream.match_retry(body, id_use);
             retry_match != RetryMatch::NewCall
         };
-        match self.log.find_or_register(fingerprint, matches, create)? {
+        match self.log.find_or_register(fingerprint, id_use, matches, create)? {
             Match::New(stream, registration) => {
                 let is_deferred = matches!(claim, CallClaim::Deferred);
                 stream.keep_registration(registration.with_claim(claim));
@@ -158,13 +156,16 @@ impl CallStarter {
 
     /// During a drain, attaches a POST to an earlier call.
     fn rejoin(&self, request: &CallRequest) -> Result<StartedCall, ErrorCode> {
-        let Retry { fingerprint, body, .. } = request.retry;
-        let found = fingerprint.and_then(|fingerprint| self.log.find_call(&fingerprint));
-        let Some(stream) = found else { return Err(ErrorCode::Draining) };
-        match stream.match_retry(body) {
-            RetryMatch::Retry => Ok(self.return_to(&request.context, &stream)),
-            RetryMatch::OtherBody => Err(ErrorCode::KeyReused),
-            RetryMatch::NewCall => Err(ErrorCode::Draining),
+        let Retry { fingerprint, body, id_use, .. } = request.retry;
+        let known = fingerprint.map_or_else(Vec::new, |fingerprint| self.log.find_calls(&fingerprint));
+        let matching = |stream: &Arc<Stream>| match stream.match_retry(body, id_use) {
+            RetryMatch::NewCall => None,
+            retry_match => Some((stream.clone(), retry_match)),
+        };
+        match known.iter().find_map(matching) {
+            Some((stream, RetryMatch::Retry)) => Ok(self.return_to(&request.context, &stream)),
+            Some((_, RetryMatch::OtherBody)) => Err(ErrorCode::KeyReused),
+            Some((_, RetryMatch::NewCall)) | None => Err(ErrorCode::Draining),
         }
     }
 

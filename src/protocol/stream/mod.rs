@@ -29,6 +29,7 @@ mod owed_responses;
 mod pings;
 mod policy;
 mod reader_state;
+mod repetition;
 mod retention;
 mod seal;
 mod server_requests;
@@ -152,10 +153,10 @@ impl Machine {
 
     /// The upstream's response is not logged and passes as it is. Returns false if it cannot, because the proxy committed or the stream
     /// has ended.
-    pub fn handle_plain_head(&mut self) -> bool {
+    pub fn handle_plain_head(&mut self, now: Instant) -> bool {
         let can_pass = self.phase == Phase::Waiting;
         if can_pass {
-            self.pass_through();
+            self.pass_through(now);
         }
         can_pass
     }
@@ -280,7 +281,7 @@ impl Machine {
     /// can still become an HTTP status.
     pub fn handle_failure(&mut self, failure: Failure, now: Instant) -> bool {
         if self.phase == Phase::Waiting {
-            self.pass_through();
+            self.pass_through(now);
             self.timers.stop(Timer::Reopen);
             return true;
         }
@@ -367,6 +368,16 @@ impl Machine {
     /// The connection that carried the last event closed gracefully.
     pub fn handle_graceful_close(&mut self) {
         self.reader.note_graceful_close();
+    }
+
+    /// The connection `attach` was given the last event.
+    pub fn handle_settling(&mut self, attach: AttachId) {
+        self.reader.begin_settling(attach);
+    }
+
+    /// The connection `attach`, which carried the last event, broke.
+    pub fn handle_broken(&mut self, attach: AttachId, now: Instant) {
+        self.reader.note_broken(attach, now);
     }
 
     /// The connection `attach` ends with an interim result, behind the event at `upto`.
@@ -497,8 +508,12 @@ impl Machine {
         is_first_head
     }
 
-    fn pass_through(&mut self) {
+    fn pass_through(&mut self, now: Instant) {
         self.phase = Phase::Passed;
+        if !self.reader.is_attached() {
+            // As for a seal, the retention begins with the response if its client left before.
+            self.reader.touch(now);
+        }
         for timer in [Timer::Commit, Timer::Call, Timer::Abandon] {
             self.timers.stop(timer);
         }

@@ -27,6 +27,8 @@ pub struct ReaderState {
     /// True if the last message is known to have arrived.
     is_delivered: bool,
     has_closed_gracefully: bool,
+    /// The connection that was given the whole response, until it is known to have delivered it, or ends.
+    settling: Option<AttachId>,
 }
 
 /// The takeovers of a stream by readers that displace each other.
@@ -84,6 +86,7 @@ impl ReaderState {
             takeovers: Takeovers::default(),
             is_delivered: false,
             has_closed_gracefully: false,
+            settling: None,
         }
     }
 
@@ -153,6 +156,30 @@ impl ReaderState {
 
     pub(super) fn note_graceful_close(&mut self) {
         self.has_closed_gracefully = self.attached.is_none();
+    }
+
+    /// Notes that the attached connection was given the whole response.
+    pub(super) fn begin_settling(&mut self, attach: AttachId) {
+        if self.is(attach) {
+            self.settling = Some(attach);
+        }
+    }
+
+    /// Notes that the connection of a whole response broke. The client has left now, and not when the response was written.
+    pub(super) fn note_broken(&mut self, attach: AttachId, now: Instant) {
+        if self.settling.take_if(|settling| *settling == attach).is_some() && self.attached.is_none() {
+            self.since = now;
+        }
+    }
+
+    /// Returns true if the last connection ended before its client can have the whole response.
+    pub(super) fn was_cut(&self) -> bool {
+        self.attached.is_none() && self.settling.is_none() && !self.is_delivered && !self.has_closed_gracefully
+    }
+
+    /// Returns true if a connection reads now, or has the whole response and may still break.
+    pub(super) fn may_be_cut(&self) -> bool {
+        self.attached.is_some() || (self.settling.is_some() && !self.is_delivered)
     }
 
     /// Returns the time since which the stream has been attached or detached.
@@ -237,6 +264,7 @@ impl ReaderState {
         }
         self.attached = Some(attach);
         self.has_closed_gracefully = false;
+        self.settling = None;
         self.since = now;
     }
 

@@ -22,7 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tracing::{debug, info};
 
 use super::HEAD_TIMEOUT;
-use super::handler::{ConnectionState, Deadlines, Handler, NewConnection};
+use super::handler::{ClosedBy, ConnectionState, Deadlines, Handler, NewConnection};
 use super::prefixed_io::PrefixedIo;
 use head_wait::{HeadWait, WaitEvent, WaitWatch};
 use send_timeout::SendTimeout;
@@ -31,7 +31,7 @@ use socket::SocketWatch;
 /// Outcome of hyper's service of a connection.
 enum Served {
     /// The connection ended without an error.
-    Ended,
+    Ended(ClosedBy),
     /// The connection broke, or was ended for its client's fault.
     Broken,
     /// The connection waits for a request.
@@ -43,7 +43,7 @@ enum Woken {
     /// Bytes have come.
     Bytes,
     /// The client has left, or the server stops.
-    Ended,
+    Ended(ClosedBy),
     /// The connection broke, or no request came in time.
     Broken,
 }
@@ -68,7 +68,7 @@ where
     });
     let mut stop = pin!(stop);
     let mut is_stopping = false;
-    let is_clean = loop {
+    let ended = loop {
         let (socket, watch) = socket::share(io);
         // Boxed, so that an idle connection reserves no room for it.
         let mut hyper = Box::new(
@@ -96,41 +96,43 @@ where
                 return Poll::Ready(Served::Broken);
             }
             if watch.poll_left(cx).is_ready() {
-                return Poll::Ready(if watch.is_broken() { Served::Broken } else { Served::Ended });
+                // The client has left before it can have the whole response.
+                return Poll::Ready(Served::Broken);
             }
             poll_wait(&mut wait_watch, is_stopping, &watch, cx)
         })
         .await;
         match served {
-            Served::Ended => break true,
-            Served::Broken => break false,
+            Served::Ended(by) => break Some(by),
+            Served::Broken => break None,
             Served::Idle => {}
         }
         let parts = hyper.into_parts();
         service = parts.service;
         drop(parts.io);
-        let Some(rest) = watch.into_io(parts.read_buf) else { break false };
+        let Some(rest) = watch.into_io(parts.read_buf) else { break None };
         io = rest;
         match poll_fn(|cx| poll_idle(&mut io, &mut deadlines, &mut wait_watch, stop.as_mut(), cx)).await {
             Woken::Bytes => {}
-            Woken::Ended => {
+            Woken::Ended(by) => {
                 // The client need not take part.
                 let _ = tokio::time::timeout(HEAD_TIMEOUT, io.shutdown()).await;
-                break true;
+                break Some(by);
             }
-            Woken::Broken => break false,
+            Woken::Broken => break None,
         }
     };
-    if is_clean {
-        deadlines.connection().ended();
+    if let Some(by) = ended {
+        deadlines.connection().ended(by);
     }
 }
 
 /// Returns how hyper's service of a connection ended.
 fn served<Io: AsyncRead + Unpin>(ended: hyper::Result<()>, watch: &SocketWatch<Io>) -> Served {
     match ended {
-        Ok(()) if !watch.is_broken() => Served::Ended,
-        Ok(()) => Served::Broken,
+        Ok(()) if watch.is_broken() => Served::Broken,
+        Ok(()) if watch.was_closed() => Served::Ended(ClosedBy::Client),
+        Ok(()) => Served::Ended(ClosedBy::Server),
         Err(error) => {
             debug!(%error, "connection ended");
             Served::Broken
@@ -167,10 +169,10 @@ fn poll_idle<Io: AsyncRead + Unpin, C: ConnectionState>(
     cx: &mut Context<'_>,
 ) -> Poll<Woken> {
     if stop.poll(cx).is_ready() {
-        return Poll::Ready(Woken::Ended);
+        return Poll::Ready(Woken::Ended(ClosedBy::Server));
     }
     match io.poll_read_ahead(cx) {
-        Poll::Ready(Ok(0)) => return Poll::Ready(Woken::Ended),
+        Poll::Ready(Ok(0)) => return Poll::Ready(Woken::Ended(ClosedBy::Client)),
         Poll::Ready(Ok(_)) => return Poll::Ready(Woken::Bytes),
         Poll::Ready(Err(_)) => return Poll::Ready(Woken::Broken),
         Poll::Pending => {}

@@ -31,6 +31,8 @@ struct Socket<Io> {
     is_awaited: bool,
     /// True if the socket failed, rather than ended.
     is_broken: bool,
+    /// True if hyper has read the end of the client's bytes.
+    is_at_end: bool,
     /// Time since which the socket accepts none of hyper's bytes.
     blocked_since: Option<Instant>,
 }
@@ -49,7 +51,8 @@ impl<Io> Socket<Io> {
 
 /// Returns both handles of `io`.
 pub(super) fn share<Io>(io: PrefixedIo<Io>) -> (HyperSocket<Io>, SocketWatch<Io>) {
-    let socket = Arc::new(Mutex::new(Socket { io, is_awaited: false, is_broken: false, blocked_since: None }));
+    let socket =
+        Arc::new(Mutex::new(Socket { io, is_awaited: false, is_broken: false, is_at_end: false, blocked_since: None }));
     (HyperSocket(socket.clone()), SocketWatch(socket))
 }
 
@@ -94,6 +97,12 @@ impl<Io: AsyncRead + Unpin> SocketWatch<Io> {
         sync::lock(&self.0).blocked_since
     }
 
+    /// True if the client has closed the connection while hyper waited for its next request, and has taken all that was written.
+    pub(super) fn was_closed(&self) -> bool {
+        let socket = sync::lock(&self.0);
+        socket.is_at_end && socket.blocked_since.is_none()
+    }
+
     /// True if the connection failed. hyper treats a reset between two requests as an end.
     pub(super) fn is_broken(&self) -> bool {
         sync::lock(&self.0).is_broken
@@ -103,10 +112,12 @@ impl<Io: AsyncRead + Unpin> SocketWatch<Io> {
 impl<Io: AsyncRead + Unpin> AsyncRead for HyperSocket<Io> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let mut socket = sync::lock(&self.0);
+        let (filled, room) = (buffer.filled().len(), buffer.remaining());
         let read = Pin::new(&mut socket.io).poll_read(cx, buffer);
         // A read that is ready has left no waker behind, and hyper may not read again.
         socket.is_awaited = read.is_pending();
         socket.is_broken |= matches!(read, Poll::Ready(Err(_)));
+        socket.is_at_end |= matches!(read, Poll::Ready(Ok(()))) && room > 0 && buffer.filled().len() == filled;
         read
     }
 }

@@ -18,7 +18,7 @@ use super::{serve, socket};
 use crate::body::{BoxBody, Incoming, whole};
 use crate::clock;
 use crate::server::HEAD_TIMEOUT;
-use crate::server::handler::{ConnectionState, Handler, NewConnection, Peer, StopSignal};
+use crate::server::handler::{ClosedBy, ConnectionState, Handler, NewConnection, Peer, StopSignal};
 use crate::server::prefixed_io::PrefixedIo;
 
 const REQUEST: &str = "GET /mcp HTTP/1.1\r\nHost: a\r\n\r\n";
@@ -31,6 +31,8 @@ struct Counts {
     connected: AtomicUsize,
     served: AtomicUsize,
     ended: AtomicUsize,
+    /// Of those that ended, the ones that their clients closed.
+    closed: AtomicUsize,
     /// Size of the buffer of the last read.
     read: AtomicUsize,
 }
@@ -38,6 +40,10 @@ struct Counts {
 impl Counts {
     fn all(&self) -> [usize; 3] {
         [&self.connected, &self.served, &self.ended].map(|count| count.load(Ordering::Relaxed))
+    }
+
+    fn closed(&self) -> usize {
+        self.closed.load(Ordering::Relaxed)
     }
 
     fn is_idle(&self) -> bool {
@@ -58,8 +64,9 @@ impl ConnectionState for State {
         false
     }
 
-    fn ended(&self) {
+    fn ended(&self, by: ClosedBy) {
         self.0.ended.fetch_add(1, Ordering::Relaxed);
+        self.0.closed.fetch_add(usize::from(by == ClosedBy::Client), Ordering::Relaxed);
     }
 }
 
@@ -194,7 +201,16 @@ async fn a_client_that_leaves_an_idle_connection_has_ended_it() {
     clock::sleep(A_WHILE).await;
     drop(served.client);
     served.task.await.expect("no panic");
-    assert_eq!(served.counts.all(), [1, 1, 1]);
+    assert_eq!((served.counts.all(), served.counts.closed()), ([1, 1, 1], 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_leaves_after_its_response_has_closed_the_connection() {
+    let mut served = Served::begin();
+    served.ask().await;
+    drop(served.client);
+    served.task.await.expect("no panic");
+    assert_eq!((served.counts.all(), served.counts.closed()), ([1, 1, 1], 1));
 }
 
 #[tokio::test(start_paused = true)]
@@ -206,7 +222,7 @@ async fn an_idle_connection_ends_when_the_server_stops() {
         let began = clock::now();
         served.stop.send(signal).expect("it waits for that");
         served.ends().await;
-        assert_eq!((served.counts.all(), clock::now()), ([1, 1, 1], began));
+        assert_eq!((served.counts.all(), served.counts.closed(), clock::now()), ([1, 1, 1], 0, began));
     }
 }
 

@@ -43,7 +43,7 @@ impl Pump {
             self.writer.update(|machine, _| machine.handle_commit()).await;
             self.publish();
         }
-        if self.writer.update(|machine, _| machine.handle_plain_head()).await {
+        if self.writer.update(|machine, now| machine.handle_plain_head(now)).await {
             self.pass_response(response).await;
         } else {
             self.collect_body(response.status(), json, response.into_body());

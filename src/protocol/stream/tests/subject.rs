@@ -234,7 +234,7 @@ impl Real {
         let machine = &mut self.machine;
         match input {
             Input::StreamHead => return Reply::Bool(machine.handle_stream_head()),
-            Input::PlainHead => return Reply::Bool(machine.handle_plain_head()),
+            Input::PlainHead => return Reply::Bool(machine.handle_plain_head(now)),
             Input::Commit => return Reply::Bool(machine.handle_commit()),
             Input::Fail(failure) => return Reply::Bool(machine.handle_failure(*failure, now)),
             Input::Cancel(id) => return Reply::Bool(machine.handle_cancel(id, now)),

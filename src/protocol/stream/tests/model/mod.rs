@@ -131,7 +131,7 @@ impl Model {
     pub(super) fn handle(&mut self, input: &Input, at: u64) -> Reply {
         match input {
             Input::StreamHead => return Reply::Bool(self.stream_head()),
-            Input::PlainHead => return Reply::Bool(self.plain_head()),
+            Input::PlainHead => return Reply::Bool(self.pass_head(at)),
             Input::Commit => {
                 self.take_head(Head::Ours);
                 return Reply::Bool(self.head != Some(Head::Passed) || self.sealed_at.is_some());

@@ -15,8 +15,13 @@ impl Model {
         self.take_head(Head::Theirs)
     }
 
-    pub(super) fn plain_head(&mut self) -> bool {
-        self.take_head(Head::Passed)
+    /// Takes a response that passes. It counts as left by its client now if that has left before.
+    pub(super) fn pass_head(&mut self, at: u64) -> bool {
+        let first = self.take_head(Head::Passed);
+        if first {
+            self.touch(at);
+        }
+        first
     }
 
     /// The first head counts, unless the stream has ended without one.
@@ -135,7 +140,7 @@ impl Model {
 
     /// Returns true if the failure can still become an HTTP status.
     pub(super) fn fail_call(&mut self, failure: Failure, at: u64) -> bool {
-        let can_tell = self.take_head(Head::Passed);
+        let can_tell = self.pass_head(at);
         if can_tell {
             self.call = Call::Over;
         } else {
