@@ -191,7 +191,7 @@ impl StandaloneStreams {
         let attachment = stream.attach(event_log::new_attach(), Seq(0));
         let terms = CallTerms {
             method: None,
-            accept: Accept { json: true, sse: true },
+            accept: Accept { json: true, sse: true, names_sse: true },
             observer: ResponseObserver::default(),
             progress: None,
             tasks: None,

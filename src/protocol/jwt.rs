@@ -1,8 +1,11 @@
-//! Reads the unverified `iss`, `sub` and client of a JSON Web Token, and makes a copy with an invalid signature for probing.
+//! Reads the unverified `iss`, `sub`, client and `exp` of a JSON Web Token, and makes a copy with an invalid signature
+//! for probing.
 //!
-//! Nothing is verified here, and no claim may be believed: any bearer can write any claim. Absent: keys, algorithms, times.
+//! Nothing is verified here, and no claim may be believed: any bearer can write any claim. Absent: keys, algorithms,
+//! the present time.
 
 use std::fmt;
+use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -49,16 +52,36 @@ impl Claims {
     /// Reads the claims of the token in an `Authorization` of the scheme `Bearer`. Returns `None` unless it is a signed JWT that has `iss` and
     /// `sub`.
     pub fn of(authorization: &HeaderValue) -> Option<Self> {
-        let payload = signed(authorization)?.payload;
-        if payload.len() > MAX_PAYLOAD_BYTES {
-            return None;
-        }
-        let payload = URL_SAFE_NO_PAD.decode(payload).ok()?;
-        let claims: Self = serde_json::from_slice(&payload).ok()?;
+        let claims: Self = serde_json::from_slice(&payload(authorization)?).ok()?;
         let all = [Some(&claims.iss), Some(&claims.sub), claims.client_id.as_ref(), claims.azp.as_ref()];
         let has_empty = all.iter().any(|claim| claim.is_some_and(String::is_empty));
         if has_empty { None } else { Some(claims) }
     }
+}
+
+/// Expiry of a token, as the token claims it.
+#[derive(Deserialize)]
+struct Expiry {
+    /// Seconds since 1970, which may have a fraction (RFC 7519 §2).
+    exp: f64,
+}
+
+/// Returns the time since 1970 at which the token in an `Authorization` of the scheme `Bearer` expires. Returns `None`
+/// unless it is a signed JWT with one `exp`. A time before 1970 is returned as 1970.
+pub fn expires_at(authorization: &HeaderValue) -> Option<Duration> {
+    let Expiry { exp } = serde_json::from_slice(&payload(authorization)?).ok()?;
+    if exp <= 0.0 { Some(Duration::ZERO) } else { Some(Duration::try_from_secs_f64(exp).unwrap_or(Duration::MAX)) }
+}
+
+/// Returns the decoded payload of a signed token, an object. Returns `None` if it is none or too long.
+fn payload(authorization: &HeaderValue) -> Option<Vec<u8>> {
+    let payload = signed(authorization)?.payload;
+    if payload.len() > MAX_PAYLOAD_BYTES {
+        return None;
+    }
+    let payload = URL_SAFE_NO_PAD.decode(payload).ok()?;
+    // An array would be read as the members of a struct in their order.
+    if payload.trim_ascii_start().starts_with(b"{") { Some(payload) } else { None }
 }
 
 /// Returns the `Authorization` header with an invalid signature, or `None` if it holds no signed JWT.
@@ -167,6 +190,29 @@ mod tests {
     }
 
     #[test]
+    fn the_expiry_is_the_only_number_that_a_signed_token_names_so() {
+        for (payload, seconds) in [
+            (r#"{"exp":1700000000}"#, Some(1_700_000_000.0)),
+            (r#"{"iss":"i","sub":"u","exp":1700000000.5,"x":{"exp":1}}"#, Some(1_700_000_000.5)),
+            (r#"{"exp":1.7e9}"#, Some(1_700_000_000.0)),
+            (r#"{"exp":0}"#, Some(0.0)),
+            (r#"{"exp":-5}"#, Some(0.0)),
+            (r#"{"exp":1e300}"#, Some(Duration::MAX.as_secs_f64())),
+            (r#"{"iss":"i"}"#, None),
+            (r#"{"exp":"1700000000"}"#, None),
+            (r#"{"exp":null}"#, None),
+            (r#"{"exp":1,"exp":2}"#, None),
+            ("[1]", None),
+            ("", None),
+        ] {
+            assert_eq!(expires_at(&bearer(payload)).map(|at| at.as_secs_f64()), seconds, "{payload}");
+        }
+        for opaque in ["Bearer abc", "Bearer a.b", "Basic dXNlcg==", ""] {
+            assert_eq!(expires_at(&HeaderValue::from_static(opaque)), None, "{opaque}");
+        }
+    }
+
+    #[test]
     fn a_corrupted_token_differs_in_its_signature_alone() {
         for signature in ["c2ln", "A", "AAAA"] {
             let good = HeaderValue::from_str(&format!("bearer aa.bb.{signature}")).unwrap();
@@ -188,7 +234,7 @@ mod tests {
         #[test]
         fn any_header_can_be_looked_at(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             if let Ok(value) = HeaderValue::from_bytes(&bytes) {
-                let _ = Claims::of(&value);
+                let _ = (Claims::of(&value), expires_at(&value));
                 prop_assert!(corrupted(&value).is_none_or(|other| other != value && other.len() == value.len()));
             }
         }

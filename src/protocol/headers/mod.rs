@@ -184,10 +184,16 @@ pub struct Accept {
     pub json: bool,
     /// `text/event-stream`.
     pub sse: bool,
+    /// True if the client names `text/event-stream` itself, not by a wildcard. This distinguishes a client that wants a
+    /// stream from one that takes anything.
+    pub names_sse: bool,
 }
 
 /// The `Accept` that the specification demands of every POST.
 const BOTH_TYPES: &str = "application/json, text/event-stream";
+
+/// Media type of an event stream.
+const SSE: &str = "text/event-stream";
 
 /// Parses `Accept` ([RFC 9110 §12.5.1]): the most specific range that matches a type decides, and a weight of 0 excludes it. A request
 /// without `Accept`, or with an empty one, accepts both types.
@@ -198,7 +204,7 @@ pub fn accept(headers: &HeaderMap) -> Accept {
     if headers.get(header::ACCEPT).is_some_and(|value| value == BOTH_TYPES)
         && headers.get_all(header::ACCEPT).iter().nth(1).is_none()
     {
-        return Accept { json: true, sse: true };
+        return Accept { json: true, sse: true, names_sse: true };
     }
     let ranges: Vec<_> = list(headers, header::ACCEPT).map(MediaRange::parse).collect();
     let takes = |range_of_type, media_type| {
@@ -209,15 +215,17 @@ pub fn accept(headers: &HeaderMap) -> Accept {
         let best = ranges.iter().filter(|range| specificity(range).is_some()).max_by_key(specificity);
         ranges.is_empty() || best.is_some_and(|range| range.is_accepted)
     };
-    Accept { json: takes("application/*", "application/json"), sse: takes("text/*", "text/event-stream") }
+    Accept {
+        json: takes("application/*", "application/json"),
+        sse: takes("text/*", SSE),
+        names_sse: ranges.iter().any(MediaRange::names_sse),
+    }
 }
 
 /// Returns true if `Accept` names SSE itself, not by a wildcard. This distinguishes a client that wants a stream from a
 /// browser.
 pub fn names_sse(headers: &HeaderMap) -> bool {
-    list(headers, header::ACCEPT)
-        .map(MediaRange::parse)
-        .any(|range| range.is_accepted && range.name.eq_ignore_ascii_case("text/event-stream"))
+    list(headers, header::ACCEPT).map(MediaRange::parse).any(|range| range.names_sse())
 }
 
 struct MediaRange<'a> {
@@ -234,6 +242,10 @@ impl<'a> MediaRange<'a> {
             if is_weight { Some(value.trim().parse::<f32>().unwrap_or(1.0)) } else { None }
         });
         Self { name, is_accepted: weight.unwrap_or(1.0) > 0.0 }
+    }
+
+    fn names_sse(&self) -> bool {
+        self.is_accepted && self.name.eq_ignore_ascii_case(SSE)
     }
 }
 
@@ -266,7 +278,7 @@ pub fn is_json(headers: &HeaderMap) -> bool {
 
 /// Returns true if the body is `text/event-stream`, with any parameters.
 pub fn is_sse(headers: &HeaderMap) -> bool {
-    content_type_is(headers, "text/event-stream")
+    content_type_is(headers, SSE)
 }
 
 fn content_type_is(headers: &HeaderMap, media_type: &str) -> bool {

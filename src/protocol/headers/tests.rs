@@ -74,25 +74,29 @@ fn a_header_that_is_there_twice_names_nothing() {
 
 #[test]
 fn accept_is_read_by_the_most_specific_range() {
-    for (value, json, sse) in [
-        ("", true, true),
-        ("*/*", true, true),
-        ("application/json, text/event-stream", true, true),
-        ("Application/JSON", true, false),
-        ("text/event-stream;q=0.5", false, true),
-        ("text/*", false, true),
-        ("application/*;q=0.1, text/html", true, false),
-        ("text/html", false, false),
-        ("text/event-stream;q=0, */*", true, false),
-        ("*/*;q=0, text/event-stream", false, true),
-        ("text/*;q=0.0, text/event-stream ; q = 1", false, true),
-        ("application/json;charset=utf-8;Q=0.000, text/event-stream", false, true),
+    for (value, json, sse, names_sse) in [
+        ("", true, true, false),
+        ("*/*", true, true, false),
+        ("application/json, text/event-stream", true, true, true),
+        ("application/json, Text/Event-Stream", true, true, true),
+        ("Application/JSON", true, false, false),
+        ("text/event-stream;q=0.5", false, true, true),
+        ("text/*", false, true, false),
+        ("application/*;q=0.1, text/html", true, false, false),
+        ("text/html", false, false, false),
+        ("text/event-stream;q=0, */*", true, false, false),
+        ("*/*, text/event-stream", true, true, true),
+        ("*/*;q=0, text/event-stream", false, true, true),
+        ("text/*;q=0.0, text/event-stream ; q = 1", false, true, true),
+        ("application/json;charset=utf-8;Q=0.000, text/event-stream", false, true, true),
     ] {
-        assert_eq!(accept(&map(&[("accept", value)])), Accept { json, sse }, "{value:?}");
+        let headers = map(&[("accept", value)]);
+        assert_eq!(accept(&headers), Accept { json, sse, names_sse }, "{value:?}");
+        assert_eq!(super::names_sse(&headers), names_sse, "{value:?}");
     }
-    assert_eq!(accept(&HeaderMap::new()), Accept { json: true, sse: true });
+    assert_eq!(accept(&HeaderMap::new()), Accept { json: true, sse: true, names_sse: false });
     let two_lines = map(&[("accept", "application/json"), ("accept", "text/event-stream")]);
-    assert_eq!(accept(&two_lines), Accept { json: true, sse: true });
+    assert_eq!(accept(&two_lines), Accept { json: true, sse: true, names_sse: true });
 }
 
 #[test]
