@@ -33,7 +33,7 @@ pub(super) fn adds(facts: &Facts, config: &Config) -> Vec<String> {
         None => lines.add("an answer in JSON passes as it is (commit_after_ms is 0); nothing of it can be resumed"),
         Some(after) => lines.add(format!(
             "an answer in JSON passes as it is if it comes within {after}; a later one comes as an event stream that can be \
-             resumed, for callers whom the server has accepted before"
+             resumed, for callers whom the server has lately accepted"
         )),
     }
     if has_sessions(facts) {
@@ -524,7 +524,7 @@ mod tests {
             (
                 adds,
                 |facts| legacy(facts).answers = Form::Json,
-                "an answer in JSON passes as it is if it comes within 500 ms",
+                "an answer in JSON passes as it is if it comes within 2 s",
             ),
             (adds, |facts| legacy(facts).session = true, "the same POST again"),
             (adds, |facts| legacy(facts).standalone = Standalone::Stream, "the session's GET stream"),

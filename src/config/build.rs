@@ -423,7 +423,7 @@ fn delivery(s: &mut Section<'_>) -> Delivery {
     let commit_after = s.millis("commit_after_ms", 0..=DAY_MS);
     Delivery {
         prime: s.one_of("prime", &primes).unwrap_or(Prime::All),
-        commit_after: none_if_zero(commit_after.unwrap_or(Duration::from_millis(500))),
+        commit_after: none_if_zero(commit_after.unwrap_or(Duration::from_millis(2000))),
         retry: s.millis("retry_ms", 1..=DAY_MS).unwrap_or(Duration::from_secs(1)),
         heartbeat: s.secs("heartbeat_secs", 1..=YEAR).unwrap_or(Duration::from_secs(15)),
         max_connection: s.secs("max_connection_secs", 0..=YEAR).and_then(none_if_zero),

@@ -233,6 +233,12 @@ fn a_missing_upstream_is_reported_with_every_way_to_give_it() {
 }
 
 #[test]
+fn a_silent_server_has_two_seconds_for_its_own_response() {
+    let config = Config::for_upstream("http://127.0.0.1:1/mcp").unwrap();
+    assert_eq!(config.delivery.commit_after, Some(Duration::from_secs(2)));
+}
+
+#[test]
 fn zero_means_none_for_the_documented_keys() {
     let config = from_file(
         "[streams]\nmax_wait_secs = 0\nmodern_grace_ms = 0\nretention_secs = 7\n\

@@ -116,6 +116,7 @@ impl Callers {
             session,
             session_kind,
             sender,
+            address,
             quota,
             caller,
             head_bytes,

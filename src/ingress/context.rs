@@ -1,5 +1,6 @@
 //! A request as the handlers carry it: its head, its sender, and the resources that it counts against.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +26,8 @@ pub(super) struct RequestContext {
     pub(super) session: Option<Arc<Session>>,
     pub(super) session_kind: SessionKind,
     pub(super) sender: Sender,
+    /// Address of the client.
+    pub(super) address: IpAddr,
     /// Quota that the sender's requests count against.
     pub(super) quota: Arc<Quota>,
     /// Caller for whom a server may be started, or `None` where none are.

@@ -99,6 +99,7 @@ impl StreamStarter {
             method,
             accept,
             credentials: context.credentials,
+            address: context.address,
             subject: context.binding.subject,
             observer,
             // A balancer sends a call that names no replica to another one, whose server may be there.

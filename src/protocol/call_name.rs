@@ -10,7 +10,7 @@ use super::jsonrpc::{self, MethodName};
 const MAX_CHARS: usize = 64;
 
 /// The method of a call, and its tool.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CallName {
     /// The method, or `batch` for an array.
     pub method: MethodName,

@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::ids::Owner;
 use super::jsonrpc::{self, RequestId};
+use super::refusal::RefusalHeaders;
 
 /// Party at fault for an error; on the wire `data.fault`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -487,18 +488,27 @@ impl Failure {
 
     /// Returns the JSON-RPC error message for `id`, or for a null id if it is `None`.
     pub fn to_message(self, id: Option<&RequestId>) -> Vec<u8> {
-        self.to_error_message(id, self.code.message())
+        self.write_message(id, self.code.message(), None)
+    }
+
+    /// Returns the error message for `id` as [`Self::to_message`] does. One with a status has the headers of that
+    /// response in its data.
+    pub fn to_message_with(self, id: Option<&RequestId>, headers: Option<&RefusalHeaders>) -> Vec<u8> {
+        self.write_message(id, self.code.message(), headers)
     }
 
     /// Returns the error message for `id`, or for a null id, with `detail` behind its constant text. The detail must not contain secrets.
     pub fn to_message_about(self, id: Option<&RequestId>, detail: &str) -> Vec<u8> {
-        self.to_error_message(id, &format!("{}: {detail}", self.code.message()))
+        self.write_message(id, &format!("{}: {detail}", self.code.message()), None)
     }
 
-    fn to_error_message(self, id: Option<&RequestId>, message: &str) -> Vec<u8> {
+    fn write_message(self, id: Option<&RequestId>, message: &str, headers: Option<&RefusalHeaders>) -> Vec<u8> {
         let mut data = json!({ "fault": self.code.side().as_str(), "mayHaveRun": self.may_have_run });
         if let Some(status) = self.http_status {
             data["httpStatus"] = json!(status);
+            if let Some(headers) = headers {
+                headers.add_to(&mut data);
+            }
         }
         jsonrpc::error_message(id, self.code.json_rpc(), message, data)
     }

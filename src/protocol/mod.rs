@@ -20,6 +20,7 @@ pub mod ids;
 pub mod jsonrpc;
 pub mod jwt;
 pub mod progress;
+pub mod refusal;
 pub mod request_ids;
 pub mod routing;
 pub mod session_refusal;

@@ -53,8 +53,9 @@ impl Upstream {
     }
 
     async fn ask_discovery(&self, request: &Template, credentials: Credentials) -> Option<Discovery> {
+        let began = clock::now();
         let response = self.send(request, None).await.ok()?;
-        self.observed().note_status(credentials, response.status(), clock::now());
+        self.observed().note_status(credentials, response.status(), began, clock::now());
         let is_sse = headers::is_sse(response.headers());
         let body = collect(response.into_body(), ANSWER_MAX).await.ok()?;
         let messages = if is_sse { events(&body) } else { vec![body] };

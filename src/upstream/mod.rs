@@ -15,6 +15,7 @@ mod http1;
 mod informational;
 mod inline_task;
 mod input;
+mod late_responses;
 mod metrics;
 mod observed;
 mod ping_headers;
@@ -57,8 +58,9 @@ pub use connect::{Dial, DialFuture, Wire};
 pub use forwarded::Forwarded;
 use forwarded::ReceivedHeaders;
 pub use inline_task::InlineTask;
+use late_responses::LateResponses;
 pub use metrics::Metrics;
-pub use observed::{Credentials, Observed};
+pub use observed::{CredentialKind, Credentials, Observed};
 pub use ping_headers::PingHeaders;
 pub use pump::{Call, ProgressRule, Pump};
 pub use reach::Reachability;
@@ -119,6 +121,7 @@ pub struct Upstream {
     /// URI of the endpoint with the configured query.
     endpoint: Option<Uri>,
     observed: Arc<Observed>,
+    late_responses: Arc<LateResponses>,
     sessions: Arc<SessionNames>,
     revivals: Arc<Revivals>,
     ping_headers: Arc<PingHeaders>,
@@ -165,6 +168,7 @@ impl Upstream {
             host,
             endpoint: None,
             observed: Arc::default(),
+            late_responses: Arc::default(),
             sessions: Arc::default(),
             revivals: Arc::new(Revivals::new(SessionRefusals::default(), false, Duration::ZERO)),
             ping_headers: Arc::default(),
@@ -182,6 +186,7 @@ impl Upstream {
         let (channels, recognition) = (self.channels.clone(), self.recognition.clone());
         Self {
             observed,
+            late_responses: self.late_responses.clone(),
             sessions,
             revivals,
             ping_headers,
@@ -260,6 +265,11 @@ impl Upstream {
     /// Returns the facts observed in responses.
     pub fn observed(&self) -> &Observed {
         &self.observed
+    }
+
+    /// Returns the calls whose responses came late.
+    fn late_responses(&self) -> &LateResponses {
+        &self.late_responses
     }
 
     /// Returns the headers of pings in sessions whose own were refused.

@@ -6,18 +6,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
-use http::header::ACCESS_CONTROL_ALLOW_ORIGIN;
+use http::header::{ACCESS_CONTROL_ALLOW_ORIGIN, AUTHORIZATION, COOKIE};
 use http::{HeaderMap, HeaderValue, StatusCode};
 
 use super::TokenSubjects;
 use crate::event_log::Principal;
 use crate::eviction::evict_if_full;
-use crate::protocol::headers::{self, Lines};
+use crate::protocol::headers::{self, Lines, names};
+use crate::protocol::jwt;
 use crate::protocol::tasks::Discovery;
 use crate::sync;
 
 /// Time after a 2xx for which the upstream counts as accepting the same credentials.
 const TRUST: Duration = Duration::from_secs(600);
+/// Time after a 2xx for which credentials without a known expiry are trusted for a response head of the proxy's own.
+const OPAQUE_TRUST: Duration = Duration::from_secs(120);
+/// Least time before the expiry of a token for such a head: the clocks of proxy and server differ.
+const EXPIRY_MARGIN: Duration = Duration::from_secs(30);
 /// Limit of remembered credentials. Those confirmed longest ago are evicted first; their callers get the upstream's own heads, late or
 /// not, until it has accepted them again.
 const MAX_CREDENTIALS: usize = 65_536;
@@ -37,6 +42,49 @@ pub struct Credentials {
     pub presented: Principal,
     /// Principal by the operator's rule for telling callers apart.
     pub principal: Principal,
+}
+
+impl Credentials {
+    /// Returns true if the caller shows none.
+    pub fn are_absent(&self) -> bool {
+        self.presented.is_anonymous() && self.principal.is_anonymous()
+    }
+}
+
+/// Kind of credentials, by which it is decided how long an acceptance counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CredentialKind {
+    /// No credentials.
+    None,
+    /// A token that expires at this time since 1970.
+    Expiring(Duration),
+    /// Credentials that may be revoked or expire at any time.
+    Opaque,
+}
+
+impl CredentialKind {
+    /// Returns the kind of the credentials of a request with these headers and this query. A JWT beside a cookie counts
+    /// as the credential; one beside anything else does not.
+    pub fn of(credentials: &Credentials, headers: &HeaderMap, query: Option<&str>) -> Self {
+        let mut authorizations = headers.get_all(AUTHORIZATION).iter().filter(|value| !value.is_empty());
+        let only = authorizations.next().filter(|_| authorizations.next().is_none());
+        let has_key = headers.contains_key(names::X_API_KEY) || query.is_some_and(|query| !query.is_empty());
+        match only.and_then(jwt::expires_at) {
+            Some(expires_at) if !has_key => Self::Expiring(expires_at),
+            None if credentials.are_absent() && !has_key && !headers.contains_key(COOKIE) => Self::None,
+            Some(_) | None => Self::Opaque,
+        }
+    }
+
+    /// Returns the time for which an acceptance counts, or `None` if none does at `wall`, the time since 1970.
+    fn trust(self, wall: Duration) -> Option<Duration> {
+        match self {
+            Self::None => Some(TRUST),
+            Self::Expiring(at) if wall + EXPIRY_MARGIN <= at => Some(TRUST),
+            Self::Expiring(_) => None,
+            Self::Opaque => Some(OPAQUE_TRUST),
+        }
+    }
 }
 
 /// The upstream's last response to credentials that it has once accepted.
@@ -73,15 +121,18 @@ impl Observed {
         &self.tokens
     }
 
-    /// Notes the status of a response to a request with these credentials.
-    pub fn note_status(&self, credentials: Credentials, status: StatusCode, now: Instant) {
+    /// Notes the status of a response to a request with these credentials, which began at `began`. A 2xx to a request
+    /// from before the last refusal does not end that: the server may have looked at the credentials before.
+    pub fn note_status(&self, credentials: Credentials, status: StatusCode, began: Instant, now: Instant) {
         let is_accepted = status.is_success();
         if !is_accepted && !is_refusal(status) {
             return;
         }
         let status = CredentialStatus { at: now, is_accepted };
         if let Some(mut known) = self.credentials.get_mut(&credentials) {
-            *known = status;
+            if !is_accepted || known.is_accepted || began >= known.at {
+                *known = status;
+            }
         } else if is_accepted {
             evict_if_full(&self.credentials, MAX_CREDENTIALS, |status| status.at, |_| {});
             self.credentials.insert(credentials, status);
@@ -97,7 +148,17 @@ impl Observed {
 
     /// Returns true if the upstream accepted the credentials within [`TRUST`], and has not refused them since.
     pub fn has_accepted(&self, credentials: &Credentials, now: Instant) -> bool {
-        let is_fresh = |at| now.saturating_duration_since(at) < TRUST;
+        self.has_accepted_within(TRUST, credentials, now)
+    }
+
+    /// Returns true if the upstream can be expected to accept the credentials: it has lately, and they have not been
+    /// refused since and do not expire soon. `wall` is the time since 1970.
+    pub fn is_trusted(&self, credentials: &Credentials, kind: CredentialKind, now: Instant, wall: Duration) -> bool {
+        kind.trust(wall).is_some_and(|trust| self.has_accepted_within(trust, credentials, now))
+    }
+
+    fn has_accepted_within(&self, trust: Duration, credentials: &Credentials, now: Instant) -> bool {
+        let is_fresh = |at| now.saturating_duration_since(at) < trust;
         self.credentials.get(credentials).is_some_and(|status| status.is_accepted && is_fresh(status.at))
     }
 
@@ -214,33 +275,80 @@ mod tests {
     fn credentials_are_trusted_for_a_while_and_until_they_are_refused() {
         let (observed, now) = (Observed::default(), clock::now());
         assert!(!observed.has_accepted(&known(1), now));
-        observed.note_status(known(1), StatusCode::ACCEPTED, now);
+        observed.note_status(known(1), StatusCode::ACCEPTED, now, now);
         assert!(observed.has_accepted(&known(1), now + TRUST - Duration::from_nanos(1)));
         assert!(!observed.has_accepted(&known(1), now + TRUST));
         assert!(!observed.has_accepted(&known(2), now), "another caller's");
 
-        observed.note_status(known(1), StatusCode::OK, now + TRUST);
+        observed.note_status(known(1), StatusCode::OK, now + TRUST, now + TRUST);
         assert!(observed.has_accepted(&known(1), now + TRUST), "each 2xx is a new beginning");
         for says_nothing in [StatusCode::NOT_FOUND, StatusCode::BAD_REQUEST, StatusCode::BAD_GATEWAY] {
-            observed.note_status(known(1), says_nothing, now + TRUST);
+            observed.note_status(known(1), says_nothing, now + TRUST, now + TRUST);
             assert!(observed.has_accepted(&known(1), now + TRUST), "{says_nothing}");
         }
-        observed.note_status(known(1), StatusCode::FORBIDDEN, now + TRUST);
+        observed.note_status(known(1), StatusCode::FORBIDDEN, now + TRUST, now + TRUST);
         assert!(!observed.has_accepted(&known(1), now + TRUST));
+    }
+
+    #[test]
+    fn an_acceptance_counts_by_the_kind_of_the_credentials() {
+        let (observed, now, wall) = (Observed::default(), clock::now(), Duration::from_secs(1_000_000));
+        observed.note_status(known(1), StatusCode::OK, now, now);
+        let is_trusted = |kind, after, wall| observed.is_trusted(&known(1), kind, now + after, wall);
+        for (kind, trust) in [
+            (CredentialKind::None, TRUST),
+            (CredentialKind::Expiring(wall + EXPIRY_MARGIN), TRUST),
+            (CredentialKind::Opaque, OPAQUE_TRUST),
+        ] {
+            assert!(is_trusted(kind, trust - Duration::from_nanos(1), wall), "{kind:?}");
+            assert!(!is_trusted(kind, trust, wall), "{kind:?}");
+        }
+        let soon = CredentialKind::Expiring(wall + EXPIRY_MARGIN - Duration::from_nanos(1));
+        assert!(!is_trusted(soon, Duration::ZERO, wall));
+    }
+
+    #[test]
+    fn the_kind_of_credentials_is_that_of_the_only_one() {
+        use base64::Engine;
+        let payload = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(r#"{"exp":9}"#);
+        let token = HeaderValue::from_str(&format!("Bearer e30.{payload}.c2ln")).unwrap();
+        let opaque = HeaderValue::from_static("Bearer x");
+        let absent = Credentials { presented: Principal::Anonymous, principal: Principal::Anonymous };
+        let expiring = CredentialKind::Expiring(Duration::from_secs(9));
+        let (key, cookie) = ((names::X_API_KEY, opaque.clone()), (COOKIE, opaque.clone()));
+        let bearer = (AUTHORIZATION, token);
+        for (pairs, query, credentials, kind) in [
+            (vec![], None, absent, CredentialKind::None),
+            (vec![], Some(""), absent, CredentialKind::None),
+            (vec![], Some("a=b"), absent, CredentialKind::Opaque),
+            (vec![cookie.clone()], None, absent, CredentialKind::Opaque),
+            (vec![], None, known(1), CredentialKind::Opaque),
+            (vec![bearer.clone()], None, known(1), expiring),
+            (vec![bearer.clone(), cookie], None, known(1), expiring),
+            (vec![bearer.clone(), key], None, known(1), CredentialKind::Opaque),
+            (vec![bearer.clone()], Some("a=b"), known(1), CredentialKind::Opaque),
+            (vec![bearer, (AUTHORIZATION, opaque)], None, known(1), CredentialKind::Opaque),
+        ] {
+            let mut headers = HeaderMap::new();
+            for (name, value) in &pairs {
+                headers.append(name.clone(), value.clone());
+            }
+            assert_eq!(CredentialKind::of(&credentials, &headers, query), kind, "{pairs:?} {query:?}");
+        }
     }
 
     #[test]
     fn credentials_are_proven_by_one_2xx_of_a_server_that_refuses_others() {
         let (observed, now) = (Observed::default(), clock::now());
-        observed.note_status(known(1), StatusCode::OK, now);
+        observed.note_status(known(1), StatusCode::OK, now, now);
         assert!(!observed.has_proven(&known(1)), "the server may take anything");
         observed.note_any_status(StatusCode::NOT_FOUND);
         assert!(!observed.has_proven(&known(1)));
         observed.note_any_status(StatusCode::UNAUTHORIZED);
-        observed.note_status(known(2), StatusCode::UNAUTHORIZED, now);
+        observed.note_status(known(2), StatusCode::UNAUTHORIZED, now, now);
         assert!(observed.has_proven(&known(1)));
         assert!(!observed.has_proven(&known(2)));
-        observed.note_status(known(1), StatusCode::FORBIDDEN, now);
+        observed.note_status(known(1), StatusCode::FORBIDDEN, now, now);
         assert!(observed.has_proven(&known(1)), "one tool less does not make it another caller");
     }
 
@@ -248,13 +356,13 @@ mod tests {
     fn a_flood_of_credentials_evicts_no_returning_caller() {
         let (observed, start) = (Observed::default(), clock::now());
         let good = known(usize::MAX);
-        observed.note_status(good, StatusCode::OK, start);
+        observed.note_status(good, StatusCode::OK, start, start);
         for number in 0..3 * MAX_CREDENTIALS {
             let now = start + Duration::from_micros(number as u64);
-            observed.note_status(known(number), StatusCode::OK, now);
+            observed.note_status(known(number), StatusCode::OK, now, now);
             if number % 10_000 == 0 {
                 assert!(observed.has_accepted(&good, now), "after {number}");
-                observed.note_status(good, StatusCode::OK, now);
+                observed.note_status(good, StatusCode::OK, now, now);
             }
             if number % 1000 == 0 {
                 assert!(observed.credentials.len() <= MAX_CREDENTIALS);
@@ -264,7 +372,7 @@ mod tests {
         // Credentials that were never accepted take no memory.
         let taken = observed.credentials.len();
         for number in 0..100 {
-            observed.note_status(known(1 << 40 | number), StatusCode::UNAUTHORIZED, start);
+            observed.note_status(known(1 << 40 | number), StatusCode::UNAUTHORIZED, start, start);
         }
         assert_eq!(observed.credentials.len(), taken);
     }

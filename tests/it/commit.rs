@@ -2,7 +2,7 @@
 
 use crate::support::*;
 
-async fn hasty() -> (Upstream, Proxy, Session) {
+pub(crate) async fn hasty() -> (Upstream, Proxy, Session) {
     setup_with(|c| c.delivery.commit_after = Some(SOON)).await
 }
 
@@ -16,7 +16,7 @@ async fn hasty_without_revival() -> (Upstream, Proxy, Session) {
 }
 
 /// A POST that the proxy commits to; the upstream has not answered.
-async fn committed(proxy: &Proxy, upstream: &mut Upstream, request: &Request) -> (Call, Response, EventId) {
+pub(crate) async fn committed(proxy: &Proxy, upstream: &mut Upstream, request: &Request) -> (Call, Response, EventId) {
     let pending = request.start(proxy.addr).await;
     let call = upstream.next().await;
     let mut response = pending.response().await.sse();
@@ -111,16 +111,11 @@ async fn any_other_late_answer_becomes_an_honest_error() {
     let text = "HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 4\r\n\r\ntext";
     let not_rpc = "HTTP/1.1 404 X\r\ncontent-type: application/json\r\ncontent-length: 13\r\n\r\n{\"error\":\"x\"}";
     let moved = "HTTP/1.1 302 X\r\nlocation: https://login.example/\r\ncontent-length: 0\r\n\r\n";
-    for (status, answer) in [
-        (502, html),
-        (200, text),
-        (404, not_rpc),
-        (302, moved),
-        (202, "HTTP/1.1 202 X\r\ncontent-length: 0\r\n\r\n"),
-        (204, "HTTP/1.1 204 X\r\n\r\n"),
-        (401, "HTTP/1.1 401 X\r\ncontent-length: 0\r\n\r\n"),
-    ] {
-        let (upstream_call, mut response, _) = committed(&proxy, &mut upstream, &session.post(call(status))).await;
+    for (status, answer) in
+        [(502, html), (200, text), (404, not_rpc), (302, moved), (401, "HTTP/1.1 401 X\r\ncontent-length: 0\r\n\r\n")]
+    {
+        let request = session.post(call_tool(status, &format!("tool {status}")));
+        let (upstream_call, mut response, _) = committed(&proxy, &mut upstream, &request).await;
         upstream_call.whole(answer).await;
         let (events, end) = response.events().await;
         assert_eq!((events.len(), end), (1, End::Complete), "{status}");
@@ -142,7 +137,8 @@ async fn credentials_are_unknown_once_they_were_refused() {
             upstream.expect("tools/call").await.json(200, "{}").await;
             assert_eq!(pending.response().await.status, 200);
         }
-        let (upstream_call, mut response, _) = committed(&proxy, &mut upstream, &mine(format!("late{status}"))).await;
+        let late = session.post(call_tool(format!("late{status}"), &format!("late {status}")));
+        let (upstream_call, mut response, _) = committed(&proxy, &mut upstream, &late).await;
         upstream_call.status(status).await;
         let message = response.event().await.json();
         assert_fault(&message, format!("late{status}"), UPSTREAM_FAILED, "upstream");

@@ -29,6 +29,7 @@ mod http_version_matrix;
 mod issued_sessions;
 mod keep_alive;
 mod keys;
+mod late_status;
 mod legacy_tasks;
 mod matrix;
 mod metrics;

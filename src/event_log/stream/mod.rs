@@ -499,6 +499,14 @@ impl Stream {
         cancelled
     }
 
+    /// Notes that the response to `id` came on the session's standalone stream; see
+    /// [`Machine::handle_answered_elsewhere`].
+    pub fn note_answered_elsewhere(&self, id: &RequestId) {
+        let mut inner = self.lock();
+        inner.machine.handle_answered_elsewhere(id, clock::now());
+        self.notify_pump(inner);
+    }
+
     /// Handles a client response; see [`Machine::handle_client_response`].
     pub fn handle_client_response(&self, id: &RequestId) -> ClientResponse {
         self.lock().machine.handle_client_response(id, clock::now())

@@ -1,9 +1,10 @@
 //! Rules by which the proxy may begin a response before the server does: after `commit_after`, with an interim result, or because another
 //! connection has taken the stream over.
 //!
-//! A head of the server matters if a client acts on it: a status such as 401, or the CORS headers that a browser needs. The proxy begins
-//! a response only if such a head is not expected: the server has accepted the same credentials lately, and its CORS headers are known.
-//! Absent: the time of a commit (protocol).
+//! A head of the server matters if a client acts on it: a status such as 401, or the CORS headers that a browser needs.
+//! The proxy begins a response only if such a head is not expected: the server has accepted the same credentials
+//! lately, and its CORS headers are known. Absent: the time of a commit (protocol), and what is known once it has come,
+//! such as the expiry of a token (`upstream/pump/late_response.rs`).
 
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -27,10 +28,10 @@ impl CommitRules {
         Self { upstream: components.upstream.clone() }
     }
 
-    /// True if the proxy may send a head before the upstream does. It must not hide a head that matters: a status on which a client acts,
-    /// or CORS headers that a browser needs.
-    pub(super) fn may_commit(&self, request: &CallRequest) -> bool {
-        request.accept.sse && !request.call.is_opening() && self.may_begin(request)
+    /// True if the head of the request lets the proxy respond before the upstream does, once the call is late. A client
+    /// that takes anything, but does not name event streams, gets the server's own JSON.
+    pub(super) fn may_commit(request: &CallRequest) -> bool {
+        request.accept.sse && request.accept.names_sse && !request.call.is_opening()
     }
 
     /// True if an interim result may begin the response before the upstream does. It must not replace a 401, or CORS headers of the server.

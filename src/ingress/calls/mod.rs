@@ -93,7 +93,6 @@ impl Calls {
             call_starter: CallStarter::new(
                 components,
                 admission,
-                commit.clone(),
                 partial.clone(),
                 task_rules.clone(),
                 finder.clone(),

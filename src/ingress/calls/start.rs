@@ -63,7 +63,6 @@ pub(super) struct CallStarter {
     upstream: Arc<Upstream>,
     metrics: Arc<Metrics>,
     admission: Admission,
-    commit: CommitRules,
     partial: Arc<PartialResultsPolicy>,
     task_rules: Arc<TaskRules>,
     finder: Arc<StreamFinder>,
@@ -74,7 +73,6 @@ impl CallStarter {
     pub(super) fn new(
         components: &Components,
         admission: Admission,
-        commit: CommitRules,
         partial: Arc<PartialResultsPolicy>,
         task_rules: Arc<TaskRules>,
         finder: Arc<StreamFinder>,
@@ -87,7 +85,6 @@ impl CallStarter {
             upstream: upstream.clone(),
             metrics: metrics.clone(),
             admission,
-            commit,
             partial,
             task_rules,
             finder,
@@ -174,7 +171,7 @@ impl CallStarter {
         let settings = self.admission.settings(request);
         let streams = &self.config.streams;
         let commit_after = match self.config.delivery.commit_after {
-            Some(time) if self.commit.may_commit(request) => Some(time),
+            Some(time) if CommitRules::may_commit(request) => Some(time),
             Some(_) | None => None,
         };
         let policy = Policy {

@@ -163,7 +163,7 @@ impl PostDelivery {
 
     async fn deliver(self: Arc<Self>, post: UpstreamPost, queued: Option<QueuedTurn>, reply: oneshot::Sender<Outcome>) {
         self.await_cancelled(&post).await;
-        let mut attempt = Attempt { delivery: &self, post: &post, reply: Some(reply), turn: None };
+        let mut attempt = Attempt { delivery: &self, post: &post, reply: Some(reply), turn: None, began: clock::now() };
         if let Some(queued) = queued {
             if let Err(code) = self.log.evict_for(post.reservation.reservation()) {
                 return attempt.fail(Failure::before_run(code));
@@ -268,6 +268,8 @@ struct Attempt<'a> {
     post: &'a UpstreamPost,
     reply: Option<oneshot::Sender<Outcome>>,
     turn: Option<Turn>,
+    /// Time of the last request.
+    began: Instant,
 }
 
 impl Attempt<'_> {
@@ -275,7 +277,8 @@ impl Attempt<'_> {
     /// is not given up before [`HOLD_TIMEOUT`]. With credentials that may be refused the proxy never responds with 202.
     async fn send(&mut self) -> UpstreamResult {
         let (delivery, post) = (self.delivery, self.post);
-        let late_at = clock::now() + LATE_TIMEOUT;
+        self.began = clock::now();
+        let late_at = self.began + LATE_TIMEOUT;
         if let Some(session) = &post.session {
             session.note_sent();
         }
@@ -343,7 +346,7 @@ impl Attempt<'_> {
             return;
         }
         let status = response.status();
-        self.delivery.upstream.observed().note_status(self.post.credentials, status, clock::now());
+        self.delivery.upstream.observed().note_status(self.post.credentials, status, self.began, clock::now());
         if (self.post.may_be_sent_again)(status) {
             self.post.reopen_requests();
         } else {

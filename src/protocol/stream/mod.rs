@@ -24,6 +24,7 @@ mod event_batch;
 mod event_set;
 mod getters;
 mod input_turn;
+mod late_head;
 mod numbering;
 mod owed_responses;
 mod pings;
@@ -52,6 +53,7 @@ pub use cursor_place::CursorPlace;
 pub use ended::{End, Rest};
 pub use event_batch::Batch;
 use input_turn::InputTurn;
+use late_head::LateHead;
 use numbering::Numbering;
 pub use owed_responses::{OwedResponse, OwedResponses};
 use pings::PING;
@@ -102,6 +104,8 @@ pub struct Machine {
     input_turn: InputTurn,
     /// The proxy's own messages around those of the upstream, or `None` for most streams.
     announcements: Option<Box<AnnouncementState>>,
+    /// A late head of the upstream, or `None` for most streams.
+    late_head: Option<Box<LateHead>>,
     /// The call of a task, in the process that has it; `None` for every other stream.
     task: Option<Box<TaskCall>>,
     effects: VecDeque<Effect>,
@@ -127,6 +131,7 @@ impl Machine {
             is_revoked: false,
             input_turn: InputTurn::new(now),
             announcements: None,
+            late_head: None,
             task: None,
             effects: VecDeque::new(),
             policy: Box::new(policy),
@@ -430,6 +435,11 @@ impl Machine {
         self.phase != Phase::Passed
     }
 
+    /// The proxy may not begin the response by itself: the client waits for the upstream's head.
+    pub fn handle_commit_forbidden(&mut self) {
+        self.timers.stop(Timer::Commit);
+    }
+
     /// Ends the stream regardless of its upstream, with the error `code` for each owed response: its session was deleted, or the process
     /// ends. The server is told to stop the requests of a deleted session.
     pub fn handle_expire(&mut self, code: ErrorCode, now: Instant) {
@@ -531,6 +541,9 @@ impl Machine {
                     self.server_requests.answer(id);
                     self.effects.push_back(Effect::RefuseServerRequest(id.clone()));
                 }
+            }
+            Message::Response { id: Some(id), .. } if self.policy.kind == StreamKind::Standalone => {
+                self.effects.push_back(Effect::NoteResponse(id.clone()));
             }
             Message::Response { id: Some(id), is_error } => {
                 self.owed_responses.answer(id, seq, *is_error);

@@ -45,8 +45,9 @@ impl Machine {
         if self.phase != Phase::Open || self.sealing.is_some() {
             return;
         }
-        let Self { owed_responses, numbering, .. } = self;
-        owed_responses.fail_due(|id| numbering.push(b"message", &failure.to_message(Some(id))));
+        let Self { owed_responses, numbering, late_head, .. } = self;
+        let headers = late_head.as_ref().and_then(|late_head| late_head.refusal());
+        owed_responses.fail_due(|id| numbering.push(b"message", &failure.to_message_with(Some(id), headers)));
     }
 
     pub(super) fn announce_cancel(&mut self) {

@@ -80,6 +80,8 @@ pub enum Effect {
     Reopen(Option<Bytes>),
     /// Announce to the client that the upstream could not go on where it was, and that messages in between are lost.
     AnnounceGap,
+    /// Note in the session that the response to this request came on its standalone stream.
+    NoteResponse(RequestId),
     /// Announce to the client that its session was opened again at a server that had forgotten it.
     AnnounceRevival,
     /// Make the call a task, if that is possible now.

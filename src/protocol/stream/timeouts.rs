@@ -32,6 +32,7 @@ impl Machine {
             }
             Timer::Reopen => self.effects.push_back(Effect::Reopen(self.upstream.reopen(now))),
             Timer::Linger | Timer::CancelGrace => self.begin_seal(self.settled_outcome(), now),
+            Timer::Call | Timer::Abandon if self.is_accepted() => self.end_accepted(now),
             Timer::Call => {
                 self.announce_cancel();
                 self.fail(Outcome::Expired, Failure::after_send(ErrorCode::CallTimedOut), now);

@@ -4,6 +4,7 @@
 //! passes the input to the stream machine, carries out the machine's effects, and sleeps until the machine's deadline. Absent: any
 //! dependence on a connected client. A client that disconnects or resumes only changes the machine's timers.
 
+mod late_response;
 mod legacy_task;
 mod plain_response;
 mod promotion;
@@ -11,6 +12,7 @@ mod reopening;
 mod session_generation;
 mod trace;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -51,6 +53,8 @@ pub struct Call {
     pub accept: headers::Accept,
     /// Credentials of the caller.
     pub credentials: Credentials,
+    /// Address of the client.
+    pub address: IpAddr,
     /// Subject that the caller's token claims, or `None` if it claims none.
     pub subject: Option<Subject>,
     /// Observer of the response.
@@ -251,8 +255,12 @@ impl Pump {
         // One reading of the clock: the stream must be published before its first id is sent.
         let now = clock::now();
         if self.writer.stream().with_machine(|machine| machine.is_commit_due(now)) {
-            self.publish();
-            self.keep_asking();
+            if self.may_commit(now) {
+                self.publish();
+                self.keep_asking();
+            } else {
+                self.writer.update(|machine, _| machine.handle_commit_forbidden()).await;
+            }
         }
         self.writer.update(|machine, _| machine.handle_timeout(now)).await;
     }
@@ -384,6 +392,7 @@ impl Pump {
             }
             Effect::KeepAlive => self.pings().send_ping(),
             Effect::AnnounceGap => self.announce_gap().await,
+            Effect::NoteResponse(id) => self.note_response_of_session(&id),
             Effect::AnnounceRevival => Box::pin(self.announce_revival()).await,
             Effect::Promote => Box::pin(self.promote()).await,
             Effect::CallAgain(continuation) => self.call_again(&continuation),
@@ -615,7 +624,7 @@ impl Pump {
     /// Notes the upstream's judgement of the caller and the CORS headers, for later responses of the proxy's own.
     fn note_response(&self, response: &Response<ResponseBody>) {
         let observed = self.upstream.observed();
-        observed.note_status(self.call.credentials, response.status(), clock::now());
+        observed.note_status(self.call.credentials, response.status(), self.began, clock::now());
         if response.status().is_success()
             && self.call.is_guest
             && let Some(handshake) = self.handshake()

@@ -9,6 +9,7 @@ use http::{HeaderValue, Response, StatusCode};
 use super::super::ResponseBody;
 use super::super::body::{passing_body, read_into};
 use super::super::input::{CollectedResponse, InputSource, refused_by};
+use super::late_response::{is_without_response, refusal_headers};
 use super::{Call, Pump, is_compressed};
 use crate::event_log::{Head, Plain};
 use crate::protocol::error::{ErrorCode, Failure};
@@ -44,10 +45,12 @@ impl Pump {
             self.publish();
         }
         if self.writer.update(|machine, now| machine.handle_plain_head(now)).await {
-            self.pass_response(response).await;
-        } else {
-            self.collect_body(response.status(), json, response.into_body());
+            return self.pass_response(response).await;
         }
+        self.note_late_head(response.status());
+        let refusal = refusal_headers(response.status(), response.headers());
+        self.writer.update(|machine, _| machine.handle_refusal_headers(refusal)).await;
+        self.collect_body(response.status(), json, response.into_body());
     }
 
     /// Returns true if tasks of 2025-11-25 are offered in the session of the stream.
@@ -96,9 +99,14 @@ impl Pump {
     pub(super) async fn log_collected(&mut self, CollectedResponse { status, body }: CollectedResponse) {
         self.set_input(InputSource::Idle);
         let refused = refused_by(status);
+        self.note_late_body(&body);
         let body = body.and_then(|body| self.as_owed_response(body).ok_or(refused)).map(|body| self.observe(body));
         Box::pin(self.call.observer.save_session(&self.log, &self.call.credentials)).await;
         self.note_arriving(0);
+        let has_none = body == Err(ErrorCode::UpstreamGarbage) && is_without_response(status);
+        if has_none && Box::pin(self.end_without_response()).await {
+            return;
+        }
         self.writer
             .update(|machine, now| match body {
                 Ok(body) => {
@@ -169,6 +177,7 @@ impl Pump {
                 Plain::kept(parts.status, parts.headers, body)
             }
             Ok(Ok(false)) | Err(_) => {
+                self.note_passing(parts.status, &parts.headers);
                 // A key still finds the call, with an error in place of its response: the tool does not run again.
                 if !self.is_keyed() {
                     self.writer.stream().forget_retries();

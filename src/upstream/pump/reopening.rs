@@ -12,6 +12,7 @@ use tracing::info;
 use super::super::input::InputSource;
 use super::super::sse_reader::EventReader;
 use super::super::{ResponseBody, Template, synthetic};
+use super::late_response::refusal_headers;
 use super::{Pump, is_compressed};
 use crate::event_log::{Handshake, UpstreamName};
 use crate::protocol::headers;
@@ -86,6 +87,8 @@ impl Pump {
             self.note_listening();
             return;
         }
+        let refusal = refusal_headers(status, response.headers());
+        self.writer.update(|machine, _| machine.handle_refusal_headers(refusal)).await;
         let is_standalone =
             self.writer.stream().with_machine(|machine| machine.policy().kind == StreamKind::Standalone);
         if is_standalone && let Some(handshake) = self.handshake() {

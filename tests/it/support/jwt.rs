@@ -16,6 +16,12 @@ pub(crate) fn bearer_of_client(sub: &str, serial: u32, client: &str) -> String {
     token(&payload, &format!("signature{serial}"))
 }
 
+/// Does as [`bearer`], with a token that expires in so many seconds by the machine's clock.
+pub(crate) fn bearer_for(sub: &str, secs: u64) -> String {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a time after 1970");
+    token(&format!(r#"{{"iss":"i","sub":"{sub}","exp":{}}}"#, now.as_secs() + secs), "signature")
+}
+
 /// Returns a token with this signature.
 pub(crate) fn signed(sub: &str, serial: u32, signature: &str) -> String {
     token(&format!(r#"{{"iss":"i","sub":"{sub}","jti":{serial}}}"#), signature)

@@ -157,10 +157,18 @@ pub(super) enum Payload {
 /// One message of an event.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum MessageKind {
-    Response { which: usize, error: bool },
+    Response {
+        which: usize,
+        error: bool,
+    },
     Request(u8),
+    /// A response to a request of another stream, with this id.
+    Stranger(&'static str),
     Other,
 }
+
+/// The id of a response to a request of another stream.
+const STRANGER: &str = "stranger";
 
 /// Returns the id of a server→client request.
 pub(super) fn request_id(request: u8) -> RequestId {
@@ -172,7 +180,8 @@ impl Payload {
     pub(super) fn messages(&self) -> Vec<MessageKind> {
         match *self {
             Payload::Empty | Payload::Opaque => vec![],
-            Payload::Notification | Payload::UnknownResponse => vec![MessageKind::Other],
+            Payload::Notification => vec![MessageKind::Other],
+            Payload::UnknownResponse => vec![MessageKind::Stranger(STRANGER)],
             Payload::Response { which, error } => vec![MessageKind::Response { which, error }],
             Payload::Request(request) => vec![MessageKind::Request(request)],
             Payload::ResponseAndRequest { which, request } => {
@@ -193,7 +202,7 @@ impl Payload {
             Payload::Empty => Vec::new(),
             Payload::Notification => note.into_bytes(),
             Payload::Opaque => [b"\xff{ not JSON ".as_slice(), serial.to_string().as_bytes()].concat(),
-            Payload::UnknownResponse => response("\"stranger\"", "result").into_bytes(),
+            Payload::UnknownResponse => response(&format!("\"{STRANGER}\""), "result").into_bytes(),
             Payload::Response { which, error } => {
                 response(&ids[which].to_json(), if error { "error" } else { "result" }).into_bytes()
             }

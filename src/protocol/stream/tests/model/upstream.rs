@@ -3,6 +3,7 @@
 use super::super::steps::{MessageKind, request_id};
 use super::{BACKOFF_MAX, Call, Event, Head, Model, Place, STANDALONE_PAUSE_MIN};
 use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::{Effect, Ending, Outcome};
 
 impl Model {
@@ -63,7 +64,13 @@ impl Model {
                     self.answer(&request_id(request), at);
                     self.effects.push(Effect::RefuseServerRequest(request_id(request)));
                 }
-                MessageKind::Response { .. } | MessageKind::Request(_) | MessageKind::Other => {}
+                MessageKind::Stranger(id) if !self.is_request() => {
+                    self.effects.push(Effect::NoteResponse(RequestId::String(id.into())));
+                }
+                MessageKind::Response { .. }
+                | MessageKind::Request(_)
+                | MessageKind::Stranger(_)
+                | MessageKind::Other => {}
             }
         }
         let all = self.answered.iter().all(Option::is_some);
@@ -75,7 +82,7 @@ impl Model {
     pub(super) fn push(&mut self, data: &[u8], messages: &[MessageKind]) -> u64 {
         let requests = messages.iter().filter_map(|message| match message {
             MessageKind::Request(request) => Some((*request, false)),
-            MessageKind::Response { .. } | MessageKind::Other => None,
+            MessageKind::Response { .. } | MessageKind::Stranger(_) | MessageKind::Other => None,
         });
         self.events.push(Event {
             bytes: [b"event: message\ndata: ", data, b"\n\n"].concat(),

@@ -1,0 +1,113 @@
+//! Responses that come after the proxy could have begun one of its own: the permission to begin it, and what is lost of
+//! the server's afterwards.
+//!
+//! Owned here: the seam to what is known of the caller and of earlier late responses ([`super::super::observed`],
+//! [`super::super::late_responses`]), and requests that the server has accepted without a response. Absent: the time of
+//! a commit (the machine), and the conditions that a request's head decides (ingress).
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use http::header::CONTENT_LENGTH;
+use http::{HeaderMap, StatusCode};
+
+use super::Pump;
+use crate::clock;
+use crate::protocol::call_name::CallName;
+use crate::protocol::error::ErrorCode;
+use crate::protocol::headers;
+use crate::protocol::jsonrpc::RequestId;
+use crate::protocol::refusal::RefusalHeaders;
+use crate::protocol::stream::Machine;
+use crate::upstream::late_responses::{self, Source};
+use crate::upstream::observed::CredentialKind;
+
+impl Pump {
+    /// Returns true if the proxy may begin the response at `now`. It must not hide a head that matters: a status on
+    /// which a client acts, or CORS headers that a browser needs. Called once in a late call.
+    pub(super) fn may_commit(&self, now: Instant) -> bool {
+        let (observed, template) = (self.upstream.observed(), &self.call.template);
+        let kind = CredentialKind::of(&self.call.credentials, &template.lines().to_map(), template.query());
+        observed.is_trusted(&self.call.credentials, kind, now, clock::wall())
+            && observed.cors(template.origin()).is_some()
+            && self.source().is_some_and(|source| !self.upstream.late_responses().has(&source, now))
+    }
+
+    /// Notes the head of a response that is no stream and cannot pass, because the proxy has begun one or the stream
+    /// has ended.
+    pub(super) fn note_late_head(&self, status: StatusCode) {
+        if late_responses::matters(status) && self.is_late() {
+            self.learn();
+        }
+    }
+
+    /// Notes the body of a response that was collected for an event, or the reason why there is none.
+    pub(super) fn note_late_body(&self, body: &Result<Bytes, ErrorCode>) {
+        let is_large = match body {
+            Ok(body) => late_responses::is_large(body.len()),
+            Err(code) => *code == ErrorCode::EventTooLarge,
+        };
+        if is_large && self.is_late() {
+            self.learn();
+        }
+    }
+
+    /// Notes a response that passes in time and whose body has not come yet: a later one to an equal call may come
+    /// late. Counts only if its head names its length.
+    pub(super) fn note_passing(&self, status: StatusCode, response: &HeaderMap) {
+        let length = response.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        if status.is_success() && headers::is_json(response) && length.is_some_and(late_responses::is_large) {
+            self.learn();
+        }
+    }
+
+    /// Accepts that no response comes in this one. Returns false if the call needs one: it is a task.
+    pub(super) async fn end_without_response(&mut self) -> bool {
+        let stream = self.writer.stream();
+        if stream.with_machine(|machine| machine.policy().is_task) {
+            return false;
+        }
+        let binding = stream.binding();
+        let has_standalone = binding.session.as_ref().is_some_and(|id| {
+            !self.log.sessions().standalone_of(id, std::slice::from_ref(&binding.principal)).is_empty()
+        });
+        self.writer.update(|machine, now| machine.handle_accepted(has_standalone, now)).await;
+        true
+    }
+
+    /// Notes that a response came on this standalone stream: its call may wait for nothing else.
+    pub(super) fn note_response_of_session(&self, id: &RequestId) {
+        let binding = self.writer.stream().binding();
+        let session = binding.session.as_ref().and_then(|id| self.log.sessions().find(id, &binding.principal));
+        for stream in session.iter().flat_map(|session| session.running()) {
+            stream.note_answered_elsewhere(id);
+        }
+    }
+
+    fn is_late(&self) -> bool {
+        self.writer.stream().with_machine(Machine::is_committed)
+    }
+
+    fn learn(&self) {
+        if let Some(source) = self.source() {
+            self.upstream.late_responses().note(source, clock::now());
+        }
+    }
+
+    /// Returns the source of the response, or `None` for a standalone stream.
+    fn source(&self) -> Option<Source> {
+        let (credentials, method) = (self.call.credentials, self.call.method.as_ref()?);
+        let address = if credentials.are_absent() { Some(self.call.address) } else { None };
+        Some(Source { credentials, address, name: CallName::of(method, self.call.template.body()) })
+    }
+}
+
+/// Returns true if a response of this status says that the response to the request comes elsewhere.
+pub(super) fn is_without_response(status: StatusCode) -> bool {
+    matches!(status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT)
+}
+
+/// Returns the headers that the error has for a refusal of this status.
+pub(super) fn refusal_headers(status: StatusCode, headers: &HeaderMap) -> Option<Box<RefusalHeaders>> {
+    if status.is_success() { None } else { RefusalHeaders::of(headers) }
+}
