@@ -63,7 +63,7 @@ def start_all():
             running.append(on_stdio[name])
         ports = {name: process.wait().found["port"] for name, process in servers.items()}
         for name, port in ports.items():
-            proxies[name] = stack.start_proxy(port, **(stack.TASKS if name == "tasks" else {}))
+            proxies[name] = stack.start_proxy(port, **stack.SETTINGS.get(name, {}))
             running.append(proxies[name])
         found = {name: process.wait().found for name, process in proxies.items()}
         sockets = {name: process.wait().found["socket"] for name, process in preloaded.items()}

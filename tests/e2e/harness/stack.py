@@ -132,6 +132,10 @@ SERVERS = {
 TASK_SERVER = ServerKind(("node", "servers/tasks.mjs"), (MODERN,))
 TASKS = {"TASKS__AFTER_MS": 400, "TASKS__HOLD_SECS": 2}
 
+# Settings of the shared proxies that have any, by server. The proxy before a server that is silent until its result commits early, so that cases with
+# such calls are short.
+SETTINGS = {"tasks": TASKS, "typescript-v1-json": {"DELIVERY__COMMIT_AFTER_MS": 500}}
+
 # Further servers that keep sessions, each of which refuses an unknown one in its own way. Cases start those that they need.
 SESSION_SERVERS = {
     "typescript-v2-sessions": ServerKind(("node", "servers/typescript-v2.mjs"), env=(("SESSIONS", "1"),)),
