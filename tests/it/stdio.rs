@@ -155,16 +155,73 @@ async fn messages_of_no_call_wait_for_the_first_get() {
     assert_eq!(event(&mut standalone).await, changed);
 }
 
+/// Some clients give every request the same ID.
 #[tokio::test]
-async fn an_id_that_is_in_use_is_refused() {
+async fn requests_with_an_id_that_is_in_use_are_all_answered() {
     let servers = StdioServers::start().await;
     let proxy = servers.proxy(|_| {}).await;
     let (mut server, session) = servers.open(&proxy).await;
-    let _running = session.post(call(1)).send(proxy.addr).await.sse();
+    let tool = |name: &str| {
+        let params = json!({"name": name, "_meta": {"progressToken": 1}});
+        json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
+    };
+    let mut responses = Vec::new();
+    let mut ids = Vec::new();
+    for name in ["a", "b", "c"] {
+        responses.push(session.post(tool(name).to_string()).send(proxy.addr).await.sse());
+        let mut sent = server.message().await;
+        ids.push(sent["id"].clone());
+        // The token of a request with a number is that number.
+        assert_eq!(sent["params"]["_meta"]["progressToken"], sent["id"]);
+        (sent["id"], sent["params"]["_meta"]["progressToken"]) = (json!(1), json!(1));
+        assert_eq!(sent, tool(name));
+    }
+    assert!(ids[0] == 1 && ids[1] != 1 && ids[2] != 1 && ids[1] != ids[2], "{ids:?}");
+    for at in [2, 0, 1] {
+        server.say(progress(ids[at].as_i64().expect("a number"))).await;
+        let result = json!({"content": [{"type": "text", "text": at}]});
+        server.say(json!({"jsonrpc": "2.0", "id": ids[at], "result": result})).await;
+        assert_eq!(event(&mut responses[at]).await, progress(1));
+        assert_eq!(event(&mut responses[at]).await, json!({"jsonrpc": "2.0", "id": 1, "result": result}));
+        responses[at].ends().await;
+    }
+    // The ID is free again.
+    let pending = session.post(call(1)).start(proxy.addr).await;
+    completes(&mut server, pending, 1).await;
+}
+
+#[tokio::test]
+async fn a_request_with_the_id_of_a_cancelled_one_without_a_response_is_answered() {
+    let servers = StdioServers::start().await;
+    let proxy = servers.proxy(|_| {}).await;
+    let (mut server, session) = servers.open(&proxy).await;
+    let mut first = session.post(call(1)).send(proxy.addr).await.sse();
     server.message().await;
+    let cancel =
+        |id: &Value| json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}});
+    assert_eq!(session.post(cancel(&json!(1)).to_string()).send(proxy.addr).await.status, 202);
+    assert_eq!(server.message().await, cancel(&json!(1)));
+    first.ends().await;
     let other = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"other"}}"#;
-    let mut refused = session.post(other).send(proxy.addr).await;
-    assert_eq!((refused.status, refused.json().await["error"]["code"].clone()), (400, json!(-32600)));
+    let mut second = session.post(other).send(proxy.addr).await.sse();
+    let id = server.message().await["id"].clone();
+    assert_ne!(id, 1, "the late response would be taken for this one's");
+    server.say(answer(1)).await;
+    // Its cancel names it as the server knows it.
+    assert_eq!(session.post(cancel(&json!(1)).to_string()).send(proxy.addr).await.status, 202);
+    assert_eq!(server.message().await, cancel(&id));
+    second.ends().await;
+}
+
+/// Nothing could tell their responses apart for the client.
+#[tokio::test]
+async fn a_batch_with_one_id_twice_is_refused() {
+    let servers = StdioServers::start().await;
+    let proxy = servers.proxy(|_| {}).await;
+    let (_server, session) = servers.open(&proxy).await;
+    let twice = format!("[{},{}]", call(1), call(1));
+    let mut refused = session.post(twice).send(proxy.addr).await;
+    assert_eq!((refused.status, refused.json().await[0]["error"]["code"].clone()), (400, json!(-32600)));
 }
 
 #[tokio::test]

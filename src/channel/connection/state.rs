@@ -113,7 +113,7 @@ impl std::fmt::Debug for Begin {
 impl State {
     pub(super) fn of(users: Users, answers_pings: bool) -> Self {
         let routing = match users {
-            Users::Session => Routing::default(),
+            Users::Session => Routing::of_session(random_number),
             Users::Sessions => Routing::of_sessions(random_number),
             Users::Principal | Users::Anonymous => Routing::shared(random_number),
         };

@@ -67,6 +67,8 @@ pub(super) struct Ids {
     calls: HashMap<CallKey, Vec<RequestId>>,
     /// Numbers by the names that sessions gave their requests.
     numbers: HashMap<(MemberKey, RequestId), RequestId>,
+    /// True if requests of a session that run may have one id.
+    allows_repeats: bool,
 }
 
 /// Names that a caller gave a request.
@@ -82,7 +84,18 @@ struct Name {
 
 impl Ids {
     pub(super) fn new(random: Random) -> Self {
-        Self { random, names: HashMap::new(), calls: HashMap::new(), numbers: HashMap::new() }
+        Self { random, names: HashMap::new(), calls: HashMap::new(), numbers: HashMap::new(), allows_repeats: false }
+    }
+
+    /// Creates numbers for requests whose ids are in use in their session. Of equal ids the last one's number is found
+    /// by it.
+    pub(super) fn of_repeated(random: Random) -> Self {
+        Self { allows_repeats: true, ..Self::new(random) }
+    }
+
+    /// Returns true if no request has a number.
+    pub(super) fn is_unused(&self) -> bool {
+        self.calls.is_empty()
     }
 
     /// Numbers the requests of a call: `messages` and their `texts` are renamed in place. No number is one that `is_taken` knows.
@@ -100,7 +113,8 @@ impl Ids {
         let mut names: Vec<(RequestId, Name)> = Vec::new();
         for (message, text) in messages.iter_mut().zip(texts) {
             let Message::Request { id, method } = message else { continue };
-            let is_used = member.is_some_and(|member| self.numbers.contains_key(&(member, id.clone())));
+            let is_used =
+                !self.allows_repeats && member.is_some_and(|member| self.numbers.contains_key(&(member, id.clone())));
             if is_used || names.iter().any(|(_, name)| name.id == *id) {
                 return Err(IdInUse);
             }
@@ -145,8 +159,11 @@ impl Ids {
     /// Forgets a call that is over.
     pub(super) fn end(&mut self, call: CallKey) {
         for number in self.calls.remove(&call).unwrap_or_default() {
-            if let Some(Name { member: Some(member), id, .. }) = self.names.remove(&number) {
-                self.numbers.remove(&(member, id));
+            let Some(Name { member: Some(member), id, .. }) = self.names.remove(&number) else { continue };
+            let key = (member, id);
+            // A later request may have taken the id over.
+            if self.numbers.get(&key) == Some(&number) {
+                self.numbers.remove(&key);
             }
         }
     }

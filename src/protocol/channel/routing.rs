@@ -45,8 +45,11 @@ pub struct Routing {
     given_up: Remembered<()>,
     /// Requests of the proxy's own.
     own: Remembered<()>,
-    /// Numbers in place of the callers' ids, or `None` on a channel of one session.
+    /// Numbers in place of the callers' ids, on a shared channel.
     ids: Option<Ids>,
+    /// Numbers in place of ids that are in use, on a channel of one session, or `None` on others. Most sessions never
+    /// use an id twice.
+    repeated: Option<Ids>,
     /// True if the callers have sessions, in which the server asks.
     has_sessions: bool,
     /// True once the server has `notifications/initialized`.
@@ -66,6 +69,12 @@ impl Routing {
         Self { ids: Some(Ids::new(random)), ..Self::default() }
     }
 
+    /// Returns the state of a channel of one session. A request whose id is in use has a number towards the server, as
+    /// each has on a shared channel: clients exist that give every request the same id.
+    pub fn of_session(random: Random) -> Self {
+        Self { repeated: Some(Ids::of_repeated(random)), ..Self::default() }
+    }
+
     /// Returns the state of a channel that several sessions share, with numbers as on any shared one.
     pub fn of_sessions(random: Random) -> Self {
         Self { has_sessions: true, ..Self::shared(random) }
@@ -74,7 +83,8 @@ impl Routing {
     /// Begins a call of the session `member`, or of none, with `messages` and their `texts`, which get the names of the server.
     ///
     /// # Errors
-    /// If one of its ids belongs to a request that runs, or that was given up and is not answered yet: its response would be taken for this one's.
+    /// If two requests of it have one id: their responses could not be told apart. Without numbers also if one of its ids belongs to a request that runs,
+    /// or that was given up and is not answered yet: its response would be taken for this one's.
     pub fn begin(
         &mut self,
         call: CallKey,
@@ -82,7 +92,12 @@ impl Routing {
         messages: &mut [Message],
         texts: &mut [Bytes],
     ) -> Result<(), IdInUse> {
-        if let Some(ids) = &mut self.ids {
+        let is_in_use = |message: &Message| match message {
+            Message::Request { id, .. } => self.running.contains_key(id) || self.given_up.contains(id),
+            Message::Notification { .. } | Message::Response { .. } => false,
+        };
+        let repeated = if messages.iter().any(is_in_use) { self.repeated.as_mut() } else { None };
+        if let Some(ids) = self.ids.as_mut().or(repeated) {
             let (given_up, own) = (&self.given_up, &self.own);
             ids.begin(call, member, messages, texts, |number| given_up.contains(number) || own.contains(number))?;
         }
@@ -123,7 +138,7 @@ impl Routing {
 
     /// Returns the number of a request of a session that runs on a channel of several sessions.
     pub fn number_of(&self, member: MemberKey, id: &RequestId) -> Option<&RequestId> {
-        self.ids.as_ref()?.number_of(member, id)
+        self.numbers()?.number_of(member, id)
     }
 
     /// Returns a notification or a response of a session as the server gets it, or `None` for one that it must not get from this session: an answer
@@ -131,7 +146,7 @@ impl Routing {
     /// one `notifications/initialized` reaches the server.
     pub fn from_member(&mut self, member: MemberKey, message: &Message, text: Bytes) -> Option<Bytes> {
         if !self.has_sessions {
-            return Some(text);
+            return Some(self.with_number(member, message, text));
         }
         match message {
             Message::Response { id, .. } => {
@@ -140,12 +155,7 @@ impl Routing {
             }
             Message::Notification { method } => match &**method {
                 "notifications/initialized" => (!std::mem::replace(&mut self.is_initialized, true)).then_some(text),
-                "notifications/cancelled" => {
-                    let place = jsonrpc::member(&text, &["params", "requestId"])?;
-                    let number = self.number_of(member, &RequestId::from_json(place)?)?.to_json();
-                    let renamed = jsonrpc::splice(&text, vec![(jsonrpc::span(&text, place), number)]);
-                    Some(renamed.into())
-                }
+                "notifications/cancelled" => self.renamed_cancel(member, &text),
                 "notifications/progress" => {
                     let token = jsonrpc::member(&text, &["params", "progressToken"]).and_then(RequestId::from_json)?;
                     self.questions.has_token(member, &token).then_some(text)
@@ -156,6 +166,32 @@ impl Routing {
         }
     }
 
+    /// Returns the cancel of a request that has a number alone by that number, and every other message unchanged. Of
+    /// equal ids the first is meant.
+    fn with_number(&self, member: MemberKey, message: &Message, text: Bytes) -> Bytes {
+        let has_numbers = self.repeated.as_ref().is_some_and(|repeated| !repeated.is_unused());
+        let is_cancel = matches!(message, Message::Notification { method } if method == "notifications/cancelled");
+        if !has_numbers
+            || !is_cancel
+            || jsonrpc::cancelled_request_id(&text).is_some_and(|id| self.running.contains_key(&id))
+        {
+            return text;
+        }
+        self.renamed_cancel(member, &text).unwrap_or(text)
+    }
+
+    /// Returns a cancel with the number of its request, or `None` if that has none.
+    fn renamed_cancel(&self, member: MemberKey, text: &Bytes) -> Option<Bytes> {
+        let place = jsonrpc::member(text, &["params", "requestId"])?;
+        let number = self.number_of(member, &RequestId::from_json(place)?)?.to_json();
+        Some(jsonrpc::splice(text, vec![(jsonrpc::span(text, place), number)]).into())
+    }
+
+    /// Returns the numbers that are in use.
+    fn numbers(&self) -> Option<&Ids> {
+        self.ids.as_ref().or(self.repeated.as_ref()).filter(|ids| !ids.is_unused())
+    }
+
     /// Returns the call of a request that runs.
     pub fn call_of(&self, id: &RequestId) -> Option<CallKey> {
         self.running.get(id).copied()
@@ -164,7 +200,7 @@ impl Routing {
     /// Returns true if nothing of any call is left.
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        let has_names = self.ids.as_ref().is_some_and(|ids| !ids.is_empty());
+        let has_names = [&self.ids, &self.repeated].into_iter().flatten().any(|ids| !ids.is_empty());
         self.calls.is_empty() && self.running.is_empty() && self.tokens.is_empty() && !has_names
     }
 
@@ -179,7 +215,7 @@ impl Routing {
         let mut owed = Vec::with_capacity(unanswered.len());
         for id in unanswered {
             self.running.remove(&id);
-            let at_caller = self.ids.as_ref().and_then(|ids| ids.id_at_caller(&id)).unwrap_or(&id).clone();
+            let at_caller = self.numbers().and_then(|ids| ids.id_at_caller(&id)).unwrap_or(&id).clone();
             self.given_up.insert(id.clone(), ());
             owed.push(Owed { at_server: id, at_caller });
         }
@@ -197,7 +233,7 @@ impl Routing {
     }
 
     fn forget_names(&mut self, call: CallKey, tokens: Vec<RequestId>) {
-        if let Some(ids) = &mut self.ids {
+        if let Some(ids) = self.ids.as_mut().or(self.repeated.as_mut()) {
             ids.end(call);
         }
         for token in tokens {
@@ -233,7 +269,7 @@ impl Routing {
 
     /// Returns a message for `call` with the names that its caller knows.
     fn to_caller(&self, call: CallKey, message: &Message, text: Bytes) -> Bytes {
-        let renamed = self.ids.as_ref().and_then(|ids| ids.to_caller(call, message, &text));
+        let renamed = self.numbers().and_then(|ids| ids.to_caller(call, message, &text));
         renamed.map_or(text, Bytes::from)
     }
 
