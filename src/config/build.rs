@@ -13,6 +13,7 @@ use super::otel::otel;
 use super::problem::Problem;
 use super::raw::{RawConfig, tool_section};
 use super::read::{Reader, Section};
+use super::streams::streams;
 use super::tasks::tasks;
 use super::value::{
     DAY_MS, YEAR, file, host, key_pair, log_level, non_empty, none_if_zero, principal, redis_prefix, redis_url,
@@ -149,7 +150,7 @@ fn sections(reader: &mut Reader) -> Sections {
     if let Some(upstream) = upstream.as_ref().filter(|upstream| upstream.command.is_none()) {
         refuse_loop(reader, &upstream.url, &listen, &admin);
     }
-    let streams = streams(reader);
+    let streams = streams(reader, upstream.as_ref().is_some_and(Upstream::is_channel));
     let delivery = delivery(&mut reader.section("delivery"));
     let resume_tokens = resume_tokens(reader);
     let dialects = dialects(&mut reader.section("dialects"), resume_tokens);
@@ -375,47 +376,6 @@ fn admin(reader: &mut Reader, hosts: Option<Vec<HostPattern>>) -> Admin {
     let allowed_hosts =
         if is_loopback { AllowedHosts::LoopbackAnd(hosts.unwrap_or_default()) } else { AllowedHosts::Any };
     Admin { address, metrics_address, allowed_hosts }
-}
-
-fn streams(reader: &mut Reader) -> Streams {
-    let mut s = reader.section("streams");
-    let max_wait = s.secs("max_wait_secs", 0..=YEAR).unwrap_or(Duration::from_secs(600));
-    let retention = s.secs("retention_secs", 1..=YEAR).unwrap_or(Duration::from_secs(600));
-    let streams = Streams {
-        max_wait: none_if_zero(max_wait),
-        // Guaranteed by the field's docs.
-        retention: retention.max(max_wait),
-        modern_grace: s.millis("modern_grace_ms", 0..=DAY_MS),
-        call_timeout: s.secs("call_timeout_secs", 0..=YEAR).and_then(none_if_zero),
-        cancel_grace: s.secs("cancel_grace_secs", 0..=YEAR).unwrap_or(Duration::from_secs(5)),
-        full_wait: s.secs("full_wait_secs", 0..=YEAR).unwrap_or(Duration::from_secs(30)),
-        linger: s.millis("linger_ms", 0..=DAY_MS).unwrap_or(Duration::from_secs(1)),
-        max_events: s.count("max_events", 1).unwrap_or(65536),
-        max_event_bytes: s.count("max_event_bytes", 1).unwrap_or(16 * MIB),
-        max_bytes: s.count("max_bytes", 1).unwrap_or(32 * MIB),
-        max_bytes_per_principal: s.count("max_bytes_per_principal", 1).unwrap_or(256 * MIB),
-        max_bytes_total: s.count("max_bytes_total", 1).unwrap_or(1024 * MIB),
-        delivered_retention: s.secs("delivered_retention_secs", 0..=YEAR).unwrap_or(Duration::from_secs(60)),
-    };
-    if streams.max_bytes <= streams.max_event_bytes {
-        let Streams { max_bytes, max_event_bytes, .. } = streams;
-        let text = format!(
-            "max_bytes must exceed max_event_bytes: one event would fill the stream \
-             ({max_bytes} against {max_event_bytes})"
-        );
-        reader.conflict([("streams", "max_bytes"), ("streams", "max_event_bytes")], text);
-    }
-    let nested = [
-        ("max_bytes_per_principal", streams.max_bytes_per_principal, "max_bytes", streams.max_bytes),
-        ("max_bytes_total", streams.max_bytes_total, "max_bytes_per_principal", streams.max_bytes_per_principal),
-    ];
-    for (outer, whole, inner, part) in nested {
-        if whole < part {
-            let text = format!("{outer} must be at least {inner}: it is the bound around it ({whole} against {part})");
-            reader.conflict([("streams", outer), ("streams", inner)], text);
-        }
-    }
-    streams
 }
 
 fn delivery(s: &mut Section<'_>) -> Delivery {

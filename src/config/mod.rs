@@ -23,6 +23,7 @@ mod problem;
 mod raw;
 mod read;
 mod store;
+mod streams;
 mod target;
 mod tasks;
 #[cfg(test)]
@@ -147,7 +148,7 @@ pub struct Streams {
     pub linger: Duration,
     /// Most events kept per stream.
     pub max_events: usize,
-    /// Largest event accepted from the upstream, in bytes.
+    /// Largest event accepted from the upstream, or largest message of a server on a channel, in bytes.
     pub max_event_bytes: usize,
     /// Most bytes kept per stream; always more than `max_event_bytes`.
     pub max_bytes: usize,

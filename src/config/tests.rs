@@ -539,3 +539,30 @@ fn a_wait_that_ends_before_the_lease_is_refused_with_a_shared_store() {
         assert!(with(kind, more).is_ok(), "{kind} {more}");
     }
 }
+
+#[test]
+fn the_limits_of_events_depend_on_the_kind_of_the_server() {
+    const MIB: usize = 1 << 20;
+    let http = Flags { upstream: Some("http://localhost/mcp".to_owned()), ..Flags::default() };
+    let sse = Flags { upstream_sse: Some("http://localhost/sse".to_owned()), ..Flags::default() };
+    let stdio = Flags { command: vec!["server".to_owned()], ..Flags::default() };
+    for (set, over_http, on_channel) in [
+        (&[][..], Some((16, 32)), (64, 128)),
+        (&[("MAX_EVENT_BYTES", 8)], Some((8, 32)), (8, 128)),
+        (&[("MAX_EVENT_BYTES", 100)], None, (100, 128)),
+        (&[("MAX_BYTES", 48)], Some((16, 48)), (24, 48)),
+        (&[("MAX_BYTES", 20)], Some((16, 20)), (16, 20)),
+        (&[("MAX_BYTES", 300), ("MAX_BYTES_PER_PRINCIPAL", 300)], Some((16, 300)), (64, 300)),
+        (&[("MAX_BYTES_PER_PRINCIPAL", 64)], Some((16, 32)), (32, 64)),
+        (&[("MAX_BYTES_PER_PRINCIPAL", 32)], Some((16, 32)), (16, 32)),
+    ] {
+        let env: Vec<_> =
+            set.iter().map(|(key, mib)| (format!("MCP_RESUME_STREAMS__{key}"), (mib * MIB).to_string())).collect();
+        let limits = |flags: &Flags| {
+            let config = Config::load(None, env.clone(), flags.clone()).ok()?;
+            Some((config.streams.max_event_bytes / MIB, config.streams.max_bytes / MIB))
+        };
+        assert_eq!(limits(&http), over_http, "{set:?}");
+        assert_eq!((limits(&sse), limits(&stdio)), (Some(on_channel), Some(on_channel)), "{set:?}");
+    }
+}
