@@ -8,6 +8,8 @@
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 use mcp_resume::protocol::channel::line::{Line, LineReader, to_line};
+use mcp_resume::protocol::error::ErrorCode;
+use mcp_resume::protocol::excerpt::EXCERPT;
 use serde_json::Value;
 
 const LIMITS: [usize; 3] = [1 << 16, 12, 0];
@@ -44,7 +46,7 @@ fn read<'a>(limit: usize, pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<Lin
     for piece in pieces {
         reader.buffer().extend_from_slice(piece);
         lines.extend(std::iter::from_fn(|| reader.next_line()));
-        assert!(reader.held() <= limit, "bytes beyond the limit are not kept");
+        assert!(reader.partial().len() <= limit, "bytes beyond the limit are not kept");
     }
     lines
 }
@@ -53,13 +55,19 @@ fn read<'a>(limit: usize, pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<Lin
 fn model(bytes: &[u8], limit: usize) -> Vec<Line> {
     let mut parts: Vec<&[u8]> = bytes.split(|&byte| byte == b'\n').collect();
     let partial = parts.pop().filter(|rest| rest.len() > limit);
-    let lines = parts.into_iter().filter_map(|line| {
+    let lines = parts.into_iter().flat_map(|line| {
         if line.len() > limit {
-            return Some(Line::TooLong);
+            let last = &line[line.len().saturating_sub(EXCERPT)..];
+            return vec![cut(line, limit), Line::CutEnd(Bytes::copy_from_slice(last))];
         }
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         let line: Bytes = line.iter().map(|&byte| if byte == b'\r' { b' ' } else { byte }).collect();
-        if line.trim_ascii().is_empty() { None } else { Some(Line::Whole(line)) }
+        if line.trim_ascii().is_empty() { Vec::new() } else { vec![Line::Whole(line)] }
     });
-    lines.chain(partial.map(|_| Line::TooLong)).collect()
+    lines.chain(partial.map(|line| cut(line, limit))).collect()
+}
+
+fn cut(line: &[u8], limit: usize) -> Line {
+    let first = Bytes::copy_from_slice(&line[..limit.min(EXCERPT)]);
+    Line::Cut { first, code: ErrorCode::EventTooLarge }
 }

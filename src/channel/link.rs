@@ -71,8 +71,20 @@ pub struct Link {
 
 /// Messages of a server.
 pub trait Input: Send {
-    /// Returns the next message, or `None` at the end of the channel.
-    fn next(&mut self) -> LinkFuture<'_, Option<Line>>;
+    /// Returns the next message, or the part at which one is dropped; `None` at the end of the channel. A message that has arrived in part is held in
+    /// `memory`, and is dropped if that has no room.
+    ///
+    /// Dropping the future leaves the channel in an unknown state.
+    fn next<'a>(&'a mut self, memory: &'a mut dyn Memory) -> LinkFuture<'a, Option<Line>>;
+}
+
+/// Memory for a message that has arrived in part.
+pub trait Memory: Send {
+    /// Holds this much of a message, all that has arrived. Called with less once another message has begun.
+    ///
+    /// # Errors
+    /// The error of the call that waits for the message, if there is no room for it.
+    fn hold(&mut self, partial: &[u8]) -> Result<(), ErrorCode>;
 }
 
 /// Messages for a server, one after the other.

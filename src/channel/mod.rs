@@ -57,11 +57,11 @@ use connection::{Begun, Refused};
 use era::ServerEra;
 pub(crate) use era::era_of;
 use limits::Limits;
-pub use link::{Input, Link, LinkFuture, Open, OpenError, Output, Program, ProgramEnd, WriteError};
+pub use link::{Input, Link, LinkFuture, Memory, Open, OpenError, Output, Program, ProgramEnd, WriteError};
 use metrics::EndReason;
 pub use metrics::Metrics;
 use modern::Opening;
-pub use partial::{PartialMemory, PartialShare};
+use partial::{PartialMemory, PartialShare};
 use pending::Pending;
 pub use pool::Bounds;
 use pool::{Occupant, Starts};
@@ -93,6 +93,8 @@ pub type Response = http::Response<Body>;
 pub struct Settings {
     /// Largest message of a server, in bytes.
     pub message_bytes: usize,
+    /// Most bytes of large messages that count for no caller, of all servers together.
+    pub unclaimed_bytes: usize,
     /// Most bytes that wait to be written to one server.
     pub outgoing_bytes: usize,
     /// Most messages in an array.
@@ -192,9 +194,11 @@ impl Channels {
     /// Creates the channels on the caller's runtime. Opens none.
     pub fn new(open: Box<dyn Open>, settings: Settings, metrics: Arc<Metrics>) -> Arc<Self> {
         let limits = Limits {
+            message_bytes: settings.message_bytes,
             response_bytes: settings.message_bytes + 1024 * 1024,
             outgoing_bytes: settings.outgoing_bytes,
             answers_pings: settings.answers_pings,
+            unclaimed: PartialMemory::new(settings.unclaimed_bytes),
             metrics,
         };
         let (runtime, state, room) = (Handle::current(), Mutex::default(), Notify::new());

@@ -6,8 +6,7 @@ use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tracing::debug;
 
-use super::PartialShare;
-use super::link::{Input, LinkFuture, Output, WriteError};
+use super::link::{Input, LinkFuture, Memory, Output, WriteError};
 use crate::protocol::channel::line::{Line, LineReader, to_line};
 use crate::protocol::headers::Lines;
 
@@ -16,12 +15,11 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Room in the reader's buffer before a read.
 const READ_SIZE: usize = 16 * 1024;
 
-/// Reads lines. The end of the byte stream, an error, and a want of memory is the end of the messages; a line without its end is dropped.
+/// Reads lines. The end of the byte stream, or an error, is the end of the messages; a line without its end is dropped.
 #[derive(Debug)]
 pub struct PipeReader<R> {
     input: R,
     lines: LineReader,
-    memory: PartialShare,
 }
 
 /// Writes lines.
@@ -29,9 +27,9 @@ pub struct PipeReader<R> {
 pub struct PipeWriter<W>(W);
 
 impl<R> PipeReader<R> {
-    /// Creates a reader of lines of at most `limit` bytes. Those that have arrived in part are held in `memory`.
-    pub fn new(input: R, limit: usize, memory: PartialShare) -> Self {
-        Self { input, lines: LineReader::new(limit), memory }
+    /// Creates a reader of lines of at most `limit` bytes.
+    pub fn new(input: R, limit: usize) -> Self {
+        Self { input, lines: LineReader::new(limit) }
     }
 }
 
@@ -43,14 +41,14 @@ impl<W> PipeWriter<W> {
 }
 
 impl<R: AsyncRead + Send + Unpin> Input for PipeReader<R> {
-    fn next(&mut self) -> LinkFuture<'_, Option<Line>> {
+    fn next<'a>(&'a mut self, memory: &'a mut dyn Memory) -> LinkFuture<'a, Option<Line>> {
         Box::pin(async move {
             loop {
                 if let Some(line) = self.lines.next_line() {
                     return Some(line);
                 }
-                if !self.memory.note(self.lines.held()) {
-                    return None;
+                if let Err(code) = memory.hold(self.lines.partial()) {
+                    return Some(self.lines.cut(code));
                 }
                 self.lines.buffer().reserve(READ_SIZE);
                 match self.input.read_buf(self.lines.buffer()).await {
@@ -93,32 +91,5 @@ impl<W: AsyncWrite + Unpin> PipeWriter<W> {
             on_begin();
         }
         self.0.flush().await
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::PartialMemory;
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn lines_that_have_arrived_in_part_share_a_memory() {
-        const LINE: usize = 1 << 20;
-        let memory = PartialMemory::new(LINE);
-        let open = || {
-            let (ours, theirs) = tokio::io::duplex(2 * LINE);
-            (PipeReader::new(ours, 2 * LINE, memory.share()), theirs)
-        };
-        let ((mut one, mut to_one), (mut other, mut to_other)) = (open(), open());
-        to_one.write_all(&[b'x'; LINE]).await.expect("room");
-        let soon = tokio::time::timeout(Duration::from_secs(1), one.next());
-        assert!(soon.await.is_err(), "it waits for the end of the line");
-        to_other.write_all(b"{}\n").await.expect("room");
-        assert_eq!(other.next().await, Some(Line::Whole(Bytes::from_static(b"{}"))), "usual lines need none");
-        to_other.write_all(&[b'x'; LINE]).await.expect("room");
-        assert_eq!(other.next().await, None, "no memory is left");
-        drop(other);
-        to_one.write_all(b"\n").await.expect("room");
-        assert!(matches!(one.next().await, Some(Line::Whole(line)) if line.len() == LINE));
     }
 }

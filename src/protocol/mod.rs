@@ -14,6 +14,7 @@ pub mod client_address;
 pub mod cluster;
 pub mod dialect;
 pub mod error;
+pub mod excerpt;
 pub mod headers;
 pub mod http1;
 pub mod ids;

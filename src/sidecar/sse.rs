@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::runtime::Handle;
 
-use crate::channel::{self, Channels, PartialMemory, Sharing};
+use crate::channel::{self, Channels, Sharing};
 use crate::config::{self, AnswerPings, Config};
 use crate::protocol::ids::Owner;
 use crate::tls;
@@ -23,6 +23,7 @@ pub(super) fn channels(
     let message_bytes = config.streams.max_event_bytes;
     let settings = channel::Settings {
         message_bytes,
+        unclaimed_bytes: config.streams.max_bytes_per_principal,
         outgoing_bytes: config.streams.max_bytes,
         batch: config.limits.batch,
         // Without revival the end of a channel is the end of its session.
@@ -34,8 +35,7 @@ pub(super) fn channels(
         sharing: Sharing::Off,
         answers_pings: config.upstream.answer_pings == AnswerPings::Absent,
     };
-    let memory = PartialMemory::new(config.streams.max_bytes_per_principal);
-    let open = SseServer::new(Upstream::new(own)?, message_bytes, memory);
+    let open = SseServer::new(Upstream::new(own)?, message_bytes);
     Ok(Channels::new(Box::new(open), settings, metrics.clone()))
 }
 

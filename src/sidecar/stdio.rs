@@ -10,9 +10,7 @@ use tokio::runtime::Handle;
 
 use super::{Error, Metrics};
 use crate::channel::pipe::{PipeReader, PipeWriter};
-use crate::channel::{
-    self, Bounds, Channels, Link, LinkFuture, Open, OpenError, PartialMemory, Program, ProgramEnd, Sharing,
-};
+use crate::channel::{self, Bounds, Channels, Link, LinkFuture, Open, OpenError, Program, ProgramEnd, Sharing};
 use crate::child::{self, Child, Ending, Exit, Launcher};
 use crate::config::{AnswerPings, Command, Config};
 use crate::protocol::headers::Lines;
@@ -26,7 +24,6 @@ struct Stdio {
     stderr_to_client: bool,
     /// Largest message of a server, in bytes.
     message_bytes: usize,
-    memory: Arc<PartialMemory>,
 }
 
 /// A process at the end of a channel.
@@ -54,6 +51,7 @@ pub(super) fn channels(config: &Config, command: &Command, metrics: &Metrics) ->
     }
     let settings = channel::Settings {
         message_bytes: config.streams.max_event_bytes,
+        unclaimed_bytes: config.streams.max_bytes_per_principal,
         outgoing_bytes: config.streams.max_bytes,
         batch: config.limits.batch,
         // Without revival the end of a server is the end of its session.
@@ -75,9 +73,8 @@ pub(super) fn channels(config: &Config, command: &Command, metrics: &Metrics) ->
         },
         answers_pings: config.upstream.answer_pings == AnswerPings::Absent,
     };
-    let memory = PartialMemory::new(config.streams.max_bytes_per_principal);
     let (stderr_to_client, message_bytes) = (command.stderr_to_client, config.streams.max_event_bytes);
-    let stdio = Stdio { launcher, stderr_to_client, message_bytes, memory };
+    let stdio = Stdio { launcher, stderr_to_client, message_bytes };
     Ok(Channels::new(Box::new(stdio), settings, metrics.channel.clone()))
 }
 
@@ -85,13 +82,13 @@ impl Open for Stdio {
     fn open(&self, _: Option<&Lines>, worker: &Handle) -> LinkFuture<'static, Result<Link, OpenError>> {
         let (launcher, stderr_to_client, message_bytes) =
             (self.launcher.clone(), self.stderr_to_client, self.message_bytes);
-        let (memory, runtime) = (self.memory.share(), worker.clone());
+        let runtime = worker.clone();
         Box::pin(async move {
             let child = launcher.start().await.map_err(OpenError::of_program)?;
             let Child { stdin, stdout, ending, exit } = child;
             let (output, input) = move_to(&runtime, stdin, stdout).map_err(OpenError::of_program)?;
             Ok(Link {
-                input: Box::new(PipeReader::new(input, message_bytes, memory)),
+                input: Box::new(PipeReader::new(input, message_bytes)),
                 output: Box::new(PipeWriter::new(output)),
                 runtime,
                 program: Box::new(Process { ending, exit, stderr_to_client }),

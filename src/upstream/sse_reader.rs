@@ -63,23 +63,50 @@ impl EventReader {
     /// Decodes `first` and all further pieces that are ready. In a burst it yields to the connection's task and tries again until
     /// that brings nothing.
     pub(super) async fn gather(&mut self, first: Bytes) -> GatherResult {
+        let mut gathered = GatherResult::default();
+        gathered.ending = self.decode_ready(first, |decoder| gathered.decode(decoder)).await;
+        gathered
+    }
+
+    /// Does as [`Self::gather`], but goes on behind events over the limit. Returns the end of the body behind the items, or `None` if it goes on.
+    pub(super) async fn gather_items(&mut self, first: Bytes) -> (Vec<sse::Item>, Option<Ending>) {
+        let mut items = Vec::new();
+        let decode = |decoder: &mut Decoder| {
+            items.extend(std::iter::from_fn(|| decoder.poll_item()));
+            true
+        };
+        let ending = self.decode_ready(first, decode).await;
+        (items, ending)
+    }
+
+    /// Returns the data of the incomplete event.
+    pub(super) fn partial_data(&self) -> &[u8] {
+        self.decoder.partial_data()
+    }
+
+    /// Skips the rest of the incomplete event, whose end [`Self::gather_items`] returns.
+    pub(super) fn cut(&mut self) -> sse::Cut {
+        self.decoder.cut()
+    }
+
+    /// Feeds the decoder with `first` and all further pieces that are ready, and calls `decode` after each, until that returns false. Returns the end of
+    /// the body if it has come.
+    async fn decode_ready(&mut self, first: Bytes, mut decode: impl FnMut(&mut Decoder) -> bool) -> Option<Ending> {
         let mut gathered_bytes = first.len();
         let now = clock::now();
         let in_burst = self.last_piece.replace(now).is_some_and(|last| now - last < BURST);
         let mut may_yield = in_burst && !self.body.is_gathered();
-        let mut gathered = GatherResult::default();
-        gathered.decode(&mut self.decoder, first);
-        while gathered_bytes < GATHER_MAX && gathered.error.is_none() {
+        self.decoder.feed(first);
+        let mut goes_on = decode(&mut self.decoder);
+        while gathered_bytes < GATHER_MAX && goes_on {
             match poll_once(self.next()).await {
                 Some(Ok(more)) => {
                     gathered_bytes += more.len();
                     may_yield = !self.body.is_gathered();
-                    gathered.decode(&mut self.decoder, more);
+                    self.decoder.feed(more);
+                    goes_on = decode(&mut self.decoder);
                 }
-                Some(Err(ending)) => {
-                    gathered.ending = Some(ending);
-                    break;
-                }
+                Some(Err(ending)) => return Some(ending),
                 None if may_yield => {
                     may_yield = false;
                     tokio::task::yield_now().await;
@@ -87,7 +114,7 @@ impl EventReader {
                 None => break,
             }
         }
-        gathered
+        None
     }
 }
 
@@ -124,15 +151,15 @@ pub(super) struct GatherResult {
 }
 
 impl GatherResult {
-    fn decode(&mut self, decoder: &mut Decoder, piece: Bytes) {
-        decoder.feed(piece);
+    /// Takes the complete events. Returns false behind an error.
+    fn decode(&mut self, decoder: &mut Decoder) -> bool {
         loop {
             match decoder.poll_event() {
                 Ok(Some(event)) => self.events.push(event),
-                Ok(None) => return,
+                Ok(None) => return true,
                 Err(error) => {
                     self.error = Some(error);
-                    return;
+                    return false;
                 }
             }
         }

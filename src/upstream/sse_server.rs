@@ -22,15 +22,13 @@ use super::request::Template;
 use super::sse_reader::EventReader;
 use super::wait::Attempts;
 use super::{ResponseBody, Unanswered, Upstream, body};
-use crate::channel::{
-    self, Input, Link, LinkFuture, Open, OpenError, Output, PartialMemory, PartialShare, Program, ProgramEnd,
-    WriteError,
-};
+use crate::channel::{self, Input, Link, LinkFuture, Memory, Open, OpenError, Output, Program, ProgramEnd, WriteError};
 use crate::clock;
 use crate::protocol::channel::line::Line;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Era, Lines, names};
 use crate::protocol::jsonrpc::{self, RequestId};
+use crate::protocol::sse::{Cut, Item};
 
 /// Largest body of a response other than the channel's, in bytes.
 const MAX_BODY: usize = 1024 * 1024;
@@ -48,22 +46,19 @@ pub struct SseServer {
     /// Client whose endpoint is the place of the GET.
     upstream: Arc<Upstream>,
     message_bytes: usize,
-    memory: Arc<PartialMemory>,
 }
 
 impl SseServer {
-    /// Creates a server at the endpoint of `upstream`. A message of the server may have `message_bytes` bytes; those that have arrived in part are
-    /// held in `memory`.
-    pub fn new(upstream: Upstream, message_bytes: usize, memory: Arc<PartialMemory>) -> Self {
-        Self { upstream: Arc::new(upstream), message_bytes, memory }
+    /// Creates a server at the endpoint of `upstream`. A message of the server may have `message_bytes` bytes.
+    pub fn new(upstream: Upstream, message_bytes: usize) -> Self {
+        Self { upstream: Arc::new(upstream), message_bytes }
     }
 }
 
 impl Open for SseServer {
     fn open(&self, head: Option<&Lines>, _: &Handle) -> LinkFuture<'static, Result<Link, OpenError>> {
-        let (upstream, headers) = (self.upstream.clone(), own_headers(head));
-        let (message_bytes, memory) = (self.message_bytes, self.memory.share());
-        Box::pin(async move { open(upstream, headers, message_bytes, memory).await })
+        let (upstream, headers, message_bytes) = (self.upstream.clone(), own_headers(head), self.message_bytes);
+        Box::pin(async move { open(upstream, headers, message_bytes).await })
     }
 
     /// The server is probed as one on Streamable HTTP is.
@@ -81,12 +76,7 @@ impl Open for SseServer {
     }
 }
 
-async fn open(
-    upstream: Arc<Upstream>,
-    mut headers: HeaderMap,
-    message_bytes: usize,
-    memory: PartialShare,
-) -> Result<Link, OpenError> {
+async fn open(upstream: Arc<Upstream>, mut headers: HeaderMap, message_bytes: usize) -> Result<Link, OpenError> {
     headers.remove(CONTENT_TYPE);
     headers.insert(ACCEPT, EVENT_STREAM);
     let template = Template::plain(Method::GET, &headers, Bytes::new());
@@ -104,8 +94,8 @@ async fn open(
     }
     let mut events = Events {
         reader: EventReader::new(response.into_body(), message_bytes),
-        memory,
-        messages: VecDeque::new(),
+        lines: VecDeque::new(),
+        is_cut: false,
         endpoint: None,
         is_over: false,
     };
@@ -177,39 +167,73 @@ async fn collected(mut response: Response<ResponseBody>) -> channel::Response {
 /// Events of the GET.
 struct Events {
     reader: EventReader,
-    memory: PartialShare,
-    messages: VecDeque<Bytes>,
+    lines: VecDeque<Line>,
+    /// True while a message over the limit is skipped.
+    is_cut: bool,
     /// Reference of the endpoint, until it is taken.
     endpoint: Option<String>,
     is_over: bool,
 }
 
+/// Memory of the events before the endpoint, none of which is large.
+struct LittleMemory;
+
+impl Memory for LittleMemory {
+    fn hold(&mut self, partial: &[u8]) -> Result<(), ErrorCode> {
+        if partial.len() > MAX_BODY { Err(ErrorCode::EventTooLarge) } else { Ok(()) }
+    }
+}
+
 impl Events {
     /// Waits for the endpoint, which comes before all messages.
     async fn endpoint(&mut self) -> Option<String> {
-        while self.endpoint.is_none() && self.messages.is_empty() && !self.is_over {
-            self.read().await;
+        while self.endpoint.is_none() && self.lines.is_empty() && !self.is_over {
+            self.read(&mut LittleMemory).await;
         }
         self.endpoint.take().filter(|_| !self.is_over)
     }
 
-    /// Reads the next events. Dropping the future loses nothing.
-    async fn read(&mut self) {
+    /// Reads the next events. Those that have arrived in part are held in `memory`.
+    async fn read(&mut self, memory: &mut dyn Memory) {
         let Ok(first) = self.reader.next().await else {
             self.is_over = true;
             return;
         };
-        let gathered = self.reader.gather(first).await;
-        for event in gathered.events {
-            match &*event.name {
-                ENDPOINT => self.endpoint = String::from_utf8(event.data.to_vec()).ok(),
-                b"" | b"message" => self.messages.push_back(as_one_line(event.data)),
-                _ => {}
-            }
+        let (items, ending) = self.reader.gather_items(first).await;
+        for item in items {
+            self.take(item);
         }
-        // The rest of a stream behind an event over the limit cannot be told from the event.
-        self.is_over = gathered.error.is_some() || gathered.ending.is_some() || !self.memory.note(self.reader.held());
+        self.is_over = ending.is_some();
+        if let Err(code) = memory.hold(self.reader.partial_data()) {
+            let cut = self.reader.cut();
+            self.take_cut(cut, code);
+        }
     }
+
+    fn take(&mut self, item: Item) {
+        match item {
+            Item::Event(event) => match &*event.name {
+                ENDPOINT => self.endpoint = String::from_utf8(event.data.to_vec()).ok(),
+                name if is_message(name) => self.lines.push_back(Line::Whole(as_one_line(event.data))),
+                _ => {}
+            },
+            Item::Cut(cut) => self.take_cut(cut, ErrorCode::EventTooLarge),
+            Item::CutEnd(last) if std::mem::take(&mut self.is_cut) => self.lines.push_back(Line::CutEnd(last)),
+            Item::CutEnd(_) => {}
+        }
+    }
+
+    fn take_cut(&mut self, Cut { name, first }: Cut, code: ErrorCode) {
+        if is_message(&name) {
+            self.is_cut = true;
+            self.lines.push_back(Line::Cut { first, code });
+        }
+    }
+}
+
+/// Returns true for the events that are messages, by their `event` field.
+fn is_message(name: &[u8]) -> bool {
+    matches!(name, b"" | b"message")
 }
 
 /// Joins the data lines of an event by blanks: JSON has line ends between tokens only.
@@ -228,18 +252,18 @@ struct ReadUntilEnd {
 }
 
 impl Input for ReadUntilEnd {
-    fn next(&mut self) -> LinkFuture<'_, Option<Line>> {
+    fn next<'a>(&'a mut self, memory: &'a mut dyn Memory) -> LinkFuture<'a, Option<Line>> {
         Box::pin(async move {
             loop {
-                if let Some(message) = self.events.messages.pop_front() {
-                    return Some(Line::Whole(message));
+                if let Some(line) = self.events.lines.pop_front() {
+                    return Some(line);
                 }
                 if self.events.is_over {
                     return None;
                 }
                 tokio::select! {
                     () = self.end.cancelled() => return None,
-                    () = self.events.read() => {}
+                    () = self.events.read(memory) => {}
                 }
             }
         })

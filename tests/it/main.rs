@@ -58,6 +58,8 @@ mod starvation;
 #[cfg(target_os = "linux")]
 mod stdio;
 #[cfg(target_os = "linux")]
+mod stdio_large;
+#[cfg(target_os = "linux")]
 mod stdio_modern;
 #[cfg(target_os = "linux")]
 mod stdio_shared;

@@ -337,3 +337,50 @@ async fn a_redirect_of_a_post_is_followed_within_the_origin_alone() {
     let _pending = session.post(call(3)).start(server.proxy.addr).await;
     assert_eq!(server.take(&channel).await["id"], 3);
 }
+
+#[tokio::test]
+async fn an_event_over_the_limit_ends_its_call_and_the_session_goes_on() {
+    let mut server = Server::start_with(|config| config.streams.max_event_bytes = 8 * 1024).await;
+    let (channel, session) = server.open("/messages?s=1").await;
+    let pad = "x".repeat(9000);
+    for (id, large) in [
+        (1, format!(r#"{{"jsonrpc":"2.0","id":1,"result":"{pad}"}}"#)),
+        (2, format!(r#"{{"result":"{pad}","jsonrpc":"2.0","id":2}}"#)),
+        (3, format!(r#"{{"result":"{pad}","id":3,"text":"{pad}"}}"#)),
+    ] {
+        let pending = session.post(call(id)).start(server.proxy.addr).await;
+        assert_eq!(server.take(&channel).await["id"], id);
+        channel.events.bytes(format!("event: ping\ndata: {pad}\n\n: {pad}\n\n")).await;
+        channel.events.event(large).await;
+        let error = event(&mut pending.response().await.sse()).await;
+        let message = "the MCP server sent an event over the size limit";
+        assert_eq!((&error["id"], &error["error"]["message"]), (&json!(id), &json!(message)));
+        let cancel = server.take(&channel).await;
+        assert_eq!(
+            (&cancel["method"], &cancel["params"]["requestId"]),
+            (&json!("notifications/cancelled"), &json!(id))
+        );
+        let pending = session.post(call(id + 10)).start(server.proxy.addr).await;
+        server.completes(&channel, pending, id + 10).await;
+    }
+}
+
+#[tokio::test]
+async fn an_event_that_finds_no_memory_ends_its_call_and_the_session_goes_on() {
+    const QUOTA: usize = 1024 * 1024;
+    let mut server = Server::start_with(|config| {
+        config.streams.max_event_bytes = 4 * QUOTA;
+        config.streams.max_bytes = 8 * QUOTA;
+        config.streams.max_bytes_per_principal = QUOTA;
+    })
+    .await;
+    let (channel, session) = server.open("/messages?s=1").await;
+    let pending = session.post(call(1)).start(server.proxy.addr).await;
+    server.take(&channel).await;
+    channel.events.event(format!(r#"{{"jsonrpc":"2.0","id":1,"result":"{}"}}"#, "x".repeat(2 * QUOTA))).await;
+    let error = event(&mut pending.response().await.sse()).await;
+    assert_eq!(error["error"]["message"], "this caller's share of the proxy's memory is full");
+    assert_eq!(server.take(&channel).await["method"], "notifications/cancelled");
+    let pending = session.post(call(2)).start(server.proxy.addr).await;
+    server.completes(&channel, pending, 2).await;
+}

@@ -17,6 +17,17 @@ const KEPT_BYTES: usize = 256 * 1024;
 /// Time for which a GET alone keeps a session from being idle.
 const LISTENING_COUNTS: Duration = Duration::from_secs(3600);
 
+/// Place of a message for the standalone stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Place {
+    /// The open stream.
+    Read,
+    /// The messages that are kept for the first GET.
+    Kept,
+    /// None: no stream is open or expected, or it has no room.
+    Dropped,
+}
+
 /// A session.
 #[derive(Debug)]
 pub(super) struct Member {
@@ -90,19 +101,19 @@ impl Member {
         }
     }
 
-    /// Delivers a message to the standalone stream. Returns false if nothing can read it soon.
-    pub(super) fn deliver(&mut self, text: Bytes, limits: &Limits) -> bool {
+    /// Delivers a message to the standalone stream.
+    pub(super) fn deliver(&mut self, text: Bytes, limits: &Limits) -> Place {
         if let Some(queue) = &self.standalone {
-            let has_room = queue.push(text, limits.response_bytes);
-            if !has_room {
-                limits.metrics.observe_skipped(Skipped::Full);
+            if queue.push(text, limits.response_bytes) {
+                return Place::Read;
             }
-            return has_room;
+            limits.metrics.observe_skipped(Skipped::Full);
+            return Place::Dropped;
         }
-        if self.has_listened {
-            // The proxy keeps the GET of a client that may come back, so there is none to come.
+        // The proxy keeps the GET of a client that may come back, so there is none to come.
+        if self.has_listened || text.len() > KEPT_BYTES {
             limits.metrics.observe_skipped(Skipped::NoReader);
-            return false;
+            return Place::Dropped;
         }
         self.kept_bytes += text.len();
         // A copy: the text is a part of what was read at once.
@@ -112,6 +123,6 @@ impl Member {
             self.kept_bytes -= oldest.len();
             limits.metrics.observe_skipped(Skipped::NoReader);
         }
-        false
+        Place::Kept
     }
 }

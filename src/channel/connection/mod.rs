@@ -4,6 +4,9 @@
 //! [`Link`](super::Link), which is that of the calls where it can be: a call that is on another thread waits for two wake-ups of threads. The reader never waits: a channel carries many responses, and one that is not read must not stop the others. Invariant: a message of
 //! which a byte was written is never written again. Lock order: the state of a channel, then a stream, then a queue of a response.
 
+mod arriving;
+mod cut;
+mod held;
 mod member;
 mod state;
 
@@ -15,6 +18,8 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 
+use arriving::Arriving;
+use cut::{Cut, CutLog};
 use state::{Begin, Outgoing, Response, State};
 
 use super::body::{Channel, Events, Queue};
@@ -447,33 +452,64 @@ impl Connection {
     // ── from the server ─────────────────────────────────────────────────────────────────────────────────────────────
 
     async fn read(self: Arc<Self>, mut input: Box<dyn Input>) {
-        while let Some(line) = input.next().await {
+        let mut arriving = Arriving::new(self.clone());
+        let mut cut: Option<Cut> = None;
+        let mut cut_log = CutLog::default();
+        loop {
+            let line = {
+                let mut next = input.next(&mut arriving);
+                match cut.as_mut().and_then(|cut| Some((cut.undecided_until()?, cut))) {
+                    None => next.await,
+                    Some((until, cut)) => tokio::select! {
+                        line = &mut next => line,
+                        () = clock::sleep_until(until) => {
+                            self.change(|state| state.expire_cut(cut));
+                            next.await
+                        }
+                    },
+                }
+            };
+            let held = arriving.take();
             match line {
-                Line::Whole(line) => self.take(line),
-                Line::TooLong => self.limits.metrics.observe_skipped(Skipped::TooLong),
+                Some(Line::Whole(line)) => self.take(held.keep_for(line)),
+                Some(Line::Cut { first, code }) => {
+                    cut = Some(self.begin_cut(&first, code, &mut cut_log));
+                }
+                Some(Line::CutEnd(last)) => {
+                    if let Some(cut) = cut.take() {
+                        self.change(|state| state.end_cut(cut, &last, &self.limits));
+                    }
+                }
+                None => break,
             }
         }
         self.end(End::Lost);
     }
 
+    /// Changes the state for a message of the server, and has the writer send what follows from it.
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = sync::lock(&self.state);
+        let result = change(&mut state);
+        if state.has_outgoing() {
+            self.work.notify_one();
+        }
+        result
+    }
+
     /// Hands the messages of a line to the responses that they belong to.
     fn take(&self, line: Bytes) {
         let Ok(body) = jsonrpc::peek(&line) else {
-            sync::lock(&self.state).garbage += 1;
-            return self.limits.metrics.observe_skipped(Skipped::NotJsonRpc);
+            self.limits.metrics.observe_skipped(Skipped::NotJsonRpc);
+            return self.change(|state| state.take_garbage(&line, &self.limits));
         };
-        let mut state = sync::lock(&self.state);
-        match body {
+        self.change(|state| match body {
             jsonrpc::Body::Single(message) => state.deliver(&message, line, &self.limits),
             jsonrpc::Body::Batch(messages) => {
                 for (message, text) in messages.iter().zip(jsonrpc::messages(&line)) {
                     state.deliver(message, line.slice(jsonrpc::span(&line, text)), &self.limits);
                 }
             }
-        }
-        if state.has_outgoing() {
-            self.work.notify_one();
-        }
+        });
     }
 }
 

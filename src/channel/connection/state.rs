@@ -8,7 +8,8 @@ use bytes::Bytes;
 use serde_json::json;
 use tokio::sync::oneshot;
 
-use super::member::Member;
+use super::held::counted;
+use super::member::{Member, Place};
 use super::{Begun, End, Users};
 use crate::channel::OnBegin;
 use crate::channel::body::Queue;
@@ -25,12 +26,12 @@ use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::random;
 
 /// Errors of JSON-RPC for a request that cannot be asked now, and for one that does not exist.
-const INVALID_REQUEST: i64 = -32600;
+pub(super) const INVALID_REQUEST: i64 = -32600;
 const METHOD_NOT_FOUND: i64 = -32601;
 
 #[derive(Debug, Default)]
 pub(super) struct State {
-    users: Users,
+    pub(super) users: Users,
     pub(super) routing: Routing,
     pub(super) responses: BTreeMap<CallKey, Response>,
     pub(super) next_call: u64,
@@ -318,7 +319,21 @@ impl State {
         unanswered
     }
 
-    fn enqueue_cancel(&mut self, id: &RequestId, head: Option<Arc<Lines>>) {
+    /// Ends a call with an error for each response that it is owed, and cancels its requests at the server.
+    pub(super) fn fail(&mut self, call: CallKey, code: ErrorCode) {
+        let owed = self.routing.give_up(call);
+        let Some(response) = self.responses.remove(&call) else { return };
+        response.queue.note_lost(code);
+        for Owed { at_server, at_caller } in &owed {
+            response.queue.force(Failure::after_send(code).to_message(Some(at_caller)).into());
+            if response.may_cancel && !response.cancelled.contains(at_server) {
+                self.enqueue_cancel(at_server, response.head.clone());
+            }
+        }
+        response.queue.end();
+    }
+
+    pub(super) fn enqueue_cancel(&mut self, id: &RequestId, head: Option<Arc<Lines>>) {
         self.enqueue(Outgoing::own(cancel(id).into(), head));
     }
 
@@ -362,11 +377,13 @@ impl State {
         self.routing.note_question(&text, id.clone(), receiver, member);
         match receiver {
             Receiver::Call(call) => self.deliver_to_call(call, false, text, limits),
-            Receiver::Standalone(member) => {
-                if !self.deliver_standalone(member, &text, limits) && is_ping {
-                    self.reply(empty_result(&id), limits);
-                }
-            }
+            Receiver::Standalone(member) => match self.deliver_standalone(member, &text, limits) {
+                Place::Read => {}
+                Place::Kept | Place::Dropped if is_ping => self.reply(empty_result(&id), limits),
+                Place::Kept => {}
+                // A server that waits for the answer would not end its call.
+                Place::Dropped => self.reply(error(&id, INVALID_REQUEST, "no client can be asked now"), limits),
+            },
         }
     }
 
@@ -411,17 +428,11 @@ impl State {
 
     fn deliver_to_call(&mut self, call: CallKey, is_over: bool, text: Bytes, limits: &Limits) {
         let Some(response) = self.responses.get(&call) else { return };
+        // The text of a shared channel is a copy with other names.
+        let text = if self.is_shared() { counted(text, response.stream.as_ref()) } else { text };
         if !response.queue.push(text, limits.response_bytes) {
             // Nothing on a channel can be paused, so the call cannot wait for a reader.
-            let owed = self.routing.give_up(call);
-            if let Some(response) = self.responses.remove(&call) {
-                for Owed { at_server, at_caller } in &owed {
-                    response.queue.force(limits.full_message(at_caller));
-                    self.enqueue_cancel(at_server, response.head.clone());
-                }
-                response.queue.end();
-            }
-            return;
+            return self.fail(call, ErrorCode::BoundReached);
         }
         if is_over && let Some(response) = self.responses.remove(&call) {
             response.queue.end();
@@ -442,7 +453,7 @@ impl State {
     }
 
     /// Answers a request of the server in a client's place. One that asks and does not read is not answered without end.
-    fn reply(&mut self, message: Bytes, limits: &Limits) {
+    pub(super) fn reply(&mut self, message: Bytes, limits: &Limits) {
         let reply = Outgoing::own(message, self.last_head.clone());
         if self.outgoing_bytes + reply.bytes <= limits.outgoing_bytes {
             self.enqueue_unasked(reply);
@@ -463,8 +474,8 @@ impl State {
         }
     }
 
-    fn deliver_standalone(&mut self, member: MemberKey, text: &Bytes, limits: &Limits) -> bool {
-        let Some(member) = self.members.get_mut(&member) else { return false };
+    fn deliver_standalone(&mut self, member: MemberKey, text: &Bytes, limits: &Limits) -> Place {
+        let Some(member) = self.members.get_mut(&member) else { return Place::Dropped };
         member.deliver(text.clone(), limits)
     }
 }
@@ -498,7 +509,7 @@ fn empty_result(id: &RequestId) -> Bytes {
     format!(r#"{{"jsonrpc":"2.0","id":{},"result":{{}}}}"#, id.to_json()).into()
 }
 
-fn error(id: &RequestId, code: i64, text: &str) -> Bytes {
+pub(super) fn error(id: &RequestId, code: i64, text: &str) -> Bytes {
     jsonrpc::error_message(Some(id), code, text, json!(null)).into()
 }
 

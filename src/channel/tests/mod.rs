@@ -22,8 +22,8 @@ use tokio::task::JoinHandle;
 
 use super::pipe::{PipeReader, PipeWriter};
 use super::{
-    Bounds, Caller, Channels, Link, LinkFuture, Metrics, Open, OpenError, PartialMemory, Program, ProgramEnd, Request,
-    Response, Settings, Sharing, StartKind,
+    Bounds, Caller, Channels, Link, LinkFuture, Metrics, Open, OpenError, Program, ProgramEnd, Request, Response,
+    Settings, Sharing, StartKind,
 };
 use crate::event_log::{Principal, QuotaKey};
 use crate::metrics::Registrar;
@@ -56,8 +56,7 @@ impl Open for Opener {
         let ended = Arc::new(watch::channel(false).0);
         let (reader, writer) = tokio::io::split(theirs);
         let server = Server { lines: BufReader::new(reader).lines(), output: writer, ended: ended.clone() };
-        let memory = PartialMemory::new(1 << 20);
-        let (input, output) = (PipeReader::new(input, 1 << 20, memory.share()), PipeWriter::new(output));
+        let (input, output) = (PipeReader::new(input, 1 << 20), PipeWriter::new(output));
         let (input, output, runtime) = (Box::new(input), Box::new(output), worker.clone());
         let link = Link { input, output, runtime, program: Box::new(Process(ended)) };
         let is_missing = self.is_missing.load(Ordering::Relaxed);
@@ -132,6 +131,7 @@ impl Setup {
     fn new(change: impl FnOnce(&mut Settings)) -> Self {
         let mut settings = Settings {
             message_bytes: 1 << 20,
+            unclaimed_bytes: 1 << 20,
             outgoing_bytes: 1 << 20,
             batch: 10,
             idle: None,

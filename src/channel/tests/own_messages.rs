@@ -2,7 +2,8 @@
 
 use super::super::connection::{Connection, End, Users};
 use super::super::limits::Limits;
-use super::super::link::{Input, Output, WriteError};
+use super::super::link::{Input, Memory, Output, WriteError};
+use super::super::partial::PartialMemory;
 use super::*;
 use crate::protocol::channel::line::Line;
 use crate::protocol::jsonrpc;
@@ -14,7 +15,7 @@ struct Said(mpsc::UnboundedReceiver<Line>);
 struct Written(mpsc::UnboundedSender<(Value, Option<String>)>);
 
 impl Input for Said {
-    fn next(&mut self) -> LinkFuture<'_, Option<Line>> {
+    fn next<'a>(&'a mut self, _: &'a mut dyn Memory) -> LinkFuture<'a, Option<Line>> {
         Box::pin(self.0.recv())
     }
 }
@@ -40,7 +41,9 @@ async fn messages_about_a_call_and_after_it_have_its_headers() {
     let (written, mut messages) = mpsc::unbounded_channel();
     let (says, said) = mpsc::unbounded_channel();
     let metrics = Arc::new(Metrics::new(&Registrar::default()).expect("new names"));
-    let limits = Limits { response_bytes: 1 << 20, outgoing_bytes: 1 << 20, answers_pings: true, metrics };
+    let unclaimed = PartialMemory::new(1 << 20);
+    let [message_bytes, response_bytes, outgoing_bytes] = [1 << 20; 3];
+    let limits = Limits { message_bytes, response_bytes, outgoing_bytes, answers_pings: true, unclaimed, metrics };
     let (input, output) = (Box::new(Said(said)), Box::new(Written(written)));
     let (connection, _reader) = Connection::start(Users::Session, limits, &Handle::current(), input, output);
     let mut head = headers::Lines::default();

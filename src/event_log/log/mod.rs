@@ -85,11 +85,14 @@ impl EventLog {
         if backing.is_some() {
             sessions.handshakes().keep_changes();
         }
+        let streams = Arc::new(StreamTable::new(Quotas::new(allowance, metrics)));
+        let room = Arc::downgrade(&streams);
+        streams.quotas.set_room(room);
         Self {
             identity: Arc::new(identity),
             bounds,
             backing: backing.map(Arc::new),
-            streams: Arc::new(StreamTable::new(Quotas::new(allowance, metrics))),
+            streams,
             sessions,
             retry_index: Arc::default(),
             young_calls: YoungCalls::default(),

@@ -1,8 +1,8 @@
 //! Accounts: the bytes and calls of one principal, and of all together.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 use crate::event_log::metrics::Metrics;
@@ -10,9 +10,19 @@ use crate::event_log::quota::eviction_queues::EvictionQueues;
 use crate::event_log::quota::limits::QuotaLimits;
 use crate::event_log::quota::overrun::Overrun;
 use crate::event_log::quota::resume_rate::ResumeRate;
+use crate::protocol::error::ErrorCode;
 
 /// Divisor of the total: this part is reserved for principals that hold little.
 const RESERVE: usize = 8;
+
+/// Eviction for a quota.
+pub(in crate::event_log) trait MakeRoom: Send + Sync {
+    /// Evicts until `quota` is within its limits. Not to be called under a stream's lock.
+    ///
+    /// # Errors
+    /// `ShareFull` or `ProxyFull`.
+    fn make_room(&self, quota: &Quota) -> Result<(), ErrorCode>;
+}
 
 /// Total of all quotas.
 pub(in crate::event_log) struct GlobalQuota {
@@ -23,11 +33,13 @@ pub(in crate::event_log) struct GlobalQuota {
     holders: AtomicUsize,
     /// Overrun of all calls, for a full process.
     pub(super) overrun: Overrun,
+    /// Eviction from the streams of all quotas, once there are streams.
+    pub(super) room: OnceLock<Weak<dyn MakeRoom>>,
 }
 
 impl GlobalQuota {
     pub(super) fn new(allowance: QuotaLimits, metrics: Arc<Metrics>) -> Self {
-        Self { allowance, metrics, holders: AtomicUsize::new(0), overrun: Overrun::default() }
+        Self { allowance, metrics, holders: AtomicUsize::new(0), overrun: Overrun::default(), room: OnceLock::new() }
     }
 
     /// Returns the bytes to free before principals above their fair share may hold more.
@@ -153,6 +165,18 @@ impl Quota {
     /// Returns whether forgetting the quota would make its next resumes cheaper.
     pub(super) fn owes_time(&self, now: Instant) -> bool {
         self.resume_rate.owes_time(now)
+    }
+
+    /// Evicts until the quota is within its limits. Not to be called under a stream's lock.
+    ///
+    /// # Errors
+    /// `ShareFull` or `ProxyFull`.
+    pub(super) fn make_room(&self) -> Result<(), ErrorCode> {
+        match self.global.room.get().and_then(Weak::upgrade) {
+            Some(room) => room.make_room(self),
+            None if self.is_exceeded() => Err(ErrorCode::ShareFull),
+            None => Ok(()),
+        }
     }
 
     /// Returns the streams that may be evicted.

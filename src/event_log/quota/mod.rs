@@ -21,8 +21,8 @@ mod reservation;
 mod resume_rate;
 mod upload;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use dashmap::DashMap;
@@ -31,6 +31,7 @@ use crate::clock;
 use crate::event_log::metrics::Metrics;
 use crate::event_log::quota::account::GlobalQuota;
 
+pub(in crate::event_log) use account::MakeRoom;
 pub use account::Quota;
 pub(in crate::event_log) use eviction_queues::EvictionQueue;
 pub use key::QuotaKey;
@@ -89,5 +90,10 @@ impl Quotas {
 
     pub(super) fn global(&self) -> &GlobalQuota {
         &self.global
+    }
+
+    /// Sets the streams from which quotas are freed. Counts once.
+    pub(super) fn set_room(&self, room: Weak<dyn MakeRoom>) {
+        let _ = self.global.room.set(room);
     }
 }

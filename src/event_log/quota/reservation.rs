@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use crate::event_log::quota::account::Quota;
 use crate::event_log::quota::overrun::Overrun;
+use crate::protocol::error::ErrorCode;
 
 /// Approximate cost of a stream beside its events: state, pump and its part of the upstream connection.
 const STREAM_COST: usize = 2048;
@@ -44,6 +45,15 @@ impl Reservation {
             None => self.quota.subtract(self.bytes - bytes),
         }
         self.bytes = bytes;
+    }
+
+    /// Changes the number of bytes, and evicts delivered streams if the quota is over its limits then.
+    ///
+    /// # Errors
+    /// `ShareFull` or `ProxyFull` if it is still over them; the bytes count nevertheless.
+    pub fn grow(&mut self, bytes: usize) -> Result<(), ErrorCode> {
+        self.set(bytes);
+        self.quota.make_room()
     }
 
     pub(super) fn bytes(&self) -> usize {

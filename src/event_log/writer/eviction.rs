@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::clock;
 use crate::event_log::quota::largest::LargestQuotas;
-use crate::event_log::quota::{EvictionQueue, Quota};
+use crate::event_log::quota::{EvictionQueue, MakeRoom, Quota};
 use crate::event_log::stream::Stream;
 use crate::event_log::writer::stream_table::{StreamEntry, StreamTable};
 use crate::protocol::error::ErrorCode;
@@ -28,6 +28,12 @@ const STEPS: usize = 64;
 const SPARE: usize = 16;
 /// Quotas that a call tries once more before it is refused, after all of the largest have been tried.
 const RETRIES: usize = 64;
+
+impl MakeRoom for StreamTable {
+    fn make_room(&self, quota: &Quota) -> Result<(), ErrorCode> {
+        self.ensure_within_limits(quota)
+    }
+}
 
 impl StreamTable {
     /// Evicts until `quota` is within its limits. An error means that nothing could be evicted; other calls may take

@@ -7,6 +7,9 @@
 use bytes::{Buf, Bytes, BytesMut};
 use memchr::{memchr, memchr2};
 
+use crate::protocol::error::ErrorCode;
+use crate::protocol::excerpt::{EXCERPT, LastBytes};
+
 /// Bytes with which the other line ends of Unicode begin in UTF-8.
 const NEL: &[u8] = &[0xC2, 0x85];
 const LS: &[u8] = &[0xE2, 0x80, 0xA8];
@@ -44,30 +47,40 @@ fn next_break(message: &[u8], from: usize) -> Option<(usize, usize, &'static str
     plain
 }
 
-/// A line of a server.
+/// Largest capacity of the buffer that is kept behind a line, in bytes.
+const KEPT_CAPACITY: usize = 128 * 1024;
+
+/// A line of a server, or a part of one that is dropped.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Line {
     /// The bytes of a line without its end. A raw CR inside became a blank: in an event it would be a line end.
     Whole(Bytes),
-    /// A line that was longer than the limit, and is dropped.
-    TooLong,
+    /// A line is dropped from here on to its end.
+    Cut {
+        /// The first bytes, at most [`EXCERPT`].
+        first: Bytes,
+        /// The error of the call that waits for it.
+        code: ErrorCode,
+    },
+    /// The end of the line that was cut, with its last bytes, at most [`EXCERPT`]. They may include the first ones.
+    CutEnd(Bytes),
 }
 
-/// Splits the output of a server into lines. Empty lines are skipped.
+/// Splits the output of a server into lines. Empty lines are skipped. Each byte is searched once, in any slicing.
 #[derive(Debug)]
 pub struct LineReader {
     buffer: BytesMut,
     /// Bytes of the buffer in which no LF was found.
     searched: usize,
     limit: usize,
-    /// True while the rest of a line over the limit is dropped.
-    is_skipping: bool,
+    /// Last bytes of a line of which the rest is dropped, or `None` if none is.
+    dropped: Option<LastBytes>,
 }
 
 impl LineReader {
     /// Creates a reader of lines of at most `limit` bytes.
     pub fn new(limit: usize) -> Self {
-        Self { buffer: BytesMut::new(), searched: 0, limit, is_skipping: false }
+        Self { buffer: BytesMut::new(), searched: 0, limit, dropped: None }
     }
 
     /// Returns the buffer for the next bytes of the server.
@@ -75,36 +88,48 @@ impl LineReader {
         &mut self.buffer
     }
 
-    /// Returns the bytes held of an incomplete line.
-    pub fn held(&self) -> usize {
-        self.buffer.len()
+    /// Returns the bytes held of an incomplete line. Empty while the rest of a line is dropped.
+    pub fn partial(&self) -> &[u8] {
+        &self.buffer
     }
 
-    /// Returns the next line that is complete.
+    /// Returns the next line that is complete, or the part at which one is dropped.
     pub fn next_line(&mut self) -> Option<Line> {
         loop {
-            let Some(end) = memchr(b'\n', &self.buffer[self.searched..]).map(|at| self.searched + at) else {
-                self.searched = self.buffer.len();
-                if self.is_skipping || self.searched > self.limit {
-                    self.buffer.clear();
-                    self.searched = 0;
-                    return if std::mem::replace(&mut self.is_skipping, true) { None } else { Some(Line::TooLong) };
-                }
-                return None;
-            };
-            self.searched = 0;
-            let line = self.buffer.split_to(end);
-            self.buffer.advance(1);
-            if std::mem::take(&mut self.is_skipping) {
-                continue;
+            let end = memchr(b'\n', &self.buffer[self.searched..]).map(|at| self.searched + at);
+            let length = end.unwrap_or(self.buffer.len());
+            self.searched = length;
+            if let Some(last) = &mut self.dropped {
+                last.push(&self.buffer[..length]);
+                self.consume(length + usize::from(end.is_some()), length);
+                end?;
+                return self.dropped.take().map(|last| Line::CutEnd(last.into()));
             }
-            if line.len() > self.limit {
-                return Some(Line::TooLong);
+            if length > self.limit {
+                return Some(self.cut(ErrorCode::EventTooLarge));
             }
+            let line = self.buffer.split_to(end?);
+            self.consume(1, length);
             let line = without_cr(line);
             if !line.trim_ascii().is_empty() {
                 return Some(Line::Whole(line));
             }
+        }
+    }
+
+    /// Drops the incomplete line to its end, which [`Self::next_line`] reports.
+    pub fn cut(&mut self, code: ErrorCode) -> Line {
+        let first = &self.buffer[..self.buffer.len().min(self.limit).min(EXCERPT)];
+        self.dropped = Some(LastBytes::default());
+        Line::Cut { first: Bytes::copy_from_slice(first), code }
+    }
+
+    /// Consumes `count` bytes of the buffer, the end of `length` bytes of a line. The memory of a large line is not kept for the next one.
+    fn consume(&mut self, count: usize, length: usize) {
+        self.buffer.advance(count);
+        self.searched = 0;
+        if length > KEPT_CAPACITY || self.buffer.capacity() > KEPT_CAPACITY {
+            self.buffer = BytesMut::from(&self.buffer[..]);
         }
     }
 }
@@ -150,6 +175,10 @@ mod tests {
         assert_eq!(to_line(message.clone()).as_ptr(), message.as_ptr());
     }
 
+    fn cut(first: &str) -> Line {
+        Line::Cut { first: Bytes::copy_from_slice(first.as_bytes()), code: ErrorCode::EventTooLarge }
+    }
+
     /// Reads all lines of `output` in pieces of `size`.
     fn read(output: &[u8], size: usize, limit: usize) -> Vec<Line> {
         let mut reader = LineReader::new(limit);
@@ -157,7 +186,7 @@ mod tests {
         for piece in output.chunks(size) {
             reader.buffer().extend_from_slice(piece);
             lines.extend(std::iter::from_fn(|| reader.next_line()));
-            assert!(reader.held() <= limit, "{} bytes are held", reader.held());
+            assert!(reader.partial().len() <= limit, "{} bytes are held", reader.partial().len());
         }
         lines
     }
@@ -167,8 +196,36 @@ mod tests {
         let whole = |text: &'static str| Line::Whole(Bytes::from_static(text.as_bytes()));
         for size in 1..12 {
             let lines = read(b"one\nlonger than ten\ntwo\r\n\n \nten bytes.\nhalf", size, 10);
-            assert_eq!(lines, [whole("one"), Line::TooLong, whole("two"), whole("ten bytes.")], "pieces of {size}");
+            let cut = [cut("longer tha"), Line::CutEnd("longer than ten".into())];
+            let expected = [vec![whole("one")], cut.into(), vec![whole("two"), whole("ten bytes.")]].concat();
+            assert_eq!(lines, expected, "pieces of {size}");
         }
+    }
+
+    #[test]
+    fn a_line_is_dropped_to_its_end_on_demand() {
+        let mut reader = LineReader::new(100);
+        reader.buffer().extend_from_slice(b"one");
+        assert_eq!(reader.next_line(), None);
+        assert_eq!(reader.cut(ErrorCode::ShareFull), Line::Cut { first: "one".into(), code: ErrorCode::ShareFull });
+        assert_eq!(reader.next_line(), None);
+        reader.buffer().extend_from_slice(b" and more\ntwo\n");
+        assert_eq!(reader.next_line(), Some(Line::CutEnd("one and more".into())));
+        assert_eq!(reader.next_line(), Some(Line::Whole("two".into())));
+    }
+
+    #[test]
+    fn a_line_without_end_holds_no_memory() {
+        const LIMIT: usize = 1 << 20;
+        let mut reader = LineReader::new(LIMIT);
+        let mut lines = Vec::new();
+        for _ in 0..300 {
+            reader.buffer().extend_from_slice(&[b'x'; 16 * 1024]);
+            lines.extend(std::iter::from_fn(|| reader.next_line()));
+            assert!(reader.buffer().capacity() <= 2 * LIMIT + KEPT_CAPACITY);
+        }
+        assert_eq!(lines, [cut(&"x".repeat(EXCERPT))]);
+        assert!(reader.buffer().capacity() <= 2 * KEPT_CAPACITY, "the memory of the beginning is free");
     }
 
     #[test]

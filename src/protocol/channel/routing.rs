@@ -197,6 +197,11 @@ impl Routing {
         self.running.get(id).copied()
     }
 
+    /// Returns the number of responses that a call is owed.
+    pub fn owed(&self, call: CallKey) -> usize {
+        self.calls.get(&call).map_or(0, |call| call.unanswered.len())
+    }
+
     /// Returns true if nothing of any call is left.
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {

@@ -18,6 +18,7 @@ use serde_json::value::RawValue;
 
 #[cfg(test)]
 pub(crate) mod counted;
+mod cut;
 mod edit;
 mod handshake;
 mod rename;
@@ -26,6 +27,7 @@ mod scan;
 mod tests;
 mod walk;
 
+pub use cut::{leading_members, trailing_members};
 pub use edit::{first_members, member, messages, span, splice, splice_apart, without_members};
 pub use handshake::{InitializeParams, ServerFacts, SessionChange, session_change};
 pub use rename::{rename_ids, replaced};

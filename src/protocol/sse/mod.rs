@@ -2,21 +2,28 @@
 //!
 //! The [`Decoder`] follows the parsing rules of the [WHATWG event stream]: a leading byte order mark, lines that end
 //! in CR, LF or CRLF, comments, repeated `data` fields, an `id` with NUL ignored, `retry` of digits only. Its results do not
-//! depend on the cuts of the input, and its memory is bounded by its limit.
+//! depend on the cuts of the input, and its memory is bounded by its limit. An event over the limit ends the stream, or is skipped.
 //!
 //! Deliberately absent: the meaning of an event. Field values are bytes and stay unchanged, invalid UTF-8 included. The last event ID,
 //! reconnection and the dropping of events with empty data belong to the callers.
 //!
 //! [WHATWG event stream]: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
 
-use std::borrow::Cow;
 use std::time::Duration;
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use memchr::{memchr, memchr2};
 
+use crate::protocol::excerpt::{EXCERPT, LastBytes};
+
+mod encode;
 #[cfg(test)]
 mod tests;
+
+pub use encode::{
+    EVENT_OVERHEAD, encode_apart, encode_comment, encode_empty, encode_event, encode_id, encode_retry, encoded_data,
+    encoded_place, message_event,
+};
 
 /// Length of the longest field names (`event`, `retry`). A line without a colon within or right behind this number of bytes is no known
 /// field.
@@ -26,8 +33,6 @@ const MAX_FIELD_NAME: usize = 5;
 /// overflow.
 const MAX_RETRY_MS: u64 = u32::MAX as u64;
 
-/// Bytes of an encoded event beside its name and its data of one line.
-pub const EVENT_OVERHEAD: usize = b"event: \ndata: \n\n".len();
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
 /// The name of almost every event, which needs no allocation.
@@ -45,6 +50,26 @@ pub struct Event {
     pub id: Option<Bytes>,
     /// The value of the last `retry` field of digits.
     pub retry: Option<Duration>,
+}
+
+/// An event, or a part of one that is skipped: see [`Decoder::poll_item`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Item {
+    /// A complete event.
+    Event(Event),
+    /// An event over the limit is skipped from here on to its end.
+    Cut(Cut),
+    /// The end of the event that was cut, with the last bytes of its data, at most [`EXCERPT`].
+    CutEnd(Bytes),
+}
+
+/// The beginning of an event that is skipped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// The value of its `event` field, or empty if that has not come.
+    pub name: Bytes,
+    /// The first bytes of its data, at most [`EXCERPT`].
+    pub first: Bytes,
 }
 
 /// Error that ends the decoding of a stream.
@@ -102,16 +127,45 @@ impl Decoder {
         if let Some(error) = self.failed {
             return Err(error);
         }
-        let polled = self.parse();
-        if let Err(error) = polled {
-            self.failed = Some(error);
-            self.input = Input::default();
-            self.block = Block::new(self.block.limit);
+        loop {
+            match self.parse() {
+                Ok(Some(Item::Event(event))) => return Ok(Some(event)),
+                Ok(Some(Item::Cut(_) | Item::CutEnd(_))) => {}
+                Ok(None) => {
+                    self.input.release();
+                    return Ok(None);
+                }
+                Err(error) => {
+                    self.failed = Some(error);
+                    self.input = Input::default();
+                    self.block = Block::new(self.block.limit);
+                    return Err(error);
+                }
+            }
         }
-        if let Ok(None) = polled {
-            self.input.release();
+    }
+
+    /// Does as [`Self::poll_event`], but goes on behind an event over the limit: returns its beginning once it is over the limit, and its end. Its rest
+    /// takes no memory.
+    pub fn poll_item(&mut self) -> Option<Item> {
+        match self.parse() {
+            Ok(None) => {
+                self.input.release();
+                None
+            }
+            Ok(item) => item,
+            Err(Error::TooLarge { .. }) => Some(Item::Cut(self.cut())),
         }
-        polled
+    }
+
+    /// Skips the rest of the incomplete event, whose end [`Self::poll_item`] returns.
+    pub fn cut(&mut self) -> Cut {
+        self.block.cut()
+    }
+
+    /// Returns the data of the incomplete event. Empty while one is skipped.
+    pub fn partial_data(&self) -> &[u8] {
+        &self.block.data
     }
 
     /// Returns the memory that an incomplete event takes, in bytes.
@@ -125,7 +179,7 @@ impl Decoder {
         self.block.has_begun || matches!(self.line, Line::Value(_)) || !self.input.rest().is_empty()
     }
 
-    fn parse(&mut self) -> Result<Option<Event>, Error> {
+    fn parse(&mut self) -> Result<Option<Item>, Error> {
         if !self.pass_byte_order_mark() {
             return Ok(None);
         }
@@ -138,8 +192,8 @@ impl Decoder {
             match self.line {
                 Line::Start if matches!(rest[0], b'\r' | b'\n') => {
                     self.end_line(0);
-                    if let Some(event) = self.block.take() {
-                        return Ok(Some(event));
+                    if let Some(item) = self.block.take() {
+                        return Ok(Some(item));
                     }
                 }
                 Line::Start
@@ -147,16 +201,17 @@ impl Decoder {
                         && let Some((event, consumed)) = self.input.whole_event(self.block.limit) =>
                 {
                     self.input.consume(consumed);
-                    return Ok(Some(event));
+                    return Ok(Some(Item::Event(event)));
                 }
                 Line::Start => match begin_line(rest) {
                     None => return Ok(None),
                     Some((line, consumed)) => {
                         self.input.consume(consumed);
+                        // An event that is over the limit here can be skipped.
+                        self.line = line;
                         if let Line::Value(field) = line {
                             self.block.begin(field)?;
                         }
-                        self.line = line;
                     }
                 },
                 Line::Skip => match memchr2(b'\r', b'\n', rest) {
@@ -207,143 +262,6 @@ impl Decoder {
         self.input.consume(end + 1);
         self.line = Line::Start;
     }
-}
-
-/// Writes one event without an id: an `event` line if `name` is not empty, a `data` line for each line of `data`, and
-/// the blank line that ends it.
-///
-/// CR and CRLF in `data` are line ends too, and arrive as LF. A decoded event has none, and between tokens of JSON all mean the same. A
-/// `name` ends at its first line end.
-pub fn encode_event(out: &mut impl BufMut, name: &[u8], data: &[u8]) {
-    if !name.is_empty() {
-        put_line(out, b"event: ", name);
-    }
-    let mut rest = data;
-    while let Some(end) = memchr2(b'\r', b'\n', rest) {
-        put(out, b"data: ", &rest[..end]);
-        let crlf = rest[end..].starts_with(b"\r\n");
-        rest = &rest[end + if crlf { 2 } else { 1 }..];
-    }
-    put(out, b"data: ", rest);
-    out.put_u8(b'\n');
-}
-
-/// Returns a JSON-RPC message as an event without an id.
-pub fn message_event(message: &[u8]) -> Bytes {
-    let mut out = BytesMut::new();
-    encode_event(&mut out, b"message", message);
-    out.freeze()
-}
-
-/// Writes an event as [`encode_event`] does, behind `start` and in pieces. `data` are pieces of its data; one without a line end is not copied.
-pub fn encode_apart(mut start: BytesMut, name: &[u8], data: impl IntoIterator<Item = Bytes>) -> Vec<Bytes> {
-    put_line(&mut start, b"event: ", name);
-    start.put_slice(b"data: ");
-    let mut pieces = vec![start.freeze()];
-    for piece in data {
-        if memchr2(b'\r', b'\n', &piece).is_none() {
-            pieces.push(piece);
-            continue;
-        }
-        let mut lines = BytesMut::with_capacity(piece.len() + 64);
-        encode_event(&mut lines, b"", &piece);
-        // The label of the first line and the end of the last are those of the whole data.
-        lines.truncate(lines.len() - 2);
-        pieces.push(lines.freeze().slice(b"data: ".len()..));
-    }
-    pieces.push(Bytes::from_static(b"\n\n"));
-    pieces
-}
-
-/// Returns the data of an event that [`encode_event`] has written. Data of one line is not copied.
-pub fn encoded_data(event: &[u8]) -> Cow<'_, [u8]> {
-    let mut lines = data_lines(event);
-    let first = lines.next().unwrap_or_default();
-    let Some(second) = lines.next() else { return Cow::Borrowed(first) };
-    let mut data = Vec::with_capacity(event.len());
-    data.extend_from_slice(first);
-    for line in std::iter::once(second).chain(lines) {
-        data.push(b'\n');
-        data.extend_from_slice(line);
-    }
-    Cow::Owned(data)
-}
-
-/// Returns the offset in an event written by [`encode_event`] of the byte `at` of its data. The end of a line counts to
-/// that line.
-pub fn encoded_place(event: &[u8], at: usize) -> usize {
-    let mut left = at;
-    for line in data_lines(event) {
-        if left <= line.len() {
-            return line.as_ptr().addr() - event.as_ptr().addr() + left;
-        }
-        left -= line.len() + 1;
-    }
-    event.len()
-}
-
-fn data_lines(event: &[u8]) -> impl Iterator<Item = &[u8]> {
-    let mut rest = event;
-    std::iter::from_fn(move || {
-        loop {
-            let end = memchr(b'\n', rest)?;
-            let line = &rest[..end];
-            rest = &rest[end + 1..];
-            if let Some(data) = line.strip_prefix(b"data: ") {
-                return Some(data);
-            }
-        }
-    })
-}
-
-/// Writes an `id` line, to stand before the lines of [`encode_event`].
-pub fn encode_id(out: &mut BytesMut, id: &str) {
-    put_line(out, b"id: ", id.as_bytes());
-}
-
-/// Writes an event with empty data and, if there is one, the type `event`, which has no line end. It moves a client's cursor to `id` and sets its reconnection
-/// time (in whole milliseconds), without a message.
-pub fn encode_empty(out: &mut BytesMut, event: Option<&str>, id: Option<&str>, retry: Option<Duration>) {
-    if let Some(id) = id {
-        encode_id(out, id);
-    }
-    if let Some(event) = event {
-        put_line(out, b"event: ", event.as_bytes());
-    }
-    if let Some(retry) = retry {
-        put_retry(out, retry);
-    }
-    out.put_slice(b"data: \n\n");
-}
-
-/// Writes a `retry` alone, which is no event.
-pub fn encode_retry(out: &mut BytesMut, retry: Duration) {
-    put_retry(out, retry);
-    out.put_u8(b'\n');
-}
-
-fn put_retry(out: &mut BytesMut, retry: Duration) {
-    let millis = u64::try_from(retry.as_millis()).unwrap_or(u64::MAX);
-    put(out, b"retry: ", itoa::Buffer::new().format(millis).as_bytes());
-}
-
-/// Writes a comment as a block: a heartbeat, or a note for readers of the raw stream.
-pub fn encode_comment(out: &mut BytesMut, text: &str) {
-    put_line(out, b": ", text.as_bytes());
-    out.put_u8(b'\n');
-}
-
-/// Writes one line. The value ends at its first line end, so that no value can write further lines.
-fn put_line(out: &mut impl BufMut, label: &[u8], value: &[u8]) {
-    let end = memchr2(b'\r', b'\n', value).unwrap_or(value.len());
-    put(out, label, &value[..end]);
-}
-
-/// Writes one line whose value has no line end.
-fn put(out: &mut impl BufMut, label: &[u8], value: &[u8]) {
-    out.put_slice(label);
-    out.put_slice(value);
-    out.put_u8(b'\n');
 }
 
 /// Input that is not consumed yet.
@@ -468,6 +386,8 @@ struct Block {
     retry: Option<Duration>,
     /// The beginning of the value of a field other than `data`, if its line was cut.
     cut_value: Vec<u8>,
+    /// Last bytes of the data of an event that is skipped, or `None` if none is.
+    skipped: Option<LastBytes>,
 }
 
 impl Block {
@@ -481,7 +401,19 @@ impl Block {
             id: None,
             retry: None,
             cut_value: Vec::new(),
+            skipped: None,
         }
+    }
+
+    /// Skips the rest of the event. Frees the memory of its fields.
+    fn cut(&mut self) -> Cut {
+        let mut last = LastBytes::default();
+        last.push(&self.data);
+        self.skipped = Some(last);
+        (self.id, self.cut_value) = (None, Vec::new());
+        let data = std::mem::take(&mut self.data);
+        let first = Bytes::copy_from_slice(&data[..data.len().min(EXCERPT)]);
+        Cut { name: std::mem::take(&mut self.name), first }
     }
 
     /// Returns the memory of the fields in bytes, reserved memory included.
@@ -503,6 +435,12 @@ impl Block {
 
     /// Adds a piece of the field's value.
     fn extend(&mut self, field: Field, piece: &[u8]) -> Result<(), Error> {
+        if let Some(last) = &mut self.skipped {
+            if matches!(field, Field::Data) {
+                last.push(piece);
+            }
+            return Ok(());
+        }
         self.check_limit(piece.len())?;
         match field {
             Field::Data => {
@@ -526,6 +464,9 @@ impl Block {
 
     /// Adds the last piece of the field's value.
     fn finish(&mut self, field: Field, piece: &[u8]) -> Result<(), Error> {
+        if self.skipped.is_some() {
+            return self.extend(field, piece);
+        }
         if matches!(field, Field::Data) || !self.cut_value.is_empty() {
             self.extend(field, piece)?;
         } else {
@@ -552,18 +493,22 @@ impl Block {
         Ok(())
     }
 
-    /// Returns the event at the blank line that ends it, or `None` if no field has begun.
-    fn take(&mut self) -> Option<Event> {
+    /// Returns the event at the blank line that ends it, or the end of one that is skipped; `None` if no field has begun.
+    fn take(&mut self) -> Option<Item> {
         if !std::mem::take(&mut self.has_begun) {
             return None;
         }
         self.has_data = false;
-        Some(Event {
+        let event = Event {
             name: std::mem::take(&mut self.name),
             data: std::mem::take(&mut self.data).freeze(),
             id: self.id.take(),
             retry: self.retry.take(),
-        })
+        };
+        match self.skipped.take() {
+            None => Some(Item::Event(event)),
+            Some(last) => Some(Item::CutEnd(last.into())),
+        }
     }
 }
 

@@ -319,3 +319,41 @@ fn a_value_cannot_write_lines_of_its_own() {
     encode_event(&mut out, b"x\r\rdata: forged", b"real");
     assert_eq!(&decode_one(&out).data[..], b"real");
 }
+
+/// Decodes `stream` in pieces of `size`, with events over `limit` skipped.
+fn items(stream: &[u8], size: usize, limit: usize) -> Vec<Item> {
+    let mut decoder = Decoder::new(limit);
+    let mut items = Vec::new();
+    for piece in stream.chunks(size) {
+        decoder.feed(Bytes::copy_from_slice(piece));
+        items.extend(std::iter::from_fn(|| decoder.poll_item()));
+        assert!(decoder.bytes_held() <= 2 * limit, "{} bytes are held", decoder.bytes_held());
+    }
+    items
+}
+
+#[test]
+fn an_event_over_the_limit_can_be_skipped_to_its_end() {
+    let stream = b"data: one\n\nevent: message\ndata: longer than\ndata: twenty bytes\nid: 7\n\ndata: two\n\n";
+    let data =
+        |text: &'static str| Item::Event(Event { data: Bytes::from_static(text.as_bytes()), ..Event::default() });
+    for size in 1..stream.len() {
+        let items = items(stream, size, 20);
+        let [one, Item::Cut(cut), end, two] = &items[..] else { panic!("{items:?}") };
+        let (one, end, two) = (one.clone(), end.clone(), two.clone());
+        assert_eq!((one, end, two), (data("one"), Item::CutEnd("longer than\ntwenty bytes".into()), data("two")));
+        assert_eq!(cut.name, "message");
+        assert!(b"longer than\ntwenty bytes".starts_with(&cut.first), "{:?}", cut.first);
+    }
+}
+
+#[test]
+fn an_event_can_be_skipped_on_demand() {
+    let mut decoder = Decoder::new(100);
+    decoder.feed("data: one".into());
+    assert_eq!((decoder.poll_item(), decoder.partial_data()), (None, &b"one"[..]));
+    assert_eq!(decoder.cut(), Cut { name: Bytes::new(), first: "one".into() });
+    decoder.feed(" and more\n\ndata: two\n\n".into());
+    assert_eq!(decoder.poll_item(), Some(Item::CutEnd("one and more".into())));
+    assert!(matches!(decoder.poll_item(), Some(Item::Event(event)) if event.data == "two"));
+}
