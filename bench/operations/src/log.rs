@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use http_body::Body as _;
-use mcp_resume::delivery::{self, EarlyClose, Follow, Opening, Plan, Receipt, Receipts, Start};
+use mcp_resume::delivery::{self, EarlyClose, EmptyEvents, Follow, Opening, Plan, Receipt, Receipts, Start};
 use mcp_resume::event_log::{
     Attachment, Binding, EventLog, Identity, Principal, QuotaKey, QuotaLimits, Spec, Stream, TailLimits, Writer,
     new_attach,
@@ -171,6 +171,7 @@ fn spec() -> Spec {
 fn plan() -> Plan {
     Plan {
         opening: Opening::PrimingEvent,
+        empty_events: EmptyEvents::Untyped,
         retry: Duration::from_secs(1),
         // No timer expires here, even if valgrind stretches a second.
         heartbeat: Duration::from_secs(3600),

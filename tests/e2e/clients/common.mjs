@@ -124,7 +124,8 @@ async function callTool({ tool, args }, call) {
     }
 }
 
-function leave(line) {
+/** Says the last line, and ends the process. */
+export function leave(line) {
     if (line) say(line);
     say({ event: 'closed' });
     // Unfinished work of the SDK must not keep the process alive.

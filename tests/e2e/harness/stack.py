@@ -187,6 +187,13 @@ LEGACY_TASK_CLIENTS = {
     "polling": ClientKind(("node", "clients/polling.mjs")),
 }
 
+# Clients that take any error which their SDK reports for the loss of the server.
+STRICT = ("node", "clients/typescript-strict.mjs")
+STRICT_CLIENTS = {
+    "typescript-1.23-strict": ClientKind(("env", "SDK=@modelcontextprotocol/sdk-1-23", *STRICT)),
+    "typescript-v1-strict": ClientKind(STRICT),
+}
+
 # Sockets of the Python clients that `start_preloaded` has started, by name.
 PRELOADED = {}
 
@@ -268,7 +275,8 @@ def server_kind(name):
 
 
 def client_kind(name):
-    return CLIENTS.get(name) or TASK_CLIENTS.get(name) or LEGACY_TASK_CLIENTS[name]
+    others = TASK_CLIENTS | LEGACY_TASK_CLIENTS | STRICT_CLIENTS
+    return CLIENTS.get(name) or others[name]
 
 
 def start_server(name, **env):
