@@ -164,8 +164,8 @@ pub(super) fn clients(facts: &Facts, config: &Config) -> Vec<String> {
     lines.0
 }
 
-fn unknown_session(facts: &Facts) -> UnknownSession {
-    facts.legacy.as_ref().map_or(UnknownSession::Unknown, |legacy| legacy.unknown_session)
+fn unknown_session(facts: &Facts) -> &UnknownSession {
+    facts.legacy.as_ref().map_or(&UnknownSession::Unknown, |legacy| &legacy.unknown_session)
 }
 
 /// Returns the tools that the configuration answers in slices although their results must come whole.
@@ -221,11 +221,19 @@ pub(super) fn warnings(facts: &Facts, config: &Config) -> Vec<String> {
     if !is_useful {
         return lines.0;
     }
-    if let UnknownSession::Unrecognised { status } = unknown_session(facts) {
-        lines.add(format!(
-            "the server refuses a session that it does not know with {status}, in words that mcp-resume does not know: give them \
-             in sessions.refusals, as \"{status} session expired\", and its clients outlive its restarts"
-        ));
+    match unknown_session(facts) {
+        UnknownSession::Unrecognised { status, words: Some(words) } => lines.add(format!(
+            "the server refuses a session that it does not know with {status}, in words that mcp-resume does not know: with this line \
+             under [sessions] its clients outlive its restarts: refusals = [\"{status} {words}\"]"
+        )),
+        UnknownSession::Unrecognised { status: status @ 404, words: None } => lines.add(format!(
+            "the server refuses a session that it does not know with {status} and without words, as a tool may: a call that finds \
+             its session forgotten fails, and the next one finds a new session"
+        )),
+        UnknownSession::Unrecognised { status, words: None } => lines.add(format!(
+            "the server refuses a session that it does not know with {status} and without words: its clients do not outlive its restarts"
+        )),
+        UnknownSession::Recognised { .. } | UnknownSession::Accepted | UnknownSession::Unknown => {}
     }
     warn_of_ends(facts, config, &mut lines);
     warn_of_lost_tasks(facts, config, &mut lines);

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::Value;
 
 use super::exchange::{Client, Cut, ExchangeError, Observation, ReadUntil, Request};
-use super::facts::UnknownSession;
+use super::facts::{UnknownSession, printable};
 use super::requests::Requester;
 use super::{Options, Timeouts};
 use crate::config::Config;
 use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::session_refusal::{BODY_MAX, SessionRefusals};
+use crate::protocol::session_refusal::{self, BODY_MAX, SessionRefusals};
 
 /// Number of timeouts after which the server gets no further request of the kinds that count timeouts.
 const MAX_TIMEOUTS: usize = 2;
@@ -45,10 +45,15 @@ impl<'a> Probe<'a> {
         let asking = self.client.plain(request, BODY_MAX, self.timeouts.response);
         let Ok((status, body)) = self.unless_silent(asking).await else { return UnknownSession::Unknown };
         let ids = [RequestId::Number(id.to_string().into())];
+        let body = body.as_deref();
+        let is_refused = !status.is_success() || body.is_some_and(session_refusal::is_error_without_id);
         match status.as_u16() {
-            _ if status.is_success() => UnknownSession::Accepted,
-            status if self.refusals.contain(status, body.as_deref(), &ids) => UnknownSession::Recognised { status },
-            status => UnknownSession::Unrecognised { status },
+            status if self.refusals.judge(status, body, &ids).is_known() => UnknownSession::Recognised { status },
+            status if is_refused => {
+                let words = body.and_then(session_refusal::wording);
+                UnknownSession::Unrecognised { status, words: words.map(|words| printable(&words)) }
+            }
+            _ => UnknownSession::Accepted,
         }
     }
 

@@ -251,7 +251,7 @@ pub enum Standalone {
 }
 
 /// Reaction of a server to a session that it does not know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum UnknownSession {
     /// A refusal by which the proxy knows that the session is gone.
@@ -263,6 +263,8 @@ pub enum UnknownSession {
     Unrecognised {
         /// Status code.
         status: u16,
+        /// Words of the refusal that can be configured, or `None` if it has none.
+        words: Option<String>,
     },
     /// The request was served.
     Accepted,

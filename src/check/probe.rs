@@ -123,7 +123,7 @@ impl Probe<'_> {
         let Some(requester) = session.or(modern).map(|session| session.requester) else { return };
         let trying = Box::pin(self.try_requests(&requester, tool, facts));
         self.while_listening(&requester, &mut stream, trying).await;
-        if let Some(unknown_session) = facts.legacy.as_ref().map(|legacy| legacy.unknown_session) {
+        if let Some(unknown_session) = facts.legacy.as_ref().map(|legacy| legacy.unknown_session.clone()) {
             // Last, since the session may end.
             facts.watch = self.watch(&requester, stream, unknown_session).await;
         }

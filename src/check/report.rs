@@ -95,7 +95,7 @@ fn rows(facts: &Facts) -> Vec<(&'static str, String)> {
         ));
         rows.push(("GET stream", standalone(legacy.standalone)));
         // On channels the proxy itself knows the sessions.
-        let unknown = unknown_session(legacy.unknown_session).filter(|_| !facts.has_channels());
+        let unknown = unknown_session(&legacy.unknown_session).filter(|_| !facts.has_channels());
         rows.extend(unknown.map(|text| ("dead sessions", text)));
     }
     if let Some(watch) = &facts.watch {
@@ -257,10 +257,13 @@ fn standalone(standalone: Standalone) -> String {
     }
 }
 
-fn unknown_session(reaction: UnknownSession) -> Option<String> {
+fn unknown_session(reaction: &UnknownSession) -> Option<String> {
     match reaction {
         UnknownSession::Recognised { status } => Some(format!("refused ({status}), as mcp-resume knows it")),
-        UnknownSession::Unrecognised { status } => Some(format!("refused ({status}), in words of its own")),
+        UnknownSession::Unrecognised { status, words: Some(_) } => {
+            Some(format!("refused ({status}), in words of its own"))
+        }
+        UnknownSession::Unrecognised { status, words: None } => Some(format!("refused ({status}), without words")),
         UnknownSession::Accepted => Some("not refused".to_owned()),
         UnknownSession::Unknown => None,
     }

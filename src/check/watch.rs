@@ -153,7 +153,7 @@ impl Probe<'_> {
         match (self.ping(requester, ID).await, unknown_session) {
             (UnknownSession::Accepted, _) => SessionState::Lives,
             (UnknownSession::Recognised { .. }, _) => SessionState::Ended,
-            (UnknownSession::Unrecognised { status }, UnknownSession::Unrecognised { status: known })
+            (UnknownSession::Unrecognised { status, .. }, UnknownSession::Unrecognised { status: known, .. })
                 if status == known =>
             {
                 SessionState::Ended

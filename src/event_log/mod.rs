@@ -37,7 +37,7 @@ pub use quota::{Quota, QuotaKey, QuotaLimits, Quotas, Reservation, StreamReserva
 pub use recovery::handshakes::{Home, Saved};
 pub use recovery::restore::Unreachable;
 pub use retry_index::{CallClaim, Match, Registration, RegistrationLock, RetryIndex};
-pub use sessions::handshakes::{Handshake, Handshakes, UpstreamName};
+pub use sessions::handshakes::{AttemptEnd, Handshake, Handshakes, UpstreamName};
 pub use sessions::{Announcement, Opened, PostSlot, QueuedTurn, Session, Sessions, Turn, stream_owing};
 pub use stream::attachment::{Attachment, ReadOutcome};
 pub use stream::delivery_certainty::DeliveryCertainty;

@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::Response;
+use http::{Response, StatusCode};
 
 use super::components::Components;
 use super::context::RequestContext;
@@ -144,6 +144,17 @@ impl StandaloneStreams {
         }
     }
 
+    /// Returns the status with which the server has refused the standalone stream of the living session before, or `None` if it is to be asked.
+    fn refused_before(&self, context: &RequestContext, id: &SessionId) -> Option<StatusCode> {
+        let has_tasks = context.session.as_ref().is_some_and(|session| session.has_tasks() == Some(true));
+        let handshake = self.log.sessions().handshakes().find(id)?;
+        // The messages of tasks need a stream, which the proxy opens once the server has refused its own.
+        if has_tasks || !handshake.may_revive(&context.binding.principal) {
+            return None;
+        }
+        StatusCode::from_u16(handshake.refused_get()?).ok()
+    }
+
     async fn open_standalone(
         &self,
         context: &RequestContext,
@@ -152,6 +163,9 @@ impl StandaloneStreams {
     ) -> Response<BoxBody> {
         if let Some(code) = context.remote_session_error() {
             return self.refusals.refuse(code);
+        }
+        if let Some(status) = self.refused_before(context, id) {
+            return respond::status(status);
         }
         // Requests of the server during a call may come on this stream.
         let is_busy = || context.session.as_ref().is_some_and(|session| session.is_busy(clock::now()));

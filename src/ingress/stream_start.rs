@@ -94,6 +94,8 @@ impl StreamStarter {
             && context.binding.session.is_some()
             && !observer.opens_session()
             && !self.drain.is_refusing_calls();
+        let is_unanswered = |session: &&Arc<Session>| may_revive && method.is_some() && !session.was_answered();
+        let unanswered = context.session.as_ref().filter(is_unanswered).cloned();
         let call = upstream::Call {
             template: Arc::new(template),
             method,
@@ -106,6 +108,7 @@ impl StreamStarter {
             should_wait: !context.sender.is_marked() || context.binding.session.is_some(),
             may_revive,
             is_routed: context.sender.is_routed(),
+            unanswered,
             is_guest: context.session.as_ref().is_some_and(|session| !session.is_home()),
             max_event_bytes: self.config.streams.max_event_bytes,
             progress,

@@ -13,6 +13,7 @@ pub mod classify;
 pub mod client_address;
 pub mod cluster;
 pub mod dialect;
+pub mod effects;
 pub mod error;
 pub mod excerpt;
 pub mod headers;

@@ -1,8 +1,8 @@
 //! Refusals of a session that a server does not know, as it answers after a restart.
 //!
-//! The protocol asks for the status 404, and many servers answer otherwise. Owned here: the wordings of servers in use, and those of the
-//! configuration. Invariant: a response that may come from a tool that ran is no refusal, so neither is any of status 200, nor an error
-//! under the request's own ID with an unknown wording. Absent: whether the session lives after all, and what follows from a refusal.
+//! The protocol asks for the status 404, and many servers answer otherwise. A tool can answer 404 as well, even in the words of a refusal.
+//! Owned here: the wordings of servers in use, those of the configuration, and the verdict of a server's answer to the question whether a
+//! session lives. Invariant: a response with a result is no refusal. Absent: the question itself, and the consequence of a refusal.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::jsonrpc::RequestId;
 
-/// Size limit of a body that can show a refusal, in bytes. The body of a larger one proves nothing.
+/// Size limit of a body that can show a refusal, in bytes. The body of a larger one has no words.
 pub const BODY_MAX: usize = 4096;
 
 /// Status of a refusal by the specification.
@@ -20,9 +20,14 @@ const NOT_FOUND: u16 = 404;
 const BAD_REQUEST: u16 = 400;
 /// ID that Python servers give to an error that concerns no request.
 const NO_REQUEST: &str = "server-error";
+/// Limits of the words that are proposed for a configuration, in characters.
+const WORDING_MIN: usize = 4;
+const WORDING_MAX: usize = 60;
+/// Code of an error for a method that a server does not have.
+const METHOD_NOT_FOUND: i64 = -32601;
 
-/// Wordings of a 404, in lower case.
-const NOT_FOUND_WORDINGS: [&str; 7] = [
+/// Wordings of a 404, in lower case. Those of a 400 count as well.
+const NOT_FOUND_WORDINGS: [&str; 11] = [
     "session not found",
     "session has been terminated",
     "session terminated",
@@ -30,6 +35,10 @@ const NOT_FOUND_WORDINGS: [&str; 7] = [
     "session is closing",
     "not found or has expired",
     "could not find session",
+    "unknown session",
+    "no such session",
+    "session does not exist",
+    "session expired",
 ];
 /// Wordings of a 400, in lower case.
 const BAD_REQUEST_WORDINGS: [&str; 4] =
@@ -45,18 +54,18 @@ pub struct RefusalPattern {
 
 /// A text that is no [`RefusalPattern`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("expected a status from 400 to 599, a blank and a wording, as in \"400 session expired\"")]
+#[error("expected a status from 200 to 599, a blank and a wording, as in \"400 session expired\"")]
 pub struct InvalidPattern;
 
 impl FromStr for RefusalPattern {
     type Err = InvalidPattern;
 
-    /// Parses a status from 400 to 599, a blank, and the wording that a body of this status holds, in any case of letters.
+    /// Parses a status from 200 to 599, a blank, and the wording that a body of this status holds, in any case of letters.
     fn from_str(text: &str) -> Result<Self, InvalidPattern> {
         let (status, wording) = text.split_once(' ').ok_or(InvalidPattern)?;
         let wording = wording.trim().to_lowercase();
         match status.parse() {
-            Ok(status @ 400..=599) if !wording.is_empty() => Ok(Self { status, wording }),
+            Ok(status @ 200..=599) if !wording.is_empty() => Ok(Self { status, wording }),
             Ok(_) | Err(_) => Err(InvalidPattern),
         }
     }
@@ -66,6 +75,51 @@ impl fmt::Debug for RefusalPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.status, self.wording)
     }
+}
+
+/// Meaning of a response to a request that named a session, as far as the session is concerned.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// The response refuses no session.
+    None,
+    /// A 404 in words that are not known: a refusal of the session, or the response of a tool that ran.
+    Possible(Words),
+    /// The response refuses the session in known words, unless a tool has used them.
+    Known,
+}
+
+/// Words of a refusal that are not known, for a comparison with those of another response.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Words {
+    /// Text of the body. In a JSON-RPC message the ID is left out.
+    Text(String),
+    /// The body is larger than [`BODY_MAX`], or could not be read.
+    Unread,
+}
+
+impl Refusal {
+    /// Returns true unless the response certainly refuses no session.
+    pub fn is_possible(&self) -> bool {
+        *self != Self::None
+    }
+
+    /// Returns true for a refusal in known words.
+    pub fn is_known(&self) -> bool {
+        *self == Self::Known
+    }
+}
+
+/// Verdict of one answer to the question whether a session lives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// The server has served the question, or has refused it for another reason than its session.
+    Lives,
+    /// The server has refused the question in known words.
+    Dead,
+    /// The server has refused the question as it has refused the request, in words that are not known.
+    RefusedAlike,
+    /// The answer says nothing: it is an error of the server or of a gateway.
+    Undecided,
 }
 
 /// All known refusals.
@@ -87,29 +141,97 @@ impl SessionRefusals {
 
     /// Returns whether the response to a request that named a session refuses that session. `body` is `None` if the body is larger than
     /// [`BODY_MAX`] or could not be read. `ids` are those of the request; a GET, a DELETE, a notification and a client response have none.
-    pub fn contain(&self, status: u16, body: Option<&[u8]>, ids: &[RequestId]) -> bool {
+    pub fn judge(&self, status: u16, body: Option<&[u8]>, ids: &[RequestId]) -> Refusal {
         if !self.may_have(status) {
-            return false;
+            return Refusal::None;
         }
-        let Some(body) = body else { return status == NOT_FOUND && ids.is_empty() };
+        let Some(body) = body else {
+            return if status == NOT_FOUND { Refusal::Possible(Words::Unread) } else { Refusal::None };
+        };
         let text = String::from_utf8_lossy(body).to_lowercase();
         let holds = |wordings: &[&str]| wordings.iter().any(|wording| text.contains(wording));
-        let is_configured =
-            |pattern: &RefusalPattern| pattern.status == status && text.contains(pattern.wording.as_str());
         let subject = Subject::of(body, ids);
-        if subject != Subject::Result && self.configured.iter().any(is_configured) {
-            return true;
-        }
-        match status {
-            NOT_FOUND => match subject {
-                Subject::Result => false,
-                Subject::Error => holds(&NOT_FOUND_WORDINGS),
-                Subject::NoRequest | Subject::Other => true,
-            },
-            BAD_REQUEST => subject == Subject::NoRequest && holds(&BAD_REQUEST_WORDINGS),
+        let is_configured = self.configured.iter().any(|it| it.status == status && text.contains(it.wording.as_str()));
+        let may_be_configured = match status {
+            // Any other response of such a status may be that of a tool that ran.
+            200..=299 => is_error_without_id(body),
+            _ => subject != Subject::Result,
+        };
+        let is_known = match (status, subject) {
+            _ if is_configured && may_be_configured => true,
+            (_, Subject::Result) => false,
+            (NOT_FOUND, _) => holds(&NOT_FOUND_WORDINGS) || holds(&BAD_REQUEST_WORDINGS),
+            (BAD_REQUEST, Subject::Error | Subject::NoRequest) => holds(&BAD_REQUEST_WORDINGS),
             _ => false,
+        };
+        match (status, subject) {
+            _ if is_known => Refusal::Known,
+            (NOT_FOUND, Subject::Error | Subject::NoRequest | Subject::Other) => {
+                Refusal::Possible(Words::Text(words(body)))
+            }
+            _ => Refusal::None,
         }
     }
+
+    /// Returns the verdict of an answer to the question whether a session lives in which a request was refused. The question has this ID.
+    /// `refused` is the refusal of the request, which had the status `status`.
+    pub fn verdict(
+        &self,
+        (status, refused): (u16, &Refusal),
+        (answer_status, answer): (u16, Option<&[u8]>),
+        id: &RequestId,
+    ) -> Verdict {
+        let refusal = self.judge(answer_status, answer, std::slice::from_ref(id));
+        match refusal {
+            Refusal::Known => return Verdict::Dead,
+            Refusal::Possible(Words::Text(_))
+                if (status, refused) == (answer_status, &refusal) && !answer.is_some_and(lacks_method) =>
+            {
+                return Verdict::RefusedAlike;
+            }
+            Refusal::Possible(_) | Refusal::None => {}
+        }
+        if answer_status >= 500 { Verdict::Undecided } else { Verdict::Lives }
+    }
+}
+
+/// Returns the text of a body, for a comparison. The ID of a JSON-RPC message is left out.
+fn words(body: &[u8]) -> String {
+    if let Ok(Value::Object(mut message)) = serde_json::from_slice(body)
+        && message.contains_key("jsonrpc")
+    {
+        message.remove("id");
+        return Value::Object(message).to_string();
+    }
+    String::from_utf8_lossy(body).trim().to_owned()
+}
+
+/// Returns words of a refusal for a [`RefusalPattern`], or `None` if the body has none. They end before a quotation mark, a digit or a control
+/// character: those belong to one session or one request.
+pub fn wording(body: &[u8]) -> Option<String> {
+    let message = serde_json::from_slice::<Value>(body).ok();
+    let member = |path| message.as_ref()?.pointer(path)?.as_str();
+    let paths = ["/error/message", "/message", "/detail", "/error", "/title"];
+    let text = paths.into_iter().find_map(member).map_or_else(|| String::from_utf8_lossy(body), Into::into);
+    let is_general = |c: char| !c.is_control() && !c.is_ascii_digit() && !matches!(c, '"' | '\\' | '<' | '>' | '{' | '}');
+    // The name of the probe's own session is none of the server's words.
+    let pieces = text.split("mcp-resume-").flat_map(|text| text.split(|c| !is_general(c))).map(|piece| piece.trim_matches(|c: char| !c.is_alphanumeric()));
+    // The longest piece says most.
+    let longest = pieces.max_by_key(|piece| piece.len()).filter(|piece| piece.len() >= WORDING_MIN)?;
+    Some(longest.chars().take(WORDING_MAX).collect::<String>().trim_end().to_lowercase())
+}
+
+/// Returns true for a JSON-RPC error that names no request.
+pub fn is_error_without_id(body: &[u8]) -> bool {
+    let Ok(message) = serde_json::from_slice::<Value>(body) else { return false };
+    let has = |member| message.get(member).is_some_and(|value| !value.is_null());
+    has("error") && !has("id") && !has("result")
+}
+
+/// Returns true if the server says that it does not have the method: then it has looked at more than the session.
+fn lacks_method(body: &[u8]) -> bool {
+    let Ok(message) = serde_json::from_slice::<Value>(body) else { return false };
+    message.pointer("/error/code").and_then(Value::as_i64) == Some(METHOD_NOT_FOUND)
 }
 
 /// The request that a body concerns.
@@ -166,7 +288,7 @@ mod tests {
 
     fn refuses(status: u16, body: &str) -> bool {
         let ids = [RequestId::from_json("7").unwrap()];
-        SessionRefusals::default().contain(status, Some(body.as_bytes()), &ids)
+        SessionRefusals::default().judge(status, Some(body.as_bytes()), &ids).is_known()
     }
 
     #[test]

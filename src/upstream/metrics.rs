@@ -67,10 +67,13 @@ pub(super) enum RevivalOutcome {
     Failed,
     /// A limit forbade the attempt.
     Limited,
+    /// The session lives: the server answers in it.
+    Lives,
 }
 
 impl RevivalOutcome {
-    const LABELS: [&str; 7] = ["revived", "unauthorized", "differs", "ended", "displaced", "failed", "limited"];
+    const LABELS: [&str; 8] =
+        ["revived", "unauthorized", "differs", "ended", "displaced", "failed", "limited", "lives"];
 
     /// Returns the name in metrics and log.
     pub(super) fn label(self) -> &'static str {

@@ -82,6 +82,25 @@ pub(crate) async fn refuse(upstream: &mut Upstream, method: &str, name: &str) {
     call.json(404, FORGOTTEN).await;
 }
 
+/// Refuses the ping by which the proxy asks whether the session lives that the server names `name`.
+pub(crate) async fn deny(upstream: &mut Upstream, name: &str) {
+    ping_in(upstream, name).await.json(404, FORGOTTEN).await;
+}
+
+/// Returns the ping by which the proxy asks whether the session lives that the server names `name`.
+pub(crate) async fn ping_in(upstream: &mut Upstream, name: &str) -> Call {
+    let ping = upstream.expect("ping").await;
+    let headers = ["mcp-session-id", "mcp-protocol-version", "accept", "last-event-id"].map(|name| ping.header(name));
+    assert_eq!(headers, [Some(name), Some(V2025_11), Some("application/json, text/event-stream"), None]);
+    ping
+}
+
+/// Refuses the next request, as [`refuse`] does, and the ping after it: the session is dead.
+pub(crate) async fn forget(upstream: &mut Upstream, method: &str, name: &str) {
+    refuse(upstream, method, name).await;
+    deny(upstream, name).await;
+}
+
 /// Takes part in a handshake that gives the session `name`.
 pub(crate) async fn open_again(upstream: &mut Upstream, name: &str) {
     let call = upstream.expect("initialize").await;
@@ -110,7 +129,7 @@ pub(crate) async fn answer(upstream: &mut Upstream, id: u64, name: &str) {
 async fn a_forgotten_session_is_opened_again_and_the_call_is_sent_once_more() {
     let (mut upstream, proxy, session) = ready().await;
     let pending = session.post(call(1)).with("Idempotency-Key", "k").start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "s-1").await;
+    forget(&mut upstream, "tools/call", "s-1").await;
     open_again(&mut upstream, "s-2").await;
     answer(&mut upstream, 1, "s-2").await;
     let mut response = pending.response().await;
@@ -123,7 +142,7 @@ async fn a_forgotten_session_is_opened_again_and_the_call_is_sent_once_more() {
     assert_eq!(metric(&proxy, REVIVED).await, 1.0);
     // And once more.
     let pending = session.post(call(3)).start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "s-2").await;
+    forget(&mut upstream, "tools/call", "s-2").await;
     open_again(&mut upstream, "s-3").await;
     answer(&mut upstream, 3, "s-3").await;
     assert_eq!(pending.response().await.status, 200);
@@ -139,7 +158,7 @@ async fn a_forgotten_session_is_opened_again_and_the_call_is_sent_once_more() {
 async fn an_event_stream_follows_a_revival() {
     let (mut upstream, proxy, session) = ready().await;
     let pending = session.post(call(1)).start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "s-1").await;
+    forget(&mut upstream, "tools/call", "s-1").await;
     open_again(&mut upstream, "s-2").await;
     let sse = upstream.expect("tools/call").await.sse().await;
     let mut response = pending.response().await.sse();
@@ -204,7 +223,7 @@ async fn a_late_refusal_of_the_old_name_needs_no_handshake() {
     let slow = session.post(call(1)).start(proxy.addr).await;
     let late = upstream.expect("tools/call").await;
     let fast = session.post(call(2)).start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "s-1").await;
+    forget(&mut upstream, "tools/call", "s-1").await;
     open_again(&mut upstream, "s-2").await;
     answer(&mut upstream, 2, "s-2").await;
     assert_eq!(fast.response().await.status, 200);
@@ -249,7 +268,7 @@ async fn log_level_and_subscriptions_are_set_again() {
         assert_eq!(pending.response().await.status, 200);
     }
     let pending = session.post(call(1)).start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "s-1").await;
+    forget(&mut upstream, "tools/call", "s-1").await;
     open_again(&mut upstream, "s-2").await;
     for (method, member, value) in [("logging/setLevel", "level", "debug"), ("resources/subscribe", "uri", "file:///b")]
     {
@@ -284,7 +303,7 @@ pub(crate) async fn begin_while_listening(
     pass(Duration::from_secs(2)).await;
     refuse(upstream, "GET", "s-1").await;
     let pending = session.post(call(1)).start(proxy.addr).await;
-    refuse(upstream, "tools/call", "s-1").await;
+    forget(upstream, "tools/call", "s-1").await;
     answer_initialize(upstream.expect("initialize").await, "s-2").await;
     (pending, upstream.expect("GET").await.sse().await)
 }
@@ -301,7 +320,7 @@ async fn the_standalone_stream_stays_open_and_tells_of_the_revival() {
     pass(Duration::from_secs(30)).await;
     settle(&proxy, &mut upstream).await;
     let pending = session.post(call(1)).start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "s-1").await;
+    forget(&mut upstream, "tools/call", "s-1").await;
     answer_initialize(upstream.expect("initialize").await, "s-2").await;
     // The server can ask before the handshake is complete.
     let get = upstream.expect("GET").await;
@@ -336,7 +355,7 @@ async fn a_call_during_the_handshake_waits_for_it_although_the_standalone_stream
     pass(Duration::from_secs(2)).await;
     refuse(&mut upstream, "GET", "s-1").await;
     let first = session.post(call(1)).start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "s-1").await;
+    forget(&mut upstream, "tools/call", "s-1").await;
     answer_initialize(upstream.expect("initialize").await, "s-2").await;
     let _sse = upstream.expect("GET").await.sse().await;
     let initialized = upstream.expect("notifications/initialized").await;
@@ -369,7 +388,7 @@ async fn a_handshake_that_fails_late_ends_its_session_and_gives_the_stream_back(
     sse.closed().await;
     // The next call opens the session, and the client's stream goes on.
     let pending = session.post(call(2)).start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "s-1").await;
+    forget(&mut upstream, "tools/call", "s-1").await;
     answer_initialize(upstream.expect("initialize").await, "s-3").await;
     let get = upstream.expect("GET").await;
     assert_eq!(get.header("mcp-session-id"), Some("s-3"));
@@ -410,7 +429,7 @@ async fn a_stream_whose_handshake_failed_late_is_tried_once_a_minute_in_its_old_
 async fn a_get_opens_its_session_again() {
     let (mut upstream, proxy, session) = ready().await;
     let pending = session.get().start(proxy.addr).await;
-    refuse(&mut upstream, "GET", "s-1").await;
+    forget(&mut upstream, "GET", "s-1").await;
     open_again(&mut upstream, "s-2").await;
     let get = upstream.expect("GET").await;
     assert_eq!(get.header("mcp-session-id"), Some("s-2"));
@@ -429,7 +448,7 @@ async fn a_get_that_joins_a_silent_stream_opens_the_session_again() {
     response.reset();
     sse.reset().await;
     pass(Duration::from_secs(2)).await;
-    refuse(&mut upstream, "GET", "s-1").await;
+    forget(&mut upstream, "GET", "s-1").await;
     settle(&proxy, &mut upstream).await;
     let mut back = session.get().send(proxy.addr).await.sse();
     back.prime().await;
@@ -480,13 +499,13 @@ async fn a_server_with_fewer_capabilities_gets_its_session_back() {
 async fn a_401_in_the_handshake_passes_with_its_headers() {
     let (mut upstream, proxy, session) = ready().await;
     let pending = session.post(call(1)).start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "s-1").await;
+    forget(&mut upstream, "tools/call", "s-1").await;
     upstream.expect("initialize").await.status_with(401, "WWW-Authenticate: Bearer x\r\n").await;
     let response = pending.response().await;
     assert_eq!((response.status, response.header("www-authenticate")), (401, Some("Bearer x")));
     // The next request tries again.
     let pending = session.post(call(2)).start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "s-1").await;
+    forget(&mut upstream, "tools/call", "s-1").await;
     open_again(&mut upstream, "s-2").await;
     answer(&mut upstream, 2, "s-2").await;
     assert_eq!(pending.response().await.status, 200);
@@ -496,7 +515,7 @@ async fn a_401_in_the_handshake_passes_with_its_headers() {
 async fn a_server_that_dies_in_the_handshake_gets_another() {
     let (mut upstream, proxy, session) = ready().await;
     let pending = session.post(call(1)).start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "s-1").await;
+    forget(&mut upstream, "tools/call", "s-1").await;
     upstream.expect("initialize").await.reset().await;
     open_again(&mut upstream, "s-2").await;
     answer(&mut upstream, 1, "s-2").await;
@@ -508,7 +527,7 @@ async fn the_refusal_passes_after_three_attempts_in_a_minute() {
     let (mut upstream, proxy, session) = ready().await;
     for id in 0..3 {
         let pending = session.post(call(id)).start(proxy.addr).await;
-        refuse(&mut upstream, "tools/call", "s-1").await;
+        forget(&mut upstream, "tools/call", "s-1").await;
         upstream.expect("initialize").await.status(500).await;
         assert_eq!(pending.response().await.status, 404);
     }
@@ -537,7 +556,7 @@ async fn the_end_of_a_forgotten_session_is_its_end() {
 async fn a_session_that_is_ended_during_its_revival_stays_ended() {
     let (mut upstream, proxy, session) = ready().await;
     let pending = session.post(call(1)).start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "s-1").await;
+    forget(&mut upstream, "tools/call", "s-1").await;
     let opening = upstream.expect("initialize").await;
     let ending = session.delete().start(proxy.addr).await;
     refuse(&mut upstream, "DELETE", "s-1").await;
@@ -559,7 +578,7 @@ async fn a_session_that_is_ended_during_its_revival_stays_ended() {
 async fn a_handshake_goes_on_without_the_client_that_caused_it() {
     let (mut upstream, proxy, session) = ready().await;
     let pending = session.post(call(1)).start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "s-1").await;
+    forget(&mut upstream, "tools/call", "s-1").await;
     let opening = upstream.expect("initialize").await;
     pending.reset();
     settle(&proxy, &mut upstream).await;
@@ -573,7 +592,7 @@ async fn a_handshake_goes_on_without_the_client_that_caused_it() {
 async fn a_call_that_is_cancelled_during_the_handshake_is_not_sent_again() {
     let (mut upstream, proxy, session) = ready().await;
     let _pending = session.post(call(1)).start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "s-1").await;
+    forget(&mut upstream, "tools/call", "s-1").await;
     let opening = upstream.expect("initialize").await;
     let cancelling = session.post(crate::cancel::cancelled(1)).start(proxy.addr).await;
     refuse(&mut upstream, "notifications/cancelled", "s-1").await;
@@ -595,7 +614,7 @@ async fn another_caller_opens_nothing() {
     answer(&mut upstream, 2, "s-1").await;
     assert_eq!(pending.response().await.status, 200);
     let pending = session.post(call(3)).with("Authorization", "Bearer other").start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "s-1").await;
+    forget(&mut upstream, "tools/call", "s-1").await;
     open_again(&mut upstream, "s-2").await;
     answer(&mut upstream, 3, "s-2").await;
     assert_eq!(pending.response().await.status, 200);
@@ -627,7 +646,7 @@ async fn a_committed_call_is_sent_once_more() {
     let (mut upstream, proxy, session) = with(json!({}), |c| c.delivery.commit_after = Some(SOON)).await;
     let mut response = session.post(call(1)).send(proxy.addr).await.sse();
     response.prime().await;
-    refuse(&mut upstream, "tools/call", "s-1").await;
+    forget(&mut upstream, "tools/call", "s-1").await;
     open_again(&mut upstream, "s-2").await;
     answer(&mut upstream, 1, "s-2").await;
     assert_eq!(response.event().await.bytes(), result(1).as_bytes());

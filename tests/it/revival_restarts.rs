@@ -12,7 +12,7 @@ use crate::support::*;
 /// The server refuses the session of a call, opens it as `s-2`, and has got the end of the handshake.
 async fn interrupted(upstream: &mut Upstream, proxy: &Proxy, session: &Session) -> (Client, Call) {
     let pending = session.post(call(1)).start(proxy.addr).await;
-    refuse(upstream, "tools/call", "s-1").await;
+    forget(upstream, "tools/call", "s-1").await;
     answer_initialize(upstream.expect("initialize").await, "s-2").await;
     let initialized = upstream.expect("notifications/initialized").await;
     assert_eq!(initialized.header("mcp-session-id"), Some("s-2"));
@@ -103,7 +103,7 @@ async fn the_standalone_stream_follows_a_handshake_that_begins_again() {
 async fn a_handshake_begins_three_times_a_minute() {
     let (mut upstream, proxy, session) = ready().await;
     let pending = session.post(call(1)).start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "s-1").await;
+    forget(&mut upstream, "tools/call", "s-1").await;
     for name in ["s-2", "s-3", "s-4"] {
         answer_initialize(upstream.expect("initialize").await, name).await;
         refuse(&mut upstream, "notifications/initialized", name).await;
@@ -156,7 +156,7 @@ async fn a_call_that_has_waited_in_its_new_session_is_opened_another() {
     let (mut upstream, proxy, session) = ready().await;
     let pending = waits_in_new_session(&mut upstream, &proxy, &session).await;
     upstream.listen_again().await;
-    refuse(&mut upstream, "tools/call", "s-2").await;
+    forget(&mut upstream, "tools/call", "s-2").await;
     open_again(&mut upstream, "s-3").await;
     is_answered(upstream, pending, "s-3").await;
 }

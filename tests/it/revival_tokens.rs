@@ -62,7 +62,7 @@ async fn a_refreshed_token_opens_the_session_again() {
     assert_eq!(metric(&proxy, r#"mcp_resume_token_probes_total{outcome="genuine"}"#).await, 1.0);
     // From now on the token is known in the session.
     let pending = session.post(call(2)).start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "s-2").await;
+    forget(&mut upstream, "tools/call", "s-2").await;
     open_again(&mut upstream, "s-3").await;
     answer(&mut upstream, 2, "s-3").await;
     assert_eq!(pending.response().await.status, 200);
@@ -73,7 +73,7 @@ async fn a_refreshed_token_opens_the_session_again() {
 async fn a_get_with_a_refreshed_token_opens_the_session_again() {
     let (mut upstream, proxy, session) = refreshed().await;
     let pending = session.get().start(proxy.addr).await;
-    refuse(&mut upstream, "GET", "s-1").await;
+    forget(&mut upstream, "GET", "s-1").await;
     judge(&mut upstream, &[404, 403, 404]).await;
     open_again(&mut upstream, "s-2").await;
     let get = upstream.expect("GET").await;

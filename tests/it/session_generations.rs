@@ -64,7 +64,7 @@ pub(crate) async fn is_dropped(upstream: &mut Upstream, proxy: &Proxy, session: 
 /// Opens the session again as `to`, after a call that the server refuses under the name `from`.
 async fn revive(upstream: &mut Upstream, proxy: &Proxy, session: &Session, id: u64, from: &str, to: &str) {
     let pending = session.post(call(id)).start(proxy.addr).await;
-    refuse(upstream, "tools/call", from).await;
+    forget(upstream, "tools/call", from).await;
     open_again(upstream, to).await;
     answer(upstream, id, to).await;
     assert_eq!(pending.response().await.status, 200);
@@ -259,7 +259,7 @@ async fn a_renamed_ping_is_answered_under_the_servers_id() {
 async fn the_cancel_of_a_call_that_was_sent_again_goes_to_the_new_session() {
     let (mut upstream, proxy, session) = ready().await;
     let pending = session.post(call(1)).start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "s-1").await;
+    forget(&mut upstream, "tools/call", "s-1").await;
     open_again(&mut upstream, "s-2").await;
     let again = upstream.expect("tools/call").await;
     assert_eq!(again.header("mcp-session-id"), Some("s-2"));

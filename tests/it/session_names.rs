@@ -56,7 +56,7 @@ async fn a_new_session_with_the_name_of_another_clients_gets_one_of_the_proxys_o
     calls(&mut upstream, &proxy, &first, 3, "2").await;
     // A session with a name of the proxy's own is opened again like any other.
     let pending = second.post(call(3)).start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "1").await;
+    forget(&mut upstream, "tools/call", "1").await;
     let opening = upstream.expect("initialize").await;
     assert_eq!(opening.json_body()["params"]["clientInfo"]["name"], "second");
     answer_initialize(opening, "3").await;

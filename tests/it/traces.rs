@@ -242,7 +242,7 @@ async fn a_session_that_is_opened_again_is_a_span_of_the_call_that_needed_it() {
     let collector = Collector::start().await;
     let (mut upstream, proxy, session) = revival::with(json!({}), collector.gets_spans()).await;
     let pending = session.post(call_tool(1, "slow")).start(proxy.addr).await;
-    revival::refuse(&mut upstream, "tools/call", "s-1").await;
+    revival::forget(&mut upstream, "tools/call", "s-1").await;
     revival::open_again(&mut upstream, "s-2").await;
     revival::answer(&mut upstream, 1, "s-2").await;
     assert_eq!(pending.response().await.status, 200);

@@ -18,7 +18,7 @@ pub(super) mod registration;
 mod sharing;
 mod turns;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
@@ -72,6 +72,8 @@ pub struct Session {
     post_slots: Arc<PostSlots>,
     /// Number of running calls.
     calls: AtomicUsize,
+    /// True once the server has answered a request of this principal in the session.
+    was_answered: AtomicBool,
     sharing: Sharing,
 }
 
@@ -173,6 +175,7 @@ impl Session {
             held_posts: Arc::default(),
             post_slots: Arc::default(),
             calls: AtomicUsize::new(0),
+            was_answered: AtomicBool::new(false),
             sharing: Sharing::default(),
         })
     }
@@ -217,6 +220,16 @@ impl Session {
     pub fn is_busy(&self, now: Instant) -> bool {
         let has_just_ended = |at| now.saturating_duration_since(at) < BUSY_AFTER;
         self.calls.load(Ordering::Relaxed) > 0 || self.lock().call_ended.is_some_and(has_just_ended)
+    }
+
+    /// Notes that the server has answered a request in the session.
+    pub fn note_answered(&self) {
+        self.was_answered.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether the server has answered a request of this principal in the session, as far as this process knows.
+    pub fn was_answered(&self) -> bool {
+        self.was_answered.load(Ordering::Relaxed)
     }
 
     /// Returns the principal of the record.

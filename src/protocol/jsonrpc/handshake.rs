@@ -122,6 +122,15 @@ impl ServerFacts {
         LISTS.into_iter().filter(move |(capability, _)| announces(capability)).map(|(_, method)| method)
     }
 
+    /// Returns the method of a list that the server has declared, or `None` if it has declared none.
+    pub fn list_method(&self) -> Option<&'static str> {
+        const METHODS: [(&str, &str); 3] =
+            [("tools", "tools/list"), ("prompts", "prompts/list"), ("resources", "resources/list")];
+        let is_declared =
+            |capability: &str| self.capabilities.get(capability).is_some_and(|declared| !declared.is_null());
+        METHODS.into_iter().find(|(capability, _)| is_declared(capability)).map(|(_, method)| method)
+    }
+
     /// Returns whether the server declared `logging`.
     pub fn has_logging(&self) -> bool {
         self.capabilities.get("logging").is_some_and(|declared| !declared.is_null())

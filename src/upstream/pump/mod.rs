@@ -33,7 +33,7 @@ use super::synthetic;
 use super::{Credentials, ResponseBody, Template, Upstream, wait};
 use crate::clock::{self, Alarm};
 use crate::config::Tasks;
-use crate::event_log::{AskingRequests, EventLog, Head, Next, Stream, Subject, Writer};
+use crate::event_log::{AskingRequests, EventLog, Head, Next, Session, Stream, Subject, Writer};
 use crate::otel::Span;
 use crate::protocol::call_name::CallName;
 use crate::protocol::error::{ErrorCode, Failure, Side};
@@ -67,6 +67,8 @@ pub struct Call {
     pub is_routed: bool,
     /// True if the server has to accept the caller before it may cause that.
     pub is_guest: bool,
+    /// Session in which the server has answered no request so far as is known, or `None` for every other call.
+    pub unanswered: Option<Arc<Session>>,
     /// Size limit of an event, and of a JSON response that becomes one.
     pub max_event_bytes: usize,
     /// Progress of the proxy's own, or `None` if connections write none for the call.
@@ -622,7 +624,7 @@ impl Pump {
     }
 
     /// Notes the upstream's judgement of the caller and the CORS headers, for later responses of the proxy's own.
-    fn note_response(&self, response: &Response<ResponseBody>) {
+    fn note_response(&mut self, response: &Response<ResponseBody>) {
         let observed = self.upstream.observed();
         observed.note_status(self.call.credentials, response.status(), self.began, clock::now());
         if response.status().is_success()
@@ -630,6 +632,14 @@ impl Pump {
             && let Some(handshake) = self.handshake()
         {
             handshake.note_accepted(self.writer.stream().binding().principal);
+        }
+        if response.status().is_success()
+            && let Some(session) = self.call.unanswered.take()
+        {
+            session.note_answered();
+            if let Some(handshake) = self.handshake() {
+                handshake.note_answered();
+            }
         }
         if response.status().is_success()
             && let Some(subject) = self.call.subject

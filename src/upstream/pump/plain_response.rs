@@ -11,7 +11,7 @@ use super::super::body::{passing_body, read_into};
 use super::super::input::{CollectedResponse, InputSource, refused_by};
 use super::late_response::{is_without_response, refusal_headers};
 use super::{Call, Pump, is_compressed};
-use crate::event_log::{Head, Plain};
+use crate::event_log::{Handshake, Head, Plain};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers;
 use crate::protocol::jsonrpc::{self, Message};
@@ -36,7 +36,7 @@ impl Pump {
         if response.status().is_success() && json && !self.call.accept.json && self.call.accept.sse {
             return Box::pin(self.convert_to_event(response)).await;
         }
-        if response.status() == StatusCode::METHOD_NOT_ALLOWED && self.call.method.is_none() && self.offers_tasks() {
+        if self.call.method.is_none() && self.has_no_standalone_stream(response.status()) && self.offers_tasks() {
             return Box::pin(self.open_without_server(response)).await;
         }
         if response.status().is_success() && self.notices.is_some() {
@@ -51,6 +51,13 @@ impl Pump {
         let refusal = refusal_headers(response.status(), response.headers());
         self.writer.update(|machine, _| machine.handle_refusal_headers(refusal)).await;
         self.collect_body(response.status(), json, response.into_body());
+    }
+
+    /// Returns whether the response to a GET says that the server has no standalone stream. A 405 is the answer of the specification; another
+    /// status counts if the session was found to live.
+    fn has_no_standalone_stream(&self, status: StatusCode) -> bool {
+        let is_known = |handshake: Arc<Handshake>| handshake.refused_get() == Some(status.as_u16());
+        status == StatusCode::METHOD_NOT_ALLOWED || self.handshake().is_some_and(is_known)
     }
 
     /// Returns true if tasks of 2025-11-25 are offered in the session of the stream.

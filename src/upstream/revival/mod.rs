@@ -1,37 +1,43 @@
 //! Revival: a session that its server has forgotten is opened again, and the refused request is sent once more.
 //!
 //! A server forgets its sessions when it restarts, and some end idle ones. Owned here: the recognition of a refused session, the decision
-//! whether it may be opened again, and the limits. Invariants: one handshake at a time in a session; a request that was refused is sent
-//! again once, or twice if the server was restarted in between; a request that may have run never is. Absent: the handshake ([`handshake`]),
-//! its record (`event_log`), and the wordings of refusals (`protocol`). A notification or a client response causes no revival: refused, it is dropped.
+//! whether it may be opened again, and the limits. Invariants: one question and one handshake at a time in a session; a session in which the server
+//! answers a question is not opened again; a request that was refused is sent again once, or twice if the server was restarted in between; a
+//! request with effects only after a refusal in known words. Absent: the question whether the session lives ([`inquiry`]), the handshake
+//! ([`handshake`]), its record (`event_log`), and the wordings of refusals (`protocol`). A notification or a client response causes no revival:
+//! refused, it is dropped.
 
 mod affinity;
 mod generations;
 mod handshake;
+mod inquiry;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use http::{Response, StatusCode};
+use http::{Method, Response, StatusCode};
 use tokio::sync::Semaphore;
 use tracing::{Instrument, debug, info};
 
 use affinity::AffinitySigns;
 use handshake::{Handshaking, Opened};
+pub(super) use inquiry::Inquiry;
+use inquiry::may_refuse;
 
 use super::body::{begun, read_up_to};
 use super::metrics::{Metrics, RevivalOutcome};
 use super::{ProbeOutcome, ResponseBody, Template, Upstream};
 use crate::channel;
 use crate::clock;
-use crate::event_log::{Binding, EventLog, Handshake, Home, Principal, Stream};
+use crate::event_log::{AttemptEnd, Binding, EventLog, Handshake, Home, Principal, Stream};
 use crate::otel::SpanKind;
+use crate::protocol::effects;
 use crate::protocol::error::Failure;
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::Owner;
 use crate::protocol::jsonrpc::{self, RequestId};
-use crate::protocol::session_refusal::{self, SessionRefusals};
+use crate::protocol::session_refusal::{self, Refusal, SessionRefusals, Verdict, Words};
 
 /// Limit of handshakes at once with one upstream.
 const HANDSHAKES_MAX: usize = 32;
@@ -70,6 +76,8 @@ pub(super) enum Settled {
 enum Attempt {
     /// The session has the newest name.
     Revived,
+    /// The server answers in the session, or a stream of it is open: it was not opened again.
+    Lives,
     /// The server refuses the caller.
     Unauthorized(Response<ResponseBody>),
     /// No server on stdio could be started, for which the response gives the reason, or `None` for an attempt of another request. The session stays.
@@ -104,19 +112,24 @@ impl Revivals {
         self.is_enabled && self.refusals.may_have(status.as_u16())
     }
 
+    /// Returns the known refusals.
+    pub(super) fn refusals(&self) -> &SessionRefusals {
+        &self.refusals
+    }
+
     /// Reads as much of a response as shows whether it refuses the session. The returned response has its whole body.
     pub(super) async fn examine(
         &self,
         response: Response<ResponseBody>,
         ids: &[RequestId],
-    ) -> (Response<ResponseBody>, bool) {
-        if !self.refusals.may_have(response.status().as_u16()) {
-            return (response, false);
+    ) -> (Response<ResponseBody>, Refusal) {
+        if !may_refuse(&self.refusals, &response) {
+            return (response, Refusal::None);
         }
         let status = response.status().as_u16();
         let (response, whole) = begun(response, session_refusal::BODY_MAX, BODY_WAIT).await;
-        let is_refused = self.refusals.contain(status, whole.as_deref(), ids);
-        (response, is_refused)
+        let refusal = self.refusals.judge(status, whole.as_deref(), ids);
+        (response, refusal)
     }
 }
 
@@ -129,6 +142,12 @@ async fn unstarted(reason: Option<Response<ResponseBody>>, ids: &[RequestId]) ->
     // The error names the `initialize` of the proxy.
     let addressed = ids.first().and_then(|id| jsonrpc::address_error(&begun, id));
     Response::from_parts(parts, ResponseBody::begun(addressed.map_or(begun.freeze(), Into::into), body))
+}
+
+/// Status and meaning of a refusal.
+struct RefusedAs {
+    status: u16,
+    refusal: Refusal,
 }
 
 /// A request in a session, whose response may refuse that session.
@@ -155,24 +174,29 @@ impl Refused<'_> {
         }
         let ids =
             self.stream.with_machine(|machine| machine.owed_responses().unanswered().cloned().collect::<Vec<_>>());
-        let (mut response, is_refused) = self.upstream.revivals.examine(response, &ids).await;
-        if !is_refused {
+        let (mut response, refusal) = self.upstream.revivals.examine(response, &ids).await;
+        let refused = RefusedAs { status: response.status().as_u16(), refusal: self.as_own(refusal) };
+        if !refused.refusal.is_possible() {
             return pass(response);
         }
+        let may_repeat = refused.refusal.is_known() || effects::are_absent(self.template.body());
         let handshake = match self.home(id).await {
             Home::Here(handshake) if self.may_revive(&handshake).await => handshake,
-            Home::Elsewhere(owner) if self.is_routed => return send_to(owner),
+            Home::Elsewhere(owner) if self.is_routed && may_repeat && self.is_unknown_here(&refused).await => {
+                return send_to(owner);
+            }
             Home::Here(_) | Home::Elsewhere(_) | Home::Gone(_) | Home::Unknown => return pass(response),
         };
-        // A session on stdio is refused only when its server is gone.
-        if !self.upstream.has_channels() && self.is_living(id, &handshake).await {
-            self.upstream.revivals.signs.note_living_refused();
-            return pass(response);
-        }
-        match self.open_again(id, &handshake).await {
-            Attempt::Revived => {
+        match self.open_again(id, &handshake, &refused).await {
+            Attempt::Revived if may_repeat => {
                 let again = Arc::new((**self.template).clone().in_session(&handshake.name()));
                 Settled::Revived { again, refusal: response }
+            }
+            // The request may have run. The next one of the client finds the new session.
+            Attempt::Revived => pass(response),
+            Attempt::Lives => {
+                self.note_living(&handshake, &refused);
+                pass(response)
             }
             Attempt::Unauthorized(unauthorized) => pass(unauthorized),
             Attempt::Unstarted(reason) => pass(unstarted(reason, &ids).await),
@@ -184,6 +208,64 @@ impl Refused<'_> {
             }
             Attempt::Failed => pass(response),
         }
+    }
+
+    /// Returns the meaning of a refusal by the transport at hand. A server on a channel gives no statuses: they are the proxy's own words.
+    fn as_own(&self, refusal: Refusal) -> Refusal {
+        match refusal {
+            Refusal::Possible(_) if self.upstream.has_channels() => Refusal::Known,
+            refusal => refusal,
+        }
+    }
+
+    /// Notes the refusal of a session that lives. A server that has no standalone stream for it is not asked for one again.
+    fn note_living(&self, handshake: &Handshake, refused: &RefusedAs) {
+        match refused.refusal {
+            Refusal::Known => self.upstream.revivals.signs.note_living_refused(),
+            Refusal::Possible(_) if *self.template.method() == Method::GET => {
+                handshake.note_refused_get(refused.status);
+            }
+            Refusal::Possible(_) | Refusal::None => {}
+        }
+    }
+
+    /// Asks the server whether the session lives in which the request was refused.
+    async fn verdict(&self, refused: &RefusedAs, handshake: Option<&Handshake>) -> Verdict {
+        let upstream = self.upstream;
+        let inquiry = Inquiry {
+            refusals: &upstream.revivals.refusals,
+            request: self.template,
+            version: handshake.map(|handshake| &handshake.version),
+            server: handshake.map(|handshake| &handshake.server),
+            refused: (refused.status, &refused.refusal),
+        };
+        inquiry.ask(async |question| upstream.send_unnamed(&question).await.ok()).await
+    }
+
+    /// Returns whether the server here does not know the session, whose home is another replica.
+    async fn is_unknown_here(&self, refused: &RefusedAs) -> bool {
+        match self.verdict(refused, None).await {
+            Verdict::Dead | Verdict::RefusedAlike => true,
+            Verdict::Undecided => refused.refusal.is_known(),
+            Verdict::Lives => false,
+        }
+    }
+
+    /// Returns whether the session lives. The turn to open it is the caller's.
+    async fn lives(&self, id: &SessionId, handshake: &Handshake, refused: &RefusedAs) -> bool {
+        // A channel ends with its session. A name that the session has lost is one that no server has given.
+        if self.upstream.has_channels() || handshake.name().is_lost() && self.template.is_in_session(&handshake.name()) {
+            return false;
+        }
+        let is_dead = match self.verdict(refused, Some(handshake)).await {
+            Verdict::Dead => true,
+            // A server that has never answered in the session may refuse all that it is asked.
+            Verdict::RefusedAlike => handshake.was_answered(),
+            Verdict::Undecided => refused.refusal.is_known(),
+            Verdict::Lives => false,
+        };
+        // The refusal may concern this caller alone.
+        !is_dead || self.has_living_stream(id, handshake).await
     }
 
     /// Returns whether the caller may open the session again: the record names it, or it shows a later token of a caller that the record names.
@@ -216,15 +298,11 @@ impl Refused<'_> {
     }
 
     /// Returns whether a stream of the session is open and stays open for a second: then the session lives, and the refusal concerns this
-    /// caller or this connection alone.
-    async fn is_living(&self, id: &SessionId, handshake: &Handshake) -> bool {
+    /// caller or this connection alone. To be called in the turn to open it.
+    async fn has_living_stream(&self, id: &SessionId, handshake: &Handshake) -> bool {
         let (sessions, principals) = (self.log.sessions(), handshake.principals());
         let until = clock::now() + LIVING_FOR;
         loop {
-            // The session is being opened again, or was since: its open streams are those of the new one.
-            if handshake.is_opening() || !self.template.is_in_session(&handshake.name()) {
-                return false;
-            }
             let is_read = |stream: &Arc<Stream>| !Arc::ptr_eq(stream, self.stream) && stream.is_read_upstream();
             if !sessions.streams_of(id, &principals).iter().any(is_read) {
                 return false;
@@ -236,8 +314,8 @@ impl Refused<'_> {
         }
     }
 
-    /// Opens the session again, unless another request has done so meanwhile. The attempt goes on if this future is dropped.
-    async fn open_again(&self, id: &SessionId, handshake: &Arc<Handshake>) -> Attempt {
+    /// Opens the session again, unless it lives, or another request has opened it meanwhile. The attempt goes on if this future is dropped.
+    async fn open_again(&self, id: &SessionId, handshake: &Arc<Handshake>, refused: &RefusedAs) -> Attempt {
         let ended = handshake.ended();
         let turn = handshake.turn().await;
         if handshake.is_over() {
@@ -247,8 +325,17 @@ impl Refused<'_> {
         if !self.template.is_in_session(&name) && !name.is_lost() {
             return Attempt::Revived;
         }
-        if handshake.has_failed_since(ended) {
-            return if self.upstream.has_channels() { Attempt::Unstarted(None) } else { Attempt::Failed };
+        match handshake.end_since(ended) {
+            Some(AttemptEnd::Failed) if self.upstream.has_channels() => return Attempt::Unstarted(None),
+            Some(AttemptEnd::Failed) => return Attempt::Failed,
+            // One question serves all requests that were refused together.
+            Some(AttemptEnd::Lives) => return Attempt::Lives,
+            Some(AttemptEnd::Other) | None => {}
+        }
+        if self.lives(id, handshake, refused).await {
+            handshake.end_attempt(AttemptEnd::Lives);
+            self.metrics.observe_revival(RevivalOutcome::Lives);
+            return Attempt::Lives;
         }
         // After a restart many sessions are opened again at once, each for a moment.
         let permit = self.upstream.revivals.permits.clone().acquire_owned();
@@ -256,7 +343,7 @@ impl Refused<'_> {
         let Ok(Ok(permit)) = tokio::time::timeout(wait, permit).await else {
             self.metrics.observe_revival(RevivalOutcome::Limited);
             // Those that wait behind this request do not wait anew.
-            handshake.end_attempt(true);
+            handshake.end_attempt(AttemptEnd::Failed);
             return if self.upstream.has_channels() { Attempt::Unstarted(None) } else { Attempt::Failed };
         };
         // The starts of servers on channels have a limit of their own, and their ends are often the proxy's doing.
@@ -293,7 +380,12 @@ impl Refused<'_> {
             if matches!(opened, Opened::Revived) && is_limited {
                 upstream.revivals.signs.note_revival(handshake.note_revival(clock::now()));
             }
-            handshake.end_attempt(matches!(opened, Opened::Failed(_) | Opened::Unstarted(_)));
+            handshake.end_attempt(match opened {
+                Opened::Failed(_) | Opened::Unstarted(_) => AttemptEnd::Failed,
+                Opened::Revived | Opened::Unauthorized(_) | Opened::Differs | Opened::Ended | Opened::Displaced(_) => {
+                    AttemptEnd::Other
+                }
+            });
             metrics.observe_revival(outcome);
             if let Some(mut span) = span.take() {
                 span.set("mcp_resume.outcome", outcome.label());
@@ -338,8 +430,10 @@ impl Upstream {
             let template = Arc::new(get);
             let (upstream, log, metrics) = (&upstream, &log, &metrics);
             let refused = Refused { upstream, log, metrics, stream: &stream, template: &template, is_routed: false };
+            // The words in which the server has refused the stream are not known any more.
+            let before = RefusedAs { status: 404, refusal: Refusal::Possible(Words::Unread) };
             // The stream itself shows the outcome.
-            let _ = refused.open_again(id, &handshake).await;
+            let _ = refused.open_again(id, &handshake, &before).await;
         };
         tokio::spawn(opening.in_current_span());
     }
@@ -364,7 +458,8 @@ impl Upstream {
         if !handshake.may_revive(principal) || is_living {
             return (response, false);
         }
-        self.revivals.examine(response, &[]).await
+        let (response, refusal) = self.revivals.examine(response, &[]).await;
+        (response, refusal.is_possible())
     }
 
     /// Returns the request in the session under its present name, or `None` if it names the session so.
@@ -373,12 +468,13 @@ impl Upstream {
         if template.is_in_session(&name) { None } else { Some(template.clone().in_session(&name)) }
     }
 
-    /// Returns whether the response to a DELETE or to the re-opening of a stream refuses its session. The returned response has its whole
+    /// Returns whether the response to a DELETE or to the re-opening of a stream may refuse its session. The returned response has its whole
     /// body.
     pub async fn is_session_refused(&self, response: Response<ResponseBody>) -> (Response<ResponseBody>, bool) {
         if !self.revivals.may_concern(response.status()) {
             return (response, false);
         }
-        self.revivals.examine(response, &[]).await
+        let (response, refusal) = self.revivals.examine(response, &[]).await;
+        (response, refusal.is_possible())
     }
 }

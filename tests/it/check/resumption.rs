@@ -28,20 +28,46 @@ async fn the_sessions_of_the_probe_are_ended_if_the_user_says_so() {
 #[tokio::test]
 async fn the_reaction_to_an_unknown_session_is_reported() {
     let gone = r#"{"jsonrpc":"2.0","error":{"code":-32001,"message":"Session not found"},"id":null}"#;
+    let nameless = r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"No login for 7f"}}"#;
+    let recognised = |status| UnknownSession::Recognised { status };
+    let unrecognised = |status, words: Option<&str>| UnknownSession::Unrecognised { status, words: words.map(Into::into) };
     let cases = [
-        (404, gone, UnknownSession::Recognised { status: 404 }, "refused (404), as mcp-resume knows it"),
-        (400, "session expired", UnknownSession::Unrecognised { status: 400 }, "refused (400), in words of its own"),
+        (404, gone, recognised(404), "refused (404), as mcp-resume knows it", ""),
+        (
+            400,
+            "Session expired",
+            unrecognised(400, Some("session expired")),
+            "refused (400), in words of its own",
+            r#"refusals = ["400 session expired"]"#,
+        ),
+        (
+            404,
+            r#"{"detail":"no visitor \"x\""}"#,
+            unrecognised(404, Some("no visitor")),
+            "refused (404), in words of its own",
+            r#"refusals = ["404 no visitor"]"#,
+        ),
+        (404, "", unrecognised(404, None), "refused (404), without words", "the next one finds a new session"),
+        (
+            200,
+            nameless,
+            unrecognised(200, Some("no login for")),
+            "refused (200), in words of its own",
+            r#"refusals = ["200 no login for"]"#,
+        ),
+        (403, "{}", unrecognised(403, None), "refused (403), without words", "do not outlive its restarts"),
     ];
-    for (status, body, expected, row) in cases {
+    for (status, body, expected, row, advice) in cases {
         let forgetful = async |_: &mut Memory, call: Call| {
             let is_unknown = call.header("mcp-session-id").is_some_and(|session| session != "s-secret");
             if is_unknown { call.json(status, body).await } else { plain(call, SESSION).await }
         };
         let (report, _) = probed(options(), forgetful).await;
-        assert_eq!(report.facts.legacy.as_ref().map(|legacy| legacy.unknown_session), Some(expected));
+        assert_eq!(report.facts.legacy.as_ref().map(|legacy| &legacy.unknown_session), Some(&expected));
         assert!(report.to_string().contains(row), "{report}");
-        let warns = report.warnings.iter().any(|line| line.contains("sessions.refusals"));
-        assert_eq!(warns, status == 400, "{report}");
+        let warns = |words| report.warnings.iter().any(|line| line.contains(words));
+        assert_eq!(warns("a session that it does not know"), !advice.is_empty(), "{report}");
+        assert!(advice.is_empty() || warns(advice), "{report}");
     }
     let (report, _) = probed(options(), async |_: &mut Memory, call: Call| plain(call, SESSION).await).await;
     assert_eq!(report.facts.legacy.map(|legacy| legacy.unknown_session), Some(UnknownSession::Accepted));

@@ -6,7 +6,7 @@ use super::disk::Dir;
 use super::outage::try_again;
 use super::*;
 use crate::misdirected::{ONE, TWO};
-use crate::revival::{answer, answer_initialize, complete, open, open_again, refuse};
+use crate::revival::{answer, answer_initialize, complete, forget, open, open_again, refuse};
 use crate::session_generations::{begin_call, is_dropped, passes, question, response_to};
 
 const OWNER: &str = "Mcp-Resume-Owner";
@@ -75,7 +75,7 @@ async fn a_session_is_opened_again_after_a_restart_of_the_proxy() {
     // The server has restarted as well.
     let proxy = dir.open(&upstream).await;
     let pending = session.post(call(1)).start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "s-1").await;
+    forget(&mut upstream, "tools/call", "s-1").await;
     open_again(&mut upstream, "s-2").await;
     let restored = upstream.expect("logging/setLevel").await;
     assert_eq!(restored.json_body()["params"]["level"], "debug");
@@ -117,7 +117,7 @@ async fn a_late_response_answers_no_request_after_a_restart_of_server_and_proxy(
 
     let proxy = dir.open(&upstream).await;
     let pending = session.post(call(1)).start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "s-1").await;
+    forget(&mut upstream, "tools/call", "s-1").await;
     open_again(&mut upstream, "s-2").await;
     answer(&mut upstream, 1, "s-2").await;
     assert_eq!(pending.response().await.status, 200);

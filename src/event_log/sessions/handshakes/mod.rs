@@ -26,7 +26,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use changes::Changes;
 pub use generations::UpstreamName;
 use held_bytes::AllBytes;
-pub use record::Handshake;
+pub use record::{AttemptEnd, Handshake};
 use renamed::Renamed;
 pub(in crate::event_log) use stored::StoredHandshake;
 
@@ -273,6 +273,7 @@ impl Handshakes {
                 return false;
             }
             state.generations.adopt(&name);
+            state.refused_get = None;
             std::mem::replace(&mut state.name, UpstreamName::Renamed(name.clone()))
         };
         self.has_renamed.store(true, Ordering::Relaxed);

@@ -58,6 +58,17 @@ pub struct Handshake {
     listening: Notify,
 }
 
+/// End of an attempt to open a session again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttemptEnd {
+    /// The session lives: nothing was opened.
+    Lives,
+    /// The attempt failed, as that of any other caller would have.
+    Failed,
+    /// The session was opened again, or is over, or the server refused this caller.
+    Other,
+}
+
 /// Masked: the parameters may hold secrets.
 impl fmt::Debug for Handshake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -85,9 +96,13 @@ pub(super) struct State {
     attempts: Vec<Instant>,
     /// Times of the last revivals.
     revivals: Vec<Instant>,
-    /// Number of attempts that have ended, and whether the last one failed for every caller alike.
+    /// Number of attempts that have ended, and the end of the last one.
     ended: usize,
-    has_failed: bool,
+    last_end: AttemptEnd,
+    /// True once the server has answered a request in the session.
+    was_answered: bool,
+    /// Status with which the server has refused the standalone stream of the session while that lived, or `None`.
+    pub(super) refused_get: Option<u16>,
     pub(super) is_over: bool,
     pub(super) used: Instant,
 }
@@ -110,7 +125,9 @@ impl State {
             attempts: Vec::new(),
             revivals: Vec::new(),
             ended: 0,
-            has_failed: false,
+            last_end: AttemptEnd::Other,
+            was_answered: false,
+            refused_get: None,
             is_over: false,
             used: now,
         }
@@ -164,6 +181,7 @@ impl Handshake {
             is_initialized: stored.is_initialized,
             log_level: stored.log_level,
             subscriptions: stored.subscriptions.into_iter().collect(),
+            was_answered: stored.was_answered,
             ..State::new(stored.principals)
         };
         Self::with(params, version, server, keep, state)
@@ -186,6 +204,7 @@ impl Handshake {
             is_initialized: state.is_initialized,
             log_level: state.log_level.clone(),
             subscriptions: state.subscriptions.iter().cloned().collect(),
+            was_answered: state.was_answered,
             keep: self.keep,
         }
     }
@@ -283,6 +302,31 @@ impl Handshake {
         self.change.note();
     }
 
+    /// Notes that the server has answered a request in the session.
+    pub fn note_answered(&self) {
+        let mut state = self.lock();
+        if !state.was_answered {
+            state.was_answered = true;
+            self.change.note();
+        }
+    }
+
+    /// Returns whether the server has ever answered a request in the session.
+    pub fn was_answered(&self) -> bool {
+        self.lock().was_answered
+    }
+
+    /// Notes the status with which the server has refused the standalone stream of the session, which lives. It counts until the session is opened
+    /// again.
+    pub fn note_refused_get(&self, status: u16) {
+        self.lock().refused_get = Some(status);
+    }
+
+    /// Returns the status with which the server has refused the standalone stream of the session, or `None` if it has not.
+    pub fn refused_get(&self) -> Option<u16> {
+        self.lock().refused_get
+    }
+
     /// Returns whether a refused request of this principal may open the session again.
     pub fn may_revive(&self, principal: &Principal) -> bool {
         let state = self.lock();
@@ -351,10 +395,10 @@ impl Handshake {
         is_lost
     }
 
-    /// Returns whether an attempt has ended after the first `before`, and failed for every caller alike.
-    pub fn has_failed_since(&self, before: usize) -> bool {
+    /// Returns the end of the last attempt, or `None` if none has ended after the first `before`.
+    pub fn end_since(&self, before: usize) -> Option<AttemptEnd> {
         let state = self.lock();
-        state.ended > before && state.has_failed
+        if state.ended > before { Some(state.last_end) } else { None }
     }
 
     /// Begins an attempt to open the session again. Returns false beyond three a minute if it `is_limited`, and for a session that is over.
@@ -377,11 +421,11 @@ impl Handshake {
         state.revivals.len()
     }
 
-    /// Notes the end of an attempt. `has_failed` is true if another caller would have failed as well.
-    pub fn end_attempt(&self, has_failed: bool) {
+    /// Notes the end of an attempt.
+    pub fn end_attempt(&self, end: AttemptEnd) {
         let mut state = self.lock();
         state.ended += 1;
-        state.has_failed = has_failed;
+        state.last_end = end;
         state.opening = None;
         state.generations.drop_begun();
     }

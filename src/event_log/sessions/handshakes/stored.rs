@@ -38,6 +38,9 @@ pub(in crate::event_log) struct StoredHandshake {
     pub(super) is_initialized: bool,
     pub(super) log_level: Option<Box<str>>,
     pub(super) subscriptions: Vec<Box<str>>,
+    /// True once the server has answered a request in the session.
+    #[serde(default)]
+    pub(super) was_answered: bool,
     /// Lifetime of the record after the last use of its session.
     pub(in crate::event_log) keep: Duration,
 }

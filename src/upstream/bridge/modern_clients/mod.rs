@@ -40,10 +40,13 @@ use crate::event_log::Stream;
 use crate::protocol::bridge::modern_clients::{self as bridge, Envelope, Kind, ListHints, UrlElicitations};
 use crate::protocol::channel::envelope;
 use crate::protocol::dialect::resume_tokens::CallDigest;
+use crate::protocol::effects;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, names};
-use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::protocol::jsonrpc::{self, Message, RequestId, ServerFacts};
+use crate::protocol::session_refusal::{Refusal, Verdict};
 use crate::upstream::body::collect;
+use crate::upstream::revival::Inquiry;
 use crate::upstream::{ResponseBody, Template, Unanswered, Upstream};
 use crate::{clock, config, sync};
 
@@ -279,10 +282,13 @@ impl ModernClients {
         response.headers_mut().remove(names::MCP_SESSION_ID);
         if session.is_named() {
             let ids = [RequestId::String(own.as_str().into())];
-            let (examined, is_lost) = upstream.revivals.examine(response, &ids).await;
-            if is_lost {
-                awaited.note_answered();
-                return Ok(Called::Lost);
+            let (examined, refused) = upstream.revivals.examine(response, &ids).await;
+            if self.is_lost(upstream, &session, request, (examined.status(), &refused)).await {
+                session.note_lost();
+                if refused.is_known() || effects::are_absent(request.template.body()) {
+                    awaited.note_answered();
+                    return Ok(Called::Lost);
+                }
             }
             response = examined;
         }
@@ -300,6 +306,41 @@ impl ModernClients {
         awaited.note_answered();
         let Ok(body) = collected else { return Err(Failure::after_send(ErrorCode::UpstreamBroke).into()) };
         Ok(self.whole(request, &session, parts, body))
+    }
+
+    /// Returns whether the server has forgotten the session in which it has answered a request so. A response that may be a tool's is none of
+    /// that by itself: the server is asked.
+    async fn is_lost(
+        &self,
+        upstream: &Upstream,
+        session: &LegacySession,
+        request: &ClientRequest,
+        (status, refused): (StatusCode, &Refusal),
+    ) -> bool {
+        if status.is_success() {
+            session.note_answered();
+        }
+        match refused {
+            Refusal::None => return false,
+            // A server on a channel gives no statuses: they are the proxy's own words.
+            Refusal::Known | Refusal::Possible(_) if upstream.has_channels() => return true,
+            Refusal::Known | Refusal::Possible(_) => {}
+        }
+        let server = ServerFacts::of(&session.initialized);
+        let inquiry = Inquiry {
+            refusals: upstream.revivals.refusals(),
+            request: &in_session(session, &request.template),
+            version: None,
+            server: server.as_ref(),
+            refused: (status.as_u16(), refused),
+        };
+        let asking = inquiry.ask(async |question| self.upstream.exchange(&question, None).await.ok());
+        match asking.await {
+            Verdict::Dead => true,
+            Verdict::RefusedAlike => session.was_answered(),
+            Verdict::Undecided => refused.is_known(),
+            Verdict::Lives => false,
+        }
     }
 
     /// Returns a response of the server that is one message as the client gets it.

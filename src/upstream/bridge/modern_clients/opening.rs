@@ -55,8 +55,11 @@ impl ModernClients {
             self.end_apart(evicted);
         }
         let mut slot = slot.lock().await;
+        let is_lost = |session: &Arc<LegacySession>| {
+            session.is_lost() || lost.as_ref().is_some_and(|lost| Arc::ptr_eq(session, lost))
+        };
         let previous = match &*slot {
-            Some(session) if !lost.is_some_and(|lost| Arc::ptr_eq(session, &lost)) => {
+            Some(session) if !is_lost(session) => {
                 session.note_request(&request.template);
                 return Ok(session.clone());
             }

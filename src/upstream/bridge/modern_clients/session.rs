@@ -1,7 +1,7 @@
 //! Sessions at the server, one for each caller with equal capabilities.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -54,6 +54,10 @@ pub(super) struct LegacySession {
     pub(super) calls: RunningCalls,
     pub(super) listeners: Arc<Listeners>,
     next: AtomicU64,
+    /// True once the server has answered a request in the session.
+    was_answered: AtomicBool,
+    /// True once the server has forgotten the session.
+    is_lost: AtomicBool,
     /// Requests that run, or wait for the answers of their clients.
     busy: AtomicUsize,
     /// Calls that wait for their client.
@@ -179,6 +183,8 @@ impl LegacySession {
             calls: RunningCalls::default(),
             listeners,
             next: AtomicU64::new(1),
+            was_answered: AtomicBool::new(false),
+            is_lost: AtomicBool::new(false),
             busy: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             state: Mutex::new(State { used: clock::now(), latest, log_level: None, complete: Vec::new() }),
@@ -195,6 +201,26 @@ impl LegacySession {
     pub(super) fn capabilities(&self) -> Value {
         let capabilities = jsonrpc::member(&self.initialized, &["result", "capabilities"]);
         capabilities.and_then(|capabilities| serde_json::from_str(capabilities).ok()).unwrap_or_default()
+    }
+
+    /// Notes that the server has answered a request in the session.
+    pub(super) fn note_answered(&self) {
+        self.was_answered.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether the server has ever answered a request in the session.
+    pub(super) fn was_answered(&self) -> bool {
+        self.was_answered.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the server has forgotten the session: the next request opens another.
+    pub(super) fn note_lost(&self) {
+        self.is_lost.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether the server has forgotten the session.
+    pub(super) fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Relaxed)
     }
 
     /// Returns an ID for a request, and for its progress.
