@@ -23,8 +23,10 @@ const NO_REQUEST: &str = "server-error";
 /// Limits of the words that are proposed for a configuration, in characters.
 const WORDING_MIN: usize = 4;
 const WORDING_MAX: usize = 60;
-/// Code of an error for a method that a server does not have.
+/// Code of an error for a method that a server does not have: it has looked at more than the session.
 const METHOD_NOT_FOUND: i64 = -32601;
+/// Code of an error for a revision that a server does not speak: another server is in the place of the one that opened the session in it.
+const UNSUPPORTED_VERSION: i64 = -32022;
 
 /// Wordings of a 404, in lower case. Those of a 400 count as well.
 const NOT_FOUND_WORDINGS: [&str; 11] = [
@@ -185,11 +187,15 @@ impl SessionRefusals {
         match refusal {
             Refusal::Known => return Verdict::Dead,
             Refusal::Possible(Words::Text(_))
-                if (status, refused) == (answer_status, &refusal) && !answer.is_some_and(lacks_method) =>
+                if (status, refused) == (answer_status, &refusal)
+                    && answer.and_then(error_code) != Some(METHOD_NOT_FOUND) =>
             {
                 return Verdict::RefusedAlike;
             }
             Refusal::Possible(_) | Refusal::None => {}
+        }
+        if answer.and_then(error_code) == Some(UNSUPPORTED_VERSION) {
+            return Verdict::Dead;
         }
         if answer_status >= 500 { Verdict::Undecided } else { Verdict::Lives }
     }
@@ -213,9 +219,13 @@ pub fn wording(body: &[u8]) -> Option<String> {
     let member = |path| message.as_ref()?.pointer(path)?.as_str();
     let paths = ["/error/message", "/message", "/detail", "/error", "/title"];
     let text = paths.into_iter().find_map(member).map_or_else(|| String::from_utf8_lossy(body), Into::into);
-    let is_general = |c: char| !c.is_control() && !c.is_ascii_digit() && !matches!(c, '"' | '\\' | '<' | '>' | '{' | '}');
+    let is_general =
+        |c: char| !c.is_control() && !c.is_ascii_digit() && !matches!(c, '"' | '\\' | '<' | '>' | '{' | '}');
     // The name of the probe's own session is none of the server's words.
-    let pieces = text.split("mcp-resume-").flat_map(|text| text.split(|c| !is_general(c))).map(|piece| piece.trim_matches(|c: char| !c.is_alphanumeric()));
+    let pieces = text
+        .split("mcp-resume-")
+        .flat_map(|text| text.split(|c| !is_general(c)))
+        .map(|piece| piece.trim_matches(|c: char| !c.is_alphanumeric()));
     // The longest piece says most.
     let longest = pieces.max_by_key(|piece| piece.len()).filter(|piece| piece.len() >= WORDING_MIN)?;
     Some(longest.chars().take(WORDING_MAX).collect::<String>().trim_end().to_lowercase())
@@ -228,10 +238,10 @@ pub fn is_error_without_id(body: &[u8]) -> bool {
     has("error") && !has("id") && !has("result")
 }
 
-/// Returns true if the server says that it does not have the method: then it has looked at more than the session.
-fn lacks_method(body: &[u8]) -> bool {
-    let Ok(message) = serde_json::from_slice::<Value>(body) else { return false };
-    message.pointer("/error/code").and_then(Value::as_i64) == Some(METHOD_NOT_FOUND)
+/// Returns the code of a JSON-RPC error, or `None` for another body.
+fn error_code(body: &[u8]) -> Option<i64> {
+    let message: Value = serde_json::from_slice(body).ok()?;
+    message.pointer("/error/code")?.as_i64()
 }
 
 /// The request that a body concerns.
@@ -296,8 +306,6 @@ mod tests {
         let bodies = [
             // TypeScript 1 and 2, supergateway 4, mcp-proxy of npm.
             (404, r#"{"jsonrpc":"2.0","error":{"code":-32001,"message":"Session not found"},"id":null}"#),
-            // Maps of sessions that are written by hand.
-            (404, ""),
             // Playwright.
             (404, "Session not found"),
             // server-everything.
@@ -337,10 +345,10 @@ mod tests {
             (404, r#"{"error":{"code":-32001,"message":"Session not found"},"id":7,"jsonrpc":"2.0"}"#),
             // Java: JSON that is no JSON-RPC.
             (404, r#"{"jsonRpcError":{"code":-32603,"message":"Session not found: abc"},"stackTrace":[]}"#),
-            // Helidon: neither a result nor an error.
-            (404, r#"{"jsonrpc":"2.0","id":7}"#),
             (400, "Unknown Mcp-Session-Id header"),
             (400, "No valid session ID or not an initialize request"),
+            // @mastra/mcp, with the request's own ID.
+            (400, r#"{"jsonrpc":"2.0","id":7,"error":{"code":-32000,"message":"No valid session ID"}}"#),
         ];
         for (status, body) in bodies {
             assert!(refuses(status, body), "{status} {body}");
@@ -372,7 +380,7 @@ mod tests {
                 r#"{"jsonrpc":"2.0","error":{"code":-32000,"message":"Bad Request: Unsupported protocol version"},"id":null}"#,
             ),
             (400, "Mcp-Session-Id header is not supported in stateless mode"),
-            (400, r#"{"jsonrpc":"2.0","id":7,"error":{"code":-32000,"message":"No valid session ID"}}"#),
+            (400, r#"{"jsonrpc":"2.0","id":7,"error":{"code":-32000,"message":"No such order"}}"#),
             (400, r#"{"jsonrpc":"2.0","id":8,"error":{"code":-32000,"message":"No valid session ID"}}"#),
             (400, "session"),
             (403, "Session not found"),
@@ -384,12 +392,29 @@ mod tests {
         }
     }
 
+    fn read(status: u16, body: &str) -> Refusal {
+        SessionRefusals::default().judge(status, Some(body.as_bytes()), &[RequestId::from_json("7").unwrap()])
+    }
+
     #[test]
-    fn a_404_without_a_readable_body_refuses_a_request_that_has_no_id() {
+    fn a_404_in_unknown_words_may_be_a_refusal_unless_it_has_a_result() {
+        let unknown = [
+            "",
+            "{}",
+            "[]",
+            r#"{"detail":"Not Found"}"#,
+            "<html>Cannot GET /mcp</html>",
+            r#"{"jsonrpc":"2.0","id":7}"#,
+            r#"{"jsonrpc":"2.0","id":7,"error":{"code":-32002,"message":"Resource not found"}}"#,
+        ];
+        for body in unknown {
+            assert!(matches!(read(404, body), Refusal::Possible(Words::Text(_))), "{body}");
+            assert_eq!(read(400, body), Refusal::None, "{body}");
+        }
+        assert_eq!(read(404, r#"{"jsonrpc":"2.0","id":7,"result":{}}"#), Refusal::None);
         let refusals = SessionRefusals::default();
-        assert!(refusals.contain(404, None, &[]));
-        assert!(!refusals.contain(404, None, &[RequestId::from_json("7").unwrap()]));
-        assert!(!refusals.contain(400, None, &[]));
+        assert_eq!(refusals.judge(404, None, &[]), Refusal::Possible(Words::Unread));
+        assert_eq!(refusals.judge(400, None, &[]), Refusal::None);
     }
 
     #[test]
@@ -397,17 +422,98 @@ mod tests {
         let refusals = SessionRefusals::new(vec!["410 Session Expired".parse::<RefusalPattern>().unwrap()]);
         let own = r#"{"jsonrpc":"2.0","id":7,"error":{"code":1,"message":"your SESSION expired"}}"#;
         let ids = [RequestId::from_json("7").unwrap()];
-        assert!(refusals.may_have(410) && refusals.contain(410, Some(own.as_bytes()), &ids));
-        assert!(!refusals.contain(410, Some(br#"{"id":7,"result":{"text":"session expired"}}"#), &ids), "the tool ran");
-        assert!(!refusals.contain(410, Some(b"gone"), &ids) && !refusals.contain(410, None, &[]));
+        let is_known = |body: Option<&[u8]>| refusals.judge(410, body, &ids).is_known();
+        assert!(refusals.may_have(410) && is_known(Some(own.as_bytes())));
+        assert!(!is_known(Some(br#"{"id":7,"result":{"text":"session expired"}}"#)), "the tool ran");
+        assert!(!is_known(Some(b"gone")) && !is_known(None));
         assert!(!SessionRefusals::default().may_have(410));
+    }
+
+    #[test]
+    fn a_configured_refusal_of_a_success_names_no_request() {
+        let refusals = ["200 no login", "403 no login"].map(|text| text.parse::<RefusalPattern>().unwrap()).to_vec();
+        let refusals = SessionRefusals::new(refusals);
+        let ids = [RequestId::from_json("7").unwrap()];
+        let is_known = |status, body: &str| refusals.judge(status, Some(body.as_bytes()), &ids).is_known();
+        assert!(is_known(403, "No login") && !is_known(200, "No login") && !is_known(202, "No login"));
+        assert!(is_known(200, r#"{"jsonrpc":"2.0","id":null,"error":{"message":"No login"}}"#));
+        assert!(is_known(200, r#"{"jsonrpc":"2.0","error":{"message":"No login"}}"#));
+        for body in [
+            r#"{"jsonrpc":"2.0","id":7,"error":{"message":"No login"}}"#,
+            r#"{"jsonrpc":"2.0","id":null,"result":{"text":"No login"}}"#,
+            r#"{"jsonrpc":"2.0","id":null,"error":null,"result":{"text":"No login"}}"#,
+            r#"[{"jsonrpc":"2.0","id":null,"error":{"message":"No login"}}]"#,
+        ] {
+            assert!(!is_known(200, body), "{body}");
+        }
     }
 
     #[test]
     fn a_pattern_is_a_status_and_a_wording() {
         assert_eq!(format!("{:?}", "400 Session expired".parse::<RefusalPattern>().unwrap()), "400 session expired");
-        for text in ["", "400", "400 ", "400  ", "200 gone", "600 gone", "gone 400", "-400 gone", "404session"] {
+        assert!("200 gone".parse::<RefusalPattern>().is_ok());
+        for text in ["", "400", "400 ", "400  ", "100 gone", "600 gone", "gone 400", "-400 gone", "404session"] {
             assert_eq!(text.parse::<RefusalPattern>(), Err(InvalidPattern), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_session_is_dead_only_by_a_refusal_of_the_question() {
+        let refusals = SessionRefusals::default();
+        let question = RequestId::String("q".into());
+        let verdict = |refused: (u16, &str), answer: (u16, &str)| {
+            let refusal = read(refused.0, refused.1);
+            refusals.verdict((refused.0, &refusal), (answer.0, Some(answer.1.as_bytes())), &question)
+        };
+        let known = (404, "Session not found");
+        for refused in [known, (404, "no visitor"), (404, "")] {
+            assert_eq!(verdict(refused, known), Verdict::Dead);
+            assert_eq!(verdict(refused, (400, "No valid session ID")), Verdict::Dead);
+            for lives in [
+                (200, r#"{"jsonrpc":"2.0","id":"q","result":{}}"#),
+                (200, "event: message"),
+                (202, ""),
+                (400, r#"{"jsonrpc":"2.0","id":"q","error":{"code":-32601,"message":"Method not found"}}"#),
+                (404, r#"{"jsonrpc":"2.0","id":"q","error":{"code":-32601,"message":"Method not found"}}"#),
+                (404, "another page"),
+                (401, ""),
+                (405, ""),
+                (429, "slower"),
+            ] {
+                assert_eq!(verdict(refused, lives), Verdict::Lives, "{refused:?} {lives:?}");
+            }
+            assert_eq!(verdict(refused, (503, "")), Verdict::Undecided);
+        }
+        assert_eq!(verdict((404, "no visitor"), (404, "no visitor\n")), Verdict::RefusedAlike);
+        assert_eq!(verdict((404, ""), (404, "")), Verdict::RefusedAlike);
+        let error = |id: &str| format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":-1,"message":"no visitor"}}}}"#);
+        assert_eq!(verdict((404, &error("7")), (404, &error("\"q\""))), Verdict::RefusedAlike);
+        let lacks = |id: &str| format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":-32601,"message":"no"}}}}"#);
+        assert_eq!(verdict((404, &lacks("7")), (404, &lacks("\"q\""))), Verdict::Lives);
+        let unspoken = r#"{"jsonrpc":"2.0","id":"q","error":{"code":-32022,"message":"Unsupported protocol version"}}"#;
+        assert_eq!(verdict(known, (400, unspoken)), Verdict::Dead);
+        let long = refusals.verdict((404, &Refusal::Possible(Words::Unread)), (404, None), &question);
+        assert_eq!(long, Verdict::Lives, "bodies that were not read are not equal");
+    }
+
+    #[test]
+    fn the_words_for_a_configuration_are_those_of_the_refusal() {
+        let cases = [
+            (
+                r#"{"jsonrpc":"2.0","id":null,"error":{"code":1,"message":"No login for mcp-resume-check-0af3"}}"#,
+                "no login for",
+            ),
+            (r#"{"detail":"visitor 12 is \"unknown\" here"}"#, "unknown"),
+            ("Visitor gone.\n", "visitor gone"),
+            ("<html><title>Gone away</title></html>", "gone away"),
+        ];
+        for (body, words) in cases {
+            assert_eq!(wording(body.as_bytes()).as_deref(), Some(words), "{body}");
+            let pattern: RefusalPattern = format!("403 {words}").parse().unwrap();
+            assert!(SessionRefusals::new(vec![pattern]).judge(403, Some(body.as_bytes()), &[]).is_known());
+        }
+        for body in ["", "{}", "404"] {
+            assert_eq!(wording(body.as_bytes()), None, "{body}");
         }
     }
 
@@ -415,7 +521,7 @@ mod tests {
     fn a_batch_is_judged_by_its_messages() {
         let error = r#"{"jsonrpc":"2.0","id":7,"error":{"code":-32601,"message":"Method not found"}}"#;
         assert!(!refuses(404, &format!("[{error}]")));
-        assert!(refuses(404, r#"[{"jsonrpc":"2.0","id":null,"error":{"code":-32001,"message":"no"}}]"#));
-        assert!(refuses(404, "[]"));
+        assert!(refuses(404, r#"[{"jsonrpc":"2.0","id":null,"error":{"code":-32001,"message":"Unknown session"}}]"#));
+        assert_eq!(read(404, &format!(r#"[{error},{{"jsonrpc":"2.0","id":7,"result":{{}}}}]"#)), Refusal::None);
     }
 }

@@ -45,6 +45,7 @@ mod repeated_ids;
 mod resume;
 mod retry;
 mod revival;
+mod revival_living;
 mod revival_restarts;
 mod revival_tokens;
 mod session;

@@ -87,6 +87,13 @@ pub(crate) async fn deny(upstream: &mut Upstream, name: &str) {
     ping_in(upstream, name).await.json(404, FORGOTTEN).await;
 }
 
+/// Answers the ping by which the proxy asks whether the session lives that the server names `name`.
+pub(crate) async fn lives(upstream: &mut Upstream, name: &str) {
+    let ping = ping_in(upstream, name).await;
+    let pong = json!({ "jsonrpc": "2.0", "id": ping.json_body()["id"], "result": {} }).to_string();
+    ping.json(200, pong).await;
+}
+
 /// Returns the ping by which the proxy asks whether the session lives that the server names `name`.
 pub(crate) async fn ping_in(upstream: &mut Upstream, name: &str) -> Call {
     let ping = upstream.expect("ping").await;
@@ -183,6 +190,9 @@ async fn a_refusal_that_may_come_from_a_tool_passes() {
     for (status, body) in strangers {
         let pending = session.post(call(1)).start(proxy.addr).await;
         upstream.expect("tools/call").await.json(status, body).await;
+        if status == 404 {
+            lives(&mut upstream, "s-1").await;
+        }
         let mut response = pending.response().await;
         assert_eq!(response.status, status);
         assert_eq!(response.body().await, body.as_bytes());
@@ -190,6 +200,7 @@ async fn a_refusal_that_may_come_from_a_tool_passes() {
     let long = format!("{}{FORGOTTEN}", " ".repeat(5000));
     let pending = session.post(call(2)).start(proxy.addr).await;
     upstream.expect("tools/call").await.json(404, &long).await;
+    lives(&mut upstream, "s-1").await;
     assert_eq!(pending.response().await.body().await, long.as_bytes());
     assert!(upstream.is_quiet());
 }
@@ -201,10 +212,11 @@ async fn requests_that_are_refused_together_share_one_handshake() {
     let second = session.post(call(2)).start(proxy.addr).await;
     let (one, two) = (upstream.expect("tools/call").await, upstream.expect("tools/call").await);
     one.json(404, FORGOTTEN).await;
-    let opening = upstream.expect("initialize").await;
+    let ping = ping_in(&mut upstream, "s-1").await;
     two.json(404, FORGOTTEN).await;
     settle(&proxy, &mut upstream).await;
-    answer_initialize(opening, "s-2").await;
+    ping.json(404, FORGOTTEN).await;
+    answer_initialize(upstream.expect("initialize").await, "s-2").await;
     complete(&mut upstream, "s-2").await;
     for _ in 0..2 {
         let call = upstream.expect("tools/call").await;
@@ -448,10 +460,11 @@ async fn a_get_that_joins_a_silent_stream_opens_the_session_again() {
     response.reset();
     sse.reset().await;
     pass(Duration::from_secs(2)).await;
-    forget(&mut upstream, "GET", "s-1").await;
+    refuse(&mut upstream, "GET", "s-1").await;
     settle(&proxy, &mut upstream).await;
     let mut back = session.get().send(proxy.addr).await.sse();
     back.prime().await;
+    deny(&mut upstream, "s-1").await;
     answer_initialize(upstream.expect("initialize").await, "s-2").await;
     let get = upstream.expect("GET").await;
     assert_eq!(get.header("mcp-session-id"), Some("s-2"));
@@ -468,7 +481,7 @@ async fn a_refusal_of_a_living_session_passes() {
     let (mut upstream, proxy, session) = ready().await;
     let (_sse, _response) = listen(&mut upstream, &proxy, &session).await;
     let pending = session.post(call(1)).start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "s-1").await;
+    forget(&mut upstream, "tools/call", "s-1").await;
     let mut response = pending.response().await;
     assert_eq!(response.status, 404);
     assert_eq!(response.body().await, FORGOTTEN.as_bytes());
@@ -480,6 +493,7 @@ async fn a_server_with_fewer_capabilities_gets_its_session_back() {
     let (mut upstream, proxy, session) = ready().await;
     let pending = session.post(call(1)).start(proxy.addr).await;
     upstream.expect("tools/call").await.json(400, "No valid session ID provided").await;
+    ping_in(&mut upstream, "s-1").await.json(400, "No valid session ID provided").await;
     let opening = upstream.expect("initialize").await;
     let body = opening.json_body();
     let poorer = opened(&body["id"], &json!({ "tools": { "listChanged": true } }), "server");
@@ -532,7 +546,7 @@ async fn the_refusal_passes_after_three_attempts_in_a_minute() {
         assert_eq!(pending.response().await.status, 404);
     }
     let pending = session.post(call(3)).start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "s-1").await;
+    forget(&mut upstream, "tools/call", "s-1").await;
     assert_eq!(pending.response().await.body().await, FORGOTTEN.as_bytes());
     assert!(upstream.is_quiet());
     let of = |outcome: &str| format!(r#"mcp_resume_session_revivals_total{{outcome="{outcome}"}}"#);
@@ -635,6 +649,7 @@ async fn a_configured_refusal_is_one() {
         with(json!({}), |c| c.sessions.refusals = vec!["410 gone away".parse().unwrap()]).await;
     let pending = session.post(call(1)).start(proxy.addr).await;
     upstream.expect("tools/call").await.json(410, "The session has Gone Away").await;
+    ping_in(&mut upstream, "s-1").await.json(410, "The session has Gone Away").await;
     open_again(&mut upstream, "s-2").await;
     answer(&mut upstream, 1, "s-2").await;
     assert_eq!(pending.response().await.status, 200);
@@ -669,7 +684,8 @@ async fn many_sessions_are_opened_again_a_few_at_a_time() {
         pending.push(session.post(call(number)).start(proxy.addr).await);
     }
     let mut opening = Vec::new();
-    for _ in 0..SESSIONS + AT_ONCE {
+    // Each session is asked whether it lives.
+    for _ in 0..2 * SESSIONS + AT_ONCE {
         let call = upstream.next().await;
         match call.rpc_method().as_str() {
             "initialize" => opening.push(call),

@@ -112,7 +112,7 @@ async fn a_handshake_begins_three_times_a_minute() {
     let mut response = pending.response().await;
     assert_eq!((response.status, response.body().await.as_slice()), (404, FORGOTTEN.as_bytes()));
     let pending = session.post(call(2)).start(proxy.addr).await;
-    refuse(&mut upstream, "tools/call", "s-1").await;
+    forget(&mut upstream, "tools/call", "s-1").await;
     assert_eq!(pending.response().await.status, 404);
     assert!(upstream.is_quiet());
 }

@@ -51,6 +51,7 @@ async fn a_refreshed_token_opens_the_session_again() {
     let (mut upstream, proxy, session) = refreshed().await;
     let pending = refused(&mut upstream, &proxy, &session).await;
     judge(&mut upstream, &[404, 401, 404]).await;
+    deny(&mut upstream, "s-1").await;
     let opening = upstream.expect("initialize").await;
     assert_eq!(opening.header("authorization"), Some(bearer("u", NEW).as_str()));
     answer_initialize(opening, "s-2").await;
@@ -73,8 +74,9 @@ async fn a_refreshed_token_opens_the_session_again() {
 async fn a_get_with_a_refreshed_token_opens_the_session_again() {
     let (mut upstream, proxy, session) = refreshed().await;
     let pending = session.get().start(proxy.addr).await;
-    forget(&mut upstream, "GET", "s-1").await;
+    refuse(&mut upstream, "GET", "s-1").await;
     judge(&mut upstream, &[404, 403, 404]).await;
+    deny(&mut upstream, "s-1").await;
     open_again(&mut upstream, "s-2").await;
     let get = upstream.expect("GET").await;
     assert_eq!(get.header("mcp-session-id"), Some("s-2"));
@@ -99,6 +101,7 @@ async fn a_token_that_the_handshake_refuses_opens_nothing() {
     let (mut upstream, proxy, session) = refreshed().await;
     let pending = refused(&mut upstream, &proxy, &session).await;
     judge(&mut upstream, &[404, 401, 404]).await;
+    deny(&mut upstream, "s-1").await;
     upstream.expect("initialize").await.status_with(401, "WWW-Authenticate: Bearer x\r\n").await;
     let response = pending.response().await;
     assert_eq!((response.status, response.header("www-authenticate")), (401, Some("Bearer x")));

@@ -254,7 +254,8 @@ impl Refused<'_> {
     /// Returns whether the session lives. The turn to open it is the caller's.
     async fn lives(&self, id: &SessionId, handshake: &Handshake, refused: &RefusedAs) -> bool {
         // A channel ends with its session. A name that the session has lost is one that no server has given.
-        if self.upstream.has_channels() || handshake.name().is_lost() && self.template.is_in_session(&handshake.name()) {
+        if self.upstream.has_channels() || handshake.name().is_lost() && self.template.is_in_session(&handshake.name())
+        {
             return false;
         }
         let is_dead = match self.verdict(refused, Some(handshake)).await {

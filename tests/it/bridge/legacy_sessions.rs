@@ -102,7 +102,7 @@ async fn a_server_with_sessions_that_was_replaced_by_one_without_is_translated_f
         let call = upstream.next().await;
         match call.rpc_method().as_str() {
             "tools/call" => break call,
-            "initialize" => call.json(400, REFUSAL).await,
+            "ping" | "initialize" => call.json(400, REFUSAL).await,
             "subscriptions/listen" => call.status(503).await,
             method => {
                 assert_eq!(method, "server/discover");

@@ -17,6 +17,7 @@ use std::time::Duration;
 use mcp_resume::config::{Bridge, ModernClients};
 use serde_json::{Value, json};
 
+use crate::revival::FORGOTTEN;
 use crate::support::*;
 
 async fn stage() -> (Upstream, Proxy) {
@@ -249,12 +250,66 @@ async fn a_session_that_the_server_has_forgotten_is_opened_anew() {
     sse.finish(result_under(&sent["id"])).await;
     response.events().await;
     let pending = call(6, json!({})).start(proxy.addr).await;
-    upstream.expect("tools/call").await.status(404).await;
+    forgets(&mut upstream).await;
     opens(&mut upstream, false).await;
     let second = first_call(&mut upstream).await;
     let id = second.json_body()["id"].clone();
     second.json(200, result_under(&id)).await;
     assert_eq!(pending.response().await.json().await["id"], 6);
+}
+
+/// Refuses the next call with its session, and the ping after it.
+async fn forgets(upstream: &mut Upstream) {
+    upstream.expect("tools/call").await.json(404, FORGOTTEN).await;
+    let ping = upstream.expect("ping").await;
+    assert_eq!((ping.header("mcp-session-id"), ping.header("mcp-protocol-version")), (Some("s-1"), Some(V2025_11)));
+    ping.json(404, FORGOTTEN).await;
+}
+
+/// As of a tool that has not found what it looked for, in words of any kind.
+#[tokio::test]
+async fn a_refusal_in_a_session_that_lives_passes_and_the_call_runs_once() {
+    for (status, body) in
+        [(404, r#"{"detail":"no order 12"}"#), (404, ""), (404, FORGOTTEN), (400, "No valid session ID")]
+    {
+        let (mut upstream, proxy) = stage().await;
+        let (sse, mut response, sent) = begun(&mut upstream, &proxy, &call(5, json!({}))).await;
+        sse.finish(result_under(&sent["id"])).await;
+        response.events().await;
+        let pending = call(6, json!({})).start(proxy.addr).await;
+        upstream.expect("tools/call").await.json(status, body).await;
+        let ping = upstream.expect("ping").await;
+        let id = ping.json_body()["id"].clone();
+        ping.json(200, json!({"jsonrpc": "2.0", "id": id, "result": {}}).to_string()).await;
+        assert_eq!(pending.response().await.status, status);
+        // The session stays.
+        let pending = call(7, json!({})).start(proxy.addr).await;
+        let next = upstream.expect("tools/call").await;
+        assert_eq!(next.header("mcp-session-id"), Some("s-1"));
+        let id = next.json_body()["id"].clone();
+        next.json(200, result_under(&id)).await;
+        assert_eq!(pending.response().await.json().await["id"], 7);
+    }
+}
+
+/// The call may have run, so the next one opens the session.
+#[tokio::test]
+async fn a_call_that_is_refused_in_unknown_words_is_not_sent_again() {
+    let (mut upstream, proxy) = stage().await;
+    let (sse, mut response, sent) = begun(&mut upstream, &proxy, &call(5, json!({}))).await;
+    sse.finish(result_under(&sent["id"])).await;
+    response.events().await;
+    let pending = call(6, json!({})).start(proxy.addr).await;
+    for method in ["tools/call", "ping", "tools/list"] {
+        upstream.expect(method).await.json(404, r#"{"detail":"no visitor"}"#).await;
+    }
+    assert_eq!(pending.response().await.status, 404);
+    let pending = call(7, json!({})).start(proxy.addr).await;
+    opens(&mut upstream, false).await;
+    let next = first_call(&mut upstream).await;
+    let id = next.json_body()["id"].clone();
+    next.json(200, result_under(&id)).await;
+    assert_eq!(pending.response().await.json().await["id"], 7);
 }
 
 #[tokio::test]

@@ -30,7 +30,8 @@ async fn the_reaction_to_an_unknown_session_is_reported() {
     let gone = r#"{"jsonrpc":"2.0","error":{"code":-32001,"message":"Session not found"},"id":null}"#;
     let nameless = r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"No login for 7f"}}"#;
     let recognised = |status| UnknownSession::Recognised { status };
-    let unrecognised = |status, words: Option<&str>| UnknownSession::Unrecognised { status, words: words.map(Into::into) };
+    let unrecognised =
+        |status, words: Option<&str>| UnknownSession::Unrecognised { status, words: words.map(Into::into) };
     let cases = [
         (404, gone, recognised(404), "refused (404), as mcp-resume knows it", ""),
         (

@@ -169,7 +169,7 @@ pub(super) async fn a_session_that_its_server_has_forgotten(revivals: &Meter) {
     for (id, outcome) in outcomes.into_iter().enumerate() {
         assert_eq!(revivals.of(&proxy, &format!("outcome={outcome}")).await, 0.0);
         let pending = session.post(call(id)).start(proxy.addr).await;
-        upstream.expect("tools/call").await.status(404).await;
+        crate::revival::forget(&mut upstream, "tools/call", "s-1").await;
         let opening = upstream.expect("initialize").await;
         match outcome {
             "unauthorized" => opening.status(401).await,
@@ -182,6 +182,12 @@ pub(super) async fn a_session_that_its_server_has_forgotten(revivals: &Meter) {
         assert!(pending.response().await.status >= 400);
         assert_eq!(revivals.of(&proxy, &format!("outcome={outcome}")).await, 1.0);
     }
+    let (mut upstream, proxy, session) = observed().await;
+    let pending = session.post(call(1)).start(proxy.addr).await;
+    upstream.expect("tools/call").await.status(404).await;
+    upstream.expect("ping").await.json(200, "{}").await;
+    assert_eq!(pending.response().await.status, 404);
+    assert_eq!(revivals.of(&proxy, "outcome=lives").await, 1.0);
 }
 
 pub(super) async fn the_version_that_runs(info: &Meter) {

@@ -6,7 +6,7 @@ use super::disk::Dir;
 use super::outage::try_again;
 use super::*;
 use crate::misdirected::{ONE, TWO};
-use crate::revival::{answer, answer_initialize, complete, forget, open, open_again, refuse};
+use crate::revival::{answer, answer_initialize, complete, deny, forget, open, open_again, refuse};
 use crate::session_generations::{begin_call, is_dropped, passes, question, response_to};
 
 const OWNER: &str = "Mcp-Resume-Owner";
@@ -103,6 +103,31 @@ async fn a_session_is_opened_again_after_a_restart_of_the_proxy() {
     let pending = session.post(call(3)).start(proxy.addr).await;
     refuse(&mut upstream, "tools/call", "s-1").await;
     assert_eq!(pending.response().await.status, 404);
+    assert!(upstream.is_quiet());
+}
+
+/// The record says that the server has answered in the session: otherwise unknown words would prove nothing.
+#[tokio::test]
+async fn a_session_that_is_dead_in_unknown_words_is_opened_again_after_a_restart_of_the_proxy() {
+    let dir = Dir::new("unknown-words");
+    let mut upstream = Upstream::start().await;
+    let proxy = dir.open(&upstream).await;
+    let session = open(&proxy, &mut upstream, json!({})).await;
+    let pending = session.post(call(1)).start(proxy.addr).await;
+    answer(&mut upstream, 1, "s-1").await;
+    assert_eq!(pending.response().await.status, 200);
+    proxy.stop().await;
+
+    let proxy = dir.open(&upstream).await;
+    let pending = session.post(call(2)).start(proxy.addr).await;
+    for method in ["tools/call", "ping", "tools/list"] {
+        upstream.expect(method).await.json(404, r#"{"detail":"no visitor"}"#).await;
+    }
+    open_again(&mut upstream, "s-2").await;
+    assert_eq!(pending.response().await.status, 404);
+    let pending = session.post(call(3)).start(proxy.addr).await;
+    answer(&mut upstream, 3, "s-2").await;
+    assert_eq!(pending.response().await.status, 200);
     assert!(upstream.is_quiet());
 }
 
@@ -243,6 +268,9 @@ async fn a_refused_request_in_a_session_that_names_no_replica_goes_to_its_home()
         let request = session.post(call(1));
         let pending = if is_marked { marked(request) } else { request }.start(two.proxy.addr).await;
         refuse(&mut two.upstream, "tools/call", "s-1").await;
+        if is_marked {
+            deny(&mut two.upstream, "s-1").await;
+        }
         let response = pending.response().await;
         let expected = if is_marked { (421, Some(ONE)) } else { (404, None) };
         assert_eq!((response.status, response.header(HOME)), expected);
@@ -251,7 +279,7 @@ async fn a_refused_request_in_a_session_that_names_no_replica_goes_to_its_home()
     // Until its lease has expired, the request goes to it.
     let pending = loop {
         let mut pending = Box::pin(marked(session.post(call(2))).start(two.proxy.addr).await.response());
-        refuse(&mut two.upstream, "tools/call", "s-1").await;
+        forget(&mut two.upstream, "tools/call", "s-1").await;
         tokio::select! {
             response = &mut pending => {
                 assert_eq!((response.status, response.header(HOME)), (421, Some(ONE)));
