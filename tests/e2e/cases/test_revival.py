@@ -99,6 +99,31 @@ async def test_a_server_of_one_session(client, start, key):
         await assert_go_on(sessions, 1, key)
 
 
+@pytest.mark.parametrize("client", ["typescript-v1", "typescript-v2"])
+async def test_a_living_session_whose_get_has_no_route_is_kept(client, start, key):
+    """As of `app.post` alone: the 404 to the client's GET is no refusal of the session, and no call runs twice."""
+    server = "typescript-v1-post-alone"
+    restarted, proxy = await behind_a_proxy(start, server)
+    async with sessions_at(proxy.found["port"], server, key, [client]) as sessions:
+        session = sessions[client]
+        got = [exchange for exchange in session.relay.exchanges if exchange.kind == "standalone"]
+        await eventually(lambda: all(exchange.status == 404 for exchange in got))
+        for n in (1, 2):
+            session.begin(key)
+            await assert_go_on(sessions, n, key)
+        lives, revived = (
+            stack.metric(proxy.found["admin"], f'session_revivals_total{{outcome="{outcome}"}}')
+            for outcome in ("lives", "revived")
+        )
+        assert (lives, revived) == (1, 0), session.report()
+        assert_runs(restarted.port, key, started=3, finished=3)
+        # A server that was restarted has forgotten the session.
+        await restarted.restart()
+        session.begin(key)
+        await assert_go_on(sessions, 3, key)
+    assert_runs(restarted.port, key, started=1, finished=1)
+
+
 async def test_the_server_reaches_the_client_as_before(start, key):
     """Its questions, numbered from 0 in each session, and its messages outside of calls arrive; a warning says what is gone."""
     restarted, proxy = await behind_a_proxy(start, "typescript-v1")

@@ -140,6 +140,7 @@ SETTINGS = {"tasks": TASKS, "typescript-v1-json": {"DELIVERY__COMMIT_AFTER_MS": 
 SESSION_SERVERS = {
     "typescript-v2-sessions": ServerKind(("node", "servers/typescript-v2.mjs"), env=(("SESSIONS", "1"),)),
     "typescript-v1-single": ServerKind(TYPESCRIPT_V1, env=(("SINGLE", "1"),)),
+    "typescript-v1-post-alone": ServerKind(TYPESCRIPT_V1, env=(("POST_ALONE", "1"),)),
     "python-mcp1-22": ServerKind((python("mcp1-22"), "servers/python_mcp1.py")),
     "rmcp": ServerKind((str(ROOT / "clients/rmcp/target/debug/rmcp-server"),), (LEGACY, MODERN)),
     "supergateway-3": EverythingKind(supergateway("supergateway-3")),

@@ -2,7 +2,7 @@
 //
 // STATELESS=1: no sessions, one server for each request. SINGLE=1: one transport, hence one session, for the life of the process.
 // SSE=1: HTTP+SSE at /sse, in place of Streamable HTTP. JSON=1: responses are JSON, never SSE. AUTH=TOKEN: every request needs that bearer token and is refused with 401 otherwise,
-// AUTH_DELAY_MS later.
+// AUTH_DELAY_MS later. POST_ALONE=1: a GET has no route, as in an Express application with `app.post` alone.
 
 import { randomUUID } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -17,6 +17,7 @@ const STATELESS = process.env.STATELESS === '1';
 const SINGLE = process.env.SINGLE === '1';
 const SSE = process.env.SSE === '1';
 const JSON_ANSWERS = process.env.JSON === '1';
+const POST_ALONE = process.env.POST_ALONE === '1';
 const { AUTH, AUTH_DELAY_MS = '0' } = process.env;
 
 const key = z.string().default('');
@@ -142,6 +143,11 @@ async function handle(request, response) {
     if (AUTH && request.headers.authorization !== `Bearer ${AUTH}`) {
         await sleep(Number(AUTH_DELAY_MS));
         response.writeHead(401, { 'www-authenticate': 'Bearer error="invalid_token"' }).end();
+        return;
+    }
+    if (POST_ALONE && request.method !== 'POST') {
+        response.writeHead(404, { 'content-type': 'text/html; charset=utf-8' });
+        response.end(`<!DOCTYPE html>\n<html lang="en">\n<body>\n<pre>Cannot ${request.method} /mcp</pre>\n</body>\n</html>\n`);
         return;
     }
     const session = request.headers['mcp-session-id'];

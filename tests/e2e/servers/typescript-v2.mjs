@@ -1,7 +1,7 @@
 // A server on the TypeScript SDK v2: 2026-07-28, and older revisions, over HTTP without sessions. It cannot resume.
 //
 // LEGACY=reject: 2026-07-28 alone.
-// SESSIONS=1: older revisions alone, with sessions; an unknown one is refused with an empty 404.
+// SESSIONS=1: older revisions alone, with sessions; an unknown one is refused as by the SDK.
 
 import { randomUUID } from 'node:crypto';
 import { acceptedContent, createMcpHandler, inputRequired, McpServer } from '@modelcontextprotocol/server';
@@ -88,7 +88,8 @@ async function handleSession(request, response) {
     const session = request.headers['mcp-session-id'];
     let transport = sessions.get(session);
     if (session && !transport) {
-        response.writeHead(404).end();
+        response.writeHead(404, { 'content-type': 'application/json' });
+        response.end('{"jsonrpc":"2.0","error":{"code":-32001,"message":"Session not found"},"id":null}');
         return;
     }
     if (!transport) {
