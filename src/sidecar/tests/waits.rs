@@ -112,6 +112,9 @@ async fn a_call_that_is_sent_again_in_a_new_session_tries_to_connect_until_it_ca
     let mut refused = accept(next(&mut attempts).await);
     refused.until("tools/call").await;
     respond(&mut refused, "404 Not Found", "", "Session not found").await;
+    let mut asked = accept(next(&mut attempts).await);
+    asked.until("ping").await;
+    respond(&mut asked, "404 Not Found", "", "Session not found").await;
     open(next(&mut attempts).await, "t").await;
     // The server has closed its port.
     for _ in 0..3 {
