@@ -285,7 +285,7 @@ planted! {
     EndsWithTheClient within 10 => a_call_that_ends_with_its_connection_is_found;
     RunsTwice within 200 => a_refused_call_that_is_sent_again_twice_is_found;
     DrainsPastCalls within 800 => a_drain_that_does_not_wait_for_calls_is_found;
-    LeavesTheEnded within 200 => a_session_that_outlives_its_end_is_found;
+    LeavesTheEnded within 500 => a_session_that_outlives_its_end_is_found;
     ReusesIds within 800 => an_answer_to_a_question_of_another_session_is_found;
     ForwardsEveryAnswer within 20 => an_answer_that_goes_upstream_twice_is_found;
 }

@@ -115,8 +115,8 @@ impl Sessions {
         self.ended.insert(client);
     }
 
-    /// Returns the living sessions of clients that have ended theirs. One that a later session has replaced does not count: a tool may say 404,
-    /// which the proxy takes for the refusal of a session.
+    /// Returns the living sessions of clients that have ended theirs. One that a later session has replaced does not count: it may
+    /// live where the server refused a request in known words and its answer to the question was lost.
     pub(crate) fn outliving(&self) -> Vec<String> {
         let is_ended = |session: &&String| client_of(session).is_some_and(|client| self.ended.contains(&client));
         self.living.keys().filter(|session| is_ended(session) && !self.is_older(session)).cloned().collect()
