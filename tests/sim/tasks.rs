@@ -13,10 +13,10 @@ use mcp_resume::sidecar::Sidecar;
 use mcp_resume::simulation::{self, Bug};
 use mcp_resume::upstream::{Dial, DialFuture, Wire};
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-use super::network::{Dialer, Listener, network};
+use super::network::{Dialer, Listener, Pipe, network};
 use super::rng::Rng;
 use super::wire::{Events, Parser, Part};
 
@@ -202,7 +202,7 @@ async fn serve(world: Arc<World>, mut listener: Listener) {
 
 struct Connection {
     world: Arc<World>,
-    pipe: DuplexStream,
+    pipe: Pipe,
     parser: Parser,
 }
 

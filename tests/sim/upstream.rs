@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::model::{Key, Kind, id_of};
-use super::network::Listener;
+use super::network::{Listener, Pipe};
 use super::plan::{Ending, Form, Script, Step};
 use super::sessions::client_of;
 use super::wire::{Head, Parser, Part};
@@ -40,7 +40,7 @@ pub(crate) async fn serve(world: Arc<World>, mut listener: Listener) {
 
 struct Connection {
     world: Arc<World>,
-    pipe: DuplexStream,
+    pipe: Pipe,
     parser: Parser,
     name: String,
     /// Number of restarts before the connection.

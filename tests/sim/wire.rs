@@ -145,7 +145,8 @@ impl Events {
                 Some(("retry", value)) => event.retry = Some(value.parse().expect("a retry in milliseconds")),
                 Some(("data", value)) => event.data.push_str(value),
                 Some(("", _)) => event.is_comment = true,
-                Some(("event", "message")) => {}
+                // The priming event has a type of its own for clients of earlier revisions.
+                Some(("event", "message" | "prime")) => {}
                 _ => panic!("an unknown line in an event: {line:?}"),
             }
         }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-use crate::network::Dialer;
+use crate::network::{Dialer, Pipe};
 use crate::wire::{Head, Parser, Part};
 use crate::world::World;
 
@@ -14,7 +14,7 @@ pub(super) const LONGEST: Duration = Duration::from_secs(600);
 
 /// A client's connection to the proxy.
 pub(super) struct Connection {
-    pub(super) pipe: DuplexStream,
+    pub(super) pipe: Pipe,
     pub(super) parser: Parser,
     pub(super) name: String,
     /// Bytes read of the present response. They are logged at its end, without the date, which is the machine's.
