@@ -1,13 +1,13 @@
 //! Refusals of a session, and the messages of its handshake. Input: a status as two bytes, then a body.
 //!
-//! A success is no refusal, nor is a body that has a result of the request. Letters of either case mean the same. What is kept of a handshake is
+//! A success is no refusal, and neither is a body that has a result of the request. Letters of either case mean the same. What is kept of a handshake is
 //! bounded, and is JSON again.
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use mcp_resume::protocol::jsonrpc::{InitializeParams, RequestId, ServerFacts, session_change};
-use mcp_resume::protocol::session_refusal::{RefusalPattern, SessionRefusals};
+use mcp_resume::protocol::session_refusal::{RefusalPattern, SessionRefusals, wording};
 use serde_json::Value;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -16,7 +16,8 @@ fuzz_target!(|bytes: &[u8]| {
     let ids = [RequestId::Number("7".into())];
     let pattern: RefusalPattern = "410 gone away".parse().expect("a pattern");
     for refusals in [SessionRefusals::default(), SessionRefusals::new(vec![pattern])] {
-        let is_refused = refusals.contain(status, Some(body), &ids);
+        let refusal = refusals.judge(status, Some(body), &ids);
+        let is_refused = refusal.is_possible();
         assert!(!is_refused || (status >= 400 && refusals.may_have(status)));
         let value = serde_json::from_slice::<Value>(body).ok();
         let has_result =
@@ -24,8 +25,13 @@ fuzz_target!(|bytes: &[u8]| {
         assert!(!is_refused || !has_result, "a tool may have run");
         // Without JSON only the words count.
         if value.is_none() && body.is_ascii() {
-            assert_eq!(is_refused, refusals.contain(status, Some(&body.to_ascii_uppercase()), &ids));
+            let upper = refusals.judge(status, Some(&body.to_ascii_uppercase()), &ids);
+            assert_eq!((is_refused, refusal.is_known()), (upper.is_possible(), upper.is_known()));
         }
+        let _ = refusals.verdict((status, &refusal), (status, Some(body)), &ids[0]);
+    }
+    if let Some(words) = wording(body) {
+        assert!(!words.is_empty() && !words.contains(['"', '\\']));
     }
     if let Some(params) = InitializeParams::of(body) {
         assert!(params.as_json().len() <= 16 * 1024);

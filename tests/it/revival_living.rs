@@ -234,14 +234,16 @@ async fn a_server_that_has_never_answered_in_a_session_does_not_lose_it_by_unkno
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_decide_loses_its_session_by_known_words_alone() {
-    for is_known in [true, false] {
+async fn without_a_verdict_known_words_open_a_session_for_requests_without_effects_alone() {
+    let list = |id: u64| json!({"jsonrpc": "2.0", "id": id, "method": "tools/list"}).to_string();
+    for (is_known, has_effects) in [(true, true), (true, false), (false, true), (false, false)] {
         for answered in ["503", "reset", "nothing"] {
             let (mut upstream, proxy, session) = ready().await;
             has_called(&mut upstream, &proxy, &session, (90, "s-1")).await;
-            let pending = session.post(call(1)).start(proxy.addr).await;
+            let (method, body) = if has_effects { ("tools/call", call(1)) } else { ("tools/list", list(1)) };
+            let pending = session.post(body).start(proxy.addr).await;
             let refusal = if is_known { FORGOTTEN } else { NO_VISITOR };
-            upstream.expect("tools/call").await.json(404, refusal).await;
+            upstream.expect(method).await.json(404, refusal).await;
             let ping = ping_in(&mut upstream, "s-1").await;
             let mut silent = None;
             match answered {
@@ -249,14 +251,18 @@ async fn a_server_that_does_not_decide_loses_its_session_by_known_words_alone() 
                 "reset" => ping.reset().await,
                 _ => {
                     silent = Some(ping);
-                    pass(Duration::from_secs(5)).await;
+                    pass(Duration::from_millis(1500)).await;
                 }
             }
-            if is_known {
+            let is_revived = is_known && !has_effects;
+            if is_revived {
                 open_again(&mut upstream, "s-2").await;
-                answer(&mut upstream, 1, "s-2").await;
+                let again = upstream.expect(method).await;
+                assert_eq!(again.header("mcp-session-id"), Some("s-2"));
+                again.json(200, result(1)).await;
             }
-            assert_eq!(pending.response().await.status, if is_known { 200 } else { 404 }, "{is_known} {answered}");
+            let status = pending.response().await.status;
+            assert_eq!(status, if is_revived { 200 } else { 404 }, "{is_known} {has_effects} {answered}");
             assert!(upstream.is_quiet());
             drop(silent);
         }

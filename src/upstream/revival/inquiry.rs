@@ -19,8 +19,9 @@ use crate::protocol::headers::{self, ProtocolVersion, names};
 use crate::protocol::jsonrpc::{RequestId, ServerFacts};
 use crate::protocol::session_refusal::{self, Refusal, SessionRefusals, Verdict};
 
-/// Time limit for the head of an answer. A server that is slower has not decided.
-const ANSWER_WAIT: Duration = Duration::from_secs(5);
+/// Time limit for the head of an answer. A server that is slower has not decided. Shorter than the time after which the proxy begins a response:
+/// the refusal has come, and passes with its status.
+const ANSWER_WAIT: Duration = Duration::from_millis(1500);
 /// Limits of the rest of an answer. A response that is read to its end leaves its connection to the next request.
 const REST_MAX: usize = 64 * 1024;
 const REST_WAIT: Duration = Duration::from_secs(2);
@@ -40,7 +41,7 @@ pub(in crate::upstream) struct Inquiry<'a> {
 
 impl Inquiry<'_> {
     /// Asks the server by `send`, which returns `None` without a response, and returns its verdict. `RefusedAlike` is the verdict of all
-    /// questions. Each takes five seconds at most for the head of its answer, and one for its body.
+    /// questions. Each takes 1.5 s at most for the head of its answer, and one for its body.
     pub(in crate::upstream) async fn ask<F, Sending>(&self, send: F) -> Verdict
     where
         F: Fn(Template) -> Sending,
