@@ -87,11 +87,14 @@ impl State {
         let excerpt = Excerpt::of_first(first);
         let mut cut = Cut { excerpt, code, calls: self.waiting_calls(), undecided_until: Some(now + END_WAIT) };
         match cut.excerpt.kind() {
-            Kind::Response(Some(id)) => self.settle_response(&mut cut, &id, limits),
+            Kind::Response(Some(id)) if self.routing.call_of(&id).is_some() => {
+                self.settle_response(&mut cut, &id, limits);
+            }
             Kind::Request(Some(id)) => self.settle_request(&mut cut, &id, limits),
             Kind::Request(None) | Kind::Garbage => cut.undecided_until = None,
             Kind::Response(None) | Kind::Unknown(None) if cut.calls.len() <= 1 => self.expire_cut(&mut cut),
-            Kind::Response(None) | Kind::Unknown(_) => {}
+            // The last bytes may have another ID.
+            Kind::Response(_) | Kind::Unknown(_) => {}
         }
         cut
     }
@@ -101,7 +104,7 @@ impl State {
         let was_request = matches!(cut.excerpt.kind(), Kind::Request(Some(_)));
         cut.excerpt.add_last(last);
         match cut.excerpt.kind() {
-            // Also a response that was taken for that of another call.
+            // Also a response that was taken for that of another call, or to a request that is cancelled.
             Kind::Response(Some(id)) | Kind::Unknown(Some(id)) => self.settle_response(&mut cut, &id, limits),
             Kind::Request(Some(id)) if !was_request => self.settle_request(&mut cut, &id, limits),
             Kind::Request(_) | Kind::Garbage => {}
