@@ -14,7 +14,8 @@ pytestmark = pytest.mark.anyio
 SERVER = "typescript-v2"
 # A call without a message, and a deadline that it exceeds even on a busy machine. Progress comes far more often.
 SILENCE_MS, DEADLINE_MS = 8_000, 4_000
-BEATS = {"DELIVERY__PROGRESS_AFTER_SECS": 1}
+# Progress needs a response that has begun.
+BEATS = {"DELIVERY__PROGRESS_AFTER_SECS": 1, "DELIVERY__COMMIT_AFTER_MS": 500}
 
 PAIRS = [(client, era) for client, kind in CLIENTS.items() for era in kind.eras]
 # The Python SDKs limit the whole call.
