@@ -343,8 +343,10 @@ impl Receipt {
 
     /// Notes that the connection of `attachment` was given the whole response: from here on the connection decides.
     pub(super) fn ended(mut self, attachment: &Attachment, receipts: &Receipts) {
-        self.settling = Some(attachment.id());
-        attachment.stream().note_settling(attachment.id());
+        // On HTTP/2 the end of a connection shows nothing of one response.
+        let may_break = !receipts.lock().is_multiplexed;
+        self.settling = may_break.then(|| attachment.id());
+        attachment.stream().note_whole(attachment.id(), may_break);
         receipts.wait_for(Waiting::Response(self));
     }
 }

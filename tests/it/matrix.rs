@@ -76,7 +76,12 @@ impl Attempt {
     fn is_kept(self) -> bool {
         let has_session = self.session != Held::Absent;
         let has_key = self.key != Held::Absent && self.token != Held::Absent;
-        matches!(self.deed, Deed::Resume | Deed::Retry | Deed::RetryByKey) && (has_session || has_key)
+        match self.deed {
+            Deed::Resume => has_session || has_key,
+            // Without a key the response is kept until its client has closed the connection.
+            Deed::Retry | Deed::RetryByKey => has_key,
+            Deed::Cancel | Deed::Answer | Deed::Delete => false,
+        }
     }
 
     /// Every attempt, as far as the deed looks at what is held.

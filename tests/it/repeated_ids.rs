@@ -2,6 +2,8 @@
 
 use serde_json::json;
 
+use crate::support::http_versions::{HttpVersion, TestClient, listen_tls};
+use crate::support::pki::Pki;
 use crate::support::*;
 
 /// ID of every request.
@@ -235,6 +237,72 @@ async fn a_cut_call_that_has_ended_long_ago_is_not_joined() {
         let pending = post.start(proxy.addr).await;
         answer(&mut upstream, form, 2).await;
         assert_eq!(run_of(&mut pending.response().await).await, 2, "{form:?}");
+    }
+}
+
+#[tokio::test]
+async fn clients_that_reset_each_connection_get_the_response_of_an_earlier_call_for_two_seconds_at_most() {
+    for form in FORMS {
+        let (mut upstream, proxy, session) = open().await;
+        let post = session.post(add());
+        let pending = post.start(proxy.addr).await;
+        answer(&mut upstream, form, 1).await;
+        let mut response = pending.response().await;
+        assert_eq!(run_of(&mut response).await, 1);
+        response.reset();
+        settle(&proxy, &mut upstream).await;
+        // A cut at the last byte looks so.
+        pass(std::time::Duration::from_millis(1500)).await;
+        let mut response = post.send(proxy.addr).await;
+        assert_eq!(run_of(&mut response).await, 1, "{form:?}");
+        response.reset();
+        settle(&proxy, &mut upstream).await;
+        // The retry has not begun the time anew.
+        pass(std::time::Duration::from_millis(1500)).await;
+        let pending = post.start(proxy.addr).await;
+        answer(&mut upstream, form, 2).await;
+        assert_eq!(run_of(&mut pending.response().await).await, 2, "{form:?}");
+    }
+}
+
+#[tokio::test]
+async fn each_call_gets_its_own_response_over_every_version_of_http() {
+    let pki = Pki::new();
+    for version in HttpVersion::ALL {
+        for form in FORMS {
+            let mut upstream = Upstream::start().await;
+            let proxy = Proxy::start(&upstream, |config| {
+                if version.is_tls() {
+                    config.listen.tls = Some(listen_tls(pki.pair()));
+                }
+            })
+            .await;
+            let headers = [
+                ("mcp-session-id", "s-1"),
+                ("mcp-protocol-version", V2025_11),
+                ("content-type", "application/json"),
+                ("accept", "application/json, text/event-stream"),
+            ];
+            let mut kept = None;
+            for run in 0..6_u64 {
+                // The first shows the use of IDs. A connection that is dropped says no good-bye, in TLS neither.
+                let body = if run == 0 { request("tools/list", json!({})) } else { add() };
+                let mut client = match kept.take() {
+                    Some(client) => client,
+                    None => TestClient::connect(proxy.addr, version, &pki).await,
+                };
+                let pending = client.send("POST", &headers, body);
+                answer(&mut upstream, form, run).await;
+                let mut response = pending.head().await;
+                let message = match form {
+                    Form::Json => response.body().await,
+                    Form::Events => response.events().await.remove(0),
+                };
+                let message: serde_json::Value = serde_json::from_slice(&message).unwrap();
+                assert_eq!(message["result"]["run"], run, "{version:?}, {form:?}");
+                kept = (run % 3 == 2).then_some(client);
+            }
+        }
     }
 }
 

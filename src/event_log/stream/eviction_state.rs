@@ -66,9 +66,9 @@ impl Stream {
         }
     }
 
-    /// Notes that the connection `attach` was given the whole response. Its delivery, or the end of the connection, decides what follows.
-    pub fn note_settling(&self, attach: AttachId) {
-        self.lock().machine.handle_settling(attach);
+    /// Notes that the connection `attach` was given the whole response. `may_break`: its delivery, or [`Self::note_broken`], decides what follows.
+    pub fn note_whole(&self, attach: AttachId, may_break: bool) {
+        self.lock().machine.handle_whole(attach, may_break);
     }
 
     /// Notes that the connection `attach` broke after it was given the whole response.

@@ -13,10 +13,13 @@ use crate::event_log::retry_index::Registration;
 use crate::event_log::stream::Stream;
 use crate::event_log::stream::response_head::Head;
 use crate::protocol::request_ids::IdUse;
+use crate::protocol::stream::Machine;
 use crate::sync;
 
 /// Time that a likely retry waits for the first call's client to leave.
 const DETACH_WAIT: Duration = Duration::from_millis(200);
+/// Time that a likely retry waits for the connection that was given the whole response to break.
+const BREAK_WAIT: Duration = Duration::from_millis(20);
 
 /// Relation of a POST to the stream's call, which has the same fingerprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,23 +71,27 @@ impl Stream {
         }
     }
 
-    /// Waits a moment for the connection of one of these calls to end, where IDs are free: only then the same POST is a retry.
+    /// Waits a moment for the connection of one of these calls to end, where IDs are free: only then the same POST is a retry. A connection that
+    /// was given the whole response is nearly always in use still, so that its end is waited for far less long.
     pub async fn wait_for_cut(calls: &[Arc<Self>]) {
-        let any_was_cut = poll_fn(|cx| {
-            let mut may_be_cut = false;
-            for call in calls {
-                let mut inner = call.lock();
-                if inner.machine.was_cut(clock::now()) {
-                    return Poll::Ready(());
+        let any = |wants: fn(&Machine) -> bool| {
+            poll_fn(move |cx| {
+                let mut is_wanted = false;
+                for call in calls {
+                    let mut inner = call.lock();
+                    if inner.machine.was_cut(clock::now()) {
+                        return Poll::Ready(());
+                    }
+                    if wants(&inner.machine) {
+                        is_wanted = true;
+                        inner.watch(cx);
+                    }
                 }
-                if inner.machine.may_be_cut() {
-                    may_be_cut = true;
-                    inner.watch(cx);
-                }
-            }
-            if may_be_cut { Poll::Pending } else { Poll::Ready(()) }
-        });
-        let _ = tokio::time::timeout(DETACH_WAIT, any_was_cut).await;
+                if is_wanted { Poll::Pending } else { Poll::Ready(()) }
+            })
+        };
+        let _ = tokio::time::timeout(DETACH_WAIT, any(Machine::may_be_cut)).await;
+        let _ = tokio::time::timeout(BREAK_WAIT, any(Machine::is_settling)).await;
     }
 
     /// Keeps an entry of the retry index for the life of the stream.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::announcements::AnnouncementState;
 use super::numbering::Numbering;
 use super::owed_responses::{OwedResponse, OwedResponses};
-use super::reader_state::{ReaderProgress, Takeovers};
+use super::reader_state::{LastConnection, ReaderProgress, Takeovers};
 use super::server_requests::PackedRequests;
 use super::states::{HeadOrigin, Outcome, Phase};
 use super::{Machine, Policy, ReaderState};
@@ -52,6 +52,10 @@ pub struct End {
     is_primed: bool,
     /// True if the last connection closed gracefully.
     has_closed_gracefully: bool,
+    /// True if the last connection was given the whole response, and its end showed nothing.
+    is_whole: bool,
+    /// Milliseconds after `left_at` in which the same POST is a retry where IDs are free.
+    retry_ms: u16,
 }
 
 impl End {
@@ -183,6 +187,8 @@ impl Machine {
             should_refuse_requests: self.policy.should_refuse_requests,
             is_primed: self.reader.is_primed(),
             has_closed_gracefully: self.reader.has_closed_gracefully(),
+            is_whole: self.reader.is_whole(),
+            retry_ms: self.retry_ms(self.reader.since()),
         })
     }
 
@@ -229,8 +235,13 @@ impl Machine {
             Some(rest) => machine.put_rest(rest),
             None => Default::default(),
         };
-        let arrival = (end.is_delivered, end.has_closed_gracefully);
-        machine.reader = ReaderState::of_ended((end.left_at, end.connections), arrival, progress, takeovers);
+        let last = LastConnection {
+            is_delivered: end.is_delivered,
+            has_closed_gracefully: end.has_closed_gracefully,
+            is_whole: end.is_whole,
+            first_cut: Self::first_cut_of(end.left_at, end.retry_ms),
+        };
+        machine.reader = ReaderState::of_ended((end.left_at, end.connections), last, progress, takeovers);
         machine
     }
 

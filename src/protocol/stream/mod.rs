@@ -375,9 +375,9 @@ impl Machine {
         self.reader.note_graceful_close();
     }
 
-    /// The connection `attach` was given the last event.
-    pub fn handle_settling(&mut self, attach: AttachId) {
-        self.reader.begin_settling(attach);
+    /// The connection `attach` was given the last event. `may_break`: [`Self::handle_broken`] will tell if it breaks.
+    pub fn handle_whole(&mut self, attach: AttachId, may_break: bool) {
+        self.reader.note_whole(attach, may_break);
     }
 
     /// The connection `attach`, which carried the last event, broke.
@@ -520,10 +520,8 @@ impl Machine {
 
     fn pass_through(&mut self, now: Instant) {
         self.phase = Phase::Passed;
-        if !self.reader.is_attached() {
-            // As for a seal, the retention begins with the response if its client left before.
-            self.reader.touch(now);
-        }
+        // As for a seal, the retention begins with the response if its client left before.
+        self.reader.note_passed(now);
         for timer in [Timer::Commit, Timer::Call, Timer::Abandon] {
             self.timers.stop(timer);
         }

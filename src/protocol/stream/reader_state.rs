@@ -27,8 +27,30 @@ pub struct ReaderState {
     /// True if the last message is known to have arrived.
     is_delivered: bool,
     has_closed_gracefully: bool,
-    /// The connection that was given the whole response, until it is known to have delivered it, or ends.
-    settling: Option<AttachId>,
+    given: Given,
+    /// Time at which a connection first ended without the whole response.
+    first_cut: Option<Instant>,
+}
+
+/// Part of the response that the last connection was given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Given {
+    /// Not all of it.
+    #[default]
+    Part,
+    /// All of it, on a connection that may still break.
+    WholeBy(AttachId),
+    /// All of it. The end of the connection shows nothing.
+    Whole,
+}
+
+/// The facts of the last connection of a stream that has ended, by which a client may still send its POST again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LastConnection {
+    pub(super) is_delivered: bool,
+    pub(super) has_closed_gracefully: bool,
+    pub(super) is_whole: bool,
+    pub(super) first_cut: Option<Instant>,
 }
 
 /// The takeovers of a stream by readers that displace each other.
@@ -86,18 +108,22 @@ impl ReaderState {
             takeovers: Takeovers::default(),
             is_delivered: false,
             has_closed_gracefully: false,
-            settling: None,
+            given: Given::Part,
+            first_cut: None,
         }
     }
 
     /// Restores the state of a stream that has ended.
     pub(super) fn of_ended(
         (since, connections): (Instant, u32),
-        (is_delivered, has_closed_gracefully): (bool, bool),
+        last: LastConnection,
         progress: ReaderProgress,
         takeovers: Takeovers,
     ) -> Self {
-        Self { progress, takeovers, connections, is_delivered, has_closed_gracefully, ..Self::new(since) }
+        let LastConnection { is_delivered, has_closed_gracefully, is_whole, first_cut } = last;
+        let given = if is_whole { Given::Whole } else { Given::Part };
+        let new = Self::new(since);
+        Self { progress, takeovers, connections, is_delivered, has_closed_gracefully, given, first_cut, ..new }
     }
 
     pub(super) fn takeovers(&self) -> Takeovers {
@@ -158,28 +184,46 @@ impl ReaderState {
         self.has_closed_gracefully = self.attached.is_none();
     }
 
-    /// Notes that the attached connection was given the whole response.
-    pub(super) fn begin_settling(&mut self, attach: AttachId) {
+    /// Notes that the attached connection was given the whole response. `may_break`: the end of the connection shows whether it broke.
+    pub(super) fn note_whole(&mut self, attach: AttachId, may_break: bool) {
         if self.is(attach) {
-            self.settling = Some(attach);
+            self.given = if may_break { Given::WholeBy(attach) } else { Given::Whole };
         }
     }
 
     /// Notes that the connection of a whole response broke. The client has left now, and not when the response was written.
     pub(super) fn note_broken(&mut self, attach: AttachId, now: Instant) {
-        if self.settling.take_if(|settling| *settling == attach).is_some() && self.attached.is_none() {
+        if self.given == Given::WholeBy(attach) && self.attached.is_none() {
+            self.given = Given::Part;
             self.since = now;
+            self.first_cut.get_or_insert(now);
         }
     }
 
-    /// Returns true if the last connection ended before its client can have the whole response.
-    pub(super) fn was_cut(&self) -> bool {
-        self.attached.is_none() && self.settling.is_none() && !self.is_delivered && !self.has_closed_gracefully
+    /// Notes that the response passes at `now`: a connection that ended before had nothing of it.
+    pub(super) fn note_passed(&mut self, now: Instant) {
+        if self.attached.is_none() {
+            self.since = now;
+        }
+        self.first_cut = self.first_cut.map(|_| now);
     }
 
-    /// Returns true if a connection reads now, or has the whole response and may still break.
-    pub(super) fn may_be_cut(&self) -> bool {
-        self.attached.is_some() || (self.settling.is_some() && !self.is_delivered)
+    /// Returns the time at which a connection first ended without the whole response, if the last one did and its client is not known to have
+    /// the response.
+    pub(super) fn cut_at(&self) -> Option<Instant> {
+        let lacks_response = self.attached.is_none() && self.given == Given::Part;
+        let is_cut = lacks_response && !self.is_delivered && !self.has_closed_gracefully;
+        is_cut.then(|| self.first_cut.unwrap_or(self.since))
+    }
+
+    /// Returns true if the last connection was given the whole response, and its end shows nothing.
+    pub(super) fn is_whole(&self) -> bool {
+        self.given == Given::Whole
+    }
+
+    /// Returns true if the connection that was given the whole response may still break.
+    pub(super) fn is_settling(&self) -> bool {
+        matches!(self.given, Given::WholeBy(_)) && !self.is_delivered
     }
 
     /// Returns the time since which the stream has been attached or detached.
@@ -264,7 +308,7 @@ impl ReaderState {
         }
         self.attached = Some(attach);
         self.has_closed_gracefully = false;
-        self.settling = None;
+        self.given = Given::Part;
         self.since = now;
     }
 
@@ -274,6 +318,9 @@ impl ReaderState {
         if is_reader {
             self.attached = None;
             self.since = now;
+            if self.given == Given::Part {
+                self.first_cut.get_or_insert(now);
+            }
         }
         is_reader
     }

@@ -15,19 +15,42 @@ const RETRY_WINDOW: Duration = Duration::from_secs(2);
 
 impl Machine {
     /// Returns whether the same POST is a retry where IDs are free: the last connection ended before the response was complete, and the call
-    /// still runs, or connection and response ended less than two seconds ago.
+    /// still runs, or it has ended and a connection first broke, both less than two seconds ago. Later retries do not extend that time.
     pub fn was_cut(&self, now: Instant) -> bool {
-        let is_recent = |ended: Instant| now.saturating_duration_since(ended) < RETRY_WINDOW;
-        self.reader.was_cut()
-            && match self.phase {
-                Phase::Waiting | Phase::Open => true,
-                Phase::Sealed { at, .. } => is_recent(at.max(self.reader.since())),
-                Phase::Passed => is_recent(self.reader.since()),
-            }
+        match self.phase {
+            Phase::Waiting | Phase::Open => self.reader.cut_at().is_some(),
+            Phase::Sealed { .. } | Phase::Passed => self.retry_until().is_some_and(|until| now < until),
+        }
     }
 
-    /// Returns whether a connection may still end before its client has the response.
+    /// Returns the time until which the same POST is a retry of a call that has ended, or `None` if it is none.
+    fn retry_until(&self) -> Option<Instant> {
+        let cut_at = self.reader.cut_at()?;
+        let from = match self.phase {
+            Phase::Sealed { at, .. } => at.max(cut_at),
+            Phase::Waiting | Phase::Open | Phase::Passed => cut_at,
+        };
+        Some(from + RETRY_WINDOW)
+    }
+
+    /// Returns whether a connection reads that may still end before its client has the response.
     pub fn may_be_cut(&self) -> bool {
-        self.reader.may_be_cut()
+        self.reader.is_attached()
+    }
+
+    /// Returns whether the connection that was given the whole response may still break.
+    pub fn is_settling(&self) -> bool {
+        self.reader.is_settling()
+    }
+
+    /// Returns the milliseconds after `left_at` in which the same POST is a retry of a call that has ended.
+    pub(super) fn retry_ms(&self, left_at: Instant) -> u16 {
+        let left = self.retry_until().map_or(Duration::ZERO, |until| until.saturating_duration_since(left_at));
+        u16::try_from(left.min(RETRY_WINDOW).as_millis()).unwrap_or(u16::MAX)
+    }
+
+    /// Returns the time from which the two seconds of [`Self::retry_ms`] count.
+    pub(super) fn first_cut_of(left_at: Instant, retry_ms: u16) -> Option<Instant> {
+        (left_at + Duration::from_millis(retry_ms.into())).checked_sub(RETRY_WINDOW)
     }
 }

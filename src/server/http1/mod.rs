@@ -130,8 +130,8 @@ where
 /// Returns how hyper's service of a connection ended.
 fn served<Io: AsyncRead + Unpin>(ended: hyper::Result<()>, watch: &SocketWatch<Io>) -> Served {
     match ended {
+        Ok(()) | Err(_) if !watch.is_broken() && watch.was_closed() => Served::Ended(ClosedBy::Client),
         Ok(()) if watch.is_broken() => Served::Broken,
-        Ok(()) if watch.was_closed() => Served::Ended(ClosedBy::Client),
         Ok(()) => Served::Ended(ClosedBy::Server),
         Err(error) => {
             debug!(%error, "connection ended");
@@ -174,6 +174,9 @@ fn poll_idle<Io: AsyncRead + Unpin, C: ConnectionState>(
     match io.poll_read_ahead(cx) {
         Poll::Ready(Ok(0)) => return Poll::Ready(Woken::Ended(ClosedBy::Client)),
         Poll::Ready(Ok(_)) => return Poll::Ready(Woken::Bytes),
+        Poll::Ready(Err(error)) if socket::is_plain_end(&error) => {
+            return Poll::Ready(Woken::Ended(ClosedBy::Client));
+        }
         Poll::Ready(Err(_)) => return Poll::Ready(Woken::Broken),
         Poll::Pending => {}
     }

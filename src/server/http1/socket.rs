@@ -45,6 +45,10 @@ impl<Io> Socket<Io> {
             }
             Poll::Ready(_) => self.blocked_since = None,
         }
+        // To end a connection that its client has closed may fail, and shows nothing.
+        if let Poll::Ready(Err(_)) = written {
+            self.is_broken = true;
+        }
         written
     }
 }
@@ -113,7 +117,10 @@ impl<Io: AsyncRead + Unpin> AsyncRead for HyperSocket<Io> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let mut socket = sync::lock(&self.0);
         let (filled, room) = (buffer.filled().len(), buffer.remaining());
-        let read = Pin::new(&mut socket.io).poll_read(cx, buffer);
+        let read = match Pin::new(&mut socket.io).poll_read(cx, buffer) {
+            Poll::Ready(Err(error)) if is_plain_end(&error) => Poll::Ready(Ok(())),
+            read => read,
+        };
         // A read that is ready has left no waker behind, and hyper may not read again.
         socket.is_awaited = read.is_pending();
         socket.is_broken |= matches!(read, Poll::Ready(Err(_)));
@@ -152,4 +159,9 @@ impl<Io: AsyncWrite + Unpin> AsyncWrite for HyperSocket<Io> {
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut sync::lock(&self.0).io).poll_shutdown(cx)
     }
+}
+
+/// Returns true for the end of a TLS connection without a `close_notify`. Many clients close so, and the lengths in HTTP show what is cut off.
+pub(super) fn is_plain_end(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::UnexpectedEof
 }
