@@ -79,7 +79,7 @@ impl Attempt {
         match self.deed {
             Deed::Resume => has_session || has_key,
             // Without a key the response is kept until its client has closed the connection.
-            Deed::Retry | Deed::RetryByKey => has_key,
+            Deed::Retry | Deed::RetryByKey => self.key != Held::Absent && (has_session || self.token != Held::Absent),
             Deed::Cancel | Deed::Answer | Deed::Delete => false,
         }
     }
