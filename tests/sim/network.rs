@@ -22,7 +22,7 @@ pub(crate) struct Listener(mpsc::UnboundedReceiver<Pipe>);
 #[derive(Clone)]
 pub(crate) struct Dialer(mpsc::UnboundedSender<Pipe>, usize);
 
-/// What one end of a pipe tells the other.
+/// State of one end of a pipe, for the other end.
 #[derive(Default)]
 struct End {
     /// Number of bytes that this end has written and the other has not read.
