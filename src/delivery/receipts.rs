@@ -269,10 +269,13 @@ impl Waiting {
         }
     }
 
-    /// Returns true if another replica may get the same request.
+    /// Returns true if another replica may get the same request, or if a token opens the response until its delivery is proven.
     fn is_shared(&self) -> bool {
         match self {
-            Self::Response(receipt) => receipt.log.coordination().is_some(),
+            Self::Response(receipt) => {
+                let is_sliced = receipt.stream.as_ref().is_some_and(|stream| stream.slicing().is_some());
+                is_sliced || receipt.log.coordination().is_some()
+            }
             Self::Interim(_) => false,
         }
     }

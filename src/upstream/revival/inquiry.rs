@@ -19,7 +19,7 @@ use crate::protocol::headers::{self, ProtocolVersion, names};
 use crate::protocol::jsonrpc::{RequestId, ServerFacts};
 use crate::protocol::session_refusal::{self, Refusal, SessionRefusals, Verdict};
 
-/// Time limit for the head of an answer. A server that is slower has not decided. Shorter than the time after which the proxy begins a response:
+/// Time limit for the head of an answer. A server that is slower counts as busy, with its session. Shorter than the time after which the proxy begins a response:
 /// the refusal has come, and passes with its status.
 const ANSWER_WAIT: Duration = Duration::from_millis(1500);
 /// Limits of the rest of an answer. A response that is read to its end leaves its connection to the next request.
@@ -51,7 +51,13 @@ impl Inquiry<'_> {
         for method in ["ping"].into_iter().chain(list) {
             let id = synthetic::own_id();
             let asking = send(self.question(&id, method));
-            let Ok(Some(answer)) = tokio::time::timeout(ANSWER_WAIT, asking).await else { return Verdict::Undecided };
+            let answer = match tokio::time::timeout(ANSWER_WAIT, asking).await {
+                Ok(Some(answer)) => answer,
+                // The server has just been ended, and its sessions with it.
+                Ok(None) => return Verdict::Undecided,
+                // A busy server: the refused request may have run.
+                Err(_) => return Verdict::Lives,
+            };
             match self.verdict(answer, id).await {
                 Verdict::RefusedAlike => {}
                 verdict => return verdict,

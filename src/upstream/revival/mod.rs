@@ -246,7 +246,7 @@ impl Refused<'_> {
     async fn is_unknown_here(&self, refused: &RefusedAs) -> bool {
         match self.verdict(refused, None).await {
             Verdict::Dead | Verdict::RefusedAlike => true,
-            Verdict::Undecided => refused.refusal.is_known() && effects::are_absent(self.template.body()),
+            Verdict::Undecided => refused.refusal.is_known(),
             Verdict::Lives => false,
         }
     }
@@ -262,8 +262,7 @@ impl Refused<'_> {
             Verdict::Dead => true,
             // A server that has never answered in the session may refuse all that it is asked.
             Verdict::RefusedAlike => handshake.was_answered(),
-            // A request that may have run is not sent again without a sign that its session is gone.
-            Verdict::Undecided => refused.refusal.is_known() && effects::are_absent(self.template.body()),
+            Verdict::Undecided => refused.refusal.is_known(),
             Verdict::Lives => false,
         };
         // The refusal may concern this caller alone.

@@ -204,7 +204,7 @@ async def test_a_server_of_2026_07_28_alone_passes_2025_11_25_through_the_bridge
     proxy = start(stack.start_proxy, server).found["port"]
     run = await run_suite(proxy, tmp_path / "run", "--requirements", "2025-11-25")
     others = {(scenario, check): status for (scenario, check, _), status in run.items() if status != "SUCCESS"}
-    assert others == {("server-sse-polling", "server-sse-disconnect-resume"): "INFO"}
+    assert others.items() <= {("server-sse-polling", "server-sse-disconnect-resume"): "INFO"}.items()
     assert len(run) == 83, run
 
 
