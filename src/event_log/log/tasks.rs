@@ -34,10 +34,10 @@ impl EventLog {
             return Err(ErrorCode::StoreFailed);
         }
         let quota = call.quota();
-        if !quota.has_room_for_task() {
+        let mut reservation = self.streams.admit_standalone(quota, request_bytes)?;
+        if !reservation.reserve_task() {
             return Err(ErrorCode::TooManyStreams);
         }
-        let reservation = self.streams.admit_standalone(quota, request_bytes)?;
         let (policy, ids) = call.with_machine(|machine| {
             let ids = machine.owed_responses().due().cloned().collect();
             (machine.policy().clone(), ids)

@@ -121,11 +121,6 @@ impl Quota {
         self.tasks.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the caller may have one more running task.
-    pub fn has_room_for_task(&self) -> bool {
-        self.tasks() < self.global().allowance.max_tasks
-    }
-
     /// Returns whether the quota must free bytes before it may hold more.
     pub fn is_exceeded(&self) -> bool {
         self.excess() > 0

@@ -238,6 +238,17 @@ impl StreamReservation {
         }
     }
 
+    /// Counts the stream as the running call of a task, unless the caller has as many as it may have. Returns whether it counts.
+    pub fn reserve_task(&mut self) -> bool {
+        if !self.is_task {
+            let quota = self.quota();
+            let max_tasks = quota.global().allowance.max_tasks;
+            let more = |tasks: usize| (tasks < max_tasks).then_some(tasks + 1);
+            self.is_task = quota.tasks.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok();
+        }
+        self.is_task
+    }
+
     /// Sets whether the stream is the running call of a task.
     pub(in crate::event_log) fn set_task(&mut self, is_task: bool) {
         if is_task == self.is_task {

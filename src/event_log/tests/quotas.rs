@@ -42,6 +42,18 @@ fn standalone_of(log: &EventLog, caller: u8) -> (Arc<Stream>, Writer) {
     (stream, writer)
 }
 
+#[test]
+fn tasks_that_begin_at_once_count_before_their_streams_exist() {
+    let log = tight(|limits| limits.max_tasks = 1);
+    let [mut first, mut second] = [quota(&log, 1).reserve_stream(0), quota(&log, 1).reserve_stream(0)];
+    assert!(first.reserve_task());
+    assert!(!second.reserve_task());
+    assert!(quota(&log, 2).reserve_stream(0).reserve_task());
+    drop(first);
+    assert!(second.reserve_task());
+    assert_eq!(quota(&log, 1).tasks(), 1);
+}
+
 fn sized(size: usize) -> String {
     format!(r#"{{"jsonrpc":"2.0","method":"n","params":"{}"}}"#, "x".repeat(size))
 }

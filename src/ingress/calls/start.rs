@@ -111,11 +111,11 @@ impl CallStarter {
         if !self.admission.can_admit(request) {
             return self.rejoin(request);
         }
-        if request.task.is_some() && !request.context.quota.has_room_for_task() {
+        let request_bytes = request.context.head_bytes + request.body.len();
+        let mut reservation = self.log.admit_held(held, request_bytes);
+        if request.task.is_some() && reservation.as_mut().is_ok_and(|reservation| !reservation.reserve_task()) {
             return self.rejoin(request).map_err(|_| ErrorCode::TooManyStreams);
         }
-        let request_bytes = request.context.head_bytes + request.body.len();
-        let reservation = self.log.admit_held(held, request_bytes);
         let (claim, _lock) = match claim {
             StartClaim::None => (CallClaim::None, None),
             StartClaim::Deferred => (CallClaim::Deferred, None),
