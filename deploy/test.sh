@@ -164,7 +164,7 @@ check_image() {
 # built.
 manifests_suffice() {
     mkdir -p "$1"
-    sed -n 's/^COPY \(Cargo.*\|bench.*\|deploy\/build-dependencies.sh .*\)$/\1/p' deploy/Dockerfile | while read -r line; do
+    sed -n 's/^COPY \(Cargo.*\|bench.*\|src.*\|deploy\/build-dependencies.sh .*\)$/\1/p' deploy/Dockerfile | while read -r line; do
         for file in $line; do
             [ -f "$file" ] && install -D "$file" "$1/$file"
         done

@@ -16,7 +16,6 @@
 //! replicas that share a store. [`sidecar`] composes all parts; [`demo`] shows them at work, and [`check`] examines a configuration and a server.
 
 pub mod admin;
-mod backoff;
 #[cfg(feature = "balancer")]
 pub mod balancer;
 pub mod body;
@@ -24,7 +23,6 @@ pub mod channel;
 pub mod check;
 #[cfg(unix)]
 pub mod child;
-pub mod clock;
 pub mod cluster;
 pub mod config;
 pub mod delivery;
@@ -36,17 +34,18 @@ mod eviction;
 pub mod ingress;
 pub mod lifecycle;
 pub mod log;
-pub mod metrics;
 pub mod otel;
-pub mod protocol;
-mod random;
 pub mod server;
 pub mod sidecar;
-#[cfg(feature = "simulation")]
-pub mod simulation;
-#[cfg(not(feature = "simulation"))]
-mod simulation;
-pub mod store;
-mod sync;
 pub mod tls;
 pub mod upstream;
+
+pub use mcp_resume_base::clock;
+#[cfg(feature = "simulation")]
+pub use mcp_resume_base::simulation;
+#[cfg(not(feature = "simulation"))]
+pub(crate) use mcp_resume_base::simulation;
+pub(crate) use mcp_resume_base::{backoff, random, sync};
+pub use mcp_resume_metrics as metrics;
+pub use mcp_resume_protocol as protocol;
+pub use mcp_resume_store as store;

@@ -6,21 +6,17 @@ use std::path::{Path, PathBuf};
 
 /// The rooms of `src`, from the ground up: each imports only rooms listed before it.
 const FLOORS: &[&str] = &[
-    "random",
-    "simulation",
-    "clock",
-    "sync",
-    "backoff",
+    "base",
+    "protocol",
+    "metrics",
+    "store",
     "eviction",
     "body",
     "descriptors",
-    "protocol",
     "log",
     "config",
-    "metrics",
     "tls",
     "otel",
-    "store",
     "event_log",
     "child",
     "channel",
@@ -39,6 +35,9 @@ const FLOORS: &[&str] = &[
     "cli",
     "main",
 ];
+
+/// The rooms that are crates of their own. The compiler holds their direction; `crate` in them is the room.
+const CRATES: &[&str] = &["base", "protocol", "metrics", "store"];
 
 /// Words with which no documentation of an item begins: they put a clause where a noun or a verb belongs.
 const OPENINGS: &[&str] = &[
@@ -100,8 +99,9 @@ fn is_test(path: &Path) -> bool {
 /// Returns the path from `crate` of each name that `code`, the code of `module`, takes from another module.
 fn imports(module: &[String], code: &str) -> BTreeSet<Vec<String>> {
     let mut found = BTreeSet::new();
+    let own = module.iter().take(1).filter(|room| CRATES.contains(&room.as_str()));
     for rest in code.split("crate::").skip(1) {
-        collect(rest, &mut Vec::new(), &mut found);
+        collect(rest, &mut own.clone().cloned().collect(), &mut found);
     }
     for (at, _) in code.match_indices("super::") {
         // Of `super::super::` the last one counts, with those before it.
@@ -118,7 +118,7 @@ fn imports(module: &[String], code: &str) -> BTreeSet<Vec<String>> {
 /// The names that the modules with children hand on, each with the path it comes from.
 fn exports(files: &BTreeMap<PathBuf, String>) -> BTreeMap<Vec<String>, Vec<String>> {
     let mut found = BTreeMap::new();
-    for (path, text) in files.iter().filter(|(path, _)| path.ends_with("mod.rs")) {
+    for (path, text) in files.iter().filter(|(path, _)| path.ends_with("mod.rs") || path.ends_with("lib.rs")) {
         let folder = module(path);
         for rest in text.split("use ").skip(1) {
             let mut names = BTreeSet::new();
@@ -253,7 +253,7 @@ fn module(path: &Path) -> Vec<String> {
     let parts =
         path.with_extension("").iter().skip(1).map(|part| part.to_str().expect("text").to_owned()).collect::<Vec<_>>();
     match parts.split_last() {
-        Some((last, folders)) if last == "mod" => folders.to_vec(),
+        Some((last, folders)) if last == "mod" || last == "lib" => folders.to_vec(),
         _ => parts,
     }
 }

@@ -114,8 +114,11 @@ done
 deploy/release/npm.sh all "$version" "$directory"
 
 if [ -z "${WITHOUT_CRATE:-}" ]; then
-    cargo package --quiet --locked --no-verify --allow-dirty -p mcp-resume --target-dir "$work/crate"
-    cp "$work"/crate/package/mcp-resume-"$version".crate "$directory"
+    crates=(mcp-resume)
+    for manifest in src/*/Cargo.toml; do crates+=("mcp-resume-$(basename "$(dirname "$manifest")")"); done
+    # Together, since each names the others by their version.
+    cargo package --quiet --locked --no-verify --allow-dirty "${crates[@]/#/--package=}" --target-dir "$work/crate"
+    for crate in "${crates[@]}"; do cp "$work/crate/package/$crate-$version.crate" "$directory"; done
     deploy/release/sbom.sh "$directory/mcp-resume-$version.cdx.json"
 fi
 

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+pub use crate::store::disk::Fsync;
+
 use super::KeyPair;
 
 /// The store of events.
@@ -36,17 +38,6 @@ pub struct DiskStore {
     pub fsync: Fsync,
     /// Largest size of the directory, in bytes.
     pub max_bytes: u64,
-}
-
-/// Durability of an event once a client has read it. Every level survives `kill -9`; they differ in the losses of a
-/// power failure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fsync {
-    /// Survives a power failure and a crash of the system: each group of calls is synced before its responses.
-    Always,
-    /// Syncs 200 ms later, or as soon as the disk has finished a sync begun then. A power failure loses the calls
-    /// since, the last ones first and each as a whole.
-    Interval,
 }
 
 /// A Redis, or a server with the same protocol.

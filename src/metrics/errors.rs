@@ -3,7 +3,7 @@
 use prometheus::IntCounterVec;
 
 use super::{Error, Registrar};
-use crate::protocol::error::{ErrorCode, Side};
+use mcp_resume_protocol::error::{ErrorCode, Side};
 
 /// Errors of one process, by code.
 pub struct Errors {

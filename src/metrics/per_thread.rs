@@ -11,7 +11,7 @@ use prometheus::proto::MetricFamily;
 use prometheus::{IntCounter, IntCounterVec, IntGauge};
 
 use super::Error;
-use crate::sync::{self, PerThread};
+use mcp_resume_base::sync::{self, PerThread};
 
 /// A counter. Clones share the count.
 #[derive(Clone)]
@@ -172,7 +172,7 @@ impl Collector for Histogram {
 mod tests {
     use std::thread;
 
-    use crate::metrics::Registrar;
+    use crate::Registrar;
 
     /// Returns the lines of the metrics page with samples.
     fn page(registry: &Registrar) -> Vec<String> {

@@ -8,8 +8,8 @@ use std::sync::Mutex;
 use prometheus::{Counter, Gauge, Opts};
 
 use super::{Error, Registrar};
-use crate::clock;
-use crate::sync;
+use mcp_resume_base::clock;
+use mcp_resume_base::sync;
 
 /// Metrics of the process, in a registry of their own: these names have no prefix.
 pub struct Process {

@@ -217,7 +217,7 @@ impl Message {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::error::ErrorCode;
+    use crate::error::ErrorCode;
 
     #[test]
     fn messages_round_trip_and_unknown_ones_are_skipped() {

@@ -120,7 +120,7 @@ mod tests {
     use http::HeaderValue;
 
     use super::*;
-    use crate::protocol::ids::{Handle, Keyring, Secret, StoreEpoch, StreamId, StreamKind};
+    use crate::ids::{Handle, Keyring, Secret, StoreEpoch, StreamId, StreamKind};
 
     fn handle(owner: u32) -> Handle {
         let keys = Keyring::new([3; 32], Vec::new());

@@ -155,7 +155,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::protocol::ids::{Keyring, Owner, StoreEpoch, StreamId, StreamKind};
+    use crate::ids::{Keyring, Owner, StoreEpoch, StreamId, StreamKind};
 
     fn handle() -> Handle {
         let keys = Keyring::new([7; 32], vec![]);

@@ -10,7 +10,7 @@ use super::error::Error;
 use super::metrics::Metrics;
 use crate::clock;
 use crate::config::key_file::{self, KeyFile};
-use crate::config::{self, Config, OnUnreachable};
+use crate::config::{self, Config, KeyPair, OnUnreachable};
 use crate::event_log::{Backing, Identity};
 use crate::protocol::ids::{Keyring, Owner, StoreEpoch};
 use crate::random;
@@ -119,12 +119,8 @@ impl StoreSetup {
 
 /// Returns the options of a Redis connection.
 pub(super) fn redis_options(redis: &config::RedisStore) -> redis::Options {
-    redis::Options {
-        prefix: redis.prefix.clone(),
-        ca: redis.ca.clone(),
-        identity: redis.identity.clone(),
-        ..redis::Options::new(&redis.url)
-    }
+    let identity = redis.identity.clone().map(|KeyPair { cert, key }| redis::Identity { cert, key });
+    redis::Options { prefix: redis.prefix.clone(), ca: redis.ca.clone(), identity, ..redis::Options::new(&redis.url) }
 }
 
 /// Loads the key file, or returns `None` if none is configured.

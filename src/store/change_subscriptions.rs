@@ -8,7 +8,7 @@ use std::sync::Arc;
 use dashmap::DashMap;
 use tokio::sync::Notify;
 
-use crate::protocol::ids::StreamId;
+use mcp_resume_protocol::ids::StreamId;
 
 /// The registry of one store. Clones share it.
 #[derive(Clone, Default)]

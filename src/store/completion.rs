@@ -12,7 +12,7 @@ use dashmap::DashMap;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
 
-use crate::sync;
+use mcp_resume_base::sync;
 
 /// A result with the address of its receiver.
 pub(super) trait Complete: Send + 'static {

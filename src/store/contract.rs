@@ -7,10 +7,10 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::{Appended, Error, Read, Store, StoreHealth, Stored, WriterEpoch};
-use crate::clock;
-use crate::protocol::ids::{Seq, StreamId};
-use crate::protocol::stream::Batch;
-use crate::random;
+use mcp_resume_base::clock;
+use mcp_resume_base::random;
+use mcp_resume_protocol::ids::{Seq, StreamId};
+use mcp_resume_protocol::stream::Batch;
 
 /// Time to live that is long enough for every test.
 const KEEP: Duration = Duration::from_secs(600);
@@ -20,7 +20,7 @@ const MOMENT: Duration = Duration::from_millis(1);
 /// One test for each clause, each with a fresh store.
 macro_rules! suite {
     ($store:expr) => {
-        $crate::store::contract::suite! { $store =>
+        $crate::contract::suite! { $store =>
             a_new_stream_is_empty
             batches_are_read_in_order
             an_identical_batch_is_written_once
@@ -58,12 +58,13 @@ macro_rules! suite {
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $clause() {
                     let fixture = $store;
-                    $crate::store::contract::$clause($crate::store::contract::Fixture::store(&fixture)).await;
+                    $crate::contract::$clause($crate::contract::Fixture::store(&fixture)).await;
                 }
             )+
         }
     };
 }
+#[cfg(test)]
 pub(crate) use suite;
 
 /// Description and final state of the streams in these tests: opaque bytes to a store.

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 
 use super::{Error, Pending, Store};
-use crate::protocol::ids::{Owner, StoreEpoch};
+use mcp_resume_protocol::ids::{Owner, StoreEpoch};
 
 /// Outcome of the renewal of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use prometheus::{IntCounterVec, IntGauge};
 
 use super::Error;
-use crate::metrics::{self, Histogram, Registrar};
+use mcp_resume_metrics::{self as metrics, Histogram, Registrar};
 
 /// Metrics of the store.
 pub struct Metrics {

@@ -1,6 +1,6 @@
 //! A store in memory for tests: every call of the contract over [`Tail`]s.
 //!
-//! In production the event log keeps the tails itself and has no store behind them. Time is that of [`crate::clock`],
+//! In production the event log keeps the tails itself and has no store behind them. Time is that of [`mcp_resume_base::clock`],
 //! so a paused clock moves it.
 
 use std::collections::VecDeque;
@@ -14,22 +14,22 @@ use dashmap::DashMap;
 use tokio::sync::{Notify, watch};
 
 use super::change_subscriptions::ChangeSubscriptions;
-use super::tail::Tail;
-use crate::clock;
-use crate::protocol::ids::{Owner, Seq, StoreEpoch, StreamId};
-use crate::protocol::stream::Batch;
-use crate::random;
-use crate::store::{
+use crate::{
     Appended, ChangeSubscription, Coordination, Error, Pending, Read, Renewal, Store, StoreHealth, Stored, WriterEpoch,
 };
-use crate::sync;
+use mcp_resume_base::clock;
+use mcp_resume_base::random;
+use mcp_resume_base::sync;
+use mcp_resume_protocol::ids::{Owner, Seq, StoreEpoch, StreamId};
+use mcp_resume_protocol::stream::Batch;
+use mcp_resume_protocol::tail::Tail;
 
 /// Delay of the result of a slow claim, or of a slow query for members.
 const SLOW: Duration = Duration::from_secs(2);
 
 /// Handle of one replica to the shared contents. Streams are found by id; each has its own lock, and one lock is one
 /// atomic step.
-pub(crate) struct TestStore {
+pub struct TestStore {
     owner: Owner,
     /// Distinguishes processes with the same replica name.
     incarnation: u64,
@@ -38,7 +38,7 @@ pub(crate) struct TestStore {
 
 /// Contents shared by all replicas.
 #[derive(Default)]
-pub(crate) struct Contents {
+pub struct Contents {
     streams: DashMap<StreamId, Arc<Mutex<StoredStream>>>,
     records: DashMap<Vec<u8>, (Bytes, Instant)>,
     subscriptions: ChangeSubscriptions,
@@ -93,22 +93,22 @@ struct StoredStream {
 
 impl TestStore {
     /// Returns a store for that replica, with contents of its own.
-    pub(crate) fn of(owner: Owner) -> Self {
+    pub fn of(owner: Owner) -> Self {
         Self { owner, incarnation: u64::from_be_bytes(random::bytes()), contents: Arc::default() }
     }
 
     /// Returns the same contents as seen by another replica, or by another process with the same name.
-    pub(crate) fn as_of(&self, owner: Owner) -> Self {
+    pub fn as_of(&self, owner: Owner) -> Self {
         Self { contents: self.contents.clone(), ..Self::of(owner) }
     }
 
     /// Makes the store unreachable for all replicas, or reachable again.
-    pub(crate) fn set_away(&self, away: bool) {
+    pub fn set_away(&self, away: bool) {
         self.away.store(away, Ordering::Relaxed);
     }
 
     /// Loses the whole contents. The store stays reachable.
-    pub(crate) fn lose(&self) {
+    pub fn lose(&self) {
         self.streams.clear();
         self.records.clear();
         self.leases.clear();
@@ -118,37 +118,37 @@ impl TestStore {
     }
 
     /// Delays the results of claims and of queries for members, which take effect at once, or stops delaying them.
-    pub(crate) fn set_slow(&self, slow: bool) {
+    pub fn set_slow(&self, slow: bool) {
         self.slow.store(slow, Ordering::Relaxed);
     }
 
     /// Delays joins of groups, which take effect at the end of the delay, or stops delaying them.
-    pub(crate) fn set_slow_joins(&self, slow: bool) {
+    pub fn set_slow_joins(&self, slow: bool) {
         self.has_slow_joins.store(slow, Ordering::Relaxed);
     }
 
     /// Returns the most delayed joins that were in progress at a time.
-    pub(crate) fn joins_peak(&self) -> usize {
+    pub fn joins_peak(&self) -> usize {
         self.joins_peak.load(Ordering::Relaxed)
     }
 
     /// Makes claims take effect and still report that the store is unavailable, as all other calls do, or ends that.
-    pub(crate) fn set_deaf(&self, deaf: bool) {
+    pub fn set_deaf(&self, deaf: bool) {
         self.deaf.store(deaf, Ordering::Relaxed);
     }
 
     /// Refuses records that are put and claims, as a full store does, or accepts them again.
-    pub(crate) fn set_full(&self, full: bool) {
+    pub fn set_full(&self, full: bool) {
         self.full.store(full, Ordering::Relaxed);
     }
 
     /// Refuses takeovers of `stream` from now on.
-    pub(crate) fn refuse(&self, stream: StreamId) {
+    pub fn refuse(&self, stream: StreamId) {
         self.refused.insert(stream, ());
     }
 
     /// Returns the keys of the records that have not expired.
-    pub(crate) fn records(&self) -> Vec<Vec<u8>> {
+    pub fn records(&self) -> Vec<Vec<u8>> {
         let now = clock::now();
         self.records.iter().filter(|entry| entry.1 > now).map(|entry| entry.key().clone()).collect()
     }
@@ -563,3 +563,6 @@ impl Coordination for TestStore {
         Pending::Ready(Ok(found))
     }
 }
+
+#[cfg(test)]
+crate::contract::suite!(std::sync::Arc::new(TestStore::default()));

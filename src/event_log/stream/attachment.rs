@@ -15,9 +15,9 @@ use crate::event_log::stream::{Stream, in_flight};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::{self, AttachId, Handle, Seq};
 use crate::protocol::stream::{CursorPlace, Phase};
+use crate::protocol::tail::ID_LINE;
 use crate::protocol::trace::TraceContext;
 use crate::simulation::{self, Bug};
-use crate::store::tail::ID_LINE;
 
 /// Outcome of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

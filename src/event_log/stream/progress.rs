@@ -15,7 +15,7 @@ use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc;
 use crate::protocol::progress::{self, Progress, ProgressToken, TokenOfRequest};
 use crate::protocol::sse;
-use crate::store::tail::Tail;
+use crate::protocol::tail::Tail;
 
 /// Size limit of the events that one look reads, in bytes.
 const LOOKED_AT: usize = 1024 * 1024;

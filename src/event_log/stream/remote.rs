@@ -21,7 +21,7 @@ use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::{AttachId, Owner, Seq, StreamId};
 use crate::protocol::sse;
 use crate::protocol::stream::{Batch, Machine};
-use crate::store::tail::Tail;
+use crate::protocol::tail::Tail;
 use crate::store::{Stored, WriterEpoch};
 
 /// Records of a stream from the store.

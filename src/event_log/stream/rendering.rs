@@ -5,7 +5,7 @@ use bytes::BytesMut;
 use crate::event_log::stream::partial_results::{Edits, RenamedEvent, Slice};
 use crate::event_log::stream::state::Inner;
 use crate::protocol::ids::{self, Handle, Seq};
-use crate::store::tail::ID_LINE;
+use crate::protocol::tail::ID_LINE;
 
 /// Result of one read.
 pub(in crate::event_log) struct Written {

@@ -14,7 +14,7 @@ use crate::event_log::stream::response_head::Head;
 use crate::protocol::headers::Lines;
 use crate::protocol::ids::{AttachId, Seq, StreamKind};
 use crate::protocol::stream::{Batch, Machine, Phase};
-use crate::store::tail::Tail;
+use crate::protocol::tail::Tail;
 use crate::store::{Appended, WriterEpoch};
 
 #[derive(Debug)]

@@ -36,8 +36,8 @@ use crate::protocol::headers::Lines;
 use crate::protocol::ids::{Owner, Secret, Seq, SessionGeneration, StoreEpoch, StreamId, StreamKind};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::{End, Machine, Outcome, Phase, Policy, Rest};
+use crate::protocol::tail::{COPIED_MAX, PackedTail, Tail};
 use crate::store::WriterEpoch;
-use crate::store::tail::{COPIED_MAX, PackedTail, Tail};
 
 /// Upper bound of the cost of a stub that has nothing but the end: itself, the session's id, and its entries in the table, in
 /// the quota and at the sweeper.

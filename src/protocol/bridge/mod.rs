@@ -14,7 +14,7 @@ pub use log_level::LogLevel;
 
 use serde_json::Value;
 
-use crate::protocol::jsonrpc::{self, RequestId};
+use crate::jsonrpc::{self, RequestId};
 
 const META: &str = "_meta";
 // Members of `_meta` that the revision without sessions has.

@@ -11,8 +11,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::protocol::headers::{self, names};
-use crate::protocol::jsonrpc;
+use crate::headers::{self, names};
+use crate::jsonrpc;
 
 /// Marks of a value that is base64, because it is no text of a header.
 const ENCODED: (&str, &str) = ("=?base64?", "?=");

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::jsonrpc::{self, Message, RequestId};
 
 const ID: &[&str] = &["id"];
 const TOKEN_OF_REQUEST: &[&str] = &["params", "_meta", "progressToken"];
@@ -242,7 +242,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::protocol::channel::routing::{Routing, Target};
+    use crate::channel::routing::{Routing, Target};
 
     /// A channel with both of its sides: the tests speak for the server.
     #[derive(Default)]

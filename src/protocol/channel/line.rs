@@ -7,8 +7,8 @@
 use bytes::{Buf, Bytes, BytesMut};
 use memchr::{memchr, memchr2};
 
-use crate::protocol::error::ErrorCode;
-use crate::protocol::excerpt::{EXCERPT, LastBytes};
+use crate::error::ErrorCode;
+use crate::excerpt::{EXCERPT, LastBytes};
 
 /// Bytes with which the other line ends of Unicode begin in UTF-8.
 const NEL: &[u8] = &[0xC2, 0x85];

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::ids::{ID_MAX, MemberKey, Receiver};
-use crate::protocol::jsonrpc::{self, RequestId};
+use crate::jsonrpc::{self, RequestId};
 
 /// Limit of what is remembered of one kind. The oldest goes.
 pub(super) const REMEMBERED: usize = 1024;

@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use super::ids::{CallKey, IdInUse, Ids, MemberKey, Owed, Random, Receiver};
 use super::questions::{Questions, Remembered};
-use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::jsonrpc::{self, Message, RequestId};
 
 /// Response for a message of the server.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -336,7 +336,7 @@ impl Routing {
 mod tests {
     use super::super::questions::REMEMBERED;
     use super::*;
-    use crate::protocol::jsonrpc::peek;
+    use crate::jsonrpc::peek;
 
     fn begin(routing: &mut Routing, call: u64, body: &str) -> Result<(), IdInUse> {
         let body = Bytes::copy_from_slice(body.as_bytes());

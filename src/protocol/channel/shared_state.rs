@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::ids::MemberKey;
 use super::questions::Remembered;
-use crate::protocol::jsonrpc::{self, RequestId, SessionChange};
+use crate::jsonrpc::{self, RequestId, SessionChange};
 
 /// Most subscriptions of a session.
 pub(super) const SUBSCRIPTIONS_MAX: usize = 256;

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::jsonrpc::{self, Message, RequestId};
 
 /// The method whose arguments may hold the token too, because a model fills in only those.
 pub const CALLS_TOOL: &str = "tools/call";

@@ -10,7 +10,7 @@ use httparse::ParserConfig;
 use memchr::memmem::Finder;
 
 use super::{Error, Framing, MAX_HEAD_BYTES, MAX_HEADERS, MAX_INTERIM_HEADS};
-use crate::protocol::headers::Lines;
+use crate::headers::Lines;
 
 /// Writes the head of a request to `target` with a body of `body` bytes, and reserves `room` bytes behind it. Names `host` if `lines` have
 /// no `Host`.

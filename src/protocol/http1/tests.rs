@@ -4,7 +4,7 @@ use http::{HeaderName, HeaderValue, Method, StatusCode};
 use proptest::prelude::*;
 
 use super::*;
-use crate::protocol::headers::Lines;
+use crate::headers::Lines;
 
 /// A response read from pieces: its head and body, and what is left of the bytes behind it.
 #[derive(Clone, Debug, PartialEq)]

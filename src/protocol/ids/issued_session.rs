@@ -9,8 +9,8 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use super::Keyring;
 use super::keyring::MAC_BYTES;
-use crate::protocol::dialect::Declared;
-use crate::protocol::headers::{ProtocolVersion, SessionId};
+use crate::dialect::Declared;
+use crate::headers::{ProtocolVersion, SessionId};
 
 const PREFIX: &str = "mr1.";
 /// First byte of the record. No handle begins with it, so neither is valid as the other under one key.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use bytes::{Buf, Bytes, BytesMut};
 use memchr::{memchr, memchr2};
 
-use crate::protocol::excerpt::{EXCERPT, LastBytes};
+use crate::excerpt::{EXCERPT, LastBytes};
 
 mod encode;
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::numbering::Numbering;
-use crate::protocol::ids::Seq;
+use crate::ids::Seq;
 
 /// Messages that are logged before the upstream's first message and behind its last one. They are events like any other, but do not
 /// count as pending for a client.

@@ -2,7 +2,7 @@
 
 use super::Machine;
 use super::states::Phase;
-use crate::protocol::ids::Seq;
+use crate::ids::Seq;
 
 /// The place of a cursor in a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,10 +14,10 @@ use super::reader_state::{LastConnection, ReaderProgress, Takeovers};
 use super::server_requests::PackedRequests;
 use super::states::{HeadOrigin, Outcome, Phase};
 use super::{Machine, Policy, ReaderState};
-use crate::protocol::error::Failure;
-use crate::protocol::headers::Era;
-use crate::protocol::ids::{Seq, StreamKind};
-use crate::protocol::jsonrpc::RequestId;
+use crate::error::Failure;
+use crate::headers::Era;
+use crate::ids::{Seq, StreamKind};
+use crate::jsonrpc::RequestId;
 
 /// The end of a request stream.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,7 @@
 //! Batches: events that are numbered and encoded, and not yet accepted by the store.
 
-use crate::protocol::ids::Seq;
-use crate::protocol::sse;
+use crate::ids::Seq;
+use crate::sse;
 
 /// Consecutive events of one stream, each encoded without its `id` line (the id depends on the handle it is delivered under).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use crate::protocol::ids::Seq;
+use crate::ids::Seq;
 
 /// Limit for the distance between events of a set. No log keeps so many events, so a larger distance comes from a damaged record.
 const SPAN_MAX: u64 = 1 << 26;

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use super::states::{HeadOrigin, Phase};
 use super::timers::Timer;
 use super::{Machine, OwedResponses, Policy, ReaderState, ServerRequests};
-use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::ids::Seq;
-use crate::protocol::jsonrpc::RequestId;
+use crate::error::{ErrorCode, Failure};
+use crate::ids::Seq;
+use crate::jsonrpc::RequestId;
 
 impl Machine {
     /// Returns the phase of the stream.

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use super::Machine;
 use super::timers::Timer;
-use crate::protocol::headers::Era;
-use crate::protocol::ids::Seq;
+use crate::headers::Era;
+use crate::ids::Seq;
 
 /// The input turns of one stream.
 #[derive(Debug)]

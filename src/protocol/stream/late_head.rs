@@ -9,8 +9,8 @@ use std::time::Instant;
 use super::Machine;
 use super::states::Outcome;
 use super::timers::Timer;
-use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::refusal::RefusalHeaders;
+use crate::jsonrpc::RequestId;
+use crate::refusal::RefusalHeaders;
 
 /// Facts of a late head, and of responses that came elsewhere before it. Most streams have none.
 #[derive(Debug, Default)]
@@ -101,11 +101,11 @@ mod tests {
     use http::header::RETRY_AFTER;
 
     use super::*;
-    use crate::clock;
-    use crate::protocol::error::{ErrorCode, Failure};
-    use crate::protocol::headers::Era;
-    use crate::protocol::ids::{AttachId, Seq};
-    use crate::protocol::stream::{Effect, Phase, Policy};
+    use crate::error::{ErrorCode, Failure};
+    use crate::headers::Era;
+    use crate::ids::{AttachId, Seq};
+    use crate::stream::{Effect, Phase, Policy};
+    use mcp_resume_base::clock;
 
     const MAX_WAIT: Duration = Duration::from_secs(600);
     const CALL_TIMEOUT: Duration = Duration::from_secs(30);

@@ -69,10 +69,10 @@ use timers::{Timer, TimerTable};
 use upstream_resume::Next;
 pub use upstream_resume::{Ending, UpstreamCursor};
 
-use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::ids::{AttachId, Seq, StreamKind};
-use crate::protocol::jsonrpc::{self, Message, RequestId};
-use crate::protocol::sse;
+use crate::error::{ErrorCode, Failure};
+use crate::ids::{AttachId, Seq, StreamKind};
+use crate::jsonrpc::{self, Message, RequestId};
+use crate::sse;
 
 /// Pause between two attempts to open a standalone stream whose session the upstream does not know.
 const DORMANT_RETRY: Duration = Duration::from_secs(60);

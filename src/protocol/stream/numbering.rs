@@ -4,7 +4,7 @@
 //! store has accepted a batch, or another writer's events.
 
 use super::event_batch::Batch;
-use crate::protocol::ids::Seq;
+use crate::ids::Seq;
 
 /// The events of one stream: trimmed, stored, being stored and staged, in this order.
 #[derive(Debug)]

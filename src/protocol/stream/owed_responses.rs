@@ -7,8 +7,8 @@ use std::collections::{HashMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use crate::protocol::ids::Seq;
-use crate::protocol::jsonrpc::RequestId;
+use crate::ids::Seq;
+use crate::jsonrpc::RequestId;
 
 /// Number of ids up to which a linear search is used. Most streams owe one response and need no index.
 const UNINDEXED_MAX: usize = 8;
@@ -263,7 +263,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::protocol::jsonrpc::counted::comparisons;
+    use crate::jsonrpc::counted::comparisons;
 
     fn id(number: usize) -> RequestId {
         RequestId::Number(number.to_string().into())

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use super::Machine;
 use super::states::{Effect, Phase};
 use super::timers::Timer;
-use crate::protocol::headers::Era;
-use crate::protocol::ids::StreamKind;
-use crate::protocol::jsonrpc::{Body, Message, RequestId};
+use crate::headers::Era;
+use crate::ids::StreamKind;
+use crate::jsonrpc::{Body, Message, RequestId};
 
 /// Method of a ping, of either side.
 pub(super) const PING: &str = "ping";

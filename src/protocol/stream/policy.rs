@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::protocol::headers::Era;
-use crate::protocol::ids::StreamKind;
+use crate::headers::Era;
+use crate::ids::StreamKind;
 
 /// The rules of one stream, fixed when it is created. Stores hold them, under the names that the serialized form gives.
 #[derive(Clone, Debug, Serialize, Deserialize)]

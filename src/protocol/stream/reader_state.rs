@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::protocol::ids::{AttachId, Seq};
+use crate::ids::{AttachId, Seq};
 
 /// Takeovers closer together than this count as two readers that displace each other.
 const RIVAL_WINDOW: Duration = Duration::from_secs(10);

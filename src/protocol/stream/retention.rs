@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::Machine;
 use super::states::{Outcome, Phase};
-use crate::protocol::ids::{Seq, StreamKind};
+use crate::ids::{Seq, StreamKind};
 
 /// Time in which a client asks once more for a task that has ended: the longest interval between two polls, and a moment.
 const POLL_PATIENCE: Duration = Duration::from_secs(11);

@@ -4,10 +4,10 @@ use std::time::Instant;
 
 use super::Machine;
 use super::states::{Effect, Outcome, Phase};
-use crate::protocol::error::Failure;
-use crate::protocol::ids::StreamKind;
-use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::tasks;
+use crate::error::Failure;
+use crate::ids::StreamKind;
+use crate::jsonrpc::RequestId;
+use crate::tasks;
 
 impl Machine {
     /// Returns the outcome of a stream that owes no response.

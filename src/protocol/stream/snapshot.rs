@@ -15,9 +15,9 @@ use super::server_requests::ServerRequestRecord;
 use super::states::{HeadOrigin, Outcome, Phase};
 use super::timers::Timer;
 use super::{Machine, Policy};
-use crate::protocol::error::Failure;
-use crate::protocol::ids::Seq;
-use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::error::Failure;
+use crate::ids::Seq;
+use crate::jsonrpc::{self, Message, RequestId};
 
 /// The state of a stream when its last event was numbered. Stores hold it, under the names that the serialized form gives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -186,8 +186,8 @@ impl Machine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock;
-    use crate::protocol::headers::Era;
+    use crate::headers::Era;
+    use mcp_resume_base::clock;
 
     /// A snapshot as stores hold it.
     const RECORD: &str = concat!(

@@ -5,8 +5,8 @@ use std::time::Instant;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::tasks::Continuation;
+use crate::jsonrpc::RequestId;
+use crate::tasks::Continuation;
 
 /// The outcome of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

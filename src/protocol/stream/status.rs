@@ -2,8 +2,8 @@
 
 use super::Machine;
 use super::states::Phase;
-use crate::protocol::dialect::Status;
-use crate::protocol::ids::{Seq, StreamKind};
+use crate::dialect::Status;
+use crate::ids::{Seq, StreamKind};
 
 impl Machine {
     /// Returns the status for a client that has every event up to `after`, or up to the last confirmed one if that is later.

@@ -3,7 +3,7 @@
 //! A call becomes a task in one step of its pump. The stream of the POST gets the handle as the response that it owes, and ends; from then on it is a
 //! finished call like any other. The upstream call goes on in a stream of its own, whose events are records of the task's state, each of which makes the
 //! one before it obsolete, and in the end the response of the server. So any process that has the stream's events can tell the state. Absent: the records
-//! themselves ([`tasks`](crate::protocol::tasks)), and the conditions under which a call may become a task (the pump).
+//! themselves ([`tasks`](crate::tasks)), and the conditions under which a call may become a task (the pump).
 
 use std::time::{Duration, Instant};
 
@@ -11,11 +11,11 @@ use super::Machine;
 use super::states::{Effect, HeadOrigin, Outcome, Phase};
 use super::timers::Timer;
 use super::upstream_resume::UpstreamCursor;
-use crate::protocol::error::Failure;
-use crate::protocol::ids::Seq;
-use crate::protocol::jsonrpc::{self, Message, RequestId};
-use crate::protocol::progress;
-use crate::protocol::tasks::{self, Answered, TaskState};
+use crate::error::Failure;
+use crate::ids::Seq;
+use crate::jsonrpc::{self, Message, RequestId};
+use crate::progress;
+use crate::tasks::{self, Answered, TaskState};
 
 /// Name of the events that hold a record of the state.
 const RECORD: &[u8] = b"mcp-resume-task";

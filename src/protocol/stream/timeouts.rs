@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use super::Machine;
 use super::states::{Effect, HeadOrigin, Outcome, Phase};
 use super::timers::Timer;
-use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::headers::Era;
+use crate::error::{ErrorCode, Failure};
+use crate::headers::Era;
 
 impl Machine {
     /// Fires every timer that is due at `now`.

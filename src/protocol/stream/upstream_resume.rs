@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use super::policy::Policy;
-use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::ids::StreamKind;
-use crate::protocol::sse;
+use crate::error::{ErrorCode, Failure};
+use crate::ids::StreamKind;
+use crate::sse;
 
 /// Pause before an upstream that sent no `retry` is resumed.
 const DEFAULT_RETRY: Duration = Duration::from_secs(1);

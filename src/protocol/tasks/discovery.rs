@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::EXTENSION;
-use crate::protocol::jsonrpc;
+use crate::jsonrpc;
 
 /// Least time for which an answer counts.
 const LEAST_TTL: Duration = Duration::from_secs(300);

@@ -3,7 +3,7 @@
 use serde_json::value::RawValue;
 
 use super::ID_PREFIX;
-use crate::protocol::jsonrpc;
+use crate::jsonrpc;
 
 const FILTER: &[&str] = &["params", "notifications"];
 const TASK_IDS: &[&str] = &["params", "notifications", "taskIds"];

@@ -20,7 +20,7 @@ pub use listen::{names_tasks, without_own_tasks};
 pub use request::{TaskMethod, TaskRequest, declares, handle_of, has_input_responses, task_id_of};
 pub use rounds::{Answered, Continuation};
 pub use server_ids::{owner_of, unwrapped, unwrapped_id, wrapped};
-pub(in crate::protocol) use state::is_input_required;
+pub(crate) use state::is_input_required;
 pub use state::{Outcome, Record, Status, TaskState, poll_interval, shortened};
 pub use wire::{
     View, acknowledgement, created, get_request, get_response, header_mismatch, method_not_found, missing_capability,

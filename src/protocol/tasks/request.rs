@@ -1,8 +1,8 @@
 //! Requests that concern tasks, as clients send them.
 
 use super::{EXTENSION, ID_PREFIX};
-use crate::protocol::ids::EventId;
-use crate::protocol::jsonrpc::{self, RequestId};
+use crate::ids::EventId;
+use crate::jsonrpc::{self, RequestId};
 
 const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
 

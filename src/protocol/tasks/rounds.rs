@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::protocol::error::ErrorCode;
-use crate::protocol::jsonrpc;
+use crate::error::ErrorCode;
+use crate::jsonrpc;
 
 /// Most requests of a round: each answer stores those again that are outstanding.
 const MAX_REQUESTS: usize = 100;

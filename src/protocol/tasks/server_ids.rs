@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::ID_PREFIX;
 use super::request::{handle_of, task_id_of};
-use crate::protocol::ids::Owner;
-use crate::protocol::jsonrpc::{self, Message};
+use crate::ids::Owner;
+use crate::jsonrpc::{self, Message};
 
 /// Separator between the owner and the ID of the server.
 const WRAPPED: char = '~';

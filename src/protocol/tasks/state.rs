@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::rounds::{Answered, Continuation, Rounds};
-use crate::protocol::error::ErrorCode;
-use crate::protocol::jsonrpc;
+use crate::error::ErrorCode;
+use crate::jsonrpc;
 
 /// Most rounds of input in one task: clients give up a call after as many.
 const MAX_ROUNDS: u32 = 10;
@@ -273,7 +273,7 @@ impl TaskState {
 }
 
 /// Returns true if a response asks for input instead of giving a result.
-pub(in crate::protocol) fn is_input_required(message: &[u8]) -> bool {
+pub(crate) fn is_input_required(message: &[u8]) -> bool {
     jsonrpc::member(message, &["result", "resultType"]) == Some(r#""input_required""#)
 }
 

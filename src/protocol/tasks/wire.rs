@@ -9,8 +9,8 @@ use time::format_description::well_known::Rfc3339;
 
 use super::state::{Record, Status};
 use super::{EXTENSION, ID_PREFIX};
-use crate::protocol::ids::Handle;
-use crate::protocol::jsonrpc::{self, RequestId};
+use crate::ids::Handle;
+use crate::jsonrpc::{self, RequestId};
 
 /// Errors of the specification.
 pub(super) const INVALID_PARAMS: i64 = -32602;

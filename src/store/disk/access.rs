@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::database::Database;
-use crate::sync;
+use mcp_resume_base::sync;
 
 /// Longest wait of a reader while the database is opened again.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -24,7 +24,7 @@ use super::index::{LiveEvents, ObsoleteFilterFactory};
 use super::inspect::inspect;
 use super::layout::{self, EVENTS, RECORDS, STREAMS, StreamMeta};
 use super::{Fsync, Sizes};
-use crate::protocol::ids::{Seq, StoreEpoch, StreamId};
+use mcp_resume_protocol::ids::{Seq, StoreEpoch, StreamId};
 
 /// Worker threads of the database. The first one compacts nothing, so that flushes do not wait. It passes each due
 /// compaction to itself until another worker takes it: with two workers for as long as the other one compacts. With

@@ -21,9 +21,9 @@ use sha2::{Digest, Sha256};
 use tracing::warn;
 
 use super::OpenError;
-use crate::protocol::ids::StoreEpoch;
-use crate::random;
-use crate::store::Keys;
+use crate::Keys;
+use mcp_resume_base::random;
+use mcp_resume_protocol::ids::StoreEpoch;
 
 const LOCK: &str = "lock";
 const FORMAT: &str = "format";

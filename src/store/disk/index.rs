@@ -9,8 +9,8 @@ use fjall::compaction::filter::{CompactionFilter, CompactionFilterResult, Contex
 
 use super::failure::{Failure, damaged};
 use super::layout::{self, StreamMeta};
-use crate::protocol::ids::{Seq, StreamId};
-use crate::store::StoreHealth;
+use crate::StoreHealth;
+use mcp_resume_protocol::ids::{Seq, StreamId};
 
 /// Written by the writer alone, after the commit; read by all.
 #[derive(Default)]

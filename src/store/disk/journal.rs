@@ -235,7 +235,7 @@ mod tests {
 
     impl Folder {
         fn with(journals: &[(u64, Vec<u8>)]) -> Self {
-            let name = format!("mcp-resume-journals-{:032x}", u128::from_be_bytes(crate::random::bytes()));
+            let name = format!("mcp-resume-journals-{:032x}", u128::from_be_bytes(mcp_resume_base::random::bytes()));
             let folder = Self(std::env::temp_dir().join(name));
             fs::create_dir_all(&folder.0).unwrap();
             for (number, bytes) in journals {

@@ -22,9 +22,9 @@ use std::ops::RangeInclusive;
 
 use bytes::Bytes;
 
-use crate::protocol::ids::{Seq, StreamId};
-use crate::protocol::stream::Batch;
-use crate::store::WriterEpoch;
+use crate::WriterEpoch;
+use mcp_resume_protocol::ids::{Seq, StreamId};
+use mcp_resume_protocol::stream::Batch;
 
 pub(super) const STREAMS: &str = "streams";
 pub(super) const EVENTS: &str = "events";

@@ -51,10 +51,20 @@ use self::writer::{Call, Command, Writer};
 use super::change_subscriptions::ChangeSubscriptions;
 use super::completion::Completions;
 use super::{Appended, ChangeSubscription, Error, Keys, Pending, Read, Store, StoreHealth, Stored, WriterEpoch};
-use crate::clock;
-pub use crate::config::Fsync;
-use crate::protocol::ids::{Owner, Seq, StreamId};
-use crate::protocol::stream::Batch;
+use mcp_resume_base::clock;
+use mcp_resume_protocol::ids::{Owner, Seq, StreamId};
+use mcp_resume_protocol::stream::Batch;
+
+/// Durability of an event once a client has read it. Every level survives `kill -9`; they differ in the losses of a
+/// power failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fsync {
+    /// Survives a power failure and a crash of the system: each group of calls is synced before its responses.
+    Always,
+    /// Syncs 200 ms later, or as soon as the disk has finished a sync begun then. A power failure loses the calls
+    /// since, the last ones first and each as a whole.
+    Interval,
+}
 
 /// Maximum bytes of calls that wait for the writer. Further calls are refused: the disk does not keep up.
 const MAX_QUEUED_BYTES: usize = 64 << 20;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use super::failure::Failure;
-use crate::store::completion::{Complete, Queue};
-use crate::store::{Appended, Error};
+use crate::completion::{Complete, Queue};
+use crate::{Appended, Error};
 
 /// Sender of the result of one call.
 pub(super) struct Reply<T> {

@@ -19,9 +19,9 @@ use ::redis::{Cmd, Value};
 use super::failure::{Failure, Replies, check_replies};
 use super::keys::{Names, Order};
 use super::{entry, last_words, number, scripts};
-use crate::protocol::ids::{Seq, StreamId};
-use crate::protocol::stream::Batch;
-use crate::store::WriterEpoch;
+use crate::WriterEpoch;
+use mcp_resume_protocol::ids::{Seq, StreamId};
+use mcp_resume_protocol::stream::Batch;
 
 /// Idle time after which the permit of a stream is dropped.
 const PERMIT_IDLE: Duration = Duration::from_secs(30);
@@ -189,7 +189,7 @@ impl PlainAppends {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock;
+    use mcp_resume_base::clock;
 
     const KEEP: Duration = Duration::from_secs(1600);
 

@@ -9,7 +9,7 @@ use super::append::Append;
 use super::failure::{Failure, Replies, check_replies};
 use super::keys::Order;
 use super::scripts;
-use crate::store::completion::{Complete, Queue, deliver};
+use crate::completion::{Complete, Queue, deliver};
 
 /// A call, and the receiver of its replies.
 pub(super) struct Call {

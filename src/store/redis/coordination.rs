@@ -12,9 +12,9 @@ use super::keys::{self, Order, order};
 use super::pubsub::MAIL;
 use super::scripts::{self, Script};
 use super::{Redis, command, last, millis};
-use crate::protocol::ids::{Owner, StoreEpoch};
-use crate::store::{Coordination, Error, Pending, Renewal, StoreHealth};
-use crate::sync;
+use crate::{Coordination, Error, Pending, Renewal, StoreHealth};
+use mcp_resume_base::sync;
+use mcp_resume_protocol::ids::{Owner, StoreEpoch};
 
 /// Maximum messages that are taken at once.
 const MESSAGES_MAX: usize = 256;

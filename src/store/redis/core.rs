@@ -11,11 +11,11 @@ use super::command::{Call, Completion, Note, Work, cmd};
 use super::failure::Failure;
 use super::generation::{self, hex};
 use super::keys::{Names, Order, order};
-use crate::protocol::ids::{Owner, StoreEpoch};
-use crate::random;
-use crate::store::change_subscriptions::ChangeSubscriptions;
-use crate::store::completion::Completions;
-use crate::store::{Error, Keys, Pending, StoreHealth};
+use crate::change_subscriptions::ChangeSubscriptions;
+use crate::completion::Completions;
+use crate::{Error, Keys, Pending, StoreHealth};
+use mcp_resume_base::random;
+use mcp_resume_protocol::ids::{Owner, StoreEpoch};
 
 /// Maximum calls that wait to be sent. Further calls fail: Redis is far behind.
 const WAITING: usize = 16 * 1024;

@@ -4,8 +4,8 @@
 
 use bytes::{Buf, Bytes};
 
-use crate::protocol::ids::Seq;
-use crate::protocol::stream::Batch;
+use mcp_resume_protocol::ids::Seq;
+use mcp_resume_protocol::stream::Batch;
 
 /// Bytes of the length before each event, big-endian.
 const LENGTH_BYTES: usize = size_of::<u32>();

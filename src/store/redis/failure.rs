@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ::redis::{ErrorKind, RedisError, ServerError, Value};
 
-use crate::store::Error;
+use crate::Error;
 
 /// Replies to the steps of a call, or their first failure.
 pub(super) type Replies = Result<Vec<Value>, Failure>;

@@ -7,10 +7,10 @@ use ::redis::aio::ConnectionLike;
 
 use super::command::{ask, cmd};
 use super::failure::Failure;
-use crate::clock;
-use crate::protocol::ids::StoreEpoch;
-use crate::random;
-use crate::store::Keys;
+use crate::Keys;
+use mcp_resume_base::clock;
+use mcp_resume_base::random;
+use mcp_resume_protocol::ids::StoreEpoch;
 
 /// Version of the layout of all stored data. Data of a later version is left alone.
 pub(super) const VERSION: u32 = 1;

@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use ::redis::Cmd;
 
 use super::scripts::Script;
-use crate::protocol::ids::{Owner, StreamId};
+use mcp_resume_protocol::ids::{Owner, StreamId};
 
 /// Names of keys and channels with one prefix.
 #[derive(Clone)]
@@ -47,12 +47,12 @@ impl Names {
         format!("{}wake:{}", self.prefix, of(owner))
     }
 
-    /// Returns the key of a record of [`crate::store::Store::put`].
+    /// Returns the key of a record of [`crate::Store::put`].
     pub(super) fn record(&self, key: &[u8]) -> Vec<u8> {
         [self.prefix.as_bytes(), b"rec:", key].concat()
     }
 
-    /// Returns the key of a group of [`crate::store::Coordination::join`].
+    /// Returns the key of a group of [`crate::Coordination::join`].
     pub(super) fn group(&self, group: &[u8]) -> Vec<u8> {
         [self.prefix.as_bytes(), b"group:", group].concat()
     }

@@ -64,9 +64,8 @@ use self::keys::{Names, order};
 #[cfg(doc)]
 use super::Coordination;
 use super::{Appended, ChangeSubscription, Error, Keys, Pending, Read, Store, StoreHealth, Stored, WriterEpoch};
-use crate::config::KeyPair;
-use crate::protocol::ids::{Owner, Seq, StreamId};
-use crate::protocol::stream::Batch;
+use mcp_resume_protocol::ids::{Owner, Seq, StreamId};
+use mcp_resume_protocol::stream::Batch;
 
 /// Maximum bytes of one read, plus the batch that exceeds them.
 const READ_MAX: usize = 8 * 1024 * 1024;
@@ -96,7 +95,7 @@ pub struct Options {
     /// File of the trusted certificate authorities, in PEM form; `None` for those of the system.
     pub ca: Option<PathBuf>,
     /// Client certificate presented to Redis.
-    pub identity: Option<KeyPair>,
+    pub identity: Option<Identity>,
     /// User and password for the sentinels, or `None` if they need none.
     pub sentinel_login: Option<(String, String)>,
 }
@@ -115,6 +114,15 @@ impl Options {
             sentinel_login: None,
         }
     }
+}
+
+/// PEM files of a client certificate.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// The certificate, followed by its intermediate authorities.
+    pub cert: PathBuf,
+    /// The private key.
+    pub key: PathBuf,
 }
 
 /// A store that was opened.

@@ -16,9 +16,9 @@ use super::core::Core;
 use super::failure::Failure;
 use super::keys;
 use super::scripts;
-use crate::clock;
-use crate::protocol::ids::StreamId;
-use crate::store::{Error, Pending};
+use crate::{Error, Pending};
+use mcp_resume_base::clock;
+use mcp_resume_protocol::ids::StreamId;
 
 /// Message by which a replica checks that its subscription works.
 pub(super) const HEARTBEAT: &[u8] = b"heartbeat";

@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 use clap::{Parser, ValueEnum};
 use mcp_resume::protocol::ids::{Owner, Seq, StreamId};
 use mcp_resume::protocol::stream::Batch;
+use mcp_resume::protocol::tail::Tail;
 use mcp_resume::store::disk::{self, Disk, Fsync};
 use mcp_resume::store::redis::{self, Redis};
-use mcp_resume::store::{Appended, Store, tail::Tail};
+use mcp_resume::store::{Appended, Store};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 

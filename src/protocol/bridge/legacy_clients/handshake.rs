@@ -2,10 +2,10 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::protocol::bridge::client_facts::{check_size, client_info};
-use crate::protocol::bridge::{Declared, LEGACY, LISTS, SERVER_INFO, TASKS, response};
-use crate::protocol::headers::ProtocolVersion;
-use crate::protocol::jsonrpc::{self, RequestId};
+use crate::bridge::client_facts::{check_size, client_info};
+use crate::bridge::{Declared, LEGACY, LISTS, SERVER_INFO, TASKS, response};
+use crate::headers::ProtocolVersion;
+use crate::jsonrpc::{self, RequestId};
 
 /// Facts about a client, which each of its requests repeats at the server.
 #[derive(Clone, PartialEq, Debug)]

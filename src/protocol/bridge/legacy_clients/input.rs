@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::ClientFacts;
-use crate::protocol::jsonrpc;
+use crate::jsonrpc;
 
 /// Most questions of one round.
 const MAX_QUESTIONS: usize = 64;
@@ -78,8 +78,8 @@ impl Question {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::bridge::Declared;
-    use crate::protocol::headers::ProtocolVersion;
+    use crate::bridge::Declared;
+    use crate::headers::ProtocolVersion;
 
     fn required(result: Value) -> Option<InputRequired> {
         InputRequired::of(json!({"jsonrpc": "2.0", "id": 1, "result": result}).to_string().as_bytes())

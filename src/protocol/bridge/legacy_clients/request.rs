@@ -3,8 +3,8 @@
 use serde_json::{Map, Value, json};
 
 use super::ClientFacts;
-use crate::protocol::bridge::{CAPABILITIES, CLIENT_INFO, LOG_LEVEL, META, MODERN, RESOURCE_SUBSCRIPTIONS, VERSION};
-use crate::protocol::jsonrpc;
+use crate::bridge::{CAPABILITIES, CLIENT_INFO, LOG_LEVEL, META, MODERN, RESOURCE_SUBSCRIPTIONS, VERSION};
+use crate::jsonrpc;
 
 /// Answers of one round of input, for the request that goes on with a call.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -98,8 +98,8 @@ fn inner(object: &Map<String, Value>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::bridge::Declared;
-    use crate::protocol::headers::ProtocolVersion;
+    use crate::bridge::Declared;
+    use crate::headers::ProtocolVersion;
 
     fn client() -> ClientFacts {
         let version = ProtocolVersion::parse("2025-06-18").expect("a revision");

@@ -5,8 +5,8 @@ use std::ops::Range;
 use serde_json::{Map, Value, json};
 
 use super::{ClientFacts, tool_list};
-use crate::protocol::bridge::{META, SUBSCRIPTION_ID, error_in, response};
-use crate::protocol::jsonrpc::{self, RequestId};
+use crate::bridge::{META, SUBSCRIPTION_ID, error_in, response};
+use crate::jsonrpc::{self, RequestId};
 
 const INTERNAL_ERROR: i64 = -32603;
 const HEADER_MISMATCH: i64 = -32020;
@@ -151,8 +151,8 @@ fn is_of_type(block: &str, kind: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::bridge::Declared;
-    use crate::protocol::headers::ProtocolVersion;
+    use crate::bridge::Declared;
+    use crate::headers::ProtocolVersion;
 
     fn client(version: &str) -> ClientFacts {
         let version = ProtocolVersion::parse(version).expect("a revision");

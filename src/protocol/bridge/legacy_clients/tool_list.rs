@@ -6,7 +6,7 @@ use std::ops::Range;
 use serde_json::{Value, json};
 
 use super::param_headers::{ParamHeader, param_headers};
-use crate::protocol::jsonrpc;
+use crate::jsonrpc;
 
 /// Facts about a tool that its calls need.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

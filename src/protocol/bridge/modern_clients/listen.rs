@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::protocol::bridge::{LISTS, RESOURCE_SUBSCRIPTIONS, SERVER_INFO, SUBSCRIPTION_ID, json_of, response};
-use crate::protocol::jsonrpc::{self, RequestId};
+use crate::bridge::{LISTS, RESOURCE_SUBSCRIPTIONS, SERVER_INFO, SUBSCRIPTION_ID, json_of, response};
+use crate::jsonrpc::{self, RequestId};
 
 const RESOURCE_UPDATED: &str = "notifications/resources/updated";
 /// Most resources of one subscription. Further ones are not acknowledged.

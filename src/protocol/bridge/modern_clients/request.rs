@@ -2,11 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::protocol::bridge::client_facts::{check_size, client_info};
-use crate::protocol::bridge::{
-    CAPABILITIES, CLIENT_INFO, Declared, LOG_LEVEL, LogLevel, META, TASKS, VERSION, response,
-};
-use crate::protocol::jsonrpc::{self, RequestId};
+use crate::bridge::client_facts::{check_size, client_info};
+use crate::bridge::{CAPABILITIES, CLIENT_INFO, Declared, LOG_LEVEL, LogLevel, META, TASKS, VERSION, response};
+use crate::jsonrpc::{self, RequestId};
 
 /// Method of a request, as the bridge treats it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

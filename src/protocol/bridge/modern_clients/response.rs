@@ -3,8 +3,8 @@
 use http::StatusCode;
 use serde_json::{Map, Value, json};
 
-use crate::protocol::bridge::{SERVER_INFO, error_in, response};
-use crate::protocol::jsonrpc::{self, RequestId};
+use crate::bridge::{SERVER_INFO, error_in, response};
+use crate::jsonrpc::{self, RequestId};
 
 /// Error of a call for which the user must first open a page, at 2025-11-25.
 const URL_ELICITATION_REQUIRED: i64 = -32042;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::super::ids::{CallKey, IdInUse, MemberKey, Owed, Receiver};
 use super::super::routing::{Routing, Target};
-use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::jsonrpc::{self, Message, RequestId};
 
 /// One step. Sessions, calls and questions are chosen by number.
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::super::ids::MemberKey;
 use super::super::shared_state::{Decision, LEVELS, OwnRequest, SUBSCRIPTIONS_MAX, SharedState};
-use crate::protocol::jsonrpc::RequestId;
+use crate::jsonrpc::RequestId;
 
 const ONE: MemberKey = MemberKey(1);
 const TWO: MemberKey = MemberKey(2);

@@ -12,8 +12,8 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use super::event_set::EventSet;
-use crate::protocol::ids::Seq;
-use crate::protocol::jsonrpc::RequestId;
+use crate::ids::Seq;
+use crate::jsonrpc::RequestId;
 
 mod packed;
 #[cfg(test)]

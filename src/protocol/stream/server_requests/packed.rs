@@ -5,13 +5,13 @@ use std::collections::HashSet;
 use std::time::Instant;
 
 use super::{Ledger, ServerRequest, ServerRequests};
-use crate::protocol::ids::Seq;
-use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::stream::event_set::EventSet;
+use crate::ids::Seq;
+use crate::jsonrpc::RequestId;
+use crate::stream::event_set::EventSet;
 
 /// Server→client requests of a stream that has ended. Most streams have none.
 #[derive(Debug, Default)]
-pub(in crate::protocol::stream) struct PackedRequests(Option<Box<Packed>>);
+pub(in crate::stream) struct PackedRequests(Option<Box<Packed>>);
 
 #[derive(Debug)]
 struct Packed {
@@ -37,7 +37,7 @@ struct PackedRequest {
 
 impl PackedRequests {
     /// Packs `requests` of a stream whose events up to `trimmed` the log has dropped.
-    pub(in crate::protocol::stream) fn of(requests: ServerRequests, trimmed: Seq) -> Self {
+    pub(in crate::stream) fn of(requests: ServerRequests, trimmed: Seq) -> Self {
         let Some(ledger) = requests.0 else { return Self(None) };
         let Ledger { waiting, answered, spent, has_forgotten, unspendable, changes, .. } = *ledger;
         let pack = |request: ServerRequest, is_answered| {
@@ -58,7 +58,7 @@ impl PackedRequests {
     }
 
     /// Returns the requests as [`Self::of`] got them.
-    pub(in crate::protocol::stream) fn unpack(self) -> ServerRequests {
+    pub(in crate::stream) fn unpack(self) -> ServerRequests {
         let Some(packed) = self.0 else { return ServerRequests(None) };
         let Packed { requests, spent, unspendable, changes, trimmed } = *packed;
         let has_forgotten = spent.is_some();
@@ -78,14 +78,14 @@ impl PackedRequests {
     }
 
     /// The log has dropped its events up to `seq`.
-    pub(in crate::protocol::stream) fn handle_trimmed(&mut self, seq: Seq) {
+    pub(in crate::stream) fn handle_trimmed(&mut self, seq: Seq) {
         if let Some(packed) = &mut self.0 {
             packed.trimmed = packed.trimmed.max(seq);
         }
     }
 
     /// Returns the memory beside the value itself, in bytes.
-    pub(in crate::protocol::stream) fn byte_len(&self) -> usize {
+    pub(in crate::stream) fn byte_len(&self) -> usize {
         let Some(packed) = &self.0 else { return 0 };
         let ids: usize = packed.requests.iter().map(|request| request.id.text().len()).sum();
         let spent = packed.spent.as_ref().map_or(0, EventSet::byte_len);
@@ -93,17 +93,17 @@ impl PackedRequests {
     }
 
     /// Returns true if there was never a request.
-    pub(in crate::protocol::stream) fn is_empty(&self) -> bool {
+    pub(in crate::stream) fn is_empty(&self) -> bool {
         self.0.is_none()
     }
 
     /// Returns true if a request of one of these ids is remembered.
-    pub(in crate::protocol::stream) fn knows_any(&self, ids: &HashSet<&RequestId>) -> bool {
+    pub(in crate::stream) fn knows_any(&self, ids: &HashSet<&RequestId>) -> bool {
         self.requests().any(|request| ids.contains(&request.id))
     }
 
     /// Returns the ids of the unanswered requests, in the order of their arrival.
-    pub(in crate::protocol::stream) fn outstanding(&self) -> impl Iterator<Item = &RequestId> {
+    pub(in crate::stream) fn outstanding(&self) -> impl Iterator<Item = &RequestId> {
         self.requests().filter(|request| !request.is_answered).map(|request| &request.id)
     }
 

@@ -1,8 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::clock;
-use crate::protocol::jsonrpc::counted::comparisons;
+use crate::jsonrpc::counted::comparisons;
+use mcp_resume_base::clock;
 
 fn id(number: usize) -> RequestId {
     RequestId::Number(number.to_string().into())

@@ -2,11 +2,11 @@
 
 use super::steps::{Payload, Setup};
 use super::subject::{Input, Owed, Real, Replay, Stage, Subject};
-use crate::clock;
-use crate::protocol::ids::StreamKind;
-use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::jsonrpc::counted::comparisons;
-use crate::protocol::stream::{Effect, Ending, Machine, Outcome};
+use crate::ids::StreamKind;
+use crate::jsonrpc::RequestId;
+use crate::jsonrpc::counted::comparisons;
+use crate::stream::{Effect, Ending, Machine, Outcome};
+use mcp_resume_base::clock;
 
 /// Returns an open stream with a connection.
 fn open(setup: &Setup) -> Real {

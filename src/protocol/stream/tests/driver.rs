@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use super::model::{Call, Head, Model};
 use super::steps::{MessageKind, Payload, Setup, Step, failure, request_id, setup, steps};
 use super::subject::{Input, Reading, Real, Replay, Reply, Stage, Subject, View};
-use crate::protocol::ids::StreamKind;
-use crate::protocol::jsonrpc::RequestId;
+use crate::ids::StreamKind;
+use crate::jsonrpc::RequestId;
 
 /// A promise that was broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

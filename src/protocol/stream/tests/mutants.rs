@@ -6,7 +6,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use super::driver::{Promise, check};
 use super::steps::{Setup, setup, steps};
 use super::subject::{Input, Real, Replay, Reply, Subject, TakenBatch, View};
-use crate::protocol::stream::{ClientResponse, Effect};
+use crate::stream::{ClientResponse, Effect};
 
 /// Number of random cases, far more than any mutant needs.
 const CASES: usize = 3000;
@@ -219,7 +219,7 @@ mutants! {
         fn replay(&self, cursor: u64) -> Replay {
             match self.0.replay(cursor) {
                 Replay::Events(_) => Replay::Events(
-                    self.0.tail.events_after(crate::protocol::ids::Seq(cursor))
+                    self.0.tail.events_after(crate::ids::Seq(cursor))
                         .take_while(|(seq, _)| *seq <= self.0.machine.tail())
                         .map(|(seq, bytes)| (seq.0, bytes.to_vec()))
                         .collect(),

@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use super::steps::Setup;
-use crate::clock;
-use crate::protocol::headers::Era;
-use crate::protocol::ids::{AttachId, Seq, StreamKind};
-use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::stream::{ClientResponse, Effect, Ending, Machine};
+use crate::headers::Era;
+use crate::ids::{AttachId, Seq, StreamKind};
+use crate::jsonrpc::RequestId;
+use crate::stream::{ClientResponse, Effect, Ending, Machine};
+use mcp_resume_base::clock;
 
 const READER: AttachId = AttachId(1);
 

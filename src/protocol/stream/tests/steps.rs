@@ -5,11 +5,11 @@ use std::time::Duration;
 use proptest::option;
 use proptest::prelude::*;
 
-use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::headers::Era;
-use crate::protocol::ids::StreamKind;
-use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::stream::{Ending, Policy};
+use crate::error::{ErrorCode, Failure};
+use crate::headers::Era;
+use crate::ids::StreamKind;
+use crate::jsonrpc::RequestId;
+use crate::stream::{Ending, Policy};
 
 /// The policy and the requests of one stream, in the model's terms.
 #[derive(Clone, Debug)]

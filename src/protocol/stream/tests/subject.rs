@@ -5,16 +5,13 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use super::steps::{MessageKind, Setup};
-use crate::clock;
-use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::ids::{AttachId, Seq};
-use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::sse;
-use crate::protocol::stream::{
-    Batch, ClientResponse, CursorPlace, Effect, Ending, Machine, Outcome, OwedResponse, Phase,
-};
-use crate::store::tail::Tail;
-use crate::store::{Appended, WriterEpoch};
+use crate::error::{ErrorCode, Failure};
+use crate::ids::{AttachId, Seq};
+use crate::jsonrpc::RequestId;
+use crate::sse;
+use crate::stream::{Batch, ClientResponse, CursorPlace, Effect, Ending, Machine, Outcome, OwedResponse, Phase};
+use crate::tail::{Appended, Tail, WriterEpoch};
+use mcp_resume_base::clock;
 
 /// An input of a stream, for the machine and for the model.
 #[derive(Clone, Debug)]

@@ -7,13 +7,13 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::steps::Setup;
-use crate::clock;
-use crate::protocol::error::ErrorCode;
-use crate::protocol::headers::Era;
-use crate::protocol::ids::{AttachId, Seq};
-use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::stream::{Effect, Ending, Machine, OwedResponse, Policy, TaskChange, UpstreamCursor};
-use crate::protocol::tasks::{Record, Status, TaskState};
+use crate::error::ErrorCode;
+use crate::headers::Era;
+use crate::ids::{AttachId, Seq};
+use crate::jsonrpc::RequestId;
+use crate::stream::{Effect, Ending, Machine, OwedResponse, Policy, TaskChange, UpstreamCursor};
+use crate::tasks::{Record, Status, TaskState};
+use mcp_resume_base::clock;
 
 const KEYS: [&str; 3] = ["a", "b", "c"];
 const MAX_WAIT: u64 = 700;
@@ -275,14 +275,11 @@ impl Task {
         let has_response = matches!(owed, OwedResponse::Answered(_));
         assert_eq!(has_response, matches!(self.model.outcome, Some(Status::Completed | Status::Failed)));
         // Any process that has the events can tell the state.
-        let mut records =
-            self.events.iter().filter_map(|event| Record::parse(&crate::protocol::sse::encoded_data(event)));
+        let mut records = self.events.iter().filter_map(|event| Record::parse(&crate::sse::encoded_data(event)));
         let last = records.next_back().expect("a record");
         assert!(last.asks_as(record), "{last:?} {record:?}");
         let kept = self.machine.releasable().0 as usize;
-        assert!(
-            self.events[kept..].iter().any(|event| Record::parse(&crate::protocol::sse::encoded_data(event)).is_some())
-        );
+        assert!(self.events[kept..].iter().any(|event| Record::parse(&crate::sse::encoded_data(event)).is_some()));
     }
 }
 

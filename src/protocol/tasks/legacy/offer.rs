@@ -1,6 +1,6 @@
 //! Offer of tasks: the capability of the server, and the support of each tool.
 
-use crate::protocol::jsonrpc;
+use crate::jsonrpc;
 
 const CAPABILITY: &str = r#""tasks":{"cancel":{},"requests":{"tools":{"call":{}}}}"#;
 const SUPPORT: &str = r#""taskSupport":"optional""#;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde_json::json;
 
-use crate::protocol::jsonrpc::{self, Message};
+use crate::jsonrpc::{self, Message};
 
 const RELATED: &str = "io.modelcontextprotocol/related-task";
 const META: &str = "_meta";

@@ -1,6 +1,6 @@
 //! A call whose client asks for a task.
 
-use crate::protocol::jsonrpc;
+use crate::jsonrpc;
 
 const TASK: &str = "task";
 

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use crate::protocol::ids::Handle;
-use crate::protocol::jsonrpc::{self, RequestId};
-use crate::protocol::tasks::wire::{INVALID_PARAMS, METHOD_NOT_FOUND, timestamp};
-use crate::protocol::tasks::{ID_PREFIX, Status};
+use crate::ids::Handle;
+use crate::jsonrpc::{self, RequestId};
+use crate::tasks::wire::{INVALID_PARAMS, METHOD_NOT_FOUND, timestamp};
+use crate::tasks::{ID_PREFIX, Status};
 
 const INTERNAL_ERROR: i64 = -32603;
 

@@ -24,7 +24,7 @@ use super::failure::{Failure, caught, damaged};
 use super::journal::Journals;
 use super::layout;
 use super::layout::{EVENTS, KEYSPACES, STREAMS};
-use crate::protocol::ids::StoreEpoch;
+use mcp_resume_protocol::ids::StoreEpoch;
 
 /// Contents of the file `version` of the database.
 const MARK: &[u8] = b"FJL\x03";

@@ -10,8 +10,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::*;
-use crate::random;
-use crate::store::contract;
+use crate::contract;
+use mcp_resume_base::random;
 
 const KEEP: Duration = Duration::from_secs(3600);
 
@@ -104,12 +104,12 @@ impl contract::Fixture for Fresh {
 
 mod always {
     use super::*;
-    crate::store::contract::suite!(Fresh::new(Fsync::Always));
+    crate::contract::suite!(Fresh::new(Fsync::Always));
 }
 
 mod interval {
     use super::*;
-    crate::store::contract::suite!(Fresh::new(Fsync::Interval));
+    crate::contract::suite!(Fresh::new(Fsync::Interval));
 }
 
 fn name() -> StreamId {

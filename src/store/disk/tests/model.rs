@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 
 use super::*;
-use crate::store::test_store::TestStore;
+use crate::test_store::TestStore;
 
 #[derive(Clone, Debug)]
 enum Step {

@@ -8,15 +8,15 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::{Call, Command, Obsolete, Writer};
-use crate::protocol::ids::{Seq, StreamId};
-use crate::store::completion::{self, Queue};
-use crate::store::disk::Fsync;
-use crate::store::disk::database::{self, Changes};
-use crate::store::disk::failure::Failure;
-use crate::store::disk::layout::{self, OVERHEAD, StreamMeta};
-use crate::store::disk::reply::{Completion, Reply};
-use crate::store::disk::writer::expiry::Item;
-use crate::store::{Appended, Error, WriterEpoch};
+use crate::completion::{self, Queue};
+use crate::disk::Fsync;
+use crate::disk::database::{self, Changes};
+use crate::disk::failure::Failure;
+use crate::disk::layout::{self, OVERHEAD, StreamMeta};
+use crate::disk::reply::{Completion, Reply};
+use crate::disk::writer::expiry::Item;
+use crate::{Appended, Error, WriterEpoch};
+use mcp_resume_protocol::ids::{Seq, StreamId};
 
 /// A reply and its queue.
 type AddressedReply = (Arc<Queue<Completion>>, Completion);

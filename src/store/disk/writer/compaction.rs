@@ -6,8 +6,8 @@ use std::thread::{self, JoinHandle};
 use tracing::warn;
 
 use super::Writer;
-use crate::store::disk::database::{Database, Part};
-use crate::store::disk::failure::Failure;
+use crate::disk::database::{Database, Part};
+use crate::disk::failure::Failure;
 
 #[derive(Default)]
 pub(super) struct Compactor {

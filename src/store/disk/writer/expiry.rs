@@ -8,7 +8,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::sync::Arc;
 
 use super::Writer;
-use crate::protocol::ids::StreamId;
+use mcp_resume_protocol::ids::StreamId;
 
 /// Maximum items of the expiry queue that are removed in one group.
 const MAX_SWEPT_ITEMS: usize = 1024;

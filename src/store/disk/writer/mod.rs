@@ -26,10 +26,10 @@ use super::directory::Directory;
 use super::failure::{Failure, damaged};
 use super::reply::Reply;
 use super::{Fsync, Options, Shared, Sizes, now};
-use crate::backoff::Backoff;
-use crate::clock;
-use crate::protocol::ids::{Seq, StoreEpoch, StreamId};
-use crate::store::{Appended, StoreHealth, WriterEpoch};
+use crate::{Appended, StoreHealth, WriterEpoch};
+use mcp_resume_base::backoff::Backoff;
+use mcp_resume_base::clock;
+use mcp_resume_protocol::ids::{Seq, StoreEpoch, StreamId};
 
 /// Maximum size of a group: large enough that many calls share a sync, small enough that none waits long.
 const MAX_GROUP_BYTES: usize = 2 << 20;

@@ -9,12 +9,12 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::{Failure, PROBE_EVERY, apply_probe, probe};
-use crate::clock;
-use crate::store::StoreHealth;
-use crate::store::redis::command::{Call, Work, ask, cmd};
-use crate::store::redis::core::Core;
-use crate::store::redis::failure::Replies;
-use crate::store::redis::keys::Order;
+use crate::StoreHealth;
+use crate::redis::command::{Call, Work, ask, cmd};
+use crate::redis::core::Core;
+use crate::redis::failure::Replies;
+use crate::redis::keys::Order;
+use mcp_resume_base::clock;
 
 /// Maximum calls in flight and waiting here; the others wait in their channel.
 const CALLS_MAX: usize = 4096;

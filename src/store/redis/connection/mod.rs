@@ -16,10 +16,10 @@ use super::core::Core;
 use super::failure::Failure;
 use super::generation::{self, Unusable};
 use super::pubsub::HEARTBEAT;
-use crate::backoff::Backoff;
-use crate::clock;
-use crate::random;
-use crate::store::StoreHealth;
+use crate::StoreHealth;
+use mcp_resume_base::backoff::Backoff;
+use mcp_resume_base::clock;
+use mcp_resume_base::random;
 
 /// Interval of the probes that Redis replies, accepts writes, and has its contents.
 const PROBE_EVERY: Duration = Duration::from_secs(1);

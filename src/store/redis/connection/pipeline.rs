@@ -12,17 +12,17 @@ use tokio::sync::mpsc;
 use tokio::task::unconstrained;
 
 use super::{Failure, PROBE_EVERY, apply_probe, probe};
-use crate::clock;
-use crate::random;
-use crate::store::StoreHealth;
-use crate::store::completion::deliver;
-use crate::store::redis::append::PlainAppends;
-use crate::store::redis::command::{Call, Work, ask};
-use crate::store::redis::core::Core;
-use crate::store::redis::failure::check_replies;
-use crate::store::redis::generation::hex;
-use crate::store::redis::keys::Order;
-use crate::store::redis::scripts;
+use crate::StoreHealth;
+use crate::completion::deliver;
+use crate::redis::append::PlainAppends;
+use crate::redis::command::{Call, Work, ask};
+use crate::redis::core::Core;
+use crate::redis::failure::check_replies;
+use crate::redis::generation::hex;
+use crate::redis::keys::Order;
+use crate::redis::scripts;
+use mcp_resume_base::clock;
+use mcp_resume_base::random;
 
 /// Maximum calls that are sent together.
 const FLIGHT_CALLS_MAX: usize = 256;

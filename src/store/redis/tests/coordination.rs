@@ -1,7 +1,7 @@
 //! Coordination through Redis: each clause of the contract on a server and on a Cluster.
 
 use super::*;
-use crate::store::{Coordination, Renewal};
+use crate::{Coordination, Renewal};
 
 const LEASE: Duration = Duration::from_secs(600);
 /// A time that expires at once.

@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use self::server::{Admin, Cluster, Common, Server};
 use super::{Opened, Options, Redis};
-use crate::protocol::ids::{Owner, Seq, StreamId};
-use crate::protocol::stream::Batch;
-use crate::random;
-use crate::store::{Appended, Error, Read, Store, StoreHealth, WriterEpoch, contract};
+use crate::{Appended, Error, Read, Store, StoreHealth, WriterEpoch, contract};
+use mcp_resume_base::random;
+use mcp_resume_protocol::ids::{Owner, Seq, StreamId};
+use mcp_resume_protocol::stream::Batch;
 
 /// Long enough for every test.
 const KEEP: Duration = Duration::from_secs(600);
@@ -109,11 +109,11 @@ async fn on_a_cluster() -> Fixture<Cluster> {
 mod single {
     use super::on_a_server;
 
-    crate::store::contract::suite!(on_a_server().await);
+    crate::contract::suite!(on_a_server().await);
 }
 
 mod cluster {
     use super::on_a_cluster;
 
-    crate::store::contract::suite!(on_a_cluster().await);
+    crate::contract::suite!(on_a_cluster().await);
 }

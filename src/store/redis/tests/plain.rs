@@ -2,7 +2,7 @@
 
 use super::server::Admin;
 use super::*;
-use crate::store::redis::connector::Connector;
+use crate::redis::connector::Connector;
 
 /// A server for one test, with two stores that use it.
 struct Place {

@@ -11,9 +11,9 @@ use ::redis::aio::MultiplexedConnection;
 use ::redis::{Client, Value};
 
 use super::until;
-use crate::random;
-use crate::store::redis::command::cmd;
-use crate::sync;
+use crate::redis::command::cmd;
+use mcp_resume_base::random;
+use mcp_resume_base::sync;
 
 /// Waits for the end of its input, which comes when the tests end for any reason.
 const KEEPER: &str = r#""$@" </dev/null & exec >/dev/null; read _; kill -9 $!; wait"#;

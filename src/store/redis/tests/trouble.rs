@@ -1,7 +1,7 @@
 //! A Redis that stops, returns, is empty, is full, or is slow.
 
 use super::*;
-use crate::store::Coordination;
+use crate::Coordination;
 
 const APPEND_ONLY: [&str; 6] = ["--save", "", "--appendonly", "yes", "--appendfsync", "always"];
 

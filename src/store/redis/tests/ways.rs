@@ -2,10 +2,11 @@
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
+use super::super::Identity;
 use super::server::Admin;
 use super::*;
-use crate::store::redis::OpenError;
-use crate::store::{Coordination, Renewal};
+use crate::redis::OpenError;
+use crate::{Coordination, Renewal};
 
 /// Uses each kind of call once.
 async fn works(store: &Redis) {
@@ -90,7 +91,7 @@ async fn a_connection_may_be_encrypted_both_sides_known() {
     let files = ["--tls-ca-cert-file", &path(&ca), "--tls-cert-file", &path(&cert), "--tls-key-file", &path(&key)];
     let server = Server::with(&[&["--save", "", "--port", "0"], &files[..]].concat());
     let options = options(&format!("rediss://127.0.0.1:{}", server.port));
-    let identity = Some(crate::config::KeyPair { cert, key });
+    let identity = Some(Identity { cert, key });
     works(&*connect(&Options { ca: Some(ca.clone()), identity, ..options.clone() }, 1).await).await;
     let unknown = refused(Options { ca: Some(ca), ..options.clone() }).await;
     let distrusted = refused(options).await;

@@ -2,9 +2,9 @@
 
 use super::super::steps::request_id;
 use super::{Event, Model, Place, TAKEOVER_RETRY_MAX, TAKEOVER_WINDOW};
-use crate::protocol::headers::Era;
-use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::stream::ClientResponse;
+use crate::headers::Era;
+use crate::jsonrpc::RequestId;
+use crate::stream::ClientResponse;
 
 impl Model {
     pub(super) fn attach(&mut self, attach: u64, cursor: u64, at: u64) {

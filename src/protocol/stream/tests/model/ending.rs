@@ -4,11 +4,11 @@ use bytes::Bytes;
 
 use super::super::steps::MessageKind;
 use super::{Call, Head, Model, Place};
-use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::headers::Era;
-use crate::protocol::ids::StreamKind;
-use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::stream::{Effect, Outcome};
+use crate::error::{ErrorCode, Failure};
+use crate::headers::Era;
+use crate::ids::StreamKind;
+use crate::jsonrpc::RequestId;
+use crate::stream::{Effect, Outcome};
 
 impl Model {
     pub(super) fn is_request(&self) -> bool {

@@ -6,9 +6,9 @@ mod upstream;
 
 use super::steps::Setup;
 use super::subject::{Input, Owed, Reading, Replay, Reply, Stage, TakenBatch, View};
-use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::stream::{Effect, Outcome};
+use crate::error::{ErrorCode, Failure};
+use crate::jsonrpc::RequestId;
+use crate::stream::{Effect, Outcome};
 
 const TAKEOVER_WINDOW: u64 = 10_000;
 const TAKEOVER_RETRY_MAX: u64 = 60_000;

@@ -2,9 +2,9 @@
 
 use super::super::steps::{MessageKind, request_id};
 use super::{BACKOFF_MAX, Call, Event, Head, Model, Place, STANDALONE_PAUSE_MIN};
-use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::stream::{Effect, Ending, Outcome};
+use crate::error::{ErrorCode, Failure};
+use crate::jsonrpc::RequestId;
+use crate::stream::{Effect, Ending, Outcome};
 
 impl Model {
     pub(super) fn stream_head(&mut self) -> bool {

@@ -6,26 +6,26 @@ use std::time::Duration;
 
 /// The pauses between attempts. Each is twice as long as the one before it, up to a maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Backoff {
+pub struct Backoff {
     next: Duration,
     max: Duration,
 }
 
 impl Backoff {
     /// Creates the sequence that begins with `first` and grows to `max`.
-    pub(crate) const fn new(first: Duration, max: Duration) -> Self {
+    pub const fn new(first: Duration, max: Duration) -> Self {
         Self { next: first, max }
     }
 
     /// Returns the pause before the next attempt.
-    pub(crate) fn next_pause(&mut self) -> Duration {
+    pub fn next_pause(&mut self) -> Duration {
         let pause = self.next;
         self.next = pause.saturating_mul(2).min(self.max);
         pause
     }
 
     /// Returns the pause before the next attempt, cut to between half and all of it by a uniformly `random` number.
-    pub(crate) fn next_pause_with_jitter(&mut self, random: u16) -> Duration {
+    pub fn next_pause_with_jitter(&mut self, random: u16) -> Duration {
         self.next_pause().mul_f64(0.5 + f64::from(random) / f64::from(u16::MAX) / 2.0)
     }
 }

@@ -6,17 +6,17 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuar
 use std::thread;
 
 /// Locks `mutex`, also after a panic of an earlier holder: every critical section of the program leaves valid state behind.
-pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Locks `lock` for reading, also after a panic of an earlier holder; see [`lock()`].
-pub(crate) fn read<T: ?Sized>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+pub fn read<T: ?Sized>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     lock.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Locks `lock` for writing, also after a panic of an earlier holder; see [`lock()`].
-pub(crate) fn write<T: ?Sized>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+pub fn write<T: ?Sized>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -26,7 +26,7 @@ const MAX_PARTS: usize = 64;
 /// A value in parts, of which each thread uses its own. Threads that write to one part move its memory from core to core, and each write
 /// then costs as much as a hundred instructions. A reader of the whole value visits all parts.
 #[derive(Debug)]
-pub(crate) struct PerThread<T>(Box<[Part<T>]>);
+pub struct PerThread<T>(Box<[Part<T>]>);
 
 /// Part with cache lines of its own: processors fetch them in pairs.
 #[derive(Debug, Default)]
@@ -41,7 +41,7 @@ impl<T: Default> Default for PerThread<T> {
 
 impl<T> PerThread<T> {
     /// Makes a part for each thread that this machine can run at once, with some to spare for threads that mostly wait.
-    pub(crate) fn new(make: impl FnMut() -> T) -> Self {
+    pub fn new(make: impl FnMut() -> T) -> Self {
         static PARTS: LazyLock<usize> = LazyLock::new(|| {
             let threads = thread::available_parallelism().map_or(1, usize::from);
             (threads * 2).next_power_of_two().min(MAX_PARTS)
@@ -50,13 +50,13 @@ impl<T> PerThread<T> {
     }
 
     /// Returns the part of the current thread.
-    pub(crate) fn own(&self) -> &T {
+    pub fn own(&self) -> &T {
         // The number of parts is a power of two.
         &self.0[thread_number() & (self.0.len() - 1)].0
     }
 
     /// Returns all parts.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.0.iter().map(|Part(part)| part)
     }
 }

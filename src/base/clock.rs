@@ -44,12 +44,12 @@ pub fn system() -> Duration {
 /// Returns the time since the machine was started, including suspended time: leases are measured by it. On other systems than Linux, and in tests
 /// that move the clock, returns the same as [`wall`].
 pub fn boot() -> Duration {
-    #[cfg(all(target_os = "linux", not(test)))]
+    #[cfg(all(target_os = "linux", not(feature = "simulation")))]
     {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
         Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))
     }
-    #[cfg(not(all(target_os = "linux", not(test))))]
+    #[cfg(not(all(target_os = "linux", not(feature = "simulation"))))]
     {
         wall()
     }

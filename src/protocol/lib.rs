@@ -29,5 +29,6 @@ pub mod session_refusal;
 pub mod sse;
 pub mod stream;
 pub mod stream_url;
+pub mod tail;
 pub mod tasks;
 pub mod trace;

@@ -12,9 +12,29 @@ use std::collections::VecDeque;
 
 pub use packed::PackedTail;
 
-use crate::protocol::ids::Seq;
-use crate::protocol::stream::Batch;
-use crate::store::{Appended, WriterEpoch};
+use crate::ids::Seq;
+use crate::stream::Batch;
+
+/// Fencing number of a stream's writer. A takeover raises it, and appends under a lower number are fenced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct WriterEpoch(pub u64);
+
+/// Outcome of an append or a seal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Appended {
+    /// The batch is in the store, once, however often it was sent.
+    Ok,
+    /// A newer writer has taken the stream over. Nothing was written, and no later call of this writer will be.
+    Fenced,
+    /// The stream is sealed: nothing was written.
+    Sealed,
+    /// The tail of the store is not the place that the writer named, and the batch is not there already. Nothing was
+    /// written.
+    Conflict {
+        /// Tail of the store.
+        tail: Seq,
+    },
+}
 
 /// Upper bound of the `id` line that is written before an event.
 pub const ID_LINE: usize = 128;
@@ -24,7 +44,7 @@ const SEGMENT_MIN: usize = 512;
 /// Maximum size of a segment, up to which sizes double. An event larger than that gets a segment of its own.
 const SEGMENT_MAX: usize = 8 * 1024;
 /// Maximum bytes of events that are copied to save the unused memory around them.
-pub(crate) const COPIED_MAX: usize = 64 * 1024;
+pub const COPIED_MAX: usize = 64 * 1024;
 
 /// Events of one stream that are in memory.
 #[derive(Debug, Default)]

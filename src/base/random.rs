@@ -22,7 +22,7 @@ thread_local! {
 
 /// Makes this thread take its bytes from a generator: predictable, and the same for the same seed.
 #[cfg(feature = "simulation")]
-pub(crate) fn seed(seed: u64) {
+pub fn seed(seed: u64) {
     SEEDED.set(Some(seed));
     POOL_OF_THREAD.with_borrow_mut(|pool| pool.used = POOL);
 }
@@ -31,7 +31,7 @@ pub(crate) fn seed(seed: u64) {
 ///
 /// # Panics
 /// If the operating system has no entropy source. All supported systems have one.
-pub(crate) fn bytes<const N: usize>() -> [u8; N] {
+pub fn bytes<const N: usize>() -> [u8; N] {
     const { assert!(N <= POOL, "a value is taken from one filling") };
     POOL_OF_THREAD.with_borrow_mut(|pool| {
         if pool.used + N > POOL {

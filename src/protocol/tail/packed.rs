@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use super::{COPIED_MAX, Segment, Tail};
-use crate::protocol::ids::Seq;
-use crate::store::WriterEpoch;
+use crate::ids::Seq;
+use crate::tail::WriterEpoch;
 
 /// Size of a number in a packed tail.
 const NUMBER: usize = size_of::<u32>();
@@ -140,7 +140,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::protocol::stream::Batch;
+    use crate::stream::Batch;
 
     fn tail_of(sizes: &[usize], trimmed: u64) -> Tail {
         let mut batch = Batch::starting_at(Seq(1));

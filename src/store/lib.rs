@@ -14,9 +14,8 @@ mod coordination;
 pub mod disk;
 mod metrics;
 pub mod redis;
-pub mod tail;
-#[cfg(test)]
-pub(crate) mod test_store;
+#[cfg(any(test, feature = "test-store"))]
+pub mod test_store;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -27,29 +26,9 @@ pub use change_subscriptions::ChangeSubscription;
 pub use coordination::{Coordination, Renewal};
 pub use metrics::Metrics;
 
-use crate::protocol::ids::{Owner, Seq, StoreEpoch, StreamId};
-use crate::protocol::stream::Batch;
-
-/// Fencing number of a stream's writer. A takeover raises it, and appends under a lower number are fenced.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct WriterEpoch(pub u64);
-
-/// Outcome of an append or a seal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Appended {
-    /// The batch is in the store, once, however often it was sent.
-    Ok,
-    /// A newer writer has taken the stream over. Nothing was written, and no later call of this writer will be.
-    Fenced,
-    /// The stream is sealed: nothing was written.
-    Sealed,
-    /// The tail of the store is not the place that the writer named, and the batch is not there already. Nothing was
-    /// written.
-    Conflict {
-        /// Tail of the store.
-        tail: Seq,
-    },
-}
+use mcp_resume_protocol::ids::{Owner, Seq, StoreEpoch, StreamId};
+use mcp_resume_protocol::stream::Batch;
+pub use mcp_resume_protocol::tail::{Appended, WriterEpoch};
 
 /// Outcome of a read.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,9 +3,6 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 
 use super::*;
-use crate::store::test_store::TestStore;
-
-crate::store::contract::suite!(std::sync::Arc::new(TestStore::default()));
 
 /// Returns a batch of `events` numbered from `tail` on.
 fn batch(tail: Seq, events: &[Vec<u8>]) -> Batch {
