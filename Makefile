@@ -1,13 +1,13 @@
-.PHONY: build optimized demo release release-check setup test build-tests test-rust test-fuzz test-e2e sim crash soak fuzz lint fmt deny bench instructions image site
+.PHONY: build optimized demo release release-check setup test test-all build-tests test-rust test-fuzz test-e2e sim crash soak fuzz lint fmt \
+	fmt-check deny bench instructions image site
 
 # One job at a time: the steps share the build directory and the machine.
 .NOTPARALLEL:
 
-# Seconds for each target in `make fuzz`, and in `make test`.
+# Seconds for each target in `make fuzz`.
 FUZZ_SECS ?= 600
-FUZZ_TEST_SECS := 20
-
-CARGO_TEST := cargo test --workspace --locked --features mcp-resume/balancer
+# Seconds for each target in `make test-fuzz`.
+FUZZ_TEST_SECS ?= 20
 
 CARGO_DENY := 0.20.2
 DENY := target/tools/cargo-deny-$(CARGO_DENY)/bin/cargo-deny
@@ -28,23 +28,27 @@ demo:
 setup:
 	tests/setup.sh
 
-# All tests. The end-to-end suite installs its own SDKs.
-test: test-rust test-fuzz test-e2e
+# Tests of every kind, in their short form. Installs their SDKs.
+test: setup
+	tests/run.sh
 
+# All of them: the whole matrix of the end-to-end suite, all seeds, long soaks, packages and images, and fuzzing.
+test-all: setup
+	tests/run.sh --all
+
+# Parts of `make test`.
 build-tests: setup
-	$(CARGO_TEST) --no-run
+	tests/rust.sh --build
 
 test-rust: setup
-	$(CARGO_TEST)
-	docs/test.sh
-	bench/test.sh
-	deploy/test.sh
-
-test-fuzz: setup
-	FUZZ_SEED=1 fuzz/run.sh $(FUZZ_TEST_SECS)
+	tests/rust.sh
 
 test-e2e: setup
 	tests/e2e/run.sh
+
+# Each fuzz target for some seconds, the same inputs in each run.
+test-fuzz: setup
+	FUZZ_SEED=1 fuzz/run.sh $(FUZZ_TEST_SECS)
 
 # The documents as a site with a search: target/site/index.html. Fails for a broken link.
 site:
@@ -100,6 +104,9 @@ lint: setup
 
 fmt:
 	cargo fmt --all
+
+fmt-check:
+	cargo fmt --all --check
 
 # Licences, bans and sources need no network; for known vulnerabilities: cargo deny check advisories.
 deny: $(DENY)
