@@ -1,21 +1,27 @@
 #!/usr/bin/env bash
-# Checks all files in deploy/ with the tools that read them, and runs the runnable ones. Installs those tools first (test/setup.sh). Each
-# check is also given an input that it must refuse.
+# Checks all files in deploy/ with the tools that read them, and runs the runnable ones: `test.sh [--all]`. Installs those tools first
+# (test/setup.sh). Each check is also given an input that it must refuse. The last line names what only `--all` checks.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PATH=$PATH:/usr/sbin
+case $* in
+    "" | --all) all=$* ;;
+    *) echo "usage: deploy/test.sh [--all]" >&2; exit 2 ;;
+esac
 
 deploy/test/setup.sh
 tools=$PWD/target/tools/deploy
 python=$tools/venv/bin/python
 promtool=$(command -v promtool || echo "$tools/promtool")
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'end_checks; rm -rf "$work"' EXIT
 
 die() {
     echo "deploy/test.sh: $*" >&2
     exit 1
 }
+
+. deploy/test/beside.sh
 
 # `refused WHAT COMMAND...`: fails if the command accepts WHAT.
 refused() {
@@ -156,8 +162,7 @@ check_image() {
     sed 's/^USER .*/USER root/; s/:1.95-bookworm//' deploy/Dockerfile >"$work/Dockerfile"
     manifests_suffice "$work/manifests" || die "the Dockerfile copies too few files for the layer of dependencies"
     refused "an image of root" hadolint "$work/Dockerfile"
-    "$python" deploy/test/image.py "$work/image"
-    "$python" deploy/test/stdio_image.py "$work/image"
+    "$python" deploy/test/image.py "$image"
 }
 
 # True if Cargo finds every target of the workspace in the files of the layer of dependencies, with the lock file unchanged. Nothing is
@@ -179,17 +184,23 @@ hadolint() {
 }
 
 # The static program of an image in the tests' profile, with the balancer and the dependencies of the other debug builds; `make image` makes
-# the real ones, and checks the size.
+# the real ones, and checks the size. What a debugger reads would be copied and packed many times.
 . tests/features.sh
-PROFILE=dev deploy/build-static.sh "$work/image" "$FEATURES"
-binary=$work/image/mcp-resume
+image=$work/layout
+PROFILE=dev deploy/build-static.sh "$image" "$FEATURES"
+binary=$image/mcp-resume
+strip "$binary"
 
-check_nginx
-check_alerts
-check_units
-check_compose
-"$python" deploy/test/kubernetes.py "$tools/venv/bin/kubectl" "$binary"
-"$python" deploy/test/helm.py "$tools/venv/bin/kubectl" "$binary"
-"$python" deploy/test/shared_store.py "$binary"
-deploy/test/release.sh "$binary"
-check_image
+# The longest first.
+beside stdio_image "$python" deploy/test/stdio_image.py "$image"
+beside release deploy/test/release.sh "$binary" $all
+beside helm "$python" deploy/test/helm.py "$tools/venv/bin/kubectl" "$binary"
+beside kubernetes "$python" deploy/test/kubernetes.py "$tools/venv/bin/kubectl" "$binary"
+beside alerts check_alerts
+beside image check_image
+beside units check_units
+beside nginx check_nginx
+beside shared_store "$python" deploy/test/shared_store.py "$binary"
+beside compose check_compose
+all_ended
+[ -n "$all" ] || echo "deploy: only with --all: the bytes of two releases of the real program compared, and the balancer's image run"

@@ -7,7 +7,7 @@
 # aarch64-apple-darwin and x86_64-apple-darwin need Apple's SDK: README.md.
 #
 # PROFILE is the cargo profile (default: image). BINARIES is a directory with binaries that are built already, as TARGET/mcp-resume; WITHOUT_IMAGES and
-# WITHOUT_CRATE leave out the images, and the crate with its SBOM: the tests use them.
+# WITHOUT_CRATE leave out the images, and the crate with its SBOM; IMAGES names the images to make (default: both). The tests use them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -69,6 +69,13 @@ archive() {
         gzip -n >"$1"
 }
 
+# `beside COMMAND...`: starts a command, which packs what is built. They are waited for at the end.
+packing=()
+beside() {
+    "$@" &
+    packing+=($!)
+}
+
 rm -rf "$directory"
 mkdir -p "$directory"
 work=$(mktemp -d)
@@ -89,29 +96,29 @@ for target in "${targets[@]}"; do
     mkdir -p "$work/$name"
     cp "$work/$target/mcp-resume" LICENSE README.md CHANGELOG.md config.example.toml "$work/$name"
     cp -r "$work/extras/completions" "$work/extras/man" "$work/$name"
-    archive "$directory/$name.tar.gz" "$work/$name"
-    "$python" deploy/release/make_wheel.py "$work/$target/mcp-resume" "$target" "$version" "$directory"
-    deploy/release/npm.sh "$work/$target/mcp-resume" "$target" "$version" "$directory"
+    beside archive "$directory/$name.tar.gz" "$work/$name"
+    beside "$python" deploy/release/make_wheel.py "$work/$target/mcp-resume" "$target" "$version" "$directory"
+    beside deploy/release/npm.sh "$work/$target/mcp-resume" "$target" "$version" "$directory"
     case $target in
         x86_64-*-linux-*) architecture=amd64 ;;
         aarch64-*-linux-*) architecture=arm64 ;;
         *) continue ;;
     esac
     for kind in deb rpm; do
-        ARCH=$architecture VERSION=$version BINARY=$work/$target/mcp-resume EXTRAS=$work/extras \
+        beside env ARCH="$architecture" VERSION="$version" BINARY="$work/$target/mcp-resume" EXTRAS="$work/extras" \
             "$nfpm" package --config deploy/release/nfpm.yaml --packager "$kind" --target "$directory" >/dev/null
     done
     if [ -z "${WITHOUT_IMAGES:-}" ]; then
         binary "$target" "" "$work/$target/mcp-resume-sidecar"
-        for image in mcp-resume mcp-resume-balancer; do
+        for image in ${IMAGES:-mcp-resume mcp-resume-balancer}; do
             program=$work/$target/mcp-resume
             [ "$image" = mcp-resume-balancer ] || program+=-sidecar
             deploy/lay-out.sh "$work/$image-$architecture" "$program"
-            deploy/release/image.sh "$work/$image-$architecture" "$image" "$architecture" "$version" "$directory"
+            beside deploy/release/image.sh "$work/$image-$architecture" "$image" "$architecture" "$version" "$directory"
         done
     fi
 done
-deploy/release/npm.sh all "$version" "$directory"
+beside deploy/release/npm.sh all "$version" "$directory"
 
 if [ -z "${WITHOUT_CRATE:-}" ]; then
     crates=(mcp-resume)
@@ -122,5 +129,8 @@ if [ -z "${WITHOUT_CRATE:-}" ]; then
     deploy/release/sbom.sh "$directory/mcp-resume-$version.cdx.json"
 fi
 
+for one in "${packing[@]}"; do
+    wait "$one" || die "a package is not made: see above"
+done
 (cd "$directory" && sha256sum -- * >SHA256SUMS)
 echo "release: $(find "$directory" -type f | wc -l) files in $directory"

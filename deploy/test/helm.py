@@ -21,7 +21,7 @@ from helm_python import Chart, Config, HelmError, chart
 
 import kubernetes
 from entrances import Wrong, require
-from kubernetes import PLACEHOLDER, POD_NETWORK, Objects, build
+from kubernetes import PLACEHOLDER, POD_NETWORK, Objects, build, documents
 
 HERE = Path(__file__).resolve().parent.parent
 CHART = HERE / "helm" / "mcp-resume"
@@ -46,7 +46,7 @@ def rendered(folder, values, release=RELEASE):
     """The objects and the notes of `helm install --dry-run=client`."""
     with Config(storage_driver="memory") as config, Chart.load(folder) as loaded:
         release = config.install(loaded, release, values, dry_run="client", namespace="default")
-    return [thing for thing in yaml.safe_load_all(release["manifest"]) if thing], release.get("notes", "")
+    return documents(release["manifest"]), release.get("notes", "")
 
 
 def merged(*layers):
@@ -132,9 +132,12 @@ def equal(ours, theirs):
     ours, theirs = comparable(ours), comparable(theirs)
     require(ours.keys() == theirs.keys(), f"objects of one alone: {sorted(ours.keys() ^ theirs.keys())}")
     for key, thing in theirs.items():
+        # Python takes 1 for True.
+        if json.dumps(thing, sort_keys=True) == json.dumps(ours[key], sort_keys=True):
+            continue
         lines = [yaml.safe_dump(each).splitlines() for each in (thing, ours[key])]
         difference = "\n".join(difflib.unified_diff(*lines, "kustomize", "helm", lineterm="", n=2))
-        require(not difference, f"{key} differs:\n{difference}")
+        raise Wrong(f"{key} differs:\n{difference}")
 
 
 def completed(password, overlay, *additions):

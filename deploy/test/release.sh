@@ -1,68 +1,80 @@
 #!/usr/bin/env bash
-# Makes a release of a static binary, installs each package in a place of its own, and runs what it has installed: `release.sh BINARY`.
+# Makes a release of a static binary, installs each package in a place of its own, and runs what it has installed: `release.sh BINARY [--all]`.
+#
+# Two releases of one commit have equal bytes. A short stand-in for the program is packed twice for that, since the real one takes a minute. With --all
+# the real one is, and the image of the balancer runs as well.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 PATH=$PATH:/usr/sbin:/sbin
 work=$(mktemp -d)
-running=
-registry=
-finish() {
-    [ -z "$running" ] || kill "$running" 2>/dev/null || true
-    [ -z "$registry" ] || kill "$registry" 2>/dev/null || true
-    rm -rf "$work"
-}
-trap finish EXIT
+all=${2:-}
 
 die() {
     echo "deploy/test/release.sh: $*" >&2
     exit 1
 }
 
-mkdir -p "$work/binaries/x86_64-unknown-linux-gnu"
-strip -o "$work/binaries/x86_64-unknown-linux-gnu/mcp-resume" "$1"
-make_release() {
-    BINARIES=$work/binaries WITHOUT_CRATE=1 deploy/release/build.sh "$1" x86_64-unknown-linux-gnu >/dev/null
-}
-make_release "$work/release"
-sleep 1.1 # the next second, in which an archive with the time of its making would differ
-make_release "$work/again"
-diff -r "$work/release" "$work/again" || die "two releases of one commit differ"
-(cd "$work/release" && sha256sum --quiet --check SHA256SUMS) || die "SHA256SUMS is wrong"
+. deploy/test/beside.sh
+trap 'end_checks; rm -rf "$work"' EXIT
+
+target=x86_64-unknown-linux-gnu
+program=$work/binaries/$target/mcp-resume
+mkdir -p "$work/binaries/$target" "$work/stand-in/$target"
+strip -o "$program" "$1"
+printf '#!/bin/sh\nexec %q "$@"\n' "$program" >"$work/stand-in/$target/mcp-resume"
+chmod +x "$work/stand-in/$target/mcp-resume"
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 release=$work/release
 said="mcp-resume $version"
 
+# `make_release BINARIES DIRECTORY`
+make_release() {
+    BINARIES=$1 WITHOUT_CRATE=1 deploy/release/build.sh "$2" "$target" >"$work/log" 2>&1 || { cat "$work/log" >&2; die "no release is made"; }
+}
+if [ -n "$all" ]; then
+    images=(mcp-resume mcp-resume-balancer) packed=$work/binaries one=$release
+    make_release "$packed" "$release"
+else
+    images=(mcp-resume) packed=$work/stand-in one=$work/one
+    IMAGES=${images[*]} make_release "$work/binaries" "$release"
+    make_release "$packed" "$one"
+fi
+sleep 1.1 # the next second, in which an archive with the time of its making would differ
+make_release "$packed" "$work/again"
+diff -r "$one" "$work/again" || die "two releases of one commit differ"
+(cd "$release" && sha256sum --quiet --check SHA256SUMS) || die "SHA256SUMS is wrong"
+
 # `serves PROGRAM...`: runs `PROGRAM... serve` until it is ready, and ends it.
 serves() {
-    local port admin
-    read -r port admin < <(python3 -c '
-import socket
-both = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-print(*(one.getsockname()[1] for one in both))')
-    "$@" serve --upstream http://127.0.0.1:9/mcp --listen "127.0.0.1:$port" --admin "127.0.0.1:$admin" >"$work/log" 2>&1 &
+    local running admin=
+    "$@" serve --upstream http://127.0.0.1:9/mcp --listen 127.0.0.1:0 --admin 127.0.0.1:0 >"$work/log" 2>&1 &
     running=$!
     for _ in $(seq 100); do
-        if "$work/binaries/x86_64-unknown-linux-gnu/mcp-resume" health --live --admin "127.0.0.1:$admin" >/dev/null 2>&1; then
+        admin=$(sed -n 's|^admin on http://||p' "$work/log")
+        if [ -n "$admin" ] && "$program" health --live --admin "$admin" >/dev/null 2>&1; then
             kill -TERM "$running"
             wait "$running" || die "$* ended with $?"
-            running=
             return
         fi
+        kill -0 "$running" 2>/dev/null || break
         sleep 0.1
     done
+    kill "$running" 2>/dev/null || true
     cat "$work/log" >&2
     die "$* does not serve"
 }
 
-# ── the binary alone, in a root directory without anything else ──
-mkdir "$work/archive" "$work/empty"
-tar -C "$work/archive" -xzf "$release/mcp-resume-$version-x86_64-unknown-linux-gnu.tar.gz"
-unpacked=$work/archive/mcp-resume-$version-x86_64-unknown-linux-gnu
-cp "$unpacked/mcp-resume" "$work/empty"
-[ "$(chroot "$work/empty" /mcp-resume --version)" = "$said" ] || die "the binary needs more than itself"
-for file in LICENSE README.md CHANGELOG.md config.example.toml completions/mcp-resume.bash man/mcp-resume-serve.1.gz; do
-    [ -s "$unpacked/$file" ] || die "the archive has no $file"
-done
+# The binary alone, in a root directory without anything else.
+check_archive() {
+    mkdir "$work/archive" "$work/empty"
+    tar -C "$work/archive" -xzf "$release/mcp-resume-$version-x86_64-unknown-linux-gnu.tar.gz"
+    unpacked=$work/archive/mcp-resume-$version-x86_64-unknown-linux-gnu
+    cp "$unpacked/mcp-resume" "$work/empty"
+    [ "$(chroot "$work/empty" /mcp-resume --version)" = "$said" ] || die "the binary needs more than itself"
+    for file in LICENSE README.md CHANGELOG.md config.example.toml completions/mcp-resume.bash man/mcp-resume-serve.1.gz; do
+        [ -s "$unpacked/$file" ] || die "the archive has no $file"
+    done
+}
 
 # `installed ROOT`: checks what a package has put into a root directory, with its unit, and runs the program there as a user without privileges.
 installed() {
@@ -84,44 +96,46 @@ installed() {
     serves chroot --userspec=65534:65534 "$root" /usr/bin/mcp-resume
 }
 
-# ── Debian's ──
-debian=$work/debian
-mkdir -p "$debian/var/lib/dpkg/info" "$debian/var/lib/dpkg/updates"
-touch "$debian/var/lib/dpkg/status"
-in_debian() {
-    dpkg --root="$debian" --force-script-chrootless --log=/dev/null "$@" >"$work/log" 2>&1 || { cat "$work/log" >&2; die "dpkg $* failed"; }
+check_deb() {
+    debian=$work/debian
+    mkdir -p "$debian/var/lib/dpkg/info" "$debian/var/lib/dpkg/updates"
+    touch "$debian/var/lib/dpkg/status"
+    in_debian() {
+        dpkg --root="$debian" --force-script-chrootless --log=/dev/null "$@" >"$work/log" 2>&1 || { cat "$work/log" >&2; die "dpkg $* failed"; }
+    }
+    in_debian --install "$release"/mcp-resume_*_amd64.deb
+    installed "$debian"
+    echo "# mine" >>"$debian/etc/mcp-resume/mcp-resume.toml"
+    in_debian --force-confold --install "$release"/mcp-resume_*_amd64.deb
+    grep -q "# mine" "$debian/etc/mcp-resume/mcp-resume.toml" || die "an update of the .deb overwrites the configuration"
+    in_debian --remove mcp-resume
+    [ ! -e "$debian/usr/bin/mcp-resume" ] && [ -e "$debian/etc/mcp-resume/mcp-resume.toml" ] || die "the removal of the .deb leaves the program, or takes the configuration"
+    in_debian --purge mcp-resume
+    [ ! -e "$debian/etc/mcp-resume/mcp-resume.toml" ] || die "the purge of the .deb leaves its configuration"
+    echo "deploy: the .deb installs, runs and is removed"
 }
-in_debian --install "$release"/mcp-resume_*_amd64.deb
-installed "$debian"
-echo "# mine" >>"$debian/etc/mcp-resume/mcp-resume.toml"
-in_debian --force-confold --install "$release"/mcp-resume_*_amd64.deb
-grep -q "# mine" "$debian/etc/mcp-resume/mcp-resume.toml" || die "an update of the .deb overwrites the configuration"
-in_debian --remove mcp-resume
-[ ! -e "$debian/usr/bin/mcp-resume" ] && [ -e "$debian/etc/mcp-resume/mcp-resume.toml" ] || die "the removal of the .deb leaves the program, or takes the configuration"
-in_debian --purge mcp-resume
-[ ! -e "$debian/etc/mcp-resume/mcp-resume.toml" ] || die "the purge of the .deb leaves its configuration"
-echo "deploy: the .deb installs, runs and is removed"
 
-# ── RPM's ──
-fedora=$work/fedora
-mkdir "$fedora"
-in_fedora() {
-    rpm --root "$fedora" --dbpath /var/lib/rpm "$@" >"$work/log" 2>&1 || { cat "$work/log" >&2; die "rpm $* failed"; }
+check_rpm() {
+    fedora=$work/fedora
+    mkdir "$fedora"
+    in_fedora() {
+        rpm --root "$fedora" --dbpath /var/lib/rpm "$@" >"$work/log" 2>&1 || { cat "$work/log" >&2; die "rpm $* failed"; }
+    }
+    # Its scripts need a shell, which this root has not.
+    in_fedora --install --nodeps --noscripts "$release"/mcp-resume-*.x86_64.rpm
+    installed "$fedora"
+    [ "$(rpm -qp --queryformat "%{BUILDHOST}" "$release"/mcp-resume-*.x86_64.rpm)" = localhost ] || die "the .rpm names this machine"
+    in_fedora --erase --noscripts mcp-resume
+    [ ! -e "$fedora/usr/bin/mcp-resume" ] || die "the removal of the .rpm leaves the program"
+    for script in after-install before-remove after-remove; do
+        sh -n "deploy/release/$script.sh"
+    done
+    echo "deploy: the .rpm installs, runs and is removed"
 }
-# Its scripts need a shell, which this root has not.
-in_fedora --install --nodeps --noscripts "$release"/mcp-resume-*.x86_64.rpm
-installed "$fedora"
-[ "$(rpm -qp --queryformat "%{BUILDHOST}" "$release"/mcp-resume-*.x86_64.rpm)" = localhost ] || die "the .rpm names this machine"
-in_fedora --erase --noscripts mcp-resume
-[ ! -e "$fedora/usr/bin/mcp-resume" ] || die "the removal of the .rpm leaves the program"
-for script in after-install before-remove after-remove; do
-    sh -n "deploy/release/$script.sh"
-done
-echo "deploy: the .rpm installs, runs and is removed"
 
-# ── PyPI's ──
-# PyPI refuses a wheel whose metadata are wrong.
-target/tools/deploy/venv/bin/python - "$release"/mcp_resume-*.whl <<'PY' || die "the metadata of the wheel are wrong"
+check_wheel() {
+    # PyPI refuses a wheel whose metadata are wrong.
+    target/tools/deploy/venv/bin/python - "$release"/mcp_resume-*.whl <<'PY' || die "the metadata of the wheel are wrong"
 import sys, zipfile
 from packaging.metadata import Metadata
 
@@ -129,65 +143,76 @@ wheel = zipfile.ZipFile(sys.argv[1])
 [name] = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
 Metadata.from_email(wheel.read(name))
 PY
-python3 -m venv "$work/python"
-"$work/python/bin/pip" install --quiet --disable-pip-version-check --no-index "$release"/mcp_resume-*manylinux*x86_64*.whl || die "pip refuses the wheel"
-[ "$(env -i "$work/python/bin/mcp-resume" --version)" = "$said" ] || die "the wheel's program does not run"
-serves "$work/python/bin/mcp-resume"
-# As from PyPI, with an index of this release alone.
-in_uv() {
-    env HOME="$work/home" UV_CACHE_DIR="$work/uv" UV_PYTHON_DOWNLOADS=never target/tools/deploy/venv/bin/uvx --no-config --offline --quiet \
-        --no-index --find-links "$release" "$@"
+    # By the pip of the tools: an own one takes seconds.
+    python3 -m venv --without-pip "$work/python"
+    target/tools/deploy/venv/bin/pip --python "$work/python/bin/python" install --quiet --disable-pip-version-check --no-index "$release"/mcp_resume-*manylinux*x86_64*.whl || die "pip refuses the wheel"
+    [ "$(env -i "$work/python/bin/mcp-resume" --version)" = "$said" ] || die "the wheel's program does not run"
+    serves "$work/python/bin/mcp-resume"
+    # As from PyPI, with an index of this release alone.
+    in_uv() {
+        env HOME="$work/home" UV_CACHE_DIR="$work/uv" UV_PYTHON_DOWNLOADS=never target/tools/deploy/venv/bin/uvx --no-config --offline --quiet \
+            --no-index --find-links "$release" "$@"
+    }
+    mkdir "$work/home"
+    [ "$(in_uv mcp-resume --version)" = "$said" ] || die "uvx does not run the wheel"
+    echo "deploy: the wheel installs and runs, and uvx runs it"
 }
-mkdir "$work/home"
-[ "$(in_uv mcp-resume --version)" = "$said" ] || die "uvx does not run the wheel"
-echo "deploy: the wheel installs and runs, and uvx runs it"
 
-# ── npm's ──
-mkdir "$work/npm"
-(
-    cd "$work/npm"
-    npm init --yes >/dev/null
-    npm install --silent --no-audit --no-fund --omit=optional "$release/mcp-resume-linux-x64-$version.tgz" "$release/mcp-resume-$version.tgz" >/dev/null ||
-        die "npm refuses the packages"
-)
-[ "$(cd "$work/npm" && npx --no-install mcp-resume --version)" = "$said" ] || die "the npm package's program does not run"
-serves node "$work/npm/node_modules/mcp-resume/bin/mcp-resume.js"
-code=0
-(cd "$work/npm" && npx --no-install mcp-resume serve --listen nowhere >/dev/null 2>&1) || code=$?
-[ $code = 2 ] || die "the npm package's program hides an exit code: $code"
-rm -r "$work/npm/node_modules/mcp-resume-linux-x64"
-if node "$work/npm/node_modules/mcp-resume/bin/mcp-resume.js" --version >"$work/log" 2>&1; then
-    die "the npm package runs without a program"
-fi
-grep -q "no program for linux-x64" "$work/log" || die "the npm package does not say what is missing"
-# As from npm's registry, in which the packages of some platforms are missing.
-python3 deploy/test/npm_registry.py "$release" "$work/port" &
-registry=$!
-for _ in $(seq 100); do
-    [ ! -s "$work/port" ] || break
-    sleep 0.1
-done
-in_npm() {
-    (cd "$work/home" && env HOME="$work/home" npm_config_cache="$work/npm-cache" npm_config_registry="http://127.0.0.1:$(cat "$work/port")" npx --yes "$@")
+check_npm() {
+    mkdir "$work/npm" "$work/home"
+    (
+        cd "$work/npm"
+        npm init --yes >/dev/null
+        npm install --silent --no-audit --no-fund --omit=optional "$release/mcp-resume-linux-x64-$version.tgz" "$release/mcp-resume-$version.tgz" >/dev/null ||
+            die "npm refuses the packages"
+    )
+    [ "$(cd "$work/npm" && npx --no-install mcp-resume --version)" = "$said" ] || die "the npm package's program does not run"
+    serves node "$work/npm/node_modules/mcp-resume/bin/mcp-resume.js"
+    code=0
+    (cd "$work/npm" && npx --no-install mcp-resume serve --listen nowhere >/dev/null 2>&1) || code=$?
+    [ $code = 2 ] || die "the npm package's program hides an exit code: $code"
+    rm -r "$work/npm/node_modules/mcp-resume-linux-x64"
+    if node "$work/npm/node_modules/mcp-resume/bin/mcp-resume.js" --version >"$work/log" 2>&1; then
+        die "the npm package runs without a program"
+    fi
+    grep -q "no program for linux-x64" "$work/log" || die "the npm package does not say what is missing"
+    # As from npm's registry, in which the packages of some platforms are missing.
+    python3 deploy/test/npm_registry.py "$release" "$work/port" &
+    local registry=$!
+    for _ in $(seq 100); do
+        [ ! -s "$work/port" ] || break
+        sleep 0.1
+    done
+    in_npm() {
+        (cd "$work/home" && env HOME="$work/home" npm_config_cache="$work/npm-cache" npm_config_registry="http://127.0.0.1:$(cat "$work/port")" npx --yes "$@")
+    }
+    [ "$(in_npm mcp-resume --version)" = "$said" ] || die "npx does not run the package"
+    kill "$registry"
+    wait "$registry" 2>/dev/null || true
+    echo "deploy: the npm packages install and run, and npx runs them"
 }
-[ "$(in_npm mcp-resume --version)" = "$said" ] || die "npx does not run the package"
-kill "$registry"
-wait "$registry" 2>/dev/null || true
-registry=
-echo "deploy: the npm packages install and run, and npx runs them"
 
-# ── images ──
-storage=(--root "$work/images/root" --runroot "$work/images/run" --storage-driver vfs)
-for image in mcp-resume mcp-resume-balancer; do
-    # Debian's buildah reads no compressed archive.
-    gunzip <"$release/$image-$version-amd64.image.tar.gz" >"$work/image.tar"
-    container=$(buildah "${storage[@]}" from --quiet "docker-archive:$work/image.tar") || die "buildah refuses the image of $image"
-    [ "$(buildah "${storage[@]}" images --quiet --no-trunc "localhost/$image:$version")" != "" ] || die "the image of $image has another tag"
-    root=$(buildah "${storage[@]}" mount "$container")
-    [ "$(chroot --userspec=65532:65532 "$root" /mcp-resume --version)" = "$said" ] || die "the program in the image of $image does not run"
-    buildah "${storage[@]}" inspect --type image --format '{{.Docker.Config.Healthcheck.Test}} {{.Docker.Config.Hostname}}.' "localhost/$image:$version" |
-        grep -qx '\[CMD /mcp-resume health\] \.' || die "the image of $image has no health check, or a host name"
-    buildah "${storage[@]}" umount "$container" >/dev/null
-    buildah "${storage[@]}" rm "$container" >/dev/null
-done
-echo "deploy: the images load and run"
+check_images() {
+    storage=(--root "$work/images/root" --runroot "$work/images/run" --storage-driver vfs)
+    for image in "${images[@]}"; do
+        # Debian's buildah reads no compressed archive.
+        gunzip <"$release/$image-$version-amd64.image.tar.gz" >"$work/image.tar"
+        container=$(buildah "${storage[@]}" from --quiet "docker-archive:$work/image.tar") || die "buildah refuses the image of $image"
+        [ "$(buildah "${storage[@]}" images --quiet --no-trunc "localhost/$image:$version")" != "" ] || die "the image of $image has another tag"
+        root=$(buildah "${storage[@]}" mount "$container")
+        [ "$(chroot --userspec=65532:65532 "$root" /mcp-resume --version)" = "$said" ] || die "the program in the image of $image does not run"
+        buildah "${storage[@]}" inspect --type image --format '{{.Docker.Config.Healthcheck.Test}} {{.Docker.Config.Hostname}}.' "localhost/$image:$version" |
+            grep -qx '\[CMD /mcp-resume health\] \.' || die "the image of $image has no health check, or a host name"
+        buildah "${storage[@]}" umount "$container" >/dev/null
+        buildah "${storage[@]}" rm "$container" >/dev/null
+    done
+    echo "deploy: the images load and run"
+}
+
+beside npm check_npm
+beside wheel check_wheel
+beside deb check_deb
+beside rpm check_rpm
+beside images check_images
+beside archive check_archive
+all_ended
