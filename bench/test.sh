@@ -1,8 +1,13 @@
 #!/usr/bin/env bash
-# Checks each event of short calls through the debug build of this tree, and the memory that some thousands take. Then runs a soak of 75 s.
-# Beside it runs a soak that must fail: its streams are kept for its whole length, which has to be reported as growth.
+# Checks each event of short calls through the debug build of this tree, the memory that some thousands take, and a soak. A second soak must
+# fail: its streams are kept for its whole length, which has to be reported as growth. `test.sh [--all]`: the last line names what only
+# `--all` checks.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+case $* in
+    "" | --all) all=$* ;;
+    *) echo "usage: bench/test.sh [--all]" >&2; exit 2 ;;
+esac
 
 die() {
     echo "bench/test.sh: $*" >&2
@@ -12,24 +17,48 @@ die() {
 . tests/features.sh
 cargo build --quiet --workspace --bin mcp-resume --bin mcp-resume-bench --locked --features "$FEATURES"
 target=${CARGO_TARGET_DIR:-target}/debug
-soak=(bench/soak --mcp-resume "$target/mcp-resume" --bench "$target/mcp-resume-bench" --short)
+programs=(--mcp-resume "$target/mcp-resume" --bench "$target/mcp-resume-bench")
+cases=event-1,events-64,session-64,credential-64
+calls=1280
+soak=(bench/soak "${programs[@]}" --shortest)
+growth=(--retention-secs 20 --growth-alone)
+if [ -n "$all" ]; then
+    cases+=,event-64
+    calls=6400
+    soak=(bench/soak "${programs[@]}" --short)
+    growth=(--secs 25 --retention-secs 25)
+fi
 
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-bench/run --mcp-resume "$target/mcp-resume" --bench "$target/mcp-resume-bench" --rounds 1 --secs 0.2 --calls 640 --paths direct,mcp-resume \
-    --cases event-1,event-64,events-64,session-64,credential-64 >"$work/short" 2>&1 || { cat "$work/short" >&2; die "short calls fail"; }
-bench/million --mcp-resume "$target/mcp-resume" --bench "$target/mcp-resume-bench" --calls 6400 --later-secs 1 >"$work/million" 2>&1 ||
-    { cat "$work/million" >&2; die "finished calls take too much memory"; }
-"${soak[@]}" >"$work/steady" 2>&1 &
-steady=$!
-if "${soak[@]}" --secs 25 --retention-secs 25 >"$work/growing" 2>&1; then
-    growing=steady
-else
-    growing=reported
-fi
-wait "$steady" || { cat "$work/steady" >&2; die "a soak with a retention of three seconds is not steady"; }
-[ "$growing" = reported ] || { cat "$work/growing" >&2; die "a soak whose streams are kept for its whole length is reported as steady"; }
-for what in memory streams_kept held_bytes; do
-    grep -q "^  $what grew from " "$work/growing" || { cat "$work/growing" >&2; die "the growth of $what is not reported"; }
-done
-echo "bench: $(grep '^memory: ' "$work/steady"): steady; growth is reported"
+. tests/beside.sh
+trap 'end_checks; rm -rf "$work"' EXIT
+
+check_short_calls() {
+    bench/run "${programs[@]}" --rounds 1 --secs 0.2 --calls 640 --paths direct,mcp-resume --cases "$cases" >"$work/said" 2>&1 ||
+        { cat "$work/said"; die "short calls fail"; }
+    bench/million "${programs[@]}" --calls "$calls" --later-secs 1 >"$work/said" 2>&1 ||
+        { cat "$work/said"; die "finished calls take too much memory"; }
+}
+
+check_steady() {
+    "${soak[@]}" >"$work/said" 2>&1 || { cat "$work/said"; die "a soak with a short retention is not steady"; }
+    echo "bench: $(grep '^memory: ' "$work/said"): steady"
+}
+
+check_growing() {
+    if "${soak[@]}" "${growth[@]}" >"$work/said" 2>&1; then
+        cat "$work/said"
+        die "a soak whose streams are kept for its whole length is reported as steady"
+    fi
+    local figure
+    for figure in memory streams_kept held_bytes; do
+        grep -q "^  $figure grew from " "$work/said" || { cat "$work/said"; die "the growth of $figure is not reported"; }
+    done
+    echo "bench: growth is reported"
+}
+
+beside steady check_steady
+beside growing check_growing
+beside short_calls check_short_calls
+all_ended
+[ -n "$all" ] || echo "bench: only with --all: a soak of 75 s, more calls for their memory, and calls of one event at concurrency 64"

@@ -21,7 +21,7 @@ die() {
     exit 1
 }
 
-. deploy/test/beside.sh
+. tests/beside.sh
 
 # `refused WHAT COMMAND...`: fails if the command accepts WHAT.
 refused() {

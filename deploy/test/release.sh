@@ -14,7 +14,7 @@ die() {
     exit 1
 }
 
-. deploy/test/beside.sh
+. tests/beside.sh
 trap 'end_checks; rm -rf "$work"' EXIT
 
 target=x86_64-unknown-linux-gnu

@@ -15,6 +15,7 @@ beside() {
     # A group of its own, which can be ended as a whole.
     set -m
     (
+        set +m
         output=$work/$name.output
         work=$work/$name
         exec >"$output" 2>&1 </dev/null
