@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks all files in deploy/ with the tools that read them, and runs the runnable ones: `test.sh [--all]`. Installs those tools first
-# (test/setup.sh). Each check is also given an input that it must refuse. The last line names what only `--all` checks.
+# Checks all files in deploy/ and .github/workflows with the tools that read them, and runs the runnable ones: `test.sh [--all]`. Installs those
+# tools first (test/setup.sh). Each check is also given an input that it must refuse. The last line names what only `--all` checks.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PATH=$PATH:/usr/sbin
@@ -202,5 +202,6 @@ beside units check_units
 beside nginx check_nginx
 beside shared_store "$python" deploy/test/shared_store.py "$binary"
 beside compose check_compose
+beside workflows "$python" deploy/test/workflows.py "$tools/zizmor"
 all_ended
 [ -n "$all" ] || echo "deploy: only with --all: the bytes of two releases of the real program compared, and the balancer's image run"

@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 tools=target/tools/deploy
+ZIZMOR=1.32.0
 list=deploy/test/requirements.txt
 
 die() {
@@ -59,3 +60,6 @@ get_promtool() {
 mkdir -p "$tools"
 get_python_packages
 get_promtool
+tests/cargo-tool.sh zizmor $ZIZMOR
+# Under a name without its version.
+ln -sfn "../zizmor-$ZIZMOR/bin/zizmor" "$tools/zizmor"
