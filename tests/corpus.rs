@@ -104,7 +104,7 @@ fn holds(name: &str, run: fn(&[u8])) {
     }
 }
 
-/// Runs a case with changes of an input. Those that fail are reduced to the least that does.
+/// Runs a case with changes of an input. A failing change is reduced to the least that fails.
 fn changed(name: &str, run: fn(&[u8]), file: &Path, input: &[u8]) {
     let config = Config { cases: CHANGED, failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &[1; 32]));
