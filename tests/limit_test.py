@@ -39,7 +39,7 @@ class Limit(unittest.TestCase):
     def test_a_program_that_passes_has_threads_by_its_name(self):
         status, said = run("echo threads $RUST_TEST_THREADS")
         self.assertEqual(status, 0)
-        self.assertIn(f"threads {8 * os.cpu_count()}\ntests: it: 0 s, 0 s of processor time\n", said)
+        self.assertIn(f"threads {4 * os.cpu_count()}\ntests: it: 0 s, 0 s of processor time\n", said)
         self.assertIn("threads 3\n", run("echo threads $RUST_TEST_THREADS", RUST_TEST_THREADS="3")[1])
 
 

@@ -364,8 +364,13 @@ async fn a_connection_that_is_never_at_the_tail_gets_it_as_well() {
         before += 1;
     }
     assert!(before < many, "it came behind the last event");
-    for _ in before..many {
-        assert_eq!(response.event().await.bytes().len(), log.len());
+    while before < many {
+        let event = response.event().await;
+        // On a busy machine there is progress again before the end.
+        if event.id.is_some() {
+            assert_eq!(event.bytes().len(), log.len());
+            before += 1;
+        }
     }
     finish(sse, &mut response, u64::from(many) + 1).await;
 }

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
@@ -443,6 +443,7 @@ async fn event_of_another_proxy() -> String {
 async fn make(attempt: Attempt, worth: Worth, expired: &str) -> Seen {
     let stage = Stage::start(expired).await;
     let before = stage.counters().await;
+    let begun = Instant::now();
     let mut response = stage.request(attempt).send(stage.proxy.addr).await;
     let status = response.status;
     let body = match worth {
@@ -484,7 +485,9 @@ async fn make(attempt: Attempt, worth: Worth, expired: &str) -> Seen {
     }
     let moved = after.into_iter().filter(|(name, value)| before.get(name) != Some(value)).map(|(name, _)| name);
     let (held, moved): (Vec<_>, Vec<_>) = moved.partition(|name| HELD.contains(&name.as_str()));
-    if matches!(worth, Worth::Gone | Worth::Passed) {
+    // Without a key, a response that has arrived is kept for two seconds, which a busy machine may need for the exchange.
+    let may_be_forgotten = worth == Worth::Passed && begun.elapsed() > Duration::from_secs(1);
+    if matches!(worth, Worth::Gone | Worth::Passed) && !may_be_forgotten {
         assert_eq!(!held.is_empty(), worth == Worth::Passed && attempt.is_kept(), "{what}: {held:?}");
     }
     Seen { status, body: stage.anonymous(body), upstream, moved }

@@ -160,7 +160,7 @@ async fn the_delay_of_a_live_event_is_measured_and_a_replay_is_not() {
     let measured = |(_, text): (u16, String)| sum(&text, "live_event_seconds_count");
     assert_eq!(measured(page(&proxy, "/metrics").await), 1.0);
     response.reset();
-    settle(&proxy, &mut upstream).await;
+    until("it has left", async || metric(&proxy, "mcp_resume_streams_attached").await == 0.0).await;
     sse.finish(result(1)).await;
     settle(&proxy, &mut upstream).await;
     let mut back = session.resume(&place.at(0)).send(proxy.addr).await.sse();

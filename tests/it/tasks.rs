@@ -155,11 +155,11 @@ async fn a_json_server_and_a_client_of_json_alone_are_served() {
 
 #[tokio::test]
 async fn a_fast_call_and_one_that_does_not_declare_are_no_tasks() {
-    let (mut upstream, proxy) = stage(|_| {}).await;
+    let (mut upstream, proxy) = stage_with(Tasks { after: LIMIT, ..terms() }, |_| {}).await;
     discover(&mut upstream, &proxy, json!({})).await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &modern(1)).await;
     response.prime().await;
-    pass(Duration::from_millis(100)).await;
+    pass(2 * LIMIT).await;
     sse.finish(result(1)).await;
     assert_eq!(response.event().await.bytes(), result(1).as_bytes());
     let (sse, mut response) = begin(&proxy, &mut upstream, &slow_call(2)).await;

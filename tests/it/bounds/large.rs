@@ -140,6 +140,8 @@ async fn retries_of_clients_that_take_json_only_share_one_copy_of_a_large_answer
     let proxy = Proxy::process(command).await;
     let session = Session::open(&proxy, &mut upstream, V2025_11).await;
     let post = session.post(call(1)).without("Accept").with("Accept", "application/json");
+    // A retry by its ID alone has two seconds.
+    let post = post.with("Idempotency-Key", "k-1");
     let first = post.start(proxy.addr).await;
     let sse = upstream.expect("tools/call").await.sse().await;
     let answer = result(1).replace("\"result\":{", &format!("\"result\":{{\"text\":\"{}\",", "x".repeat(EVENT)));

@@ -296,10 +296,7 @@ async fn delayed_resumes_count_while_they_wait() {
     let (mut upstream, proxy, session) = bounded(|c| c.limits.resumes_per_sec = 1).await;
     let (_sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let place = EventId::of(response.prime().await.id());
-    // Ten seconds' worth, and the one that begins them.
-    for _ in 0..11 {
-        session.resume(&place.at(0)).send(proxy.addr).await.sse().prime().await;
-    }
+    let _waiting = super::resumes::use_up_the_rate(&proxy, &session, &place).await;
     let held = async || metric(&proxy, "mcp_resume_held_bytes").await as usize;
     let before = held().await;
     let padding = "x".repeat(BODY);

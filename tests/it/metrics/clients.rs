@@ -165,9 +165,9 @@ pub(super) async fn a_session_that_is_named(kept: &Meter) {
 }
 
 pub(super) async fn sessions_that_are_made_up(evicted: &Meter) {
-    let (_upstream, proxy, session) = observed().await;
-    make_up(&proxy, &session, 0..16_384).await;
+    let (_upstream, proxy, session) = observed_with(|c| c.limits.sessions = 4 * 1024).await;
+    make_up(&proxy, &session, 0..1024).await;
     assert_eq!(evicted.read(&proxy).await, 0.0);
-    make_up(&proxy, &session, 16_384..16_385).await;
-    assert_eq!(evicted.read(&proxy).await, 8_192.0);
+    make_up(&proxy, &session, 1024..1025).await;
+    assert_eq!(evicted.read(&proxy).await, 512.0);
 }

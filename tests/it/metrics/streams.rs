@@ -144,11 +144,14 @@ pub(super) async fn a_call_that_waits_for_its_server(waiting: &Meter) {
 }
 
 pub(super) async fn the_end_of_a_wait_for_the_server(waits: &Meter) {
-    let (mut upstream, proxy, session) = observed_with(|c| c.upstream.wait = Duration::from_secs(1)).await;
+    let (mut upstream, proxy, session) = observed_with(|c| c.upstream.wait = Duration::from_secs(300)).await;
     let ended = async |outcome: &str| waits.of(&proxy, &format!("outcome={outcome}")).await;
     let waiting = async || metric(&proxy, "mcp_resume_calls_waiting").await;
     upstream.refuse().await;
-    assert_eq!(session.post(call(1)).send(proxy.addr).await.status, 502);
+    let pending = session.post(call(1)).start(proxy.addr).await;
+    until("it waits", async || waiting().await == 1.0).await;
+    pass(Duration::from_secs(301)).await;
+    assert_eq!(pending.response().await.status, 502);
     assert_eq!(ended("timed_out").await, 1.0);
     // No id was written to the client, which is gone.
     let pending = modern(2).start(proxy.addr).await;

@@ -28,8 +28,8 @@ pub(crate) use upstream::{Call, Sse, Upstream};
 
 use std::time::Duration;
 
-/// Longest wait of a test for one event. The test fails after it.
-pub(crate) const LIMIT: Duration = Duration::from_secs(10);
+/// Longest wait of a test for one event. The test fails after it. Long enough for a machine that has much other work.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// `wait`, or a panic that says what did not happen.
 pub(crate) async fn within<T>(what: &str, wait: impl Future<Output = T>) -> T {
@@ -47,10 +47,7 @@ pub(crate) async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
             tokio::time::sleep(Duration::from_millis(5)).await
         }
     };
-    match tokio::time::timeout(3 * LIMIT, asking).await {
-        Ok(()) => {}
-        Err(_) => panic!("waited {:?} in vain: {what}", 3 * LIMIT),
-    }
+    within(what, asking).await;
 }
 
 /// An upstream, a proxy before it and an initialized session of 2025-11-25.
