@@ -1,4 +1,4 @@
-.PHONY: build optimized demo release release-check setup test test-all build-tests test-rust test-fuzz test-e2e sim crash soak fuzz lint fmt \
+.PHONY: build optimized demo release release-check setup test test-all build-tests test-rust test-units test-fuzz test-e2e sim crash soak fuzz lint fmt \
 	fmt-check deny bench instructions image site
 
 # One job at a time: the steps share the build directory and the machine.
@@ -42,6 +42,10 @@ build-tests: setup
 
 test-rust: setup
 	tests/rust.sh
+
+# Modules alone, without what `setup` brings.
+test-units:
+	cargo test --locked --lib -p mcp-resume -p mcp-resume-base -p mcp-resume-metrics -p mcp-resume-protocol -p mcp-resume-store
 
 test-e2e: setup
 	tests/e2e/run.sh
