@@ -15,7 +15,7 @@ class Restarted:
         self._process = self._start()
 
     async def end(self):
-        """Ends the server by SIGTERM, or kills it 5 s later; its port refuses connections then."""
+        """Ends the server; its port refuses connections then."""
         await asyncio.to_thread(self._process.stop)
 
     async def begin(self):

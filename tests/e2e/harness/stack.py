@@ -20,8 +20,10 @@ from pathlib import Path
 from harness import preloaded
 
 ROOT = Path(__file__).resolve().parent.parent
-# Time for programs to start: many do so at once, and the machine may have other work.
+# Time for programs to start, and for what a test waits for: many run at once, and the machine may have other work.
 START_LIMIT = 60.0
+# Time after a request to end, after which a program is killed. Some never end while a client is connected.
+STOP_LIMIT = 2.0
 # Below the ports that systems give to outgoing connections, which could take that of a program that is away.
 PORTS = range(10_000, 30_000)
 
@@ -202,9 +204,13 @@ PROTOCOL = {LEGACY: "2025-11-25", MODERN: "2026-07-28"}
 
 
 class Process:
-    """A program that prints its listening address on stdout. Its last lines are kept for failure reports."""
+    """A program that prints its listening address on stdout. Its last lines are kept for failure reports.
 
-    def __init__(self, command, env, ready):
+    `drains`: a request to end waits for the program's clients, so `stop_all` kills it.
+    """
+
+    def __init__(self, command, env, ready, drains=False):
+        self.drains = drains
         self.lines = collections.deque(maxlen=200)
         self.found = {}
         self._ready = ready
@@ -259,11 +265,24 @@ class Process:
         return self._process.wait(START_LIMIT)
 
     def stop(self):
+        """Ends the process by SIGTERM, or kills it `STOP_LIMIT` later."""
         self.terminate()
         try:
-            self._process.wait(5)
+            self._process.wait(STOP_LIMIT)
         except subprocess.TimeoutExpired:
             self.kill()
+
+
+def stop_all(processes):
+    """Ends what a test has started, at the same time."""
+    for process in processes:
+        # Proxies first: the others may wait for the end of their connections.
+        if process.drains:
+            process.kill()
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.stop()
 
 
 def clean_environment():
@@ -376,7 +395,7 @@ def start_listening(command, settings):
         return "port" in found and "admin" in found
 
     env = {f"MCP_RESUME_{key}": str(value) for key, value in settings.items()}
-    return Process(command, env, ready)
+    return Process(command, env, ready, drains=True)
 
 
 def own_ports():
@@ -625,7 +644,7 @@ async def together(*pieces):
     return results
 
 
-async def eventually(happened, limit=10.0):
+async def eventually(happened, limit=START_LIMIT):
     """Polls until `happened()`, for conditions in another process."""
     give_up = time.monotonic() + limit
     while not happened():
