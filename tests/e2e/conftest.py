@@ -6,15 +6,18 @@ each call has a key of its own.
 """
 
 import json
+import os
 import sys
 import uuid
 from dataclasses import dataclass
 
 import pytest
 
-from harness import stack, stdio
+from harness import pairs, stack, stdio
 
 pytest.register_assert_rewrite("harness.checks", "harness.dialects.steps", "harness.load")
+
+WORKERS_PER_PROCESSOR = 3
 
 
 @dataclass
@@ -29,7 +32,18 @@ class Shared:
     preloaded: dict
 
 
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="run all cases, not only those of harness/pairs.py")
+
+
+def pytest_xdist_auto_num_workers():
+    """Several for each processor: a case waits for timers and for its clients for more than half of its time."""
+    return WORKERS_PER_PROCESSOR * (os.cpu_count() or 1)
+
+
 def pytest_configure(config):
+    for mark in ("each_value", "one_case", "every_case"):
+        config.addinivalue_line("markers", f"{mark}: the cases of a default run, see harness/pairs.py")
     if hasattr(config, "workerinput"):
         config.e2e = Shared(**json.loads(config.workerinput["e2e"]))
     elif not config.option.collectonly and not config.option.help:
@@ -44,8 +58,19 @@ def pytest_configure_node(node):
 
 
 def pytest_unconfigure(config):
-    for process in getattr(config, "e2e_processes", []):
-        process.stop()
+    stack.stop_all(getattr(config, "e2e_processes", []))
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.option.all or pairs.names_cases(config):
+        return
+    kept, others = pairs.select(items)
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = kept
+    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
+        with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            print(f"pairs: {len(kept)} of {len(kept) + len(others)} cases; --all runs the rest", file=sys.stderr)
 
 
 def start_all():
@@ -68,8 +93,7 @@ def start_all():
         found = {name: process.wait().found for name, process in proxies.items()}
         sockets = {name: process.wait().found["socket"] for name, process in preloaded.items()}
     except (OSError, RuntimeError) as error:
-        for process in running:
-            process.stop()
+        stack.stop_all(running)
         pytest.exit(f"the suite cannot start: {error}", returncode=3)
     return running, Shared(
         servers=ports,
@@ -88,6 +112,12 @@ def anyio_backend():
 def key():
     """A unique name for the runs of one test, so that tests can share a server."""
     return uuid.uuid4().hex
+
+
+@pytest.fixture
+def clients(request):
+    """The clients of a case that has one of each: all of them with `--all`, else every second one."""
+    return pairs.in_turns(stack.CLIENTS, request.node)
 
 
 @pytest.fixture
@@ -126,5 +156,4 @@ def start():
         return running[-1].wait()
 
     yield run
-    for process in running:
-        process.stop()
+    stack.stop_all(running)

@@ -35,6 +35,7 @@ async def call_through(start, servers, client, era, key, settings, *flags):
     return said, stack.metric(proxy.found["admin"], "progress_beats_total")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("client, era", PAIRS)
 async def test_a_deadline_shorter_than_the_silence(client, era, servers, start, key):
     said, beats = await call_through(start, servers, client, era, key, BEATS, "--deadline-ms", str(DEADLINE_MS))
@@ -47,6 +48,7 @@ async def test_a_deadline_shorter_than_the_silence(client, era, servers, start, 
     assert beats >= 1
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("client, era", PAIRS)
 async def test_without_progress_the_call_is_lost(client, era, servers, start, key):
     off = {"DELIVERY__PROGRESS_AFTER_SECS": 0}
@@ -54,6 +56,7 @@ async def test_without_progress_the_call_is_lost(client, era, servers, start, ke
     assert said.ending == "error" and beats == 0, (said.lines, said.noise)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("client, era", PAIRS)
 async def test_a_client_with_its_default_deadline_is_unharmed_and_resumes(client, era, servers, start, key):
     proxy = await asyncio.to_thread(start, stack.start_proxy, servers[SERVER], **BEATS)

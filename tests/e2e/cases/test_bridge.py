@@ -26,6 +26,7 @@ def bridged(start, servers):
     return run
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_a_call_has_its_progress_and_its_result(client, server, bridged, servers, key):
@@ -41,6 +42,7 @@ ANSWERS = {"sampling": "sampled", "elicitation": "elicited", "roots": "file:///r
 QUESTIONS = [*(("typescript-v1", kind) for kind in ANSWERS), ("python-mcp1", "sampling"), ("python-mcp1", "elicitation")]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("server, kind", QUESTIONS)
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_a_question_is_answered_within_the_one_run(client, server, kind, bridged, servers, key):
@@ -55,6 +57,7 @@ async def test_a_question_is_answered_within_the_one_run(client, server, kind, b
 EVERYTHING = [("trigger-sampling-request", {"prompt": "p", "maxTokens": 10}), ("trigger-elicitation-request", {})]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("tool, arguments", EVERYTHING)
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_a_question_of_server_everything_is_answered(client, tool, arguments, bridged):
@@ -69,6 +72,7 @@ async def test_a_question_of_server_everything_is_answered(client, tool, argumen
         assert len(relay.calls) == 2, relay.report()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_several_questions_are_answered_within_the_one_run(client, at_once, bridged, servers, key):
@@ -82,6 +86,7 @@ async def test_several_questions_are_answered_within_the_one_run(client, at_once
     assert_runs(servers["typescript-v1"], key)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("server", ["typescript-v1-stateless", "typescript-v1-json", "everything"])
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_servers_of_other_habits(client, server, bridged, servers, key):
@@ -96,6 +101,7 @@ async def test_servers_of_other_habits(client, server, bridged, servers, key):
         assert_runs(servers[server], key)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("server", ["typescript-v1", "python-mcp1"])
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_servers_on_other_transports(client, server, start, key):
@@ -129,6 +135,7 @@ async def test_a_subscription_is_opened(client, bridged, servers, key):
             await running.finish()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("client", TASK_CLIENTS)
 async def test_a_slow_tool_is_a_task_with_its_question(client, server, start, servers, key):
@@ -148,6 +155,7 @@ async def test_a_slow_tool_is_a_task_with_its_question(client, server, start, se
     assert_runs(servers[server], f"{key}-ask")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_a_server_that_was_restarted_is_called_on(client, server, start, key):
@@ -177,6 +185,7 @@ PROBING = [("typescript-v2", AUTO), ("fastmcp", MODERN), ("python-mcp2", MODERN)
 OLDER = ["typescript-v1", "typescript-v1-stateless", "typescript-v1-json", "python-mcp1", "everything"]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("server", OLDER)
 @pytest.mark.parametrize("client, mode", PROBING)
 async def test_clients_that_fall_back_are_as_without_the_bridge(client, mode, server, start, servers, key):
@@ -191,6 +200,7 @@ async def test_clients_that_fall_back_are_as_without_the_bridge(client, mode, se
     assert recorded[0] == recorded[1]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("server", OLDER)
 @pytest.mark.parametrize("sdk", SDKS)
 async def test_scripted_clients_that_fall_back_are_as_without_the_bridge(sdk, server, start, servers, key):
@@ -206,6 +216,7 @@ async def test_scripted_clients_that_fall_back_are_as_without_the_bridge(sdk, se
     assert recorded[0] == recorded[1]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("server", OLDER)
 @pytest.mark.parametrize("sdk", SDKS)
 async def test_scripted_clients_are_bridged_always(sdk, server, bridged, servers, key):

@@ -56,6 +56,7 @@ async def test_without_the_bridge_a_client_is_refused(server, start, modern_only
     assert said.result is None
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_a_call_has_its_progress_and_its_result(client, server, bridged, key):
@@ -67,6 +68,7 @@ async def test_a_call_has_its_progress_and_its_result(client, server, bridged, k
     assert_runs(counted, key)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_a_question_is_a_request(client, server, bridged, key):
@@ -77,6 +79,7 @@ async def test_a_question_is_a_request(client, server, bridged, key):
         assert said.asked == ["elicitation"], relay.report()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind, answer", [("sampling", "sampled"), ("roots", "file:///rooted")])
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_sampling_and_roots_are_requests(client, kind, answer, bridged, key):
@@ -86,6 +89,7 @@ async def test_sampling_and_roots_are_requests(client, kind, answer, bridged, ke
         assert (said.result, said.asked) == (f"answered {answer}", [kind]), relay.report()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_a_cut_call_is_resumed(client, server, bridged, key):
@@ -105,13 +109,17 @@ async def test_a_question_survives_a_cut(client, bridged, key):
         assert (said.result, said.asked) == ("answered elicited", ["elicitation"]), relay.report()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("server", ["typescript-v2", "python-mcp2"])
 @pytest.mark.parametrize("client", ["typescript-v1", "python-mcp1"])
 async def test_the_change_of_a_list_is_told_on_the_sessions_stream(client, server, bridged):
     port, _ = await bridged(server)
     async with Relay(port) as relay:
-        said = await run_client(client, LEGACY, relay.url(), "change", {}, linger_ms=1_500)
-        assert (said.result, said.changed) == ("changed", ["tools"]), relay.report()
+        async with Client(client, LEGACY, relay.url(), "change", {}, then=True) as calling:
+            assert await calling.outcome(0) == ("result", "changed"), relay.report()
+            await calling.until(lambda said: said.changed)
+            said = await calling.finish()
+        assert said.changed == ["tools"], relay.report()
 
 
 @pytest.mark.parametrize("client", ["typescript-v1", "python-mcp1", "fastmcp"])
@@ -139,7 +147,7 @@ async def test_a_cancel_ends_the_call_at_the_server(bridged, key):
     await until_progress(answer, 1)
     cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 3}}
     assert (await ask(port, body=cancel, **session)).status == 202
-    await eventually(lambda: counters(counted, key)["cancelled"] == 1, limit=5)
+    await eventually(lambda: counters(counted, key)["cancelled"] == 1)
     answer.reset()
 
 
@@ -149,5 +157,5 @@ async def test_the_end_of_a_session_is_the_end_of_its_calls(bridged, key):
     answer = await ask(port, body=call(3, "long", steps=100, interval_ms=50, key=key), **session)
     await until_progress(answer, 1)
     assert (await ask(port, method="DELETE", **session)).status == 200
-    await eventually(lambda: counters(counted, key)["cancelled"] == 1, limit=5)
+    await eventually(lambda: counters(counted, key)["cancelled"] == 1)
     answer.reset()

@@ -50,6 +50,7 @@ def question(request_id, key, **retry):
     return {"body": body, **headers}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_answers_reach_the_call_that_waits(client, store, fleet, servers, key):

@@ -88,6 +88,7 @@ async def test_a_question_that_was_not_answered(server, servers, proxies, key):
     assert_runs(servers[server], key)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind, word", [("sampling", "sampled"), ("elicitation", "elicited")])
 @on_every_server
 async def test_a_question_asked_while_the_client_was_away(server, kind, word, servers, proxies, key):

@@ -34,6 +34,7 @@ def slicing(servers, start):
     return lambda server, **settings: start(stack.start_proxy, servers[server], **stack.SLICES, **settings).found["port"]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("cut", STOCK_CUTS)
 @pytest.mark.parametrize("server, tool", [*SLICED, ("fastmcp", "plain")])
 @pytest.mark.parametrize("client", SEEING)

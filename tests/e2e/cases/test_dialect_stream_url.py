@@ -57,6 +57,7 @@ def turning(servers, start):
     return Turning
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("cut", TURN_CUTS)
 @on_every_server
 async def test_two_turns(server, cut, turning, servers, key):
@@ -172,6 +173,7 @@ async def test_seen_turns_for_a_client_that_used_its_url(server, turning, server
         assert len(upstream.answers) == 4
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("mode", ["seen", "off"])
 @on_every_server
 async def test_other_clients_are_not_closed_on(server, mode, turning, servers, key):

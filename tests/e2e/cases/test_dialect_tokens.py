@@ -19,6 +19,7 @@ DIALECTS = [ResumableRequests, ResumableStreams]
 SERVERS = ["typescript-v1", "python-mcp1"]
 
 everywhere = [
+    pytest.mark.each_value,
     pytest.mark.parametrize("dialect", DIALECTS),
     pytest.mark.parametrize("server", SERVERS),
 ]
@@ -197,6 +198,7 @@ async def test_not_in_a_batch(dialect, proxies, key):
     assert refused["error"]["code"] == -32600
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("server", [*SERVERS, "typescript-v1-stateless"])
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_the_server_never_hears_of_it(dialect, server, servers, start, key):

@@ -57,6 +57,7 @@ async def completes(dialect, server, cut, servers, proxies, key):
     return client, relay
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("server, cut", list(cases(ResumableRequests)))
 async def test_resumable_requests(server, cut, servers, proxies, key):
     client, relay = await completes(ResumableRequests, server, cut, servers, proxies, key)
@@ -68,6 +69,7 @@ async def test_resumable_requests(server, cut, servers, proxies, key):
         assert [exchange.method for exchange in relay.resumes] == ["POST"] * len(relay.resumes)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("server, cut", list(cases(ResumableStreams)))
 async def test_resumable_streams(server, cut, servers, proxies, key):
     client, _ = await completes(ResumableStreams, server, cut, servers, proxies, key)
@@ -81,6 +83,7 @@ async def test_resumable_streams(server, cut, servers, proxies, key):
     assert resumed <= 1
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("server, cut", list(cases(StreamUrl)))
 async def test_stream_url(server, cut, servers, proxies, key):
     client, relay = await completes(StreamUrl, server, cut, servers, proxies, key)
@@ -106,6 +109,7 @@ def token_cases():
     yield pytest.param("fastmcp", "plain", "arguments", "uncut", id="fastmcp-arguments-uncut")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("server, tool, where, name", list(token_cases()))
 async def test_resume_tokens(server, tool, where, name, servers, start, key):
     """Slices of a second each; a cut may make a slice longer, so the call outlasts all of them."""

@@ -55,6 +55,7 @@ async def begin(port, key, steps=10):
     return client
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("first", range(len(WAYS)))
 @on_every_server
 async def test_another_way_after_each_cut(server, first, servers, proxies, key):
@@ -72,6 +73,7 @@ async def test_another_way_after_each_cut(server, first, servers, proxies, key):
     assert_runs(servers[server], key)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("way", ["requests", "streams"])
 @on_every_server
 async def test_a_get_confirms_for_all_and_deletes_nothing(server, way, servers, proxies, key):
@@ -94,6 +96,7 @@ async def test_a_get_confirms_for_all_and_deletes_nothing(server, way, servers, 
     assert_runs(servers[server], key)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("way", ["requests", "streams"])
 @on_every_server
 async def test_a_post_deletes_what_it_confirms(server, way, servers, proxies, key):

@@ -10,7 +10,7 @@ from harness.checks import assert_runs
 from harness.raw import ask, open_session
 from harness.relay import Cut, Relay
 from harness.replicas import Replica
-from harness.stack import LEGACY, LEGACY_TASK_CLIENTS, Client, counters, eventually, run_client, together
+from harness.stack import LEGACY, LEGACY_TASK_CLIENTS, START_LIMIT, Client, counters, eventually, run_client, together
 
 pytestmark = pytest.mark.anyio
 
@@ -79,8 +79,8 @@ class Caller:
         message = await self.request("tasks/get", taskId=task)
         return message.get("result", {}).get("status") or message["error"]["code"]
 
-    async def settled(self, task, limit=20):
-        async with asyncio.timeout(limit):
+    async def settled(self, task):
+        async with asyncio.timeout(START_LIMIT):
             while (status := await self.status(task)) in ("working", "input_required"):
                 await asyncio.sleep(0.1)
         return status
@@ -95,7 +95,7 @@ class Caller:
         return answer.status
 
 
-async def question_on(answer, limit=5):
+async def question_on(answer, limit=START_LIMIT):
     """The next question on a stream, with the event ID of it; None if there is none in time."""
     try:
         async with asyncio.timeout(limit):
@@ -107,6 +107,7 @@ async def question_on(answer, limit=5):
     return None
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("client", LEGACY_TASK_CLIENTS)
 async def test_calls_are_tasks_and_end_as_they_would_have(client, server, before, servers, key):
@@ -144,7 +145,7 @@ async def test_a_cancelled_task_is_cancelled_at_the_server(client, before, serve
         running.ask(cancel={"tool": "long", "args": {"steps": 100, "interval_ms": 200, "key": key}})
         _, message = await running.outcome(1)
         assert "cancel" in message, report(relay, running.transcript)
-        await eventually(lambda: counters(servers["python-mcp1"], key)["cancelled"] == 1, limit=2)
+        await eventually(lambda: counters(servers["python-mcp1"], key)["cancelled"] == 1)
 
 
 async def test_the_outcome_of_a_cancelled_task_is_an_error(before, key):

@@ -17,6 +17,7 @@ MODES = {
 WHO = [(name, era) for name, kind in CLIENTS.items() for era in kind.eras]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("client, era", WHO)
 @pytest.mark.parametrize("mode", MODES)
 async def test_call_completes(mode, client, era, servers, start, key):

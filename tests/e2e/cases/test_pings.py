@@ -79,6 +79,7 @@ async def test_a_silent_call(client, start, key):
     assert stack.metric(proxy.found["admin"], 'keep_alive_pings_total{outcome="accepted"}') >= 3
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_without_pings_the_silent_call_is_lost(client, start, key):
     server = await asyncio.to_thread(start, stack.start_server, "rmcp", KEEP_ALIVE_SECS=str(QUIET_SECS))

@@ -13,6 +13,7 @@ STRICT = {"typescript-1.23-strict": "2025-06-18", "typescript-v1-strict": "2025-
 OWN = ["typescript-v1", "typescript-v1-stateless", "python-mcp1", "python-mcp2", "fastmcp", "typescript-v2"]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("server", OWN)
 @pytest.mark.parametrize("client, revision", STRICT.items())
 async def test_no_error_is_reported(client, revision, server, servers, proxies, key):

@@ -25,6 +25,7 @@ QUESTIONS = [
 AWAY = 0.6
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("server, kind", QUESTIONS)
 async def test_asked_while_the_client_is_away(server, kind, client, servers, start, key):

@@ -38,19 +38,20 @@ GONE = "the server was restarted: all that it kept for this session is gone"
 
 
 @pytest.mark.parametrize("server", SERVERS)
-async def test_between_two_calls(server, start, key):
+async def test_between_two_calls(server, clients, start, key):
     restarted, proxy = await behind_a_proxy(start, server)
-    async with sessions_at(proxy.found["port"], server, key) as sessions:
+    async with sessions_at(proxy.found["port"], server, key, clients) as sessions:
         await restarted.restart()
         for session in sessions.values():
             session.begin(key)
         await assert_go_on(sessions, 1, key)
 
 
+@pytest.mark.each_value("restart")
 @pytest.mark.parametrize("server", SERVERS)
-async def test_a_call_while_the_server_is_away(server, start, key):
+async def test_a_call_while_the_server_is_away(server, clients, start, key):
     restarted, proxy = await behind_a_proxy(start, server)
-    async with sessions_at(proxy.found["port"], server, key) as sessions:
+    async with sessions_at(proxy.found["port"], server, key, clients) as sessions:
         await restarted.end()
         for session in sessions.values():
             session.begin(key)
@@ -62,11 +63,12 @@ async def test_a_call_while_the_server_is_away(server, start, key):
         await assert_go_on(sessions, 1, key)
 
 
+@pytest.mark.each_value("restart")
 @pytest.mark.parametrize("server", SERVERS)
-async def test_a_call_that_runs_ends_with_an_error(server, start, key):
+async def test_a_call_that_runs_ends_with_an_error(server, clients, start, key):
     """It is never run again, and the next one goes on in the session."""
     restarted, proxy = await behind_a_proxy(start, server, BROWSER_SECS="5")
-    async with sessions_at(proxy.found["port"], server, f"{key}-quick") as sessions:
+    async with sessions_at(proxy.found["port"], server, f"{key}-quick", clients) as sessions:
         kind = server_kind(server)
         tool, arguments, _ = kind.long(600, 100, key)
         for session in sessions.values():
@@ -207,20 +209,21 @@ async def test_a_session_that_its_server_ended_for_idleness(start, key):
     assert revived >= len(CLIENTS)
 
 
+@pytest.mark.each_value("restart")
 @pytest.mark.parametrize("server", SERVERS)
-async def test_straight_to_the_server_the_session_is_lost(server, start, key):
+async def test_straight_to_the_server_the_session_is_lost(server, clients, start, key):
     """No client gets its result; rmcp does where it understands the refusal, and opens another session for it."""
     restarted = await asyncio.to_thread(Restarted, start, server)
-    await assert_lost(restarted, restarted.port, server, key)
+    await assert_lost(restarted, restarted.port, server, key, clients)
 
 
 async def test_with_revival_switched_off_the_session_is_lost(start, key):
     restarted, proxy = await behind_a_proxy(start, "typescript-v1", SESSIONS__REVIVE="never")
-    await assert_lost(restarted, proxy.found["port"], "typescript-v1", key)
+    await assert_lost(restarted, proxy.found["port"], "typescript-v1", key, CLIENTS)
 
 
-async def assert_lost(restarted, port, server, key):
-    async with sessions_at(port, server, key, timeout_ms=5_000) as sessions:
+async def assert_lost(restarted, port, server, key, clients):
+    async with sessions_at(port, server, key, clients, timeout_ms=5_000) as sessions:
         await restarted.restart()
         for session in sessions.values():
             session.begin(key)

@@ -18,6 +18,7 @@ REFUSED = 2.0
 PAIRS = [(client, era) for client, kind in CLIENTS.items() for era in kind.eras]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("client, era", PAIRS)
 async def test_a_client_that_begins_while_the_server_is_away(client, era, servers, start, key):
     async with Relay(servers[SERVER]) as upstream:
@@ -35,6 +36,7 @@ async def test_a_client_that_begins_while_the_server_is_away(client, era, server
         assert_runs(servers[SERVER], key)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("client, era", PAIRS)
 async def test_straight_to_the_server_the_client_fails(client, era, servers, key):
     async with Relay(servers[SERVER]) as upstream:

@@ -9,7 +9,7 @@ from harness.checks import assert_runs, assert_whole
 from harness.relay import Cut, Relay
 from harness.restarts import Restarted
 from harness.sessions import assert_go_on, sessions_at
-from harness.stack import CLIENTS, LEGACY, Client
+from harness.stack import LEGACY, Client
 
 pytestmark = pytest.mark.anyio
 
@@ -26,7 +26,7 @@ async def sse(request, start):
     return server, request.param, proxy.found["port"]
 
 
-async def test_a_call_that_is_cut_completes(sse, key):
+async def test_a_call_that_is_cut_completes(sse, clients, key):
     """It runs once. In the same session tools are listed, and the server's question is answered."""
     server, name, port = sse
     kind = stack.server_kind(name)
@@ -46,11 +46,11 @@ async def test_a_call_that_is_cut_completes(sse, key):
                 assert_runs(server.port, f"{own}-ask")
                 await running.finish()
 
-    await stack.together(*(complete(client) for client in CLIENTS))
+    await stack.together(*(complete(client) for client in clients))
 
 
 @pytest.mark.parametrize("name", ["typescript-v1", "python-mcp1-22"])
-async def test_a_server_is_recognised_at_the_url_of_one_on_streamable_http(name, start, key):
+async def test_a_server_is_recognised_at_the_url_of_one_on_streamable_http(name, clients, start, key):
     """Clients of Streamable HTTP get sessions, and a call that is cut completes in them."""
     server = await asyncio.to_thread(Restarted, start, name, SSE="1")
     proxy = await asyncio.to_thread(start, stack.start_proxy_before, f"http://127.0.0.1:{server.port}/sse")
@@ -66,12 +66,12 @@ async def test_a_server_is_recognised_at_the_url_of_one_on_streamable_http(name,
                 assert_runs(server.port, own)
                 await running.finish()
 
-    await stack.together(*(complete(client) for client in CLIENTS))
+    await stack.together(*(complete(client) for client in clients))
 
 
-async def test_sessions_go_on_after_a_restart_of_the_server(sse, key):
+async def test_sessions_go_on_after_a_restart_of_the_server(sse, clients, key):
     server, name, port = sse
-    async with sessions_at(port, name, key) as sessions:
+    async with sessions_at(port, name, key, clients) as sessions:
         await server.restart()
         for session in sessions.values():
             session.begin(key)

@@ -3,7 +3,7 @@
 import pytest
 
 from harness.relay import Cut, Relay
-from harness.stack import CLIENTS, LEGACY, run_client
+from harness.stack import CLIENTS, LEGACY, Client, run_client
 
 pytestmark = pytest.mark.anyio
 
@@ -15,12 +15,15 @@ STEPS, INTERVAL_MS = 8, 200
 async def test_notifications_across_a_cut(client, proxies, key):
     arguments = {"steps": STEPS, "interval_ms": INTERVAL_MS, "key": key}
     async with Relay(proxies[SERVER], Cut("event", 2, on="standalone")) as relay:
-        said = await run_client(client, LEGACY, relay.url(), "announce", arguments, linger_ms=2_500)
-        assert said.result == f"announced {STEPS}", (said.error, said.noise)
+        async with Client(client, LEGACY, relay.url(), "announce", arguments, then=True) as calling:
+            assert await calling.outcome(0) == ("result", f"announced {STEPS}"), calling.transcript.noise
+            await calling.until(lambda said: len(said.logged) >= STEPS)
+            said = await calling.finish()
         assert said.logged == list(range(1, STEPS + 1))
         assert relay.cuts == 1
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_straight_to_the_server_some_are_lost(client, servers, key):
     arguments = {"steps": STEPS, "interval_ms": INTERVAL_MS, "key": key}

@@ -4,7 +4,6 @@ import asyncio
 import base64
 import json
 import os
-import time
 
 import pytest
 
@@ -48,11 +47,9 @@ async def test_a_file_over_the_limit_is_an_error(filesystem, tmp_path):
     """The session goes on."""
     (tmp_path / "image.png").write_bytes(os.urandom(60 * MB))
     session = await open_session(filesystem)
-    began = time.monotonic()
     answer = await ask(filesystem, body=call(1, "read_media_file", path=str(tmp_path / "image.png")), **session)
     error = (await outcome(answer))["error"]
     assert (error["code"], error["data"]["mayHaveRun"]) == (-32010, True)
     assert "over the size limit" in error["message"]
-    assert time.monotonic() - began < 30
     answer = await ask(filesystem, body=call(2, "list_directory", path=str(tmp_path)), **session)
     assert "image.png" in (await outcome(answer))["result"]["content"][0]["text"]

@@ -89,7 +89,7 @@ async def test_a_cancelled_task_is_cancelled_at_the_server(client, servers, prox
         running.ask(cancel={"tool": "slow_compute", "args": {"seconds": 60, "key": key}})
         _, message = await running.outcome(1)
         assert "cancel" in message, relay.report()
-        await eventually(lambda: stack.counters(servers["tasks"], key)["cancelled"] == 1, limit=2)
+        await eventually(lambda: stack.counters(servers["tasks"], key)["cancelled"] == 1)
         assert_runs(servers["tasks"], key, finished=0, cancelled=1)
         [task] = handles(relay)
         assert (await tasks.poll(proxies["tasks"], task))["status"] == "cancelled"
@@ -146,7 +146,7 @@ async def test_every_sdk_has_tasks_behind_the_proxy(server, before, key):
     async def with_progress():
         arguments = {"steps": 4, "interval_ms": 800, "key": f"{key}-progress"}
         task = (await tasks.begin(proxy, "long", **arguments))["taskId"]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(stack.START_LIMIT):
             while "statusMessage" not in (state := await tasks.poll(proxy, task)):
                 await asyncio.sleep(0.05)
         assert re.fullmatch(r"([123]) of 4: step \1", state["statusMessage"]), state

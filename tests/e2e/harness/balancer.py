@@ -14,7 +14,7 @@ from harness.replicas import Replica
 from harness.stack import START_LIMIT, counters, eventually
 
 # A balancer that does not answer a probe by then gets no requests.
-PROBE_LIMIT = 1.0
+PROBE_LIMIT = 5.0
 
 
 class BalancerProcess(Replica):

@@ -141,6 +141,8 @@ class Relay:
         self.slow_answers = slow_answers
         self.exchanges = []
         self.cuts = 0
+        # Connections that the target refused.
+        self.refused = 0
         self._away_until = 0.0
         self._open_to_all = asyncio.Event()
         self._open_to_all.set()
@@ -238,6 +240,7 @@ class Relay:
         try:
             await self._open(connection)
         except OSError:
+            self.refused += 1
             sever(writer, "rst")
             return
         try:

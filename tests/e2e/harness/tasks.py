@@ -56,7 +56,7 @@ async def poll(port, task):
     return message["result"]
 
 
-async def settled(port, task, limit=30.0):
+async def settled(port, task, limit=stack.START_LIMIT):
     """The outcome of a task."""
     async with asyncio.timeout(limit):
         while (state := await poll(port, task))["status"] in ("working", "input_required"):
@@ -85,7 +85,7 @@ def states(relay):
 
 async def one_handle(relay):
     """Waits for the first handle; returns its task's ID."""
-    await stack.eventually(lambda: handles(relay), 30)
+    await stack.eventually(lambda: handles(relay))
     return handles(relay)[0]
 
 
