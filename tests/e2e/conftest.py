@@ -19,6 +19,9 @@ pytest.register_assert_rewrite("harness.checks", "harness.dialects.steps", "harn
 
 WORKERS_PER_PROCESSOR = 3
 
+# Servers that some tests need three of.
+THREES = ("typescript-v1", "typescript-v1-stateless", "typescript-v2")
+
 
 @dataclass
 class Shared:
@@ -26,6 +29,8 @@ class Shared:
 
     servers: dict
     proxies: dict
+    # Ports of three servers of each of `THREES`.
+    threes: dict
     # Ports of proxies before servers on stdio, by the server's name.
     stdio: dict
     # The sockets of the preloaded clients; without one a client is started as usual.
@@ -62,6 +67,8 @@ def pytest_unconfigure(config):
 
 
 def pytest_collection_modifyitems(config, items):
+    # Cases with a limit of their own take the longest: they begin first, so that none runs alone at the end.
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
     if config.option.all or pairs.names_cases(config):
         return
     kept, others = pairs.select(items)
@@ -74,7 +81,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def start_all():
-    running, servers, proxies, on_stdio, preloaded = [], {}, {}, {}, {}
+    running, servers, threes, proxies, on_stdio, preloaded = [], {}, {}, {}, {}, {}
     try:
         for name, kind in {**stack.CLIENTS, **stack.TASK_CLIENTS}.items():
             if kind.is_python and sys.platform == "linux":
@@ -83,6 +90,9 @@ def start_all():
         for name in (*stack.SERVERS, "tasks"):
             servers[name] = stack.start_server(name)
             running.append(servers[name])
+        for name in THREES:
+            threes[name] = [servers[name], *(stack.start_server(name) for _ in range(2))]
+            running += threes[name][1:]
         for name in stdio.SERVERS:
             on_stdio[name] = stdio.start_proxy(name, **stdio.SHARED)
             running.append(on_stdio[name])
@@ -97,6 +107,7 @@ def start_all():
         pytest.exit(f"the suite cannot start: {error}", returncode=3)
     return running, Shared(
         servers=ports,
+        threes={name: [process.wait().found["port"] for process in three] for name, three in threes.items()},
         proxies={name: places["port"] for name, places in found.items()},
         stdio={name: process.wait().found["port"] for name, process in on_stdio.items()},
         preloaded=sockets,
@@ -124,6 +135,12 @@ def clients(request):
 def servers(request):
     """The port of each server."""
     return request.config.e2e.servers
+
+
+@pytest.fixture
+def threes(request):
+    """The ports of three servers of a kind, by its name."""
+    return request.config.e2e.threes
 
 
 @pytest.fixture

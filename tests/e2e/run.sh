@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the end-to-end suite: `run.sh [PYTEST ARGUMENTS]`. MCP_RESUME_BIN names the proxy's binary (default: the debug
+# Runs the end-to-end suite: `run.sh [--all] [PYTEST ARGUMENTS]`. MCP_RESUME_BIN names the proxy's binary (default: the debug
 # build of this tree, which is built first).
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -43,31 +43,58 @@ made() {
     cat "$@" | sha256sum >"$where/.made"
 }
 
-# Cargo compiles while npm and pip wait for the network.
-build() {
-    cargo build --quiet --locked --manifest-path "$1/rmcp/Cargo.toml" --target-dir clients/rmcp/target
-}
-(build clients && build servers) &
-building=$!
-trap 'kill $building 2>/dev/null || true' EXIT
-
-if ! fresh node_modules package.json package-lock.json; then
+npm_packages() {
+    fresh node_modules package.json package-lock.json && return
     echo "e2e: npm packages"
     npm ci --no-audit --no-fund --loglevel=error || die "npm could not install what package-lock.json pins"
     made node_modules package.json package-lock.json
-fi
+}
 
-for list in requirements/*.txt; do
+# `python_packages LIST`: the environment of one list.
+python_packages() {
+    local list=$1 name venv
     name=$(basename "$list" .txt)
     venv=.venvs/$name
-    fresh "$venv" "$list" && continue
+    fresh "$venv" "$list" && return
     echo "e2e: Python packages for $name"
     rm -rf "$venv"
     "$python" -m venv "$venv" || die "$python cannot make a virtual environment (Debian: install python3-venv)"
     "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps -r "$list" ||
         die "pip could not install what $list pins"
     made "$venv" "$list"
-done
+}
 
-wait $building || die "the programs on rmcp do not build"
+rmcp_programs() {
+    local where
+    for where in clients servers; do
+        cargo build --quiet --locked --manifest-path "$where/rmcp/Cargo.toml" --target-dir clients/rmcp/target ||
+            die "the programs on rmcp do not build"
+    done
+}
+
+# All at the same time: each waits for the network and for other programs. `set -m` makes a group of each.
+started=()
+stop() {
+    for group in "${started[@]}"; do
+        kill -- "-$group" 2>/dev/null || true
+    done
+}
+trap stop EXIT
+trap 'exit 1' INT TERM
+
+beside() {
+    set -m
+    "$@" </dev/null &
+    set +m
+    started+=($!)
+}
+
+beside rmcp_programs
+beside npm_packages
+for list in requirements/*.txt; do
+    beside python_packages "$list"
+done
+for _ in "${started[@]}"; do
+    wait -n || exit 1
+done
 trap - EXIT

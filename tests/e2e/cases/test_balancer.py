@@ -35,6 +35,8 @@ CLIENTS = LIGHT[:6]
 HONEST_REFUSAL = "the proxy is shutting down"
 
 LEASE_SECS = 2
+# Progress notifications of a call in a rolling restart: it takes longer than the start of its client.
+STEPS = 30
 # The TypeScript SDKs resume twice, and the second one counts on a busy machine.
 RETRY_MS = 1000
 
@@ -51,21 +53,6 @@ BALANCER = {
     "BALANCE__SLOW_START_SECS": 0,
 }
 MEMORY = {"STORE__KIND": "memory"}
-
-
-@pytest.fixture(scope="session")
-def threes():
-    """Three servers of a kind, shared by all tests; their ports."""
-    running = {}
-
-    def run(kind):
-        if kind not in running:
-            running[kind] = [stack.start_server(kind) for _ in range(3)]
-        return [server.wait().found["port"] for server in running[kind]]
-
-    yield run
-    for server in (server for three in running.values() for server in three):
-        server.stop()
 
 
 @pytest.fixture
@@ -108,7 +95,7 @@ def fleet(threes, redis, start_and_kill, balancers_before, key):
     """Starts sidecars and balancers; `grace_secs` is the balancers', all other settings are the sidecars'."""
 
     async def run(server=SESSIONLESS[LEGACY], grace_secs=30, **settings):
-        ports = await asyncio.to_thread(threes, server)
+        ports = threes[server]
         sidecars = await asyncio.to_thread(start_sidecars, ports, settings)
         return Fleet(ports, sidecars, await balancers_before(url_of(sidecars), grace_secs))
 
@@ -312,7 +299,7 @@ def scattered(islands, balancers_before, threes, own_redis, start_and_kill, key)
 
     @contextlib.asynccontextmanager
     async def run():
-        ports = await asyncio.to_thread(threes, SESSIONLESS[LEGACY])
+        ports = threes[SESSIONLESS[LEGACY]]
         async with contextlib.AsyncExitStack() as pipes:
             sidecars = []
             for n, (island, port) in enumerate(zip(islands, ports, strict=True)):
@@ -508,12 +495,12 @@ async def test_a_rolling_restart_of_everything_loses_nothing(fleet, key):
             while rolling:
                 name = f"{key}-{lane}-{len(names)}"
                 client = LIGHT[len(names) % len(LIGHT)]
-                tool, arguments, done = SERVERS[SESSIONLESS[LEGACY]].long(10, INTERVAL_MS, name)
+                tool, arguments, done = SERVERS[SESSIONLESS[LEGACY]].long(STEPS, INTERVAL_MS, name)
                 names.append(name)
                 under_way.add(name)
                 said = await run_client(client, LEGACY, front.url(), tool, arguments)
                 under_way.discard(name)
-                assert_whole(front, said, 10, done)
+                assert_whole(front, said, STEPS, done)
                 assert_ran_once(fleet.ports, name)
 
         async def roll():
@@ -583,12 +570,12 @@ async def test_a_rolling_restart_loses_no_call_that_had_begun_in_a_session(fleet
             while rolling:
                 name = f"{key}-{lane}-{len(completed)}-{len(refused)}"
                 client = LIGHT[lane]
-                tool, arguments, done = SERVERS[WITH_SESSIONS].long(10, INTERVAL_MS, name)
+                tool, arguments, done = SERVERS[WITH_SESSIONS].long(STEPS, INTERVAL_MS, name)
                 under_way.add(name)
                 said = await run_client(client, LEGACY, front.url(), tool, arguments)
                 under_way.discard(name)
                 if said.ending == "result":
-                    assert_whole(front, said, 10, done)
+                    assert_whole(front, said, STEPS, done)
                     assert_ran_once(fleet.ports, name)
                     completed.append(name)
                 else:

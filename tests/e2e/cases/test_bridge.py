@@ -9,7 +9,7 @@ from harness.checks import assert_runs
 from harness.probes import SDKS, Probing
 from harness.relay import Cut, Relay
 from harness.restarts import Restarted
-from harness.stack import AUTO, LEGACY, MODERN, TASK_CLIENTS, Client, run_client
+from harness.stack import AUTO, LEGACY, MODERN, TASK_CLIENTS, Client, eventually, run_client
 from harness.tasks import handles
 
 pytestmark = pytest.mark.anyio
@@ -191,8 +191,11 @@ OLDER = ["typescript-v1", "typescript-v1-stateless", "typescript-v1-json", "pyth
 async def test_clients_that_fall_back_are_as_without_the_bridge(client, mode, server, start, servers, key):
     """By default the server gets the same messages from them, byte for byte, as with the bridge switched off."""
 
-    async def call(port, tool, arguments):
-        said = await run_client(client, mode, f"http://127.0.0.1:{port}/mcp", tool, arguments)
+    async def call(relay, tool, arguments):
+        async with Client(client, mode, relay.url(), tool, arguments, then=True) as running:
+            await running.outcome(0)
+            await has_answered(relay, server, 2)
+            said = await running.finish()
         assert said.error is None
         return said.result, said.progress
 
@@ -204,11 +207,13 @@ async def test_clients_that_fall_back_are_as_without_the_bridge(client, mode, se
 @pytest.mark.parametrize("server", OLDER)
 @pytest.mark.parametrize("sdk", SDKS)
 async def test_scripted_clients_that_fall_back_are_as_without_the_bridge(sdk, server, start, servers, key):
-    async def call(port, tool, arguments):
-        client = Probing(sdk, port)
+    async def call(relay, tool, arguments):
+        client = Probing(sdk, relay.port)
         await client.connect()
         assert not client.is_modern
         said = await client.call(tool, arguments)
+        if "roots" in SDKS[sdk].capabilities:
+            await has_answered(relay, server, 2)
         await client.close()
         return said
 
@@ -232,6 +237,12 @@ async def test_scripted_clients_are_bridged_always(sdk, server, bridged, servers
         assert_runs(servers[server], key)
 
 
+async def has_answered(relay, server, times):
+    """Waits until so many clients have answered the server that asks each of them once, at any time of its session."""
+    if server == "everything":
+        await eventually(lambda: len([answer for answer in relay.answers if answer.status]) == times)
+
+
 async def record(setting, start, servers, server, key, call):
     """Has a client call the long tool through a proxy with this setting. Returns the POSTs at both sides of the proxy, and what the client said."""
     kind = stack.server_kind(server)
@@ -240,9 +251,12 @@ async def record(setting, start, servers, server, key, call):
         proxy = await asyncio.to_thread(start, stack.start_proxy, upstream.port, BRIDGE__MODERN_CLIENTS=setting)
         async with Relay(proxy.found["port"]) as relay:
             # A client of an older revision has shown before whether the server assigns sessions.
-            await run_client("typescript-v1", LEGACY, relay.url(), *kind.quick(f"{own}-0")[:2])
+            async with Client("typescript-v1", LEGACY, relay.url(), *kind.quick(f"{own}-0")[:2], then=True) as older:
+                await older.outcome(0)
+                await has_answered(relay, server, 1)
+                await older.finish()
             tool, arguments, done = kind.long(2, 100, own)
-            said = await call(relay.port, tool, arguments)
+            said = await call(relay, tool, arguments)
             assert said[0] == done, relay.report()
         posts = [[exchange for exchange in side.exchanges if exchange.method == "POST"] for side in (upstream, relay)]
     # What a client answers to the server's own questions may come between any of its requests.

@@ -26,7 +26,7 @@ RANK = {"FAILURE": 0, "WARNING": 1, "SKIPPED": 2, "INFO": 2, "SUCCESS": 3}
 async def run_suite(port, where, *which):
     """All verdicts of one run, as {(scenario, check, n): status}, where n numbers the checks of one name; `which` has its scenarios."""
     process = await asyncio.create_subprocess_exec(
-        *(stack.node22(), SUITE, "server", "--url", f"http://127.0.0.1:{port}/mcp"),
+        *("node", SUITE, "server", "--url", f"http://127.0.0.1:{port}/mcp"),
         *(*which, "--output-dir", str(where)),
         cwd=stack.ROOT,
         stdin=asyncio.subprocess.DEVNULL,

@@ -90,6 +90,7 @@ async def test_a_call_that_runs_ends_with_an_error(server, clients, start, key):
         assert_runs(restarted.port, key, started=0, finished=0)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_a_server_of_one_session(client, start, key):
     """It takes one `initialize` in its life: none may be wasted."""

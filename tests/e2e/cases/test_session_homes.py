@@ -61,11 +61,12 @@ def pods_of(start, redis, key):
     return run
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("server", SERVERS)
-async def test_a_pod_that_is_gone(server, clients, pods_of, key):
+async def test_a_pod_that_is_gone(server, pods_of, key):
     """Two pods go, one after the other, and both come back: each client goes on in the session that it opened."""
     pods, balancer = await pods_of(server)
-    async with sessions_at(balancer.port, server, key, clients) as sessions:
+    async with sessions_at(balancer.port, server, key) as sessions:
         homes = {pod.owner: [] for pod in pods}
         for name, session in sessions.items():
             homes[session.relay.calls[0].headers["mcp-session-id"].split("~")[0]].append(name)

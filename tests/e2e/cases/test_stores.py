@@ -106,6 +106,7 @@ DRAINED = [
 ]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("drain, server, era, whole_connections", DRAINED)
 async def test_redis_a_drain_under_load_loses_nothing(drain, server, era, whole_connections, servers, replicas, key):
     both = await replicas(servers[server])

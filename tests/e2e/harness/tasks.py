@@ -95,7 +95,7 @@ INSPECTOR = "node_modules/@modelcontextprotocol/inspector/clients/cli/build/inde
 async def inspect(url, tool, arguments, home):
     """Calls a tool by the Inspector's command line, which keeps its settings at `home`; returns its status and its words."""
     process = await asyncio.create_subprocess_exec(
-        *(stack.node22(), INSPECTOR, url, "--transport", "http", "--protocol-era", "modern", "--format", "json", "--quiet"),
+        *("node", INSPECTOR, url, "--transport", "http", "--protocol-era", "modern", "--format", "json", "--quiet"),
         *("--method", "tools/call", "--tool-name", tool, "--tool-args-json", json.dumps(arguments)),
         cwd=stack.ROOT,
         env={**os.environ, "HOME": str(home)},
