@@ -288,9 +288,7 @@ def islands():
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root")
     with contextlib.ExitStack() as made:
-        # Several tests may run at once on one machine.
-        first = 3 * (os.getpid() % 80)
-        yield [made.enter_context(Island(first + n, LINKS)) for n in range(3)]
+        yield [made.enter_context(Island(LINKS)) for _ in range(3)]
 
 
 @pytest.fixture

@@ -128,15 +128,16 @@ class Front(Relay):
 class Island:
     """A network namespace whose links to this machine can be cut silently: packets on a cut link are lost without an error.
 
-    Each link is a /30 network of its own, with one address here and one there. `number`, below 256, is in all names and
-    addresses. Needs root.
+    Each link is a /30 network of its own, with one address here and one there. All names and addresses have a number that no other
+    island on this machine has. Needs root.
     """
 
-    def __init__(self, number, links):
-        self.name, self._number, self._links = f"e2e-{number}", number, list(links)
+    def __init__(self, links):
+        self._links = list(links)
 
     def __enter__(self):
-        ip("netns", "add", self.name)
+        self._number = new_namespace()
+        self.name = f"e2e-{self._number}"
         try:
             self._make_links()
         except subprocess.CalledProcessError:
@@ -192,6 +193,18 @@ class Island:
 
     def _ip_there(self, *words):
         ip("-n", self.name, *words)
+
+
+def new_namespace():
+    """Makes the namespace `e2e-N` for the first free number N, which it returns."""
+    for number in range(256):
+        try:
+            ip("netns", "add", f"e2e-{number}")
+            return number
+        except subprocess.CalledProcessError as error:
+            if "File exists" not in error.stderr:
+                raise
+    raise RuntimeError("no number is free: see `ip netns`")
 
 
 def ip(*words):

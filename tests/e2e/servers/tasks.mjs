@@ -1,11 +1,12 @@
-// A plain server on the TypeScript SDK v2, without tasks: the tools of the conformance suite's `tasks-*` scenarios, and `measure`, whose result is
-// structured and of any size. Each slow one is silent for `SILENT_MS` at least before it answers or asks.
+// A plain server on the TypeScript SDK v2, without tasks: the tools of the conformance suite's `tasks-*` scenarios, `measure`, whose result
+// is structured and of any size, and `until_open`, which ends when a test says so. The other slow ones are silent for `SILENT_MS` at least
+// before they answer or ask.
 
 import { setTimeout as sleep } from 'node:timers/promises';
 import { toNodeHandler } from '@modelcontextprotocol/node';
 import { acceptedContent, createMcpHandler, inputRequired, McpServer, ProtocolError, ProtocolErrorCode } from '@modelcontextprotocol/server';
 import { z } from 'zod';
-import { listen, run, text } from './common.mjs';
+import { listen, progressUntil, run, text } from './common.mjs';
 
 const SILENT_MS = 1500;
 const key = z.string().default('');
@@ -31,6 +32,10 @@ function build() {
             if (token !== undefined) await request.notify({ method: 'notifications/progress', params });
         }
         return text(`${args.label} after ${args.seconds} s`);
+    });
+    tool('until_open', { gate: z.string() }, async (args, request) => {
+        const notify = message => request.notify(message);
+        return text(`done ${await progressUntil(args.gate, 100, request._meta?.progressToken, request.signal, notify)}`);
     });
     const measured = z.object({ size: z.number() });
     const size = z.number().default(5);
