@@ -3,7 +3,6 @@
 import asyncio
 import collections
 import json
-import os
 import re
 
 import pytest

@@ -55,11 +55,13 @@ async def test_a_task_is_shown_with_its_status_and_its_text(servers, start, key)
     with browser() as page:
         await asyncio.to_thread(page.open, f"http://127.0.0.1:{proxy['admin']}/")
 
-        async def row(status, text, is_markup=False):
-            await eventually(lambda: [status, text, is_markup] in page.run(shown))
+        async def row(status, *texts):
+            """Waits for a row with this status and one of the texts, which is no markup."""
+            await eventually(lambda: any([status, text, False] in page.run(shown) for text in texts))
 
-        await tasks.begin(proxy["port"], "slow_compute", seconds=3, label="<b>linking</b>", key=key)
-        await row("working", "1 of 3: <b>linking</b>")
-        await row("completed", "3 of 3: <b>linking</b>")
+        texts = [f"{n} of 6: <b>linking</b>" for n in range(1, 7)]
+        await tasks.begin(proxy["port"], "slow_compute", seconds=6, label="<b>linking</b>", key=key)
+        await row("working", *texts[:-1])
+        await row("completed", texts[-1])
         await tasks.begin(proxy["port"], "confirm_delete", key=f"{key}-asks")
         await row("input required", None)
