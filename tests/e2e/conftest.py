@@ -17,7 +17,7 @@ from harness import pairs, stack, stdio
 
 pytest.register_assert_rewrite("harness.checks", "harness.dialects.steps", "harness.load")
 
-WORKERS_PER_PROCESSOR = 3
+WORKERS_PER_PROCESSOR = 4
 
 # Servers that some tests need three of.
 THREES = ("typescript-v1", "typescript-v1-stateless", "typescript-v2")
@@ -42,7 +42,7 @@ def pytest_addoption(parser):
 
 
 def pytest_xdist_auto_num_workers():
-    """Several for each processor: a case waits for timers and for its clients for more than half of its time."""
+    """Several for each processor: a case waits for timers and for other processes for most of its time."""
     return WORKERS_PER_PROCESSOR * (os.cpu_count() or 1)
 
 

@@ -12,6 +12,8 @@ import socket
 import struct
 from dataclasses import dataclass, field
 
+from harness.stack import free_port
+
 BLOCK_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 
 # Bytes written right before a reset may be lost with it: the pause lets the client read them first.
@@ -148,7 +150,8 @@ class Relay:
         self._open_to_all.set()
         self._tasks = set()
         self._idle = set()
-        self.port = 0
+        # Outgoing connections are never given this port while the relay refuses its own.
+        self.port = free_port()
 
     async def __aenter__(self):
         self._began = asyncio.get_running_loop().time()
@@ -158,7 +161,6 @@ class Relay:
     async def listen(self):
         """Listens; after `refuse` at the same address again."""
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, limit=1 << 24)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     def refuse(self):
         """Refuses new connections and drops the idle ones; exchanges in flight go on."""
