@@ -71,15 +71,26 @@ def polling(run):
     return [run.get(("server-sse-polling", check, 1)) for check in POLLING]
 
 
+# Checks that the servers pass.
+PASSED = {"2025-11-25": 81, "2026-07-28": 132}
+
+
 async def compare(start, tmp_path, revision, **settings):
-    """The verdicts on the server and on a proxy in front of it."""
+    """The verdicts on the server and on a proxy in front of it.
+
+    The suite waits 1.5 s for some messages, which take longer on a busy machine: it runs again, once, if that may be the reason.
+    """
     server = start(stack.start_program, ("node", SERVER_OF[revision])).found["port"]
     proxy = start(stack.start_proxy, server, **settings).found["port"]
-    direct, through = await together(
-        run_suite(server, tmp_path / "direct", "--requirements", revision),
-        run_suite(proxy, tmp_path / "through", "--requirements", revision),
-    )
-    assert worse(direct, through) == {}
+    for run in ("first", "again"):
+        direct, through = await together(
+            run_suite(server, tmp_path / run / "direct", "--requirements", revision),
+            run_suite(proxy, tmp_path / run / "through", "--requirements", revision),
+        )
+        found = count(direct), worse(direct, through)
+        if found == (PASSED[revision], {}):
+            break
+    assert found == (PASSED[revision], {})
     return direct, through
 
 
@@ -87,7 +98,7 @@ async def test_at_2025_11_25_nothing_is_worse_and_polling_is_better(start, tmp_p
     """Two of the three checks of polling require an id and a `retry` first; the third requires a close in mid-call, which is not the
     default."""
     direct, through = await compare(start, tmp_path, "2025-11-25")
-    assert (count(direct), polling(direct)) == (81, ["WARNING", "WARNING", "INFO"])
+    assert polling(direct) == ["WARNING", "WARNING", "INFO"]
     assert (count(through), polling(through)) == (83, ["SUCCESS", "SUCCESS", "INFO"])
 
 
@@ -100,7 +111,7 @@ async def test_a_longest_connection_passes_all_of_2025_11_25(start, tmp_path):
 async def test_at_2026_07_28_nothing_is_worse(start, tmp_path):
     """A slow response, which the proxy turns into a stream, counts as one success more."""
     direct, through = await compare(start, tmp_path, "2026-07-28")
-    assert count(through) >= count(direct) == 132
+    assert count(through) >= count(direct)
 
 
 # The number of checks in each scenario of the extension for tasks, of which the suite skips one.
@@ -184,14 +195,18 @@ UNBRIDGED = {
 
 
 async def test_a_server_with_sessions_passes_2026_07_28_through_the_bridge(start, tmp_path):
-    """The suite reads a response for less than the second after which questions are put together by default."""
+    """The suite reads a response for less than the second after which questions are put together by default. It runs again, once, if other
+    checks fail: it reads some responses for 0.6 s, which a busy machine exceeds."""
     config = tmp_path / "tasks.toml"
     config.write_text('[tools.failing_job]\ntask = "required"\n')
     server = start(stack.start_program, ("node", SERVER_OF["2025-11-25"])).found["port"]
     settings = {**stack.TASKS, "TASKS__HOLD_SECS": 1, "DIALECTS__INPUT_GRACE_MS": 100}
     proxy = start(stack.start_proxy, server, config=config, BRIDGE__MODERN_CLIENTS="always", **settings).found["port"]
-    run = await run_suite(proxy, tmp_path / "run", "--requirements", "2026-07-28")
-    others = {(scenario, check): status for (scenario, check, _), status in run.items() if status != "SUCCESS"}
+    for attempt in ("first", "again"):
+        run = await run_suite(proxy, tmp_path / attempt, "--requirements", "2026-07-28")
+        others = {(scenario, check): status for (scenario, check, _), status in run.items() if status != "SUCCESS"}
+        if set(others) == set(UNBRIDGED):
+            break
     assert set(others) == set(UNBRIDGED), others
     passed = collections.Counter(scenario for (scenario, _, _), status in run.items() if status == "SUCCESS")
     assert {scenario: passed[scenario] for scenario, _, _ in run} == {**BRIDGED_SCENARIOS, **TASK_SCENARIOS}
