@@ -260,11 +260,13 @@ fn a_question_to_a_client_without_streams_is_refused_once_the_upstream_takes_con
 }
 
 macro_rules! planted {
-    ($($bug:ident within $seeds:literal => $test:ident;)+) => {$(
+    ($($bug:ident within $seeds:literal $(at $first:literal)? => $test:ident;)+) => {$(
         #[test]
         fn $test() {
-            let found = survey(0, $seeds, 1, |seed| simulate(seed, Some(Bug::$bug)).blames.into_iter().next());
-            let Some((seed, fault)) = found.first() else {
+            let shows = |seed| simulate(seed, Some(Bug::$bug)).blames.into_iter().next();
+            let first: Option<u64> = None$(.or(Some($first)))?;
+            let known = first.and_then(|seed| Some((seed, shows(seed)?)));
+            let Some((seed, fault)) = known.or_else(|| survey(0, $seeds, 1, shows).into_iter().next()) else {
                 panic!("{:?} went unnoticed in {} seeds", Bug::$bug, $seeds);
             };
             println!("{:?} in seed {seed}: {fault}", Bug::$bug);
@@ -272,7 +274,8 @@ macro_rules! planted {
     )+};
 }
 
-// Bugs that are planted in the proxy, and within how many seeds each has to be found: about twice what it takes.
+// Bugs that are planted in the proxy, and within how many seeds each has to be found: about twice what it takes. Where that is long, a seed that has
+// shown the bug is tried first.
 planted! {
     RepeatsTheCursor within 10 => a_replay_that_repeats_the_cursors_event_is_found;
     TrustsWhatWasWritten within 10 => a_resume_behind_events_that_were_lost_is_found;
@@ -283,9 +286,9 @@ planted! {
     KeepsForEver within 10 => a_stream_that_is_never_forgotten_is_found;
     LeavesThePrimeOut within 10 => a_response_without_an_id_is_found;
     EndsWithTheClient within 10 => a_call_that_ends_with_its_connection_is_found;
-    RunsTwice within 200 => a_refused_call_that_is_sent_again_twice_is_found;
-    DrainsPastCalls within 800 => a_drain_that_does_not_wait_for_calls_is_found;
-    LeavesTheEnded within 500 => a_session_that_outlives_its_end_is_found;
-    ReusesIds within 800 => an_answer_to_a_question_of_another_session_is_found;
+    RunsTwice within 200 at 39 => a_refused_call_that_is_sent_again_twice_is_found;
+    DrainsPastCalls within 800 at 358 => a_drain_that_does_not_wait_for_calls_is_found;
+    LeavesTheEnded within 500 at 235 => a_session_that_outlives_its_end_is_found;
+    ReusesIds within 800 at 306 => an_answer_to_a_question_of_another_session_is_found;
     ForwardsEveryAnswer within 20 => an_answer_that_goes_upstream_twice_is_found;
 }
