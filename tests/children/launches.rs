@@ -19,7 +19,7 @@ async fn a_server_may_fill_its_stderr() {
     adapter.open().await;
     let mark = adapter.mark;
     adapter.proxy.stop().await;
-    assert!(mark.processes().is_empty());
+    until("they have ended", async || mark.processes().is_empty()).await;
 }
 
 #[tokio::test]
