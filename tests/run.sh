@@ -26,7 +26,7 @@ part() {
     TIMEFORMAT='%U %S'
     used=$({ time "$@" >"$logs/$name" 2>&1 </dev/null; } 2>&1) || status=$?
     echo "── $name: $* ($(date -u +%T))"
-    # A part that passes is told in short.
+    # The end of the output is enough if the part passes.
     if [ $status = 0 ]; then tail -n 40 "$logs/$name"; else cat "$logs/$name"; fi
     printf '%-22s %6d s %8.0f s\n' "$name" $((SECONDS - begun)) "$(awk '{print $1 + $2}' <<<"${used##*$'\n'}")" >>"$logs/times"
     return $status

@@ -49,7 +49,7 @@ fn read<'a>(limit: usize, pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<Lin
     lines
 }
 
-/// The lines as a reader of the whole output sees them. The last one, without its LF, is none unless it is too long already.
+/// The lines of the whole output. A last part without its LF is a line only if it is too long already.
 fn model(bytes: &[u8], limit: usize) -> Vec<Line> {
     let mut parts: Vec<&[u8]> = bytes.split(|&byte| byte == b'\n').collect();
     let partial = parts.pop().filter(|rest| rest.len() > limit);
