@@ -412,6 +412,11 @@ struct Seen {
 /// Metrics of the state held for callers.
 const HELD: [&str; 2] = ["mcp_resume_held_bytes", "mcp_resume_streams_kept"];
 
+/// Returns the values of the metrics of held state.
+fn held(counters: &BTreeMap<String, String>) -> [Option<&String>; 2] {
+    HELD.map(|name| counters.get(name))
+}
+
 /// Makes every attempt of a deed, each before a proxy of its own; asserts its worth.
 fn every_attempt(deed: Deed) {
     let alone = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -454,6 +459,10 @@ async fn make(attempt: Attempt, worth: Worth, expired: &str) -> Seen {
     let body = String::from_utf8(body).unwrap();
     drop(response);
     stage.settle().await;
+    if worth == Worth::Gone || worth == Worth::Passed && !attempt.is_kept() {
+        // The end of its connection reaches the proxy in its own time.
+        until("nothing is held for the attempt", async || held(&stage.counters().await) == held(&before)).await;
+    }
     let upstream = stage.server.take_seen();
     let after = stage.counters().await;
     let what = format!("{attempt:?} is worth {worth:?}: {status} {body:?} {upstream:?}");
