@@ -57,7 +57,13 @@ async fn stage_with(tasks: Tasks, change: impl FnOnce(&mut Config)) -> (Upstream
 
 /// Has a client discover the server, whose result has these capabilities. Returns what the client gets.
 async fn discover(upstream: &mut Upstream, proxy: &Proxy, capabilities: Value) -> Value {
-    let asked = declaring(0, "server/discover", json!({})).start(proxy.addr).await;
+    discover_by(upstream, proxy, declaring(0, "server/discover", json!({})), capabilities).await
+}
+
+/// Does as [`discover`] with this request. Its credentials are accepted by the server from then on: the proxy sends no
+/// `server/discover` of its own for a later call with them.
+async fn discover_by(upstream: &mut Upstream, proxy: &Proxy, request: Request, capabilities: Value) -> Value {
+    let asked = request.start(proxy.addr).await;
     let result = json!({"jsonrpc": "2.0", "id": 0, "result": {"resultType": "complete", "supportedVersions": [V2026],
         "capabilities": capabilities, "ttlMs": 0, "cacheScope": "private"}});
     upstream.expect("server/discover").await.json(200, result.to_string()).await;
@@ -322,7 +328,8 @@ async fn a_task_whose_client_never_asks_is_cancelled_and_one_that_is_named_goes_
 #[tokio::test]
 async fn a_retry_of_a_promoted_call_gets_the_same_handle() {
     let (mut upstream, proxy) = stage(|_| {}).await;
-    discover(&mut upstream, &proxy, json!({})).await;
+    let discovery = declaring(0, "server/discover", json!({})).with("Authorization", "Bearer a");
+    discover_by(&mut upstream, &proxy, discovery, json!({})).await;
     let request = slow_call(5).with("Authorization", "Bearer a").with("Idempotency-Key", "k");
     let (sse, mut response) = begin(&proxy, &mut upstream, &request).await;
     response.prime().await;
@@ -341,7 +348,8 @@ async fn a_retry_finds_its_running_task_though_memory_is_needed() {
         config.streams.max_bytes_per_principal = 256 * 1024;
     })
     .await;
-    discover(&mut upstream, &proxy, json!({})).await;
+    let discovery = declaring(0, "server/discover", json!({})).with("Authorization", "Bearer a");
+    discover_by(&mut upstream, &proxy, discovery, json!({})).await;
     let request = slow_call(5).with("Authorization", "Bearer a").with("Idempotency-Key", "k");
     let (_sse, mut response) = begin(&proxy, &mut upstream, &request).await;
     response.prime().await;
@@ -366,7 +374,8 @@ async fn a_retry_finds_its_running_task_though_memory_is_needed() {
 #[tokio::test]
 async fn a_foreign_task_is_one_that_is_not_there_for_every_method() {
     let (mut upstream, proxy) = stage(|_| {}).await;
-    discover(&mut upstream, &proxy, json!({})).await;
+    let discovery = declaring(0, "server/discover", json!({})).with("Authorization", "Bearer victim");
+    discover_by(&mut upstream, &proxy, discovery, json!({})).await;
     let request = slow_call(5).with("Authorization", "Bearer victim");
     let (sse, mut response) = begin(&proxy, &mut upstream, &request).await;
     response.prime().await;
@@ -554,10 +563,11 @@ async fn the_call_goes_on_with_the_credentials_of_the_update() {
         config.auth.principal = mcp_resume::config::PrincipalSource::Header("x-user".parse().unwrap());
     })
     .await;
-    discover(&mut upstream, &proxy, json!({})).await;
     let as_user = |request: Request, token: &str| {
         request.with("X-User", "a").with("Authorization", token).with("Accept", "application/json, text/event-stream")
     };
+    let discovery = as_user(declaring(0, "server/discover", json!({})), "Bearer old");
+    discover_by(&mut upstream, &proxy, discovery, json!({})).await;
     let request = as_user(slow_call(5), "Bearer old").with("Mcp-Param-Region", "eu");
     let (sse, mut response) = begin(&proxy, &mut upstream, &request).await;
     response.prime().await;
