@@ -15,8 +15,9 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// Body on its way through the proxy.
 pub type BoxBody = UnsyncBoxBody<Bytes, BoxError>;
 
-/// Body that is being received. Unlike hyper's, it never treats an HTTP/2 body that its sender reset as complete: hyper ends one
-/// that was reset with `CANCEL` or `NO_ERROR` as if all of it had arrived.
+/// Body that is being received. Unlike hyper's, it never treats an HTTP/2 body that its sender
+/// reset as complete: hyper ends one that was reset with `CANCEL` or `NO_ERROR` as if all of it had
+/// arrived.
 #[derive(Debug)]
 pub struct Incoming<K = ()> {
     body: hyper::body::Incoming,

@@ -125,7 +125,8 @@ pub(crate) enum Command {
     /// Validate a configuration; ask a server what it is and what the proxy will add.
     #[command(after_help = CHECK_NOTES)]
     Check(Check),
-    /// Ask a running sidecar to refuse new calls and to let the running ones end; returns when they have.
+    /// Ask a running sidecar to refuse new calls and to let the running ones end; returns when they
+    /// have.
     #[command(after_help = DRAIN_NOTES)]
     Drain(Process),
     /// Ask a running sidecar whether it takes new calls, and print what it says.
@@ -133,7 +134,8 @@ pub(crate) enum Command {
     Health(Health),
     /// Show a call that is cut off and comes back; needs nothing else.
     ///
-    /// After the show the proxy goes on, with commands to try, until ctrl-c; where stdout is no terminal it ends.
+    /// After the show the proxy goes on, with commands to try, until ctrl-c; where stdout is no
+    /// terminal it ends.
     Demo(Demo),
     /// Print the completions of this command line for a shell.
     #[command(after_help = COMPLETIONS_NOTES)]
@@ -155,7 +157,8 @@ pub(crate) struct Serve {
     /// The configuration file (TOML).
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// The MCP server's endpoint; without a path, not even `/`, /mcp is meant [required here or elsewhere].
+    /// The MCP server's endpoint; without a path, not even `/`, /mcp is meant
+    /// [required here or elsewhere].
     #[arg(long, value_name = "URL")]
     upstream: Option<String>,
     /// Address for clients; port 0 takes a free one [default: 127.0.0.1:8080].
@@ -170,7 +173,8 @@ pub(crate) struct Serve {
     /// URL of an MCP server on HTTP+SSE, in place of --upstream, e.g. http://127.0.0.1:3000/sse.
     #[arg(long, value_name = "URL")]
     upstream_sse: Option<String>,
-    /// An MCP server on stdio, with its arguments: it is started for each session, and stands in place of --upstream.
+    /// An MCP server on stdio, with its arguments: it is started for each session, and stands in
+    /// place of --upstream.
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<String>,
 }
@@ -180,7 +184,8 @@ pub(crate) struct Balance {
     /// The configuration file (TOML).
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// URL of a sidecar; may be repeated, and a name may have several addresses [required here or elsewhere].
+    /// URL of a sidecar; may be repeated, and a name may have several addresses
+    /// [required here or elsewhere].
     #[arg(long, value_name = "URL")]
     pub(crate) replica: Vec<String>,
     /// Address for clients; port 0 takes a free one [default: 127.0.0.1:8080].
@@ -211,10 +216,12 @@ pub(crate) struct Check {
     /// Arguments of the tool, a JSON object [default: {}].
     #[arg(long, value_name = "JSON", requires = "tool")]
     pub(crate) arguments: Option<String>,
-    /// Seconds for which a session is watched for pings and for its end, up to 3600; 0 for not at all [default: 5; 0 on stdio and HTTP+SSE].
+    /// Seconds for which a session is watched for pings and for its end, up to 3600; 0 for not at
+    /// all [default: 5; 0 on stdio and HTTP+SSE].
     #[arg(long, value_name = "SECS", requires = "server", value_parser = clap::value_parser!(u64).range(..=3600))]
     pub(crate) watch: Option<u64>,
-    /// End the sessions that are opened, with DELETE; a server with one session for its whole process opens none after that.
+    /// End the sessions that are opened, with DELETE; a server with one session for its whole
+    /// process opens none after that.
     #[arg(long, requires = "upstream")]
     pub(crate) end_session: bool,
     /// Write JSON, for programs.
@@ -243,7 +250,8 @@ pub(crate) struct Health {
     /// Only whether it runs; a sidecar whose server is away, or that drains, does.
     #[arg(long)]
     pub(crate) live: bool,
-    /// Ask again until the answer is yes, for so many seconds at most; a process that is not there yet is waited for as well.
+    /// Ask again until the answer is yes, for so many seconds at most; a process that is not there
+    /// yet is waited for as well.
     #[arg(long, value_name = "SECS", default_value_t = 0)]
     pub(crate) wait: u32,
 }

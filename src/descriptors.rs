@@ -1,15 +1,18 @@
 //! Limit of file descriptors, and the connection limits that follow from it.
 //!
-//! Many systems start a process with a soft limit of 1,024, which it may raise to the hard limit. A process without free descriptors accepts no
-//! connection, not even of probes, and reaches no server. So the connections of clients and those to the server are limited by the
-//! descriptors, with a reserve for the admin listener, the store, and the calls of disconnected clients. Absent: refusing connections above a
-//! limit (`server::ConnectionLimit`, `upstream::connect`).
+//! Many systems start a process with a soft limit of 1,024, which it may raise to the hard limit. A
+//! process without free descriptors accepts no connection, not even of probes, and reaches no
+//! server. So the connections of clients and those to the server are limited by the descriptors,
+//! with a reserve for the admin listener, the store, and the calls of disconnected clients. Absent:
+//! refusing connections above a limit (`server::ConnectionLimit`, `upstream::connect`).
 
 use tracing::warn;
 
-/// Reserved descriptors: for the admin listener, the store, and calls whose clients are disconnected.
+/// Reserved descriptors: for the admin listener, the store, and calls whose clients are
+/// disconnected.
 const RESERVE: usize = 512;
-/// Part of the reserve for the store and the process itself: a fourth, and at least so many descriptors.
+/// Part of the reserve for the store and the process itself: a fourth, and at least so many
+/// descriptors.
 const OWN: usize = 4;
 const OWN_LEAST: usize = 24;
 
@@ -17,7 +20,8 @@ const OWN_LEAST: usize = 24;
 #[cfg(unix)]
 static BEFORE: std::sync::OnceLock<Option<u64>> = std::sync::OnceLock::new();
 
-/// Raises the soft limit to the hard limit, and returns the limit then in force, or `None` if there is none or it is unknown.
+/// Raises the soft limit to the hard limit, and returns the limit then in force, or `None` if there
+/// is none or it is unknown.
 pub fn raise() -> Option<usize> {
     #[cfg(unix)]
     {
@@ -34,8 +38,8 @@ pub fn raise() -> Option<usize> {
     None
 }
 
-/// Returns the soft limit that this process was started with if [`raise`] has raised it, else `None`. Programs get it back: some take long with a
-/// large one, and `select` fails beyond 1,024.
+/// Returns the soft limit that this process was started with if [`raise`] has raised it, else
+/// `None`. Programs get it back: some take long with a large one, and `select` fails beyond 1,024.
 #[cfg(unix)]
 pub fn before_raise() -> Option<u64> {
     BEFORE.get().copied().flatten()
@@ -52,8 +56,8 @@ pub fn set_soft(limit: u64) -> std::io::Result<()> {
     Ok(setrlimit(Resource::Nofile, rustix::process::Rlimit { current: Some(limit), maximum: hard })?)
 }
 
-/// Returns `wanted`, or the largest number of connections that `limit` descriptors allow, with a warning. Each connection counts twice, because a
-/// call needs one to the server.
+/// Returns `wanted`, or the largest number of connections that `limit` descriptors allow, with a
+/// warning. Each connection counts twice, because a call needs one to the server.
 pub fn connections(wanted: usize, limit: Option<usize>) -> usize {
     let Some(limit) = limit else { return wanted };
     let possible = (limit - RESERVE.min(limit / 3)) / 2;
@@ -69,9 +73,10 @@ pub fn connections(wanted: usize, limit: Option<usize>) -> usize {
     possible.max(1)
 }
 
-/// Returns the number of connections to the server that `limit` descriptors allow beside `clients` connections of admitted clients and `beside`
-/// others: of refused clients, probes and collectors. A quarter of the reserve is left to the store and the process itself. The result
-/// is at least one for each client.
+/// Returns the number of connections to the server that `limit` descriptors allow beside `clients`
+/// connections of admitted clients and `beside` others: of refused clients, probes and collectors.
+/// A quarter of the reserve is left to the store and the process itself. The result is at least one
+/// for each client.
 pub fn upstream_connections(clients: usize, beside: usize, limit: Option<usize>) -> usize {
     let Some(limit) = limit else { return usize::MAX };
     let own = (RESERVE.min(limit / 3) / OWN).max(OWN_LEAST);

@@ -1,16 +1,18 @@
-//! Eviction from a table of bounded size: the entry that was confirmed or used longest ago goes first.
+//! Eviction from a table of bounded size: the entry that was confirmed or used longest ago goes
+//! first.
 
 use std::hash::Hash;
 use std::time::Instant;
 
 use dashmap::DashMap;
 
-/// Divisor of the part of a full table that is evicted at a time. So an entry costs a few steps on average, for any size.
+/// Divisor of the part of a full table that is evicted at a time. So an entry costs a few steps on
+/// average, for any size.
 const EVICTED: usize = 4;
 
-/// Evicts from a full table of at most `most` entries, so that one more fits. `at` returns the time when an entry was last
-/// confirmed. `note_evicted` is called under a lock of the table, for each entry that goes. Concurrent inserts may exceed the limit by one
-/// entry for each thread.
+/// Evicts from a full table of at most `most` entries, so that one more fits. `at` returns the time
+/// when an entry was last confirmed. `note_evicted` is called under a lock of the table, for each
+/// entry that goes. Concurrent inserts may exceed the limit by one entry for each thread.
 pub(crate) fn evict_if_full<K: Eq + Hash, V>(
     table: &DashMap<K, V>,
     most: usize,

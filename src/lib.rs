@@ -1,7 +1,9 @@
-//! mcp-resume: a reverse proxy that makes MCP (Model Context Protocol) servers resumable without changing them.
+//! mcp-resume: a reverse proxy that makes MCP (Model Context Protocol) servers resumable without
+//! changing them.
 //!
-//! The proxy assigns event IDs, logs every upstream message, keeps the upstream call running when the client disconnects, and replays the missed
-//! events when the client resumes. A request passes these modules:
+//! The proxy assigns event IDs, logs every upstream message, keeps the upstream call running when
+//! the client disconnects, and replays the missed events when the client resumes. A request passes
+//! these modules:
 //!
 //! ```text
 //! client ─► ingress ─► classify ─► upstream call ─► event log ─► delivery ─► client
@@ -10,10 +12,12 @@
 //!                                                    store
 //! ```
 //!
-//! [`protocol`] is the sans-io core: codecs, identifiers, classification, the stream state machine. [`server`] is the HTTP server, and
-//! [`ingress`] handles the requests of clients. [`upstream`] calls the MCP server. [`event_log`] is the one log of streams, and [`store`] its
-//! storage. [`delivery`] writes the response bodies, and [`dialect`] adapts the resumption proposals to the log. [`cluster`] connects the
-//! replicas that share a store. [`sidecar`] composes all parts; [`demo`] shows them at work, and [`check`] examines a configuration and a server.
+//! [`protocol`] is the sans-io core: codecs, identifiers, classification, the stream state machine.
+//! [`server`] is the HTTP server, and [`ingress`] handles the requests of clients. [`upstream`]
+//! calls the MCP server. [`event_log`] is the one log of streams, and [`store`] its storage.
+//! [`delivery`] writes the response bodies, and [`dialect`] adapts the resumption proposals to the
+//! log. [`cluster`] connects the replicas that share a store. [`sidecar`] composes all parts;
+//! [`demo`] shows them at work, and [`check`] examines a configuration and a server.
 
 pub mod admin;
 #[cfg(feature = "balancer")]

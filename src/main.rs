@@ -1,5 +1,5 @@
-//! The binary: runs the role that the command line asks for. Exit codes: 0 success, 1 failure at run time, 2 wrong
-//! configuration.
+//! The binary: runs the role that the command line asks for. Exit codes: 0 success, 1 failure at
+//! run time, 2 wrong configuration.
 
 mod cli;
 
@@ -221,8 +221,8 @@ fn run_balancer(mut config: Balancing) -> ExitCode {
     })
 }
 
-/// Extends the level "info" to silence libraries: their messages are of no use to an operator, and this program logs the failures of requests and
-/// replicas itself.
+/// Extends the level "info" to silence libraries: their messages are of no use to an operator, and
+/// this program logs the failures of requests and replicas itself.
 fn quiet(level: &str) -> String {
     const QUIET: &str = "fjall=warn,lsm_tree=warn,pingora_core=off,pingora_proxy=off,pingora_load_balancing=off";
     if level == "info" { format!("{level},{QUIET}") } else { level.to_owned() }
@@ -293,7 +293,8 @@ fn check(options: Check) -> ExitCode {
     if code == ExitCode::SUCCESS { outcome } else { code }
 }
 
-/// Returns the timeouts of a check. The start of a server on stdio takes its time, and sessions on channels need no message to live.
+/// Returns the timeouts of a check. The start of a server on stdio takes its time, and sessions on
+/// channels need no message to live.
 fn timeouts_of(config: &Config, watch: Option<u64>) -> check::Timeouts {
     let mut timeouts = check::Timeouts::default();
     if let Some(command) = &config.upstream.command {
@@ -352,7 +353,8 @@ async fn demo(options: Demo) -> Result<(), Box<dyn Error>> {
     Ok(demo::run(demo::Options { listen, once }).await?)
 }
 
-/// Outputs of a serving process: stderr for the log, stdout for addresses. Neither blocks it. On drop, both get a moment to take the queued lines.
+/// Outputs of a serving process: stderr for the log, stdout for addresses. Neither blocks it. On
+/// drop, both get a moment to take the queued lines.
 struct Output {
     log: Lines,
     stdout: Lines,

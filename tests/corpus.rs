@@ -1,5 +1,6 @@
-//! The cases of the fuzz targets, for the inputs in `fuzz/corpus` and for small changes of these. Needs no fuzzer: it is the same code
-//! without the search for inputs, which fuzz/README.md describes.
+//! The cases of the fuzz targets, for the inputs in `fuzz/corpus` and for small changes of these.
+//! Needs no fuzzer: it is the same code without the search for inputs, which fuzz/README.md
+//! describes.
 //!
 //! The changes are random with a fixed seed, so each run has the same inputs.
 
@@ -83,7 +84,8 @@ fn edit() -> impl Strategy<Value = Edit> {
     ]
 }
 
-/// Runs a case with each input of its corpus, with each beginning of the input, and with changed ones.
+/// Runs a case with each input of its corpus, with each beginning of the input, and with changed
+/// ones.
 fn holds(name: &str, run: fn(&[u8])) {
     let corpus = fuzz().join("corpus").join(name);
     let inputs = entries(&corpus);

@@ -140,7 +140,8 @@ fn every_bound_names_keys_metrics_and_errors_that_exist() {
     }
 }
 
-/// Returns the text of all source files below `folder` but those of the balancer, whose metrics are on a page of their own.
+/// Returns the text of all source files below `folder` but those of the balancer, whose metrics are
+/// on a page of their own.
 fn sources(folder: &Path) -> String {
     let mut text = String::new();
     for entry in std::fs::read_dir(folder).expect("a folder") {
@@ -156,8 +157,8 @@ fn sources(folder: &Path) -> String {
 
 #[test]
 fn every_metric_is_explained() {
-    // Their names are read where the components register them. All of them are on the page of a process that has just begun, families as
-    // well: to Prometheus, a first sample is no increase.
+    // Their names are read where the components register them. All of them are on the page of a
+    // process that has just begun, families as well: to Prometheus, a first sample is no increase.
     let page = String::from_utf8(Metrics::new().expect("metrics that agree").render()).expect("text");
     let source = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
     let registered = source.split("registrar").skip(1).filter_map(|rest| {

@@ -1,7 +1,8 @@
-//! Memory of finished calls, counted by the allocator: what the proxy still holds for each call that is over.
+//! Memory of finished calls, counted by the allocator: what the proxy still holds for each call
+//! that is over.
 //!
-//! Proxy, server and client share the thread of the test, so that the same requests give the same count. The server and the client hold
-//! the same at both ends of a measurement.
+//! Proxy, server and client share the thread of the test, so that the same requests give the same
+//! count. The server and the client hold the same at both ends of a measurement.
 
 // A test's way to fail.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -32,7 +33,8 @@ static FAILED: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// Calls before the measurement, which fill pools and caches.
 const WARM_UP: u64 = 100;
-/// Calls of a measurement. Tables double, so the count includes up to half of a table that is empty.
+/// Calls of a measurement. Tables double, so the count includes up to half of a table that is
+/// empty.
 const CALLS: u64 = 1000;
 /// Text in each response.
 const TEXT: usize = 200;
@@ -63,7 +65,8 @@ fn question(id: u64) -> String {
     format!(r#"{{"jsonrpc":"2.0","id":"question-{id}","method":"roots/list"}}"#)
 }
 
-/// Makes a call, on the connection of the one before. Returns the bytes of its events without their ids, or of its response.
+/// Makes a call, on the connection of the one before. Returns the bytes of its events without their
+/// ids, or of its response.
 async fn call_once(
     proxy: &Proxy,
     upstream: &mut Upstream,
@@ -109,7 +112,8 @@ struct Left {
 }
 
 impl Left {
-    /// Reports the bytes of `what`, and notes in [`FAILED`] unless a call leaves its bytes × 1.15 and `beside`, and that about as many are counted.
+    /// Reports the bytes of `what`, and notes in [`FAILED`] unless a call leaves its bytes × 1.15
+    /// and `beside`, and that about as many are counted.
     fn check(&self, what: &str, beside: usize) {
         let Self { allocated, held, sent } = *self;
         let figures = format!("{what}: {allocated} bytes, of which {sent} were sent, counted {held}");
@@ -121,7 +125,8 @@ impl Left {
     }
 }
 
-/// Advances the time by `wait` again and again: what another process has yet to answer is timed from its answer on.
+/// Advances the time by `wait` again and again: what another process has yet to answer is timed
+/// from its answer on.
 async fn pass_often(proxy: &Proxy, upstream: &mut Upstream, wait: Duration) {
     for _ in 0..5 {
         pass(wait).await;
@@ -129,7 +134,8 @@ async fn pass_often(proxy: &Proxy, upstream: &mut Upstream, wait: Duration) {
     }
 }
 
-/// Returns the bytes that each of [`CALLS`] calls leaves, after `wait`. With `is_kept_open` all are made on one connection.
+/// Returns the bytes that each of [`CALLS`] calls leaves, after `wait`. With `is_kept_open` all are
+/// made on one connection.
 async fn left_by(
     proxy: &Proxy,
     upstream: &mut Upstream,

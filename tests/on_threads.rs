@@ -1,6 +1,7 @@
-//! Black-box tests on the runtime that ships: the proxy has threads of its own, and a resume, a retry or a cancel comes to
-//! another one than the call it is about, or a call to another one than the pipes of its server. The cases are those of
-//! `tests/it`, which have the proxy on their own thread.
+//! Black-box tests on the runtime that ships: the proxy has threads of its own, and a resume, a
+//! retry or a cancel comes to another one than the call it is about, or a call to another one than
+//! the pipes of its server. The cases are those of `tests/it`, which have the proxy on their own
+//! thread.
 
 // A test's way to fail.
 #![allow(clippy::unwrap_used, clippy::panic)]

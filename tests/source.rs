@@ -36,10 +36,12 @@ const FLOORS: &[&str] = &[
     "main",
 ];
 
-/// The rooms that are crates of their own. The compiler holds their direction; `crate` in them is the room.
+/// The rooms that are crates of their own. The compiler holds their direction; `crate` in them is
+/// the room.
 const CRATES: &[&str] = &["base", "protocol", "metrics", "store"];
 
-/// Words with which no documentation of an item begins: they put a clause where a noun or a verb belongs.
+/// Words with which no documentation of an item begins: they put a clause where a noun or a verb
+/// belongs.
 const OPENINGS: &[&str] = &[
     "what", "whether", "how", "where", "when", "it", "its", "the same", "who", "whose", "whom", "so", "which", "those",
 ];
@@ -50,6 +52,9 @@ const AVOIDED: &[&str] =
 
 /// The longest sentence of documentation, in words.
 const LONGEST_SENTENCE: usize = 40;
+
+/// The longest line of a comment, in characters. Examples, tables and links may be longer.
+const LONGEST_COMMENT_LINE: usize = 100;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -76,7 +81,8 @@ fn sources(folder: &str) -> BTreeMap<PathBuf, String> {
     found
 }
 
-/// Returns the code of a file of `src` without its comments and its unit tests, which may import anything.
+/// Returns the code of a file of `src` without its comments and its unit tests, which may import
+/// anything.
 fn production(text: &str) -> String {
     let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
     let mut kept = String::new();
@@ -96,7 +102,8 @@ fn is_test(path: &Path) -> bool {
     path.components().any(|part| part.as_os_str() == "tests") || path.ends_with("tests.rs")
 }
 
-/// Returns the path from `crate` of each name that `code`, the code of `module`, takes from another module.
+/// Returns the path from `crate` of each name that `code`, the code of `module`, takes from another
+/// module.
 fn imports(module: &[String], code: &str) -> BTreeSet<Vec<String>> {
     let mut found = BTreeSet::new();
     let own = module.iter().take(1).filter(|room| CRATES.contains(&room.as_str()));
@@ -137,7 +144,8 @@ fn exports(files: &BTreeMap<PathBuf, String>) -> BTreeMap<Vec<String>, Vec<Strin
     found
 }
 
-/// Adds the paths at the beginning of `text` to `found`, each after `prefix`; returns the text after them.
+/// Adds the paths at the beginning of `text` to `found`, each after `prefix`; returns the text
+/// after them.
 fn collect<'a>(text: &'a str, prefix: &mut Vec<String>, found: &mut BTreeSet<Vec<String>>) -> &'a str {
     let text = text.trim_start();
     if let Some(mut rest) = text.strip_prefix('{') {
@@ -204,7 +212,8 @@ fn rooms_import_only_rooms_below_them() {
 fn siblings_import_each_other_in_one_direction() {
     let files = sources("src");
     let exports = exports(&files);
-    // By folder: which of its files and folders imports which other one, and a file in which it does.
+    // By folder: which of its files and folders imports which other one, and a file in which it
+    // does.
     let mut arrows: BTreeMap<Vec<String>, BTreeMap<String, BTreeMap<String, String>>> = BTreeMap::new();
     for (path, text) in files.iter().filter(|(path, _)| !is_test(path)) {
         let module = module(path);
@@ -283,7 +292,8 @@ fn comments(text: &str) -> Vec<Comment> {
     found
 }
 
-/// Returns the paragraphs of a comment, without its examples and with each item of a list for itself.
+/// Returns the paragraphs of a comment, without its examples and with each item of a list for
+/// itself.
 fn paragraphs(comment: &Comment) -> Vec<String> {
     let mut found = vec![String::new()];
     let mut is_example = false;
@@ -317,6 +327,31 @@ fn longest_sentence(paragraph: &str) -> usize {
             }
         })
         .0
+}
+
+#[test]
+fn lines_of_comments_are_short() {
+    let mut faults = Vec::new();
+    let mut checked = 0;
+    for (path, text) in ["src", "tests", "bench", "fuzz"].into_iter().flat_map(sources) {
+        let mut is_example = false;
+        for (number, line) in text.lines().enumerate() {
+            let Some(comment) = line.trim_start().strip_prefix("//") else {
+                is_example = false;
+                continue;
+            };
+            let comment = comment.trim_start_matches(['/', '!', ' ']);
+            checked += 1;
+            is_example ^= comment.starts_with("```");
+            let may_be_long =
+                is_example || comment.starts_with('|') || comment.contains("](http") || comment.contains("]: http");
+            if !may_be_long && line.chars().count() > LONGEST_COMMENT_LINE {
+                faults.push(format!("{}:{}", path.display(), number + 1));
+            }
+        }
+    }
+    assert!(checked > 10_000, "comments are not found: {checked}");
+    assert!(faults.is_empty(), "{} lines are too long:\n{}", faults.len(), faults.join("\n"));
 }
 
 #[test]

@@ -1,8 +1,9 @@
-//! A channel past the proxy: the reader of a stream acknowledges every event to the upstream, so that exactly one event of each
-//! stream is in flight at a time.
+//! A channel past the proxy: the reader of a stream acknowledges every event to the upstream, so
+//! that exactly one event of each stream is in flight at a time.
 //!
-//! Without it a fast upstream would fill the socket buffers, and the intended flush per event would become bursts. An
-//! acknowledgement is the stream's key, eight bytes big endian, on a connection of its own.
+//! Without it a fast upstream would fill the socket buffers, and the intended flush per event would
+//! become bursts. An acknowledgement is the stream's key, eight bytes big endian, on a connection
+//! of its own.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -21,7 +22,8 @@ const ACK: usize = 8;
 pub(crate) struct Windows(Arc<Mutex<HashMap<u64, Arc<Semaphore>>>>);
 
 impl Windows {
-    /// The window of stream `key`, open for one event; closed when the acknowledging connection ends.
+    /// The window of stream `key`, open for one event; closed when the acknowledging connection
+    /// ends.
     pub(crate) fn open(&self, key: u64) -> Arc<Semaphore> {
         let window = Arc::new(Semaphore::new(1));
         self.lock().insert(key, Arc::clone(&window));

@@ -1,8 +1,9 @@
-//! A bare hyper proxy: every request goes to the server unchanged, through hyper-util's client. For comparison, and no lower
-//! bound: the sidecar has an HTTP/1.1 client of its own, which does less.
+//! A bare hyper proxy: every request goes to the server unchanged, through hyper-util's client. For
+//! comparison, and no lower bound: the sidecar has an HTTP/1.1 client of its own, which does less.
 //!
-//! `mcp-resume-bench-hyper HOST:PORT` prints its listening address and serves until killed, on a thread for each core, each with
-//! a runtime, a listener and upstream connections of its own, like the sidecar.
+//! `mcp-resume-bench-hyper HOST:PORT` prints its listening address and serves until killed, on a
+//! thread for each core, each with a runtime, a listener and upstream connections of its own, like
+//! the sidecar.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;

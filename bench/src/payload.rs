@@ -1,7 +1,8 @@
-//! The messages that the scripted upstream sends and the load tool checks: every event has its number and the time of its
-//! sending.
+//! The messages that the scripted upstream sends and the load tool checks: every event has its
+//! number and the time of its sending.
 //!
-//! Both ends run on one machine, so readings of its monotonic clock in two processes can be subtracted.
+//! Both ends run on one machine, so readings of its monotonic clock in two processes can be
+//! subtracted.
 
 use memchr::memmem;
 use serde_json::Value;
@@ -40,14 +41,16 @@ pub(crate) fn write_progress(out: &mut Vec<u8>, head: &[u8], seq: u64, nanos: u6
     out.extend_from_slice(PROGRESS_END);
 }
 
-/// The sequence number and the sending time of a progress notification of `head`; `None` if `data` is not exactly one.
+/// The sequence number and the sending time of a progress notification of `head`; `None` if `data`
+/// is not exactly one.
 pub(crate) fn read_progress(data: &[u8], head: &[u8]) -> Option<(u64, u64)> {
     let (seq, rest) = read_number(data.strip_prefix(head)?)?;
     let (nanos, rest) = read_number(rest.strip_prefix(MESSAGE)?)?;
     (rest.first() == Some(&b' ') && rest.ends_with(PROGRESS_END)).then_some((seq, nanos))
 }
 
-/// Appends the result of request `id`, with the number of events before it, and `pad` more bytes of text.
+/// Appends the result of request `id`, with the number of events before it, and `pad` more bytes of
+/// text.
 pub(crate) fn write_answer(out: &mut Vec<u8>, id: u64, sent: u64, pad: usize) {
     out.extend_from_slice(ANSWER);
     write_number(out, id);

@@ -1,6 +1,8 @@
-//! A bare Pingora proxy: every request goes to the next server, unchanged. The balancer's cost beyond this is its own.
+//! A bare Pingora proxy: every request goes to the next server, unchanged. The balancer's cost
+//! beyond this is its own.
 //!
-//! `mcp-resume-bench-pingora HOST:PORT…` prints its listening address and serves until killed, on a thread for each core.
+//! `mcp-resume-bench-pingora HOST:PORT…` prints its listening address and serves until killed, on a
+//! thread for each core.
 
 use std::net::{SocketAddr, TcpListener};
 use std::process::ExitCode;

@@ -18,8 +18,8 @@ pub(crate) struct Reader {
     looked_at: usize,
     /// Progress notifications read; the next one must be this plus one.
     pub(crate) events: u64,
-    /// For a foreign server only: numbers that were missing when a later one or the response came, and numbers that came late or
-    /// again.
+    /// For a foreign server only: numbers that were missing when a later one or the response came,
+    /// and numbers that came late or again.
     pub(crate) missing: u64,
     pub(crate) repeated: u64,
     /// Bytes of event stream read.
@@ -63,15 +63,16 @@ impl Reader {
         }
     }
 
-    /// Reads the stream of request `id` on from event ID `cursor`, which must name the cursor before the first event.
+    /// Reads the stream of request `id` on from event ID `cursor`, which must name the cursor
+    /// before the first event.
     pub(crate) fn resuming(id: u64, cursor: &str) -> Result<Self> {
         let mut reader = Self::new(id);
         reader.count_id(cursor, false)?;
         Ok(reader)
     }
 
-    /// Accepts the output of any MCP server: the same messages in its own JSON, and event IDs that need not count. Lost and
-    /// repeated events are counted.
+    /// Accepts the output of any MCP server: the same messages in its own JSON, and event IDs that
+    /// need not count. Lost and repeated events are counted.
     pub(crate) fn with_foreign(mut self, foreign: bool) -> Self {
         self.foreign = foreign;
         self
@@ -97,7 +98,8 @@ impl Reader {
     /// Reads every whole event in the buffer; returns the number of progress notifications.
     ///
     /// # Errors
-    /// A gap, a repeat, an event that is neither progress nor this call's result, or ids that do not count.
+    /// A gap, a repeat, an event that is neither progress nor this call's result, or ids that do
+    /// not count.
     pub(crate) fn take(&mut self) -> Result<u64> {
         let before = self.events;
         let buf = std::mem::take(&mut self.buf);
@@ -209,7 +211,8 @@ impl Reader {
         if exact.is_none() && self.foreign { find_progress(data, &progress_token(self.id)) } else { exact }
     }
 
-    /// Event IDs are `<handle>.<seq>`: a message increments the number, an empty event repeats its place.
+    /// Event IDs are `<handle>.<seq>`: a message increments the number, an empty event repeats its
+    /// place.
     fn count_id(&mut self, id: &str, message: bool) -> Result<()> {
         if self.foreign {
             id.clone_into(&mut self.cursor);

@@ -1,4 +1,5 @@
-//! The instructions of a `tools/call` to the scripted upstream, written by the load tool and read by the upstream.
+//! The instructions of a `tools/call` to the scripted upstream, written by the load tool and read
+//! by the upstream.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -11,7 +12,8 @@ pub(crate) struct Script {
     pub(crate) mode: Mode,
     /// Events before the response; 0 = until `duration_ms` has passed.
     pub(crate) events: u64,
-    /// Bytes of JSON in an event (for `Short` also in the response), or of padding in a JSON response.
+    /// Bytes of JSON in an event (for `Short` also in the response), or of padding in a JSON
+    /// response.
     pub(crate) bytes: usize,
     /// Milliseconds between two events; 0 = paced by `ack`, or at once.
     pub(crate) interval_ms: u64,
@@ -34,7 +36,8 @@ pub(crate) enum Mode {
     Json,
     /// An event stream, then the response on it.
     Events,
-    /// An event stream without pauses: the head with the first event, then each event a write of its own, the response last.
+    /// An event stream without pauses: the head with the first event, then each event a write of
+    /// its own, the response last.
     Short,
     /// The head of an event stream, the `filled` events, then silence until the peer leaves.
     Idle,
@@ -68,7 +71,8 @@ pub(crate) struct Params {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Meta {
-    /// The token for its progress notifications: a string of the load tool, or any value that a bridge chose.
+    /// The token for its progress notifications: a string of the load tool, or any value that a
+    /// bridge chose.
     #[serde(rename = "progressToken")]
     pub(crate) progress_token: Value,
 }

@@ -1,7 +1,8 @@
-//! The scripted upstream as a stdio server, for bridges from stdio to HTTP: a JSON-RPC message a line, the same tool, the same
-//! payloads.
+//! The scripted upstream as a stdio server, for bridges from stdio to HTTP: a JSON-RPC message a
+//! line, the same tool, the same payloads.
 //!
-//! A cancelled call ends without a response. Deliberately absent: acknowledgements, since a bridge may start many of these.
+//! A cancelled call ends without a response. Deliberately absent: acknowledgements, since a bridge
+//! may start many of these.
 
 use clap::Args as ClapArgs;
 use serde_json::{Value, json};
@@ -68,8 +69,9 @@ pub(crate) async fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// Returns the response to a request that takes no time. The thread that reads writes it, so that no thread of the server waits for another: a server
-/// like that costs the bridges before it as little as possible.
+/// Returns the response to a request that takes no time. The thread that reads writes it, so that
+/// no thread of the server waits for another: a server like that costs the bridges before it as
+/// little as possible.
 fn immediate(call: &Call) -> Option<Vec<u8>> {
     let id = call.id?;
     if call.method != "tools/call" {
@@ -142,7 +144,8 @@ async fn events(head: &[u8], script: &Script) -> Result<u64> {
     Ok(sent)
 }
 
-/// Writes one message and its newline at once. A bridge that does not read stops the whole server, as with any other server.
+/// Writes one message and its newline at once. A bridge that does not read stops the whole server,
+/// as with any other server.
 fn say(message: &mut Vec<u8>) -> Result<()> {
     message.push(b'\n');
     Ok(std::io::stdout().lock().write_all(message)?)

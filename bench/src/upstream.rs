@@ -1,7 +1,8 @@
 //! The scripted upstream: a fast MCP server, whose one tool follows its arguments.
 //!
-//! The server cannot resume: its events have no ids, a `GET` is 405, and a client that leaves has cancelled. Its only state is the next
-//! session id and the counts of its tool's runs and events, which `GET /runs` returns.
+//! The server cannot resume: its events have no ids, a `GET` is 405, and a client that leaves has
+//! cancelled. Its only state is the next session id and the counts of its tool's runs and events,
+//! which `GET /runs` returns.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -252,7 +253,8 @@ impl Pace {
     }
 }
 
-/// Ends a stream of `sent` events with its response and `pad` bytes of padding, behind the rest in `out`.
+/// Ends a stream of `sent` events with its response and `pad` bytes of padding, behind the rest in
+/// `out`.
 async fn answer(conn: &mut Conn, mut out: Vec<u8>, id: u64, sent: u64, pad: usize) -> Result<()> {
     let mut answer = Vec::new();
     write_answer(&mut answer, id, sent, pad);

@@ -1,8 +1,8 @@
 //! One HTTP/1.1 connection, read and written by hand, for both ends of a measurement.
 //!
-//! A general HTTP library's work per piece of a body (a channel, a task switch, a flush) would cost more here than the measured
-//! subject. This reads up to 64 KiB per system call and decodes all of it in place. Deliberately absent: pipelining, `Expect`,
-//! HTTP/2, TLS.
+//! A general HTTP library's work per piece of a body (a channel, a task switch, a flush) would cost
+//! more here than the measured subject. This reads up to 64 KiB per system call and decodes all of
+//! it in place. Deliberately absent: pipelining, `Expect`, HTTP/2, TLS.
 
 use bytes::{Buf, BytesMut};
 use memchr::memchr;
@@ -138,7 +138,8 @@ impl Conn {
         }
     }
 
-    /// Appends the available bytes of the body to `out`, waiting for some; `false` once the body has ended.
+    /// Appends the available bytes of the body to `out`, waiting for some; `false` once the body
+    /// has ended.
     pub(crate) async fn more(&mut self, out: &mut Vec<u8>) -> Result<bool> {
         let before = out.len();
         if self.decode(out)? {

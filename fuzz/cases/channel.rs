@@ -1,7 +1,8 @@
-//! The lines of a server on stdio. Input: the output of a server, which is also the body of a client.
+//! The lines of a server on stdio. Input: the output of a server, which is also the body of a
+//! client.
 //!
-//! Any slicing of the output gives the same lines, each within the limit and one line by the rules of every common reader. A body becomes one
-//! such line, which means the same.
+//! Any slicing of the output gives the same lines, each within the limit and one line by the rules
+//! of every common reader. A body becomes one such line, which means the same.
 
 use bytes::Bytes;
 use mcp_resume::protocol::channel::line::{Line, LineReader, to_line};
@@ -49,7 +50,8 @@ fn read<'a>(limit: usize, pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<Lin
     lines
 }
 
-/// The lines of the whole output. A last part without its LF is a line only if it is too long already.
+/// The lines of the whole output. A last part without its LF is a line only if it is too long
+/// already.
 fn model(bytes: &[u8], limit: usize) -> Vec<Line> {
     let mut parts: Vec<&[u8]> = bytes.split(|&byte| byte == b'\n').collect();
     let partial = parts.pop().filter(|rest| rest.len() > limit);

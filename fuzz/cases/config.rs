@@ -1,7 +1,8 @@
-//! Configuration. Input: the text of a file, up to a line `--- environment`; behind it, lines `NAME=VALUE`.
+//! Configuration. Input: the text of a file, up to a line `--- environment`; behind it, lines
+//! `NAME=VALUE`.
 //!
-//! An accepted configuration keeps the limits that the rest of the program relies on. A refusal names its place without secrets.
-//! A flag overrides all other sources.
+//! An accepted configuration keeps the limits that the rest of the program relies on. A refusal
+//! names its place without secrets. A flag overrides all other sources.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
-//! Event IDs, resume tokens and names of issued sessions. Input: a client's value for one of them; its lines also serve as the
-//! request ids of a stream.
+//! Event IDs, resume tokens and names of issued sessions. Input: a client's value for one of them;
+//! its lines also serve as the request ids of a stream.
 //!
-//! Parsed values are bounded and safe to send back; a minted id parses back unchanged; a changed one is refused. The corpus has
-//! IDs that the key of this target signed.
+//! Parsed values are bounded and safe to send back; a minted id parses back unchanged; a changed
+//! one is refused. The corpus has IDs that the key of this target signed.
 
 use mcp_resume::protocol::headers::SessionId;
 use mcp_resume::protocol::ids::{

@@ -1,7 +1,8 @@
-//! Forwarded headers in both directions. Input: the lines of a head, `name: value`; lines that no head can hold are skipped.
+//! Forwarded headers in both directions. Input: the lines of a head, `name: value`; lines that no
+//! head can hold are skipped.
 //!
-//! The meaning of a header does not depend on the notation of its list. Forwarding keeps all headers but the named ones.
-//! Forwarding twice equals forwarding once.
+//! The meaning of a header does not depend on the notation of its list. Forwarding keeps all
+//! headers but the named ones. Forwarding twice equals forwarding once.
 
 use http::Method;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};

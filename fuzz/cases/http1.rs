@@ -1,7 +1,7 @@
 //! The HTTP/1.1 response reader. Input: the bytes of a server on a connection.
 //!
-//! Any slicing of the bytes gives the same response. A response never consumes a byte behind its end. A body is complete only if
-//! its framing says so.
+//! Any slicing of the bytes gives the same response. A response never consumes a byte behind its
+//! end. A body is complete only if its framing says so.
 
 use bytes::BytesMut;
 use http::Method;

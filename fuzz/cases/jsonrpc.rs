@@ -1,7 +1,7 @@
 //! The JSON peek and the finders, and the routing of a POST. Input: a body.
 //!
-//! They are compared with a parser that builds the values. That parser refuses more than the peek does (invalid UTF-8, deep
-//! nesting, numbers out of range), so its refusals do not count.
+//! They are compared with a parser that builds the values. That parser refuses more than the peek
+//! does (invalid UTF-8, deep nesting, numbers out of range), so its refusals do not count.
 
 use http::{HeaderMap, HeaderValue};
 use mcp_resume::protocol::classify::{self, Route};
@@ -139,7 +139,8 @@ fn request_id(value: &Value) -> Option<RequestId> {
     }
 }
 
-/// The message with a numeric id in the values' only form for it: the peek keeps the original notation.
+/// The message with a numeric id in the values' only form for it: the peek keeps the original
+/// notation.
 fn with_plain_number(message: &Message) -> Message {
     let mut message = message.clone();
     let (Message::Request { id, .. } | Message::Response { id: Some(id), .. }) = &mut message else {

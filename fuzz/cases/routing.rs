@@ -1,7 +1,9 @@
-//! The routing of a channel's messages. Input: a byte that says if callers share the channel, then steps of three bytes each.
+//! The routing of a channel's messages. Input: a byte that says if callers share the channel, then
+//! steps of three bytes each.
 //!
-//! A message reaches the call whose name it has, under the names of that call's client; no other byte changes. An ID is in use until the request is
-//! answered. Nothing of a call that is over is left, and what is remembered is bounded.
+//! A message reaches the call whose name it has, under the names of that call's client; no other
+//! byte changes. An ID is in use until the request is answered. Nothing of a call that is over is
+//! left, and what is remembered is bounded.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -16,7 +18,8 @@ const SUBSCRIPTION: &str = "io.modelcontextprotocol/subscriptionId";
 /// More questions than are remembered, and how often an input may ask so many.
 const FLOOD: usize = 1100;
 const FLOODS: usize = 2;
-/// Bound of the names of questions in the state: ids and elicitations that are remembered, in their order, of which some are forgotten.
+/// Bound of the names of questions in the state: ids and elicitations that are remembered, in their
+/// order, of which some are forgotten.
 const REMEMBERED_MAX: usize = 2 * 3 * 1024;
 /// The session of a channel that has one.
 const ONLY: MemberKey = MemberKey(0);
@@ -104,7 +107,7 @@ impl Channel {
         }
     }
 
-    // ── the clients ─────────────────────────────────────────────────────────────────────────────────────────────────
+    // ── the clients ──────────────────────────────────────────────────────────────────────────────
 
     fn begin(&mut self, one: u8, other: u8) {
         let key = self.next;
@@ -178,7 +181,7 @@ impl Channel {
         self.next.saturating_sub(u64::from(one % 8))
     }
 
-    // ── the server ──────────────────────────────────────────────────────────────────────────────────────────────────
+    // ── the server ───────────────────────────────────────────────────────────────────────────────
 
     fn answer(&mut self, one: u8, member: &str) {
         let named = self.name_at_server(one);
@@ -233,7 +236,8 @@ impl Channel {
         assert_eq!(self.route(&message(&named, &named)), (target, expected));
     }
 
-    /// A notification that names a question on a channel of one session. On a shared one it may name a request.
+    /// A notification that names a question on a channel of one session. On a shared one it may
+    /// name a request.
     fn follows_question(&mut self, one: u8, method: &str, member: &'static str) {
         let named = self.name_at_server(one);
         let message = |name: &Value| json!({"jsonrpc": "2.0", "method": method, "params": {member: name}});
@@ -329,7 +333,7 @@ impl Channel {
         request.expect("a request of the call").clone()
     }
 
-    // ── the end ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    // ── the end ──────────────────────────────────────────────────────────────────────────────────
 
     fn end(&mut self) {
         for key in 0..self.next {

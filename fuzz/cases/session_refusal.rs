@@ -1,7 +1,8 @@
-//! Refusals of a session, and the messages of its handshake. Input: a status as two bytes, then a body.
+//! Refusals of a session, and the messages of its handshake. Input: a status as two bytes, then a
+//! body.
 //!
-//! A success is no refusal, and neither is a body that has a result of the request. Letters of either case mean the same. What is kept of a handshake is
-//! bounded, and is JSON again.
+//! A success is no refusal, and neither is a body that has a result of the request. Letters of
+//! either case mean the same. What is kept of a handshake is bounded, and is JSON again.
 
 use mcp_resume::protocol::jsonrpc::{InitializeParams, RequestId, ServerFacts, session_change};
 use mcp_resume::protocol::session_refusal::{RefusalPattern, SessionRefusals, wording};

@@ -1,7 +1,7 @@
 //! The event codec. Input: the bytes of an event stream.
 //!
-//! Any slicing of the bytes gives the same events. A decoded event that is encoded again decodes to itself. Any input of the
-//! encoder becomes one event, never more.
+//! Any slicing of the bytes gives the same events. A decoded event that is encoded again decodes to
+//! itself. Any input of the encoder becomes one event, never more.
 
 use bytes::{Bytes, BytesMut};
 use mcp_resume::protocol::sse::{Decoder, Error, Event, encode_comment, encode_empty, encode_event, encode_id};

@@ -1,6 +1,7 @@
 //! The upstream's URL. Input: its text.
 //!
-//! An accepted URL names a host, can be requested, is displayed without its query, and displayed and parsed again is the same.
+//! An accepted URL names a host, can be requested, is displayed without its query, and displayed
+//! and parsed again is the same.
 
 use http::Uri;
 use mcp_resume::config::UpstreamUrl;

@@ -1,6 +1,7 @@
 //! Client of the admin listener, for the commands that ask a running process.
 //!
-//! Each request has a connection of its own. Absent: the address of the listener (configuration), and the exit code (binary).
+//! Each request has a connection of its own. Absent: the address of the listener (configuration),
+//! and the exit code (binary).
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,7 +19,8 @@ use tokio::net::TcpStream;
 use crate::clock;
 use crate::lifecycle::drain::X_DRAIN;
 
-/// Timeout of a probe. Probes are repeated soon, and a process that does not respond in time is not healthy.
+/// Timeout of a probe. Probes are repeated soon, and a process that does not respond in time is not
+/// healthy.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause before a probe is repeated.
 const PROBE_INTERVAL: Duration = Duration::from_millis(200);

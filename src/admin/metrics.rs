@@ -18,7 +18,8 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers the metrics. The page will have all metrics of `registrar`, also those that are registered later.
+    /// Registers the metrics. The page will have all metrics of `registrar`, also those that are
+    /// registered later.
     ///
     /// # Errors
     /// If a name is taken.

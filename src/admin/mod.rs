@@ -1,7 +1,9 @@
-//! The admin listener: probes, the metrics page, the streams and their live page, the drain. `ask.rs` is its client.
+//! The admin listener: probes, the metrics page, the streams and their live page, the drain.
+//! `ask.rs` is its client.
 //!
-//! Invariants: no response gives access to a stream, or has contents of one. Only the drain changes state, and no page of another origin can
-//! begin it: a browser sends `X-Drain` only after a preflight request.
+//! Invariants: no response gives access to a stream, or has contents of one. Only the drain changes
+//! state, and no page of another origin can begin it: a browser sends `X-Drain` only after a
+//! preflight request.
 
 pub mod ask;
 mod metrics;
@@ -53,7 +55,8 @@ pub struct Admin {
 impl Admin {
     /// Answers one request.
     pub async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Response<BoxBody> {
-        // Protects from DNS rebinding: a page that leads a browser here by a name of its own can read nothing.
+        // Protects from DNS rebinding: a page that leads a browser here by a name of its own can
+        // read nothing.
         if !self.hosts.admit(request.uri(), request.headers()) {
             return respond::access_refused(
                 ErrorCode::HostRefused,

@@ -69,7 +69,8 @@ impl Admin {
         if self.table.replicas().iter().any(can_take_calls) {
             return text(StatusCode::OK, "ready\n");
         }
-        // Clients of running calls must still get through, and no other balancer could do more for them.
+        // Clients of running calls must still get through, and no other balancer could do more for
+        // them.
         if self.table.replicas().iter().any(|replica| replica.condition == Condition::NoNewCalls) {
             return text(StatusCode::OK, "ready for what runs: no replica takes new calls\n");
         }

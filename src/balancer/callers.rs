@@ -1,8 +1,9 @@
 //! Callers of requests of 2026-07-28, which name no session.
 //!
-//! Some sidecars keep a session at their server for each caller, or have a server of their own. The requests of one caller then belong
-//! together, and go to one sidecar. The caller is found as the sidecars find it ([`Principals`]), without a certificate. Nothing is verified
-//! here. Absent: the choice of the sidecar ([`super::selection`]).
+//! Some sidecars keep a session at their server for each caller, or have a server of their own. The
+//! requests of one caller then belong together, and go to one sidecar. The caller is found as the
+//! sidecars find it ([`Principals`]), without a certificate. Nothing is verified here. Absent: the
+//! choice of the sidecar ([`super::selection`]).
 
 use http::Method;
 use pingora_http::RequestHeader;
@@ -12,7 +13,8 @@ use crate::event_log::{PresentedCredentials, Principal, Principals};
 use crate::protocol::headers::{Era, ProtocolVersion};
 use crate::protocol::jsonrpc;
 
-/// Key of the hashes. All balancers have the same one, so that they decide alike; no hash leaves the process.
+/// Key of the hashes. All balancers have the same one, so that they decide alike; no hash leaves
+/// the process.
 const KEY: [u8; 32] = [0; 32];
 
 /// Finds callers.
@@ -24,8 +26,8 @@ impl Callers {
         Self(Principals::new(source, KEY))
     }
 
-    /// Returns a digest of the caller of a POST of 2026-07-28, or `None` for another request, and for one without credentials. A refreshed JWT has the
-    /// same digest. `body` may be incomplete.
+    /// Returns a digest of the caller of a POST of 2026-07-28, or `None` for another request, and
+    /// for one without credentials. A refreshed JWT has the same digest. `body` may be incomplete.
     pub(super) fn of(&self, head: &RequestHeader, body: &[u8]) -> Option<[u8; 16]> {
         if head.method != Method::POST || !is_modern(head, body) {
             return None;

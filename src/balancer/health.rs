@@ -1,8 +1,8 @@
-//! Health checks: each replica is asked for a report at `/.well-known/mcp-resume`, at an interval, and at once if a
-//! request names an unknown owner.
+//! Health checks: each replica is asked for a report at `/.well-known/mcp-resume`, at an interval,
+//! and at once if a request names an unknown owner.
 //!
-//! Discovery supplies the addresses; both run in Pingora's [`Backends`]. The results go to the [`Table`]. Absent:
-//! conclusions from the results.
+//! Discovery supplies the addresses; both run in Pingora's [`Backends`]. The results go to the
+//! [`Table`]. Absent: conclusions from the results.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -38,7 +38,8 @@ pub const PATH: &str = WELL_KNOWN;
 const REPORT_MAX: usize = 16 * 1024;
 /// Least interval between the rounds for unknown owners, because any client can invent an owner.
 const RECHECK_PAUSE: Duration = Duration::from_millis(200);
-/// Least interval between lookups for a replica that is down: it may have come back at another address.
+/// Least interval between lookups for a replica that is down: it may have come back at another
+/// address.
 const LOOKUP_PAUSE: Duration = Duration::from_secs(1);
 
 /// Intervals and limits of health checks.
@@ -110,7 +111,8 @@ impl<L: Resolver> HealthChecker<L> {
         let asking = async {
             let mut due = clock::now() + self.intervals.health;
             loop {
-                // The interval counts from the start of a round, which takes as long as its slowest check.
+                // The interval counts from the start of a round, which takes as long as its slowest
+                // check.
                 clock::sleep_until(due).await;
                 due = clock::now() + self.intervals.health;
                 self.check().await;
@@ -119,8 +121,8 @@ impl<L: Resolver> HealthChecker<L> {
         tokio::join!(discovering, asking);
     }
 
-    /// Checks every backend because of a request that arrived at `since`. Requests that wait at the same time share one
-    /// round.
+    /// Checks every backend because of a request that arrived at `since`. Requests that wait at the
+    /// same time share one round.
     pub async fn recheck(&self, since: Instant) {
         let mut last = self.last_recheck.lock().await;
         if let Some(began) = *last {
@@ -206,8 +208,8 @@ impl HealthCheck for IdentityCheck {
 }
 
 impl IdentityCheck {
-    /// Requests a report. Each check uses a connection of its own, since it also tests whether a connection can be
-    /// made.
+    /// Requests a report. Each check uses a connection of its own, since it also tests whether a
+    /// connection can be made.
     async fn request_report(&self, peer: HttpPeer, address: SocketAddr) -> Result<ReplicaReport> {
         let mut request = RequestHeader::build(Method::GET, PATH.as_bytes(), None)?;
         request.insert_header(header::HOST, address.to_string())?;

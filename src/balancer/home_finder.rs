@@ -1,9 +1,12 @@
-//! Queries for the home of a session, before a body is sent that is too long to be kept for a second attempt.
+//! Queries for the home of a session, before a body is sent that is too long to be kept for a
+//! second attempt.
 //!
-//! Pingora sends a request's body while it waits for the response, and keeps at most 64 KiB of it. So a replica that refuses a longer request
-//! for the sake of its session's home has consumed the body, and the request cannot follow its session. Such a request is preceded by a HEAD
-//! with its headers alone (`Mcp-Resume-Locate`). The replica answers with the home if it would refuse the request. Queries have connections of
-//! their own, which are kept. Absent: the choice of requests that need a query, and of the next replica ([`super::proxy`]).
+//! Pingora sends a request's body while it waits for the response, and keeps at most 64 KiB of it.
+//! So a replica that refuses a longer request for the sake of its session's home has consumed the
+//! body, and the request cannot follow its session. Such a request is preceded by a HEAD with its
+//! headers alone (`Mcp-Resume-Locate`). The replica answers with the home if it would refuse the
+//! request. Queries have connections of their own, which are kept. Absent: the choice of requests
+//! that need a query, and of the next replica ([`super::proxy`]).
 
 use std::time::Duration;
 
@@ -22,7 +25,8 @@ use super::peer::Peers;
 use crate::protocol::headers::{names, remove_hop_by_hop};
 use crate::protocol::ids::Owner;
 
-/// Limit for the wait for a response: longer than a replica waits for the end of a home's lease, with the defaults of both.
+/// Limit for the wait for a response: longer than a replica waits for the end of a home's lease,
+/// with the defaults of both.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Time for which an idle connection is kept; shorter than a sidecar keeps it open.
 const IDLE: Duration = Duration::from_secs(30);
@@ -51,8 +55,8 @@ impl HomeFinder {
         Self { connector: Connector::new(Some(ConnectorOptions::from_server_conf(peers.server_conf()))) }
     }
 
-    /// Asks the replica `asked` with `query`. A failure counts as [`Found::Here`]: the request itself then meets the failure, which is handled
-    /// there.
+    /// Asks the replica `asked` with `query`. A failure counts as [`Found::Here`]: the request
+    /// itself then meets the failure, which is handled there.
     pub async fn find(&self, peer: &HttpPeer, asked: &InFlight, query: RequestHeader) -> Found {
         let answer = tokio::select! {
             biased;
@@ -83,7 +87,8 @@ impl HomeFinder {
     }
 }
 
-/// Returns the query for the session of the request with this head. The caller adds the headers that describe the client, and the mark.
+/// Returns the query for the session of the request with this head. The caller adds the headers
+/// that describe the client, and the mark.
 ///
 /// # Errors
 /// If the request's target cannot be sent.

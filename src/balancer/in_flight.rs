@@ -1,9 +1,10 @@
 //! Requests in flight: each is counted at its backend, and cut if that backend goes down.
 //!
-//! Pingora's phases cannot end a wait for a backend that no longer responds. [`unless_cut`] ends it from outside the proxy. Before the
-//! response begins, it shuts down the connection to the backend: Pingora fails the request, which may then be retried. Once the response
-//! has begun, it drops the request. It never sees the context that Pingora passes to the phases, so both share a task-local.
-//! Absent: the decision to retry ([`super::proxy`]).
+//! Pingora's phases cannot end a wait for a backend that no longer responds. [`unless_cut`] ends it
+//! from outside the proxy. Before the response begins, it shuts down the connection to the backend:
+//! Pingora fails the request, which may then be retried. Once the response has begun, it drops the
+//! request. It never sees the context that Pingora passes to the phases, so both share a
+//! task-local. Absent: the decision to retry ([`super::proxy`]).
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -40,8 +41,9 @@ impl InFlight {
         &self.down
     }
 
-    /// Has this task's request cut if the backend goes down. The request has no response yet and uses `connection`. The caller must call
-    /// [`response_started`] or [`unwatch`] before Pingora may close that connection.
+    /// Has this task's request cut if the backend goes down. The request has no response yet and
+    /// uses `connection`. The caller must call [`response_started`] or [`unwatch`] before Pingora
+    /// may close that connection.
     pub(super) fn watch(&self, connection: Option<BackendConnection>) {
         let _ =
             WATCHED.try_with(|watched| watched.replace(Some(WatchedBackend { down: self.down.clone(), connection })));
@@ -75,9 +77,11 @@ pub(super) struct BackendConnection {
 }
 
 impl BackendConnection {
-    /// Shuts the connection down, so that its reader sees its end. Returns false if it is already closed.
+    /// Shuts the connection down, so that its reader sees its end. Returns false if it is already
+    /// closed.
     fn shut_down(&self) -> bool {
-        // The descriptor alone could have been reused for another connection. Any other one to this backend may be shut down as well.
+        // The descriptor alone could have been reused for another connection. Any other one to this
+        // backend may be shut down as well.
         let is_open = getpeername(self.fd).is_ok_and(|peer: SockaddrStorage| peer == self.address.into());
         is_open && shutdown(self.fd, Shutdown::Both).is_ok()
     }
@@ -97,7 +101,8 @@ pub(super) fn unwatch() {
     let _ = WATCHED.try_with(|watched| watched.replace(None));
 }
 
-/// Runs `request`. Returns `None`, and counts a cut, if the backend that its response comes from goes down.
+/// Runs `request`. Returns `None`, and counts a cut, if the backend that its response comes from
+/// goes down.
 pub(super) async fn unless_cut<T>(request: impl Future<Output = T>, metrics: &Metrics) -> Option<T> {
     let mut request = pin!(request);
     let mut waiting: Option<(CancellationToken, Pin<Box<WaitForCancellationFutureOwned>>)> = None;
@@ -117,11 +122,13 @@ pub(super) async fn unless_cut<T>(request: impl Future<Output = T>, metrics: &Me
         ready!(cancelled.as_mut().poll(context));
         let connection = WATCHED.with(RefCell::take).and_then(|watched| watched.connection);
         if connection.is_some_and(|connection| connection.shut_down()) {
-            // The shutdown wakes this task: Pingora fails the request, which is then retried or answered with an error.
+            // The shutdown wakes this task: Pingora fails the request, which is then retried or
+            // answered with an error.
             waiting = None;
             return Poll::Pending;
         }
-        // Counted before the connection closes, so that a client that sees the end finds the cut in the metrics.
+        // Counted before the connection closes, so that a client that sees the end finds the cut in
+        // the metrics.
         metrics.observe_cut();
         Poll::Ready(None)
     });

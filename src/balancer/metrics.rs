@@ -178,8 +178,8 @@ impl Metrics {
         &self.tls
     }
 
-    /// Sets the number of replicas in each of `conditions`, of those that never reported, and of owners that two
-    /// processes claim.
+    /// Sets the number of replicas in each of `conditions`, of those that never reported, and of
+    /// owners that two processes claim.
     pub fn observe_replicas(&self, conditions: &[Condition], never_reported: usize, duplicate_owners: usize) {
         let set = |word, count| self.replicas.with_label_values(&[word]).set(as_value(count));
         for (condition, word) in CONDITIONS {

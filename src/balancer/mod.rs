@@ -1,4 +1,5 @@
-//! The balancer: a proxy in front of sidecars, which forwards each request to the replica that it belongs to.
+//! The balancer: a proxy in front of sidecars, which forwards each request to the replica that it
+//! belongs to.
 //!
 //! ```text
 //! client ─► server ─► proxy (Pingora's phases) ─► selection ─► sidecar
@@ -6,10 +7,10 @@
 //!                          discovery ─► health ─► table
 //! ```
 //!
-//! Balancers keep no state of streams or sessions: any number of them make the same decisions, and a restart loses
-//! nothing. They learn the replica at each address from the sidecars themselves ([`health`]). Absent: keys, the
-//! contents of streams, and recovery of connections. A client that is cut reconnects by way of another balancer, or of
-//! the successor of this one ([`upgrade`]).
+//! Balancers keep no state of streams or sessions: any number of them make the same decisions, and
+//! a restart loses nothing. They learn the replica at each address from the sidecars themselves
+//! ([`health`]). Absent: keys, the contents of streams, and recovery of connections. A client that
+//! is cut reconnects by way of another balancer, or of the successor of this one ([`upgrade`]).
 
 mod admin;
 pub mod callers;
@@ -63,7 +64,8 @@ use upgrade::Predecessor;
 
 /// Connections that may wait for one worker.
 const WORKER_QUEUE: usize = 1024;
-/// Wait after the last connection closed: clients that do not know of the shutdown may still connect.
+/// Wait after the last connection closed: clients that do not know of the shutdown may still
+/// connect.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// A balancer could not start.
@@ -101,11 +103,12 @@ pub struct Balancer {
 }
 
 impl Balancer {
-    /// Binds every listener, or takes them over from the running process, and checks each replica once.
+    /// Binds every listener, or takes them over from the running process, and checks each replica
+    /// once.
     ///
     /// # Errors
-    /// If an address cannot be bound, the running process does not hand over its listeners, or the TLS files cannot be
-    /// used.
+    /// If an address cannot be bound, the running process does not hand over its listeners, or the
+    /// TLS files cannot be used.
     pub async fn bind(config: Balancing) -> Result<Self, Error> {
         let certificates = config.listen.tls.clone().map(Certificates::load).transpose()?.map(Arc::new);
         let (mut taken, predecessor) = match config.balance.upgrade_socket.as_deref().map(upgrade::take) {
@@ -150,16 +153,18 @@ impl Balancer {
         self.certificates.as_ref()
     }
 
-    /// Returns the authorities and the client certificate for replicas, or `None` if no files hold them.
+    /// Returns the authorities and the client certificate for replicas, or `None` if no files hold
+    /// them.
     pub fn replica_files(&self) -> Option<&Arc<ReplicaFiles>> {
         self.peers.files()
     }
 
-    /// Serves on `workers` threads until `shutdown` resolves or a successor has taken the listeners. Then gives the
-    /// requests in flight the configured grace period to end.
+    /// Serves on `workers` threads until `shutdown` resolves or a successor has taken the
+    /// listeners. Then gives the requests in flight the configured grace period to end.
     ///
     /// # Errors
-    /// If a thread or its runtime cannot be created, or the listeners cannot be offered to a successor.
+    /// If a thread or its runtime cannot be created, or the listeners cannot be offered to a
+    /// successor.
     pub async fn run(self, workers: usize, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
         let (stop, stopping) = watch::channel(false);
         let connections = TaskTracker::new();
@@ -227,7 +232,8 @@ impl Balancer {
         listener.into_iter().chain(self.replica_files().cloned().map(reload_task::reloader)).collect()
     }
 
-    /// Creates the workers. Each has a proxy of its own, so that its connections to replicas stay on its thread.
+    /// Creates the workers. Each has a proxy of its own, so that its connections to replicas stay
+    /// on its thread.
     fn workers(&self, workers: usize, connections: &TaskTracker, stopping: &watch::Receiver<bool>) -> Vec<Worker> {
         let Self { config, peers, metrics, .. } = self;
         let trust = config.listen.trusted_proxies.clone();

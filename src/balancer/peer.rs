@@ -1,7 +1,7 @@
 //! Connection settings for backends, for requests and health checks alike.
 //!
-//! The authorities and the client certificate may change; new connections use the new ones. Absent: the schedule of
-//! reloads, and the system's authorities, which Pingora reads once.
+//! The authorities and the client certificate may change; new connections use the new ones. Absent:
+//! the schedule of reloads, and the system's authorities, which Pingora reads once.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -42,9 +42,11 @@ impl Peers {
     /// If a file cannot be read or used.
     pub fn new(tls: &BalanceTls, connect_timeout: Duration) -> Result<Self, Error> {
         let files = if tls.paths().is_empty() { None } else { Some(Arc::new(Files::load(tls.clone())?)) };
-        // Each connection gets its own authorities; this setting only keeps Pingora from loading the system's.
+        // Each connection gets its own authorities; this setting only keeps Pingora from loading
+        // the system's.
         let ca_file = tls.ca.as_ref().map(|path| path.to_string_lossy().into_owned());
-        // Pingora divides the pool by the number of threads that share it; here each thread has its own.
+        // Pingora divides the pool by the number of threads that share it; here each thread has its
+        // own.
         let (threads, upstream_keepalive_pool_size) = (1, IDLE_MAX);
         let conf =
             ServerConf { ca_file, threads, upstream_keepalive_pool_size, max_retries: 8, ..ServerConf::default() };

@@ -1,8 +1,9 @@
-//! The phases of a request through Pingora: client address, owner, selection of a backend, retry, and error response.
+//! The phases of a request through Pingora: client address, owner, selection of a backend, retry,
+//! and error response.
 //!
-//! A request is retried only if no part of it can have run: no byte of it was read, or a sidecar says so in a response
-//! that names its owner. Nothing is remembered beyond the request. Absent: the selection itself ([`super::selection`]),
-//! and connections ([`super::server`]).
+//! A request is retried only if no part of it can have run: no byte of it was read, or a sidecar
+//! says so in a response that names its owner. Nothing is remembered beyond the request. Absent:
+//! the selection itself ([`super::selection`]), and connections ([`super::server`]).
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
@@ -85,7 +86,8 @@ pub struct RequestState {
     key: Option<Bytes>,
     /// Digest of the caller, if a sidecar keeps callers apart.
     caller: Option<[u8; 16]>,
-    /// True if a replica is asked for the home of the session before the body is sent: Pingora may not keep it for a second attempt.
+    /// True if a replica is asked for the home of the session before the body is sent: Pingora may
+    /// not keep it for a second attempt.
     needs_home: bool,
     has_rechecked: bool,
     /// True if a replica has waited in vain for the end of the home's lease.
@@ -157,9 +159,9 @@ impl Phases {
         matches!(select(&criteria, &self.table.replicas()), Selection::Chosen(_))
     }
 
-    /// Records at the backend what a response reveals of the replica's server. Neither a response to a GET, which may
-    /// come from the replica's log, nor a refusal with the replica's owner, nor a failure of the call itself reveals
-    /// anything.
+    /// Records at the backend what a response reveals of the replica's server. Neither a response
+    /// to a GET, which may come from the replica's log, nor a refusal with the replica's owner, nor
+    /// a failure of the call itself reveals anything.
     fn record_response(&self, request: &RequestState, method: &Method, status: StatusCode, is_refusal: bool) {
         let Some(in_flight) = &request.in_flight else { return };
         match status {
@@ -182,12 +184,14 @@ impl Phases {
         rate.observe(&client, 1) > isize::try_from(*most).unwrap_or(isize::MAX)
     }
 
-    /// Returns a different number for each call, without a period that clients could fall into step with.
+    /// Returns a different number for each call, without a period that clients could fall into step
+    /// with.
     fn tie_breaker(&self) -> usize {
         xxh3_64(&self.selections.fetch_add(1, Ordering::Relaxed).to_be_bytes()) as usize
     }
 
-    /// Asks the selected replica for the home of the session. Returns false if another one is to be selected.
+    /// Asks the selected replica for the home of the session. Returns false if another one is to be
+    /// selected.
     async fn is_at(
         &self,
         session: &Session,
@@ -239,7 +243,8 @@ impl Phases {
                 Selection::Recheck => {
                     self.health.recheck(request.arrived).await;
                     request.has_rechecked = true;
-                    // Another replica may have come up at an address that could not be connected to.
+                    // Another replica may have come up at an address that could not be connected
+                    // to.
                     request.tried.clear();
                 }
             }
@@ -264,8 +269,9 @@ impl Phases {
         }
     }
 
-    /// Handles the response of the sidecar `owner` that nothing of the request has run: it is not the owner, takes no new
-    /// calls, or cannot reach its server. Returns an error that has Pingora retry the request, if it can be retried.
+    /// Handles the response of the sidecar `owner` that nothing of the request has run: it is not
+    /// the owner, takes no new calls, or cannot reach its server. Returns an error that has Pingora
+    /// retry the request, if it can be retried.
     async fn retry_not_run(
         &self,
         session: &mut Session,
@@ -274,7 +280,8 @@ impl Phases {
         owner: Option<Owner>,
     ) -> Result<()> {
         let is_other = status == StatusCode::MISDIRECTED_REQUEST;
-        // The right replica was selected by the head, but the body, which was not searched, names another.
+        // The right replica was selected by the head, but the body, which was not searched, names
+        // another.
         let is_by_body = is_other && owner.is_some_and(|owner| request.mark == Mark::Owner(owner));
         if is_by_body {
             let body = session.as_ref().get_retry_buffer().unwrap_or_default();
@@ -302,8 +309,9 @@ impl Phases {
         Err(error)
     }
 
-    /// Handles the response of a sidecar that another replica is the home of the session, and that nothing of the request has run. Returns an
-    /// error that has Pingora retry the request there, if it can be retried.
+    /// Handles the response of a sidecar that another replica is the home of the session, and that
+    /// nothing of the request has run. Returns an error that has Pingora retry the request there,
+    /// if it can be retried.
     async fn retry_at_home(&self, session: &Session, request: &mut RequestState, home: Owner) -> Result<()> {
         if request.attempts >= ATTEMPTS_MAX || session.as_ref().retry_buffer_truncated() {
             return Err(Self::fail(request, Failure::before_run(ErrorCode::NoReplica)));
@@ -331,7 +339,8 @@ impl Phases {
 impl ProxyHttp for Phases {
     type CTX = RequestState;
 
-    /// Installs no module: Pingora's default one, for compression, would be called for every piece of every response.
+    /// Installs no module: Pingora's default one, for compression, would be called for every piece
+    /// of every response.
     fn init_downstream_modules(&self, _: &mut HttpModules) {}
 
     fn new_ctx(&self) -> RequestState {
@@ -383,7 +392,8 @@ impl ProxyHttp for Phases {
         let head = session.req_header();
         request.owner =
             routing::named(&head.headers, &head.uri, &request.body).or_else(|| routing::of_parked_call(&request.body));
-        // A request that names a stream goes to the owner of the stream, not to the home of its session.
+        // A request that names a stream goes to the owner of the stream, not to the home of its
+        // session.
         request.needs_home = is_long
             && head.headers.contains_key(names::MCP_SESSION_ID)
             && routing::of_head(&head.headers, &head.uri).is_none();
@@ -438,7 +448,8 @@ impl ProxyHttp for Phases {
         describe_client(session, request, upstream)?;
         upstream.remove_header(&names::MCP_RESUME_LOCATE);
         request.mark.write(upstream)?;
-        // From here on the replica may read bytes, and only it can respond: if it goes down, the wait is over.
+        // From here on the replica may read bytes, and only it can respond: if it goes down, the
+        // wait is over.
         if request.progress == Progress::Waiting {
             request.progress = Progress::Sent;
         }

@@ -1,11 +1,12 @@
-//! The PROXY protocol, versions 1 and 2: a load balancer in front sends the client's address before TLS begins.
+//! The PROXY protocol, versions 1 and 2: a load balancer in front sends the client's address before
+//! TLS begins.
 //!
 //! Trusted peers must send a header. Of other peers none is looked for: a receiver must never guess
-//! (<https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt> §2). No byte behind the header is read. Absent:
-//! everything in a header but the source address, such as TLVs.
+//! (<https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt> §2). No byte behind the header is
+//! read. Absent: everything in a header but the source address, such as TLVs.
 //!
-//! The parser is part of this crate: those of `ppp` 2.3 and `proxy-header` 0.1 need bytes read in advance, so the exact reading would
-//! stay here, and they accept ports such as `+1`.
+//! The parser is part of this crate: those of `ppp` 2.3 and `proxy-header` 0.1 need bytes read in
+//! advance, so the exact reading would stay here, and they accept ports such as `+1`.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -45,13 +46,14 @@ pub enum Error {
     Io(#[from] io::Error),
 }
 
-/// Reads the header of a connection `io` from `peer`, and returns the address of its client: the source in the header,
-/// or `peer` itself. The latter if `peer` is not trusted, and if the header declares a connection of its own, or one
-/// that is not TCP over IP. Must be called before any other read. Only the header is read, in pieces of any size.
+/// Reads the header of a connection `io` from `peer`, and returns the address of its client: the
+/// source in the header, or `peer` itself. The latter if `peer` is not trusted, and if the header
+/// declares a connection of its own, or one that is not TCP over IP. Must be called before any
+/// other read. Only the header is read, in pieces of any size.
 ///
 /// # Errors
-/// If a trusted peer sends no valid header in time. The connection must then be closed: the number of bytes read is
-/// unknown.
+/// If a trusted peer sends no valid header in time. The connection must then be closed: the number
+/// of bytes read is unknown.
 pub async fn read(trust: &Trust, io: &mut (impl AsyncRead + Unpin), peer: SocketAddr) -> Result<SocketAddr, Error> {
     if !trust.contains(peer.ip()) {
         return Ok(peer);
@@ -80,7 +82,8 @@ async fn source(io: &mut (impl AsyncRead + Unpin)) -> Result<Option<SocketAddr>,
     }
 }
 
-/// Returns the least number of bytes that the header continues beyond its beginning `header`, or 0 if it is complete.
+/// Returns the least number of bytes that the header continues beyond its beginning `header`, or 0
+/// if it is complete.
 fn missing_bytes(header: &[u8]) -> Result<usize, Error> {
     if header.len() < HEADER_MIN {
         return Ok(HEADER_MIN - header.len());

@@ -1,6 +1,7 @@
 //! Bodies of requests: the search for an owner, and the part that can be sent a second time.
 //!
-//! Pingora keeps the first 64 KiB of a body for further attempts, and drops what is beyond. Absent: the routing by what is found.
+//! Pingora keeps the first 64 KiB of a body for further attempts, and drops what is beyond. Absent:
+//! the routing by what is found.
 
 use bytes::{Bytes, BytesMut};
 use http::Method;
@@ -14,8 +15,8 @@ use crate::protocol::headers;
 
 /// Longest body that is searched for an owner: Pingora keeps no more of a body for a retry.
 const PEEK_MAX: usize = 64 * 1024;
-/// Length beyond which a body of unknown length is read no further: another piece may not fit, and Pingora drops the
-/// bytes that it does not keep.
+/// Length beyond which a body of unknown length is read no further: another piece may not fit, and
+/// Pingora drops the bytes that it does not keep.
 const PEEK_UNKNOWN_MAX: usize = PEEK_MAX - READ_MAX;
 
 /// Length of a body as its head states it.

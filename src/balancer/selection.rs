@@ -1,11 +1,13 @@
-//! Selection of a replica for a request: a pure function of the request, the replicas, and the attempts so far.
+//! Selection of a replica for a request: a pure function of the request, the replicas, and the
+//! attempts so far.
 //!
-//! A stream has an owner, and so has a session whose server is behind one replica. Clients name the owner without
-//! knowing it ([`crate::protocol::routing`]). A request with an owner goes to the owner, regardless of load. Other
-//! requests go to the least loaded replica that takes new calls. With an idempotency key they go to the replica that
-//! the key hashes to, so that a repeated call meets the first; where replicas keep sessions for callers that have none, to
-//! the one that the caller hashes to. Balancers that see the same replicas make the same
-//! decision, and none keeps state. Absent: the state of the replicas ([`super::table`]), and HTTP.
+//! A stream has an owner, and so has a session whose server is behind one replica. Clients name the
+//! owner without knowing it ([`crate::protocol::routing`]). A request with an owner goes to the
+//! owner, regardless of load. Other requests go to the least loaded replica that takes new calls.
+//! With an idempotency key they go to the replica that the key hashes to, so that a repeated call
+//! meets the first; where replicas keep sessions for callers that have none, to the one that the
+//! caller hashes to. Balancers that see the same replicas make the same decision, and none keeps
+//! state. Absent: the state of the replicas ([`super::table`]), and HTTP.
 
 use std::net::SocketAddr;
 
@@ -50,8 +52,8 @@ pub enum Condition {
     Ready,
     /// Passes its health checks, but requests to it failed: takes no new calls for a while.
     Ejected,
-    /// Takes requests for its streams and sessions, but no new calls: it drains, or cannot reach a dependency. Operators see it as
-    /// `closing`.
+    /// Takes requests for its streams and sessions, but no new calls: it drains, or cannot reach a
+    /// dependency. Operators see it as `closing`.
     NoNewCalls,
     /// Does not respond to health checks.
     Down,
@@ -66,7 +68,8 @@ pub struct Criteria<'a> {
     pub session: Option<&'a [u8]>,
     /// Idempotency key.
     pub key: Option<&'a [u8]>,
-    /// Digest of the caller, which decides before the key: the calls that repeat each other are of one caller.
+    /// Digest of the caller, which decides before the key: the calls that repeat each other are of
+    /// one caller.
     pub caller: Option<&'a [u8]>,
     /// True if every replica was checked after the request arrived.
     pub has_rechecked: bool,
@@ -79,10 +82,11 @@ pub struct Criteria<'a> {
 /// Outcome of a selection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Selection<'a> {
-    /// The replica of the named owner; for a request that names none, any replica for new calls. The request carries its owner along.
+    /// The replica of the named owner; for a request that names none, any replica for new calls.
+    /// The request carries its owner along.
     Chosen(&'a Replica),
-    /// A replica in place of an owner that is gone: it serves from the shared store, or responds with an error.
-    /// The request carries no owner along.
+    /// A replica in place of an owner that is gone: it serves from the shared store, or responds
+    /// with an error. The request carries no owner along.
     StandIn(&'a Replica),
     /// No replica has this owner: all replicas must be checked first.
     Recheck,
@@ -101,7 +105,8 @@ pub fn select<'a>(criteria: &Criteria<'_>, replicas: &'a [Replica]) -> Selection
 fn select_owner<'a>(owner: Owner, criteria: &Criteria<'_>, replicas: &'a [Replica]) -> Selection<'a> {
     let named = || replicas.iter().filter(|replica| replica.owner == owner);
     let up = named().filter(|replica| replica.condition != Condition::Down && is_untried(criteria, replica));
-    // Two replicas of one owner are a configuration error. Every balancer sends all their requests to the same one.
+    // Two replicas of one owner are a configuration error. Every balancer sends all their requests
+    // to the same one.
     if let Some(replica) = up.min_by_key(|replica| replica.address) {
         return Selection::Chosen(replica);
     }
@@ -116,8 +121,8 @@ fn select_owner<'a>(owner: Owner, criteria: &Criteria<'_>, replicas: &'a [Replic
     stand_in(criteria, replicas).map_or(Selection::Nowhere, Selection::StandIn)
 }
 
-/// Returns the replica that responds for an owner that is gone: preferably one that shares its store, and takes new
-/// calls. For a session, the one that its name hashes to.
+/// Returns the replica that responds for an owner that is gone: preferably one that shares its
+/// store, and takes new calls. For a session, the one that its name hashes to.
 fn stand_in<'a>(criteria: &Criteria<'_>, replicas: &'a [Replica]) -> Option<&'a Replica> {
     let up = replicas.iter().filter(|replica| replica.condition != Condition::Down && is_untried(criteria, replica));
     up.min_by(|a, b| {
@@ -131,7 +136,8 @@ fn stand_in<'a>(criteria: &Criteria<'_>, replicas: &'a [Replica]) -> Option<&'a 
     })
 }
 
-/// Returns the weight of a replica for `key`. The replica with the highest is chosen: if one leaves, only its keys move.
+/// Returns the weight of a replica for `key`. The replica with the highest is chosen: if one
+/// leaves, only its keys move.
 fn rendezvous(key: &[u8], replica: &Replica) -> (u64, Owner) {
     (xxh3_64_with_seed(key, replica.owner.0.into()), replica.owner)
 }
@@ -154,7 +160,8 @@ fn select_for_new_call<'a>(criteria: &Criteria<'_>, replicas: &'a [Replica]) -> 
     }
 }
 
-/// Returns the first of the least loaded replicas, counted from a position that depends on `tie_breaker`.
+/// Returns the first of the least loaded replicas, counted from a position that depends on
+/// `tie_breaker`.
 fn select_least_loaded<'a>(among: &[&'a Replica], tie_breaker: usize) -> Option<&'a Replica> {
     let begin = tie_breaker.checked_rem(among.len())?;
     let (late, early) = among.split_at(begin);

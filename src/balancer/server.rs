@@ -1,8 +1,9 @@
 //! Connections of clients: accepted here, served by Pingora.
 //!
-//! Pingora's own server would take over the process, so this module has the accept loop and TLS. Each request is run so
-//! that it can be cut ([`super::in_flight`]). Absent: the handling of a request ([`super::proxy`]), and the buffer
-//! between Pingora and a socket ([`super::write_buffer`]).
+//! Pingora's own server would take over the process, so this module has the accept loop and TLS.
+//! Each request is run so that it can be cut ([`super::in_flight`]). Absent: the handling of a
+//! request ([`super::proxy`]), and the buffer between Pingora and a socket
+//! ([`super::write_buffer`]).
 
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;

@@ -1,8 +1,10 @@
-//! The backends: address, transport, the replica's last report, and the outcomes of recent requests.
+//! The backends: address, transport, the replica's last report, and the outcomes of recent
+//! requests.
 //!
-//! The replica at an address is known by its own report alone: names and addresses carry no identity. This module owns
-//! the table, the passive health checks (ejection and slow start), and the signal that cuts requests at a backend that
-//! goes down. Absent: active health checks ([`super::health`]), and the selection ([`super::selection`]).
+//! The replica at an address is known by its own report alone: names and addresses carry no
+//! identity. This module owns the table, the passive health checks (ejection and slow start), and
+//! the signal that cuts requests at a backend that goes down. Absent: active health checks
+//! ([`super::health`]), and the selection ([`super::selection`]).
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -108,7 +110,8 @@ struct BackendState {
 }
 
 impl BackendState {
-    /// Returns the failures since the last success, or 0 if the last failure is older than `window`.
+    /// Returns the failures since the last success, or 0 if the last failure is older than
+    /// `window`.
     fn recent_failures(&self, now: Instant, window: Duration) -> usize {
         let is_recent = self.last_failure.is_some_and(|at| now.saturating_duration_since(at) < window);
         if is_recent { self.transport_failures + self.error_responses } else { 0 }
@@ -121,7 +124,8 @@ impl Table {
         Self { policy, backends: RwLock::default(), duplicate_owners: Mutex::default() }
     }
 
-    /// Sets the backends to those of `found`. The state of a backend that stays, with the same transport, is kept.
+    /// Sets the backends to those of `found`. The state of a backend that stays, with the same
+    /// transport, is kept.
     pub fn set(&self, found: &HashMap<SocketAddr, Attributes>) {
         let mut backends = self.backends.write().unwrap_or_else(PoisonError::into_inner);
         let is_as_before = |backend: &&Arc<Backend>| {
@@ -231,7 +235,8 @@ impl Backend {
         state.report = Some(report);
     }
 
-    /// Records a health check that brought no report. The log has the first of failures with one reason.
+    /// Records a health check that brought no report. The log has the first of failures with one
+    /// reason.
     pub fn record_failed_check(&self, reason: String) {
         let mut state = self.lock();
         if state.check_failure.as_ref() != Some(&reason) {
@@ -249,7 +254,8 @@ impl Backend {
         }
     }
 
-    /// Records a request that failed at the connection to the backend. Returns true if this ejects the backend.
+    /// Records a request that failed at the connection to the backend. Returns true if this ejects
+    /// the backend.
     pub fn record_transport_failure(&self) -> bool {
         let mut state = self.lock();
         if !state.is_up {
@@ -261,8 +267,8 @@ impl Backend {
         state.transport_failures >= self.policy.eject_after && self.eject(&mut state)
     }
 
-    /// Records a call with an error response: the replica cannot reach its server, or the server fails. Returns true if
-    /// this ejects the backend.
+    /// Records a call with an error response: the replica cannot reach its server, or the server
+    /// fails. Returns true if this ejects the backend.
     pub fn record_error_response(&self) -> bool {
         let mut state = self.lock();
         state.transport_failures = 0;
@@ -325,7 +331,8 @@ impl Backend {
             owner: report.owner,
             condition,
             store: report.store,
-            // Requests that fail at once would make a failing replica look idle, and attract more of them.
+            // Requests that fail at once would make a failing replica look idle, and attract more
+            // of them.
             load: self.load() + state.recent_failures(now, self.policy.eject),
             weight: weight * state.preference.weight_percent as f64 / 100.0,
             priority: state.preference.priority,

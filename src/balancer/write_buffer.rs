@@ -1,8 +1,8 @@
 //! A write buffer between Pingora and a socket: the pieces of a message are sent together.
 //!
-//! Pingora writes the head and the body of a message separately, and flushes when the peer may wait for them. Its own
-//! listeners buffer the writes in between; connections accepted by other means have no buffer. Absent: the decision to
-//! flush.
+//! Pingora writes the head and the body of a message separately, and flushes when the peer may wait
+//! for them. Its own listeners buffer the writes in between; connections accepted by other means
+//! have no buffer. Absent: the decision to flush.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -22,8 +22,8 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufWriter, ReadBuf};
 /// Capacity of the buffer of each connection: a head with a short body.
 const CAPACITY: usize = 4 * 1024;
 
-/// Most bytes of one read, so that a piece of a request's body fits into what Pingora keeps for a retry. See
-/// [`super::proxy`].
+/// Most bytes of one read, so that a piece of a request's body fits into what Pingora keeps for a
+/// retry. See [`super::proxy`].
 pub const READ_MAX: usize = 32 * 1024;
 
 /// A connection whose writes are buffered until a flush, or until the buffer is full.

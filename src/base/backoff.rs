@@ -1,6 +1,7 @@
 //! Exponential back-off.
 //!
-//! Owned here: the sequence of pauses between attempts. Absent: time and randomness, which callers bring.
+//! Owned here: the sequence of pauses between attempts. Absent: time and randomness, which callers
+//! bring.
 
 use std::time::Duration;
 
@@ -24,7 +25,8 @@ impl Backoff {
         pause
     }
 
-    /// Returns the pause before the next attempt, cut to between half and all of it by a uniformly `random` number.
+    /// Returns the pause before the next attempt, cut to between half and all of it by a uniformly
+    /// `random` number.
     pub fn next_pause_with_jitter(&mut self, random: u16) -> Duration {
         self.next_pause().mul_f64(0.5 + f64::from(random) / f64::from(u16::MAX) / 2.0)
     }

@@ -1,6 +1,7 @@
 //! The only reader of time.
 //!
-//! Time is tokio's, so that a paused runtime clock is the whole program's clock: tests and simulations move it by hand.
+//! Time is tokio's, so that a paused runtime clock is the whole program's clock: tests and
+//! simulations move it by hand.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -23,8 +24,9 @@ pub fn wall_ms() -> u64 {
     u64::try_from(wall().as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Returns the time since 1970, for times that outlive the process. It is read from the system once and then moves with [`now`], so that a
-/// change of the machine's clock ends no retention, and a paused clock moves this one too.
+/// Returns the time since 1970, for times that outlive the process. It is read from the system once
+/// and then moves with [`now`], so that a change of the machine's clock ends no retention, and a
+/// paused clock moves this one too.
 #[expect(clippy::disallowed_methods, reason = "the one place that may")]
 pub fn wall() -> Duration {
     static BEGUN: OnceLock<(Duration, Instant)> = OnceLock::new();
@@ -35,14 +37,15 @@ pub fn wall() -> Duration {
     (wall + now.saturating_duration_since(begun)).saturating_sub(begun.saturating_duration_since(now))
 }
 
-/// Returns the time of the system since 1970, for the log alone: it jumps with the machine's clock, and does not move with [`now`].
+/// Returns the time of the system since 1970, for the log alone: it jumps with the machine's clock,
+/// and does not move with [`now`].
 #[expect(clippy::disallowed_methods, reason = "the one place that may")]
 pub fn system() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// Returns the time since the machine was started, including suspended time: leases are measured by it. On other systems than Linux, and in tests
-/// that move the clock, returns the same as [`wall`].
+/// Returns the time since the machine was started, including suspended time: leases are measured by
+/// it. On other systems than Linux, and in tests that move the clock, returns the same as [`wall`].
 pub fn boot() -> Duration {
     #[cfg(all(target_os = "linux", not(feature = "simulation")))]
     {
@@ -55,7 +58,8 @@ pub fn boot() -> Duration {
     }
 }
 
-/// Returns the CPU time of this process, of user and system, or `None` if the system does not report it.
+/// Returns the CPU time of this process, of user and system, or `None` if the system does not
+/// report it.
 pub fn cpu() -> Option<Duration> {
     #[cfg(target_os = "linux")]
     {
@@ -78,8 +82,9 @@ pub async fn sleep_until(at: Instant) {
     tokio::time::sleep_until(TokioInstant::from_std(at)).await;
 }
 
-/// A timer that is set again and again, most often to a later time or to none before it fires. The runtime's timer is made at the first poll
-/// that has to wait. It is moved only if it would fire too late; one that fires too early is set again then.
+/// A timer that is set again and again, most often to a later time or to none before it fires. The
+/// runtime's timer is made at the first poll that has to wait. It is moved only if it would fire
+/// too late; one that fires too early is set again then.
 #[derive(Debug)]
 pub struct Alarm {
     at: Option<Instant>,
@@ -92,7 +97,8 @@ impl Alarm {
         Self { at: None, sleep: None }
     }
 
-    /// Sets the time of the alarm, or unsets the alarm if `at` is `None`. Takes effect at the next poll.
+    /// Sets the time of the alarm, or unsets the alarm if `at` is `None`. Takes effect at the next
+    /// poll.
     pub fn set(&mut self, at: Option<Instant>) {
         self.at = at;
     }
@@ -123,8 +129,9 @@ impl Alarm {
     }
 }
 
-/// Registers a timer with this thread's runtime that is due by `at` and wakes no task. A runtime wakes itself by a system call when a new timer is
-/// due before all others; without the anchor, each of a thread's short calls would cause one.
+/// Registers a timer with this thread's runtime that is due by `at` and wakes no task. A runtime
+/// wakes itself by a system call when a new timer is due before all others; without the anchor,
+/// each of a thread's short calls would cause one.
 fn anchor(at: TokioInstant) {
     thread_local! {
         static ANCHOR: RefCell<Option<Pin<Box<Sleep>>>> = const { RefCell::new(None) };
@@ -147,8 +154,9 @@ impl Default for Alarm {
 
 /// A wait of a moment. The waits of a thread share one timer of the runtime.
 ///
-/// A runtime wakes itself by a system call when a new timer is due before all others, as a timer of its own for such a wait would be. The
-/// shared timer is set for one wait and wakes all that are not dropped; those that are not over set it again.
+/// A runtime wakes itself by a system call when a new timer is due before all others, as a timer of
+/// its own for such a wait would be. The shared timer is set for one wait and wakes all that are
+/// not dropped; those that are not over set it again.
 #[derive(Debug)]
 pub struct ShortWait {
     until: Instant,

@@ -1,4 +1,5 @@
-//! Time, randomness and locks: each has one place, so that tests can move the clock and draw from a seed.
+//! Time, randomness and locks: each has one place, so that tests can move the clock and draw from a
+//! seed.
 //!
 //! Part of mcp-resume, without a stable interface of its own.
 

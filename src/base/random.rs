@@ -56,7 +56,8 @@ fn fill(bytes: &mut [u8]) {
     getrandom::fill(bytes).expect("the operating system provides randomness");
 }
 
-/// Fills `bytes` by SplitMix64 (Steele, Lea and Flood), and returns the next state. Each state has a successor of its own.
+/// Fills `bytes` by SplitMix64 (Steele, Lea and Flood), and returns the next state. Each state has
+/// a successor of its own.
 #[cfg(feature = "simulation")]
 fn generate(mut state: u64, bytes: &mut [u8]) -> u64 {
     for word in bytes.chunks_mut(8) {

@@ -1,9 +1,11 @@
 //! Hooks for simulations, compiled in by the cargo feature `simulation` alone.
 //!
-//! A simulated run must be the same each time, so a thread's randomness can be drawn from a seed. It must also be shown that a simulation finds
-//! bugs, so bugs can be planted. Both belong to a thread and are off by default. They are behind a feature because event IDs are only as
-//! secure as their randomness: no production build contains a way to make it predictable. Only this crate's own tests enable the feature;
-//! without it [`has`] is a constant, and the code that it guards is compiled away.
+//! A simulated run must be the same each time, so a thread's randomness can be drawn from a seed.
+//! It must also be shown that a simulation finds bugs, so bugs can be planted. Both belong to a
+//! thread and are off by default. They are behind a feature because event IDs are only as secure as
+//! their randomness: no production build contains a way to make it predictable. Only this crate's
+//! own tests enable the feature; without it [`has`] is a constant, and the code that it guards is
+//! compiled away.
 
 #[cfg(feature = "simulation")]
 use std::cell::Cell;

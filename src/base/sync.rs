@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread;
 
-/// Locks `mutex`, also after a panic of an earlier holder: every critical section of the program leaves valid state behind.
+/// Locks `mutex`, also after a panic of an earlier holder: every critical section of the program
+/// leaves valid state behind.
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -23,8 +24,9 @@ pub fn write<T: ?Sized>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
 /// Limit of the parts of a value: with more threads, some of them share a part.
 const MAX_PARTS: usize = 64;
 
-/// A value in parts, of which each thread uses its own. Threads that write to one part move its memory from core to core, and each write
-/// then costs as much as a hundred instructions. A reader of the whole value visits all parts.
+/// A value in parts, of which each thread uses its own. Threads that write to one part move its
+/// memory from core to core, and each write then costs as much as a hundred instructions. A reader
+/// of the whole value visits all parts.
 #[derive(Debug)]
 pub struct PerThread<T>(Box<[Part<T>]>);
 
@@ -40,7 +42,8 @@ impl<T: Default> Default for PerThread<T> {
 }
 
 impl<T> PerThread<T> {
-    /// Makes a part for each thread that this machine can run at once, with some to spare for threads that mostly wait.
+    /// Makes a part for each thread that this machine can run at once, with some to spare for
+    /// threads that mostly wait.
     pub fn new(make: impl FnMut() -> T) -> Self {
         static PARTS: LazyLock<usize> = LazyLock::new(|| {
             let threads = thread::available_parallelism().map_or(1, usize::from);

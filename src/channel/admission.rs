@@ -42,11 +42,13 @@ impl Drop for Turn {
 }
 
 impl Channels {
-    /// Waits until a server may be started for `pending`, or one is there for it already. Starts begin in the order of [`super::waiting`]; one that
-    /// waits for a server of its own caller to end holds up no other.
+    /// Waits until a server may be started for `pending`, or one is there for it already. Starts
+    /// begin in the order of [`super::waiting`]; one that waits for a server of its own caller to
+    /// end holds up no other.
     ///
     /// # Errors
-    /// At once if too many starts wait, all servers are being ended, or no client wants the start any more.
+    /// At once if too many starts wait, all servers are being ended, or no client wants the start
+    /// any more.
     pub(super) async fn admit(self: &Arc<Self>, pending: Pending, kind: StartKind) -> Result<Entrance, Failed> {
         let (bounds, turn) = {
             let mut state = sync::lock(&self.state);
@@ -66,7 +68,8 @@ impl Channels {
                 Decision::Entrance(entrance) => return Ok(entrance),
                 Decision::Wait(Admission::WaitUntil(until)) => {
                     let time = clock::sleep(until.saturating_duration_since(clock::now()));
-                    // A start that succeeds ends the wait after those that failed, and another start may be next.
+                    // A start that succeeds ends the wait after those that failed, and another
+                    // start may be next.
                     tokio::select! { () = time => {}, () = room => {} }
                 }
                 Decision::Wait(_) => room.await,
@@ -92,7 +95,8 @@ impl Channels {
         let Some(wanted) = waiting.and_then(|waiting| waiting.take_if(|pending| pending.is_wanted())) else {
             return Err(Failed::of(ErrorCode::NoServer, String::new()));
         };
-        // Another request may have begun the start meanwhile. The turn, which is not needed then, passes to another start.
+        // Another request may have begun the start meanwhile. The turn, which is not needed then,
+        // passes to another start.
         let wanted = match self.take_over(state, wanted) {
             Ok(taken_over) => return Ok(Decision::Entrance(Entrance::TakenOver(taken_over))),
             Err(wanted) => *wanted,

@@ -27,7 +27,8 @@ pub enum Body {
     Events(Events),
 }
 
-/// The reading end of a response with events. Dropping it tells the channel that the events are not wanted any more.
+/// The reading end of a response with events. Dropping it tells the channel that the events are not
+/// wanted any more.
 #[derive(Debug)]
 pub struct Events {
     queue: Arc<Queue>,
@@ -37,7 +38,8 @@ pub struct Events {
 
 /// The channel that the events come from.
 pub(super) trait Channel: std::fmt::Debug + Send + Sync {
-    /// Notes that a response is not read any more. Takes no lock under which a response may be dropped.
+    /// Notes that a response is not read any more. Takes no lock under which a response may be
+    /// dropped.
     fn leave(&self, receiver: Receiver, queue: &Queue);
 }
 
@@ -71,7 +73,8 @@ impl Body {
         Self::Whole(Some(body.into()))
     }
 
-    /// Returns the error of the responses that the server owed when it was lost, or `None` if it was not.
+    /// Returns the error of the responses that the server owed when it was lost, or `None` if it
+    /// was not.
     pub fn lost(&self) -> Option<ErrorCode> {
         match self {
             Self::Whole(_) => None,
@@ -85,12 +88,14 @@ impl Events {
         Self { queue, receiver, channel }
     }
 
-    /// Returns the error of the responses that the server owed when it was lost, or `None` if it was not. Known before they are read.
+    /// Returns the error of the responses that the server owed when it was lost, or `None` if it
+    /// was not. Known before they are read.
     fn lost(&self) -> Option<ErrorCode> {
         sync::lock(&self.queue.0).lost
     }
 
-    /// Waits for the first message alone, in place of the event stream. `None` if the stream ends without one.
+    /// Waits for the first message alone, in place of the event stream. `None` if the stream ends
+    /// without one.
     pub(super) async fn first_message(&self) -> Option<Bytes> {
         std::future::poll_fn(|cx| {
             let mut state = sync::lock(&self.queue.0);
@@ -109,7 +114,8 @@ impl Events {
         .await
     }
 
-    /// Waits for the first response, in place of the event stream; messages before it are dropped. `None` if the stream ends without one.
+    /// Waits for the first response, in place of the event stream; messages before it are dropped.
+    /// `None` if the stream ends without one.
     pub(super) async fn response(&self) -> Option<Bytes> {
         loop {
             let message = self.first_message().await?;
@@ -129,7 +135,8 @@ impl Drop for Events {
 }
 
 impl Queue {
-    /// Adds a message. Returns false if it has no room within `limit` bytes. An empty queue takes a message of any size.
+    /// Adds a message. Returns false if it has no room within `limit` bytes. An empty queue takes a
+    /// message of any size.
     pub(super) fn push(&self, message: Bytes, limit: usize) -> bool {
         let mut state = sync::lock(&self.0);
         if state.is_over || (state.bytes > 0 && state.bytes + message.len() > limit) {

@@ -8,8 +8,9 @@ use super::connection::Users;
 use crate::event_log::{Principal, QuotaKey, Subject};
 use crate::protocol::jsonrpc::InitializeParams;
 
-/// Caller of a request: a principal, or callers without credentials at one address. A principal stays the same caller once the server has accepted its
-/// credentials, although it counts as another holder from then on.
+/// Caller of a request: a principal, or callers without credentials at one address. A principal
+/// stays the same caller once the server has accepted its credentials, although it counts as
+/// another holder from then on.
 #[derive(Clone, Debug)]
 pub struct Caller {
     principal: Principal,
@@ -19,7 +20,8 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// Creates a caller that counts as the holder of a quota: all of a caller's sessions as one holder, so `counted_as` is none of a session.
+    /// Creates a caller that counts as the holder of a quota: all of a caller's sessions as one
+    /// holder, so `counted_as` is none of a session.
     pub fn new(principal: Principal, counted_as: QuotaKey) -> Self {
         Self { principal, counted_as, subject: None }
     }
@@ -76,7 +78,8 @@ pub(super) struct Sharers {
 }
 
 impl Sharing {
-    /// Returns the sessions that share a server with one of this caller and these parameters, or `None` if there are none.
+    /// Returns the sessions that share a server with one of this caller and these parameters, or
+    /// `None` if there are none.
     pub(super) fn sharers(self, caller: Option<&Arc<Caller>>, params: Option<&InitializeParams>) -> Option<Sharers> {
         let (caller, params) = (caller?, params?);
         let is_shared = match self {
@@ -88,7 +91,8 @@ impl Sharing {
     }
 }
 
-/// Returns the users of a channel that requests without sessions share: those of a caller, or the proxy's own.
+/// Returns the users of a channel that requests without sessions share: those of a caller, or the
+/// proxy's own.
 pub(super) fn users_of(caller: Option<&Arc<Caller>>) -> Users {
     if caller.is_some_and(|caller| caller.is_anonymous()) { Users::Anonymous } else { Users::Principal }
 }

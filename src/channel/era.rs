@@ -1,8 +1,9 @@
 //! Era of the server: whether it speaks revisions without sessions.
 //!
-//! The first message on a channel fixes its era at many servers, and some run a call that they do not understand. So no client's request finds the era
-//! out: the proxy asks `server/discover` on a new channel, once. That channel is the first of its caller if the server speaks such a revision, and ends
-//! otherwise. A server that ends without an answer is asked again by a later request.
+//! The first message on a channel fixes its era at many servers, and some run a call that they do
+//! not understand. So no client's request finds the era out: the proxy asks `server/discover` on a
+//! new channel, once. That channel is the first of its caller if the server speaks such a revision,
+//! and ends otherwise. A server that ends without an answer is asked again by a later request.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -59,7 +60,8 @@ impl Default for Retry {
 }
 
 impl Retry {
-    /// Notes the end of a server that was asked. Such an end teaches nothing: the server may have failed for any reason.
+    /// Notes the end of a server that was asked. Such an end teaches nothing: the server may have
+    /// failed for any reason.
     fn note_end(&mut self, now: Instant) {
         self.not_before = Some(now + self.pauses.next_pause());
     }
@@ -85,8 +87,8 @@ impl ServerEra {
         *sync::lock(&self.known) = Some(era);
     }
 
-    /// Notes that the server has refused `initialize` with this error. One that speaks no revision with sessions is asked again: it may have been
-    /// too slow for an answer, or have failed.
+    /// Notes that the server has refused `initialize` with this error. One that speaks no revision
+    /// with sessions is asked again: it may have been too slow for an answer, or have failed.
     pub(super) fn note_refused_handshake(&self, error: &[u8]) {
         if error_code(error) == Some(UNSUPPORTED_VERSION) {
             *sync::lock(&self.known) = None;
@@ -96,8 +98,9 @@ impl ServerEra {
 }
 
 impl Channels {
-    /// Returns the era of the server. If it is not known yet, the server is asked on the channel of `caller`, also if the request is given up. One that
-    /// ends without an answer counts as a legacy one for this request, and is asked again by a later one.
+    /// Returns the era of the server. If it is not known yet, the server is asked on the channel of
+    /// `caller`, also if the request is given up. One that ends without an answer counts as a
+    /// legacy one for this request, and is asked again by a later one.
     pub(super) async fn era(self: &Arc<Self>, caller: Option<&Arc<Caller>>) -> Result<Era, Failed> {
         if let Some(era) = self.era.known() {
             return Ok(era);
@@ -160,8 +163,9 @@ async fn discover(server: &Server) -> Option<Bytes> {
     }
 }
 
-/// Returns the era of a server that gave this response to `server/discover`. A server that names revisions speaks those; any other error, or silence, is
-/// that of one that has never heard of the method.
+/// Returns the era of a server that gave this response to `server/discover`. A server that names
+/// revisions speaks those; any other error, or silence, is that of one that has never heard of the
+/// method.
 pub(crate) fn era_of(response: Option<&[u8]>) -> Era {
     let Some(response) = response else { return Era::Legacy };
     let path: &[&str] = match error_code(response) {

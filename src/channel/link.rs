@@ -16,8 +16,9 @@ pub type LinkFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Opens channels.
 pub trait Open: Send + Sync + 'static {
-    /// Opens one on the caller's runtime. `head` has the headers of the request that begins the session, for a server that takes them. `worker` is the
-    /// runtime of that request, for the directions of a channel that need no other one.
+    /// Opens one on the caller's runtime. `head` has the headers of the request that begins the
+    /// session, for a server that takes them. `worker` is the runtime of that request, for the
+    /// directions of a channel that need no other one.
     fn open(&self, head: Option<&Lines>, worker: &Handle) -> LinkFuture<'static, Result<Link, OpenError>>;
 
     /// Returns true if a channel can probably be opened now.
@@ -71,8 +72,9 @@ pub struct Link {
 
 /// Messages of a server.
 pub trait Input: Send {
-    /// Returns the next message, or the part at which one is dropped; `None` at the end of the channel. A message that has arrived in part is held in
-    /// `memory`, and is dropped if that has no room.
+    /// Returns the next message, or the part at which one is dropped; `None` at the end of the
+    /// channel. A message that has arrived in part is held in `memory`, and is dropped if that has
+    /// no room.
     ///
     /// Dropping the future leaves the channel in an unknown state.
     fn next<'a>(&'a mut self, memory: &'a mut dyn Memory) -> LinkFuture<'a, Option<Line>>;
@@ -80,7 +82,8 @@ pub trait Input: Send {
 
 /// Memory for a message that has arrived in part.
 pub trait Memory: Send {
-    /// Holds this much of a message, all that has arrived. Called with less once another message has begun.
+    /// Holds this much of a message, all that has arrived. Called with less once another message
+    /// has begun.
     ///
     /// # Errors
     /// The error of the call that waits for the message, if there is no room for it.
@@ -89,8 +92,9 @@ pub trait Memory: Send {
 
 /// Messages for a server, one after the other.
 pub trait Output: Send {
-    /// Writes a message that has no line end. `head` has the headers of its request, for a server that takes them. Calls `on_begin` once the
-    /// server may have some of it, and never before that: without the call nothing of the message has run.
+    /// Writes a message that has no line end. `head` has the headers of its request, for a server
+    /// that takes them. Calls `on_begin` once the server may have some of it, and never before
+    /// that: without the call nothing of the message has run.
     ///
     /// Dropping the future leaves the channel in an unknown state.
     fn write<'a>(

@@ -1,11 +1,14 @@
 //! MCP servers that are not on Streamable HTTP, as if they were.
 //!
-//! A server on stdio or HTTP+SSE has a *channel*: JSON-RPC messages in order, both ways, without event IDs and without replay. This module is the server
-//! that such a one would be on Streamable HTTP: it takes a request of the upstream client and returns the response, in the same process and without
-//! bytes of HTTP. So everything above it works as for any server. Owned here: sessions and their channels, the response that each message belongs to,
-//! the bounds of servers and of their starts. Each session has a channel, and with it a server, of its own, or shares that of its caller
-//! ([`shared`]); requests of revisions without sessions always do. Absent: how a channel is opened (`child/` and `upstream/sse_server.rs`, behind [`Open`]), resumption (the event
-//! log), sessions whose channel has ended (`upstream/revival/` opens them again).
+//! A server on stdio or HTTP+SSE has a *channel*: JSON-RPC messages in order, both ways, without
+//! event IDs and without replay. This module is the server that such a one would be on Streamable
+//! HTTP: it takes a request of the upstream client and returns the response, in the same process
+//! and without bytes of HTTP. So everything above it works as for any server. Owned here: sessions
+//! and their channels, the response that each message belongs to, the bounds of servers and of
+//! their starts. Each session has a channel, and with it a server, of its own, or shares that of
+//! its caller ([`shared`]); requests of revisions without sessions always do. Absent: how a channel
+//! is opened (`child/` and `upstream/sse_server.rs`, behind [`Open`]), resumption (the event log),
+//! sessions whose channel has ended (`upstream/revival/` opens them again).
 //!
 //! | request | response |
 //! |---|---|
@@ -16,8 +19,8 @@
 //! | GET | an event stream: the messages that belong to no call |
 //! | DELETE | 200; the server is ended, if it has no other session |
 //!
-//! A request that is refused before its first byte gets a status and an error with `mayHaveRun: false`. A session that has no channel gets 404, so that
-//! it is opened again.
+//! A request that is refused before its first byte gets a status and an error with
+//! `mayHaveRun: false`. A session that has no channel gets 404, so that it is opened again.
 
 mod admission;
 mod body;
@@ -208,17 +211,20 @@ impl Channels {
         channels
     }
 
-    /// Returns true if a server can probably be started: its program is found, and the last start did not fail within the last minute.
+    /// Returns true if a server can probably be started: its program is found, and the last start
+    /// did not fail within the last minute.
     pub fn is_available(&self) -> bool {
         self.open.is_available() && !sync::lock(&self.state).starts.is_failing(clock::now())
     }
 
-    /// Returns the longest time from a session's `initialize` to its answer, or to the refusal for want of one.
+    /// Returns the longest time from a session's `initialize` to its answer, or to the refusal for
+    /// want of one.
     pub fn start_limit(&self) -> Duration {
         self.settings.start
     }
 
-    /// Opens a channel with the headers of a request and ends it again, to see if the server has one.
+    /// Opens a channel with the headers of a request and ends it again, to see if the server has
+    /// one.
     ///
     /// # Errors
     /// If none was opened within `limit`.
@@ -256,7 +262,8 @@ impl Channels {
         }
     }
 
-    /// Ends all servers, and resolves when nothing of them is left: after seven seconds at the latest.
+    /// Ends all servers, and resolves when nothing of them is left: after seven seconds at the
+    /// latest.
     pub async fn end_all(&self) {
         let servers: Vec<Arc<Server>> = {
             let mut state = sync::lock(&self.state);

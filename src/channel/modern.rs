@@ -1,8 +1,10 @@
 //! Requests of revisions without sessions, on channels that they share.
 //!
-//! Such a request keeps nothing at the server, so it needs no server of its own: all of one caller share a channel. A caller is a principal; callers
-//! without credentials share one by their address, as bounds count them, since a server may keep a state all the same. Owned here: these channels, and
-//! the checks that only a server on HTTP can make. Absent: the era of the server (`era.rs`), the names of requests on a channel (`protocol/channel/`).
+//! Such a request keeps nothing at the server, so it needs no server of its own: all of one caller
+//! share a channel. A caller is a principal; callers without credentials share one by their
+//! address, as bounds count them, since a server may keep a state all the same. Owned here: these
+//! channels, and the checks that only a server on HTTP can make. Absent: the era of the server
+//! (`era.rs`), the names of requests on a channel (`protocol/channel/`).
 
 use std::sync::{Arc, Mutex};
 
@@ -29,10 +31,12 @@ use crate::protocol::headers::{Era, ProtocolVersion, names};
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::{clock, sync};
 
-/// Limit of the channels that are tried for one request: each has ended before it took a byte of it.
+/// Limit of the channels that are tried for one request: each has ended before it took a byte of
+/// it.
 pub(super) const ATTEMPTS: usize = 3;
-/// Error of a request of a revision that a server with sessions does not speak, as the older SDKs have it: every client that probes falls back to
-/// `initialize` from it. From -32022, the error of the newer revision, not all do.
+/// Error of a request of a revision that a server with sessions does not speak, as the older SDKs
+/// have it: every client that probes falls back to `initialize` from it. From -32022, the error of
+/// the newer revision, not all do.
 const INVALID_REQUEST: i64 = -32600;
 /// Error of a request whose headers and body disagree.
 const HEADER_MISMATCH: i64 = -32020;
@@ -40,7 +44,8 @@ const HEADER_MISMATCH: i64 = -32020;
 /// A shared channel: its outcome once it is open.
 pub(super) type Opening = watch::Receiver<Option<Result<Arc<Server>, Failed>>>;
 
-/// Returns true if a request that names no session is one of a revision without sessions, by its header or its `_meta`.
+/// Returns true if a request that names no session is one of a revision without sessions, by its
+/// header or its `_meta`.
 pub(super) fn is_modern(request: &Request<'_>) -> bool {
     let is_modern = |text: &str| ProtocolVersion::parse(text).is_none_or(|version| version.era() == Era::Modern);
     let header = request.headers.get(&names::MCP_PROTOCOL_VERSION);
@@ -53,7 +58,8 @@ impl Channels {
     pub(super) async fn modern(self: &Arc<Self>, messages: &[Message], request: Request<'_>) -> Response {
         let ids: Vec<RequestId> = messages.iter().filter_map(request_id).cloned().collect();
         if ids.is_empty() {
-            // None that a client sends over HTTP means anything: a cancel is the end of the response.
+            // None that a client sends over HTTP means anything: a cancel is the end of the
+            // response.
             return empty(StatusCode::ACCEPTED);
         }
         let is_array = request.body.trim_ascii_start().first() == Some(&b'[');
@@ -77,7 +83,8 @@ impl Channels {
         }
     }
 
-    /// Hands a request to the channel of its caller. A channel that has ended before it took a byte is replaced.
+    /// Hands a request to the channel of its caller. A channel that has ended before it took a byte
+    /// is replaced.
     async fn call_on_shared(
         self: &Arc<Self>,
         caller: Option<&Arc<Caller>>,
@@ -121,7 +128,8 @@ impl Channels {
                     // One that ended while it was opened is still there.
                     state.without_sessions.retain(|_, opening| !has_ended(opening));
                     state.without_sessions.insert(caller.clone(), opening.clone());
-                    // On the runtime of all starts: a request that is given up does not end the start.
+                    // On the runtime of all starts: a request that is given up does not end the
+                    // start.
                     self.runtime.spawn(self.clone().open_shared(caller, Handle::current(), opened));
                     opening
                 }
@@ -218,7 +226,8 @@ fn once(on_begin: &Arc<Mutex<Option<OnBegin>>>) -> OnBegin {
     })
 }
 
-/// Returns the response to a request whose first byte was written: for `server/discover` JSON with the status of a server on HTTP, else events.
+/// Returns the response to a request whose first byte was written: for `server/discover` JSON with
+/// the status of a server on HTTP, else events.
 async fn respond(messages: &[Message], waiting: Waiting, ids: &[RequestId]) -> Response {
     let is_discover = matches!(messages, [Message::Request { method, .. }] if method == "server/discover");
     if !is_discover {

@@ -1,7 +1,9 @@
-//! Memory of large messages that count for no caller: those of no call, and of calls without a stream.
+//! Memory of large messages that count for no caller: those of no call, and of calls without a
+//! stream.
 //!
-//! A message that is not complete is in the reader of its channel, where it may grow to the largest size of a message. Owned here: the bound of all
-//! such messages together. Absent: messages of a call that has a stream, which count in the quota of its caller.
+//! A message that is not complete is in the reader of its channel, where it may grow to the largest
+//! size of a message. Owned here: the bound of all such messages together. Absent: messages of a
+//! call that has a stream, which count in the quota of its caller.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -33,7 +35,8 @@ impl PartialMemory {
 }
 
 impl PartialShare {
-    /// Notes that the message has this many bytes. Returns false if there is no memory for more of them.
+    /// Notes that the message has this many bytes. Returns false if there is no memory for more of
+    /// them.
     pub(super) fn note(&mut self, counted: usize) -> bool {
         let before = std::mem::replace(&mut self.counted, counted);
         if counted <= before {

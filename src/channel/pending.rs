@@ -1,7 +1,9 @@
-//! Servers that are being started, each for the `initialize` that wants it now, or for several whose sessions will share it.
+//! Servers that are being started, each for the `initialize` that wants it now, or for several
+//! whose sessions will share it.
 //!
-//! A client may give up before its server has answered: `npx` installs a package for longer than clients wait. The server is kept, and the next
-//! `initialize` of the same caller with equal parameters takes it over. Owned here: the decision whether a start is still wanted, and by which
+//! A client may give up before its server has answered: `npx` installs a package for longer than
+//! clients wait. The server is kept, and the next `initialize` of the same caller with equal
+//! parameters takes it over. Owned here: the decision whether a start is still wanted, and by which
 //! request. Absent: the wait for room (`admission`), the server itself (`start`).
 
 use std::sync::Arc;
@@ -61,7 +63,8 @@ pub(super) struct Waiter {
 }
 
 impl Waiter {
-    /// Creates one that waits until the receiver is dropped, for a channel that several requests share.
+    /// Creates one that waits until the receiver is dropped, for a channel that several requests
+    /// share.
     pub(super) fn without_request() -> (Self, oneshot::Receiver<Result<Started, Failed>>) {
         Self::new(RequestId::Number("0".into()), None)
     }
@@ -74,7 +77,8 @@ impl Waiter {
         (Self { id, stream, answer: Some(answer) }, answered)
     }
 
-    /// Returns false once the client has given up: its request is over, or no connection reads its response.
+    /// Returns false once the client has given up: its request is over, or no connection reads its
+    /// response.
     pub(super) fn waits(&self) -> bool {
         let is_read = |stream: &Arc<Stream>| stream.with_machine(|machine| machine.reader().is_attached());
         match &self.answer {
@@ -88,7 +92,8 @@ impl Waiter {
         self.answer.as_ref().is_some_and(|answer| !answer.is_closed())
     }
 
-    /// Gives the request the server's answer, with this name of the session. Returns false if the request is over.
+    /// Gives the request the server's answer, with this name of the session. Returns false if the
+    /// request is over.
     pub(super) fn answer(&mut self, body: &Bytes, name: Option<String>) -> bool {
         let started = Started { body: self.addressed(body), name };
         self.answer.take().is_some_and(|answer| answer.send(Ok(started)).is_ok())
@@ -195,7 +200,8 @@ impl Pending {
         is_alike && !has_ended && (self.sharers.is_some() || is_free())
     }
 
-    /// Lets the start go on for the request of `other`. The one before gets no answer, unless they will share the server.
+    /// Lets the start go on for the request of `other`. The one before gets no answer, unless they
+    /// will share the server.
     pub(super) fn go_on_for(&mut self, other: Self) -> Taken {
         self.wanted_at = other.wanted_at;
         if self.sharers.is_some() {
@@ -229,8 +235,8 @@ impl Pending {
         }
     }
 
-    /// Gives the request that wants the session its answer, with this name of the session. Returns whether the request was there, and whether its
-    /// client was.
+    /// Gives the request that wants the session its answer, with this name of the session. Returns
+    /// whether the request was there, and whether its client was.
     pub(super) fn answer(&mut self, body: Bytes, name: String) -> (bool, bool) {
         let is_wanted = self.is_wanted();
         let is_sent = self.waiters.first_mut().is_some_and(|waiter| waiter.answer(&body, Some(name.clone())));

@@ -15,7 +15,8 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Room in the reader's buffer before a read.
 const READ_SIZE: usize = 16 * 1024;
 
-/// Reads lines. The end of the byte stream, or an error, is the end of the messages; a line without its end is dropped.
+/// Reads lines. The end of the byte stream, or an error, is the end of the messages; a line without
+/// its end is dropped.
 #[derive(Debug)]
 pub struct PipeReader<R> {
     input: R,
@@ -52,7 +53,8 @@ impl<R: AsyncRead + Send + Unpin> Input for PipeReader<R> {
                 }
                 self.lines.buffer().reserve(READ_SIZE);
                 match self.input.read_buf(self.lines.buffer()).await {
-                    // A server that writes without end would keep all other tasks of the thread from their turns.
+                    // A server that writes without end would keep all other tasks of the thread
+                    // from their turns.
                     Ok(READ_SIZE..) => tokio::task::yield_now().await,
                     Ok(1..) => {}
                     Ok(0) | Err(_) => return None,

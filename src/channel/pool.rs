@@ -19,7 +19,8 @@ pub struct Bounds {
     pub servers_per_caller: usize,
     /// Starts a minute, and starts at once after a minute without; at least 1.
     pub starts_per_minute: usize,
-    /// False if callers that count by their address have no bound of their own: on a listener for this machine alone they are one person's.
+    /// False if callers that count by their address have no bound of their own: on a listener for
+    /// this machine alone they are one person's.
     pub bounds_addresses: bool,
     /// False if no server is ended to make room: its session could not be opened again.
     pub may_replace: bool,
@@ -31,7 +32,8 @@ pub(super) struct Occupant {
     /// Number of its session, or `None` while it has no process.
     pub(super) number: Option<u64>,
     pub(super) caller: Option<QuotaKey>,
-    /// Time of the last message for it, or of the last `initialize` that wanted it. `None` while it has a call, or is started for a client that waits.
+    /// Time of the last message for it, or of the last `initialize` that wanted it. `None` while it
+    /// has a call, or is started for a client that waits.
     pub(super) unused_since: Option<Instant>,
 }
 
@@ -50,7 +52,8 @@ pub(super) enum Admission {
     WaitForEnd,
 }
 
-/// Time without use after which a server may be ended to make room: a client that has just opened its session is about to use it.
+/// Time without use after which a server may be ended to make room: a client that has just opened
+/// its session is about to use it.
 const SETTLED: Duration = Duration::from_secs(2);
 
 /// The rate of starts, and the wait after failed ones.
@@ -63,7 +66,8 @@ pub(super) struct Starts {
 }
 
 impl Starts {
-    /// Decides on a start for `caller` beside the servers that run. A start that is admitted counts from now on.
+    /// Decides on a start for `caller` beside the servers that run. A start that is admitted counts
+    /// from now on.
     pub(super) fn admit(
         &mut self,
         bounds: &Bounds,
@@ -109,13 +113,15 @@ impl Starts {
         (self.backoff, self.not_before) = (Some(backoff), Some(now + backoff));
     }
 
-    /// Returns true if the last start failed, for a minute: a balancer that sends nothing meanwhile must try again one day.
+    /// Returns true if the last start failed, for a minute: a balancer that sends nothing meanwhile
+    /// must try again one day.
     pub(super) fn is_failing(&self, now: Instant) -> bool {
         self.not_before.is_some_and(|until| now.saturating_duration_since(until) < MINUTE)
     }
 }
 
-/// Returns true if a start for `caller` has no room until a server of that caller ends or becomes idle.
+/// Returns true if a start for `caller` has no room until a server of that caller ends or becomes
+/// idle.
 pub(super) fn must_wait_for_own(
     bounds: &Bounds,
     servers: &[Occupant],

@@ -36,7 +36,8 @@ pub(super) fn refusal(code: ErrorCode, ids: &[RequestId]) -> Response {
     refusal_about(code, "", ids)
 }
 
-/// Returns the refusal of requests of which nothing has reached a server, with `detail` after the error's constant text.
+/// Returns the refusal of requests of which nothing has reached a server, with `detail` after the
+/// error's constant text.
 pub fn refusal_about(code: ErrorCode, detail: &str, ids: &[RequestId]) -> Response {
     let failure = Failure::before_run(code);
     let body = match (detail, ids) {

@@ -1,4 +1,5 @@
-//! One server with its channel, from its start to its end. It serves one session, several of one caller, or requests without sessions.
+//! One server with its channel, from its start to its end. It serves one session, several of one
+//! caller, or requests without sessions.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -16,7 +17,8 @@ use super::metrics::EndReason;
 use crate::clock;
 use crate::protocol::jsonrpc::{self, RequestId};
 
-/// Time in which the output of a program that has ended is read to its end, and in which a program ends whose output has ended.
+/// Time in which the output of a program that has ended is read to its end, and in which a program
+/// ends whose output has ended.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Number of a server, in the order of their beginnings.
@@ -31,14 +33,16 @@ pub(super) struct Server {
     program: Box<dyn Program>,
     limits: Limits,
     reason: OnceLock<EndReason>,
-    /// End of the program, or `None` in it where the channel has ended and the program had not by then.
+    /// End of the program, or `None` in it where the channel has ended and the program had not by
+    /// then.
     program_end: SetOnce<Option<ProgramEnd>>,
     pub(super) began: Instant,
 }
 
 impl Server {
-    /// Begins with an open channel, and watches it on the caller's runtime. `on_end` is called once when the channel has ended, before any response on it
-    /// ends; `on_gone` when nothing of the program is left.
+    /// Begins with an open channel, and watches it on the caller's runtime. `on_end` is called once
+    /// when the channel has ended, before any response on it ends; `on_gone` when nothing of the
+    /// program is left.
     pub(super) fn begin(
         users: Users,
         link: Link,
@@ -64,17 +68,20 @@ impl Server {
         self.connection.end(End::Closed);
     }
 
-    /// Waits for the end of the program of a channel that has ended, for as long as it is given to end. Returns `None` if it has not ended by then.
+    /// Waits for the end of the program of a channel that has ended, for as long as it is given to
+    /// end. Returns `None` if it has not ended by then.
     pub(super) async fn program_end(&self) -> Option<&ProgramEnd> {
         self.program_end.wait().await.as_ref()
     }
 
-    /// Returns the time since which nothing has passed for a call, or `None` while a call runs or a client listens. A GET counts for an hour.
+    /// Returns the time since which nothing has passed for a call, or `None` while a call runs or a
+    /// client listens. A GET counts for an hour.
     pub(super) fn idle_since(&self, now: Instant) -> Option<Instant> {
         self.unused_since().filter(|_| !self.connection.is_listened_to(now))
     }
 
-    /// Returns the time of the last use, or `None` while a call runs. A GET is no use: its client may have left long ago.
+    /// Returns the time of the last use, or `None` while a call runs. A GET is no use: its client
+    /// may have left long ago.
     pub(super) fn unused_since(&self) -> Option<Instant> {
         let activity = self.connection.activity();
         if activity.is_busy { None } else { Some(activity.last_use.unwrap_or(self.began)) }
@@ -101,7 +108,8 @@ impl Server {
         self.program.end();
         let is_closed = self.connection.ending() == Some(End::Closed);
         if program_end.is_none() {
-            // A server whose input was closed may complete its calls, for as long as it is given to end.
+            // A server whose input was closed may complete its calls, for as long as it is given to
+            // end.
             program_end = match is_closed {
                 true => Some(ended.await),
                 false => tokio::time::timeout(LAST_WORDS, ended).await.ok(),

@@ -1,7 +1,8 @@
 //! Sessions that share a server: those of one caller with equal parameters.
 //!
-//! The first `initialize` starts the server; later ones are answered with what it said then. Owned here: who shares a server, and the sessions of each
-//! beyond the first. Absent: the start (`start`, for all that wait for it), the messages of each session (`connection/`).
+//! The first `initialize` starts the server; later ones are answered with what it said then. Owned
+//! here: who shares a server, and the sessions of each beyond the first. Absent: the start
+//! (`start`, for all that wait for it), the messages of each session (`connection/`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -84,7 +85,8 @@ impl Channels {
     }
 }
 
-/// Opens a session at a server, and returns its name. `None` if the server has ended, or has no room.
+/// Opens a session at a server, and returns its name. `None` if the server has ended, or has no
+/// room.
 fn open(state: &mut State, server: &Arc<Server>) -> Option<String> {
     let member = server.connection.join()?;
     let name = Session::new_name();

@@ -1,6 +1,8 @@
-//! The start of a session, or of several at once that will share it: a new server and its answer to `initialize`.
+//! The start of a session, or of several at once that will share it: a new server and its answer to
+//! `initialize`.
 //!
-//! A start goes on in a task of its own, also without the request that wants it; see [`pending`](super::pending).
+//! A start goes on in a task of its own, also without the request that wants it; see
+//! [`pending`](super::pending).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -98,8 +100,8 @@ impl Channels {
         }
     }
 
-    /// Gives `wanted` a session at the server of its sharers, or lets a start whose client has given up, or that will be shared, go on for it. Without
-    /// either `wanted` is returned.
+    /// Gives `wanted` a session at the server of its sharers, or lets a start whose client has
+    /// given up, or that will be shared, go on for it. Without either `wanted` is returned.
     pub(super) fn take_over(&self, state: &mut State, wanted: Pending) -> Result<TakenOver, Box<Pending>> {
         if let (Some(sharers), Some(waiter)) = (wanted.sharers(), wanted.waiter())
             && let Some(started) = self.join(state, sharers, waiter)
@@ -150,7 +152,8 @@ impl Channels {
         }
     }
 
-    /// Gives the answer of a server to the request that wants it, and the session a name. Returns false if the client has given up.
+    /// Gives the answer of a server to the request that wants it, and the session a name. Returns
+    /// false if the client has given up.
     fn answer(&self, number: u64, server: &Arc<Server>, body: Bytes) -> bool {
         let mut state = sync::lock(&self.state);
         let state = &mut *state;
@@ -246,7 +249,8 @@ fn end(server: Option<&Arc<Server>>) {
     }
 }
 
-/// Keeps the session of a client that has given up, until another request takes it over, or for as long as such sessions are kept.
+/// Keeps the session of a client that has given up, until another request takes it over, or for as
+/// long as such sessions are kept.
 async fn keep(admitted: &Admitted, server: &Arc<Server>) {
     let Admitted { channels, number } = admitted;
     tokio::select! {
@@ -289,7 +293,8 @@ impl Channels {
         if !self.note_server(number, &server) {
             return Err(Failed::of(ErrorCode::Draining, String::new()));
         }
-        // Without a stream: a question of the server is none of the client's before there is a session.
+        // Without a stream: a question of the server is none of the client's before there is a
+        // session.
         let call = server.connection.call(None, messages, body, head.clone(), None, on_begin);
         let answer = match call {
             Ok(mut waiting) => match waiting.begun().await {
@@ -335,8 +340,8 @@ impl Channels {
     }
 }
 
-/// Waits for the response to `initialize`. Returns it, and true if it is an error. A server may ping before that; any other question has no session
-/// yet, and gets an error.
+/// Waits for the response to `initialize`. Returns it, and true if it is an error. A server may
+/// ping before that; any other question has no session yet, and gets an error.
 async fn first_answer(events: &Events, connection: &Connection, head: Option<&Lines>) -> Option<(Bytes, bool)> {
     loop {
         let message = events.first_message().await?;

@@ -1,15 +1,18 @@
 //! Order of the starts that wait.
 //!
-//! Turns rotate over callers: a caller with a hundred starts delays each other caller by one turn. A caller's own starts keep their order. A start for a
-//! session that existed comes before first starts, since its client is in the middle of its work; at most [`REVIVALS_IN_A_ROW`] such turns follow each
-//! other while a first start waits. A start that may not begin for its caller's own bound, or that no client wants any more, takes no turn. Absent: the
-//! bounds of servers and the rate of starts (`pool`).
+//! Turns rotate over callers: a caller with a hundred starts delays each other caller by one turn.
+//! A caller's own starts keep their order. A start for a session that existed comes before first
+//! starts, since its client is in the middle of its work; at most [`REVIVALS_IN_A_ROW`] such turns
+//! follow each other while a first start waits. A start that may not begin for its caller's own
+//! bound, or that no client wants any more, takes no turn. Absent: the bounds of servers and the
+//! rate of starts (`pool`).
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::event_log::QuotaKey;
 
-/// Most starts of one caller that wait. All callers behind one address may be one, and the default rate begins fewer within `upstream.start_secs`.
+/// Most starts of one caller that wait. All callers behind one address may be one, and the default
+/// rate begins fewer within `upstream.start_secs`.
 pub(super) const MAX_OF_CALLER: usize = 256;
 /// Most starts that wait.
 const MAX: usize = 2048;
@@ -29,7 +32,8 @@ pub enum StartKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Full;
 
-/// Starts that wait, each with a `T`. A caller is a holder of a quota, or `None` for the proxy itself.
+/// Starts that wait, each with a `T`. A caller is a holder of a quota, or `None` for the proxy
+/// itself.
 #[derive(Debug)]
 pub(super) struct Waiting<T> {
     callers: HashMap<Option<QuotaKey>, Caller<T>>,

@@ -1,7 +1,8 @@
-//! Findings of the report, derived from the facts: additions of the proxy, notes for clients, warnings, open questions.
+//! Findings of the report, derived from the facts: additions of the proxy, notes for clients,
+//! warnings, open questions.
 //!
-//! Each list has one function: conditions with their sentences, in the order of the report. A sentence is true of this
-//! version of the proxy, or was measured with the clients that it names.
+//! Each list has one function: conditions with their sentences, in the order of the report. A
+//! sentence is true of this version of the proxy, or was measured with the clients that it names.
 
 use std::time::Duration;
 
@@ -168,7 +169,8 @@ fn unknown_session(facts: &Facts) -> &UnknownSession {
     facts.legacy.as_ref().map_or(&UnknownSession::Unknown, |legacy| &legacy.unknown_session)
 }
 
-/// Returns the tools that the configuration answers in slices although their results must come whole.
+/// Returns the tools that the configuration answers in slices although their results must come
+/// whole.
 fn unsliced<'a>(facts: &'a Facts, config: &Config) -> Vec<&'a str> {
     let (Some(tools), Some(tokens)) = (&facts.tools, &config.dialects.resume_tokens) else { return Vec::new() };
     let structured = tools.with_output_schema.iter().map(String::as_str);
@@ -356,7 +358,8 @@ fn unwatched(facts: &Facts) -> Option<String> {
     })
 }
 
-/// Returns advice on the header that a server wants which refuses requests and names this authentication scheme.
+/// Returns advice on the header that a server wants which refuses requests and names this
+/// authentication scheme.
 fn credentials_header(scheme: Option<&str>) -> String {
     match scheme {
         Some(scheme) if scheme.eq_ignore_ascii_case("bearer") => {

@@ -1,7 +1,7 @@
 //! The state of a probe, and its requests: their common limits.
 //!
-//! Invariant: a server that left [`MAX_TIMEOUTS`] requests without a response gets no further one. Absent: the requests to send, and the
-//! facts that follow ([`super::probe`], [`super::watch`]).
+//! Invariant: a server that left [`MAX_TIMEOUTS`] requests without a response gets no further one.
+//! Absent: the requests to send, and the facts that follow ([`super::probe`], [`super::watch`]).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -15,7 +15,8 @@ use crate::config::Config;
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::session_refusal::{self, BODY_MAX, SessionRefusals};
 
-/// Number of timeouts after which the server gets no further request of the kinds that count timeouts.
+/// Number of timeouts after which the server gets no further request of the kinds that count
+/// timeouts.
 const MAX_TIMEOUTS: usize = 2;
 
 /// A probe of one server.

@@ -1,7 +1,8 @@
 //! Findings about the revisions of a server, and about the clients that share none with it.
 //!
-//! Clients of 2026-07-28 and those of the older revisions share none, unless one of them, or the server, speaks both. The proxy translates
-//! as its `[bridge]` says; here is the sentence that says so, or the setting that would do it.
+//! Clients of 2026-07-28 and those of the older revisions share none, unless one of them, or the
+//! server, speaks both. The proxy translates as its `[bridge]` says; here is the sentence that says
+//! so, or the setting that would do it.
 
 use super::facts::{Facts, Guard, Legacy};
 use crate::config::{Config, ModernClients};
@@ -21,7 +22,8 @@ pub(super) enum Eras {
 }
 
 impl Eras {
-    /// Returns the revisions, or `None` if they are not known, as of a server that stopped responding.
+    /// Returns the revisions, or `None` if they are not known, as of a server that stopped
+    /// responding.
     pub(super) fn of(facts: &Facts) -> Option<Self> {
         match (&facts.legacy, &facts.modern) {
             (Some(_), Some(_)) => Some(Eras::Both),
@@ -58,7 +60,8 @@ impl Bridge {
         }
     }
 
-    /// Returns true if clients of 2026-07-28 that declare tasks are translated for a server of the older revisions, and others are not.
+    /// Returns true if clients of 2026-07-28 that declare tasks are translated for a server of the
+    /// older revisions, and others are not.
     fn is_for_tasks(&self, has_sessions: bool) -> bool {
         self.modern_clients == ModernClients::Auto && self.has_tasks && !has_sessions
     }
@@ -173,7 +176,8 @@ mod tests {
         Facts { legacy: None, modern: Some(modern()), ..speaks() }
     }
 
-    /// Words of the sentences, for each server and setting: of what the proxy adds, of what clients must know, and of the warnings.
+    /// Words of the sentences, for each server and setting: of what the proxy adds, of what clients
+    /// must know, and of the warnings.
     #[test]
     fn each_server_has_the_settings_that_its_clients_need() {
         use ModernClients::{Always, Auto, Never};

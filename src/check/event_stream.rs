@@ -1,6 +1,7 @@
 //! The probe of a server on HTTP+SSE, as `serve --upstream-sse` would use it.
 //!
-//! Each session is an event stream of its own, which the probe closes. Absent: what is asked once a session is open ([`super::probe`]).
+//! Each session is an event stream of its own, which the probe closes. Absent: what is asked once a
+//! session is open ([`super::probe`]).
 
 use std::sync::Arc;
 

@@ -1,6 +1,8 @@
-//! One request to the upstream and the [`Observation`] of its response: status, form, ids and messages, as far as it was read.
+//! One request to the upstream and the [`Observation`] of its response: status, form, ids and
+//! messages, as far as it was read.
 //!
-//! Every wait and size is bounded. Absent: the facts that follow from observations ([`super::probe`]), and their evaluation.
+//! Every wait and size is bounded. Absent: the facts that follow from observations
+//! ([`super::probe`]), and their evaluation.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -84,7 +86,8 @@ pub(super) struct ReadUntil {
     pub(super) cut: Cut,
 }
 
-/// Observation of one response: its head, and the part of its body that was received before its end, the cut or the limit.
+/// Observation of one response: its head, and the part of its body that was received before its
+/// end, the cut or the limit.
 #[derive(Clone, Debug)]
 pub(super) struct Observation {
     pub(super) status: StatusCode,
@@ -120,7 +123,8 @@ impl Observation {
         self.response.as_ref()?.get("error")?.get("code")?.as_i64()
     }
 
-    /// Returns the message of an error of the proxy itself about a server that it could not start, or `None` for any other response.
+    /// Returns the message of an error of the proxy itself about a server that it could not start,
+    /// or `None` for any other response.
     pub(super) fn start_failure(&self) -> Option<&str> {
         let is_own = matches!(
             self.status,
@@ -213,7 +217,8 @@ impl Client {
         }
     }
 
-    /// Opens the stream of events that a GET asks for, to be read message by message. Its head must come by `deadline`.
+    /// Opens the stream of events that a GET asks for, to be read message by message. Its head must
+    /// come by `deadline`.
     pub(super) async fn listen(&self, request: Request, deadline: Instant) -> (Standalone, Option<Listener>) {
         let Some(Ok(response)) = before(deadline, self.send(request)).await else { return (Standalone::NoHead, None) };
         let (parts, body) = response.into_parts();
@@ -236,7 +241,8 @@ impl Client {
         BodyReader { body, deadline, remaining: MAX_RESPONSE }.document().await
     }
 
-    /// Returns the status and the body of a response, the body up to `most` bytes: `None` if it is longer or does not come in time.
+    /// Returns the status and the body of a response, the body up to `most` bytes: `None` if it is
+    /// longer or does not come in time.
     pub(super) async fn plain(
         &self,
         request: Request,
@@ -250,7 +256,8 @@ impl Client {
         Ok((parts.status, body.map(|body| body.to_bytes())))
     }
 
-    /// Sends a request and waits for the head. Follows redirects that keep the method, within the origin.
+    /// Sends a request and waits for the head. Follows redirects that keep the method, within the
+    /// origin.
     async fn send(&self, request: Request) -> Result<http::Response<BoxBody>, ExchangeError> {
         let upstream = if request.has_foreign_host { &self.foreign } else { &self.upstream };
         let mut target = request.path.clone().unwrap_or_else(|| upstream.endpoint_target(None));
@@ -300,7 +307,8 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Returns the next JSON message, or `None` at the end of the stream or at `deadline`. Dropped early, it loses nothing.
+    /// Returns the next JSON message, or `None` at the end of the stream or at `deadline`. Dropped
+    /// early, it loses nothing.
     pub(super) async fn next_message(&mut self, deadline: Instant) -> Option<Value> {
         self.reader.deadline = deadline;
         loop {

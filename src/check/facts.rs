@@ -1,7 +1,9 @@
-//! Facts about an upstream, as the probe found them: the input of verdict and report, and the data of `--json`.
+//! Facts about an upstream, as the probe found them: the input of verdict and report, and the data
+//! of `--json`.
 //!
-//! An observation is what one exchange showed of one response ([`super::exchange`]); the probe draws the facts from several of them.
-//! Facts are plain data: no evaluation, no secret, and texts of the server's only after [`printable`].
+//! An observation is what one exchange showed of one response ([`super::exchange`]); the probe
+//! draws the facts from several of them. Facts are plain data: no evaluation, no secret, and texts
+//! of the server's only after [`printable`].
 
 use std::time::Duration;
 
@@ -46,7 +48,8 @@ pub struct Facts {
     pub http_sse: Vec<String>,
     /// True if the upstream is an mcp-resume.
     pub mcp_resume: bool,
-    /// Another path with an MCP endpoint, or `None` if the configured path has one or no other was found.
+    /// Another path with an MCP endpoint, or `None` if the configured path has one or no other was
+    /// found.
     pub endpoint_at: Option<String>,
     /// True if the user gave headers.
     pub with_headers: bool,
@@ -82,13 +85,14 @@ impl Facts {
         }
     }
 
-    /// Returns true if the server was asked over channels of the proxy: then it is the proxy that knows sessions, and answers in events.
+    /// Returns true if the server was asked over channels of the proxy: then it is the proxy that
+    /// knows sessions, and answers in events.
     pub fn has_channels(&self) -> bool {
         self.program.is_some() || self.event_stream.is_some()
     }
 
-    /// Returns true if the probe saw a stream of events or the tool's response: evidence of the resumption of long
-    /// calls.
+    /// Returns true if the probe saw a stream of events or the tool's response: evidence of the
+    /// resumption of long calls.
     pub fn has_evidence(&self) -> bool {
         let forms =
             [self.legacy.as_ref().map(|legacy| legacy.answers), self.modern.as_ref().map(|modern| modern.answers)];
@@ -113,7 +117,8 @@ pub enum Contact {
         /// Error of the system.
         why: String,
     },
-    /// The program of a server on stdio was not started, or it ended or took too long before it answered `initialize`.
+    /// The program of a server on stdio was not started, or it ended or took too long before it
+    /// answered `initialize`.
     NotStarted {
         /// Reason, in words, with the last lines of its stderr.
         why: String,
@@ -167,9 +172,11 @@ pub enum Contact {
 /// The process of a server on stdio.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Program {
-    /// Time from the request to start it to its answer to `initialize`, or `None` without an answer.
+    /// Time from the request to start it to its answer to `initialize`, or `None` without an
+    /// answer.
     pub answered_ms: Option<u64>,
-    /// Time from the end of its last session to that of all its processes, or `None` if no session was opened.
+    /// Time from the end of its last session to that of all its processes, or `None` if no session
+    /// was opened.
     pub ended_ms: Option<u64>,
 }
 
@@ -272,10 +279,12 @@ pub enum UnknownSession {
     Unknown,
 }
 
-/// One session while its client was silent, after its other requests. Says nothing of a longer time.
+/// One session while its client was silent, after its other requests. Says nothing of a longer
+/// time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Watch {
-    /// Time from the head of the session's GET stream, or else from the begin of the watch, to the end of the stream or of the watch.
+    /// Time from the head of the session's GET stream, or else from the begin of the watch, to the
+    /// end of the stream or of the watch.
     pub watched_ms: u64,
     /// True if the session's GET stream was open: without it no ping can come.
     pub stream: bool,
@@ -287,14 +296,16 @@ pub struct Watch {
     pub ping_interval_ms: Option<u64>,
     /// Time from the first ping that was not answered to the end, or `None` if each was answered.
     pub unanswered_ms: Option<u64>,
-    /// Time at the end in which the server was sent nothing, or `None` if the stream ended before the watch and could not be opened again.
+    /// Time at the end in which the server was sent nothing, or `None` if the stream ended before
+    /// the watch and could not be opened again.
     pub silent_ms: Option<u64>,
     /// The session after that.
     pub session: SessionState,
 }
 
 impl Watch {
-    /// Returns true if the server ended the session and had no ping without an answer: silence was the reason.
+    /// Returns true if the server ended the session and had no ping without an answer: silence was
+    /// the reason.
     pub(super) fn ended_in_silence(&self) -> bool {
         self.session == SessionState::Ended && self.unanswered_ms.is_none() && self.silent_ms.is_some()
     }
@@ -332,7 +343,8 @@ pub struct Resumption {
     pub finished: Option<ResumeOutcome>,
     /// Of a call that was still running.
     pub running: Option<ResumeOutcome>,
-    /// Of a call that was cut while it ran, resumed after the time that it takes: shows whether it ran on.
+    /// Of a call that was cut while it ran, resumed after the time that it takes: shows whether it
+    /// ran on.
     pub later: Option<ResumeOutcome>,
 }
 
@@ -426,8 +438,8 @@ pub(super) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Returns a text of the server's in a form that is safe on a terminal: bounded, without control characters and
-/// without those that reorder a line.
+/// Returns a text of the server's in a form that is safe on a terminal: bounded, without control
+/// characters and without those that reorder a line.
 pub(super) fn printable(text: &str) -> String {
     printable_up_to(MAX_TEXT, text)
 }

@@ -1,16 +1,19 @@
 //! `mcp-resume check`: a summary of the configuration, and a report on the server behind it.
 //!
-//! A probe ([`probe`]) sends harmless requests, observes each response, and draws [`Facts`] from the observations; it evaluates
-//! nothing. [`Verdict`] and [`Report`] are functions of the facts and the configuration, so a table test covers the sentences of the
-//! report. [`summary`] describes the configuration.
+//! A probe ([`probe`]) sends harmless requests, observes each response, and draws [`Facts`] from
+//! the observations; it evaluates nothing. [`Verdict`] and [`Report`] are functions of the facts
+//! and the configuration, so a table test covers the sentences of the report. [`summary`] describes
+//! the configuration.
 //!
-//! Invariants: every wait and every size is bounded, so a probe ends against any server. It sends nothing but `initialize`,
-//! `ping`, answers to pings, `tools/list`, `server/discover`, GETs, TLS handshakes and the tool that the user named. Opened sessions are ended if the user says
-//! so or the server is on stdio or HTTP+SSE, and else left to expire: a server with one session for its whole process opens none after that.
-//! The facts hold no credential, session ID or query, and no control character of the server's reaches a terminal.
+//! Invariants: every wait and every size is bounded, so a probe ends against any server. It sends
+//! nothing but `initialize`, `ping`, answers to pings, `tools/list`, `server/discover`, GETs, TLS
+//! handshakes and the tool that the user named. Opened sessions are ended if the user says so or
+//! the server is on stdio or HTTP+SSE, and else left to expire: a server with one session for its
+//! whole process opens none after that. The facts hold no credential, session ID or query, and no
+//! control character of the server's reaches a terminal.
 //!
-//! Deliberately absent: a proxy. The probe talks to the server as `serve` would, through [`crate::upstream`], but the report
-//! promises the proxy's behaviour and does not try it.
+//! Deliberately absent: a proxy. The probe talks to the server as `serve` would, through
+//! [`crate::upstream`], but the report promises the proxy's behaviour and does not try it.
 
 mod advice;
 mod asking;
@@ -40,8 +43,9 @@ use serde_json::{Map, Value};
 use crate::channel::Channels;
 use crate::config::Config;
 
-/// Gathers the facts about the upstream of `config`. Takes some seconds if the server never responds, and three runs of the tool at most; a server on
-/// stdio takes its time to start, once for each revision.
+/// Gathers the facts about the upstream of `config`. Takes some seconds if the server never
+/// responds, and three runs of the tool at most; a server on stdio takes its time to start, once
+/// for each revision.
 pub async fn probe(config: &Config, options: &Options) -> Facts {
     match (&options.channels, &config.upstream.sse) {
         (Some(channels), Some(server)) => Box::pin(event_stream::probe(config, options, channels, server)).await,
@@ -50,7 +54,8 @@ pub async fn probe(config: &Config, options: &Options) -> Facts {
     }
 }
 
-/// Returns true if the server at the configured URL is on HTTP+SSE alone, so that it can be asked as such.
+/// Returns true if the server at the configured URL is on HTTP+SSE alone, so that it can be asked
+/// as such.
 pub fn is_http_sse_alone(facts: &Facts, config: &Config) -> bool {
     let is_here = facts.http_sse.iter().any(|path| path == config.upstream.url.endpoint_path());
     is_here && Verdict::of(facts) == Verdict::HttpSseOnly
@@ -59,7 +64,8 @@ pub fn is_http_sse_alone(facts: &Facts, config: &Config) -> bool {
 /// Options of a probe beside the configuration.
 #[derive(Clone, Default)]
 pub struct Options {
-    /// Channels to a server on stdio or HTTP+SSE, in place of the configured URL. The probe ends them.
+    /// Channels to a server on stdio or HTTP+SSE, in place of the configured URL. The probe ends
+    /// them.
     pub channels: Option<Arc<Channels>>,
     /// Sent with every request; values are marked sensitive.
     pub headers: HeaderMap,

@@ -1,4 +1,5 @@
-//! The probe: sends harmless requests to an upstream, and draws the facts from the observations of their responses.
+//! The probe: sends harmless requests to an upstream, and draws the facts from the observations of
+//! their responses.
 
 use std::time::Duration;
 
@@ -29,7 +30,8 @@ const USUAL_PATHS: [&str; 4] = ["/mcp", "/", "/api/mcp", "/v1/mcp"];
 const OLD_PATH: &str = "/sse";
 const METADATA: [&str; 3] = ["oauth-protected-resource", "oauth-authorization-server", "openid-configuration"];
 
-/// Gathers the facts about a server on HTTP. Takes some seconds if it never responds, and three runs of the tool at most.
+/// Gathers the facts about a server on HTTP. Takes some seconds if it never responds, and three
+/// runs of the tool at most.
 pub(super) async fn probe(config: &Config, options: &Options) -> Facts {
     let mut facts = Facts::unknown(config.upstream.url.to_string());
     facts.with_headers = !options.headers.is_empty();
@@ -103,7 +105,8 @@ impl Probe<'_> {
         Box::pin(self.examine(session, modern, tool, facts)).await;
     }
 
-    /// Draws the facts from further requests in the sessions that were opened, and ends them if that is wanted.
+    /// Draws the facts from further requests in the sessions that were opened, and ends them if
+    /// that is wanted.
     pub(super) async fn examine(
         &self,
         session: Option<Session>,
@@ -176,8 +179,9 @@ impl Probe<'_> {
         None
     }
 
-    /// Opens a session of the modern revision by the response to `server/discover`. A server without that method may
-    /// still serve modern requests, unless older revisions explain the response.
+    /// Opens a session of the modern revision by the response to `server/discover`. A server
+    /// without that method may still serve modern requests, unless older revisions explain the
+    /// response.
     pub(super) async fn modern(
         &self,
         discovered: Result<Observation, ExchangeError>,

@@ -1,7 +1,8 @@
 //! The probe of a server on stdio: its program is started, asked and ended.
 //!
-//! One process runs after the other, each for a session of its own, as `serve` would start it. Invariant: none of them is left when the probe
-//! returns. Absent: what is asked once a session is open ([`super::probe`]).
+//! One process runs after the other, each for a session of its own, as `serve` would start it.
+//! Invariant: none of them is left when the probe returns. Absent: what is asked once a session is
+//! open ([`super::probe`]).
 
 use std::sync::Arc;
 
@@ -17,8 +18,8 @@ use crate::channel::Channels;
 use crate::clock;
 use crate::config::Config;
 
-/// Gathers the facts about the server that `channels` start, and ends them. Takes as long as the program takes to start, once for each
-/// revision.
+/// Gathers the facts about the server that `channels` start, and ends them. Takes as long as the
+/// program takes to start, once for each revision.
 pub(super) async fn probe(config: &Config, options: &Options, channels: &Arc<Channels>) -> Facts {
     let name = config.upstream.command.as_ref().map_or("", |command| command.name());
     let mut facts = Facts::unknown(printable(name));

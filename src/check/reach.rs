@@ -1,7 +1,7 @@
 //! Reachability of the upstream's address, and the scheme that is served there.
 //!
-//! The requests of the probe only show that a connection broke. These connections find the reason: an untrusted
-//! certificate, a missing client certificate, a URL with the wrong scheme.
+//! The requests of the probe only show that a connection broke. These connections find the reason:
+//! an untrusted certificate, a missing client certificate, a URL with the wrong scheme.
 
 use std::io;
 use std::time::Duration;
@@ -35,8 +35,9 @@ pub(super) async fn reach(config: &Config) -> Result<(), Contact> {
     }
 }
 
-/// Returns the TLS fault that broke requests before a response, or `None` if TLS is not the reason: the other scheme, or
-/// a refusal after the handshake. In TLS 1.3 a server refuses a client without a certificate only then.
+/// Returns the TLS fault that broke requests before a response, or `None` if TLS is not the reason:
+/// the other scheme, or a refusal after the handshake. In TLS 1.3 a server refuses a client without
+/// a certificate only then.
 pub(super) async fn tls_fault(config: &Config, limit: Duration) -> Option<Contact> {
     let tcp = connect(config).await.ok()?;
     if !config.upstream.url.is_https() {

@@ -61,7 +61,8 @@ impl Requester {
         Request::new(Method::POST, headers, Some(message.to_string().into()))
     }
 
-    /// Returns a GET on the endpoint: for the standalone stream, or for the events after `last_event_id`.
+    /// Returns a GET on the endpoint: for the standalone stream, or for the events after
+    /// `last_event_id`.
     pub(super) fn get(&self, last_event_id: Option<&[u8]>) -> Request {
         let mut headers = self.headers(EVENTS);
         if let Some(id) = last_event_id.and_then(|id| HeaderValue::from_bytes(id).ok()) {
@@ -70,7 +71,8 @@ impl Requester {
         Request::new(Method::GET, headers, None)
     }
 
-    /// Returns the client with the name of a session that no server has opened, or `None` without a session.
+    /// Returns the client with the name of a session that no server has opened, or `None` without a
+    /// session.
     pub(super) fn in_unknown_session(&self) -> Option<Self> {
         match self {
             Requester::Legacy { revision, session: Some(_) } => {
@@ -134,7 +136,8 @@ fn client_info() -> Value {
     json!({ "name": "mcp-resume check", "version": env!("CARGO_PKG_VERSION") })
 }
 
-/// Inserts a header; an invalid value is left out, so that the server judges the request without it.
+/// Inserts a header; an invalid value is left out, so that the server judges the request without
+/// it.
 fn insert(headers: &mut HeaderMap, name: HeaderName, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {
         headers.insert(name, value);

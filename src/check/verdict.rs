@@ -78,7 +78,8 @@ impl Verdict {
         }
     }
 
-    /// Returns true if the proxy can usefully stand in front of the upstream. False if that is unknown.
+    /// Returns true if the proxy can usefully stand in front of the upstream. False if that is
+    /// unknown.
     pub fn can_stand_in_front(self) -> bool {
         matches!(
             self,

@@ -1,10 +1,12 @@
 //! The GET stream of the probe's session, and a watch of that session while its client is silent.
 //!
-//! The stream is held as a client would hold it, and the pings that come on it are answered, so that the session lives through the other
-//! requests. In the watch pings are answered until two have shown how often they come. From then on the server hears nothing: neither an
-//! answer nor a message of any kind, until a ping of the client's asks whether the session still exists.
+//! The stream is held as a client would hold it, and the pings that come on it are answered, so
+//! that the session lives through the other requests. In the watch pings are answered until two
+//! have shown how often they come. From then on the server hears nothing: neither an answer nor a
+//! message of any kind, until a ping of the client's asks whether the session still exists.
 //!
-//! Invariant: the watch ends with its time, sooner only with the GET stream. Absent: all that the server does after that time.
+//! Invariant: the watch ends with its time, sooner only with the GET stream. Absent: all that the
+//! server does after that time.
 
 use std::pin::pin;
 use std::time::{Duration, Instant};
@@ -93,8 +95,8 @@ impl Probe<'_> {
         pings.answered = Some(clock::now());
     }
 
-    /// Watches a session. Returns `None` without a session, and where no time is given to it. `unknown_session` is the server's reaction
-    /// to a session that it does not know.
+    /// Watches a session. Returns `None` without a session, and where no time is given to it.
+    /// `unknown_session` is the server's reaction to a session that it does not know.
     pub(super) async fn watch(
         &self,
         requester: &Requester,
@@ -134,7 +136,8 @@ impl Probe<'_> {
         })
     }
 
-    /// Reads the messages of the GET stream until its end or that of the watch. Answers pings until their interval is known.
+    /// Reads the messages of the GET stream until its end or that of the watch. Answers pings until
+    /// their interval is known.
     async fn listen(&self, requester: &Requester, listener: &mut Listener, end: Instant, pings: &mut Pings) {
         while let Some(message) = listener.next_message(end).await {
             let Some(id) = ping_id(&message) else { continue };
@@ -147,7 +150,8 @@ impl Probe<'_> {
         }
     }
 
-    /// Asks whether the session exists: it counts as ended if it is refused as one that the server does not know.
+    /// Asks whether the session exists: it counts as ended if it is refused as one that the server
+    /// does not know.
     async fn session_state(&self, requester: &Requester, unknown_session: UnknownSession) -> SessionState {
         const ID: u64 = 70;
         match (self.ping(requester, ID).await, unknown_session) {

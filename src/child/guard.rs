@@ -35,7 +35,8 @@ enum Change {
 }
 
 impl Guard {
-    /// Starts the guard, on the caller's runtime. A guard that ends is started again and told all groups.
+    /// Starts the guard, on the caller's runtime. A guard that ends is started again and told all
+    /// groups.
     ///
     /// # Errors
     /// If no process can be started.

@@ -1,7 +1,8 @@
 //! The guard: a process that ends the children of a proxy that is gone.
 //!
-//! Stdin has a line for each change: `+GROUP` and `-GROUP`. The guard answers `+GROUP` on stdout once it knows the group. The proxy alone has the
-//! other end of stdin. The system closes it with the proxy, however that ends. Then the guard ends all groups that it knows, and itself.
+//! Stdin has a line for each change: `+GROUP` and `-GROUP`. The guard answers `+GROUP` on stdout
+//! once it knows the group. The proxy alone has the other end of stdin. The system closes it with
+//! the proxy, however that ends. Then the guard ends all groups that it knows, and itself.
 
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, Write};

@@ -1,7 +1,8 @@
 //! The launcher: the first process of a child, before it becomes the program.
 //!
-//! A program that ran before the guard knows its group could be left behind by a proxy that is killed in between. So the launcher waits for
-//! [`GO`] on stdin. Without it, at the end of stdin, it ends.
+//! A program that ran before the guard knows its group could be left behind by a proxy that is
+//! killed in between. So the launcher waits for [`GO`] on stdin. Without it, at the end of stdin,
+//! it ends.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -24,8 +25,8 @@ pub(super) const UNLIMITED: &str = "-";
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
-/// Waits for [`GO`] and becomes the program. `words` are the soft limit of open files, or [`UNLIMITED`], then the program and its arguments. Returns
-/// only if it cannot.
+/// Waits for [`GO`] and becomes the program. `words` are the soft limit of open files, or
+/// [`UNLIMITED`], then the program and its arguments. Returns only if it cannot.
 pub(super) fn run(words: &[OsString]) -> ExitCode {
     let [limit, program, arguments @ ..] = words else { return ExitCode::FAILURE };
     if wait_for_go().is_err() {

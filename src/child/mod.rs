@@ -1,10 +1,12 @@
 //! Programs that the proxy starts: servers on stdio.
 //!
-//! A child is a group of processes that begins with one program: `npx` starts a shell, and the shell the server. Owned here: start, environment,
-//! stderr and end of a child. Invariant: no process of the group outlives the proxy, even if that is killed with SIGKILL. Two helpers of this
-//! binary see to it. The [guard](guard) is told each group before its program begins, and ends all of them once the proxy is gone. The
-//! [launcher](launch) is the first process of a group, and becomes the program when the guard knows the group. Beyond reach are processes that
-//! leave the group (`setsid`). Absent: the lines on stdin and stdout, restarts, limits.
+//! A child is a group of processes that begins with one program: `npx` starts a shell, and the
+//! shell the server. Owned here: start, environment, stderr and end of a child. Invariant: no
+//! process of the group outlives the proxy, even if that is killed with SIGKILL. Two helpers of
+//! this binary see to it. The [guard](guard) is told each group before its program begins, and ends
+//! all of them once the proxy is gone. The [launcher](launch) is the first process of a group, and
+//! becomes the program when the guard knows the group. Beyond reach are processes that leave the
+//! group (`setsid`). Absent: the lines on stdin and stdout, restarts, limits.
 //!
 //! No shell takes part. Arguments may hold secrets: no log line has them.
 
@@ -93,7 +95,8 @@ pub struct Child {
 }
 
 impl Launcher {
-    /// Creates a launcher and starts its guard. `own_binary` is the path of `mcp-resume` itself, [`own_binary`] in that process.
+    /// Creates a launcher and starts its guard. `own_binary` is the path of `mcp-resume` itself,
+    /// [`own_binary`] in that process.
     ///
     /// # Errors
     /// If the guard cannot be started.
@@ -103,8 +106,8 @@ impl Launcher {
         Ok(Self { settings: Arc::new(settings), guard, own, own_binary })
     }
 
-    /// Makes this process the parent of all that its children leave behind, and collects them when they end: for the main program alone. Has an
-    /// effect on Linux only.
+    /// Makes this process the parent of all that its children leave behind, and collects them when
+    /// they end: for the main program alone. Has an effect on Linux only.
     pub fn adopt_orphans(&self) {
         #[cfg(target_os = "linux")]
         self.own.collect_others();
@@ -120,11 +123,12 @@ impl Launcher {
         Program::find(&self.settings).is_ok()
     }
 
-    /// Starts a child. It belongs to the runtime of the caller. A child whose start is dropped ends at once.
+    /// Starts a child. It belongs to the runtime of the caller. A child whose start is dropped ends
+    /// at once.
     ///
     /// # Errors
-    /// If the program is not found, or no process can be started. A program that cannot be executed is a child that exits at once with 126 or
-    /// 127, as in a shell.
+    /// If the program is not found, or no process can be started. A program that cannot be executed
+    /// is a child that exits at once with 126 or 127, as in a shell.
     pub async fn start(&self) -> Result<Child, StartError> {
         let program = Program::find(&self.settings)?;
         let limit = descriptors::before_raise().map(|limit| limit.to_string());
@@ -162,7 +166,8 @@ impl Launcher {
     }
 }
 
-/// Runs the helper that the command line asks for, if it does: the guard or the launcher. To be called before anything else.
+/// Runs the helper that the command line asks for, if it does: the guard or the launcher. To be
+/// called before anything else.
 pub fn run_helper() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
     match arguments.next()?.to_str()? {
@@ -172,7 +177,8 @@ pub fn run_helper() -> Option<ExitCode> {
     }
 }
 
-/// Returns the path of the running binary, which stays valid if the file is replaced while the process runs.
+/// Returns the path of the running binary, which stays valid if the file is replaced while the
+/// process runs.
 pub fn own_binary() -> io::Result<PathBuf> {
     if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() }
 }

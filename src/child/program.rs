@@ -13,7 +13,8 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Finds the program in the `PATH` of the child. A name with a slash is a path from the child's working directory.
+    /// Finds the program in the `PATH` of the child. A name with a slash is a path from the child's
+    /// working directory.
     pub(super) fn find(settings: &Settings) -> Result<Self, StartError> {
         let environment = environment::variables(settings);
         // The last one counts, as for the process.
@@ -29,7 +30,8 @@ impl Program {
     }
 }
 
-/// Returns the last part of a path, for the log: folders may tell more than an operator wants to show.
+/// Returns the last part of a path, for the log: folders may tell more than an operator wants to
+/// show.
 pub(super) fn name(path: &str) -> &str {
     Path::new(path).file_name().and_then(|name| name.to_str()).unwrap_or("?")
 }

@@ -1,8 +1,10 @@
-//! Processes that a child has left behind: the system gives them to the proxy, which collects them when they end.
+//! Processes that a child has left behind: the system gives them to the proxy, which collects them
+//! when they end.
 //!
-//! In a container the proxy is often process 1, and gets them in any case. Elsewhere it asks for them (`PR_SET_CHILD_SUBREAPER`), so that they
-//! are not left to a process 1 that collects none. Only the binary does so: a library must not collect the children of its program. Linux alone
-//! has both. Invariant: a process that was started here is collected by its handle, and never here.
+//! In a container the proxy is often process 1, and gets them in any case. Elsewhere it asks for
+//! them (`PR_SET_CHILD_SUBREAPER`), so that they are not left to a process 1 that collects none.
+//! Only the binary does so: a library must not collect the children of its program. Linux alone has
+//! both. Invariant: a process that was started here is collected by its handle, and never here.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -20,7 +22,8 @@ pub(super) struct OwnProcess {
     own: Own,
 }
 
-/// The right to start a process. Meanwhile none is collected, so that a new one is taken for no other.
+/// The right to start a process. Meanwhile none is collected, so that a new one is taken for no
+/// other.
 pub(super) struct Starting<'a> {
     processes: MutexGuard<'a, HashSet<i32>>,
     own: &'a Own,
@@ -58,7 +61,8 @@ mod linux {
     use crate::sync;
 
     impl Own {
-        /// Collects the processes of others from now on, in a task of its own on the caller's runtime.
+        /// Collects the processes of others from now on, in a task of its own on the caller's
+        /// runtime.
         pub(in super::super) fn collect_others(&self) {
             let begun = set_child_subreaper(Some(getpid())).map_err(io::Error::from);
             match begun.and_then(|()| signal(SignalKind::child())) {

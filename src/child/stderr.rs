@@ -1,6 +1,8 @@
-//! The stderr of a child: read always, so that the child never blocks on it, and logged line by line.
+//! The stderr of a child: read always, so that the child never blocks on it, and logged line by
+//! line.
 //!
-//! A program may write more than can be logged. So a part of its lines is logged, and the reader lets other tasks run between its reads.
+//! A program may write more than can be logged. So a part of its lines is logged, and the reader
+//! lets other tasks run between its reads.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -18,7 +20,8 @@ const LINE: usize = 2048;
 const LAST_LINES: usize = 8;
 /// Bytes taken from the pipe at once.
 const CHUNK: usize = 8192;
-/// Longest wait for the last lines of a program that has ended, and the interval at which they are looked for.
+/// Longest wait for the last lines of a program that has ended, and the interval at which they are
+/// looked for.
 const LAST_WORDS: Duration = Duration::from_millis(300);
 const POLL: Duration = Duration::from_millis(5);
 /// Most lines that are logged in each [`WINDOW`].
@@ -42,7 +45,8 @@ impl Stderr {
         stderr
     }
 
-    /// Waits until all is read that a program has written, for [`LAST_WORDS`] at most: another process may hold the pipe.
+    /// Waits until all is read that a program has written, for [`LAST_WORDS`] at most: another
+    /// process may hold the pipe.
     pub(super) async fn last_words(&self) {
         let deadline = clock::now() + LAST_WORDS;
         while !self.reading.get().is_none_or(AbortHandle::is_finished) && clock::now() < deadline {
@@ -67,7 +71,8 @@ impl Stderr {
         let (mut chunk, mut line) = (vec![0; CHUNK], Vec::new());
         while let Ok(count @ 1..) = pipe.read(&mut chunk).await {
             self.take(&chunk[..count], &mut line, &mut log);
-            // A program that writes without end would keep all other tasks of the thread from their turns.
+            // A program that writes without end would keep all other tasks of the thread from their
+            // turns.
             tokio::task::yield_now().await;
         }
         if !line.is_empty() {
@@ -75,7 +80,8 @@ impl Stderr {
         }
     }
 
-    /// Takes the lines that end in `chunk`. `line` is the beginning of the one that does not end there.
+    /// Takes the lines that end in `chunk`. `line` is the beginning of the one that does not end
+    /// there.
     fn take(&self, chunk: &[u8], line: &mut Vec<u8>, log: &mut LineLog) {
         log.begin(clock::now());
         let mut lines = sync::lock(&self.lines);

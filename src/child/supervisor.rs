@@ -38,7 +38,8 @@ pub struct Outcome {
 }
 
 impl Ending {
-    /// Ends the child: its stdin is closed already, by the owner. Five seconds later the group gets SIGTERM, and two more later SIGKILL.
+    /// Ends the child: its stdin is closed already, by the owner. Five seconds later the group gets
+    /// SIGTERM, and two more later SIGKILL.
     pub fn begin(&self) {
         self.0.send_replace(true);
     }
@@ -107,7 +108,8 @@ async fn run(
     drop(guarded);
 }
 
-/// Ends the first process, whose stdin was closed. Returns the deadline of the others if they were told to end as well.
+/// Ends the first process, whose stdin was closed. Returns the deadline of the others if they were
+/// told to end as well.
 async fn end(process: &mut Child, group: Group) -> (io::Result<ExitStatus>, Option<Instant>) {
     if let Ok(status) = tokio::time::timeout(CLOSE_TIMEOUT, process.wait()).await {
         return (status, None);

@@ -1,8 +1,10 @@
 //! This replica's lease, and the expired leases of others.
 //!
-//! The lease shows the other replicas that this one lives. An expired lease does not prove that a replica is dead: it may be alive
-//! and cut off from the store. So a stream of it ends when a client asks another replica for it, and all its streams end after [`CUT_OFF`]. Invariant: no stream of another replica is
-//! ended before the store was reachable for one whole lease, so that an outage of the store expires no replica.
+//! The lease shows the other replicas that this one lives. An expired lease does not prove that a
+//! replica is dead: it may be alive and cut off from the store. So a stream of it ends when a
+//! client asks another replica for it, and all its streams end after [`CUT_OFF`]. Invariant: no
+//! stream of another replica is ended before the store was reachable for one whole lease, so that
+//! an outage of the store expires no replica.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -17,11 +19,12 @@ use crate::event_log::{EventLog, StoreLoss};
 use crate::protocol::ids::{Owner, StreamId};
 use crate::store::{Coordination, Error, Renewal};
 
-/// Time after the expiry of a lease during which its replica counts as cut off and not as gone: it keeps the streams that no client asks for
-/// elsewhere, and may have streams that the store does not know.
+/// Time after the expiry of a lease during which its replica counts as cut off and not as gone: it
+/// keeps the streams that no client asks for elsewhere, and may have streams that the store does
+/// not know.
 const CUT_OFF: Duration = Duration::from_secs(600);
-/// Time by which the record of the expiry outlasts [`CUT_OFF`], in leases: a replica that starts meanwhile continues the
-/// count from the record.
+/// Time by which the record of the expiry outlasts [`CUT_OFF`], in leases: a replica that starts
+/// meanwhile continues the count from the record.
 const RECORD_LEASES: u32 = 4;
 /// Pause after the store failed.
 pub(super) const PAUSE: Duration = Duration::from_millis(250);
@@ -90,7 +93,8 @@ impl<'a> LeaseKeeper<'a> {
                     let since = *reachable_since.get_or_insert(now);
                     self.note_renewal(renewal).await;
                     if renewal != Renewal::HeldByAnother {
-                        // The lease counts from before the request: the store may have answered late.
+                        // The lease counts from before the request: the store may have answered
+                        // late.
                         self.log.note_lease_renewed(began + self.lease);
                         if renewal == Renewal::Acquired {
                             self.log.renew_registrations();
@@ -110,7 +114,8 @@ impl<'a> LeaseKeeper<'a> {
                     if reachable_since.take().is_some() {
                         warn!(%error, "the lease could not be renewed");
                     }
-                    // A connection that broke while this process was frozen works again in a moment.
+                    // A connection that broke while this process was frozen works again in a
+                    // moment.
                     now + PAUSE.min(self.lease / 3)
                 }
             };
@@ -151,8 +156,9 @@ impl<'a> LeaseKeeper<'a> {
         loss
     }
 
-    /// Updates the live replicas. If the store may have lost their leases, grants each a grace period of one lease first: otherwise a replica
-    /// that died just then would never expire, and the streams that it began since would never end.
+    /// Updates the live replicas. If the store may have lost their leases, grants each a grace
+    /// period of one lease first: otherwise a replica that died just then would never expire, and
+    /// the streams that it began since would never end.
     async fn note_live_replicas(&mut self) -> Result<(), Error> {
         if self.others.may_be_lost {
             let seen: Vec<_> = self.others.seen.keys().copied().collect();
@@ -161,7 +167,8 @@ impl<'a> LeaseKeeper<'a> {
         }
         let live = self.coordination.live_replicas().wait().await?;
         let now = clock::now();
-        // Replicas seen before stay for a lease: the store may have lost them a moment ago, and the loss is not known yet.
+        // Replicas seen before stay for a lease: the store may have lost them a moment ago, and the
+        // loss is not known yet.
         self.others.seen.retain(|_, at| now.saturating_duration_since(*at) < self.lease);
         self.others.seen.extend(live.into_iter().map(|owner| (owner, now)));
         Ok(())
@@ -181,7 +188,8 @@ impl<'a> LeaseKeeper<'a> {
             return Ok(());
         }
         expired.retain(|owner| *owner != self.coordination.owner());
-        // Before any write: clients wait for the ends of streams, and a full store may refuse a record.
+        // Before any write: clients wait for the ends of streams, and a full store may refuse a
+        // record.
         self.log.set_expired_owners(expired.iter().copied().collect());
         let mut results = vec![self.note_returned(&expired).await];
         for owner in expired {
@@ -196,7 +204,8 @@ impl<'a> LeaseKeeper<'a> {
         results.into_iter().collect()
     }
 
-    /// Forgets the expiries that are over. If the replica lives again, the next expiry counts from zero.
+    /// Forgets the expiries that are over. If the replica lives again, the next expiry counts from
+    /// zero.
     async fn note_returned(&mut self, expired: &[Owner]) -> Result<(), Error> {
         let over: Vec<_> = self.expired.keys().copied().filter(|owner| !expired.contains(owner)).collect();
         if over.is_empty() {
@@ -212,7 +221,8 @@ impl<'a> LeaseKeeper<'a> {
         Ok(())
     }
 
-    /// Continues the count since the expiry of a replica's lease, from the record of replicas that may be gone themselves.
+    /// Continues the count since the expiry of a replica's lease, from the record of replicas that
+    /// may be gone themselves.
     async fn note_expired(&mut self, owner: Owner) -> Result<(), Error> {
         let key = cut_off_key(owner);
         let expiry = match self.expired.entry(owner) {
@@ -249,7 +259,8 @@ async fn adopt_all(log: &Arc<EventLog>, streams: Vec<StreamId>) -> Result<(), Er
     result
 }
 
-/// Returns the key of the record that a replica's lease has expired. The record holds the time since.
+/// Returns the key of the record that a replica's lease has expired. The record holds the time
+/// since.
 pub(super) fn cut_off_key(owner: Owner) -> Vec<u8> {
     [&b"cut off\0"[..], &owner.0.to_be_bytes()].concat()
 }

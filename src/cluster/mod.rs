@@ -1,7 +1,8 @@
 //! This replica among those that share its store.
 //!
-//! Owned here: the lease ([`lease`]), requests to other replicas ([`rpc`]), and the messages from them. The event log decides what follows from a
-//! message about readers ([`EventLog`]); the ingress answers requests that another replica has forwarded. Absent: the meaning of a request.
+//! Owned here: the lease ([`lease`]), requests to other replicas ([`rpc`]), and the messages from
+//! them. The event log decides what follows from a message about readers ([`EventLog`]); the
+//! ingress answers requests that another replica has forwarded. Absent: the meaning of a request.
 
 mod lease;
 mod rpc;
@@ -49,8 +50,8 @@ pub struct Replicas {
 }
 
 impl Replicas {
-    /// Takes this replica's name, and ends the streams that an earlier process of this name left open. If that process still holds a lease,
-    /// waits until the lease has expired.
+    /// Takes this replica's name, and ends the streams that an earlier process of this name left
+    /// open. If that process still holds a lease, waits until the lease has expired.
     ///
     /// # Errors
     /// If another living process has the name, or the store fails.
@@ -81,7 +82,8 @@ impl Replicas {
         self.coordination.owner()
     }
 
-    /// Returns true if another process has taken the name of this one, which then serves nothing new.
+    /// Returns true if another process has taken the name of this one, which then serves nothing
+    /// new.
     pub fn is_name_taken(&self) -> bool {
         self.is_name_taken.load(Ordering::Relaxed)
     }
@@ -91,8 +93,9 @@ impl Replicas {
         &self.requests
     }
 
-    /// Keeps the lease, ends the streams of replicas that are gone, and takes messages, until dropped. `take` answers a forwarded request, or
-    /// returns `None` if the request concerns nothing here.
+    /// Keeps the lease, ends the streams of replicas that are gone, and takes messages, until
+    /// dropped. `take` answers a forwarded request, or returns `None` if the request concerns
+    /// nothing here.
     pub async fn run<F>(&self, take: impl Fn(HttpMessage) -> F)
     where
         F: Future<Output = Option<HttpMessage>> + Send + 'static,

@@ -24,7 +24,8 @@ const MESSAGE_TTL: Duration = Duration::from_secs(60);
 pub enum Absence {
     /// The lease has expired, and no replica has noted that yet.
     Expired,
-    /// The expiry was noted. The replica may be alive and cut off from the store, and its calls may still run.
+    /// The expiry was noted. The replica may be alive and cut off from the store, and its calls may
+    /// still run.
     CutOff,
     /// The replica does not return.
     Gone,
@@ -118,8 +119,9 @@ impl Requests {
         if members.is_empty() { self.unless_recovering(members) } else { Ok(members) }
     }
 
-    /// Forwards `request` to another replica and waits for the reply, without a timeout. Returns `None` if the request concerns nothing there. A
-    /// caller that stops waiting does not take the request back.
+    /// Forwards `request` to another replica and waits for the reply, without a timeout. Returns
+    /// `None` if the request concerns nothing there. A caller that stops waiting does not take the
+    /// request back.
     ///
     /// # Errors
     /// If the request could not be forwarded, or the store may have lost it or its reply.
@@ -153,7 +155,8 @@ impl Requests {
         self.unless_recovering(false)
     }
 
-    /// Returns `nothing`, unless the store is recovering from a loss: a missing entry proves nothing then.
+    /// Returns `nothing`, unless the store is recovering from a loss: a missing entry proves
+    /// nothing then.
     fn unless_recovering<T>(&self, nothing: T) -> Result<T, Error> {
         if self.log.is_store_recovering() {
             return Err(Error::Unavailable("it has lost its contents, and is being rewritten".to_owned()));
@@ -161,15 +164,17 @@ impl Requests {
         Ok(nothing)
     }
 
-    /// Returns the last position of `stream` at `owner`, which may be ahead of the store. Waits for the reply without a timeout. Returns `None`
-    /// if the stream is not there, or the replica is gone.
+    /// Returns the last position of `stream` at `owner`, which may be ahead of the store. Waits for
+    /// the reply without a timeout. Returns `None` if the stream is not there, or the replica is
+    /// gone.
     ///
     /// # Errors
     /// If the replica could not be asked.
     pub async fn position_at(&self, owner: Owner, stream: StreamId) -> Result<Option<Seq>, Error> {
         if !self.lives(owner).await? {
-            // After an outage of the store longer than a lease, an expired lease proves nothing. And a replica that is cut off from the store
-            // may live, with streams that it has begun since.
+            // After an outage of the store longer than a lease, an expired lease proves nothing.
+            // And a replica that is cut off from the store may live, with streams that it has begun
+            // since.
             let may_return = self.coordination.expired_leases().wait().await?.contains(&owner)
                 || self.coordination.get(&cut_off_key(owner)).wait().await?.is_some();
             if may_return {
@@ -184,8 +189,8 @@ impl Requests {
         Ok(replied.await.unwrap_or_default())
     }
 
-    /// Asks the replica that claimed a call about its state, because the call was sent again here. Waits for the reply without a timeout. Returns
-    /// `None` if that replica does not live.
+    /// Asks the replica that claimed a call about its state, because the call was sent again here.
+    /// Waits for the reply without a timeout. Returns `None` if that replica does not live.
     ///
     /// # Errors
     /// If the replica could not be asked.
@@ -198,8 +203,9 @@ impl Requests {
         self.ask_about_call(run.owner, call, Some(run.stream), body, None).await
     }
 
-    /// Tells `owner` that this replica joins the session of `binding` with `call`, and waits until that replica has claimed its calls there, without
-    /// a timeout. Returns `None` if that replica does not live.
+    /// Tells `owner` that this replica joins the session of `binding` with `call`, and waits until
+    /// that replica has claimed its calls there, without a timeout. Returns `None` if that replica
+    /// does not live.
     ///
     /// # Errors
     /// If the replica could not be told.
@@ -227,7 +233,8 @@ impl Requests {
         Ok(replied.await.ok())
     }
 
-    /// Returns the state of `owner`, which does not live, or does not know the call that it was asked about.
+    /// Returns the state of `owner`, which does not live, or does not know the call that it was
+    /// asked about.
     ///
     /// # Errors
     /// If the store fails.

@@ -13,7 +13,8 @@ const SECTION: &str = "bridge";
 pub struct Bridge {
     /// Clients of 2026-07-28 whose requests are translated for a server of older revisions.
     pub modern_clients: ModernClients,
-    /// True if the requests of clients of older revisions are translated for a server that refuses their `initialize` and speaks 2026-07-28.
+    /// True if the requests of clients of older revisions are translated for a server that refuses
+    /// their `initialize` and speaks 2026-07-28.
     pub legacy_clients: bool,
     /// Time without a request after which the session that was opened for a caller is ended.
     pub idle: Duration,

@@ -289,7 +289,8 @@ fn command(s: &mut Section<'_>, idle: Option<Duration>, start: Duration, shared:
     })
 }
 
-/// Reports a wait for a replica that is gone which ends before its lease does: a session could never be taken over while its client waits.
+/// Reports a wait for a replica that is gone which ends before its lease does: a session could
+/// never be taken over while its client waits.
 fn refuse_short_wait(reader: &mut Reader, upstream: &Upstream, store: &Store, replica: &Replica, sessions: &Sessions) {
     let is_shared = matches!(store, Store::Redis(_));
     if is_shared && sessions.revive && !upstream.wait.is_zero() && upstream.wait < replica.lease {

@@ -1,9 +1,9 @@
 //! Keys given by the operator to all replicas, in place of the key that each would make for itself.
 //!
-//! The file has one key a line, as 64 hexadecimal digits; `#` begins a comment, and empty lines are ignored. The first
-//! key signs, and all keys are accepted. To rotate, add a new key last everywhere, then move it to the front. Remove
-//! the old one once nothing that it signed is kept. Invariant: no key is in an error or in `Debug`. Absent: making
-//! keys, and reading the file again.
+//! The file has one key a line, as 64 hexadecimal digits; `#` begins a comment, and empty lines are
+//! ignored. The first key signs, and all keys are accepted. To rotate, add a new key last
+//! everywhere, then move it to the front. Remove the old one once nothing that it signed is kept.
+//! Invariant: no key is in an error or in `Debug`. Absent: making keys, and reading the file again.
 
 use std::fmt;
 use std::fs::File;
@@ -107,14 +107,14 @@ impl KeyFile {
         Ok(Self { first: keys.next().ok_or(Problem::Empty)?, others: keys.collect() })
     }
 
-    /// Returns a keyring that signs with the first key, and accepts all keys and `stored`. The latter is the key of the
-    /// store, which may have signed before there was a file.
+    /// Returns a keyring that signs with the first key, and accepts all keys and `stored`. The
+    /// latter is the key of the store, which may have signed before there was a file.
     pub fn keyring(&self, stored: Option<Key>) -> Keyring {
         Keyring::new(self.first, self.others.iter().copied().chain(stored).collect())
     }
 
-    /// Returns the key that distinguishes callers if no store has one. It is derived from the last key, which stays
-    /// when a new one is put in front.
+    /// Returns the key that distinguishes callers if no store has one. It is derived from the last
+    /// key, which stays when a new one is put in front.
     pub fn principal_key(&self) -> Key {
         let last = self.others.last().unwrap_or(&self.first);
         let mac = <Hmac<Sha256> as KeyInit>::new_from_slice(last).expect("HMAC takes a key of any length");

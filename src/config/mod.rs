@@ -1,17 +1,17 @@
 //! The configuration of the program, decided once at start.
 //!
-//! Configuration has two stages. `raw` gathers the values of the TOML file, the environment and the flags, each with its origin.
-//! `build` reads every key once, with a method of `read` that names the key, its unit, its bounds and its default. The
-//! result is a [`Config`], whose types need no further checks: durations are [`Duration`]s, and "0 = none" is an
-//! `Option`.
+//! Configuration has two stages. `raw` gathers the values of the TOML file, the environment and the
+//! flags, each with its origin. `build` reads every key once, with a method of `read` that names
+//! the key, its unit, its bounds and its default. The result is a [`Config`], whose types need no
+//! further checks: durations are [`Duration`]s, and "0 = none" is an `Option`.
 //!
-//! Invariants: flags override the environment, the environment overrides the file, and the file overrides the defaults.
-//! A key that is never read is refused. All problems of all layers are reported at once, even in overridden values. No
-//! error and no `Debug` contains a secret.
+//! Invariants: flags override the environment, the environment overrides the file, and the file
+//! overrides the defaults. A key that is never read is refused. All problems of all layers are
+//! reported at once, even in overridden values. No error and no `Debug` contains a secret.
 //!
-//! Absent: reading files, the environment or the command line (the binary passes their contents in), reloading at run
-//! time, and keys of features that do not exist yet. `config.example.toml` is the reference for users and is tested
-//! against this module.
+//! Absent: reading files, the environment or the command line (the binary passes their contents
+//! in), reloading at run time, and keys of features that do not exist yet. `config.example.toml` is
+//! the reference for users and is tested against this module.
 
 mod balance;
 mod bridge;
@@ -100,10 +100,11 @@ pub struct Listen {
     pub address: SocketAddr,
     /// TLS, or `None` for plain TCP.
     pub tls: Option<ListenTls>,
-    /// Host names that requests may use. By default those of this machine on a loopback address, else any.
+    /// Host names that requests may use. By default those of this machine on a loopback address,
+    /// else any.
     pub allowed_hosts: AllowedHosts,
-    /// Origins of pages that may send requests. By default those of this machine on a loopback address, else those of
-    /// the requested host.
+    /// Origins of pages that may send requests. By default those of this machine on a loopback
+    /// address, else those of the requested host.
     pub allowed_origins: AllowedOrigins,
     /// Proxies in front whose statements about clients are trusted.
     pub trusted_proxies: Trust,
@@ -114,7 +115,8 @@ pub struct Listen {
 pub struct ListenTls {
     /// Certificate and key.
     pub identity: KeyPair,
-    /// PEM file with the authorities for client certificates, or `None` if clients need no certificate.
+    /// PEM file with the authorities for client certificates, or `None` if clients need no
+    /// certificate.
     pub client_ca: Option<PathBuf>,
 }
 
@@ -132,11 +134,11 @@ pub struct KeyPair {
 pub struct Streams {
     /// Time for which a detached, unsealed stream is kept, or `None` to never abandon it.
     pub max_wait: Option<Duration>,
-    /// Time for which a sealed stream stays readable. Never shorter than a `max_wait` that is set, even if configured
-    /// so: clients are told `max_wait` and may return that late.
+    /// Time for which a sealed stream stays readable. Never shorter than a `max_wait` that is set,
+    /// even if configured so: clients are told `max_wait` and may return that late.
     pub retention: Duration,
-    /// Grace period of a modern (2026-07-28 and later) call whose client left. Zero cancels at once; `None` means twice
-    /// the last `retry` written on the stream, plus one second.
+    /// Grace period of a modern (2026-07-28 and later) call whose client left. Zero cancels at
+    /// once; `None` means twice the last `retry` written on the stream, plus one second.
     pub modern_grace: Option<Duration>,
     /// Longest duration of an upstream call, or `None` without limit.
     pub call_timeout: Option<Duration>,
@@ -148,7 +150,8 @@ pub struct Streams {
     pub linger: Duration,
     /// Most events kept per stream.
     pub max_events: usize,
-    /// Largest event accepted from the upstream, or largest message of a server on a channel, in bytes.
+    /// Largest event accepted from the upstream, or largest message of a server on a channel, in
+    /// bytes.
     pub max_event_bytes: usize,
     /// Most bytes kept per stream; always more than `max_event_bytes`.
     pub max_bytes: usize,
@@ -156,8 +159,8 @@ pub struct Streams {
     pub max_bytes_per_principal: usize,
     /// Most bytes held for all principals; at least `max_bytes_per_principal`.
     pub max_bytes_total: usize,
-    /// Retention of a call whose response provably arrived, and time for which a call whose response may not have
-    /// arrived stays available to a retry.
+    /// Retention of a call whose response provably arrived, and time for which a call whose
+    /// response may not have arrived stays available to a retry.
     pub delivered_retention: Duration,
 }
 
@@ -166,8 +169,8 @@ pub struct Streams {
 pub struct Delivery {
     /// Clients that get an empty first event with an id.
     pub prime: Prime,
-    /// Longest wait for the upstream's own status before the proxy responds with 200 and a stream, or `None` without
-    /// limit.
+    /// Longest wait for the upstream's own status before the proxy responds with 200 and a stream,
+    /// or `None` without limit.
     pub commit_after: Option<Duration>,
     /// Reconnection time sent to clients; at least 1 ms.
     pub retry: Duration,
@@ -309,7 +312,8 @@ pub struct Limits {
     pub batch: usize,
     /// Most records of sessions opened at this replica; at least 1.
     pub sessions: usize,
-    /// Most POSTs of one session that are held for the upstream or queued behind held ones; at least 1.
+    /// Most POSTs of one session that are held for the upstream or queued behind held ones; at
+    /// least 1.
     pub held_posts_per_session: usize,
 }
 
@@ -318,14 +322,15 @@ pub struct Limits {
 pub struct Replica {
     /// Stable name, or `None` for host name and listen port.
     pub name: Option<String>,
-    /// File of the keys that sign event IDs and the proxy's own sessions, or `None` for keys of the store, or else of
-    /// this process alone.
+    /// File of the keys that sign event IDs and the proxy's own sessions, or `None` for keys of the
+    /// store, or else of this process alone.
     pub key_file: Option<PathBuf>,
     /// True if the session ids that clients see contain the replica's name.
     pub wrap_sessions: bool,
     /// Silence after which the replicas that share its store count a replica as gone.
     pub lease: Duration,
-    /// Time for which a drain still takes new calls, or `None` to decide by the listener; see [`Config::drain_delay`].
+    /// Time for which a drain still takes new calls, or `None` to decide by the listener; see
+    /// [`Config::drain_delay`].
     pub drain_delay: Option<Duration>,
     /// Time for which calls may continue during a drain.
     pub drain_timeout: Duration,
@@ -349,8 +354,8 @@ pub struct Admin {
     pub address: Option<SocketAddr>,
     /// Address of a listener for metrics and probes alone, or `None` without one.
     pub metrics_address: Option<SocketAddr>,
-    /// Host names that requests may use: on a loopback address those of this machine and of `listen.allowed_hosts`,
-    /// else any.
+    /// Host names that requests may use: on a loopback address those of this machine and of
+    /// `listen.allowed_hosts`, else any.
     pub allowed_hosts: AllowedHosts,
 }
 
@@ -404,12 +409,14 @@ pub struct Call {
     pub mode: Mode,
 }
 
-/// Default time for which a drain still takes new calls, if the listener can be behind a load balancer.
+/// Default time for which a drain still takes new calls, if the listener can be behind a load
+/// balancer.
 const DRAIN_DELAY: Duration = Duration::from_secs(5);
 
 impl Config {
-    /// Returns the time for which a drain still takes new calls: the configured one, else zero on a loopback listener,
-    /// to which no load balancer routes. By default, at least half of the drain remains for calls after that time.
+    /// Returns the time for which a drain still takes new calls: the configured one, else zero on a
+    /// loopback listener, to which no load balancer routes. By default, at least half of the drain
+    /// remains for calls after that time.
     pub fn drain_delay(&self) -> Duration {
         let most = DRAIN_DELAY.min(self.replica.drain_timeout / 2);
         let by_listener = if self.listen.address.ip().is_loopback() { Duration::ZERO } else { most };
@@ -418,9 +425,9 @@ impl Config {
 
     /// Makes the configuration of `serve` from its layers.
     ///
-    /// `file` is its name, for messages only, and its text. Of `env` only names that begin with `MCP_RESUME_` matter. A
-    /// file that is not TOML is reported as such, and its keys are not checked; all other problems are reported
-    /// together.
+    /// `file` is its name, for messages only, and its text. Of `env` only names that begin with
+    /// `MCP_RESUME_` matter. A file that is not TOML is reported as such, and its keys are not
+    /// checked; all other problems are reported together.
     pub fn load(
         file: Option<(&str, &str)>,
         env: impl IntoIterator<Item = (String, String)>,
@@ -435,8 +442,8 @@ impl Config {
         build::build(raw)
     }
 
-    /// Returns the address of the admin listener of a sidecar with these layers; see [`Config::load`]. Reports only
-    /// problems with that key, so that other keys may be missing.
+    /// Returns the address of the admin listener of a sidecar with these layers; see
+    /// [`Config::load`]. Reports only problems with that key, so that other keys may be missing.
     pub fn admin_address(
         file: Option<(&str, &str)>,
         env: impl IntoIterator<Item = (String, String)>,
@@ -451,7 +458,8 @@ impl Config {
         build::admin_address(raw)
     }
 
-    /// Returns the defaults for the server at `url`, on a free loopback port and without an admin listener.
+    /// Returns the defaults for the server at `url`, on a free loopback port and without an admin
+    /// listener.
     pub fn for_upstream(url: &str) -> Result<Config, Problems> {
         let flags = Flags {
             upstream: Some(url.to_owned()),

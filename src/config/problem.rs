@@ -29,7 +29,8 @@ pub struct Problem {
     pub(super) text: String,
 }
 
-/// All problems of a configuration: never empty, in the order of [`Origin`]. Displays as a heading and a line for each.
+/// All problems of a configuration: never empty, in the order of [`Origin`]. Displays as a heading
+/// and a line for each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problems(Vec<Problem>);
 

@@ -1,7 +1,7 @@
 //! Unchecked values of all layers, with their origins.
 //!
-//! This module owns the three notations (TOML, environment names, flags) and the order of the layers. Absent: the valid
-//! keys, and the valid values of each.
+//! This module owns the three notations (TOML, environment names, flags) and the order of the
+//! layers. Absent: the valid keys, and the valid values of each.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -198,8 +198,8 @@ pub(super) fn tool_section(name: &str) -> String {
     format!("{TOOLS}.{name:?}")
 }
 
-/// Returns true for the variables that Kubernetes sets in every pod for each service. Those of a service named
-/// `mcp-resume` or `mcp-resume-…` have the prefix of this program.
+/// Returns true for the variables that Kubernetes sets in every pod for each service. Those of a
+/// service named `mcp-resume` or `mcp-resume-…` have the prefix of this program.
 fn is_service_link(rest: &str) -> bool {
     let rest = format!("_{rest}");
     if rest.ends_with("_SERVICE_HOST") || rest.contains("_SERVICE_PORT_") || rest.ends_with("_PORT") {
@@ -267,8 +267,8 @@ enum StoreLocation {
     Url(String),
 }
 
-/// Splits `memory`, `disk:DIR`, or `redis:URL`; a Redis URL alone will do. Other texts become the kind, whose key
-/// refuses them.
+/// Splits `memory`, `disk:DIR`, or `redis:URL`; a Redis URL alone will do. Other texts become the
+/// kind, whose key refuses them.
 fn store_flag(text: &str) -> (String, Option<StoreLocation>) {
     match text.split_once(':') {
         Some(("disk", path)) => ("disk".to_owned(), Some(StoreLocation::Path(path.to_owned()))),

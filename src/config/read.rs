@@ -1,6 +1,7 @@
 //! Takes values out of a [`RawConfig`], one key at a time.
 //!
-//! The keys are those that are read here, and what remains is unknown: no list of keys can differ from the code.
+//! The keys are those that are read here, and what remains is unknown: no list of keys can differ
+//! from the code.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -48,8 +49,8 @@ impl Reader {
         std::mem::take(&mut self.raw.tools)
     }
 
-    /// Reports that a required key is missing. Reports nothing if the file could not be read, or if the key has a
-    /// problem already.
+    /// Reports that a required key is missing. Reports nothing if the file could not be read, or if
+    /// the key has a problem already.
     pub(super) fn missing(&mut self, section: &str, key: &'static str, text: &str) {
         let name = format!("{section}.{key}");
         if !self.raw.is_unreadable && !self.problems.iter().any(|problem| problem.key == name) {
@@ -67,7 +68,8 @@ impl Reader {
         self.problems.push(Problem { origin, key: format!("{}.{}", key.0, key.1), text });
     }
 
-    /// Reports a store's path or URL that was given without a kind, unless the kind has a problem already.
+    /// Reports a store's path or URL that was given without a kind, unless the kind has a problem
+    /// already.
     pub(super) fn kind_missing(&mut self, key: &'static str, kind: &str) {
         if !self.problems.iter().any(|problem| problem.key == "store.kind") {
             let text = format!("is given without store.kind, and would not be used: set kind = {kind:?} in [store]");
@@ -140,7 +142,8 @@ impl Reader {
     }
 }
 
-/// Returns a question for the known name that is most like a wrong one, or an empty text if none is.
+/// Returns a question for the known name that is most like a wrong one, or an empty text if none
+/// is.
 fn meant<'a>(wrong: &str, known: impl Iterator<Item = &'a str>) -> String {
     let rated = known.map(|name| (strsim::jaro_winkler(wrong, name), name));
     let nearest = rated.filter(|(likeness, _)| *likeness > LIKE).max_by(|one, other| one.0.total_cmp(&other.0));
@@ -205,7 +208,8 @@ impl Section<'_> {
         })
     }
 
-    /// Reads a list of at least `min` texts and parses each. TOML has an array, the other layers separate by commas.
+    /// Reads a list of at least `min` texts and parses each. TOML has an array, the other layers
+    /// separate by commas.
     pub(super) fn list<T: FromStr<Err: Display>>(&mut self, key: &'static str, min: usize) -> Option<Vec<T>> {
         self.take(key, |value| {
             let items: Vec<&str> = match value {
@@ -227,7 +231,8 @@ impl Section<'_> {
         })
     }
 
-    /// Reads a list of at least `min` texts that may hold commas. The layers other than TOML have a JSON array.
+    /// Reads a list of at least `min` texts that may hold commas. The layers other than TOML have a
+    /// JSON array.
     pub(super) fn json_list<T: FromStr<Err: Display>>(&mut self, key: &'static str, min: usize) -> Option<Vec<T>> {
         self.take(key, |value| {
             let items = match value {

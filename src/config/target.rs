@@ -4,8 +4,8 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
-/// One entry of `balance.replicas`, or a line of the file beside it: `http://10.0.0.7:8080`, `https://name:8443`, or
-/// `srv+http://_mcp._tcp.name`.
+/// One entry of `balance.replicas`, or a line of the file beside it: `http://10.0.0.7:8080`,
+/// `https://name:8443`, or `srv+http://_mcp._tcp.name`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Target {
     is_https: bool,
@@ -65,8 +65,9 @@ impl Target {
         &self.location
     }
 
-    /// Returns the name or address that the sidecars' certificates must be valid for: the configured one, never one
-    /// from the DNS. For a service it is the service's domain (RFC 6125 §6.2.1).
+    /// Returns the name or address that the sidecars' certificates must be valid for: the
+    /// configured one, never one from the DNS. For a service it is the service's domain (RFC 6125
+    /// §6.2.1).
     pub fn certificate_name(&self) -> String {
         let name = match &self.location {
             Location::Address(address) => return address.ip().to_string(),
@@ -141,7 +142,8 @@ fn address(host: &str) -> Option<IpAddr> {
     }
 }
 
-/// Parses a DNS name (RFC 1035 §2.3.4, with underscores). A name that ends in a number would be an address.
+/// Parses a DNS name (RFC 1035 §2.3.4, with underscores). A name that ends in a number would be an
+/// address.
 fn name(host: &str) -> Result<String, TargetError> {
     const LONGEST_NAME: usize = 253;
     const LONGEST_LABEL: usize = 63;

@@ -15,11 +15,13 @@ const SECTION: &str = "tasks";
 pub struct Tasks {
     /// Time after which a call becomes a task, from the moment at which its bytes went upstream.
     pub after: Duration,
-    /// Longest time for which the response to a poll is held, at most half of `max_wait`; or `None` if polls are answered at once.
+    /// Longest time for which the response to a poll is held, at most half of `max_wait`; or `None`
+    /// if polls are answered at once.
     pub hold: Option<Duration>,
     /// Time without a poll after which a task is abandoned.
     pub max_wait: Duration,
-    /// Time for which an outcome is kept; at least `max_wait`, so that the lifetime of a task never becomes shorter.
+    /// Time for which an outcome is kept; at least `max_wait`, so that the lifetime of a task never
+    /// becomes shorter.
     pub retention: Duration,
     /// Tasks of 2025-11-25, or `None` if they are not offered.
     pub legacy: Option<Arc<LegacyTasks>>,
@@ -30,7 +32,8 @@ pub struct Tasks {
 pub struct LegacyTasks {
     /// Names of the tools. Never empty.
     tools: HashSet<String>,
-    /// Time without a request after which a task is abandoned, and the longest lifetime that a client is promised.
+    /// Time without a request after which a task is abandoned, and the longest lifetime that a
+    /// client is promised.
     pub max_wait: Duration,
 }
 

@@ -14,33 +14,40 @@ pub struct Upstream {
     pub url: UpstreamUrl,
     /// `Host` header sent to the server.
     pub host: HostHeader,
-    /// True for HTTP/2 with prior knowledge. With TLS, the two sides negotiate the version in any case.
+    /// True for HTTP/2 with prior knowledge. With TLS, the two sides negotiate the version in any
+    /// case.
     pub http2: bool,
     /// Authorities and client certificate; unused without `https`.
     pub tls: UpstreamTls,
     /// Longest wait for a TCP connection.
     pub connect_timeout: Duration,
-    /// Time for which a call waits for a server that accepts no connections, from its first attempt; zero = not at all.
+    /// Time for which a call waits for a server that accepts no connections, from its first
+    /// attempt; zero = not at all.
     pub wait: Duration,
     /// Time that connections must have failed before the proxy is not ready.
     pub unready: Duration,
-    /// Most connections to the server at once; at least 1. Derived from the limit of open files, without a key.
+    /// Most connections to the server at once; at least 1. Derived from the limit of open files,
+    /// without a key.
     pub connections: usize,
     /// Longest wait for a response's head, or `None` without limit.
     pub header_timeout: Option<Duration>,
     /// Time for which an idle connection may be reused.
     pub pool_idle: Duration,
-    /// True if the proxy resumes upstream streams also after a broken connection, not only after a deliberate close.
+    /// True if the proxy resumes upstream streams also after a broken connection, not only after a
+    /// deliberate close.
     pub resume: bool,
     /// Pings of the server that the proxy answers.
     pub answer_pings: AnswerPings,
-    /// Time without a message in a session with a running call after which the server is sent a ping, or `None` if it is sent none.
+    /// Time without a message in a session with a running call after which the server is sent a
+    /// ping, or `None` if it is sent none.
     pub keepalive: Option<Duration>,
     /// Server on stdio, or `None` for one on HTTP. [`Self::url`] is then that of no server.
     pub command: Option<Command>,
-    /// Server on HTTP+SSE, or `None` for another. [`Self::url`] is then the proxy's endpoint at the server's origin.
+    /// Server on HTTP+SSE, or `None` for another. [`Self::url`] is then the proxy's endpoint at the
+    /// server's origin.
     pub sse: Option<SseServer>,
-    /// Server at [`Self::url`] if it turns out to be on HTTP+SSE, or `None` if a command or a URL of that transport is given.
+    /// Server at [`Self::url`] if it turns out to be on HTTP+SSE, or `None` if a command or a URL
+    /// of that transport is given.
     pub recognisable: Option<SseServer>,
 }
 
@@ -65,7 +72,8 @@ impl Upstream {
 pub struct SseServer {
     /// URL of the event stream.
     pub url: UpstreamUrl,
-    /// Time without a call, question or GET of its client after which the connection of a session is closed, or `None` for never.
+    /// Time without a call, question or GET of its client after which the connection of a session
+    /// is closed, or `None` for never.
     pub idle: Option<Duration>,
     /// Longest time from `initialize` to its answer.
     pub start: Duration,

@@ -65,8 +65,8 @@ impl UpstreamUrl {
         &self.authority
     }
 
-    /// Returns the path as configured, or `/mcp` if there was none, not even a slash. It may end in a slash, which
-    /// [`is_endpoint`](Self::is_endpoint) ignores.
+    /// Returns the path as configured, or `/mcp` if there was none, not even a slash. It may end in
+    /// a slash, which [`is_endpoint`](Self::is_endpoint) ignores.
     pub fn endpoint_path(&self) -> &str {
         &self.path
     }
@@ -81,8 +81,9 @@ impl UpstreamUrl {
         self.query.as_deref()
     }
 
-    /// Returns true if a connection to this URL reaches a listener of this machine at `address`, as far as the texts
-    /// tell. Names other than `localhost` are not resolved, and the addresses of network interfaces are not known.
+    /// Returns true if a connection to this URL reaches a listener of this machine at `address`, as
+    /// far as the texts tell. Names other than `localhost` are not resolved, and the addresses of
+    /// network interfaces are not known.
     pub fn reaches(&self, address: SocketAddr) -> bool {
         let port = self.authority.port_u16().unwrap_or(self.default_port());
         if address.port() == 0 || port != address.port() {
@@ -101,7 +102,8 @@ impl UpstreamUrl {
         })
     }
 
-    /// Returns `scheme://host:port`, serialised as in RFC 6454 §6.2: lower case, without the scheme's own port.
+    /// Returns `scheme://host:port`, serialised as in RFC 6454 §6.2: lower case, without the
+    /// scheme's own port.
     pub fn origin(&self) -> String {
         let host = self.authority.host().to_ascii_lowercase();
         match self.authority.port_u16() {

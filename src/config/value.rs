@@ -85,7 +85,8 @@ pub(super) fn principal(text: &str) -> Result<PrincipalSource, String> {
 }
 
 pub(super) fn log_level(text: &str) -> Result<String, String> {
-    // The filter takes an unknown word for a module, and would log nothing else. It takes an empty text for "error".
+    // The filter takes an unknown word for a module, and would log nothing else. It takes an empty
+    // text for "error".
     let is_named =
         |part: &str| part.contains(['=', '[']) || (!part.is_empty() && part.trim().parse::<LevelFilter>().is_ok());
     if text.split(',').all(is_named) && EnvFilter::try_new(text).is_ok() {

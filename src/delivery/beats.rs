@@ -1,8 +1,9 @@
 //! Beats: progress notifications that the proxy writes on a connection for a server that is silent.
 //!
-//! Most clients extend the deadline of a call with each progress, and with nothing else. A beat belongs to its connection: it has no id, is
-//! no event of the stream, and is never replayed. Invariant: before the first look a connection has a time and no memory for beats. Absent:
-//! the contents (`event_log/stream/progress.rs`).
+//! Most clients extend the deadline of a call with each progress, and with nothing else. A beat
+//! belongs to its connection: it has no id, is no event of the stream, and is never replayed.
+//! Invariant: before the first look a connection has a time and no memory for beats. Absent: the
+//! contents (`event_log/stream/progress.rs`).
 
 use std::time::{Duration, Instant};
 
@@ -50,8 +51,9 @@ impl Beats {
         self.look_at
     }
 
-    /// Looks at what the connection has written, its events up to `cursor`, and writes the beats that are due. Returns their number, or `None`
-    /// if there will be none: no request of the stream asks for progress, or its call has run for too long.
+    /// Looks at what the connection has written, its events up to `cursor`, and writes the beats
+    /// that are due. Returns their number, or `None` if there will be none: no request of the
+    /// stream asks for progress, or its call has run for too long.
     pub(super) fn look(
         &mut self,
         attachment: &Attachment,

@@ -6,8 +6,8 @@ use super::metrics::{Left, Metrics};
 use crate::event_log::Stream;
 use crate::protocol::ids::Seq;
 
-/// Reports to log and metrics that the client of `stream` disconnected. `cursor` is the last event that was written to it, or `None` if
-/// its response had not begun.
+/// Reports to log and metrics that the client of `stream` disconnected. `cursor` is the last event
+/// that was written to it, or `None` if its response had not begun.
 pub(super) fn report(metrics: &Metrics, stream: &Stream, left: Left, cursor: Option<Seq>, message: &'static str) {
     metrics.observe_disconnect(left);
     let name = stream.call_name();

@@ -6,10 +6,11 @@ use super::metrics::{Left, Metrics};
 use super::{Receipt, disconnect};
 use crate::event_log::{Attachment, EventLog};
 
-/// Guard of a request until its response begins. Dropped before, it detaches the stream, and reports to log and metrics that the client
-/// disconnected and cannot resume.
+/// Guard of a request until its response begins. Dropped before, it detaches the stream, and
+/// reports to log and metrics that the client disconnected and cannot resume.
 pub struct DisconnectGuard {
-    // Dropped in this order: a stream is detached before its receipt checks if the response was claimed.
+    // Dropped in this order: a stream is detached before its receipt checks if the response was
+    // claimed.
     attachment: Option<Attachment>,
     receipt: Option<Receipt>,
     metrics: Arc<Metrics>,

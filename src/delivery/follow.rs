@@ -39,12 +39,13 @@ pub struct Plan {
     pub early_close: EarlyClose,
     /// True if the response ends when it is the client's turn.
     pub should_end_at_turn: bool,
-    /// Report of lost events: a comment, and this message without a number unless it is empty. `None` if none were lost.
+    /// Report of lost events: a comment, and this message without a number unless it is empty.
+    /// `None` if none were lost.
     pub preface: Option<Vec<u8>>,
     /// Message without a number behind the stream's last one. It belongs to this connection.
     pub closing: Option<Vec<u8>>,
-    /// Interim result, with which the response ends if there is no result by its time. Boxed, because nearly all connections have
-    /// none.
+    /// Interim result, with which the response ends if there is no result by its time. Boxed,
+    /// because nearly all connections have none.
     pub interim: Option<Box<Interim>>,
     /// Times of the progress of the proxy's own, or `None` if it is off.
     pub beats: Option<BeatTimes>,
@@ -59,12 +60,14 @@ pub enum Opening {
     Comment,
 }
 
-/// Form of the events with empty data: the priming event, and the last event of a response that ends early.
+/// Form of the events with empty data: the priming event, and the last event of a response that
+/// ends early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EmptyEvents {
     /// Without a type, as revision 2025-11-25 specifies them.
     Untyped,
-    /// With the type `prime`, for clients that parse the data of untyped events. They take the ID, and skip events of other types.
+    /// With the type `prime`, for clients that parse the data of untyped events. They take the ID,
+    /// and skip events of other types.
     Typed,
     /// None, and no `retry` without data: the client fails at either.
     Absent,
@@ -89,7 +92,8 @@ pub enum EarlyClose {
         /// Time limit of the response.
         max_connection: Option<Duration>,
     },
-    /// The client polls: the response ends once the stored events are written, and for each reason of [`Self::WhenAsked`].
+    /// The client polls: the response ends once the stored events are written, and for each reason
+    /// of [`Self::WhenAsked`].
     Polling {
         /// Time limit of the response.
         max_connection: Option<Duration>,
@@ -106,7 +110,8 @@ impl EarlyClose {
     }
 }
 
-/// Interim result in place of one that takes too long: a message without a number, which belongs to this connection.
+/// Interim result in place of one that takes too long: a message without a number, which belongs to
+/// this connection.
 #[derive(Clone, Debug)]
 pub struct Interim {
     /// Time at which it is due.
@@ -215,7 +220,8 @@ impl Follow {
         self.attachment.handle()
     }
 
-    /// Writes the beginning of a response, in the same write as its head: without an id no client can resume.
+    /// Writes the beginning of a response, in the same write as its head: without an id no client
+    /// can resume.
     fn write_start(&mut self, out: &mut BytesMut) {
         let Some(start) = self.start.take() else { return };
         out.reserve(START_ROOM);
@@ -302,8 +308,9 @@ impl Follow {
         }
     }
 
-    /// Handles lost events after the cursor. A stream that never pauses continues behind the gap; a request's call has lost events
-    /// that it cannot do without. Returns true if the response is over.
+    /// Handles lost events after the cursor. A stream that never pauses continues behind the gap; a
+    /// request's call has lost events that it cannot do without. Returns true if the response is
+    /// over.
     fn write_gap(&mut self, upto: Seq, out: &mut BytesMut) -> bool {
         let stream = self.attachment.stream();
         if stream.with_machine(|machine| machine.policy().can_pause) {
@@ -326,7 +333,8 @@ impl Follow {
         }
     }
 
-    /// Returns the `retry` with which the log asks for the end of the response, if it may end early.
+    /// Returns the `retry` with which the log asks for the end of the response, if it may end
+    /// early.
     fn close_retry(&self) -> Option<Duration> {
         match self.plan.early_close {
             EarlyClose::Never => None,
@@ -360,7 +368,8 @@ impl Follow {
         true
     }
 
-    /// Writes progress of the proxy's own if the time of a look has come by `now`. Returns true if any was written.
+    /// Writes progress of the proxy's own if the time of a look has come by `now`. Returns true if
+    /// any was written.
     fn write_beats(&mut self, out: &mut BytesMut, now: Instant) -> bool {
         let Some(beats) = &mut self.beats else { return false };
         if beats.look_at() > now {
@@ -432,14 +441,16 @@ impl Follow {
 
     fn set_alarm(&mut self) {
         let heartbeat = self.last_write + self.plan.heartbeat;
-        // Without an id the end waits for one; the event that brings it is written without the alarm.
+        // Without an id the end waits for one; the event that brings it is written without the
+        // alarm.
         let closes_at = if self.has_id { self.closes_at } else { None };
         let interim = self.plan.interim.as_ref().map(|interim| interim.at);
         let look_at = self.beats.as_ref().map(|beats| beats.look_at());
         self.alarm.set([Some(heartbeat), closes_at, self.turn_at, interim, look_at].into_iter().flatten().min());
     }
 
-    /// Reports a connection that ends before its stream, unless a newer connection reads the stream.
+    /// Reports a connection that ends before its stream, unless a newer connection reads the
+    /// stream.
     fn report_disconnect(&self) {
         let stream = self.attachment.stream();
         let (is_current, is_primed) =
@@ -457,7 +468,8 @@ impl Body for Follow {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = &mut *self;
-        // A stream that is never silent is closed as well, once the client has an id to resume with.
+        // A stream that is never silent is closed as well, once the client has an id to resume
+        // with.
         let is_due = this.has_id && this.closes_at.is_some_and(|at| at <= this.last_write);
         if is_due && !this.attachment.is_within_event() {
             this.state = State::Ended;

@@ -1,7 +1,7 @@
 //! Response to a poll of a task that runs: it begins at once, and has its one event later.
 //!
-//! The first event is empty and has an ID, so that a client whose connection is cut comes back for the answer. Absent: the answer itself, and the moment at
-//! which it is due (`ingress/tasks/`).
+//! The first event is empty and has an ID, so that a client whose connection is cut comes back for
+//! the answer. Absent: the answer itself, and the moment at which it is due (`ingress/tasks/`).
 
 use std::future::Future;
 use std::pin::Pin;

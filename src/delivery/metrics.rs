@@ -84,7 +84,8 @@ impl Metrics {
         self.bytes.inc_by(bytes as u64);
     }
 
-    /// Records the time from storing the first of some events to writing them to a client that waited for them.
+    /// Records the time from storing the first of some events to writing them to a client that
+    /// waited for them.
     pub fn observe_live_event(&self, after: Duration) {
         self.live_event_seconds.observe(after.as_secs_f64());
     }

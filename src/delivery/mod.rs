@@ -1,8 +1,8 @@
 //! From a cursor to a response body.
 //!
-//! Owned here: following a stream on one connection (priming, replay, the live tail, heartbeats, beats, closing early), proofs that a
-//! response has arrived, and the event that reports a lost stream. Absent: finding the stream (event log) and the response head
-//! (ingress).
+//! Owned here: following a stream on one connection (priming, replay, the live tail, heartbeats,
+//! beats, closing early), proofs that a response has arrived, and the event that reports a lost
+//! stream. Absent: finding the stream (event log) and the response head (ingress).
 
 mod beats;
 mod disconnect;

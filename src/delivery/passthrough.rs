@@ -15,8 +15,8 @@ use crate::event_log::{Attachment, Binding, DeliverySpan};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::StreamId;
 
-/// Body of a passthrough response. If it is dropped before its end, its client disconnected and cannot resume; that, and an
-/// upstream that breaks off, is reported to log and metrics.
+/// Body of a passthrough response. If it is dropped before its end, its client disconnected and
+/// cannot resume; that, and an upstream that breaks off, is reported to log and metrics.
 pub struct Passthrough {
     body: BoxBody,
     /// Stream for the log: the stream itself need not outlive its head.

@@ -1,12 +1,14 @@
 //! Proofs that a response has arrived.
 //!
-//! "Written" is not "received": the kernel and hyper buffer a quarter of a megabyte for a client that reads nothing. A response
-//! counts as delivered when it has ended and its connection then carried a later request of the same caller, was closed in order by its
-//! client, or stayed open without an error for two seconds.
+//! "Written" is not "received": the kernel and hyper buffer a quarter of a megabyte for a client
+//! that reads nothing. A response counts as delivered when it has ended and its connection then
+//! carried a later request of the same caller, was closed in order by its client, or stayed open
+//! without an error for two seconds.
 //!
-//! The certainty depends on the connection. One whose peer is a trusted proxy, or that has carried several callers, may belong to a
-//! load balancer, which takes a response even if its client has disconnected: a delivery on it is doubtful. On a connection of one
-//! caller alone, a later POST that resumes no stream proves that the client has read all earlier responses.
+//! The certainty depends on the connection. One whose peer is a trusted proxy, or that has carried
+//! several callers, may belong to a load balancer, which takes a response even if its client has
+//! disconnected: a delivery on it is doubtful. On a connection of one caller alone, a later POST
+//! that resumes no stream proves that the client has read all earlier responses.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -24,23 +26,26 @@ use crate::protocol::headers::SessionId;
 use crate::protocol::ids::{AttachId, Seq, StreamId};
 use crate::sync;
 
-/// Time after the end of a response for which its connection must stay open to count it as delivered.
+/// Time after the end of a response for which its connection must stay open to count it as
+/// delivered.
 const SETTLED: Duration = Duration::from_secs(2);
 
 /// Limit of a connection's streams that wait for a proof of delivery.
 const SETTLED_MAX: usize = 16;
 
-/// Approximate size of a piece of a body. Each is handed over when there is room for it, so that the body's end shows more than its
-/// beginning.
+/// Approximate size of a piece of a body. Each is handed over when there is room for it, so that
+/// the body's end shows more than its beginning.
 const PIECE: usize = 64 * 1024;
-/// Size of a piece on HTTP/2, where hyper takes one of each response before the client has room for it.
+/// Size of a piece on HTTP/2, where hyper takes one of each response before the client has room for
+/// it.
 const PIECE_OF_MANY: usize = 16 * 1024;
 
 /// Ended responses of one connection that are not known to have arrived.
 #[derive(Default)]
 pub struct Receipts {
     state: Mutex<State>,
-    /// Readers whose bodies are being written, with their tasks: one at a time on HTTP/1.1, one task for each on HTTP/2.
+    /// Readers whose bodies are being written, with their tasks: one at a time on HTTP/1.1, one
+    /// task for each on HTTP/2.
     reading: Mutex<Vec<Reading>>,
 }
 
@@ -53,7 +58,8 @@ struct Reading {
 #[derive(Default)]
 struct State {
     waiting: Vec<(Instant, Waiting)>,
-    /// Streams whose responses probably arrived, which a later request may prove. Only the latest are kept.
+    /// Streams whose responses probably arrived, which a later request may prove. Only the latest
+    /// are kept.
     settled: Vec<StreamId>,
     callers: Callers,
     /// True on HTTP/2: a request shows nothing about another's response.
@@ -91,7 +97,8 @@ impl Callers {
         }
     }
 
-    /// Returns the certainty of a delivery that two quiet seconds, or a later request of the same caller, show.
+    /// Returns the certainty of a delivery that two quiet seconds, or a later request of the same
+    /// caller, show.
     fn by_silence(&self) -> DeliveryCertainty {
         match self {
             Self::Unused | Self::One(..) => DeliveryCertainty::Likely,
@@ -99,8 +106,8 @@ impl Callers {
         }
     }
 
-    /// Returns true if the caller's next request can prove a delivery. Callers without a credential and a session look like one,
-    /// however many they are, and so do all those of one URL.
+    /// Returns true if the caller's next request can prove a delivery. Callers without a credential
+    /// and a session look like one, however many they are, and so do all those of one URL.
     fn can_prove(&self) -> bool {
         match self {
             Self::Unused | Self::Several => false,
@@ -115,8 +122,8 @@ impl Receipts {
         Self { state: Mutex::new(State { callers: Callers::Several, ..State::default() }), reading: Mutex::default() }
     }
 
-    /// Notes that a request of `caller` began: earlier responses to the same caller have arrived. On HTTP/2 (`is_multiplexed`) it
-    /// shows nothing about other responses.
+    /// Notes that a request of `caller` began: earlier responses to the same caller have arrived.
+    /// On HTTP/2 (`is_multiplexed`) it shows nothing about other responses.
     pub fn note_request(&self, caller: &Binding, is_multiplexed: bool) {
         let mut state = self.lock();
         state.callers.see(caller);
@@ -139,8 +146,8 @@ impl Receipts {
         }
     }
 
-    /// Notes that the request resumes no stream: a client that goes on with something else has read all earlier responses. A client
-    /// that resumes may not have.
+    /// Notes that the request resumes no stream: a client that goes on with something else has read
+    /// all earlier responses. A client that resumes may not have.
     pub fn prove(&self, log: &EventLog) {
         let settled = std::mem::take(&mut self.lock().settled);
         for stream in settled {
@@ -148,8 +155,8 @@ impl Receipts {
         }
     }
 
-    /// Notes the session that the response to the connection's first request opened, if any: later requests in it are the same
-    /// caller's.
+    /// Notes the session that the response to the connection's first request opened, if any: later
+    /// requests in it are the same caller's.
     pub fn note_opened(&self, opened: impl FnOnce() -> Option<SessionId>) {
         if let Callers::One(_, session @ None) = &mut self.lock().callers {
             *session = opened();
@@ -169,8 +176,9 @@ impl Receipts {
         }
     }
 
-    /// Notes that the client has closed the connection in order, after it was given all that was written. On HTTP/1.1 it has read the
-    /// responses then. Where replicas share a store they are kept all the same: the same POST may be under way to another replica.
+    /// Notes that the client has closed the connection in order, after it was given all that was
+    /// written. On HTTP/1.1 it has read the responses then. Where replicas share a store they are
+    /// kept all the same: the same POST may be under way to another replica.
     pub fn confirm_closed(&self) {
         let mut state = self.lock();
         let delivery = state.callers.by_silence();
@@ -184,9 +192,10 @@ impl Receipts {
         self.confirm_interims();
     }
 
-    /// Notes that the connection ended without an error, and not by its client: as far as is known, its client has taken all that was
-    /// written. That decides which messages are sent again before the next result, and if a drain waits for the client. A result is kept
-    /// as long as there is room.
+    /// Notes that the connection ended without an error, and not by its client: as far as is known,
+    /// its client has taken all that was written. That decides which messages are sent again before
+    /// the next result, and if a drain waits for the client. A result is kept as long as there is
+    /// room.
     pub fn confirm_interims(&self) {
         let waiting = std::mem::take(&mut self.lock().waiting);
         for (at, waiting) in waiting {
@@ -205,7 +214,8 @@ impl Receipts {
         self.lock().waiting.first().map(|(at, _)| *at + SETTLED)
     }
 
-    /// Notes that the response of `attachment` ended with an interim result behind the event at `upto`.
+    /// Notes that the response of `attachment` ended with an interim result behind the event at
+    /// `upto`.
     pub(super) fn wait_for_interim(&self, attachment: &Attachment, upto: Seq) {
         let (stream, attach) = (attachment.stream().clone(), attachment.id());
         stream.note_interim(attach, upto);
@@ -227,7 +237,8 @@ impl Receipts {
         self.lock_reading().retain(|reading| reading.attach != attach);
     }
 
-    /// Returns whether another connection reads the stream that the current task writes to this one.
+    /// Returns whether another connection reads the stream that the current task writes to this
+    /// one.
     pub fn is_taken_over(&self) -> bool {
         let task = task::try_id();
         self.lock_reading().iter().find(|reading| reading.task == task).is_some_and(
@@ -269,7 +280,8 @@ impl Waiting {
         }
     }
 
-    /// Returns true if another replica may get the same request, or if a token opens the response until its delivery is proven.
+    /// Returns true if another replica may get the same request, or if a token opens the response
+    /// until its delivery is proven.
     fn is_shared(&self) -> bool {
         match self {
             Self::Response(receipt) => {
@@ -301,8 +313,8 @@ impl Waiting {
     }
 }
 
-/// Notes the delivery of an interim result in its stream. If it is dropped with its connection, unconfirmed, the result may never
-/// have arrived.
+/// Notes the delivery of an interim result in its stream. If it is dropped with its connection,
+/// unconfirmed, the result may never have arrived.
 struct InterimReceipt {
     stream: Arc<Stream>,
     attach: AttachId,
@@ -315,8 +327,8 @@ impl Drop for InterimReceipt {
     }
 }
 
-/// Promise that a stream's response is not released before it arrived. Dropped unconfirmed, it leaves the response for a retry
-/// until retention ends.
+/// Promise that a stream's response is not released before it arrived. Dropped unconfirmed, it
+/// leaves the response for a retry until retention ends.
 pub struct Receipt {
     log: Arc<EventLog>,
     /// Present until the receipt is confirmed or dropped.
@@ -344,7 +356,8 @@ impl Receipt {
         }
     }
 
-    /// Notes that the connection of `attachment` was given the whole response: from here on the connection decides.
+    /// Notes that the connection of `attachment` was given the whole response: from here on the
+    /// connection decides.
     pub(super) fn ended(mut self, attachment: &Attachment, receipts: &Receipts) {
         // On HTTP/2 the end of a connection shows nothing of one response.
         let may_break = !receipts.lock().is_multiplexed;
@@ -375,9 +388,11 @@ pub struct KeptResponseBody {
     /// Further bodies, the last first.
     behind: Vec<Bytes>,
     piece: usize,
-    /// True for a body that is written in copies of its pieces: a slice of it that hyper still has would keep the whole.
+    /// True for a body that is written in copies of its pieces: a slice of it that hyper still has
+    /// would keep the whole.
     is_large: bool,
-    // Dropped in this order: a stream is detached before its receipt checks if the response was claimed.
+    // Dropped in this order: a stream is detached before its receipt checks if the response was
+    // claimed.
     attachment: Option<Attachment>,
     receipt: Option<Receipt>,
     receipts: Arc<Receipts>,

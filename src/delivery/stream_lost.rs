@@ -6,8 +6,8 @@ use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::{self, EventId, Handle, Requests};
 use crate::protocol::sse;
 
-/// Returns a JSON-RPC error for the request in the id's handle, read unverified, under the id `<handle>.end`. Forged, foreign,
-/// unknown, expired and trimmed ids give the same bytes.
+/// Returns a JSON-RPC error for the request in the id's handle, read unverified, under the id
+/// `<handle>.end`. Forged, foreign, unknown, expired and trimmed ids give the same bytes.
 ///
 /// # Panics
 /// Never: a `BytesMut` grows as it is written to.

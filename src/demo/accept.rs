@@ -10,7 +10,8 @@ use crate::clock;
 /// Pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves each connection in a task of its own. Dropping the future closes the listener and the connections.
+/// Serves each connection in a task of its own. Dropping the future closes the listener and the
+/// connections.
 pub(super) async fn serve_each<F>(listener: TcpListener, serve: impl Fn(TcpStream) -> F)
 where
     F: Future<Output = ()> + Send + 'static,
@@ -18,7 +19,8 @@ where
     let mut connections = JoinSet::new();
     loop {
         let Ok((socket, _)) = listener.accept().await else {
-            // Usually the file descriptors are used up: the next attempt fails as well unless a connection ends first.
+            // Usually the file descriptors are used up: the next attempt fails as well unless a
+            // connection ends first.
             clock::sleep(ACCEPT_PAUSE).await;
             continue;
         };

@@ -19,8 +19,8 @@ const INTERVAL_MS: u64 = 300;
 const DEFAULT_RETRY: Duration = Duration::from_secs(1);
 
 /// Calls `count` through `relay`, which cuts the connection once each progress in `cuts`
-/// (ascending) has arrived. After a cut the client resumes if it knows an event ID. Without one the call
-/// is lost, and the events that arrived are returned.
+/// (ascending) has arrived. After a cut the client resumes if it knows an event ID. Without one the
+/// call is lost, and the events that arrived are returned.
 pub(super) async fn count(client: &mut Client<'_>, relay: &Relay, cuts: &[u64]) -> Result<ReceivedEvents, Error> {
     let mut received = ReceivedEvents::default();
     let mut cuts = cuts.iter().peekable();
@@ -108,8 +108,8 @@ impl ReceivedEvents {
         self.retry.unwrap_or(DEFAULT_RETRY)
     }
 
-    /// Checks that every number arrived exactly once and in order, then the result, once. The error describes the
-    /// violation.
+    /// Checks that every number arrived exactly once and in order, then the result, once. The error
+    /// describes the violation.
     pub(super) fn verify(&self) -> Result<(), String> {
         if let Some(id) = &self.repeated {
             return Err(format!("the id {id} came twice"));

@@ -1,8 +1,8 @@
 //! The client of the demo: the requests of a stock SDK client, and no more.
 //!
-//! It knows nothing of the proxy. Its event reader is its own on purpose: the reader that checks the
-//! proxy's bytes should share no code with their writer. Deliberately absent: tolerance. An unexpected
-//! response is an error.
+//! It knows nothing of the proxy. Its event reader is its own on purpose: the reader that checks
+//! the proxy's bytes should share no code with their writer. Deliberately absent: tolerance. An
+//! unexpected response is an error.
 
 use std::net::SocketAddr;
 
@@ -173,8 +173,8 @@ impl EventStream {
         Ok(Self { body: response.into_body(), unread: Vec::new() })
     }
 
-    /// Returns the next event, or `None` at an orderly end. An incomplete event at the end is dropped, as
-    /// the format requires.
+    /// Returns the next event, or `None` at an orderly end. An incomplete event at the end is
+    /// dropped, as the format requires.
     pub(super) async fn next(&mut self) -> Result<Option<Event>, hyper::Error> {
         loop {
             if let Some(event) = next_event(&mut self.unread) {

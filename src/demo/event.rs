@@ -13,7 +13,8 @@ pub(super) struct Event {
     pub(super) data: String,
 }
 
-/// Takes the first complete event from `unread`, or returns `None` if there is none yet. Comments alone are no event.
+/// Takes the first complete event from `unread`, or returns `None` if there is none yet. Comments
+/// alone are no event.
 pub(super) fn next_event(unread: &mut Vec<u8>) -> Option<Event> {
     loop {
         let end = unread.windows(2).position(|pair| pair == b"\n\n")?;

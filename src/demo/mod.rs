@@ -37,8 +37,8 @@ const SHOW_LIMIT: Duration = Duration::from_secs(15);
 const END_LIMIT: Duration = Duration::from_secs(1);
 /// Cuts of the call that goes directly to the server: one is enough.
 const DIRECT_CUTS: [u64; 1] = [3];
-/// Cuts of the call through the proxy: one while the tool runs, and one so late that the result comes
-/// without a client connection.
+/// Cuts of the call through the proxy: one while the tool runs, and one so late that the result
+/// comes without a client connection.
 const PROXY_CUTS: [u64; 2] = [3, 8];
 
 /// Options of the demo.
@@ -77,12 +77,13 @@ pub enum Error {
     TooLong,
 }
 
-/// Runs the show, then the proxy alone until ctrl-c. Without a terminal, or with `once`, it ends after
-/// the show.
+/// Runs the show, then the proxy alone until ctrl-c. Without a terminal, or with `once`, it ends
+/// after the show.
 ///
 /// # Errors
 ///
-/// Any failure that keeps the show from ending with every event delivered exactly once; see [`Error`].
+/// Any failure that keeps the show from ending with every event delivered exactly once; see
+/// [`Error`].
 pub async fn run(options: Options) -> Result<(), Error> {
     let server = Server::start().await?;
     let proxy = sidecar::Server::bind(config(&server, &options)?).await?;

@@ -188,7 +188,8 @@ impl Tools {
         reply
     }
 
-    /// Returns the session of a request, or an error response: 400 without one, 404 for an unknown one.
+    /// Returns the session of a request, or an error response: 400 without one, 404 for an unknown
+    /// one.
     fn session(&self, headers: &HeaderMap) -> Result<u64, Box<Reply>> {
         let Some(name) = headers.get(SESSION_HEADER) else {
             return Err(Box::new(error(StatusCode::BAD_REQUEST, &Value::Null, -32600, "no session")));

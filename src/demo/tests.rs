@@ -9,7 +9,8 @@ use super::*;
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
-/// Sends one request over a connection of its own. Returns the status, head and body of the response.
+/// Sends one request over a connection of its own. Returns the status, head and body of the
+/// response.
 async fn ask(address: SocketAddr, head: &str, body: &str) -> (u16, String, String) {
     let mut socket = tokio::net::TcpStream::connect(address).await.unwrap();
     let length = body.len();
@@ -104,8 +105,9 @@ async fn a_call_runs_on_when_its_client_leaves() {
     assert!(ended.is_ok(), "the call ended with its client");
 }
 
-/// Starts a peer that gives each connection the next response of its script, if the request contains the
-/// text beside it. The connection stays open, so that only a cut ends an incomplete response.
+/// Starts a peer that gives each connection the next response of its script, if the request
+/// contains the text beside it. The connection stays open, so that only a cut ends an incomplete
+/// response.
 async fn scripted(script: Vec<(&'static str, String)>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

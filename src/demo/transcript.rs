@@ -1,4 +1,5 @@
-//! Output of the demo: a line for each message sent or received, with the time since the start before it.
+//! Output of the demo: a line for each message sent or received, with the time since the start
+//! before it.
 //!
 //! Colours are used at a terminal only, never in a file or a pipe.
 
@@ -110,8 +111,8 @@ impl Transcript {
     }
 }
 
-/// Shortens an event ID in the middle of its long part, which no reader compares: the part before the
-/// dot names the stream, the part after it the event.
+/// Shortens an event ID in the middle of its long part, which no reader compares: the part before
+/// the dot names the stream, the part after it the event.
 pub(super) fn shorten(id: &str) -> String {
     let (handle, place) = id.split_at(id.find('.').unwrap_or(id.len()));
     match (handle.get(..4), handle.get(handle.len().saturating_sub(4)..)) {

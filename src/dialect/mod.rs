@@ -1,10 +1,12 @@
-//! The resumption proposals beside the specification's own, as thin adapters over the event log and delivery.
+//! The resumption proposals beside the specification's own, as thin adapters over the event log and
+//! delivery.
 //!
-//! A dialect turns a request into a stream, a cursor and a plan of delivery, or into a status. It also writes the announcements on
-//! the streams of clients that declared it. No dialect stores anything, sets a timer or decides a policy: all share the stream's
-//! one cursor, its confirmations and its timers, so that a client may change between them. Absent: HTTP (ingress), the wire forms
-//! ([`crate::protocol::dialect`], [`crate::protocol::stream_url`]), and the specification's own resumption by `Last-Event-ID`,
-//! which needs no adapter.
+//! A dialect turns a request into a stream, a cursor and a plan of delivery, or into a status. It
+//! also writes the announcements on the streams of clients that declared it. No dialect stores
+//! anything, sets a timer or decides a policy: all share the stream's one cursor, its confirmations
+//! and its timers, so that a client may change between them. Absent: HTTP (ingress), the wire forms
+//! ([`crate::protocol::dialect`], [`crate::protocol::stream_url`]), and the specification's own
+//! resumption by `Last-Event-ID`, which needs no adapter.
 
 pub mod resumable_requests;
 pub mod resumable_streams;
@@ -18,7 +20,8 @@ use crate::protocol::dialect::{Declared, Waits};
 use crate::protocol::ids::Seq;
 use crate::protocol::stream::Announcements;
 
-/// Resumption of a stream that a dialect's request asks for. `None` in its place is a refusal that gives no reason.
+/// Resumption of a stream that a dialect's request asks for. `None` in its place is a refusal that
+/// gives no reason.
 #[derive(Debug)]
 pub struct Resumption {
     /// Stream to resume.
@@ -34,7 +37,8 @@ pub struct Resumption {
 }
 
 impl Resumption {
-    /// Resumes the stream for a client that confirms `cursor` by this request: earlier events are released.
+    /// Resumes the stream for a client that confirms `cursor` by this request: earlier events are
+    /// released.
     fn new(stream: Arc<Stream>, cursor: Option<Seq>, closing: Option<Vec<u8>>) -> Self {
         let after = stream.note_resume_by_token(cursor);
         Self { closing, ..Self::after(stream, after) }

@@ -11,15 +11,16 @@ use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::Announcements;
 
-/// Announces the policy of every request of the stream, before anything else. The standalone stream has no requests and gets none.
+/// Announces the policy of every request of the stream, before anything else. The standalone stream
+/// has no requests and gets none.
 pub(super) fn announce(announcements: &mut Announcements, stream: &Stream, waits: Waits) {
     let requests: Vec<RequestId> = stream.with_machine(|machine| machine.owed_responses().ids().cloned().collect());
     let token = stream.resume_token();
     announcements.opening.extend(requests.iter().map(|request| dialect::resume_policy(request, &token, waits)));
 }
 
-/// Serves `requests/resume` under `id`, which must be that of the request: the messages after `cursor`, or after the last confirmed
-/// one, up to the original response.
+/// Serves `requests/resume` under `id`, which must be that of the request: the messages after
+/// `cursor`, or after the last confirmed one, up to the original response.
 pub fn resume(stream: Arc<Stream>, id: &RequestId, cursor: Option<Seq>) -> Option<Resumption> {
     if !has_request(&stream, id) {
         return None;
@@ -27,7 +28,8 @@ pub fn resume(stream: Arc<Stream>, id: &RequestId, cursor: Option<Seq>) -> Optio
     Some(Resumption::new(stream, cursor, None))
 }
 
-/// Serves `requests/getStatus` under `id` for a client that has everything up to `cursor`. Fetches and confirms nothing.
+/// Serves `requests/getStatus` under `id` for a client that has everything up to `cursor`. Fetches
+/// and confirms nothing.
 pub fn status(stream: &Stream, id: &RequestId, request: &RequestId, cursor: Option<Seq>) -> Option<Vec<u8>> {
     if !has_request(stream, request) {
         return None;

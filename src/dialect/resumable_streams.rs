@@ -1,4 +1,5 @@
-//! Resumable streams, [#899]: streams that announce their beginning and end, the standalone one included.
+//! Resumable streams, [#899]: streams that announce their beginning and end, the standalone one
+//! included.
 //!
 //! [#899]: https://github.com/modelcontextprotocol/modelcontextprotocol/pull/899
 
@@ -11,7 +12,8 @@ use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::Announcements;
 
-/// Announces the stream's name and token first, and its end last. A stream of several requests, or of none, names none.
+/// Announces the stream's name and token first, and its end last. A stream of several requests, or
+/// of none, names none.
 pub(super) fn announce(announcements: &mut Announcements, stream: &Stream, waits: Waits) {
     let requests: Vec<RequestId> = stream.with_machine(|machine| machine.owed_responses().ids().cloned().collect());
     let request = match requests.as_slice() {
@@ -23,8 +25,8 @@ pub(super) fn announce(announcements: &mut Announcements, stream: &Stream, waits
     announcements.closing = Some(dialect::stream_end(&name));
 }
 
-/// Serves `stream/resume` under `id`: the messages after `cursor`, or after the last confirmed one, up to the stream's end, and
-/// then this request's own empty result.
+/// Serves `stream/resume` under `id`: the messages after `cursor`, or after the last confirmed one,
+/// up to the stream's end, and then this request's own empty result.
 pub fn resume(stream: Arc<Stream>, id: &RequestId, name: &str, cursor: Option<Seq>) -> Option<Resumption> {
     if !is_named(&stream, name) {
         return None;
@@ -32,7 +34,8 @@ pub fn resume(stream: Arc<Stream>, id: &RequestId, name: &str, cursor: Option<Se
     Some(Resumption::new(stream, cursor, Some(dialect::resumed(id))))
 }
 
-/// Serves `stream/poll` under `id` for a client that has everything up to `cursor`. Fetches and confirms nothing.
+/// Serves `stream/poll` under `id` for a client that has everything up to `cursor`. Fetches and
+/// confirms nothing.
 pub fn poll(stream: &Stream, id: &RequestId, name: &str, cursor: Option<Seq>) -> Option<Vec<u8>> {
     if !is_named(stream, name) {
         return None;

@@ -1,4 +1,5 @@
-//! Resume tokens, [#1003]: a long call gets its result in slices, each but the last with a token for the next.
+//! Resume tokens, [#1003]: a long call gets its result in slices, each but the last with a token
+//! for the next.
 //!
 //! [#1003]: https://github.com/modelcontextprotocol/modelcontextprotocol/pull/1003
 
@@ -11,7 +12,8 @@ use crate::protocol::dialect::Waits;
 use crate::protocol::dialect::resume_tokens::{self, CallDigest, Form, Names};
 use crate::protocol::ids::Seq;
 
-/// Returns the interim result of a connection that reads `slice`, or `None` for streams that are not sliced.
+/// Returns the interim result of a connection that reads `slice`, or `None` for streams that are
+/// not sliced.
 pub fn interim(stream: &Stream, slice: &Slice) -> Option<Interim> {
     let form = Some(stream.slicing()?.form).filter(|form| *form != Form::Task)?;
     let max_wait = stream.with_machine(|machine| machine.policy().max_wait);
@@ -20,8 +22,9 @@ pub fn interim(stream: &Stream, slice: &Slice) -> Option<Interim> {
     Some(Interim { at: slice.ends_at(), message })
 }
 
-/// Resumes a call that is sent again under `names`. It continues after `cursor`, or after the events confirmed by receipt of the
-/// interim result with the token. Returns `None` if the call is another one, or has its final result.
+/// Resumes a call that is sent again under `names`. It continues after `cursor`, or after the
+/// events confirmed by receipt of the interim result with the token. Returns `None` if the call is
+/// another one, or has its final result.
 pub fn resume(stream: Arc<Stream>, call: Option<CallDigest>, names: Names, cursor: Option<Seq>) -> Option<Resumption> {
     let is_same = stream.slicing().is_some_and(|slicing| Some(slicing.sameness) == call);
     let after = if is_same { stream.note_continued(cursor) } else { None }?;

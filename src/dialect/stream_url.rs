@@ -1,4 +1,5 @@
-//! The stream URL, [SEP-1335]: a link for each stream, and turns in place of connections that wait for the client.
+//! The stream URL, [SEP-1335]: a link for each stream, and turns in place of connections that wait
+//! for the client.
 //!
 //! [SEP-1335]: https://github.com/modelcontextprotocol/modelcontextprotocol/issues/1335
 
@@ -23,8 +24,9 @@ pub enum UrlResumption {
     Lost,
 }
 
-/// Resumes a stream by the URL with this handle, for a client that has everything up to `cursor`. Without a cursor the client has
-/// everything up to the beginning of its last turn, or nothing. With `should_notify_turn` the client is notified of its turn.
+/// Resumes a stream by the URL with this handle, for a client that has everything up to `cursor`.
+/// Without a cursor the client has everything up to the beginning of its last turn, or nothing.
+/// With `should_notify_turn` the client is notified of its turn.
 pub fn resume(stream: &Arc<Stream>, handle: &str, cursor: Option<Seq>, should_notify_turn: bool) -> UrlResumption {
     let slice = stream.find_slice(handle);
     if slice.is_none() && stream.slicing().is_some() {
@@ -48,13 +50,15 @@ pub fn resume(stream: &Arc<Stream>, handle: &str, cursor: Option<Seq>, should_no
 /// Client responses for a stream, sorted by their next step.
 #[derive(Debug, Default)]
 pub struct SortedResponses {
-    /// Responses to forward to the upstream, in order. Each has the request of this stream to which it is the first response, or `None`.
+    /// Responses to forward to the upstream, in order. Each has the request of this stream to which
+    /// it is the first response, or `None`.
     pub to_forward: Vec<(Bytes, Option<RequestId>)>,
     /// Number of responses that were sent before.
     pub repeated: usize,
 }
 
-/// Notes the client responses to requests of this stream, even if other streams have requests with the same ids.
+/// Notes the client responses to requests of this stream, even if other streams have requests with
+/// the same ids.
 pub fn note_responses(stream: &Stream, responses: Vec<(Bytes, RequestId)>) -> SortedResponses {
     let mut sorted = SortedResponses::default();
     for (message, id) in responses {

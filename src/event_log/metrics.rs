@@ -71,7 +71,8 @@ impl Metrics {
         self.streams_kept.dec();
     }
 
-    /// Counts a running call whose client has left, or uncounts one whose client is back or that is over.
+    /// Counts a running call whose client has left, or uncounts one whose client is back or that is
+    /// over.
     pub fn observe_detached(&self, is_detached: bool) {
         self.calls_detached.add(if is_detached { 1 } else { -1 });
     }

@@ -1,10 +1,13 @@
-//! The log of streams: each stream by its id, from its first byte upstream to the end of its retention.
+//! The log of streams: each stream by its id, from its first byte upstream to the end of its
+//! retention.
 //!
-//! Each of these modules imports only those after it: `recovery` brings streams, sessions and calls back, of this process and of others; `log`
-//! creates, finds, keeps and forgets streams; `writer` appends and evicts; `stream` is one stream with its reader;
-//! `backing` is the store behind the log; `identity` and `quota` say whose a stream is and how much its owner
-//! may hold. `sessions`, `retry_index`, `young_calls` and `sweeper` stand beside them. Invariant: no index keeps a stream
-//! longer than its retention. Absent: HTTP (`ingress`), SSE responses (`delivery`) and the upstream (`upstream`).
+//! Each of these modules imports only those after it: `recovery` brings streams, sessions and calls
+//! back, of this process and of others; `log` creates, finds, keeps and forgets streams; `writer`
+//! appends and evicts; `stream` is one stream with its reader; `backing` is the store behind the
+//! log; `identity` and `quota` say whose a stream is and how much its owner may hold. `sessions`,
+//! `retry_index`, `young_calls` and `sweeper` stand beside them. Invariant: no index keeps a stream
+//! longer than its retention. Absent: HTTP (`ingress`), SSE responses (`delivery`) and the upstream
+//! (`upstream`).
 
 mod backing;
 mod identity;

@@ -1,9 +1,10 @@
 //! Retry index: finds the call that a POST repeats.
 //!
-//! Owned here: the index from a call's fingerprint to its stream, generic over the latter, with look-up and registration
-//! in one step. An entry lives exactly as long as its stream and does not keep the stream alive. A stream that is a stub
-//! has its id here alone, and the caller of a look-up expands it. Absent: the rule for the use of a match
-//! (`stream/retries.rs`), and the calls of other replicas (`recovery/claims.rs`).
+//! Owned here: the index from a call's fingerprint to its stream, generic over the latter, with
+//! look-up and registration in one step. An entry lives exactly as long as its stream and does not
+//! keep the stream alive. A stream that is a stub has its id here alone, and the caller of a
+//! look-up expands it. Absent: the rule for the use of a match (`stream/retries.rs`), and the calls
+//! of other replicas (`recovery/claims.rs`).
 
 use std::sync::{Arc, Weak};
 
@@ -29,14 +30,17 @@ pub struct RetryIndex<T> {
     calls: DashMap<Fingerprint, Calls<T>>,
     /// Written claims, by the streams of the calls. A stream may be a stub.
     claims: DashMap<StreamId, Arc<ClaimGuard>>,
-    /// Locks of calls that are about to be registered, once the store has said whether another replica runs them.
+    /// Locks of calls that are about to be registered, once the store has said whether another
+    /// replica runs them.
     registering: Arc<Locks>,
 }
 
-/// Limit of the calls with one fingerprint. Beyond it the oldest is forgotten, so that its retry is a new call.
+/// Limit of the calls with one fingerprint. Beyond it the oldest is forgotten, so that its retry is
+/// a new call.
 const EQUAL_CALLS_MAX: usize = 16;
 
-/// The calls with one fingerprint, the oldest first. There are several only where request IDs are free.
+/// The calls with one fingerprint, the oldest first. There are several only where request IDs are
+/// free.
 #[derive(Debug)]
 enum Calls<T> {
     One(Call<T>),
@@ -138,8 +142,8 @@ pub struct Registration<T> {
     claim: CallClaim,
 }
 
-/// Upper bound of the bytes of an `Entry` in a map: the table has seven entries for sixteen places just after it has grown, and a control
-/// byte for each place.
+/// Upper bound of the bytes of an `Entry` in a map: the table has seven entries for sixteen places
+/// just after it has grown, and a control byte for each place.
 const fn entry_cost<Entry>() -> usize {
     (size_of::<Entry>() + 1) * 16 / 7
 }
@@ -214,9 +218,10 @@ impl<T> RetryIndex<T> {
         self.calls.get(fingerprint).map_or_else(Vec::new, |calls| find_all(&calls, &expand))
     }
 
-    /// Returns the first stream with this fingerprint that `matches` accepts; else registers the stream that `create` makes, under its
-    /// id. With `keeps_others` it is registered beside the others, else in their place. All in one step, so that two concurrent retries
-    /// find the same call.
+    /// Returns the first stream with this fingerprint that `matches` accepts; else registers the
+    /// stream that `create` makes, under its id. With `keeps_others` it is registered beside the
+    /// others, else in their place. All in one step, so that two concurrent retries find the same
+    /// call.
     ///
     /// # Errors
     /// The error of `create`; nothing is registered then.
@@ -228,8 +233,8 @@ impl<T> RetryIndex<T> {
         mut matches: impl FnMut(&Arc<T>) -> bool,
         create: impl FnOnce() -> Result<(StreamId, Arc<T>), E>,
     ) -> Result<Match<T>, E> {
-        // Outlives the entry: the last user of a stream removes its entry, which must not happen under the entry's
-        // lock.
+        // Outlives the entry: the last user of a stream removes its entry, which must not happen
+        // under the entry's lock.
         let known;
         let entry = self.calls.entry(fingerprint);
         if let Entry::Occupied(found) = &entry {
@@ -248,8 +253,8 @@ impl<T> RetryIndex<T> {
         Ok(Match::New(stream, Registration { index: self.clone(), fingerprint, id, claim: CallClaim::None }))
     }
 
-    /// Releases the memory of the stream `id`, which is a stub from now on. Not to be called under an entry of the stream
-    /// table.
+    /// Releases the memory of the stream `id`, which is a stub from now on. Not to be called under
+    /// an entry of the stream table.
     pub(super) fn release_stream(&self, fingerprint: &Fingerprint, id: StreamId) {
         if let Some(mut calls) = self.calls.get_mut(fingerprint)
             && let Some(call) = calls.get_mut(id)

@@ -1,6 +1,7 @@
 //! Sweeper: forgets sealed streams when their retention ends.
 //!
-//! An open stream has a pump that runs its timers. A sealed one has no task, so one sweeper waits for all of them.
+//! An open stream has a pump that runs its timers. A sealed one has no task, so one sweeper waits
+//! for all of them.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -20,8 +21,8 @@ const LOOK_AGAIN: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(super) struct Sweeper {
     start: Instant,
-    /// The checks, each with the nanoseconds from the start to its time: there are as many as finished calls, and an instant
-    /// takes twice the memory.
+    /// The checks, each with the nanoseconds from the start to its time: there are as many as
+    /// finished calls, and an instant takes twice the memory.
     due: Mutex<BinaryHeap<Reverse<(u64, StreamId)>>>,
     /// Notified of a check before the one that the sweeper waits for.
     earlier: Notify,
@@ -44,8 +45,8 @@ impl Default for Sweeper {
 impl Sweeper {
     /// Schedules a check of `stream` at the given time.
     ///
-    /// Wakes the sweeper only for a check before all others: most streams end in the order of their retention, and a wake-up of another
-    /// thread costs more than the rest of a short call's end.
+    /// Wakes the sweeper only for a check before all others: most streams end in the order of their
+    /// retention, and a wake-up of another thread costs more than the rest of a short call's end.
     pub(super) fn schedule(&self, at: Instant, stream: StreamId) {
         let at = self.nanos(at);
         let mut due = sync::lock(&self.due);
@@ -121,7 +122,8 @@ mod tests {
             Verdict::Gone
         });
         let schedule = async {
-            // The sweeper waits without a check, then for one that is replaced by an earlier one, then has a later one between both.
+            // The sweeper waits without a check, then for one that is replaced by an earlier one,
+            // then has a later one between both.
             clock::sleep(Duration::from_secs(1)).await;
             sweeper.schedule(after(30), stream(1));
             clock::sleep(Duration::from_secs(1)).await;

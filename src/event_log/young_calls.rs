@@ -1,6 +1,7 @@
 //! Young calls: those that began a moment ago, and whose claims are deferred.
 //!
-//! Owned here: the queue of these calls by their age, generic over them. Absent: the claims (`recovery/claims.rs`).
+//! Owned here: the queue of these calls by their age, generic over them. Absent: the claims
+//! (`recovery/claims.rs`).
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, Weak};

@@ -16,22 +16,25 @@ use crate::clock::{self, Alarm};
 use crate::event_log::{Quota, Reservation};
 use crate::protocol::error::ErrorCode;
 
-/// Time for which a refused body is read on, so that its sender can read the refusal before the connection closes.
+/// Time for which a refused body is read on, so that its sender can read the refusal before the
+/// connection closes.
 const LINGER: Duration = Duration::from_secs(2);
 /// Bytes for which a refused body is read on, in multiples of the limit.
 const LINGER_BODIES: usize = 4;
 
-/// Time without a byte after which a body is given up, as by nginx. A body is also given up after this time and one more second for each
-/// [`LEAST_RATE`] bytes received, so that a slow sender does not hold it open.
+/// Time without a byte after which a body is given up, as by nginx. A body is also given up after
+/// this time and one more second for each [`LEAST_RATE`] bytes received, so that a slow sender does
+/// not hold it open.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Lowest rate in bytes per second. A poor phone line is faster.
 const LEAST_RATE: usize = 512;
 
-/// Returns the whole body, of at most `limit` bytes. Bytes that come in several pieces are reserved in `quota` meanwhile; `evict_for`
-/// decides whether they may grow.
+/// Returns the whole body, of at most `limit` bytes. Bytes that come in several pieces are reserved
+/// in `quota` meanwhile; `evict_for` decides whether they may grow.
 ///
 /// # Errors
-/// `BodyTooLarge`; `BodyTooSlow`; the error of `evict_for`; `BadRequest` if the body broke off, which no client reads.
+/// `BodyTooLarge`; `BodyTooSlow`; the error of `evict_for`; `BadRequest` if the body broke off,
+/// which no client reads.
 pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
     headers: &HeaderMap,
     mut body: B,
@@ -71,8 +74,9 @@ pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
     Ok(whole.freeze())
 }
 
-/// Waits for the end of a body that has `read` bytes, all that its head promised. An HTTP/2 client may send the end in a frame of its own.
-/// A response before that asks it to send no more ([RFC 9113 §8.1]), which some clients take for a broken request.
+/// Waits for the end of a body that has `read` bytes, all that its head promised. An HTTP/2 client
+/// may send the end in a frame of its own. A response before that asks it to send no more
+/// ([RFC 9113 §8.1]), which some clients take for a broken request.
 ///
 /// [RFC 9113 §8.1]: https://www.rfc-editor.org/rfc/rfc9113#section-8.1
 async fn wait_for_end<B: Body<Data = Bytes> + Unpin>(
@@ -101,7 +105,8 @@ struct Pace {
 }
 
 impl Pace {
-    /// Returns the next frame of a body of which `read` bytes have come. A body that is complete costs no timer.
+    /// Returns the next frame of a body of which `read` bytes have come. A body that is complete
+    /// costs no timer.
     async fn next<B: Body + Unpin>(&mut self, body: &mut B, read: usize) -> Result<NextFrame<B>, ErrorCode> {
         let mut waits = false;
         poll_fn(|cx| {
@@ -197,7 +202,8 @@ mod tests {
         quotas.of(QuotaKey::Known([0; 16]))
     }
 
-    /// Reads the sent body. Returns the result, the time that it took, and the most bytes that were reserved meanwhile.
+    /// Reads the sent body. Returns the result, the time that it took, and the most bytes that were
+    /// reserved meanwhile.
     async fn read_sent(
         send: impl AsyncFnOnce(mpsc::UnboundedSender<Bytes>),
     ) -> (Result<Bytes, ErrorCode>, Duration, usize) {

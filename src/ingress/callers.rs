@@ -22,7 +22,8 @@ use crate::protocol::trace::RequestTrace;
 use crate::store;
 use crate::upstream::{Credentials, Upstream};
 
-/// Time by which a lease that is not renewed may seem to run longer. One that runs for longer still is renewed: its replica lives.
+/// Time by which a lease that is not renewed may seem to run longer. One that runs for longer still
+/// is renewed: its replica lives.
 const LEASE_MARGIN: Duration = Duration::from_secs(2);
 
 /// Identifies the callers of requests.
@@ -127,7 +128,8 @@ impl Callers {
         })
     }
 
-    /// Returns whether all is known of the session that a request names: the result of its `initialize`, and its home.
+    /// Returns whether all is known of the session that a request names: the result of its
+    /// `initialize`, and its home.
     pub(super) fn knows_session(&self, context: &RequestContext) -> bool {
         let Some(session) = &context.session else { return false };
         session.is_known() && (!self.upstream.revives_sessions() || self.log.knows_home(session))
@@ -136,7 +138,8 @@ impl Callers {
     /// Restores the session that a request names, if another process knows more of it.
     ///
     /// # Errors
-    /// `StoreFailed` if no request may be served without that knowledge, or `Draining` if another replica must take the session over.
+    /// `StoreFailed` if no request may be served without that knowledge, or `Draining` if another
+    /// replica must take the session over.
     pub(super) async fn restore_session(&self, context: &mut RequestContext) -> Result<(), ErrorCode> {
         let Some(id) = context.binding.session.clone() else { return Ok(()) };
         let is_known = context.session.as_ref().is_some_and(|session| session.is_known());
@@ -150,7 +153,8 @@ impl Callers {
         Ok(())
     }
 
-    /// Finds the home of the session. A session that is named after a replica, and whose home is gone, is taken over.
+    /// Finds the home of the session. A session that is named after a replica, and whose home is
+    /// gone, is taken over.
     async fn find_home(&self, context: &mut RequestContext, id: &SessionId) -> Result<(), ErrorCode> {
         let term = self.log.home_term();
         let is_named = self.owner_check.names_replica(id, context.sender);
@@ -209,8 +213,8 @@ impl Callers {
         }
     }
 
-    /// Returns the session that a request names. A session that the proxy issued is never named upstream. One that claims to be issued,
-    /// but with another key, counts as none.
+    /// Returns the session that a request names. A session that the proxy issued is never named
+    /// upstream. One that claims to be issued, but with another key, counts as none.
     fn session_of(&self, parts: &mut Parts) -> (Option<SessionId>, Option<IssuedSession>) {
         let Some(id) = SessionId::from_headers(&parts.headers) else { return (None, None) };
         if !IssuedSession::is_claimed_by(&id) {

@@ -1,4 +1,5 @@
-//! One client connection: facts about its peer, and its responses that are not known to have arrived.
+//! One client connection: facts about its peer, and its responses that are not known to have
+//! arrived.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -24,8 +25,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Returns the state of a connection from `peer`. The proxies in `trust` speak for other clients, so their certificates are not a
-    /// client's.
+    /// Returns the state of a connection from `peer`. The proxies in `trust` speak for other
+    /// clients, so their certificates are not a client's.
     pub(super) fn new(peer: Peer, trust: Trust) -> Self {
         let Peer { address, scheme, certificate } = peer;
         let peer = address.ip();
@@ -47,12 +48,14 @@ impl Connection {
         self.peer
     }
 
-    /// True if the peer is a trusted proxy, so that the connection may carry requests of many clients.
+    /// True if the peer is a trusted proxy, so that the connection may carry requests of many
+    /// clients.
     pub fn is_behind_trusted(&self) -> bool {
         self.is_behind_trusted
     }
 
-    /// Returns the address of the client that sent a request with these headers: the peer's, or the one that trusted proxies report.
+    /// Returns the address of the client that sent a request with these headers: the peer's, or the
+    /// one that trusted proxies report.
     pub fn client(&self, headers: &HeaderMap) -> IpAddr {
         if self.is_behind_trusted { self.trust.address(self.peer, headers) } else { self.peer }
     }

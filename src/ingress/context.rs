@@ -1,4 +1,5 @@
-//! A request as the handlers carry it: its head, its sender, and the resources that it counts against.
+//! A request as the handlers carry it: its head, its sender, and the resources that it counts
+//! against.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,8 +17,8 @@ use crate::protocol::ids::{EventId, Owner};
 use crate::protocol::trace::RequestTrace;
 use crate::upstream::Credentials;
 
-/// Head of a request, and facts about its sender. Boxed where it is owned: each future on a request's way would hold it twice, and all of
-/// them are one allocation.
+/// Head of a request, and facts about its sender. Boxed where it is owned: each future on a
+/// request's way would hold it twice, and all of them are one allocation.
 pub(super) struct RequestContext {
     pub(super) parts: Parts,
     pub(super) binding: Binding,
@@ -36,7 +37,8 @@ pub(super) struct RequestContext {
     pub(super) head_bytes: usize,
     /// Bytes of the body, once it was read whole.
     pub(super) body_bytes: usize,
-    /// Reservation for head and body, from when the body was read until they count as a stream's or go upstream.
+    /// Reservation for head and body, from when the body was read until they count as a stream's or
+    /// go upstream.
     pub(super) reservation: Option<Reservation>,
     pub(super) connection: Arc<Connection>,
     /// Arrival for spans, or `None` if calls are not traced. Boxed, because few are.
@@ -58,7 +60,8 @@ pub(super) enum Sender {
     Client,
     /// A balancer, which has marked the request with the replica that it names.
     Balancer,
-    /// A balancer, which does not reach the home of the session, this replica, and has chosen the replica here in its place.
+    /// A balancer, which does not reach the home of the session, this replica, and has chosen the
+    /// replica here in its place.
     StandIn(Owner),
     /// Another replica, which forwards the request of a client or of a balancer.
     Replica {
@@ -111,7 +114,8 @@ impl RequestContext {
         PresentedCredentials { headers, query: uri.query(), certificate: self.connection.certificate() }
     }
 
-    /// Reserves bytes for the head and the body for as long as the request waits, unless they are reserved.
+    /// Reserves bytes for the head and the body for as long as the request waits, unless they are
+    /// reserved.
     pub(super) fn reserve(&mut self) -> &Reservation {
         let Self { head_bytes, body_bytes, quota, reservation, .. } = self;
         reservation.get_or_insert_with(|| quota.reserve(*head_bytes + *body_bytes))
@@ -145,11 +149,13 @@ impl RequestContext {
         self.session_kind == SessionKind::Upstream && self.session.as_ref().is_some_and(is_home)
     }
 
-    /// Error for a request that only the session's own server can answer, or `None` if that is the server here.
+    /// Error for a request that only the session's own server can answer, or `None` if that is the
+    /// server here.
     pub(super) fn remote_session_error(&self) -> Option<ErrorCode> {
         match self.session_kind {
             SessionKind::Upstream | SessionKind::Issued => None,
-            // In the place of a home that is gone, and without a record, this replica answers clients as their own.
+            // In the place of a home that is gone, and without a record, this replica answers
+            // clients as their own.
             SessionKind::Remote if matches!(self.sender, Sender::StandIn(_)) && !self.has_remote_home() => {
                 Some(ErrorCode::SessionElsewhere)
             }
@@ -175,7 +181,8 @@ impl RequestContext {
     }
 }
 
-/// Returns the approximate size of a head as it was sent: names, values, and four bytes of framing for each.
+/// Returns the approximate size of a head as it was sent: names, values, and four bytes of framing
+/// for each.
 pub(super) fn head_bytes(parts: &Parts) -> usize {
     let fields = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4);
     fields.sum::<usize>() + parts.uri.path_and_query().map_or(0, |target| target.as_str().len())

@@ -42,8 +42,8 @@ impl Forwarder {
         }
     }
 
-    /// Forwards a request for another path than the endpoint. MCP traffic on such a path passes unprotected, which is counted and logged
-    /// once.
+    /// Forwards a request for another path than the endpoint. MCP traffic on such a path passes
+    /// unprotected, which is counted and logged once.
     pub(super) async fn forward_other_path(
         &self,
         parts: Parts,
@@ -93,7 +93,8 @@ impl Forwarder {
         }
     }
 
-    /// Forwards a request for the endpoint that the proxy does not handle. Its path becomes the upstream's.
+    /// Forwards a request for the endpoint that the proxy does not handle. Its path becomes the
+    /// upstream's.
     pub(super) async fn forward_to_endpoint(
         &self,
         mut parts: Parts,
@@ -112,7 +113,8 @@ impl Forwarder {
         response
     }
 
-    /// Forwards a request whose body was read, most often an empty one. Redirects within the origin are followed.
+    /// Forwards a request whose body was read, most often an empty one. Redirects within the origin
+    /// are followed.
     pub(super) async fn forward_buffered(&self, mut context: Box<RequestContext>, body: Bytes) -> Response<BoxBody> {
         context.reserve();
         let template = self.upstream.pass(&context.parts, context.connection.forwarded(), body);
@@ -154,8 +156,9 @@ impl Forwarder {
         Response::from_parts(parts, body.boxed_unsync())
     }
 
-    /// Notes the CORS headers of a response. Those of a preflight count as well: a page that was let in must be able to read the proxy's
-    /// own responses. Other paths have rules of their own and are not noted.
+    /// Notes the CORS headers of a response. Those of a preflight count as well: a page that was
+    /// let in must be able to read the proxy's own responses. Other paths have rules of their own
+    /// and are not noted.
     fn note_cors(&self, origin: Option<&HeaderValue>, response: &HeaderMap) {
         if let Some(origin) = origin {
             self.upstream.observed().note_cors(origin, response, clock::now());

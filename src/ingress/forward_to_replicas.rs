@@ -1,10 +1,13 @@
-//! Requests forwarded to another replica: a client's responses and cancels, and the end of its session.
+//! Requests forwarded to another replica: a client's responses and cancels, and the end of its
+//! session.
 //!
-//! A session of an upstream belongs to the replica that opened it, and a call to the replica that began it. The two may differ if servers
-//! share their sessions, and an ordinary load balancer may send the client to a third. A cancel or a response goes to the replica that
-//! runs the call. The end of a session goes to the replica that opened it, which notifies the others. Such a request is forwarded through the
-//! store, and its response is returned as if it came from here. Absent: the handling of a
-//! forwarded request (`remote_requests.rs`), and resumes, which any replica serves from the store.
+//! A session of an upstream belongs to the replica that opened it, and a call to the replica that
+//! began it. The two may differ if servers share their sessions, and an ordinary load balancer may
+//! send the client to a third. A cancel or a response goes to the replica that runs the call. The
+//! end of a session goes to the replica that opened it, which notifies the others. Such a request
+//! is forwarded through the store, and its response is returned as if it came from here. Absent:
+//! the handling of a forwarded request (`remote_requests.rs`), and resumes, which any replica
+//! serves from the store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,14 +35,15 @@ use crate::server::respond;
 use crate::store::{self, StoreHealth};
 use crate::upstream::Upstream;
 
-/// Time for another replica to respond. After it, the replica holds the request or is about to end, and the client is told that the
-/// request was accepted.
+/// Time for another replica to respond. After it, the replica holds the request or is about to end,
+/// and the client is told that the request was accepted.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time for another replica to respond if the server there may refuse the credentials: its status is waited for.
+/// Time for another replica to respond if the server there may refuse the credentials: its status
+/// is waited for.
 const UNPROVEN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Unknown owner of a request. It may be this replica: the request goes to the server here, and the client must retry if that server does
-/// not know the session.
+/// Unknown owner of a request. It may be this replica: the request goes to the server here, and the
+/// client must retry if that server does not know the session.
 pub(super) struct OwnerUnknown;
 
 impl OwnerUnknown {
@@ -66,15 +70,15 @@ impl OwnerForwarder {
         Self { log: log.clone(), upstream: upstream.clone(), replicas: replicas.clone(), refusals }
     }
 
-    /// Returns the replicas to which a request of `context` may be forwarded. `None` if no replicas share the store, or if another replica has
-    /// forwarded the request already.
+    /// Returns the replicas to which a request of `context` may be forwarded. `None` if no replicas
+    /// share the store, or if another replica has forwarded the request already.
     fn replicas_for(&self, context: &RequestContext) -> Option<&Replicas> {
         if context.sender.is_replica() { None } else { self.replicas.as_deref() }
     }
 
-    /// Forwards a request to its owner if that is another replica. Returns the owner's response, or a refusal if the client must retry.
-    /// `None` if this replica handles the request. With `has_request_id` the request goes first to the replica that has the
-    /// request that it names.
+    /// Forwards a request to its owner if that is another replica. Returns the owner's response, or
+    /// a refusal if the client must retry. `None` if this replica handles the request. With
+    /// `has_request_id` the request goes first to the replica that has the request that it names.
     ///
     /// # Errors
     /// If the owner is unknown, and the session may be one of the server here.
@@ -98,7 +102,8 @@ impl OwnerForwarder {
                         Ok(Some(response)) => return Ok(Some(response)),
                         Ok(None) => {}
                         Err(error) if has_request_id => {
-                            // The request may have arrived all the same, and must reach one server only.
+                            // The request may have arrived all the same, and must reach one server
+                            // only.
                             debug!(%error, "a request may or may not have reached another replica");
                             return Ok(Some(self.refusals.fail_forward(Failure::after_send(ErrorCode::StoreFailed))));
                         }
@@ -115,8 +120,9 @@ impl OwnerForwarder {
         })
     }
 
-    /// Forwards the end of a server's session to the replica that opened it, else to one that runs calls in it. Returns its response, or a
-    /// refusal if the client must retry. `None` if this replica handles the request.
+    /// Forwards the end of a server's session to the replica that opened it, else to one that runs
+    /// calls in it. Returns its response, or a refusal if the client must retry. `None` if this
+    /// replica handles the request.
     ///
     /// # Errors
     /// As for [`Self::forward_to_owner`].
@@ -164,7 +170,8 @@ impl OwnerForwarder {
         }
     }
 
-    /// Refuses a request whose owner is unknown: its session was not opened here, or the store is reached and has lost the owner.
+    /// Refuses a request whose owner is unknown: its session was not opened here, or the store is
+    /// reached and has lost the owner.
     ///
     /// # Errors
     /// If the store is away, and the session may be one of the server here.
@@ -176,8 +183,9 @@ impl OwnerForwarder {
         Err(OwnerUnknown)
     }
 
-    /// Forwards responses on a stream URL to the replica that writes the stream of `id`, with or without a session. Returns that replica's
-    /// response. `None` if this replica must deliver them, because that one is gone or does not know the stream.
+    /// Forwards responses on a stream URL to the replica that writes the stream of `id`, with or
+    /// without a session. Returns that replica's response. `None` if this replica must deliver
+    /// them, because that one is gone or does not know the stream.
     pub(super) async fn forward_to_writer(
         &self,
         context: &RequestContext,
@@ -199,8 +207,8 @@ impl OwnerForwarder {
         })
     }
 
-    /// Forwards a change of a task to the replica that has its call. Returns that replica's response. `None` if that replica is gone, or does not know
-    /// the task.
+    /// Forwards a change of a task to the replica that has its call. Returns that replica's
+    /// response. `None` if that replica is gone, or does not know the task.
     ///
     /// # Errors
     /// If it is not known whether that replica has the change.
@@ -231,8 +239,9 @@ impl OwnerForwarder {
         }
     }
 
-    /// Forwards the end of an issued session to every other replica concerned. Returns one of their responses, or a refusal if one cannot
-    /// be told and the client must retry. `None` if this replica handles the request.
+    /// Forwards the end of an issued session to every other replica concerned. Returns one of their
+    /// responses, or a refusal if one cannot be told and the client must retry. `None` if this
+    /// replica handles the request.
     ///
     /// # Errors
     /// As for [`Self::forward_to_owner`].
@@ -269,8 +278,9 @@ impl OwnerForwarder {
         if are_all_notified { Ok(response) } else { self.owner_unknown(context).map(Some) }
     }
 
-    /// Forwards a request to another replica. `None` if it does not concern that replica. A slow replica is not waited for, unless the
-    /// server there may refuse the credentials of `context`: such a refusal must stay a status.
+    /// Forwards a request to another replica. `None` if it does not concern that replica. A slow
+    /// replica is not waited for, unless the server there may refuse the credentials of `context`:
+    /// such a refusal must stay a status.
     async fn forward_to(
         &self,
         replicas: &Replicas,
@@ -287,10 +297,11 @@ impl OwnerForwarder {
         }
     }
 
-    /// True if a response, a cancel or a notification in the session of `context` may concern another replica. `has_request_id`: true if it
-    /// names a request.
+    /// True if a response, a cancel or a notification in the session of `context` may concern
+    /// another replica. `has_request_id`: true if it names a request.
     pub(super) fn may_concern_others(&self, context: &RequestContext, has_request_id: bool) -> bool {
-        // An issued session has calls at any replica, and nothing else. A session opened here may have calls at any replica, too.
+        // An issued session has calls at any replica, and nothing else. A session opened here may
+        // have calls at any replica, too.
         let is_served_here = context.has_issued_session() || context.has_home_session();
         self.replicas.is_some() && (has_request_id || !is_served_here)
     }

@@ -1,9 +1,11 @@
 //! Queries of a balancer for the home of a session.
 //!
-//! A balancer cannot send a long body twice. So before it sends one in a session to a replica, it asks that replica with the head of the
-//! request alone. The response is 421 with the home if another replica is to get the request, else 204. All that a request of the session does
-//! before its body is read, a query does as well: the wait for the lease of a home that the balancer does not reach, and the takeover of the
-//! session. A query never reaches the MCP server. Absent: refusals of requests that came whole ([`super::misdirected`]).
+//! A balancer cannot send a long body twice. So before it sends one in a session to a replica, it
+//! asks that replica with the head of the request alone. The response is 421 with the home if
+//! another replica is to get the request, else 204. All that a request of the session does before
+//! its body is read, a query does as well: the wait for the lease of a home that the balancer does
+//! not reach, and the takeover of the session. A query never reaches the MCP server. Absent:
+//! refusals of requests that came whole ([`super::misdirected`]).
 
 use std::sync::Arc;
 
@@ -43,7 +45,8 @@ impl HomeQueries {
         Self { log: components.log.clone(), upstream: components.upstream.clone(), refusals }
     }
 
-    /// Answers the query of an identified caller. `refused` is the error if its session cannot be served now.
+    /// Answers the query of an identified caller. `refused` is the error if its session cannot be
+    /// served now.
     pub(super) async fn answer(&self, context: &RequestContext, refused: Option<ErrorCode>) -> Response<BoxBody> {
         if let Some(code) = refused.or_else(|| context.remote_session_error()) {
             return self.refusals.refuse(code);
@@ -54,7 +57,8 @@ impl HomeQueries {
         }
     }
 
-    /// Returns the home of a session whose name does not say that another replica has it, if that is another replica whose lease runs.
+    /// Returns the home of a session whose name does not say that another replica has it, if that
+    /// is another replica whose lease runs.
     async fn other_home(&self, context: &RequestContext) -> Option<Owner> {
         let id = context.binding.session.as_ref()?;
         if !self.upstream.revives_sessions() || context.has_issued_session() {
@@ -62,7 +66,8 @@ impl HomeQueries {
         }
         match self.log.session_home(id).await {
             Ok(Home::Elsewhere(owner)) => Some(owner),
-            // The server here says whether it has the session. After a failure of the store it does so as well.
+            // The server here says whether it has the session. After a failure of the store it does
+            // so as well.
             Ok(Home::Here(_) | Home::Gone(_) | Home::Unknown) | Err(_) => None,
         }
     }

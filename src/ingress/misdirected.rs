@@ -1,12 +1,13 @@
 //! Requests that name another replica, and cannot be served here.
 //!
-//! An ID that a client sends back names its owner (`protocol/routing.rs`). A balancer sends the request to that owner and marks it. A
-//! marked request that names another replica was sent to the wrong one. It is refused with 421 and the name of this replica, before
-//! anything goes upstream. A marked new call is refused likewise with 503 during a drain, and with 502 if the server accepts no
-//! connection. An unmarked request cannot be routed again, and gets the error itself. A session of another
-//! replica's server is never named to the server here (`context.rs`); the refusal names its home, since the session may have moved from the
-//! replica in its name. Absent: the list of replicas, and forwarding between those that share a store
-//! (`forward_to_replicas.rs`).
+//! An ID that a client sends back names its owner (`protocol/routing.rs`). A balancer sends the
+//! request to that owner and marks it. A marked request that names another replica was sent to the
+//! wrong one. It is refused with 421 and the name of this replica, before anything goes upstream. A
+//! marked new call is refused likewise with 503 during a drain, and with 502 if the server accepts
+//! no connection. An unmarked request cannot be routed again, and gets the error itself. A session
+//! of another replica's server is never named to the server here (`context.rs`); the refusal names
+//! its home, since the session may have moved from the replica in its name. Absent: the list of
+//! replicas, and forwarding between those that share a store (`forward_to_replicas.rs`).
 
 use std::sync::Arc;
 
@@ -54,7 +55,8 @@ impl OwnerCheck {
         }
     }
 
-    /// True if the name of the session names the replica whose server opened it, which may be this one.
+    /// True if the name of the session names the replica whose server opened it, which may be this
+    /// one.
     pub(super) fn names_replica(&self, session: &SessionId, sender: Sender) -> bool {
         self.reads_names(sender) && routing::of_name(session).is_some()
     }
@@ -68,8 +70,9 @@ impl OwnerCheck {
         sender.is_routed() || self.has_wrapped_sessions
     }
 
-    /// True if a balancer must send the request to another replica, because nothing of others can be served here: with a shared store that is a
-    /// call that waits for answers alone. `url` is the stream in its target, `body` the body of a POST.
+    /// True if a balancer must send the request to another replica, because nothing of others can
+    /// be served here: with a shared store that is a call that waits for answers alone. `url` is
+    /// the stream in its target, `body` the body of a POST.
     pub(super) fn is_misdirected(&self, context: &RequestContext, url: Option<&Named>, body: &[u8]) -> bool {
         if !context.sender.is_marked() {
             return false;
@@ -93,8 +96,9 @@ impl OwnerCheck {
             .is_some_and(|owner| self.is_other_replica(owner))
     }
 
-    /// Marks refusals and failures for a balancer, which tells them from the server's own responses by that. A request that another
-    /// replica may take gets the name of this one; a failure of a call that the server did not cause is marked as such.
+    /// Marks refusals and failures for a balancer, which tells them from the server's own responses
+    /// by that. A request that another replica may take gets the name of this one; a failure of a
+    /// call that the server did not cause is marked as such.
     pub(super) fn sign(&self, response: &mut Response<BoxBody>) {
         if respond::is_call_failure(response) {
             response.headers_mut().insert(names::MCP_RESUME_FAILURE, HeaderValue::from_static("call"));
@@ -106,7 +110,8 @@ impl OwnerCheck {
         }
     }
 
-    /// Names the home of the session in a refusal. `known` is the home that the store named before the request was served.
+    /// Names the home of the session in a refusal. `known` is the home that the store named before
+    /// the request was served.
     pub(super) fn sign_home(response: &mut Response<BoxBody>, known: Option<Owner>) {
         if response.status() == StatusCode::MISDIRECTED_REQUEST
             && respond::may_retry_elsewhere(response)
@@ -127,7 +132,8 @@ impl OwnerCheck {
     }
 }
 
-/// Error for an event ID `id` if neither the store nor the owner can be asked. `own` is this replica.
+/// Error for an event ID `id` if neither the store nor the owner can be asked. `own` is this
+/// replica.
 pub(super) fn owner_unreachable_error(context: &RequestContext, id: &EventId, own: Owner) -> ErrorCode {
     match id.unverified_owner() {
         Some(owner) if context.sender.is_marked() && owner != own => ErrorCode::Misdirected,

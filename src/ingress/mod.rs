@@ -1,12 +1,14 @@
 //! Handlers of the clients' requests.
 //!
-//! [`Ingress`] is the entrance: it checks access, identifies the caller, and passes each request to the handler of its kind. That handler
-//! makes the response: [`calls`] for a POST with requests, [`client_responses`] for a POST without, [`resume`], [`standalone`] and
-//! [`session_end`] for GET and DELETE, [`stream_url`] and [`dialect_requests`] for the dialects, [`status_document`] for the proxy's own
-//! document, [`forward`] for all other requests. Requests from other replicas have an entrance of their own, [`remote_requests`]. Each
-//! handler holds only the [`Components`] and the handlers that it needs, and imports nothing from this file. Errors become responses in
-//! [`respond`] alone. Absent: connections ([`server`]), the state of streams (protocol, event log), and how their bodies are written
-//! (delivery).
+//! [`Ingress`] is the entrance: it checks access, identifies the caller, and passes each request to
+//! the handler of its kind. That handler makes the response: [`calls`] for a POST with requests,
+//! [`client_responses`] for a POST without, [`resume`], [`standalone`] and [`session_end`] for GET
+//! and DELETE, [`stream_url`] and [`dialect_requests`] for the dialects, [`status_document`] for
+//! the proxy's own document, [`forward`] for all other requests. Requests from other replicas have
+//! an entrance of their own, [`remote_requests`]. Each handler holds only the [`Components`] and
+//! the handlers that it needs, and imports nothing from this file. Errors become responses in
+//! [`respond`] alone. Absent: connections ([`server`]), the state of streams (protocol, event log),
+//! and how their bodies are written (delivery).
 
 mod body;
 mod callers;
@@ -122,7 +124,8 @@ impl server::Handler for Handler {
         connection: Arc<Connection>,
         request: Request<Incoming>,
     ) -> impl Future<Output = Response<BoxBody>> + Send + 'static {
-        // hyper keeps room for the handler's future while the connection lives: a box keeps it small.
+        // hyper keeps room for the handler's future while the connection lives: a box keeps it
+        // small.
         Box::pin(self.0.handle(connection, request))
     }
 }
@@ -206,7 +209,8 @@ impl Ingress {
         };
         receipts.note_opened(|| SessionId::from_headers(response.headers()));
         if self.drain.is_sending_away() {
-            // The next requests of a connection go to another replica. HTTP/2 has no such header, and a signal of its own.
+            // The next requests of a connection go to another replica. HTTP/2 has no such header,
+            // and a signal of its own.
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
         if let Some(access) = access {
@@ -229,8 +233,9 @@ impl Ingress {
         }
     }
 
-    /// Checks access, then passes the request on. Keeps the future of a call small: the rarer routes are boxed, because every request pays
-    /// for the largest, and for each of two nested futures that take the request. `home` is set to the home of the session, if a balancer can
+    /// Checks access, then passes the request on. Keeps the future of a call small: the rarer
+    /// routes are boxed, because every request pays for the largest, and for each of two nested
+    /// futures that take the request. `home` is set to the home of the session, if a balancer can
     /// send the request there.
     async fn dispatch(
         &self,

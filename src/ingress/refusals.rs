@@ -1,5 +1,5 @@
-//! Error responses of the handlers, each counted by its code. Absent: failures that an earlier handler or another replica has counted, and
-//! those that are kept for a retry (`calls/reply.rs`).
+//! Error responses of the handlers, each counted by its code. Absent: failures that an earlier
+//! handler or another replica has counted, and those that are kept for a retry (`calls/reply.rs`).
 
 use std::sync::Arc;
 
@@ -31,7 +31,8 @@ impl Refusals {
         respond::refusal(code)
     }
 
-    /// Refuses a host or an origin that is not allowed. The response names it, and the key that would allow it.
+    /// Refuses a host or an origin that is not allowed. The response names it, and the key that
+    /// would allow it.
     pub(super) fn refuse_access(&self, code: ErrorCode, parts: &Parts) -> Response<BoxBody> {
         respond::access_refused(code, &parts.uri, &parts.headers, &self.errors)
     }
@@ -59,7 +60,8 @@ impl Refusals {
         respond::failure(failure, &[], false)
     }
 
-    /// Returns the failure of a request that was forwarded, and counts it for the upstream if that is at fault.
+    /// Returns the failure of a request that was forwarded, and counts it for the upstream if that
+    /// is at fault.
     pub(super) fn fail_forward(&self, failure: Failure) -> Response<BoxBody> {
         let code = failure.code;
         let response = self.fail(failure);

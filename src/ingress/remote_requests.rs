@@ -1,6 +1,8 @@
-//! Requests that another replica forwards: client responses, cancels, changes of tasks, and the end of a session.
+//! Requests that another replica forwards: client responses, cancels, changes of tasks, and the end
+//! of a session.
 //!
-//! The reply is the response that a client would get. Absent: forwarding itself (`forward_to_replicas.rs`).
+//! The reply is the response that a client would get. Absent: forwarding itself
+//! (`forward_to_replicas.rs`).
 
 use std::sync::Arc;
 
@@ -31,7 +33,8 @@ use crate::protocol::stream_url::{self, Named};
 use crate::protocol::tasks::task_id_of;
 use crate::server::{Peer, respond};
 
-/// Largest body of a forwarded response; a larger one is cut. Responses to client responses are empty as a rule.
+/// Largest body of a forwarded response; a larger one is cut. Responses to client responses are
+/// empty as a rule.
 const MAX_RESPONSE: usize = 1024 * 1024;
 
 /// Handles the requests that other replicas forward.

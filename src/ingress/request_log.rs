@@ -1,4 +1,5 @@
-//! Log lines of requests: one for each return of a client to its stream, and one for each request at DEBUG.
+//! Log lines of requests: one for each return of a client to its stream, and one for each request
+//! at DEBUG.
 
 use std::time::Instant;
 
@@ -39,13 +40,15 @@ pub(super) fn log_return(stream: &Stream, how: &'static str, cursor: Seq) {
 /// Access log line of a request.
 pub(super) struct AccessLine {
     method: Method,
-    /// Path without its query, which may open a stream. `None` for other paths than the endpoint, which may hold secrets.
+    /// Path without its query, which may open a stream. `None` for other paths than the endpoint,
+    /// which may hold secrets.
     path: Option<String>,
     began: Instant,
 }
 
 impl AccessLine {
-    /// Begins the line of a request to the server at `upstream`. `None`, at no cost, if DEBUG lines are off.
+    /// Begins the line of a request to the server at `upstream`. `None`, at no cost, if DEBUG lines
+    /// are off.
     pub(super) fn begin<B>(request: &Request<B>, upstream: &UpstreamUrl) -> Option<Box<Self>> {
         if !enabled!(Level::DEBUG) {
             return None;

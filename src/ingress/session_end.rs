@@ -40,8 +40,8 @@ impl SessionEnds {
         Self { log: log.clone(), upstream: upstream.clone(), refusals, forwarder, owners, tokens }
     }
 
-    /// Handles a DELETE. The upstream decides; once it has ended the session, its streams end here. A stream that had ended before stays
-    /// readable for its retention.
+    /// Handles a DELETE. The upstream decides; once it has ended the session, its streams end here.
+    /// A stream that had ended before stays readable for its retention.
     pub(super) async fn delete(&self, context: Box<RequestContext>, body: Bytes) -> Response<BoxBody> {
         let binding = context.binding.clone();
         let sessions = self.log.sessions();
@@ -91,7 +91,8 @@ impl SessionEnds {
         response
     }
 
-    /// Sends the DELETE. A session that its server has forgotten is ended all the same, if it could have been opened again.
+    /// Sends the DELETE. A session that its server has forgotten is ended all the same, if it could
+    /// have been opened again.
     async fn delete_upstream(&self, binding: &Binding, template: &Template) -> Response<BoxBody> {
         let handshakes = self.log.sessions().handshakes();
         let handshake = binding.session.as_ref().and_then(|id| handshakes.find(id));
@@ -122,9 +123,11 @@ impl SessionEnds {
         self.end_record(id, &binding.principal, session).await;
     }
 
-    /// Ends the streams of a session that its server has ended under one principal, and forgets its record, which may be gone already.
+    /// Ends the streams of a session that its server has ended under one principal, and forgets its
+    /// record, which may be gone already.
     async fn end_record(&self, id: &SessionId, principal: &Principal, session: Option<Arc<Session>>) {
-        // Held while the store is asked: a call that ends meanwhile stays a stream, which its record finds.
+        // Held while the store is asked: a call that ends meanwhile stays a stream, which its
+        // record finds.
         let mut streams: Vec<_> = session.iter().flat_map(|session| session.streams()).collect();
         let removed = self.log.forget_session(id, principal).await;
         let is_removed = |session: &Arc<Session>| removed.as_ref().is_some_and(|removed| Arc::ptr_eq(removed, session));

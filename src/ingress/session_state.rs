@@ -1,6 +1,8 @@
-//! State that a client sets in its session at the server, kept for the case that the server forgets the session.
+//! State that a client sets in its session at the server, kept for the case that the server forgets
+//! the session.
 //!
-//! Owned here: which messages set such state. Absent: the record (`event_log`), and its use (`upstream/revival`).
+//! Owned here: which messages set such state. Absent: the record (`event_log`), and its use
+//! (`upstream/revival`).
 
 use std::sync::Arc;
 
@@ -23,8 +25,8 @@ impl SessionStates {
         Self { log: log.clone(), upstream: upstream.clone() }
     }
 
-    /// Returns the parameters with which the session that a call opens can be opened again, or `None` if it opens none, or none that can be
-    /// opened again.
+    /// Returns the parameters with which the session that a call opens can be opened again, or
+    /// `None` if it opens none, or none that can be opened again.
     pub(super) fn params_of(&self, call: &classify::Call, body: &[u8]) -> Option<InitializeParams> {
         let opens = self.upstream.revives_sessions() && call.has_initialize() && !call.is_batch;
         if opens { InitializeParams::of(body) } else { None }

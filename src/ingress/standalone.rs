@@ -1,5 +1,5 @@
-//! The standalone stream of a session: for a GET without an event ID, and for the resume of a standalone stream that has ended or lost its
-//! events.
+//! The standalone stream of a session: for a GET without an event ID, and for the resume of a
+//! standalone stream that has ended or lost its events.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -67,7 +67,8 @@ impl StandaloneStreams {
         }
     }
 
-    /// Handles a GET without an event ID, or with that of a standalone stream that has ended: attaches to the session's standalone stream, after the last event written to any connection.
+    /// Handles a GET without an event ID, or with that of a standalone stream that has ended:
+    /// attaches to the session's standalone stream, after the last event written to any connection.
     pub(super) async fn attach(&self, context: Box<RequestContext>) -> Response<BoxBody> {
         let Some(id) = context.binding.session.clone() else {
             // Without a session the stream could not be found again.
@@ -95,7 +96,8 @@ impl StandaloneStreams {
         }
     }
 
-    /// Returns the cursor after the last event written to any connection, and the preface if events were dropped before they were written.
+    /// Returns the cursor after the last event written to any connection, and the preface if events
+    /// were dropped before they were written.
     fn after_written(&self, context: &RequestContext, stream: &Stream) -> (Seq, Option<Vec<u8>>) {
         let (mut written, trimmed) = stream.with_machine(|machine| (machine.reader().written(), machine.trimmed()));
         if context.session.as_ref().is_some_and(|session| session.has_tasks() == Some(true))
@@ -115,8 +117,8 @@ impl StandaloneStreams {
         if has_logging { gap_warning() } else { Vec::new() }
     }
 
-    /// Handles a resume whose event is gone while its session lives: continues with the oldest retained event, and tells the client of the
-    /// gap.
+    /// Handles a resume whose event is gone while its session lives: continues with the oldest
+    /// retained event, and tells the client of the gap.
     pub(super) async fn resume_lost(&self, context: Box<RequestContext>, by: ResumeMeans) -> Response<BoxBody> {
         self.metrics.observe_resume(by, Resumed::Lost);
         let Some(id) = &context.binding.session else {
@@ -144,11 +146,13 @@ impl StandaloneStreams {
         }
     }
 
-    /// Returns the status with which the server has refused the standalone stream of the living session before, or `None` if it is to be asked.
+    /// Returns the status with which the server has refused the standalone stream of the living
+    /// session before, or `None` if it is to be asked.
     fn refused_before(&self, context: &RequestContext, id: &SessionId) -> Option<StatusCode> {
         let has_tasks = context.session.as_ref().is_some_and(|session| session.has_tasks() == Some(true));
         let handshake = self.log.sessions().handshakes().find(id)?;
-        // The messages of tasks need a stream, which the proxy opens once the server has refused its own.
+        // The messages of tasks need a stream, which the proxy opens once the server has refused
+        // its own.
         if has_tasks || !handshake.may_revive(&context.binding.principal) {
             return None;
         }
@@ -297,7 +301,8 @@ impl StandaloneStreams {
     }
 }
 
-/// Sends the questions that wait in the tasks of a session to its standalone stream, which has a reader now.
+/// Sends the questions that wait in the tasks of a session to its standalone stream, which has a
+/// reader now.
 pub(super) fn bring_questions(context: &RequestContext, standalone: &Arc<Stream>) {
     let Some(session) = context.session.as_ref().filter(|session| session.has_tasks() != Some(false)) else {
         return;

@@ -1,5 +1,5 @@
-//! Status document for balancers: the identity of a sidecar, and whether it takes calls. It is on the data listener, the only address that
-//! a balancer knows.
+//! Status document for balancers: the identity of a sidecar, and whether it takes calls. It is on
+//! the data listener, the only address that a balancer knows.
 //!
 //! The document has no secret and no host name. Absent: the balancer's use of it.
 

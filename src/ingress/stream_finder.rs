@@ -1,4 +1,5 @@
-//! Search for the stream that a client comes back to: in this process, in the store, and under an older token.
+//! Search for the stream that a client comes back to: in this process, in the store, and under an
+//! older token.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,8 +30,10 @@ impl StreamFinder {
         Self { log: log.clone(), replicas: replicas.clone(), metrics: metrics.clone(), tokens }
     }
 
-    /// Waits until the resume rate allows one more resume. Stock clients try to resume about twice, so a resume above the rate waits instead of being refused. The wait
-    /// comes before any look-up, so that a hostile cursor waits as long as a good one. A client that leaves gives up its place.
+    /// Waits until the resume rate allows one more resume. Stock clients try to resume about twice,
+    /// so a resume above the rate waits instead of being refused. The wait comes before any
+    /// look-up, so that a hostile cursor waits as long as a good one. A client that leaves gives up
+    /// its place.
     pub(super) async fn wait_for_resume_rate(&self, context: &mut RequestContext) {
         if !context.quota.try_resume() {
             context.reserve();
@@ -39,7 +42,8 @@ impl StreamFinder {
         }
     }
 
-    /// Returns the stream of an event ID and the cursor in it, for the caller with this credential or an older one.
+    /// Returns the stream of an event ID and the cursor in it, for the caller with this credential
+    /// or an older one.
     pub(super) async fn find_stream(
         &self,
         context: &RequestContext,
@@ -48,7 +52,8 @@ impl StreamFinder {
         self.find_verified(context, id, self.log.verify(id)).await
     }
 
-    /// Returns the stream of a task, for the caller with this credential or an older one. `id` is the handle in the ID of the task.
+    /// Returns the stream of a task, for the caller with this credential or an older one. `id` is
+    /// the handle in the ID of the task.
     pub(super) async fn find_task(
         &self,
         context: &RequestContext,
@@ -85,12 +90,14 @@ impl StreamFinder {
         self.tokens.find_by_previous_token(context, verified.as_ref()).await
     }
 
-    /// Returns the number of searches for a stream. Another replica may take the stream before it is found here.
+    /// Returns the number of searches for a stream. Another replica may take the stream before it
+    /// is found here.
     fn attempts(&self) -> usize {
         if self.log.has_store() { 2 } else { 1 }
     }
 
-    /// Restores a stream that only the store has. A store that cannot be asked is not an empty one: the client must retry.
+    /// Restores a stream that only the store has. A store that cannot be asked is not an empty one:
+    /// the client must retry.
     async fn restore(
         &self,
         context: &RequestContext,
@@ -107,8 +114,8 @@ impl StreamFinder {
         }
     }
 
-    /// True if a live replica has the event that an ID names, and the store does not have it yet. A replica that does not respond counts
-    /// as one.
+    /// True if a live replica has the event that an ID names, and the store does not have it yet. A
+    /// replica that does not respond counts as one.
     async fn is_ahead_at_owner(&self, verified: &Verified) -> bool {
         let Some(replicas) = &self.replicas else { return false };
         let Some((owner, stream, seq)) = self.log.may_be_ahead(verified) else { return false };
@@ -119,7 +126,8 @@ impl StreamFinder {
         }
     }
 
-    /// Returns the stream that the request's token opens, for the caller with this credential or an older one.
+    /// Returns the stream that the request's token opens, for the caller with this credential or an
+    /// older one.
     pub(super) async fn find_by_token(
         &self,
         context: &RequestContext,
@@ -139,8 +147,8 @@ impl StreamFinder {
         self.tokens.find_by_resume_token(context, &token, handle.as_ref()).await
     }
 
-    /// Waits until the stream of `id` is here, up to the event that the request's `Last-Event-ID` names in it. Does nothing if that names
-    /// no event of this stream.
+    /// Waits until the stream of `id` is here, up to the event that the request's `Last-Event-ID`
+    /// names in it. Does nothing if that names no event of this stream.
     pub(super) async fn restore_cursor(&self, context: &RequestContext, id: &EventId) -> Result<(), Unproven> {
         match context.last_event_id().filter(|named| named.names_stream_of(id)) {
             Some(named) => self.restore(context, &named, self.log.verify(&named).as_ref()).await,
@@ -148,7 +156,8 @@ impl StreamFinder {
         }
     }
 
-    /// Returns the cursor in `stream` that the request's `Last-Event-ID` names, or `None` if it names none of this stream.
+    /// Returns the cursor in `stream` that the request's `Last-Event-ID` names, or `None` if it
+    /// names none of this stream.
     pub(super) fn cursor_in(&self, context: &RequestContext, stream: &Arc<Stream>) -> Option<Seq> {
         let named = context.last_event_id()?;
         let (found, cursor) = self.log.find(self.log.verify(&named).as_ref(), stream.binding())?;

@@ -85,8 +85,8 @@ impl StreamResponder {
         Follow::new(attachment, receipt, receipts, self.metrics.delivery.clone(), plan, start)
     }
 
-    /// Returns the plan of delivery for the connection of `attachment`, whose client speaks `version` and takes `empty_events`. `is_resume`: true
-    /// if this request resumes the stream.
+    /// Returns the plan of delivery for the connection of `attachment`, whose client speaks
+    /// `version` and takes `empty_events`. `is_resume`: true if this request resumes the stream.
     pub(super) fn plan(
         &self,
         attachment: &Attachment,
@@ -106,7 +106,8 @@ impl StreamResponder {
         let is_primed = delivery.prime == Prime::All || can_resume || has_resumed();
         let opening =
             if is_primed && empty_events != EmptyEvents::Absent { Opening::PrimingEvent } else { Opening::Comment };
-        // A connection is closed early only if its client reconnects. All such clients are primed, and so have got a `retry`.
+        // A connection is closed early only if its client reconnects. All such clients are primed,
+        // and so have got a `retry`.
         let is_polling_revision = version.is_some_and(|version| version.as_str() == POLLING_REVISION);
         let max_connection = delivery.max_connection;
         let early_close = if !is_polling_revision && !has_resumed() {
@@ -134,8 +135,8 @@ impl StreamResponder {
         }
     }
 
-    /// Returns the response that follows a stream and names its URL, under the upstream's head or the proxy's own. `query` is that of the
-    /// request.
+    /// Returns the response that follows a stream and names its URL, under the upstream's head or
+    /// the proxy's own. `query` is that of the request.
     pub(super) fn respond_with(
         &self,
         head: Option<(StatusCode, HeaderMap)>,
@@ -153,7 +154,8 @@ impl StreamResponder {
         response
     }
 
-    /// True if the connection of a client whose call begins `stream` is closed when its input is required.
+    /// True if the connection of a client whose call begins `stream` is closed when its input is
+    /// required.
     pub(super) fn should_end_at_turn(&self, stream: &Stream, session: Option<&Session>) -> bool {
         match self.config.dialects.stream_url_turns {
             Turns::Off => false,

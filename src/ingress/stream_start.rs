@@ -55,8 +55,9 @@ impl StreamStarter {
         }
     }
 
-    /// Registers this replica for the session, so that responses, cancels and the end of the session find its calls here. Does nothing for
-    /// a session that no replica opened, since any client can invent one.
+    /// Registers this replica for the session, so that responses, cancels and the end of the
+    /// session find its calls here. Does nothing for a session that no replica opened, since any
+    /// client can invent one.
     pub(super) async fn register_session(&self, context: &RequestContext) {
         if self.has_replicas
             && let (Some(session), Some(id)) = (&context.session, &context.binding.session)
@@ -104,7 +105,8 @@ impl StreamStarter {
             address: context.address,
             subject: context.binding.subject,
             observer,
-            // A balancer sends a call that names no replica to another one, whose server may be there.
+            // A balancer sends a call that names no replica to another one, whose server may be
+            // there.
             should_wait: !context.sender.is_marked() || context.binding.session.is_some(),
             may_revive,
             is_routed: context.sender.is_routed(),

@@ -1,4 +1,5 @@
-//! Requests on a stream URL: a GET resumes the stream, and a POST delivers the client's responses first.
+//! Requests on a stream URL: a GET resumes the stream, and a POST delivers the client's responses
+//! first.
 
 use std::sync::Arc;
 
@@ -50,7 +51,8 @@ impl StreamUrls {
         Self { config: components.config.clone(), refusals, finder, responder, standalone, responses }
     }
 
-    /// Handles a request on the URL of the stream `named`, with the body of a POST, or `None` for a GET.
+    /// Handles a request on the URL of the stream `named`, with the body of a POST, or `None` for a
+    /// GET.
     pub(super) async fn handle(
         &self,
         context: Box<RequestContext>,
@@ -97,7 +99,8 @@ impl StreamUrls {
         if let (Some(_), Some(session)) = (&found, &context.session) {
             session.note_resume_by_url();
         }
-        // A standalone stream fails no request: its client gets the retained events, or the next stream.
+        // A standalone stream fails no request: its client gets the retained events, or the next
+        // stream.
         let is_standalone = target.id.unverified_kind() == Some(StreamKind::Standalone) && responses.is_none();
         match resumption {
             UrlResumption::Open(resumption) => {
@@ -122,7 +125,8 @@ impl StreamUrls {
     }
 }
 
-/// Returns the stream that a request names. Its event ID names the stream as well, and must name the same one.
+/// Returns the stream that a request names. Its event ID names the stream as well, and must name
+/// the same one.
 fn target(context: &RequestContext, named: Named) -> Result<Target, ErrorCode> {
     let Named::Stream(url) = named else { return Err(ErrorCode::BadRequest) };
     let Some(text) = context.parts.headers.get(names::LAST_EVENT_ID) else {

@@ -1,10 +1,12 @@
 //! Callers with a refreshed token: calls that they began with an older token are still their own.
 //!
-//! A caller is known by its credential. A JWT also claims a subject (`iss` and `sub`), which any client can invent. The claim therefore
-//! only says where to search. Only if something is found there, the upstream is asked about the token
-//! ([`Upstream::probe`](crate::upstream::Upstream::probe)). A new call always belongs to the caller's own credential and claim, and never
-//! to an older credential, whose holder may have invented its claim. The other credentials of a request must stay the same: they are a
-//! part of the claim, and the upstream is asked about the token alone.
+//! A caller is known by its credential. A JWT also claims a subject (`iss` and `sub`), which any
+//! client can invent. The claim therefore only says where to search. Only if something is found
+//! there, the upstream is asked about the token
+//! ([`Upstream::probe`](crate::upstream::Upstream::probe)). A new call always belongs to the
+//! caller's own credential and claim, and never to an older credential, whose holder may have
+//! invented its claim. The other credentials of a request must stay the same: they are a part of
+//! the claim, and the upstream is asked about the token alone.
 
 use std::sync::Arc;
 
@@ -116,7 +118,8 @@ impl TokenRefresh {
         }
     }
 
-    /// Returns the records of the session under older tokens, if one of them `concerns` the request.
+    /// Returns the records of the session under older tokens, if one of them `concerns` the
+    /// request.
     pub(super) async fn previous_sessions(
         &self,
         context: &RequestContext,
@@ -144,16 +147,17 @@ impl TokenRefresh {
         }
     }
 
-    /// Returns the caller in the same session with the other tokens that claim its subject. Empty for nearly all callers.
+    /// Returns the caller in the same session with the other tokens that claim its subject. Empty
+    /// for nearly all callers.
     fn previous_bindings(&self, caller: &Binding) -> Vec<Binding> {
         let Some(subject) = &caller.subject else { return Vec::new() };
         let others = self.upstream.observed().tokens().other_principals(subject, &caller.principal);
         others.into_iter().map(|principal| Binding { principal, ..caller.clone() }).collect()
     }
 
-    /// True if the upstream confirms the caller's token. Asks the upstream, unless that was done a moment ago. Of several requests at
-    /// once, the first asks for all. If it learns nothing of the token, each asks for itself, since the upstream may answer another
-    /// request differently.
+    /// True if the upstream confirms the caller's token. Asks the upstream, unless that was done a
+    /// moment ago. Of several requests at once, the first asks for all. If it learns nothing of the
+    /// token, each asks for itself, since the upstream may answer another request differently.
     pub(super) async fn proves_subject(&self, context: &RequestContext, era: Era) -> Result<bool, Unproven> {
         if context.has_remote_session() {
             // Only the session's own server could tell, and no other may see the session.
@@ -187,7 +191,8 @@ impl TokenRefresh {
             ProbeOutcome::Genuine => true,
             ProbeOutcome::Foreign => false,
             ProbeOutcome::Inconclusive => return Ok(false),
-            // The probe went without the other credentials, which may be the reason for the refusal.
+            // The probe went without the other credentials, which may be the reason for the
+            // refusal.
             ProbeOutcome::Refused(_) if context.presented_credentials().has_other_credentials() => return Ok(false),
             ProbeOutcome::Refused(refusal) => {
                 let (request, response) = *refusal;
@@ -210,7 +215,8 @@ fn era(context: &RequestContext) -> Era {
     context.version().as_ref().map_or(Era::Legacy, ProtocolVersion::era)
 }
 
-/// True if one of `streams` has an open request that one of `messages` answers, or a call that one of `cancelled` names.
+/// True if one of `streams` has an open request that one of `messages` answers, or a call that one
+/// of `cancelled` names.
 pub(super) fn is_concerned(streams: &[Arc<Stream>], messages: &[Message], cancelled: &[RequestId]) -> bool {
     let response_ids = messages.iter().filter_map(|message| match message {
         Message::Response { id, .. } => id.as_ref(),

@@ -1,7 +1,7 @@
 //! Traces of requests: their IDs in the log, and the spans of returns.
 //!
-//! The lines of a request name its trace: while it is handled, while its body is written, and afterwards in the tasks that it leaves. A
-//! request without a trace pays for one look at its head.
+//! The lines of a request name its trace: while it is handled, while its body is written, and
+//! afterwards in the tasks that it leaves. A request without a trace pays for one look at its head.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -19,13 +19,15 @@ use crate::event_log::Stream;
 use crate::protocol::ids::Seq;
 use crate::protocol::trace::{TraceContext, TraceId};
 
-/// Returns the span of a request that names a trace. Its level is the highest, so that lines of every level have it.
+/// Returns the span of a request that names a trace. Its level is the highest, so that lines of
+/// every level have it.
 pub(super) fn span(headers: &HeaderMap) -> Option<Span> {
     TraceId::from_headers(headers).map(|trace_id| error_span!("request", %trace_id))
 }
 
-/// Records the return of a client to `stream`, by the means `how`, from its arrival until now. The client continues after `cursor`. Returns
-/// the span of the return, or `None` if the call is not traced.
+/// Records the return of a client to `stream`, by the means `how`, from its arrival until now. The
+/// client continues after `cursor`. Returns the span of the return, or `None` if the call is not
+/// traced.
 pub(super) fn trace_return(
     context: &RequestContext,
     stream: &Stream,

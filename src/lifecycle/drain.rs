@@ -1,10 +1,14 @@
 //! The drain: the end of a process without the loss of a call that can still end.
 //!
-//! From the beginning of the drain the process is not ready. New calls are still taken for a delay, so that load balancers notice first. After
-//! the delay new calls are refused. Running calls go on: their streams can be resumed, and client responses and cancels are accepted, as are
-//! requests of a session of which a call runs or has just ended. A standalone stream of another session is not opened anew. The drain is over when no call runs and clients have had the time to resume for their responses. If other replicas
-//! share the store, clients are sent there at once. At the timeout, which counts from the beginning, the remaining calls end with an
-//! error. Absent: signals (in the binary), listeners (in the composition root), and requests for a drain (on the admin listener).
+//! From the beginning of the drain the process is not ready. New calls are still taken for a delay,
+//! so that load balancers notice first. After the delay new calls are refused. Running calls go on:
+//! their streams can be resumed, and client responses and cancels are accepted, as are requests of
+//! a session of which a call runs or has just ended. A standalone stream of another session is not
+//! opened anew. The drain is over when no call runs and clients have had the time to resume for
+//! their responses. If other replicas share the store, clients are sent there at once. At the
+//! timeout, which counts from the beginning, the remaining calls end with an error. Absent: signals
+//! (in the binary), listeners (in the composition root), and requests for a drain (on the admin
+//! listener).
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +26,8 @@ use crate::event_log::EventLog;
 use crate::protocol::error::ErrorCode;
 use crate::sync::PerThread;
 
-/// Header that a request for a drain must have, with any value: a page of another origin cannot send it without a preflight request.
+/// Header that a request for a drain must have, with any value: a page of another origin cannot
+/// send it without a preflight request.
 pub const X_DRAIN: HeaderName = HeaderName::from_static("x-drain");
 /// Time that ended calls get to deliver their errors.
 const ERROR_GRACE: Duration = Duration::from_secs(1);
@@ -40,7 +45,8 @@ pub struct Drain {
     leaving: CancellationToken,
     is_leaving: AtomicBool,
     times: Times,
-    /// Reconnection delay of clients that are sent to another replica, or `None` if no other replica has the streams.
+    /// Reconnection delay of clients that are sent to another replica, or `None` if no other
+    /// replica has the streams.
     reconnect_elsewhere: Option<Duration>,
 }
 
@@ -56,8 +62,8 @@ pub struct Times {
 }
 
 impl Drain {
-    /// Creates a drain that has not begun. `reconnect_elsewhere` is the reconnection delay of clients that other replicas can serve, or `None` if
-    /// there are none.
+    /// Creates a drain that has not begun. `reconnect_elsewhere` is the reconnection delay of
+    /// clients that other replicas can serve, or `None` if there are none.
     pub fn new(log: Arc<EventLog>, times: Times, reconnect_elsewhere: Option<Duration>) -> Self {
         Self {
             log,
@@ -86,7 +92,8 @@ impl Drain {
         self.is_leaving.load(Ordering::Relaxed)
     }
 
-    /// Resolves when clients are sent to another replica. Their connections end after the responses in progress.
+    /// Resolves when clients are sent to another replica. Their connections end after the responses
+    /// in progress.
     pub async fn leaving(&self) {
         self.leaving.cancelled().await;
     }
@@ -101,8 +108,9 @@ impl Drain {
         self.running.0.own().ending.cancelled().await;
     }
 
-    /// Drains, and returns when the drain is over, at the latest at the timeout. A later call waits as well, for no longer than the timeout from
-    /// its own beginning. Dropping the future does not cancel the drain.
+    /// Drains, and returns when the drain is over, at the latest at the timeout. A later call waits
+    /// as well, for no longer than the timeout from its own beginning. Dropping the future does not
+    /// cancel the drain.
     pub async fn run(&self) {
         let refuse_from = *self.refuse_from.get_or_init(|| {
             info!(calls = self.running.len(), delay = ?self.times.delay, "draining: not ready");
@@ -166,8 +174,8 @@ impl Drain {
     }
 }
 
-/// Running calls, by the thread that runs them: each call enters and leaves, and threads would contend for one list. Standalone streams do
-/// not count, because they do not end by themselves.
+/// Running calls, by the thread that runs them: each call enters and leaves, and threads would
+/// contend for one list. Standalone streams do not count, because they do not end by themselves.
 #[derive(Default)]
 struct RunningCalls(PerThread<CallsOfThread>);
 

@@ -1,9 +1,11 @@
 //! Lines on stderr and stdout that never block their writer.
 //!
-//! A pipe whose reader has stopped takes 64 KiB and then blocks each writer. So lines are queued, and a thread of its own writes them.
-//! The thread gathers lines for a moment and writes them together: a wake-up and a write for each line would cost more than a short call.
-//! Owned here: the limit of the queue, the count of dropped lines, and the end of the thread. Invariant: a worker that logs never waits for
-//! the output; a line for which the queue has no room is dropped and counted. The format of a text line is in [`text`]. Absent: the texts.
+//! A pipe whose reader has stopped takes 64 KiB and then blocks each writer. So lines are queued,
+//! and a thread of its own writes them. The thread gathers lines for a moment and writes them
+//! together: a wake-up and a write for each line would cost more than a short call. Owned here: the
+//! limit of the queue, the count of dropped lines, and the end of the thread. Invariant: a worker
+//! that logs never waits for the output; a line for which the queue has no room is dropped and
+//! counted. The format of a text line is in [`text`]. Absent: the texts.
 
 pub mod text;
 
@@ -21,7 +23,8 @@ use crate::sync;
 
 /// Limit of the queued bytes; further lines are dropped.
 const MAX_QUEUED: usize = 1024 * 1024;
-/// Time for which the thread gathers lines after the first. Lines are lost with a killed process for so long.
+/// Time for which the thread gathers lines after the first. Lines are lost with a killed process
+/// for so long.
 const GATHER: Duration = Duration::from_millis(10);
 /// Capacity that an empty buffer keeps.
 const KEPT_CAPACITY: usize = 64 * 1024;
@@ -129,7 +132,8 @@ impl Drop for Handle {
     }
 }
 
-/// Writes all lines until the queue is closed. Logs the number of dropped lines when the queue is empty again.
+/// Writes all lines until the queue is closed. Logs the number of dropped lines when the queue is
+/// empty again.
 fn write_all(mut output: impl Write, shared: &Shared) {
     let (mut text, mut reported) = (Vec::new(), 0);
     loop {

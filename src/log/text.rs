@@ -1,8 +1,9 @@
-//! Text format of the log: the default one of `tracing_subscriber`, byte for byte, at a fraction of its cost.
+//! Text format of the log: the default one of `tracing_subscriber`, byte for byte, at a fraction of
+//! its cost.
 //!
-//! Each call ends with a line, and the default formatter spends more on it than the call on its events. Owned here: the time of a line, of
-//! which a second's digits are kept, and fields of plain types. Absent: all other fields, and lines for a terminal, which the default
-//! formatter writes.
+//! Each call ends with a line, and the default formatter spends more on it than the call on its
+//! events. Owned here: the time of a line, of which a second's digits are kept, and fields of plain
+//! types. Absent: all other fields, and lines for a terminal, which the default formatter writes.
 
 use std::cell::RefCell;
 use std::fmt::{self, Debug};

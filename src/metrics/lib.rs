@@ -1,8 +1,10 @@
 //! Registration of metrics, and the metrics page.
 //!
-//! Each component has its own families, in a `metrics.rs` of its folder: a struct with one method for each observation. This module holds only what
-//! they share. Label values are words of fixed sets, never anything a client sent, and every series is on the page from the start: the
-//! first increment of a counter is then an increase to Prometheus. Metrics that each call observes count by thread ([`per_thread`]).
+//! Each component has its own families, in a `metrics.rs` of its folder: a struct with one method
+//! for each observation. This module holds only what they share. Label values are words of fixed
+//! sets, never anything a client sent, and every series is on the page from the start: the first
+//! increment of a counter is then an increase to Prometheus. Metrics that each call observes count
+//! by thread ([`per_thread`]).
 
 mod errors;
 mod per_thread;

@@ -1,6 +1,7 @@
 //! Counters, tallies and histograms that several threads observe without contention.
 //!
-//! Each thread counts in a part of its own. A metrics page moves the counts of all parts to the metric that it shows.
+//! Each thread counts in a part of its own. A metrics page moves the counts of all parts to the
+//! metric that it shows.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -72,7 +73,8 @@ impl Counters {
         Ok(Self { counters, shown })
     }
 
-    /// Counts one for the value of this number among those at the registration. Does nothing for an unknown number.
+    /// Counts one for the value of this number among those at the registration. Does nothing for an
+    /// unknown number.
     pub fn inc(&self, value: usize) {
         if let Some(counter) = self.counters.get(value) {
             counter.inc();

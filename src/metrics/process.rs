@@ -1,6 +1,8 @@
-//! Process metrics under the standard names of Prometheus client libraries: CPU, memory, descriptors, start.
+//! Process metrics under the standard names of Prometheus client libraries: CPU, memory,
+//! descriptors, start.
 //!
-//! The values are read from `/proc` when the page is rendered. On other systems than Linux only the start is known.
+//! The values are read from `/proc` when the page is rendered. On other systems than Linux only the
+//! start is known.
 
 use std::fs;
 use std::sync::Mutex;

@@ -108,8 +108,9 @@ impl CallSpan {
         self.begin_below(self.context(), name, kind, clock::wall())
     }
 
-    /// Begins a span for the return of a client that came at `since_1970`. Its parent is the trace context that the request names, if that is sampled;
-    /// else this span, to which it is linked in both cases.
+    /// Begins a span for the return of a client that came at `since_1970`. Its parent is the trace
+    /// context that the request names, if that is sampled; else this span, to which it is linked in
+    /// both cases.
     pub fn begin_return(&self, request: Option<TraceContext>, since_1970: Duration) -> Span {
         let parent = request.filter(|request| request.is_sampled).unwrap_or(self.context());
         let mut span = self.begin_below(parent, "resume", SpanKind::Server, since_1970);

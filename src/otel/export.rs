@@ -1,7 +1,7 @@
 //! Export of spans: OTLP over HTTP, with messages in protobuf.
 //!
-//! The batch processor exports on its own thread, which has no runtime. The requests are therefore tasks of the runtime on which the
-//! export was started.
+//! The batch processor exports on its own thread, which has no runtime. The requests are therefore
+//! tasks of the runtime on which the export was started.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -57,7 +57,8 @@ struct Responses {
 }
 
 impl Exporter {
-    /// Creates the exporter, whose requests run on the runtime of the caller. `queued` counts the spans that wait.
+    /// Creates the exporter, whose requests run on the runtime of the caller. `queued` counts the
+    /// spans that wait.
     pub(super) fn new(config: &config::Otel, queued: Arc<AtomicUsize>, metrics: Arc<Metrics>) -> Result<Self, Error> {
         let headers = config.headers.iter().cloned().collect();
         let responses = Arc::<Responses>::default();
@@ -130,7 +131,8 @@ pub(super) fn tls_config(config: &config::Otel) -> Result<ClientConfig, tls::Err
     Ok(tls)
 }
 
-/// Returns the number of spans that a collector has rejected, by the body of its response. A body that is none counts as no rejection.
+/// Returns the number of spans that a collector has rejected, by the body of its response. A body
+/// that is none counts as no rejection.
 fn rejected(body: &[u8]) -> usize {
     let response = ExportTraceServiceResponse::decode(body).unwrap_or_default();
     response.partial_success.map_or(0, |partial| usize::try_from(partial.rejected_spans).unwrap_or(0))

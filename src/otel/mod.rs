@@ -1,11 +1,13 @@
 //! Traces of calls, for a collector of OpenTelemetry.
 //!
-//! A call has one span from its POST to its end, across all connections and replicas: [`CallSpan`]. Its requests to the server, its deliveries
-//! and its returns have spans below that one: [`Span`]. A span goes to the collector once it has ended, by the batch processor of the SDK and
-//! OTLP over HTTP. The ID of a call's span is part of the record of its stream, so that another process can add to the trace, and can end the
-//! call in the place of one that is gone. Invariants: without an endpoint nothing here exists, and a call that is not sampled has no span; a
-//! collector that takes nothing costs spans, and never a call. Absent: metrics, which are Prometheus's (`metrics`), log lines (`log`), and the
-//! form of `traceparent` (`protocol`).
+//! A call has one span from its POST to its end, across all connections and replicas: [`CallSpan`].
+//! Its requests to the server, its deliveries and its returns have spans below that one: [`Span`].
+//! A span goes to the collector once it has ended, by the batch processor of the SDK and OTLP over
+//! HTTP. The ID of a call's span is part of the record of its stream, so that another process can
+//! add to the trace, and can end the call in the place of one that is gone. Invariants: without an
+//! endpoint nothing here exists, and a call that is not sampled has no span; a collector that takes
+//! nothing costs spans, and never a call. Absent: metrics, which are Prometheus's (`metrics`), log
+//! lines (`log`), and the form of `traceparent` (`protocol`).
 
 mod call_span;
 mod export;
@@ -73,7 +75,8 @@ struct Beginning {
 }
 
 impl Traces {
-    /// Starts the export, on the runtime of the caller and a thread of its own. `instance` tells this process from others of the service.
+    /// Starts the export, on the runtime of the caller and a thread of its own. `instance` tells
+    /// this process from others of the service.
     ///
     /// # Errors
     /// If the authorities or the endpoint cannot be used.
@@ -99,8 +102,9 @@ impl Traces {
         Ok(Arc::new(Self { processor, queued, metrics, scope, sampled_below }))
     }
 
-    /// Begins the span of a call whose request came at this time since 1970. Returns `None` for one that is not sampled: its sender decides, or
-    /// for a trace that begins here the configured share.
+    /// Begins the span of a call whose request came at this time since 1970. Returns `None` for one
+    /// that is not sampled: its sender decides, or for a trace that begins here the configured
+    /// share.
     pub fn begin_call(self: &Arc<Self>, request: RequestTrace, came: Duration) -> Option<Arc<CallSpan>> {
         let context = match request.parent {
             Some(parent) if !parent.is_sampled => return None,
@@ -116,8 +120,8 @@ impl Traces {
         Arc::new(CallSpan::new(self.clone(), record, None))
     }
 
-    /// Sends all spans that have ended, for five seconds at most. Blocks, and needs the runtime of [`Self::start`] meanwhile. Spans that end later are
-    /// dropped.
+    /// Sends all spans that have ended, for five seconds at most. Blocks, and needs the runtime of
+    /// [`Self::start`] meanwhile. Spans that end later are dropped.
     pub fn end(&self) {
         // The collector may be gone as well.
         let _ = self.processor.shutdown_with_timeout(FLUSH);

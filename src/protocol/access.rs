@@ -1,9 +1,10 @@
 //! The hosts under which the proxy may be addressed, and the web origins that it serves.
 //!
-//! A browser sends the requests of any page to any address. `Host` is the name under which the page reached the proxy: a page whose own
-//! name suddenly resolves to 127.0.0.1 attempts DNS rebinding. `Origin` is the origin of the page. Two pure functions decide:
-//! [`AllowedHosts::admit`] and [`AllowedOrigins::admit`]. Absent: the identity of the caller, since a program that is no browser can send
-//! any header.
+//! A browser sends the requests of any page to any address. `Host` is the name under which the page
+//! reached the proxy: a page whose own name suddenly resolves to 127.0.0.1 attempts DNS rebinding.
+//! `Origin` is the origin of the page. Two pure functions decide: [`AllowedHosts::admit`] and
+//! [`AllowedOrigins::admit`]. Absent: the identity of the caller, since a program that is no
+//! browser can send any header.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -38,7 +39,8 @@ pub enum AllowedOrigins {
     Listed(Vec<OriginPattern>),
 }
 
-/// One entry of `listen.allowed_hosts`: `*`, or a name or address, `*.` for any name below one, with or without a port.
+/// One entry of `listen.allowed_hosts`: `*`, or a name or address, `*.` for any name below one,
+/// with or without a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPattern {
     name: Name,
@@ -46,7 +48,8 @@ pub struct HostPattern {
     port: Option<u16>,
 }
 
-/// One entry of `listen.allowed_origins`: `*`, `null`, or `scheme://` and a host as in [`HostPattern`].
+/// One entry of `listen.allowed_origins`: `*`, `null`, or `scheme://` and a host as in
+/// [`HostPattern`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OriginPattern {
     /// Every origin.
@@ -76,8 +79,9 @@ pub enum Name {
 }
 
 impl AllowedHosts {
-    /// Returns true if a request for `uri` with `headers` may be answered: it names a host, and every host that it
-    /// names is allowed. A request names hosts in its target, which is HTTP/2's `:authority`, and in `Host`.
+    /// Returns true if a request for `uri` with `headers` may be answered: it names a host, and
+    /// every host that it names is allowed. A request names hosts in its target, which is HTTP/2's
+    /// `:authority`, and in `Host`.
     pub fn admit(&self, uri: &Uri, headers: &HeaderMap) -> bool {
         if *self == AllowedHosts::Any {
             return true;
@@ -109,7 +113,8 @@ impl AllowedHosts {
 }
 
 impl AllowedOrigins {
-    /// Returns true if a request for `uri` with `headers` may be answered: it has no `Origin`, or an allowed one.
+    /// Returns true if a request for `uri` with `headers` may be answered: it has no `Origin`, or
+    /// an allowed one.
     pub fn admit(&self, uri: &Uri, headers: &HeaderMap) -> bool {
         let mut origins = headers.get_all(ORIGIN).iter();
         let (Some(origin), second) = (origins.next(), origins.next()) else { return true };
@@ -145,7 +150,8 @@ impl AllowedOrigins {
 /// Longest host or origin, in bytes, that a refusal repeats to its sender.
 const REPEATED: usize = 100;
 
-/// Returns the detail of a refusal because of the host: the host, and the configuration key that would allow it.
+/// Returns the detail of a refusal because of the host: the host, and the configuration key that
+/// would allow it.
 pub fn host_refused(uri: &Uri, headers: &HeaderMap) -> String {
     let host =
         uri.authority().map(|target| target.as_str().as_bytes()).or(headers.get(HOST).map(HeaderValue::as_bytes));
@@ -155,7 +161,8 @@ pub fn host_refused(uri: &Uri, headers: &HeaderMap) -> String {
     }
 }
 
-/// Returns the detail of a refusal because of the origin: the origin, and the configuration key that would allow it.
+/// Returns the detail of a refusal because of the origin: the origin, and the configuration key
+/// that would allow it.
 pub fn origin_refused(headers: &HeaderMap) -> String {
     let origin = headers.get(ORIGIN).map(HeaderValue::as_bytes).unwrap_or_default();
     format!("{} is not in listen.allowed_origins", repeated(origin))
@@ -188,8 +195,8 @@ impl Page {
         matches!(self.scheme.as_str(), "http" | "https")
     }
 
-    /// Returns true if `host` serves the page. A host without a port has the default port of the page's scheme, since TLS may end
-    /// before the proxy.
+    /// Returns true if `host` serves the page. A host without a port has the default port of the
+    /// page's scheme, since TLS may end before the proxy.
     fn is_of(&self, host: &Authority) -> bool {
         let Some(port) = port_of(host) else { return false };
         self.authority.host().eq_ignore_ascii_case(host.host())
@@ -245,7 +252,8 @@ impl FromStr for OriginPattern {
         }
         let scheme = scheme.to_ascii_lowercase();
         let (name, port) = name_and_port(rest).ok_or(WANTED)?;
-        // A pattern without a port means the default port, which an origin leaves out. An unknown scheme has none.
+        // A pattern without a port means the default port, which an origin leaves out. An unknown
+        // scheme has none.
         let port = port.unwrap_or_else(|| default_port(&scheme));
         Ok(OriginPattern::Page { scheme, name, port })
     }
@@ -279,8 +287,9 @@ fn authority(host: &HeaderValue) -> Option<Authority> {
     host.to_str().ok()?.parse().ok()
 }
 
-/// Returns the result of [`host_and_port`] for a name or IPv4 address with or without a port, at a tenth of the cost of
-/// parsing an authority. Nearly every request has such a host. Returns `None` for all others, valid or not.
+/// Returns the result of [`host_and_port`] for a name or IPv4 address with or without a port, at a
+/// tenth of the cost of parsing an authority. Nearly every request has such a host. Returns `None`
+/// for all others, valid or not.
 fn plain_host(host: &HeaderValue) -> Option<(&str, Option<u16>)> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-');
     let text = host.to_str().ok()?;
@@ -292,7 +301,8 @@ fn plain_host(host: &HeaderValue) -> Option<(&str, Option<u16>)> {
     if !name.is_empty() && name.bytes().all(is_plain) { Some((name, port)) } else { None }
 }
 
-/// Returns the host and the explicit port, or `None` if the authority is anything but a host with or without a port.
+/// Returns the host and the explicit port, or `None` if the authority is anything but a host with
+/// or without a port.
 fn host_and_port(authority: &Authority) -> Option<(&str, Option<u16>)> {
     // Computed once: each call of `host` searches the authority again.
     let host = authority.host();

@@ -1,8 +1,9 @@
-//! The names that identify a client certificate: subject and `subjectAltName`. A renewed certificate has the same names, so it is the
-//! same client.
+//! The names that identify a client certificate: subject and `subjectAltName`. A renewed
+//! certificate has the same names, so it is the same client.
 //!
-//! The certificate is parsed as DER ([X.690], [RFC 5280 §4.1]) as far as these two fields, which are compared as bytes. Absent:
-//! verification, which the TLS handshake does, and any meaning of the names.
+//! The certificate is parsed as DER ([X.690], [RFC 5280 §4.1]) as far as these two fields, which
+//! are compared as bytes. Absent: verification, which the TLS handshake does, and any meaning of
+//! the names.
 //!
 //! [X.690]: https://www.itu.int/rec/T-REC-X.690
 //! [RFC 5280 §4.1]: https://www.rfc-editor.org/rfc/rfc5280#section-4.1
@@ -23,7 +24,8 @@ const SUBJECT_ALT_NAME: &[u8] = &[0x55, 0x1D, 0x11];
 pub struct CertificateNames([u8; 32]);
 
 impl CertificateNames {
-    /// Returns the hash for a certificate in DER. A certificate without names, or one that cannot be parsed, is hashed as a whole.
+    /// Returns the hash for a certificate in DER. A certificate without names, or one that cannot
+    /// be parsed, is hashed as a whole.
     pub fn of(der: &[u8]) -> Self {
         let mut hash = Sha256::new();
         match names(der) {
@@ -47,7 +49,8 @@ impl CertificateNames {
     }
 }
 
-/// Returns the contents of the subject and of the extension with alternative names, or `None` if the certificate cannot be parsed.
+/// Returns the contents of the subject and of the extension with alternative names, or `None` if
+/// the certificate cannot be parsed.
 fn names(der: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
     let (certificate, _) = expect(SEQUENCE, der)?;
     let (to_be_signed, _) = expect(SEQUENCE, certificate)?;
@@ -90,7 +93,8 @@ fn expect(tag: u8, der: &[u8]) -> Option<(&[u8], &[u8])> {
     if found == tag { Some((content, behind)) } else { None }
 }
 
-/// Returns the tag of the first element, its content, and the bytes behind it. No certificate has tags of more than one byte.
+/// Returns the tag of the first element, its content, and the bytes behind it. No certificate has
+/// tags of more than one byte.
 fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     const LONG_TAG: u8 = 0x1F;
     const LONG_LENGTH: u8 = 0x80;

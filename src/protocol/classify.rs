@@ -1,7 +1,7 @@
 //! Classification of requests on the endpoint.
 //!
-//! Owned here: the one decision between forwarding a request as it is and handling it. Absent: the existence of the stream or session
-//! that it names, which only the log knows.
+//! Owned here: the one decision between forwarding a request as it is and handling it. Absent: the
+//! existence of the stream or session that it names, which only the log knows.
 
 use http::{HeaderMap, Method};
 
@@ -12,7 +12,8 @@ use super::ids::EventId;
 use super::jsonrpc::{self, Body, Message, MethodName, PeekError, RequestId};
 use super::tasks::{TaskMethod, TaskRequest};
 
-/// Default limit for the messages of an array. Clients of the only revision that has arrays send a handful.
+/// Default limit for the messages of an array. Clients of the only revision that has arrays send a
+/// handful.
 pub const BATCH_MAX: usize = 100;
 
 /// The handling of a request.
@@ -26,7 +27,8 @@ pub enum Route {
     ClientResponses(Vec<Message>),
     /// A POST with a request of a dialect, which the proxy handles itself.
     Dialect(Dialect),
-    /// A POST with a request that concerns a task, which the proxy or the server has; as a call, it is the other.
+    /// A POST with a request that concerns a task, which the proxy or the server has; as a call, it
+    /// is the other.
     Task(TaskRequest, Call),
     /// A GET that resumes a stream.
     Resume(EventId),
@@ -72,14 +74,14 @@ impl Call {
         self.methods.has_any(MethodSet::INITIALIZE)
     }
 
-    /// Returns true if it opens a session or discovers the server. Its response must reach the client with its own status: nothing is
-    /// committed before it.
+    /// Returns true if it opens a session or discovers the server. Its response must reach the
+    /// client with its own status: nothing is committed before it.
     pub fn is_opening(&self) -> bool {
         self.methods.has_any(MethodSet::INITIALIZE.union(MethodSet::DISCOVER))
     }
 
-    /// Returns true if it holds `subscriptions/listen`, whose stream never pauses its upstream: notifications for as long as the client
-    /// listens.
+    /// Returns true if it holds `subscriptions/listen`, whose stream never pauses its upstream:
+    /// notifications for as long as the client listens.
     pub fn has_listen(&self) -> bool {
         self.methods.has_any(MethodSet::LISTEN)
     }
@@ -94,7 +96,8 @@ impl Call {
         self.methods.has_any(MethodSet::CALL_TOOL)
     }
 
-    /// Returns true if it changes what the server keeps for the session: its log level or its subscriptions.
+    /// Returns true if it changes what the server keeps for the session: its log level or its
+    /// subscriptions.
     pub fn changes_session(&self) -> bool {
         self.methods.has_any(MethodSet::CHANGE_SESSION)
     }
@@ -174,7 +177,8 @@ fn get(headers: &HeaderMap) -> Route {
     }
 }
 
-/// Returns the era of a head: legacy if it names no revision, and modern if it names one that cannot be read.
+/// Returns the era of a head: legacy if it names no revision, and modern if it names one that
+/// cannot be read.
 fn era_of(headers: &HeaderMap) -> Era {
     match ProtocolVersion::from_headers(headers) {
         Some(version) => version.era(),
@@ -183,8 +187,9 @@ fn era_of(headers: &HeaderMap) -> Era {
     }
 }
 
-/// Classifies a POST by its head and JSON body. `session_version` is the revision of its session's record, `enabled` are the dialects of
-/// the proxy, and `batch_max` limits the messages of an array.
+/// Classifies a POST by its head and JSON body. `session_version` is the revision of its session's
+/// record, `enabled` are the dialects of the proxy, and `batch_max` limits the messages of an
+/// array.
 pub fn post(
     headers: &HeaderMap,
     body: &[u8],
@@ -225,7 +230,8 @@ pub fn post(
     }
 }
 
-/// Returns the route of a POST that holds a message of a dialect. Such a message must be alone and have an id.
+/// Returns the route of a POST that holds a message of a dialect. Such a message must be alone and
+/// have an id.
 fn dialect(messages: &[Message], enabled: Declared) -> Option<Route> {
     let method = messages.iter().find_map(|message| match message {
         Message::Request { method, .. } | Message::Notification { method } => dialect::Method::parse(method, enabled),
@@ -238,7 +244,8 @@ fn dialect(messages: &[Message], enabled: Declared) -> Option<Route> {
     })
 }
 
-/// Returns the request of a body that concerns a task, or `None` for any other. The usual methods are told by their kind alone.
+/// Returns the request of a body that concerns a task, or `None` for any other. The usual methods
+/// are told by their kind alone.
 fn task_request(messages: &Body) -> Option<TaskRequest> {
     match messages {
         Body::Single(Message::Request { id, method: MethodName::Owned(method) }) => {

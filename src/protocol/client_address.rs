@@ -1,8 +1,9 @@
 //! The client of a request, and the headers with which proxies describe it.
 //!
-//! Any sender can write `X-Forwarded-For`, so it counts only as far as its writers are trusted: from the right, over trusted addresses, to
-//! the first that is not trusted. All functions are pure. Absent: `Forwarded`, which is passed on or dropped and never read; hosts and
-//! schemes, which are in the request itself.
+//! Any sender can write `X-Forwarded-For`, so it counts only as far as its writers are trusted:
+//! from the right, over trusted addresses, to the first that is not trusted. All functions are
+//! pure. Absent: `Forwarded`, which is passed on or dropped and never read; hosts and schemes,
+//! which are in the request itself.
 
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
@@ -37,8 +38,9 @@ impl From<Network> for IpNet {
     }
 }
 
-/// Returns true if proxies describe the client in this header: `Forwarded`, `X-Forwarded`, `X-Forwarded-*` or `X-Real-IP`. Servers that
-/// read headers as CGI variables do not distinguish `_` from `-`, and neither does this function.
+/// Returns true if proxies describe the client in this header: `Forwarded`, `X-Forwarded`,
+/// `X-Forwarded-*` or `X-Real-IP`. Servers that read headers as CGI variables do not distinguish
+/// `_` from `-`, and neither does this function.
 pub fn describes_client(name: &HeaderName) -> bool {
     const X_FORWARDED: &[u8] = b"x-forwarded";
     let is = |name: &[u8], known: &[u8]| {
@@ -58,11 +60,14 @@ pub fn describes_client(name: &HeaderName) -> bool {
 /// The sender of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Client {
-    /// The nearest address that is not trusted, or the farthest trusted one; never IPv4 written as IPv6.
+    /// The nearest address that is not trusted, or the farthest trusted one; never IPv4 written as
+    /// IPv6.
     pub address: IpAddr,
-    /// The value of [`X_FORWARDED_FOR`] for the upstream: the value from the peer if it is trusted, and the peer.
+    /// The value of [`X_FORWARDED_FOR`] for the upstream: the value from the peer if it is trusted,
+    /// and the peer.
     pub forwarded_for: HeaderValue,
-    /// True if the peer is trusted. Otherwise the headers that [`describes_client`] names are dropped.
+    /// True if the peer is trusted. Otherwise the headers that [`describes_client`] names are
+    /// dropped.
     pub is_behind_trusted: bool,
 }
 
@@ -109,8 +114,8 @@ impl Trust {
         }
     }
 
-    /// Walks `entries`, the newest first, from the trusted `peer` to the first address that is not trusted, or to the last one before an
-    /// entry that is no address.
+    /// Walks `entries`, the newest first, from the trusted `peer` to the first address that is not
+    /// trusted, or to the last one before an entry that is no address.
     fn farthest<'a>(&self, peer: IpAddr, entries: impl Iterator<Item = &'a [u8]>) -> IpAddr {
         let mut farthest = peer;
         // RFC 9110 §5.6.1.2: an empty element of a list is ignored.

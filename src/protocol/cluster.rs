@@ -1,7 +1,7 @@
 //! Messages between replicas that share a store, in JSON.
 //!
-//! Owned here: the wire form. Absent: the time of sending, which the cluster decides. A replica of another version may send a message that
-//! is unknown here: it is skipped, and is no error.
+//! Owned here: the wire form. Absent: the time of sending, which the cluster decides. A replica of
+//! another version may send a message that is unknown here: it is skipped, and is no error.
 
 use std::net::IpAddr;
 
@@ -17,7 +17,8 @@ use super::ids::{AttachId, Owner, Seq, StreamId};
 /// One message. The names of its variants and fields are on the wire.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
-    /// To the writer of a stream: its reader at another replica. Sent on each change, and again while the stream is read.
+    /// To the writer of a stream: its reader at another replica. Sent on each change, and again
+    /// while the stream is read.
     Reader(Reader),
     /// To a replica with a reader of the stream: a newer reader is at another replica.
     Displaced {
@@ -55,8 +56,9 @@ pub enum Message {
         run: Option<StreamId>,
         /// The fingerprint of the call's body, or `None` if it has no `Idempotency-Key`.
         body: Option<Base64>,
-        /// The session of the call, if the replica that waits joins the session with this call, and asks for the claims of all calls in
-        /// it. The reply is [`RepeatedCall::Nothing`] then. A replica that does not know this field claims each call before it runs.
+        /// The session of the call, if the replica that waits joins the session with this call, and
+        /// asks for the claims of all calls in it. The reply is [`RepeatedCall::Nothing`] then. A
+        /// replica that does not know this field claims each call before it runs.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         joined: Option<JoinedSession>,
     },
@@ -128,7 +130,8 @@ pub struct Reader {
     pub confirmed: Seq,
     /// True if a client has resumed the stream at that replica.
     pub returned: bool,
-    /// Number of requests for the stream at that replica, with or without a read. An increase restarts the stream's timers.
+    /// Number of requests for the stream at that replica, with or without a read. An increase
+    /// restarts the stream's timers.
     pub touches: u64,
 }
 

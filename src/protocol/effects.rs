@@ -22,7 +22,8 @@ const WITHOUT_EFFECTS: [&str; 14] = [
     "tools/list",
 ];
 
-/// Returns true if the body of a POST has requests without effects alone. A GET has no body, and no effect either.
+/// Returns true if the body of a POST has requests without effects alone. A GET has no body, and no
+/// effect either.
 pub fn are_absent(body: &[u8]) -> bool {
     if body.is_empty() {
         return true;

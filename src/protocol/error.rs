@@ -1,7 +1,8 @@
 //! Every failure that the proxy itself reports, and its meaning for the client.
 //!
-//! Owned here: the one table of HTTP status, JSON-RPC code, party at fault, and the possibility that the tool has run. Absent: HTTP
-//! responses (`server::respond`), and errors of the upstream, which pass unchanged.
+//! Owned here: the one table of HTTP status, JSON-RPC code, party at fault, and the possibility
+//! that the tool has run. Absent: HTTP responses (`server::respond`), and errors of the upstream,
+//! which pass unchanged.
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -32,8 +33,8 @@ impl Side {
     }
 }
 
-/// Cause of an error. Records hold its [`Self::label`]. Each code has exactly one row in the tables below, in
-/// `docs/errors.md`, and in [`ErrorCode::ALL`].
+/// Cause of an error. Records hold its [`Self::label`]. Each code has exactly one row in the tables
+/// below, in `docs/errors.md`, and in [`ErrorCode::ALL`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "&'static str", try_from = "String")]
 pub enum ErrorCode {
@@ -43,7 +44,8 @@ pub enum ErrorCode {
     UpstreamTimeout,
     /// The upstream's connection broke, or its HTTP response ended, before the JSON-RPC response.
     UpstreamBroke,
-    /// The upstream's response was no JSON-RPC response: content type, encoding, or a malformed body.
+    /// The upstream's response was no JSON-RPC response: content type, encoding, or a malformed
+    /// body.
     UpstreamGarbage,
     /// One event of the upstream was larger than `max_event_bytes`.
     EventTooLarge,
@@ -83,7 +85,8 @@ pub enum ErrorCode {
     HostRefused,
     /// The request comes from a page whose origin is not in `listen.allowed_origins`.
     OriginRefused,
-    /// The requested stream was begun with another token of the same subject, and the upstream could not be asked to verify this one.
+    /// The requested stream was begun with another token of the same subject, and the upstream
+    /// could not be asked to verify this one.
     TokenUnproven,
     /// The body took too long to arrive.
     BodyTooSlow,
@@ -95,9 +98,11 @@ pub enum ErrorCode {
     TooManyHeld,
     /// The principal holds `streams.max_bytes_per_principal`.
     ShareFull,
-    /// All principals together hold `streams.max_bytes_total`, and this one more than its fair share.
+    /// All principals together hold `streams.max_bytes_total`, and this one more than its fair
+    /// share.
     ProxyFull,
-    /// There are `limits.connections` connections, or as many upstream connections as the limit of open files allows.
+    /// There are `limits.connections` connections, or as many upstream connections as the limit of
+    /// open files allows.
     TooManyConnections,
     /// A resume token, or the object named with it, gives this caller no access.
     TokenRefused,
@@ -462,7 +467,8 @@ pub struct UnknownCode(String);
 pub struct Failure {
     /// Cause of the error.
     pub code: ErrorCode,
-    /// True if the upstream may have begun to run the request. A repeated tool call could then run twice.
+    /// True if the upstream may have begun to run the request. A repeated tool call could then run
+    /// twice.
     pub may_have_run: bool,
     /// The status of the upstream's response, or `None` without one.
     pub http_status: Option<u16>,
@@ -481,7 +487,8 @@ impl Failure {
         Self { code, may_have_run: true, http_status: None, home: None }
     }
 
-    /// Creates the failure of a request in a session that `home` has, before any byte of it was run.
+    /// Creates the failure of a request in a session that `home` has, before any byte of it was
+    /// run.
     pub const fn at_home(home: Owner) -> Self {
         Self { home: Some(home), ..Self::before_run(ErrorCode::Misdirected) }
     }
@@ -491,13 +498,14 @@ impl Failure {
         self.write_message(id, self.code.message(), None)
     }
 
-    /// Returns the error message for `id` as [`Self::to_message`] does. One with a status has the headers of that
-    /// response in its data.
+    /// Returns the error message for `id` as [`Self::to_message`] does. One with a status has the
+    /// headers of that response in its data.
     pub fn to_message_with(self, id: Option<&RequestId>, headers: Option<&RefusalHeaders>) -> Vec<u8> {
         self.write_message(id, self.code.message(), headers)
     }
 
-    /// Returns the error message for `id`, or for a null id, with `detail` behind its constant text. The detail must not contain secrets.
+    /// Returns the error message for `id`, or for a null id, with `detail` behind its constant
+    /// text. The detail must not contain secrets.
     pub fn to_message_about(self, id: Option<&RequestId>, detail: &str) -> Vec<u8> {
         self.write_message(id, &format!("{}: {detail}", self.code.message()), None)
     }
@@ -513,7 +521,8 @@ impl Failure {
         jsonrpc::error_message(id, self.code.json_rpc(), message, data)
     }
 
-    /// Returns the messages for all `ids` as one JSON body: an object, or an array for a batch. Without ids the id is null.
+    /// Returns the messages for all `ids` as one JSON body: an object, or an array for a batch.
+    /// Without ids the id is null.
     pub fn to_body(self, ids: &[RequestId], batch: bool) -> Vec<u8> {
         match ids {
             [] => self.to_message(None),

@@ -1,8 +1,8 @@
-//! Reads the unverified `iss`, `sub`, client and `exp` of a JSON Web Token, and makes a copy with an invalid signature
-//! for probing.
+//! Reads the unverified `iss`, `sub`, client and `exp` of a JSON Web Token, and makes a copy with
+//! an invalid signature for probing.
 //!
-//! Nothing is verified here, and no claim may be believed: any bearer can write any claim. Absent: keys, algorithms,
-//! the present time.
+//! Nothing is verified here, and no claim may be believed: any bearer can write any claim. Absent:
+//! keys, algorithms, the present time.
 
 use std::fmt;
 use std::time::Duration;
@@ -16,8 +16,9 @@ use serde_json::Value;
 /// Limit for a payload, in bytes of base64. Real ones have about a thousand.
 const MAX_PAYLOAD_BYTES: usize = 16 * 1024;
 
-/// Subject of a token, as the token claims it. A token with one of these claims empty or duplicate claims nothing, as one whose issuer or subject is
-/// no string. A client that is a number counts by its text, and one that is neither counts as absent.
+/// Subject of a token, as the token claims it. A token with one of these claims empty or duplicate
+/// claims nothing, as one whose issuer or subject is no string. A client that is a number counts by
+/// its text, and one that is neither counts as absent.
 #[derive(Deserialize)]
 pub struct Claims {
     /// Issuer of the token.
@@ -49,8 +50,8 @@ impl fmt::Debug for Claims {
 }
 
 impl Claims {
-    /// Reads the claims of the token in an `Authorization` of the scheme `Bearer`. Returns `None` unless it is a signed JWT that has `iss` and
-    /// `sub`.
+    /// Reads the claims of the token in an `Authorization` of the scheme `Bearer`. Returns `None`
+    /// unless it is a signed JWT that has `iss` and `sub`.
     pub fn of(authorization: &HeaderValue) -> Option<Self> {
         let claims: Self = serde_json::from_slice(&payload(authorization)?).ok()?;
         let all = [Some(&claims.iss), Some(&claims.sub), claims.client_id.as_ref(), claims.azp.as_ref()];
@@ -66,14 +67,16 @@ struct Expiry {
     exp: f64,
 }
 
-/// Returns the time since 1970 at which the token in an `Authorization` of the scheme `Bearer` expires. Returns `None`
-/// unless it is a signed JWT with one `exp`. A time before 1970 is returned as 1970.
+/// Returns the time since 1970 at which the token in an `Authorization` of the scheme `Bearer`
+/// expires. Returns `None` unless it is a signed JWT with one `exp`. A time before 1970 is returned
+/// as 1970.
 pub fn expires_at(authorization: &HeaderValue) -> Option<Duration> {
     let Expiry { exp } = serde_json::from_slice(&payload(authorization)?).ok()?;
     if exp <= 0.0 { Some(Duration::ZERO) } else { Some(Duration::try_from_secs_f64(exp).unwrap_or(Duration::MAX)) }
 }
 
-/// Returns the decoded payload of a signed token, an object. Returns `None` if it is none or too long.
+/// Returns the decoded payload of a signed token, an object. Returns `None` if it is none or too
+/// long.
 fn payload(authorization: &HeaderValue) -> Option<Vec<u8>> {
     let payload = signed(authorization)?.payload;
     if payload.len() > MAX_PAYLOAD_BYTES {
@@ -84,7 +87,8 @@ fn payload(authorization: &HeaderValue) -> Option<Vec<u8>> {
     if payload.trim_ascii_start().starts_with(b"{") { Some(payload) } else { None }
 }
 
-/// Returns the `Authorization` header with an invalid signature, or `None` if it holds no signed JWT.
+/// Returns the `Authorization` header with an invalid signature, or `None` if it holds no signed
+/// JWT.
 pub fn corrupted(authorization: &HeaderValue) -> Option<HeaderValue> {
     let at = signed(authorization)?.signature_at;
     let mut bytes = authorization.as_bytes().to_vec();

@@ -1,8 +1,9 @@
 //! The sans-io core: bytes, values and `now` in; values, effects and deadlines out.
 //!
-//! Owned here: the codecs of the wire formats, the identifiers, the classification of requests and the stream state machine.
-//! Deliberately absent: sockets, tasks, clocks and randomness. Nothing in this folder imports a module of this crate outside it, so a
-//! short synchronous test can replay every protocol bug.
+//! Owned here: the codecs of the wire formats, the identifiers, the classification of requests and
+//! the stream state machine. Deliberately absent: sockets, tasks, clocks and randomness. Nothing in
+//! this folder imports a module of this crate outside it, so a short synchronous test can replay
+//! every protocol bug.
 
 pub mod access;
 pub mod bridge;

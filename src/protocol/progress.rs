@@ -1,7 +1,9 @@
-//! Progress of requests: the tokens under which clients ask for it, the reports of servers, and the notifications of the proxy's own.
+//! Progress of requests: the tokens under which clients ask for it, the reports of servers, and the
+//! notifications of the proxy's own.
 //!
-//! Owned here: the tokens of a body, the last progress in a server's message, the value of the next notification, and its bytes. Absent:
-//! the time of a notification (`delivery/beats.rs`), and the events that a server sent (`event_log/stream/progress.rs`).
+//! Owned here: the tokens of a body, the last progress in a server's message, the value of the next
+//! notification, and its bytes. Absent: the time of a notification (`delivery/beats.rs`), and the
+//! events that a server sent (`event_log/stream/progress.rs`).
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -13,14 +15,16 @@ use serde_json::value::RawValue;
 
 use super::jsonrpc::{self, Message, RequestId};
 
-/// Limit for the text of a token, in bytes. A request with a longer one gets no notifications of the proxy's own.
+/// Limit for the text of a token, in bytes. A request with a longer one gets no notifications of
+/// the proxy's own.
 const MAX_TOKEN_BYTES: usize = 64;
 
 /// Step between two notifications of the proxy's own, too small to be seen.
 const STEP: f64 = 0.000_001;
 
-/// A [`progressToken`](https://modelcontextprotocol.io/specification/2025-11-25/basic/utilities/progress), as the JSON text that its client
-/// wrote: a string or a number of at most 64 bytes.
+/// A
+/// [`progressToken`](https://modelcontextprotocol.io/specification/2025-11-25/basic/utilities/progress),
+/// as the JSON text that its client wrote: a string or a number of at most 64 bytes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ProgressToken(Box<str>);
@@ -35,7 +39,8 @@ pub struct TokenOfRequest {
 }
 
 impl ProgressToken {
-    /// Takes a token that is valid JSON. Returns `None` if it is neither a string nor a number, or too long.
+    /// Takes a token that is valid JSON. Returns `None` if it is neither a string nor a number, or
+    /// too long.
     pub fn of(json: &str) -> Option<Self> {
         let quotes = match json.as_bytes().first()? {
             b'"' => 2,
@@ -50,7 +55,8 @@ impl ProgressToken {
         &self.0
     }
 
-    /// Returns true if `json` is the same token, perhaps with other escapes or another form of the number.
+    /// Returns true if `json` is the same token, perhaps with other escapes or another form of the
+    /// number.
     fn is(&self, json: &str) -> bool {
         if *self.0 == *json {
             return true;
@@ -106,7 +112,8 @@ pub fn may_have_progress(data: &[u8]) -> bool {
     FINDER.find(data).is_some()
 }
 
-/// Calls `visit` with each progress in the data of an event, and with the index of its token in `tokens`.
+/// Calls `visit` with each progress in the data of an event, and with the index of its token in
+/// `tokens`.
 pub fn for_each_progress<'t>(
     data: &[u8],
     tokens: impl Iterator<Item = &'t ProgressToken> + Clone,
@@ -150,7 +157,8 @@ fn read(message: &str) -> Option<(&str, Progress)> {
     Some((progress_token.get(), Progress { value: finite(progress)?, total: total.and_then(finite), message }))
 }
 
-/// Returns the text of a progress notification, as in "3 of 10: linking", or `None` if `message` is no progress.
+/// Returns the text of a progress notification, as in "3 of 10: linking", or `None` if `message` is
+/// no progress.
 pub fn status_text(message: &[u8]) -> Option<String> {
     let (_, Progress { value, total, message }) = read(std::str::from_utf8(message).ok()?)?;
     let of_total = total.map_or_else(String::new, |total| format!(" of {}", number(total)));
@@ -158,8 +166,9 @@ pub fn status_text(message: &[u8]) -> Option<String> {
     Some(format!("{}{of_total}{text}", number(value)))
 }
 
-/// Returns the value of the next notification of the proxy's own: 0 if there was none yet, else the larger of its own last one and the
-/// server's last one, and a step more. Without end of finite values it stays.
+/// Returns the value of the next notification of the proxy's own: 0 if there was none yet, else the
+/// larger of its own last one and the server's last one, and a step more. Without end of finite
+/// values it stays.
 pub fn next_value(own: Option<f64>, server: Option<f64>) -> f64 {
     let last = match (own, server) {
         (None, None) => return 0.0,
@@ -171,8 +180,8 @@ pub fn next_value(own: Option<f64>, server: Option<f64>) -> f64 {
     if next > last { next } else { last.next_up().min(f64::MAX) }
 }
 
-/// Returns a progress notification of the proxy's own, on one line. `server` is the server's last progress, and `running` the time since the
-/// call began.
+/// Returns a progress notification of the proxy's own, on one line. `server` is the server's last
+/// progress, and `running` the time since the call began.
 pub fn notification(token: &ProgressToken, value: f64, server: Option<&Progress>, running: Duration) -> Vec<u8> {
     let total = server.and_then(|server| server.total).filter(|total| *total >= value);
     let total = total.map_or_else(String::new, |total| format!(r#""total":{},"#, number(total)));

@@ -1,8 +1,8 @@
-//! Headers of a refused request that its client would act on, as members of the error that takes the place of the
-//! response.
+//! Headers of a refused request that its client would act on, as members of the error that takes
+//! the place of the response.
 //!
-//! Owned here: the names and limits of these members. Absent: the status, which is a part of the failure
-//! ([`super::error::Failure::http_status`]).
+//! Owned here: the names and limits of these members. Absent: the status, which is a part of the
+//! failure ([`super::error::Failure::http_status`]).
 
 use http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderName};
@@ -37,8 +37,8 @@ impl RefusalHeaders {
     }
 }
 
-/// Returns the values of a header as one list. Values that are no text are left out, and those from the first one on
-/// that exceeds the limit: half a challenge would mislead.
+/// Returns the values of a header as one list. Values that are no text are left out, and those from
+/// the first one on that exceeds the limit: half a challenge would mislead.
 fn text_of(headers: &HeaderMap, name: HeaderName) -> Option<Box<str>> {
     let mut list = String::new();
     for value in headers.get_all(name).iter().filter_map(|value| value.to_str().ok()) {

@@ -1,8 +1,9 @@
 //! Use of request IDs in a session, by which a repeated POST is told from a new call.
 //!
-//! The specification forbids a client to use an ID twice in a session ([2025-06-18, requests]). Then a POST with an ID of before is a retry.
-//! Some clients give each request the same ID: their equal POSTs are calls of their own. Owned here: the evidence for such a client.
-//! Absent: the calls that a POST may retry, and the rule for each use (`stream/repetition.rs`).
+//! The specification forbids a client to use an ID twice in a session ([2025-06-18, requests]).
+//! Then a POST with an ID of before is a retry. Some clients give each request the same ID: their
+//! equal POSTs are calls of their own. Owned here: the evidence for such a client. Absent: the
+//! calls that a POST may retry, and the rule for each use (`stream/repetition.rs`).
 //!
 //! [2025-06-18, requests]: https://modelcontextprotocol.io/specification/2025-06-18/basic#requests
 
@@ -11,7 +12,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::jsonrpc::RequestId;
 
-/// Number of requests whose IDs are remembered. Only a call that is not known to be delivered can be mistaken for another, so a few suffice.
+/// Number of requests whose IDs are remembered. Only a call that is not known to be delivered can
+/// be mistaken for another, so a few suffice.
 const REMEMBERED: usize = 8;
 
 /// Use of request IDs by a client.
@@ -24,8 +26,9 @@ pub enum IdUse {
     Free,
 }
 
-/// Digest of a request ID. Records of sessions in stores have it. Two IDs with equal digests are taken for one, which costs their session no
-/// more than the retries of calls that are still attached.
+/// Digest of a request ID. Records of sessions in stores have it. Two IDs with equal digests are
+/// taken for one, which costs their session no more than the retries of calls that are still
+/// attached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct IdDigest(u32);
@@ -59,7 +62,8 @@ impl UsedIds {
         Self { initialize, ..Self::default() }
     }
 
-    /// Notes a request. `contents` is a digest of its POST: equal for a retry, different for another method or other params.
+    /// Notes a request. `contents` is a digest of its POST: equal for a retry, different for
+    /// another method or other params.
     pub fn note(&mut self, id: IdDigest, contents: u32) -> IdUse {
         if self.id_use == IdUse::Free {
             return IdUse::Free;

@@ -1,8 +1,9 @@
 //! The replica that owns a request, as the request itself names it.
 //!
-//! A stream belongs to the replica that created it, and a session to the one whose server opened it; clients send both back. Nothing here
-//! is verified: a request goes to the replica that it names, and that one decides about access. Absent: the list of replicas, and requests
-//! whose owner is gone.
+//! A stream belongs to the replica that created it, and a session to the one whose server opened
+//! it; clients send both back. Nothing here is verified: a request goes to the replica that it
+//! names, and that one decides about access. Absent: the list of replicas, and requests whose owner
+//! is gone.
 
 use http::{HeaderMap, Uri};
 
@@ -27,14 +28,15 @@ const REQUEST_STATE: &str = "requestState";
 /// Begin of the methods that concern tasks.
 const TASKS: &[u8] = b"tasks/";
 
-/// Returns the replica that a request names: by its `Last-Event-ID`, else its stream URL, else the name of a task, else a resume token or a task in
-/// `body`, else its session.
-/// `body` may be incomplete and then names none.
+/// Returns the replica that a request names: by its `Last-Event-ID`, else its stream URL, else the
+/// name of a task, else a resume token or a task in `body`, else its session. `body` may be
+/// incomplete and then names none.
 pub fn named(headers: &HeaderMap, target: &Uri, body: &[u8]) -> Option<Owner> {
     of_head(headers, target).or_else(|| of_body(body)).or_else(|| of_session(headers))
 }
 
-/// Returns the replica that `Last-Event-ID` names, else the one of the stream URL, else that of the task in `Mcp-Name`.
+/// Returns the replica that `Last-Event-ID` names, else the one of the stream URL, else that of the
+/// task in `Mcp-Name`.
 pub fn of_head(headers: &HeaderMap, target: &Uri) -> Option<Owner> {
     let last_event_id = headers.get(names::LAST_EVENT_ID).and_then(|id| EventId::parse(id.as_bytes()));
     let by_id = last_event_id.or_else(|| stream_url::named(target)).and_then(|id| id.unverified_owner());
@@ -50,12 +52,14 @@ fn of_task_name(headers: &HeaderMap) -> Option<Owner> {
     tasks::owner_of(headers.get(names::MCP_NAME)?.to_str().ok()?)
 }
 
-/// Returns the replica that the first resume token in a POST's body names, else that of the task whose request it is.
+/// Returns the replica that the first resume token in a POST's body names, else that of the task
+/// whose request it is.
 pub fn of_body(body: &[u8]) -> Option<Owner> {
     of_token(body).or_else(|| of_task(body))
 }
 
-/// Returns the replica in which the call of a POST's body waits for these answers. It may be a server's own state that looks like it.
+/// Returns the replica in which the call of a POST's body waits for these answers. It may be a
+/// server's own state that looks like it.
 pub fn of_parked_call(body: &[u8]) -> Option<Owner> {
     memchr::memmem::find(body, REQUEST_STATE.as_bytes())?;
     let state: String = serde_json::from_str(jsonrpc::member(body, &["params", REQUEST_STATE])?).ok()?;
@@ -82,7 +86,8 @@ fn of_token(body: &[u8]) -> Option<Owner> {
     })
 }
 
-/// Returns the replica at the beginning of the session id in `headers`, if replicas wrap session ids.
+/// Returns the replica at the beginning of the session id in `headers`, if replicas wrap session
+/// ids.
 pub fn of_session(headers: &HeaderMap) -> Option<Owner> {
     of_name(&SessionId::from_headers(headers)?)
 }
@@ -92,12 +97,14 @@ pub fn of_name(session: &SessionId) -> Option<Owner> {
     split(session).map(|(owner, _)| owner)
 }
 
-/// Returns the session id that clients see: its owner and the server's session id. Returns `None` if it would be too long for a header.
+/// Returns the session id that clients see: its owner and the server's session id. Returns `None`
+/// if it would be too long for a header.
 pub fn wrap(owner: Owner, session: &SessionId) -> Option<SessionId> {
     SessionId::parse(&format!("{owner}{WRAPPED}{}", session.as_str()))
 }
 
-/// Returns the owner in a session id and the server's session id, or `None` if there is no owner in it.
+/// Returns the owner in a session id and the server's session id, or `None` if there is no owner in
+/// it.
 pub fn unwrap(session: &SessionId) -> Option<(Owner, SessionId)> {
     let (owner, name) = split(session)?;
     Some((owner, SessionId::parse(name)?))
@@ -109,7 +116,8 @@ pub fn strip(owner: Owner, name: &str) -> Option<&str> {
     if Owner::parse(prefix) == Some(owner) && !name.is_empty() { Some(name) } else { None }
 }
 
-/// Splits a session id into owner and server's session id. An id with an owner alone is not wrapped.
+/// Splits a session id into owner and server's session id. An id with an owner alone is not
+/// wrapped.
 fn split(session: &SessionId) -> Option<(Owner, &str)> {
     let (owner, name) = session.as_str().split_once(WRAPPED)?;
     if name.is_empty() { None } else { Some((Owner::parse(owner)?, name)) }

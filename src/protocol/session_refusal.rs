@@ -1,8 +1,10 @@
 //! Refusals of a session that a server does not know, as it answers after a restart.
 //!
-//! The protocol asks for the status 404, and many servers answer otherwise. A tool can answer 404 as well, even in the words of a refusal.
-//! Owned here: the wordings of servers in use, those of the configuration, and the verdict of a server's answer to the question whether a
-//! session lives. Invariant: a response with a result is no refusal. Absent: the question itself, and the consequence of a refusal.
+//! The protocol asks for the status 404, and many servers answer otherwise. A tool can answer 404
+//! as well, even in the words of a refusal. Owned here: the wordings of servers in use, those of
+//! the configuration, and the verdict of a server's answer to the question whether a session lives.
+//! Invariant: a response with a result is no refusal. Absent: the question itself, and the
+//! consequence of a refusal.
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,9 +25,11 @@ const NO_REQUEST: &str = "server-error";
 /// Limits of the words that are proposed for a configuration, in characters.
 const WORDING_MIN: usize = 4;
 const WORDING_MAX: usize = 60;
-/// Code of an error for a method that a server does not have: it has looked at more than the session.
+/// Code of an error for a method that a server does not have: it has looked at more than the
+/// session.
 const METHOD_NOT_FOUND: i64 = -32601;
-/// Code of an error for a revision that a server does not speak: another server is in the place of the one that opened the session in it.
+/// Code of an error for a revision that a server does not speak: another server is in the place of
+/// the one that opened the session in it.
 const UNSUPPORTED_VERSION: i64 = -32022;
 
 /// Wordings of a 404, in lower case. Those of a 400 count as well.
@@ -62,7 +66,8 @@ pub struct InvalidPattern;
 impl FromStr for RefusalPattern {
     type Err = InvalidPattern;
 
-    /// Parses a status from 200 to 599, a blank, and the wording that a body of this status holds, in any case of letters.
+    /// Parses a status from 200 to 599, a blank, and the wording that a body of this status holds,
+    /// in any case of letters.
     fn from_str(text: &str) -> Result<Self, InvalidPattern> {
         let (status, wording) = text.split_once(' ').ok_or(InvalidPattern)?;
         let wording = wording.trim().to_lowercase();
@@ -84,7 +89,8 @@ impl fmt::Debug for RefusalPattern {
 pub enum Refusal {
     /// The response refuses no session.
     None,
-    /// A 404 in words that are not known: a refusal of the session, or the response of a tool that ran.
+    /// A 404 in words that are not known: a refusal of the session, or the response of a tool that
+    /// ran.
     Possible(Words),
     /// The response refuses the session in known words, unless a tool has used them.
     Known,
@@ -118,7 +124,8 @@ pub enum Verdict {
     Lives,
     /// The server has refused the question in known words.
     Dead,
-    /// The server has refused the question as it has refused the request, in words that are not known.
+    /// The server has refused the question as it has refused the request, in words that are not
+    /// known.
     RefusedAlike,
     /// The answer says nothing: it is an error of the server or of a gateway.
     Undecided,
@@ -141,8 +148,9 @@ impl SessionRefusals {
         matches!(status, NOT_FOUND | BAD_REQUEST) || self.configured.iter().any(|pattern| pattern.status == status)
     }
 
-    /// Returns whether the response to a request that named a session refuses that session. `body` is `None` if the body is larger than
-    /// [`BODY_MAX`] or could not be read. `ids` are those of the request; a GET, a DELETE, a notification and a client response have none.
+    /// Returns whether the response to a request that named a session refuses that session. `body`
+    /// is `None` if the body is larger than [`BODY_MAX`] or could not be read. `ids` are those of
+    /// the request; a GET, a DELETE, a notification and a client response have none.
     pub fn judge(&self, status: u16, body: Option<&[u8]>, ids: &[RequestId]) -> Refusal {
         if !self.may_have(status) {
             return Refusal::None;
@@ -175,8 +183,9 @@ impl SessionRefusals {
         }
     }
 
-    /// Returns the verdict of an answer to the question whether a session lives in which a request was refused. The question has this ID.
-    /// `refused` is the refusal of the request, which had the status `status`.
+    /// Returns the verdict of an answer to the question whether a session lives in which a request
+    /// was refused. The question has this ID. `refused` is the refusal of the request, which had
+    /// the status `status`.
     pub fn verdict(
         &self,
         (status, refused): (u16, &Refusal),
@@ -212,8 +221,9 @@ fn words(body: &[u8]) -> String {
     String::from_utf8_lossy(body).trim().to_owned()
 }
 
-/// Returns words of a refusal for a [`RefusalPattern`], or `None` if the body has none. They end before a quotation mark, a digit or a control
-/// character: those belong to one session or one request.
+/// Returns words of a refusal for a [`RefusalPattern`], or `None` if the body has none. They end
+/// before a quotation mark, a digit or a control character: those belong to one session or one
+/// request.
 pub fn wording(body: &[u8]) -> Option<String> {
     let message = serde_json::from_slice::<Value>(body).ok();
     let member = |path| message.as_ref()?.pointer(path)?.as_str();
@@ -281,7 +291,8 @@ impl Subject {
     }
 }
 
-/// Compares the IDs of a request and of a response. Some servers answer 7 as 7.0 or as "7": that is still the same request.
+/// Compares the IDs of a request and of a response. Some servers answer 7 as 7.0 or as "7": that is
+/// still the same request.
 fn is_same(own: &RequestId, id: &Value) -> bool {
     let (RequestId::Number(own) | RequestId::String(own)) = own;
     let other = match id {

@@ -1,8 +1,10 @@
-//! The wire form of the stream URL, [SEP-1335]: a `Link` with a target on the endpoint that names one stream.
+//! The wire form of the stream URL, [SEP-1335]: a `Link` with a target on the endpoint that names
+//! one stream.
 //!
-//! The target is a reference relative to the request's own, `?<its own query>&mcp-stream=<handle>`, so that it stays valid behind proxies
-//! that end TLS or rewrite paths. It grants the same access as an event ID, so the parameter is removed from a request before other
-//! code sees it. Absent: the existence of the stream, and the caller's right to it.
+//! The target is a reference relative to the request's own, `?<its own query>&mcp-stream=<handle>`,
+//! so that it stays valid behind proxies that end TLS or rewrite paths. It grants the same access
+//! as an event ID, so the parameter is removed from a request before other code sees it. Absent:
+//! the existence of the stream, and the caller's right to it.
 //!
 //! [SEP-1335]: https://github.com/modelcontextprotocol/modelcontextprotocol/issues/1335
 
@@ -58,7 +60,8 @@ pub fn with(target: &Uri, handle: &str) -> String {
     }
 }
 
-/// Returns the stream that a request's target names, or `None` if it names none, several, or one of another format.
+/// Returns the stream that a request's target names, or `None` if it names none, several, or one of
+/// another format.
 pub fn named(target: &Uri) -> Option<EventId> {
     match take(&mut target.clone())? {
         Named::Stream(id) => Some(id),
@@ -66,8 +69,9 @@ pub fn named(target: &Uri) -> Option<EventId> {
     }
 }
 
-/// Adds the link to the stream to the response head of a request with this query (without the parameter). A link of this relation is
-/// replaced, and others stay. The referrer policy keeps pages from disclosing the URL.
+/// Adds the link to the stream to the response head of a request with this query (without the
+/// parameter). A link of this relation is replaced, and others stay. The referrer policy keeps
+/// pages from disclosing the URL.
 pub fn put(headers: &mut HeaderMap, query: Option<&str>, handle: &Handle) {
     let Ok(link) = HeaderValue::from_maybe_shared(Bytes::from(link_to(query, handle))) else { return };
     // Few responses have other links.
@@ -107,7 +111,8 @@ fn value_of(parameter: &str) -> Option<&str> {
     if name == PARAMETER { Some(value) } else { None }
 }
 
-/// Adds a query with escapes for bytes that queries hold in practice, and that a link target between angle brackets must not.
+/// Adds a query with escapes for bytes that queries hold in practice, and that a link target
+/// between angle brackets must not.
 fn push_escaped(link: &mut String, query: &str) {
     for byte in query.bytes() {
         match byte {
@@ -119,7 +124,8 @@ fn push_escaped(link: &mut String, query: &str) {
     }
 }
 
-/// Returns true if a link ([RFC 8288 §3]) has this relation, alone or among others. The first `rel` counts.
+/// Returns true if a link ([RFC 8288 §3]) has this relation, alone or among others. The first `rel`
+/// counts.
 ///
 /// [RFC 8288 §3]: https://www.rfc-editor.org/rfc/rfc8288#section-3
 fn is_stream(link: &[u8]) -> bool {

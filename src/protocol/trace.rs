@@ -1,5 +1,5 @@
-//! Trace context of a request ([W3C Trace Context]), as its headers name it or the `_meta` of its message ([SEP-414]). Absent: the spans
-//! of the proxy, and sampling (`otel`).
+//! Trace context of a request ([W3C Trace Context]), as its headers name it or the `_meta` of its
+//! message ([SEP-414]). Absent: the spans of the proxy, and sampling (`otel`).
 //!
 //! [W3C Trace Context]: https://www.w3.org/TR/trace-context/#traceparent-header
 //! [SEP-414]: https://modelcontextprotocol.io/seps/414-request-meta
@@ -15,7 +15,8 @@ use super::{headers, jsonrpc};
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Header with what vendors say of the trace that `traceparent` names.
 pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
-/// Length of version, trace, parent and flags with the dashes between them: all of version 00, and the beginning of later versions.
+/// Length of version, trace, parent and flags with the dashes between them: all of version 00, and
+/// the beginning of later versions.
 const LEN: usize = 55;
 /// Flag of a trace that is recorded.
 const SAMPLED: u8 = 1;
@@ -59,7 +60,8 @@ impl TraceId {
         self.0.to_be_bytes()
     }
 
-    /// Reads the trace ID from `traceparent`. Returns `None` if the header is absent, repeated or malformed.
+    /// Reads the trace ID from `traceparent`. Returns `None` if the header is absent, repeated or
+    /// malformed.
     pub fn from_headers(headers: &HeaderMap) -> Option<Self> {
         TraceContext::from_headers(headers).map(|context| context.trace)
     }
@@ -83,7 +85,8 @@ impl TraceContext {
         Self::parse(headers::only(headers, TRACEPARENT)?)
     }
 
-    /// Reads the `_meta` of a message. Returns `None` if the message names no trace, or is an array.
+    /// Reads the `_meta` of a message. Returns `None` if the message names no trace, or is an
+    /// array.
     pub fn from_message(message: &[u8]) -> Option<Self> {
         let quoted = jsonrpc::member(message, &["params", "_meta", "traceparent"])?;
         Self::parse(quoted.strip_prefix('"')?.strip_suffix('"')?)
@@ -112,8 +115,9 @@ impl TraceContext {
 }
 
 impl RequestTrace {
-    /// Reads the trace contexts that a request names. The message says where its sender was. A header of the same trace is nearer: the HTTP client
-    /// of the sender wrote it. A header of another trace comes from a hop between, and is beside.
+    /// Reads the trace contexts that a request names. The message says where its sender was. A
+    /// header of the same trace is nearer: the HTTP client of the sender wrote it. A header of
+    /// another trace comes from a hop between, and is beside.
     pub fn of(headers: &HeaderMap, message: &[u8]) -> Self {
         match (TraceContext::from_headers(headers), TraceContext::from_message(message)) {
             (Some(header), Some(message)) if header.trace != message.trace => {

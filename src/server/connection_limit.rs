@@ -1,7 +1,8 @@
 //! Limit of the open connections, and the refusal of one more.
 //!
-//! A connection over the limit is accepted, refused and closed, as Envoy and nginx do it (nginx without a response): its client knows at
-//! once, whereas one left in the kernel's queue waits for a place that may never come.
+//! A connection over the limit is accepted, refused and closed, as Envoy and nginx do it (nginx
+//! without a response): its client knows at once, whereas one left in the kernel's queue waits for
+//! a place that may never come.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::respond;
 use crate::protocol::error::ErrorCode;
 
-/// Divisor of the connection limit: this share of it may be busy with a refusal. Beyond it, connections are closed without one.
+/// Divisor of the connection limit: this share of it may be busy with a refusal. Beyond it,
+/// connections are closed without one.
 const REFUSAL_SHARE: usize = 16;
 /// Longest time and most bytes for which a refused client is read, so that it can read the refusal.
 const LINGER: Duration = Duration::from_secs(1);
@@ -47,7 +49,8 @@ impl ConnectionLimit {
         self.max
     }
 
-    /// Returns the largest number of connections under a limit of `max`, including those that are being refused.
+    /// Returns the largest number of connections under a limit of `max`, including those that are
+    /// being refused.
     pub fn with_refusals(max: usize) -> usize {
         max + max.div_ceil(REFUSAL_SHARE)
     }
@@ -57,7 +60,8 @@ impl ConnectionLimit {
         acquire(&self.connections)
     }
 
-    /// Returns the place of one more connection that is refused, or `None` if too many are being refused.
+    /// Returns the place of one more connection that is refused, or `None` if too many are being
+    /// refused.
     pub(super) fn try_acquire_refusal(&self) -> Option<ConnectionPermit> {
         acquire(&self.refusals)
     }

@@ -1,4 +1,5 @@
-//! Interface between the server and a role: handlers of requests, and their state of one connection.
+//! Interface between the server and a role: handlers of requests, and their state of one
+//! connection.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -62,14 +63,15 @@ where
 
 /// Handler's state of one connection.
 pub trait ConnectionState: Send + Sync + 'static {
-    /// Next deadline of the state, or `None` if it has none. Asked after each step of the connection.
+    /// Next deadline of the state, or `None` if it has none. Asked after each step of the
+    /// connection.
     fn next_deadline(&self) -> Option<Instant>;
 
     /// Called when a deadline has passed.
     fn handle_deadline(&self, now: Instant);
 
-    /// True if another connection has taken over the response that the current task writes. A response that its client does not read is
-    /// then ended early.
+    /// True if another connection has taken over the response that the current task writes. A
+    /// response that its client does not read is then ended early.
     fn is_taken_over(&self) -> bool;
 
     /// Called when an HTTP/1.1 connection has ended without an error.
@@ -104,7 +106,8 @@ impl ConnectionState for () {
 pub(super) enum StopSignal {
     /// No signal yet.
     None,
-    /// Ends a connection after its running requests, unless it has had none: the client's first request is then under way.
+    /// Ends a connection after its running requests, unless it has had none: the client's first
+    /// request is then under way.
     Leaving,
     /// Ends every connection after its running requests.
     Stopping,

@@ -7,7 +7,8 @@ use std::net::SocketAddr;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::watch;
 
-/// Connections that wait to be accepted. After a restart of a load balancer, all its clients connect at once.
+/// Connections that wait to be accepted. After a restart of a load balancer, all its clients
+/// connect at once.
 const BACKLOG: u32 = 4096;
 
 /// Configuration key of the address for clients.
@@ -39,7 +40,8 @@ fn advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// Binds a listener to `address`, and returns it with its local address. `key` is the configuration key that errors name.
+/// Binds a listener to `address`, and returns it with its local address. `key` is the configuration
+/// key that errors name.
 ///
 /// # Errors
 /// If the address cannot be bound.
@@ -68,7 +70,8 @@ pub fn adopt(
 
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // On Unix the option allows a port that a server has just left, but not one in use. Elsewhere it has another meaning.
+    // On Unix the option allows a port that a server has just left, but not one in use. Elsewhere
+    // it has another meaning.
     #[cfg(unix)]
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;

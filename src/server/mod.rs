@@ -1,7 +1,8 @@
 //! HTTP server: the common floor of the sidecar, the admin listeners and the balancer.
 //!
-//! [`serve`] accepts connections and passes their requests to a [`Handler`]. Owned here: TLS, the choice of the HTTP version, the
-//! connection limit, timeouts of connections, worker threads, and the error responses ([`respond`]). Absent: the meaning of a request.
+//! [`serve`] accepts connections and passes their requests to a [`Handler`]. Owned here: TLS, the
+//! choice of the HTTP version, the connection limit, timeouts of connections, worker threads, and
+//! the error responses ([`respond`]). Absent: the meaning of a request.
 
 mod accept;
 mod connection;
@@ -25,8 +26,9 @@ pub use workers::{AcceptedConnection, distribute, start_worker};
 
 /// Time for a client to send its next head. After it, the connection is closed.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time for which a client may take nothing of its response, as nginx's `send_timeout`. After it, its connection is closed, or its stream
-/// on HTTP/2.
+/// Time for which a client may take nothing of its response, as nginx's `send_timeout`. After it,
+/// its connection is closed, or its stream on HTTP/2.
 const SEND_TIMEOUT: Duration = Duration::from_secs(60);
-/// Send timeout of a response that another connection has taken over. A blocked connection checks for that at this interval.
+/// Send timeout of a response that another connection has taken over. A blocked connection checks
+/// for that at this interval.
 const TAKEN_OVER_TIMEOUT: Duration = Duration::from_secs(1);

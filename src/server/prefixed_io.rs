@@ -40,8 +40,9 @@ impl<Io> PrefixedIo<Io> {
 }
 
 impl<Io: AsyncRead + Unpin> PrefixedIo<Io> {
-    /// Reads more bytes into the prefix. Returns their number: 0 at the end of the stream. The buffer to read into is on the stack of the
-    /// poll alone, so that a connection that waits holds none.
+    /// Reads more bytes into the prefix. Returns their number: 0 at the end of the stream. The
+    /// buffer to read into is on the stack of the poll alone, so that a connection that waits holds
+    /// none.
     pub(super) fn poll_read_ahead(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let mut step = [MaybeUninit::uninit(); READ_STEP];
         let mut buffer = ReadBuf::uninit(&mut step);

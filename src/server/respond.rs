@@ -1,4 +1,5 @@
-//! Responses of the proxy's own: the only place that makes responses of errors, and the heads that the proxy writes itself.
+//! Responses of the proxy's own: the only place that makes responses of errors, and the heads that
+//! the proxy writes itself.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -71,7 +72,8 @@ pub fn home(response: &Response<BoxBody>) -> Option<Owner> {
     response.extensions().get::<RetryElsewhere>()?.home
 }
 
-/// Marks a failure that says nothing of the server here: the call took too long, its client was away, or another replica ran it.
+/// Marks a failure that says nothing of the server here: the call took too long, its client was
+/// away, or another replica ran it.
 #[derive(Clone, Copy)]
 struct CallFailure;
 
@@ -80,7 +82,8 @@ pub fn is_call_failure(response: &Response<BoxBody>) -> bool {
     response.extensions().get::<CallFailure>().is_some()
 }
 
-/// Marks a response whose head the proxy wrote itself: a browser needs the upstream's CORS headers on it.
+/// Marks a response whose head the proxy wrote itself: a browser needs the upstream's CORS headers
+/// on it.
 #[derive(Clone, Copy)]
 struct OwnHead;
 
@@ -101,7 +104,8 @@ pub fn refusal_about(code: ErrorCode, detail: &str) -> Response<BoxBody> {
     response
 }
 
-/// True if another refusal may be logged. Any client can cause one, so the log has at most one in [`REFUSAL_LOG_PAUSE`].
+/// True if another refusal may be logged. Any client can cause one, so the log has at most one in
+/// [`REFUSAL_LOG_PAUSE`].
 fn may_log_refusal() -> bool {
     static LAST_LOGGED: Mutex<Option<Instant>> = Mutex::new(None);
     let now = clock::now();
@@ -113,8 +117,8 @@ fn may_log_refusal() -> bool {
     may_log
 }
 
-/// Returns the refusal of a request for its host or its origin. It names the host or origin, and the key that would allow it. Counts it,
-/// and logs some of them.
+/// Returns the refusal of a request for its host or its origin. It names the host or origin, and
+/// the key that would allow it. Counts it, and logs some of them.
 pub fn access_refused(code: ErrorCode, uri: &Uri, headers: &HeaderMap, errors: &Errors) -> Response<BoxBody> {
     let detail = match code {
         ErrorCode::HostRefused => access::host_refused(uri, headers),

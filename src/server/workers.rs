@@ -1,7 +1,8 @@
 //! Worker threads, and the distribution of accepted connections among them.
 //!
-//! Workers get connections in turn, so that they share the work evenly. **Invariant:** a busy worker blocks neither the acceptor nor
-//! another worker: it is passed over while connections wait for it. Absent: serving a connection.
+//! Workers get connections in turn, so that they share the work evenly. **Invariant:** a busy
+//! worker blocks neither the acceptor nor another worker: it is passed over while connections wait
+//! for it. Absent: serving a connection.
 
 use std::future::{Future, pending, poll_fn};
 use std::io;
@@ -22,8 +23,8 @@ const BEHIND: usize = 4;
 /// A connection accepted on another thread.
 pub type AcceptedConnection = (std::net::TcpStream, SocketAddr);
 
-/// Starts a worker thread with a runtime of its own, on which `serve` takes its connections. Returns the queue of these, which holds at
-/// most `queue`.
+/// Starts a worker thread with a runtime of its own, on which `serve` takes its connections.
+/// Returns the queue of these, which holds at most `queue`.
 ///
 /// # Errors
 /// If the thread or its runtime cannot be created.
@@ -78,7 +79,8 @@ async fn send(accepted: AcceptedConnection, workers: &[mpsc::Sender<AcceptedConn
     }
 }
 
-/// Returns the worker whose turn it is, or the one with the shortest queue if that one is behind. `None` if all queues are full.
+/// Returns the worker whose turn it is, or the one with the shortest queue if that one is behind.
+/// `None` if all queues are full.
 fn choose(workers: &[mpsc::Sender<AcceptedConnection>], turn: usize) -> Option<&mpsc::Sender<AcceptedConnection>> {
     let waiting = |worker: &mpsc::Sender<AcceptedConnection>| worker.max_capacity() - worker.capacity();
     let in_turn = || workers.iter().cycle().skip(turn).take(workers.len());

@@ -1,6 +1,7 @@
 //! Background tasks of a running sidecar, and its end.
 //!
-//! No type here is generic over the listener or the shutdown signal, so that the tasks are compiled once.
+//! No type here is generic over the listener or the shutdown signal, so that the tasks are compiled
+//! once.
 
 use std::future::{Future, pending};
 use std::sync::Arc;
@@ -28,13 +29,15 @@ const STOP_GRACE: Duration = Duration::from_secs(5);
 /// Least and largest number of connections of the admin listener: probes and a few collectors.
 const ADMIN_CONNECTIONS: (usize, usize) = (16, 256);
 
-/// Returns the connection limit of the admin listener: a quarter of that for clients, so that the reserve of descriptors covers it.
+/// Returns the connection limit of the admin listener: a quarter of that for clients, so that the
+/// reserve of descriptors covers it.
 pub(super) fn admin_connections(config: &Config) -> usize {
     let (least, most) = ADMIN_CONNECTIONS;
     (config.limits.connections / 4).clamp(least, most)
 }
 
-/// Returns the largest number of connections beside those of admitted clients: refused clients, probes and collectors of metrics.
+/// Returns the largest number of connections beside those of admitted clients: refused clients,
+/// probes and collectors of metrics.
 pub fn connections_beside(config: &Config) -> usize {
     let clients = config.limits.connections;
     let listeners = [config.admin.address, config.admin.metrics_address].into_iter().flatten().count();
@@ -57,14 +60,16 @@ pub(super) struct Lifecycle {
     components: Components,
     /// Signal for all listeners to stop.
     stop: watch::Sender<bool>,
-    /// Channel that carries nothing, and closes when the data listener and its connections have ended.
+    /// Channel that carries nothing, and closes when the data listener and its connections have
+    /// ended.
     data_ended: mpsc::Receiver<()>,
     /// Background tasks; they are aborted when this is dropped.
     _tasks: JoinSet<()>,
 }
 
 impl Lifecycle {
-    /// Starts the background tasks. The data listener already runs: it ends at `stop`, and then closes `data_ended`.
+    /// Starts the background tasks. The data listener already runs: it ends at `stop`, and then
+    /// closes `data_ended`.
     pub(super) fn start(
         components: Components,
         metrics: Metrics,
@@ -125,7 +130,8 @@ impl Lifecycle {
         if tokio::time::timeout(STOP_GRACE, self.components.log.flush_handshakes()).await.is_err() {
             warn!("stopped before the store had all records of sessions");
         }
-        // From here on, dropped calls keep their claims: the store's records of them outlive this process.
+        // From here on, dropped calls keep their claims: the store's records of them outlive this
+        // process.
         self.components.log.leave_claims();
         if let Some(replicas) = &self.components.replicas {
             replicas.leave().await;

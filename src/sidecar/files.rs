@@ -1,7 +1,7 @@
 //! Check of the files that a configuration names: those that `serve` reads when it starts.
 //!
-//! Absent: binding listeners and opening the store. A directory that is not a store of this program, or an unreachable Redis, is found only at
-//! the start.
+//! Absent: binding listeners and opening the store. A directory that is not a store of this
+//! program, or an unreachable Redis, is found only at the start.
 
 use super::error::Error;
 use super::store_setup;
@@ -11,7 +11,8 @@ use crate::store::redis::Redis;
 use crate::tls::{self, Certificates, Source};
 use crate::upstream::Upstream;
 
-/// Reads all certificates and keys that `serve` would read, and returns the errors. A key file that other users may read is one.
+/// Reads all certificates and keys that `serve` would read, and returns the errors. A key file that
+/// other users may read is one.
 pub fn check_files(config: &Config) -> Vec<Error> {
     let mut errors = Vec::new();
     if let Some(listener) = &config.listen.tls {
@@ -36,7 +37,8 @@ pub fn check_files(config: &Config) -> Vec<Error> {
     errors
 }
 
-/// Returns an error for each unreadable file. If all are readable, returns the first error of `make`, which parses them.
+/// Returns an error for each unreadable file. If all are readable, returns the first error of
+/// `make`, which parses them.
 fn unusable(files: &impl Source, make: impl FnOnce() -> Result<(), Error>) -> Vec<Error> {
     let unreadable = tls::unreadable(files);
     if unreadable.is_empty() {

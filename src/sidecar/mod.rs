@@ -44,7 +44,8 @@ use crate::server::{self, Accept, ConnectionLimit, ListenerConfig, Protocols, di
 use crate::tls::{Certificates, ClientFiles};
 use crate::upstream::{BridgeSettings, Dial, Upstream};
 
-/// Connections that may wait for one worker. Few: each holds a descriptor and is not yet counted. The kernel keeps the others.
+/// Connections that may wait for one worker. Few: each holds a descriptor and is not yet counted.
+/// The kernel keeps the others.
 const WORKER_QUEUE: usize = 32;
 /// Time for which a call waits for the answers of its client where calls are kept for ever.
 const LONGEST_INPUT_WAIT: Duration = Duration::from_secs(86_400);
@@ -68,8 +69,9 @@ impl Server {
         Self::assemble(listeners, config, setup, metrics).await
     }
 
-    /// Does as [`Server::bind`], but waits without limit for a store that cannot be reached. Until the store is open, new calls are refused
-    /// with 503, and probes show a process that runs and is not ready. `on_wait` is called with the addresses before the wait.
+    /// Does as [`Server::bind`], but waits without limit for a store that cannot be reached. Until
+    /// the store is open, new calls are refused with 503, and probes show a process that runs and
+    /// is not ready. `on_wait` is called with the addresses before the wait.
     ///
     /// # Errors
     /// If the sidecar cannot start, now or after the wait.
@@ -143,8 +145,8 @@ impl Server {
         }
     }
 
-    /// Serves on the caller's runtime until `shutdown` resolves. Then drains, accepts nothing more, and gives running responses a grace
-    /// period.
+    /// Serves on the caller's runtime until `shutdown` resolves. Then drains, accepts nothing more,
+    /// and gives running responses a grace period.
     ///
     /// # Errors
     /// None at present; the signature is that of a program's main part.
@@ -155,9 +157,10 @@ impl Server {
         Ok(())
     }
 
-    /// Does as [`Server::run`] on `workers` threads, each with a runtime and upstream connections of its own. A request stays on the thread
-    /// that accepted its connection, so that no step of it waits for another thread to wake up. Threads whose responses do not end in
-    /// time are left behind, and end with the process.
+    /// Does as [`Server::run`] on `workers` threads, each with a runtime and upstream connections
+    /// of its own. A request stays on the thread that accepted its connection, so that no step of
+    /// it waits for another thread to wake up. Threads whose responses do not end in time are left
+    /// behind, and end with the process.
     ///
     /// # Errors
     /// If a thread or its runtime cannot be created.
@@ -190,7 +193,8 @@ impl Server {
             let serve = move |connections| async move {
                 serve_data(connections, components, config, stopped).await;
                 drop(serving);
-                // The pipes of channels are used on this runtime, and channels end after all responses: the end of the lifecycle is theirs.
+                // The pipes of channels are used on this runtime, and channels end after all
+                // responses: the end of the lifecycle is theirs.
                 while stopping.changed().await.is_ok() {}
             };
             queues.push(start_worker(index, WORKER_QUEUE, serve).map_err(Error::Thread)?);
@@ -201,14 +205,16 @@ impl Server {
     }
 }
 
-/// A sidecar without listeners: the caller makes its connections. Simulations run it over pipes on a paused clock.
+/// A sidecar without listeners: the caller makes its connections. Simulations run it over pipes on
+/// a paused clock.
 pub struct Sidecar {
     components: Components,
     metrics: Metrics,
 }
 
 impl Sidecar {
-    /// Composes a sidecar with the memory store. The listeners of `config` are not bound; `dialer` connects to the upstream.
+    /// Composes a sidecar with the memory store. The listeners of `config` are not bound; `dialer`
+    /// connects to the upstream.
     ///
     /// # Errors
     /// If two metrics have the same name, or the key file cannot be used.
@@ -343,8 +349,8 @@ fn compose(
     }
 }
 
-/// Ends the streams that an earlier process left open, before a request can reach them, and joins the other replicas. Boxed, so that the
-/// callers' futures do not contain those of the stores.
+/// Ends the streams that an earlier process left open, before a request can reach them, and joins
+/// the other replicas. Boxed, so that the callers' futures do not contain those of the stores.
 fn recover(mut components: Components) -> Pin<Box<dyn Future<Output = Result<Components, Error>> + Send>> {
     Box::pin(async move {
         let log = components.log.clone();
@@ -364,14 +370,15 @@ fn recover(mut components: Components) -> Pin<Box<dyn Future<Output = Result<Com
     })
 }
 
-/// Returns the configured name of this replica. The default, host name and listen port, is stable over restarts and differs between two
-/// replicas on one machine.
+/// Returns the configured name of this replica. The default, host name and listen port, is stable
+/// over restarts and differs between two replicas on one machine.
 fn replica_name(config: &Config, local_addr: SocketAddr) -> String {
     let default = || format!("{}:{}", gethostname::gethostname().to_string_lossy(), local_addr.port());
     config.replica.name.clone().unwrap_or_else(default)
 }
 
-/// Creates the channels to the configured server on stdio or HTTP+SSE, without a server yet, or returns `None` for another.
+/// Creates the channels to the configured server on stdio or HTTP+SSE, without a server yet, or
+/// returns `None` for another.
 ///
 /// # Errors
 /// If the guard of the processes cannot be started.

@@ -39,7 +39,8 @@ pub(super) fn channels(
     Ok(Channels::new(Box::new(open), settings, metrics.clone()))
 }
 
-/// Returns the search for the transport of a server that is configured as one on Streamable HTTP. The channels will be on the caller's runtime.
+/// Returns the search for the transport of a server that is configured as one on Streamable HTTP.
+/// The channels will be on the caller's runtime.
 pub(super) fn recognition(
     config: &Config,
     server: &config::SseServer,

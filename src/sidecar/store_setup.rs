@@ -28,8 +28,8 @@ pub(super) struct StoreSetup {
 }
 
 impl StoreSetup {
-    /// Opens the configured store for a replica named `name`; a disk store keeps the name it was created with. Boxed, so that the callers'
-    /// futures do not contain those of the stores.
+    /// Opens the configured store for a replica named `name`; a disk store keeps the name it was
+    /// created with. Boxed, so that the callers' futures do not contain those of the stores.
     pub(super) fn open<'a>(
         config: &'a Config,
         name: &'a str,
@@ -45,7 +45,8 @@ impl StoreSetup {
         })
     }
 
-    /// Sets up memory as the store: nothing outlives the process but signatures by the `given` keys.
+    /// Sets up memory as the store: nothing outlives the process but signatures by the `given`
+    /// keys.
     pub(super) fn in_memory(name: &str, given: Option<&KeyFile>) -> Self {
         Self {
             identity: Identity {
@@ -109,7 +110,8 @@ impl StoreSetup {
         Ok(Self::with(name, &keys, given, backing))
     }
 
-    /// The principal key is always the store's own: the owners of the stored streams were recorded under it.
+    /// The principal key is always the store's own: the owners of the stored streams were recorded
+    /// under it.
     fn with(name: &str, keys: &Keys, given: Option<&KeyFile>, backing: Backing) -> Self {
         let keyring = keyring(given, Some(keys.signing));
         let identity = Identity { owner: Owner::from_name(name), epoch: keys.epoch, keys: keyring };
@@ -128,8 +130,8 @@ pub(super) fn load_keys(config: &Config) -> Result<Option<KeyFile>, key_file::Er
     config.replica.key_file.as_deref().map(KeyFile::load).transpose()
 }
 
-/// Signs with the first given key, else with the store's key, else with a random one. Accepts the signatures of all given keys and of the
-/// store's.
+/// Signs with the first given key, else with the store's key, else with a random one. Accepts the
+/// signatures of all given keys and of the store's.
 fn keyring(given: Option<&KeyFile>, stored: Option<[u8; 32]>) -> Keyring {
     match given {
         Some(given) => given.keyring(stored),

@@ -1,11 +1,14 @@
-//! Start of a sidecar whose Redis is unreachable: it listens, reports that it is not ready, and retries until the store is open.
+//! Start of a sidecar whose Redis is unreachable: it listens, reports that it is not ready, and
+//! retries until the store is open.
 //!
-//! If nothing answered on the admin listener, an orchestrator would restart the process again and again, and would never start the server
-//! beside it. Invariant: a request on the data listener is refused before any part of it runs. Absent: retries of permanent errors, such
-//! as a Redis of an unsupported version; those end the start.
+//! If nothing answered on the admin listener, an orchestrator would restart the process again and
+//! again, and would never start the server beside it. Invariant: a request on the data listener is
+//! refused before any part of it runs. Absent: retries of permanent errors, such as a Redis of an
+//! unsupported version; those end the start.
 //!
-//! The store itself classifies its failures: [`redis::OpenError::Unreachable`] is the only one that is retried. It follows from
-//! `breaks_connection` in `src/store/redis/failure.rs`, so a loading server or a wrong password counts as unreachable as well.
+//! The store itself classifies its failures: [`redis::OpenError::Unreachable`] is the only one that
+//! is retried. It follows from `breaks_connection` in `src/store/redis/failure.rs`, so a loading
+//! server or a wrong password counts as unreachable as well.
 
 use std::future::{Future, pending};
 use std::io;
@@ -39,7 +42,8 @@ const BACKOFF: Backoff = Backoff::new(Duration::from_millis(250), Duration::from
 /// Interval of log lines while the store stays unreachable.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Opens the store, and retries while it cannot be reached. `on_wait` is called once, before the first retry.
+/// Opens the store, and retries while it cannot be reached. `on_wait` is called once, before the
+/// first retry.
 pub(super) async fn open(
     listeners: Listeners,
     config: &Config,
@@ -123,7 +127,8 @@ impl RefusingListeners {
         Self { stop, data: (returned, local_addr), admin, metrics: monitored, certificates }
     }
 
-    /// Stops serving, and returns the listeners. Open connections end after the request in progress.
+    /// Stops serving, and returns the listeners. Open connections end after the request in
+    /// progress.
     async fn end(self) -> Result<Listeners, Error> {
         let _ = self.stop.send(true);
         let (listener, local_addr) = self.data;

@@ -1,4 +1,5 @@
-//! Replicas that share a store, from their clients to the server behind them, over pipes on a paused clock.
+//! Replicas that share a store, from their clients to the server behind them, over pipes on a
+//! paused clock.
 
 mod waits;
 mod writes;
@@ -561,7 +562,8 @@ async fn a_session_is_never_served_as_unknown_if_the_store_is_waited_for() {
     let mut client = one.send(&post_of(opening, "").replace("Mcp-Session-Id: s\r\n", "")).await;
     let mut call = Pipe::new(farm.calls.recv().await.unwrap());
     call.until("initialize").await;
-    // The session is opened during an outage of the store: its client gets the response when every replica can know the session.
+    // The session is opened during an outage of the store: its client gets the response when every
+    // replica can know the session.
     store.set_away(true);
     let opened = r#"{"jsonrpc":"2.0","id":0,"result":{"protocolVersion":"2025-06-18","capabilities":{},"serverInfo":{"name":"s","version":"1"}}}"#;
     let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nMcp-Session-Id: s\r\n";
@@ -571,7 +573,8 @@ async fn a_session_is_never_served_as_unknown_if_the_store_is_waited_for() {
     store.set_away(false);
     client.answer("serverInfo").await;
 
-    // The store is unreachable while another replica asks about the session, and back when the call could begin.
+    // The store is unreachable while another replica asks about the session, and back when the call
+    // could begin.
     let request = post(1, "");
     let (head, body) = request.split_at(request.len() - 10);
     store.set_away(true);

@@ -1,7 +1,7 @@
 //! Change subscriptions: the tasks of this process that wait for changes to a stream.
 //!
-//! Owned here: one [`Notify`] for each subscription, by stream. Absent: the source of the changes. The store reports each
-//! change with [`ChangeSubscriptions::notify`].
+//! Owned here: one [`Notify`] for each subscription, by stream. Absent: the source of the changes.
+//! The store reports each change with [`ChangeSubscriptions::notify`].
 
 use std::sync::Arc;
 
@@ -54,8 +54,9 @@ impl ChangeSubscriptions {
 }
 
 impl ChangeSubscription {
-    /// Waits until the stream may have grown, been trimmed, ended, expired or changed its writer since the last call. No
-    /// change is missed; several changes may be reported as one, and a report may have no change behind it. Cancel-safe.
+    /// Waits until the stream may have grown, been trimmed, ended, expired or changed its writer
+    /// since the last call. No change is missed; several changes may be reported as one, and a
+    /// report may have no change behind it. Cancel-safe.
     pub async fn changed(&self) {
         self.changed.notified().await;
     }

@@ -1,10 +1,11 @@
 //! Delivery of results from a store's own thread to the tasks that wait for them.
 //!
-//! Waking a task from outside its runtime takes a lock and a system call. The results of a group of calls are therefore
-//! handed over once for each runtime, to a task there that completes them all: one such wake-up for any number of
-//! waiting calls.
+//! Waking a task from outside its runtime takes a lock and a system call. The results of a group of
+//! calls are therefore handed over once for each runtime, to a task there that completes them all:
+//! one such wake-up for any number of waiting calls.
 //!
-//! Absent: the order of results, which is that of the groups, and a bound: there is one result for each waiting call.
+//! Absent: the order of results, which is that of the groups, and a bound: there is one result for
+//! each waiting call.
 
 use std::sync::{Arc, Mutex};
 
@@ -42,8 +43,8 @@ impl<C> Default for Completions<C> {
 }
 
 impl<C: Complete> Completions<C> {
-    /// Returns the queue for callers in this runtime. Without a runtime, the thread that delivers a result also
-    /// completes it.
+    /// Returns the queue for callers in this runtime. Without a runtime, the thread that delivers a
+    /// result also completes it.
     pub(super) fn here(&self) -> Arc<Queue<C>> {
         let Ok(runtime) = Handle::try_current() else { return Arc::new(Queue::new(false)) };
         if let Some(queue) = self.0.get(&runtime.id()) {
@@ -111,7 +112,8 @@ pub(super) fn deliver<C: Complete>(results: impl IntoIterator<Item = (Arc<Queue<
     }
 }
 
-/// A queue together with its task. Once the task is gone, results are completed by the delivering thread.
+/// A queue together with its task. Once the task is gone, results are completed by the delivering
+/// thread.
 struct Closing<C: Complete>(Arc<Queue<C>>);
 
 impl<C: Complete> Drop for Closing<C> {

@@ -1,5 +1,5 @@
-//! Tests of the store contract, which every store passes. The test module of a store names them once:
-//! `contract::suite!(MyStore::new());`.
+//! Tests of the store contract, which every store passes. The test module of a store names them
+//! once: `contract::suite!(MyStore::new());`.
 
 use std::sync::Arc;
 use std::time::Duration;

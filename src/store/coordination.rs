@@ -13,7 +13,8 @@ use mcp_resume_protocol::ids::{Owner, StoreEpoch};
 pub enum Renewal {
     /// The lease was running and was extended. No other replica has taken streams of this one.
     Extended,
-    /// The lease did not exist or had expired, and runs now. Other replicas may have taken streams meanwhile.
+    /// The lease did not exist or had expired, and runs now. Other replicas may have taken streams
+    /// meanwhile.
     Acquired,
     /// A live process with the same replica name holds the lease. Nothing was changed.
     HeldByAnother,
@@ -21,9 +22,9 @@ pub enum Renewal {
 
 /// A store shared by several replicas. Each replica is one process with one [`Owner`].
 ///
-/// Leases run by the clock of the store, so that the clocks of the replicas need not agree. A message is kept until its
-/// recipient takes it, once, in the order of each sender. It is lost with the contents of the store, or when it is
-/// older than its time to live.
+/// Leases run by the clock of the store, so that the clocks of the replicas need not agree. A
+/// message is kept until its recipient takes it, once, in the order of each sender. It is lost with
+/// the contents of the store, or when it is older than its time to live.
 pub trait Coordination: Store {
     /// Returns the owner of this replica.
     fn owner(&self) -> Owner;
@@ -31,8 +32,9 @@ pub trait Coordination: Store {
     /// Returns the epoch of the contents. It changes when the contents are lost.
     fn epoch(&self) -> StoreEpoch;
 
-    /// Returns a count of the moments after which the store may hold less than was written to it: after it was
-    /// unreachable, or its contents changed. Counted before any call is answered from the new contents.
+    /// Returns a count of the moments after which the store may hold less than was written to it:
+    /// after it was unreachable, or its contents changed. Counted before any call is answered from
+    /// the new contents.
     fn possible_losses(&self) -> watch::Receiver<u64>;
 
     /// Starts or extends the lease of this replica: it expires `lease` from now.
@@ -41,8 +43,9 @@ pub trait Coordination: Store {
     /// Ends the lease of this replica at once, when it leaves on purpose and has no open streams.
     fn release(&self) -> Pending<Result<(), Error>>;
 
-    /// Grants a fresh lease to each listed replica that has none. After data loss no lease exists, and a replica that
-    /// died at that moment would never be reported as expired. Any process with the name may renew such a lease.
+    /// Grants a fresh lease to each listed replica that has none. After data loss no lease exists,
+    /// and a replica that died at that moment would never be reported as expired. Any process with
+    /// the name may renew such a lease.
     fn grant_grace(&self, owners: &[Owner], lease: Duration) -> Pending<Result<(), Error>>;
 
     /// Returns the replicas with a running lease, this one included if its own runs.
@@ -51,18 +54,19 @@ pub trait Coordination: Store {
     /// Returns the replicas whose lease has expired, until they renew it or are forgotten.
     fn expired_leases(&self) -> Pending<Result<Vec<Owner>, Error>>;
 
-    /// Forgets a replica whose lease has expired and that has no open streams. No effect on a replica that has renewed
-    /// its lease.
+    /// Forgets a replica whose lease has expired and that has no open streams. No effect on a
+    /// replica that has renewed its lease.
     fn forget(&self, owner: Owner) -> Pending<Result<(), Error>>;
 
     /// Leaves a message for a replica, which may be this one, for `keep`.
     fn send(&self, to: Owner, message: &[u8], keep: Duration) -> Pending<Result<(), Error>>;
 
-    /// Waits for messages to this replica and takes them, the oldest first; never returns an empty list. At most one
-    /// call may wait at a time. Messages taken by an abandoned call may be lost.
+    /// Waits for messages to this replica and takes them, the oldest first; never returns an empty
+    /// list. At most one call may wait at a time. Messages taken by an abandoned call may be lost.
     fn receive(&self) -> Pending<Result<Vec<Bytes>, Error>>;
 
-    /// Records for `keep` that this replica belongs to `group`. The last call counts, also if its time is shorter.
+    /// Records for `keep` that this replica belongs to `group`. The last call counts, also if its
+    /// time is shorter.
     fn join(&self, group: &[u8], keep: Duration) -> Pending<Result<(), Error>>;
 
     /// Returns the replicas that joined `group` and were not forgotten since, in no order.

@@ -1,10 +1,12 @@
 //! Storage of events below the live tail, and the contract of every store.
 //!
-//! The live tail is in memory with every store ([`tail::Tail`]). A store makes batches durable and serves reads below
-//! the tail. The memory store is the tail alone: the event log then holds no [`Store`], and pays nothing for the trait.
+//! The live tail is in memory with every store ([`tail::Tail`]). A store makes batches durable and
+//! serves reads below the tail. The memory store is the tail alone: the event log then holds no
+//! [`Store`], and pays nothing for the trait.
 //!
-//! Absent: numbering, timers and policy, which belong to the stream state machine, and knowledge of JSON-RPC. The
-//! description of a stream ([`Stored::about`]) and its state ([`Stored::state`]) are bytes here.
+//! Absent: numbering, timers and policy, which belong to the stream state machine, and knowledge of
+//! JSON-RPC. The description of a stream ([`Stored::about`]) and its state ([`Stored::state`]) are
+//! bytes here.
 
 mod change_subscriptions;
 mod completion;
@@ -74,8 +76,8 @@ pub enum StoreHealth {
     Unreachable,
 }
 
-/// Identity of a store's contents, and the keys that belong to them. Created with the contents, and lost only with
-/// them.
+/// Identity of a store's contents, and the keys that belong to them. Created with the contents, and
+/// lost only with them.
 #[derive(Clone)]
 pub struct Keys {
     /// Identifies the contents.
@@ -120,24 +122,25 @@ impl<T> Pending<T> {
 
 /// Storage for streams that outlives the live tail.
 ///
-/// Ordering: calls of one caller for one stream take effect in the order in which they were made. Durability: after
-/// `Ok`, the effect survives the failures that the store promises to survive. Atomicity: every call takes effect as a
-/// whole or not at all, `append` together with its checks of epoch, seal and tail. Cancellation: after a dropped
-/// result, the call may or may not have taken effect; repeating it is safe.
+/// Ordering: calls of one caller for one stream take effect in the order in which they were made.
+/// Durability: after `Ok`, the effect survives the failures that the store promises to survive.
+/// Atomicity: every call takes effect as a whole or not at all, `append` together with its checks
+/// of epoch, seal and tail. Cancellation: after a dropped result, the call may or may not have
+/// taken effect; repeating it is safe.
 ///
-/// Expiry: a stream is readable for the time last given for it, and is gone some time after that. Each `create`,
-/// `append` and `seal` by its writer, and [`Self::keep`], starts that time anew, an `append` to within a sixteenth of
-/// it. A store belongs to one replica, and knows it.
+/// Expiry: a stream is readable for the time last given for it, and is gone some time after that.
+/// Each `create`, `append` and `seal` by its writer, and [`Self::keep`], starts that time anew, an
+/// `append` to within a sixteenth of it. A store belongs to one replica, and knows it.
 pub trait Store: Send + Sync + 'static {
-    /// Creates a stream and makes the caller its writer. Completes before the response head of the stream is written.
-    /// `tail` is 0, except for a stream that the store has lost and whose events up to there are gone. An unsealed
-    /// stream is kept for `keep` after each call of its writer.
+    /// Creates a stream and makes the caller its writer. Completes before the response head of the
+    /// stream is written. `tail` is 0, except for a stream that the store has lost and whose events
+    /// up to there are gone. An unsealed stream is kept for `keep` after each call of its writer.
     fn create(&self, stream: StreamId, about: &[u8], tail: Seq, keep: Duration) -> Pending<Result<WriterEpoch, Error>>;
 
-    /// Appends `batch` after `after`, which must be the tail, and writes `state` beside it if there is one, in one
-    /// step. An empty batch writes the state alone. A repeated identical batch returns [`Appended::Ok`] and writes
-    /// nothing, on a sealed stream too. A batch that was trimmed since is not recognized. The epoch is checked first,
-    /// then the place, then the seal.
+    /// Appends `batch` after `after`, which must be the tail, and writes `state` beside it if there
+    /// is one, in one step. An empty batch writes the state alone. A repeated identical batch
+    /// returns [`Appended::Ok`] and writes nothing, on a sealed stream too. A batch that was
+    /// trimmed since is not recognized. The epoch is checked first, then the place, then the seal.
     fn append(
         &self,
         stream: StreamId,
@@ -147,8 +150,8 @@ pub trait Store: Send + Sync + 'static {
         state: Option<&[u8]>,
     ) -> Pending<Result<Appended, Error>>;
 
-    /// Ends the stream: no append succeeds after it, and it is kept for `keep` from now. A repeated seal returns `Ok`,
-    /// keeps the first state and changes nothing.
+    /// Ends the stream: no append succeeds after it, and it is kept for `keep` from now. A repeated
+    /// seal returns `Ok`, keeps the first state and changes nothing.
     fn seal(
         &self,
         stream: StreamId,
@@ -157,8 +160,9 @@ pub trait Store: Send + Sync + 'static {
         keep: Duration,
     ) -> Pending<Result<Appended, Error>>;
 
-    /// Writes a stream that is over, in one step: as [`Self::create`] with no events, [`Self::append`] of `batch`, which has the first event
-    /// and all others, and [`Self::seal`] with `state` and `keep`. Another stream of this name is replaced, as by [`Self::create`].
+    /// Writes a stream that is over, in one step: as [`Self::create`] with no events,
+    /// [`Self::append`] of `batch`, which has the first event and all others, and [`Self::seal`]
+    /// with `state` and `keep`. Another stream of this name is replaced, as by [`Self::create`].
     fn write_whole(
         &self,
         stream: StreamId,
@@ -168,25 +172,29 @@ pub trait Store: Send + Sync + 'static {
         keep: Duration,
     ) -> Pending<Result<WriterEpoch, Error>>;
 
-    /// Makes the caller the writer and fences the previous one, in one step. The tail and a seal stay.
+    /// Makes the caller the writer and fences the previous one, in one step. The tail and a seal
+    /// stay.
     fn take_over(&self, stream: StreamId) -> Pending<Result<WriterEpoch, Error>>;
 
-    /// Returns the stream without its events, or `None` if there is no such stream or it has expired.
+    /// Returns the stream without its events, or `None` if there is no such stream or it has
+    /// expired.
     fn load(&self, stream: StreamId) -> Pending<Result<Option<Stored>, Error>>;
 
-    /// Returns the events after `after`, at most `max_bytes` together but at least one if there is one. Returns none at
-    /// the tail and beyond it. A reader sees a batch as a whole or not at all, if its limit permits.
+    /// Returns the events after `after`, at most `max_bytes` together but at least one if there is
+    /// one. Returns none at the tail and beyond it. A reader sees a batch as a whole or not at all,
+    /// if its limit permits.
     fn read(&self, stream: StreamId, after: Seq, max_bytes: usize) -> Pending<Result<Read, Error>>;
 
-    /// Subscribes to changes of the stream, from the moment of the `Ok`. To be called before the stream is read. A
-    /// stream that does not exist is no error.
+    /// Subscribes to changes of the stream, from the moment of the `Ok`. To be called before the
+    /// stream is read. A stream that does not exist is no error.
     fn subscribe(&self, stream: StreamId) -> Pending<Result<ChangeSubscription, Error>>;
 
-    /// Drops the events up to `upto`. Some of them may stay readable for a while. A place beyond the tail changes
-    /// nothing, and neither does a fenced writer.
+    /// Drops the events up to `upto`. Some of them may stay readable for a while. A place beyond
+    /// the tail changes nothing, and neither does a fenced writer.
     fn trim(&self, stream: StreamId, epoch: WriterEpoch, upto: Seq) -> Pending<Result<(), Error>>;
 
-    /// Keeps the stream for `keep` from now, unless it is kept for longer already. No effect on a stream that is gone.
+    /// Keeps the stream for `keep` from now, unless it is kept for longer already. No effect on a
+    /// stream that is gone.
     fn keep(&self, stream: StreamId, keep: Duration) -> Pending<Result<(), Error>>;
 
     /// Removes the stream and frees its space. A repeated call returns `Ok`.
@@ -195,23 +203,24 @@ pub trait Store: Send + Sync + 'static {
     /// Returns the unsealed streams of a replica, in no order.
     fn open_streams(&self, owner: Owner) -> Pending<Result<Vec<StreamId>, Error>>;
 
-    /// Writes a small record beside the streams, such as that of a session or a retry, for `keep`. An existing record
-    /// is replaced.
+    /// Writes a small record beside the streams, such as that of a session or a retry, for `keep`.
+    /// An existing record is replaced.
     fn put(&self, key: &[u8], value: &[u8], keep: Duration) -> Pending<Result<(), Error>>;
 
-    /// Writes a record if there is none yet, and returns `None`. An existing record stays and is returned. Of several
-    /// concurrent callers, one gets `None`.
+    /// Writes a record if there is none yet, and returns `None`. An existing record stays and is
+    /// returned. Of several concurrent callers, one gets `None`.
     fn claim(&self, key: &[u8], value: &[u8], keep: Duration) -> Pending<Result<Option<Bytes>, Error>>;
 
-    /// Replaces a record that still equals `before`, and keeps the new one for `keep`. Returns whether the record is `value` now, so that a
-    /// repeated call returns the same. Of several concurrent callers with other values, one gets `true`.
+    /// Replaces a record that still equals `before`, and keeps the new one for `keep`. Returns
+    /// whether the record is `value` now, so that a repeated call returns the same. Of several
+    /// concurrent callers with other values, one gets `true`.
     fn replace(&self, key: &[u8], before: &[u8], value: &[u8], keep: Duration) -> Pending<Result<bool, Error>>;
 
     /// Returns the record, or `None` if there is none or it has expired.
     fn get(&self, key: &[u8]) -> Pending<Result<Option<Bytes>, Error>>;
 
-    /// Keeps a record for `keep` from now if it still equals `value`, or removes it if `keep` is `None`. No effect on
-    /// any other record.
+    /// Keeps a record for `keep` from now if it still equals `value`, or removes it if `keep` is
+    /// `None`. No effect on any other record.
     fn expire_if_equal(&self, key: &[u8], value: &[u8], keep: Option<Duration>) -> Pending<Result<(), Error>>;
 
     /// Removes the record. A repeated call returns `Ok`.

@@ -1,7 +1,7 @@
 //! A store in memory for tests: every call of the contract over [`Tail`]s.
 //!
-//! In production the event log keeps the tails itself and has no store behind them. Time is that of [`mcp_resume_base::clock`],
-//! so a paused clock moves it.
+//! In production the event log keeps the tails itself and has no store behind them. Time is that of
+//! [`mcp_resume_base::clock`], so a paused clock moves it.
 
 use std::collections::VecDeque;
 use std::ops::Deref;
@@ -27,8 +27,8 @@ use mcp_resume_protocol::tail::Tail;
 /// Delay of the result of a slow claim, or of a slow query for members.
 const SLOW: Duration = Duration::from_secs(2);
 
-/// Handle of one replica to the shared contents. Streams are found by id; each has its own lock, and one lock is one
-/// atomic step.
+/// Handle of one replica to the shared contents. Streams are found by id; each has its own lock,
+/// and one lock is one atomic step.
 pub struct TestStore {
     owner: Owner,
     /// Distinguishes processes with the same replica name.
@@ -97,7 +97,8 @@ impl TestStore {
         Self { owner, incarnation: u64::from_be_bytes(random::bytes()), contents: Arc::default() }
     }
 
-    /// Returns the same contents as seen by another replica, or by another process with the same name.
+    /// Returns the same contents as seen by another replica, or by another process with the same
+    /// name.
     pub fn as_of(&self, owner: Owner) -> Self {
         Self { contents: self.contents.clone(), ..Self::of(owner) }
     }
@@ -117,7 +118,8 @@ impl TestStore {
         self.lost.send_modify(|times| *times += 1);
     }
 
-    /// Delays the results of claims and of queries for members, which take effect at once, or stops delaying them.
+    /// Delays the results of claims and of queries for members, which take effect at once, or stops
+    /// delaying them.
     pub fn set_slow(&self, slow: bool) {
         self.slow.store(slow, Ordering::Relaxed);
     }
@@ -132,7 +134,8 @@ impl TestStore {
         self.joins_peak.load(Ordering::Relaxed)
     }
 
-    /// Makes claims take effect and still report that the store is unavailable, as all other calls do, or ends that.
+    /// Makes claims take effect and still report that the store is unavailable, as all other calls
+    /// do, or ends that.
     pub fn set_deaf(&self, deaf: bool) {
         self.deaf.store(deaf, Ordering::Relaxed);
     }

@@ -1,7 +1,7 @@
 //! TLS errors in the words of an operator: the fault of a certificate, and the remedy.
 //!
-//! The library names its variants; an operator knows files, names and dates. Absent: the file or peer concerned, which
-//! the caller adds.
+//! The library names its variants; an operator knows files, names and dates. Absent: the file or
+//! peer concerned, which the caller adds.
 
 use std::io;
 
@@ -23,8 +23,8 @@ pub fn is_plain(error: &io::Error) -> bool {
     matches!(of_tls(error), Some(Error::InvalidMessage(InvalidMessage::InvalidContentType)))
 }
 
-/// Returns true if the error shows a peer that speaks TLS: it was refused for its certificate or parameters, or sent an
-/// alert.
+/// Returns true if the error shows a peer that speaks TLS: it was refused for its certificate or
+/// parameters, or sent an alert.
 pub fn is_of_tls(error: &io::Error) -> bool {
     matches!(of_tls(error), Some(Error::InvalidCertificate(_) | Error::AlertReceived(_) | Error::PeerIncompatible(_)))
 }
@@ -109,8 +109,8 @@ fn alert(alert: AlertDescription) -> String {
     }
 }
 
-/// Describes the contents of a file that lacks the expected item, as the rest of a sentence. Returns an empty text if
-/// they are unknown.
+/// Describes the contents of a file that lacks the expected item, as the rest of a sentence.
+/// Returns an empty text if they are unknown.
 pub(super) fn describe_contents(pem: &[u8]) -> &'static str {
     let has = |label: &[u8]| pem.windows(label.len()).any(|piece| piece == label);
     if pem.is_empty() {

@@ -1,8 +1,10 @@
-//! TLS for the listener and for connections to the upstream: PEM files in, rustls configurations out.
+//! TLS for the listener and for connections to the upstream: PEM files in, rustls configurations
+//! out.
 //!
-//! This module owns the trusted authorities, certificates and keys. All of them can change while they are in use: [`Files::reload`]
-//! reads them again, and keeps the old ones if the new ones cannot be used. Absent: sockets, handshakes, and the task that calls it
-//! at an interval and at SIGHUP ([`reload_task`]).
+//! This module owns the trusted authorities, certificates and keys. All of them can change while
+//! they are in use: [`Files::reload`] reads them again, and keeps the old ones if the new ones
+//! cannot be used. Absent: sockets, handshakes, and the task that calls it at an interval and at
+//! SIGHUP ([`reload_task`]).
 
 mod explain;
 mod metrics;
@@ -108,7 +110,8 @@ fn client_config(tls: &UpstreamTls) -> Result<ClientConfig, Error> {
     Ok(config)
 }
 
-/// Creates a client configuration that trusts no certificate. Its handshakes only show if the peer speaks TLS.
+/// Creates a client configuration that trusts no certificate. Its handshakes only show if the peer
+/// speaks TLS.
 ///
 /// # Errors
 /// If TLS cannot be set up.
@@ -122,7 +125,8 @@ pub type Certificates = Files<ListenTls>;
 /// Authorities and client certificate for the upstream.
 pub type ClientFiles = Files<UpstreamTls>;
 
-/// TLS material from PEM files. Reloading replaces it while it is in use; unusable files change nothing.
+/// TLS material from PEM files. Reloading replaces it while it is in use; unusable files change
+/// nothing.
 pub struct Files<S: Source> {
     source: S,
     current: Mutex<Current<S::Material>>,

@@ -1,6 +1,8 @@
-//! The task that reloads TLS files, at an interval and at SIGHUP. Each process has one, for all its sides.
+//! The task that reloads TLS files, at an interval and at SIGHUP. Each process has one, for all its
+//! sides.
 //!
-//! Absent: the reload of one side's files, with the decision whether they can be used ([`Files::reload`]).
+//! Absent: the reload of one side's files, with the decision whether they can be used
+//! ([`Files::reload`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +28,8 @@ where
     Arc::new(move || (S::SIDE, files.reload()))
 }
 
-/// Reloads all files at each interval and at SIGHUP, until dropped, and passes each outcome to `observe`.
+/// Reloads all files at each interval and at SIGHUP, until dropped, and passes each outcome to
+/// `observe`.
 pub(crate) async fn run(reloaders: Vec<Reloader>, observe: impl Fn(Side, ReloadOutcome)) {
     #[cfg(unix)]
     let mut hangups = unix::signal(unix::SignalKind::hangup()).ok();

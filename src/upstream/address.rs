@@ -1,6 +1,7 @@
 //! Places at the server: URIs of its origin, redirects and references.
 //!
-//! Invariant: no place that a response names is outside of the configured origin, since requests carry credentials.
+//! Invariant: no place that a response names is outside of the configured origin, since requests
+//! carry credentials.
 
 use http::header::LOCATION;
 use http::uri::Authority;
@@ -11,7 +12,8 @@ use crate::config::HostHeader;
 use crate::protocol::error::{ErrorCode, Failure};
 
 impl Upstream {
-    /// Returns the path and query of the endpoint: the configured query is always sent, the client's is added.
+    /// Returns the path and query of the endpoint: the configured query is always sent, the
+    /// client's is added.
     pub fn endpoint_target(&self, client_query: Option<&str>) -> String {
         let mut target = self.config.url.endpoint_path().to_owned();
         let queries = [self.config.url.query(), client_query].into_iter().flatten().filter(|query| !query.is_empty());
@@ -31,7 +33,8 @@ impl Upstream {
             .map_err(|_| Failure::before_run(ErrorCode::BadRequest))
     }
 
-    /// Returns the target of a redirect that keeps method and body, if it is within the upstream's origin.
+    /// Returns the target of a redirect that keeps method and body, if it is within the upstream's
+    /// origin.
     pub(super) fn redirect_target(&self, response: &Response<ResponseBody>) -> Option<String> {
         match response.status() {
             StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => {}
@@ -40,8 +43,9 @@ impl Upstream {
         self.path_within_origin(response.headers().get(LOCATION)?)
     }
 
-    /// Rewrites a `Location` that names the upstream to a reference that is valid at the proxy as well. A path that begins like a
-    /// host name is written so that it stays a path ([RFC 3986 §4.2]).
+    /// Rewrites a `Location` that names the upstream to a reference that is valid at the proxy as
+    /// well. A path that begins like a host name is written so that it stays a path
+    /// ([RFC 3986 §4.2]).
     ///
     /// [RFC 3986 §4.2]: https://www.rfc-editor.org/rfc/rfc3986#section-4.2
     pub fn rewrite_location(&self, headers: &mut HeaderMap) {
@@ -57,7 +61,8 @@ impl Upstream {
         }
     }
 
-    /// Returns true if an authority is the upstream's, as configured by its URL or by `upstream.host`.
+    /// Returns true if an authority is the upstream's, as configured by its URL or by
+    /// `upstream.host`.
     fn is_own(&self, authority: &Authority) -> bool {
         let named = match &self.config.host {
             HostHeader::Name(name) => name.to_str().ok().and_then(|name| name.parse().ok()),
@@ -71,7 +76,8 @@ impl Upstream {
         is_same(self.config.url.authority()) || named.is_some_and(|named| is_same(&named))
     }
 
-    /// Returns the place of a reference that is relative to the endpoint, if it is within the upstream's origin.
+    /// Returns the place of a reference that is relative to the endpoint, if it is within the
+    /// upstream's origin.
     pub(super) fn reference(&self, reference: &str) -> Option<Uri> {
         let base = self.config.url.endpoint_path();
         let absolute = match reference.as_bytes().first() {

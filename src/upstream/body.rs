@@ -17,8 +17,9 @@ use crate::event_log::Writer;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::stream::Ending;
 
-/// Reads a body into `buffer` until its end or the limit. Returns true if it is complete. A body in several pieces counts as bytes of
-/// the stream, and is read on only when the stream has memory for it, or its turn.
+/// Reads a body into `buffer` until its end or the limit. Returns true if it is complete. A body in
+/// several pieces counts as bytes of the stream, and is read on only when the stream has memory for
+/// it, or its turn.
 pub(super) async fn read_into(
     body: &mut ResponseBody,
     buffer: &mut BytesMut,
@@ -27,8 +28,8 @@ pub(super) async fn read_into(
 ) -> Result<bool, Ending> {
     while let Some(frame) = body.frame().await {
         match frame.map_err(|_| Ending::Broken)?.into_data() {
-            // Most bodies arrive in one piece. The own client's piece is as large as its content; hyper's is a slice of a read
-            // buffer.
+            // Most bodies arrive in one piece. The own client's piece is as large as its content;
+            // hyper's is a slice of a read buffer.
             Ok(data) if buffer.is_empty() && body.is_gathered() => *buffer = data.into(),
             Ok(data) => {
                 buffer.extend_from_slice(&data);
@@ -55,8 +56,8 @@ pub(super) async fn collect(body: ResponseBody, limit: usize) -> Result<Bytes, E
     })
 }
 
-/// Reads the body of a response up to a size at which it proves nothing, for this long at most. Returns the response with its whole body, and the body if
-/// that is complete.
+/// Reads the body of a response up to a size at which it proves nothing, for this long at most.
+/// Returns the response with its whole body, and the body if that is complete.
 pub(super) async fn begun(
     response: Response<ResponseBody>,
     limit: usize,
@@ -70,7 +71,8 @@ pub(super) async fn begun(
     (Response::from_parts(parts, ResponseBody::begun(begun, body)), whole)
 }
 
-/// Reads a body into `begun` up to a size at which it proves nothing. Returns true if it is complete.
+/// Reads a body into `begun` up to a size at which it proves nothing. Returns true if it is
+/// complete.
 pub(super) async fn read_up_to(body: &mut ResponseBody, begun: &mut BytesMut, limit: usize) -> bool {
     while let Some(frame) = body.frame().await {
         let Ok(frame) = frame else { return false };
@@ -108,7 +110,8 @@ impl hyper::body::Body for PrefixedBody {
     }
 }
 
-/// Returns a body that passes on `first` and then `rest`. It fails with [`io::ErrorKind::TimedOut`] at `until`.
+/// Returns a body that passes on `first` and then `rest`. It fails with [`io::ErrorKind::TimedOut`]
+/// at `until`.
 pub(super) fn passing_body(first: Bytes, rest: ResponseBody, until: Option<Instant>) -> BoxBody {
     let mut alarm = Alarm::new();
     alarm.set(until);

@@ -1,6 +1,7 @@
 //! Requests to a server that is not on Streamable HTTP: it has channels in place of connections.
 //!
-//! Absent: the channels themselves (`channel/`), and the moment at which a server turns out to have them ([`super::recognition`]).
+//! Absent: the channels themselves (`channel/`), and the moment at which a server turns out to have
+//! them ([`super::recognition`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,17 +23,20 @@ impl Upstream {
         Self { channels: Arc::new(channels.into()), ..self }
     }
 
-    /// Returns true if the server is not on Streamable HTTP: then callers have servers or event streams of their own.
+    /// Returns true if the server is not on Streamable HTTP: then callers have servers or event
+    /// streams of their own.
     pub fn has_channels(&self) -> bool {
         self.channels.get().is_some()
     }
 
-    /// Returns the time for which a full stream pauses the server: `configured`, or none on a channel, which one full stream must not stop.
+    /// Returns the time for which a full stream pauses the server: `configured`, or none on a
+    /// channel, which one full stream must not stop.
     pub fn full_wait(&self, configured: Duration) -> Duration {
         if self.has_channels() { Duration::ZERO } else { configured }
     }
 
-    /// Returns the longest time for the start of a server on a channel, or `None` for one on Streamable HTTP.
+    /// Returns the longest time for the start of a server on a channel, or `None` for one on
+    /// Streamable HTTP.
     pub(super) fn start_limit(&self) -> Option<Duration> {
         self.channels.get().map(|channels| channels.start_limit())
     }
@@ -44,8 +48,8 @@ impl Upstream {
         }
     }
 
-    /// Returns true if a channel takes the request. Clients of the old transport of a server that was recognised go on to reach it: their requests
-    /// at the endpoint are GETs without a session.
+    /// Returns true if a channel takes the request. Clients of the old transport of a server that
+    /// was recognised go on to reach it: their requests at the endpoint are GETs without a session.
     pub(super) fn is_for_channel(&self, template: &Template) -> bool {
         self.recognition.is_none() || *template.method() == Method::POST || template.names_session()
     }

@@ -27,17 +27,19 @@ use crate::{clock, config};
 
 /// Silence after which the kernel sends the first keep-alive probe.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
-/// Interval of the keep-alive probes. A dead peer is detected after [`TCP_KEEPALIVE`] and [`TCP_KEEPALIVE_RETRIES`] intervals.
+/// Interval of the keep-alive probes. A dead peer is detected after [`TCP_KEEPALIVE`] and
+/// [`TCP_KEEPALIVE_RETRIES`] intervals.
 const TCP_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const TCP_KEEPALIVE_RETRIES: u32 = 6;
-/// Limit for unacknowledged data. After it the server counts as lost. Linux counts a server that reads nothing of a request as
-/// well; the limit equals nginx's (`proxy_send_timeout`).
+/// Limit for unacknowledged data. After it the server counts as lost. Linux counts a server that
+/// reads nothing of a request as well; the limit equals nginx's (`proxy_send_timeout`).
 #[cfg(target_os = "linux")]
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Dialer that opens connections in place of the kernel: the network of a simulation.
 pub trait Dial: Send + Sync + 'static {
-    /// Opens a connection to the authority of `target`. The caller drops the future after the connect timeout.
+    /// Opens a connection to the authority of `target`. The caller drops the future after the
+    /// connect timeout.
     fn dial(&self, target: &Uri) -> DialFuture;
 }
 
@@ -65,7 +67,8 @@ impl Transport {
     }
 }
 
-/// Connector of one client. All connections lead to one origin, independent of the authority that a request names.
+/// Connector of one client. All connections lead to one origin, independent of the authority that a
+/// request names.
 #[derive(Clone)]
 pub(super) struct Connector {
     origin: Uri,
@@ -172,7 +175,8 @@ pub(super) enum RawConnection {
 }
 
 impl Connector {
-    /// Returns true if the server chose HTTP/2 in the last handshake. The next may differ: a server may be replaced, or be several.
+    /// Returns true if the server chose HTTP/2 in the last handshake. The next may differ: a server
+    /// may be replaced, or be several.
     pub(super) fn is_http2(&self) -> bool {
         match &self.transport {
             TransportConnector::Tls(_, tls) => tls.is_http2.load(Ordering::Relaxed),
@@ -180,12 +184,14 @@ impl Connector {
         }
     }
 
-    /// Returns the longest time until a connection is ready: the wait for a permit, and the connection attempt.
+    /// Returns the longest time until a connection is ready: the wait for a permit, and the
+    /// connection attempt.
     pub(super) fn ready_timeout(&self) -> Duration {
         self.timeout * 2
     }
 
-    /// Returns a connection to the origin. At the connection limit it waits until another connection ends.
+    /// Returns a connection to the origin. At the connection limit it waits until another
+    /// connection ends.
     ///
     /// # Errors
     /// [`TooMany`] if none ended within the connect timeout; otherwise an error of TCP or TLS.
@@ -200,11 +206,13 @@ impl Connector {
         Ok(Socket { stream, _permit: permit })
     }
 
-    /// Returns the reachability of the server, after a connection attempt if the last check is old enough.
+    /// Returns the reachability of the server, after a connection attempt if the last check is old
+    /// enough.
     pub(super) async fn reachability(&self) -> Reachability {
         let connector = self.clone();
         let check = |known| async move {
-            // The first connection tests TLS as well. After that, a handshake a second would be a burden.
+            // The first connection tests TLS as well. After that, a handshake a second would be a
+            // burden.
             match known {
                 Reachability::Unknown => _ = connector.connect().await,
                 Reachability::Accepting | Reachability::Lost => _ = connector.open().await,
@@ -276,8 +284,8 @@ impl SocketStream {
     }
 }
 
-/// Announces the end of a TLS connection, if that can be done at once: to the server an unannounced end is a cut. Sends nothing
-/// else: data that was not written as a whole counts as unsent.
+/// Announces the end of a TLS connection, if that can be done at once: to the server an unannounced
+/// end is a cut. Sends nothing else: data that was not written as a whole counts as unsent.
 impl Drop for SocketStream {
     fn drop(&mut self) {
         if let SocketStream::Tls(tls) = self

@@ -1,7 +1,8 @@
 //! Question of the proxy's own, by `server/discover`: whether the server has tasks.
 //!
-//! Clients ask it too, and the proxy reads the answers that they get. It asks by itself only where a call could become a task and no answer is known.
-//! Absent: the meaning of the answer (`protocol/tasks/discovery.rs`).
+//! Clients ask it too, and the proxy reads the answers that they get. It asks by itself only where
+//! a call could become a task and no answer is known. Absent: the meaning of the answer
+//! (`protocol/tasks/discovery.rs`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,8 +30,8 @@ const CLIENT_INFO: &str = "io.modelcontextprotocol/clientInfo";
 const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
 
 impl Upstream {
-    /// Asks the server in a task of its own, with the credentials of `call`, unless it was asked so a few seconds ago. A 2xx shows that the server accepts
-    /// these credentials, too.
+    /// Asks the server in a task of its own, with the credentials of `call`, unless it was asked so
+    /// a few seconds ago. A 2xx shows that the server accepts these credentials, too.
     pub(super) fn discover(self: &Arc<Self>, call: &Template, credentials: Credentials) {
         if !self.observed().begin_discovery(credentials, clock::now()) {
             return;
@@ -69,7 +70,8 @@ fn value_at(call: &Template, path: &'static [&'static str]) -> Option<Value> {
     jsonrpc::member(call.body(), path).and_then(|value| serde_json::from_str(value).ok())
 }
 
-/// Returns the request `server/discover` with the credentials of `call`, at this revision or the first of its era.
+/// Returns the request `server/discover` with the credentials of `call`, at this revision or the
+/// first of its era.
 pub(super) fn discover_request(call: &Template, version: Option<String>) -> Template {
     request_as(call, version, None, None)
 }

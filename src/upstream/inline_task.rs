@@ -1,8 +1,9 @@
 //! Pumps that their request handler polls.
 //!
-//! A call with an immediate response needs no task of its own: its handler, which waits for the head, polls the pump meanwhile. A
-//! pump that is not finished by then becomes a task. So does one whose handler is dropped because its client disconnected. In
-//! either case it continues as if it had been a task from the beginning.
+//! A call with an immediate response needs no task of its own: its handler, which waits for the
+//! head, polls the pump meanwhile. A pump that is not finished by then becomes a task. So does one
+//! whose handler is dropped because its client disconnected. In either case it continues as if it
+//! had been a task from the beginning.
 
 use std::future::Future;
 use std::pin::Pin;

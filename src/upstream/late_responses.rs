@@ -1,10 +1,10 @@
-//! Late responses: what the server has sent after the proxy had begun the response to a call, and what no event carries
-//! as well as a response of its own.
+//! Late responses: what the server has sent after the proxy had begun the response to a call, and
+//! what no event carries as well as a response of its own.
 //!
-//! Owned here: the calls for which such a response came lately, as their caller, method and tool, and the rule which
-//! responses count. The proxy does not begin the response to an equal call then: its client gets the server's own,
-//! however late. Invariant: at most [`MAX_CALLS`] calls are kept. Absent: the trust in credentials
-//! ([`super::observed`]).
+//! Owned here: the calls for which such a response came lately, as their caller, method and tool,
+//! and the rule which responses count. The proxy does not begin the response to an equal call then:
+//! its client gets the server's own, however late. Invariant: at most [`MAX_CALLS`] calls are kept.
+//! Absent: the trust in credentials ([`super::observed`]).
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -20,8 +20,8 @@ use crate::protocol::call_name::CallName;
 const LEARNT_FOR: Duration = Duration::from_secs(600);
 /// Limit of remembered calls. The oldest go first.
 const MAX_CALLS: usize = 1024;
-/// Size above which a JSON response, in bytes, is better off as a response of its own: clients limit the size of an
-/// event.
+/// Size above which a JSON response, in bytes, is better off as a response of its own: clients
+/// limit the size of an event.
 const MAX_EVENT: usize = 512 * 1024;
 
 /// Source of a response: a caller with a method and its tool. Names are cut as in the log.
@@ -56,8 +56,9 @@ impl LateResponses {
     }
 }
 
-/// Returns true if a client acts on this status, and could not if it came late: it redirects, asks for credentials,
-/// names a session that is gone, asks for a pause, or says that the response comes elsewhere.
+/// Returns true if a client acts on this status, and could not if it came late: it redirects, asks
+/// for credentials, names a session that is gone, asks for a pause, or says that the response comes
+/// elsewhere.
 pub(super) fn matters(status: StatusCode) -> bool {
     const ACTED_ON: [StatusCode; 6] = [
         StatusCode::ACCEPTED,

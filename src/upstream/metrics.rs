@@ -90,7 +90,8 @@ pub(super) enum PingOutcome {
     Refused,
     /// No response came, or nothing could be sent.
     Failed,
-    /// Nothing was sent, because the server has refused the credentials and no newer ones have come.
+    /// Nothing was sent, because the server has refused the credentials and no newer ones have
+    /// come.
     Withheld,
 }
 

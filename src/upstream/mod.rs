@@ -1,7 +1,8 @@
 //! Calls to the MCP server. A call outlives the downstream connection that began it.
 //!
-//! Owned here: the pooled clients, the rewriting of requests, redirects within the origin, and facts observed in responses
-//! (accepted credentials, the tokens of one subject, CORS headers). [`pump`] runs one stream's call. Absent: everything downstream.
+//! Owned here: the pooled clients, the rewriting of requests, redirects within the origin, and
+//! facts observed in responses (accepted credentials, the tokens of one subject, CORS headers).
+//! [`pump`] runs one stream's call. Absent: everything downstream.
 
 mod address;
 mod body;
@@ -96,8 +97,8 @@ const USUAL_HEAD: usize = 512;
 #[derive(Debug)]
 struct Unanswered {
     failure: Failure,
-    /// True if no connection to the server could be made, or none that took a byte of the request. A failed TLS handshake is no such case: a
-    /// server that is restarted does not mend it.
+    /// True if no connection to the server could be made, or none that took a byte of the request.
+    /// A failed TLS handshake is no such case: a server that is restarted does not mend it.
     is_unconnected: bool,
 }
 
@@ -111,7 +112,8 @@ impl From<Failure> for Unanswered {
 pub struct Upstream {
     clients: Clients,
     connector: Connector,
-    /// Channels to a server that is not on Streamable HTTP, in place of `clients`: from the start, or once it was recognised.
+    /// Channels to a server that is not on Streamable HTTP, in place of `clients`: from the start,
+    /// or once it was recognised.
     channels: Arc<OnceLock<Arc<Channels>>>,
     /// Search for the transport of a server that is configured as one on Streamable HTTP.
     recognition: Option<Arc<Recognition>>,
@@ -178,8 +180,8 @@ impl Upstream {
         upstream
     }
 
-    /// Returns the same upstream with connections of its own. A connection belongs to the runtime it was made on; requests from
-    /// another runtime would pass between threads.
+    /// Returns the same upstream with connections of its own. A connection belongs to the runtime
+    /// it was made on; requests from another runtime would pass between threads.
     pub fn with_own_connections(&self) -> Self {
         let (observed, sessions) = (self.observed.clone(), self.sessions.clone());
         let (revivals, ping_headers) = (self.revivals.clone(), self.ping_headers.clone());
@@ -197,8 +199,9 @@ impl Upstream {
         }
     }
 
-    /// Returns the same upstream with `owner`, if any, in the session names that clients see, and with these rules for sessions that the
-    /// server has forgotten. `handshakes` has the sessions that can be opened again.
+    /// Returns the same upstream with `owner`, if any, in the session names that clients see, and
+    /// with these rules for sessions that the server has forgotten. `handshakes` has the sessions
+    /// that can be opened again.
     pub fn with_sessions(self, owner: Option<Owner>, config: &config::Sessions, handshakes: Arc<Handshakes>) -> Self {
         let handshakes = if config.revive { Some(handshakes) } else { None };
         let refusals = SessionRefusals::new(config.refusals.clone());
@@ -225,14 +228,16 @@ impl Upstream {
         self.bridge.as_ref().is_some_and(|bridge| bridge.has_legacy_clients())
     }
 
-    /// Ends what a bridge has at the server: calls that wait for their clients, and sessions. Takes three seconds at most.
+    /// Ends what a bridge has at the server: calls that wait for their clients, and sessions. Takes
+    /// three seconds at most.
     pub async fn end_bridge(&self) {
         if let Some(bridge) = &self.bridge {
             bridge.end().await;
         }
     }
 
-    /// Notes that a client names a session that the proxy keeps in the server's place, or has kept before a restart.
+    /// Notes that a client names a session that the proxy keeps in the server's place, or has kept
+    /// before a restart.
     pub fn note_bridged_session(&self) {
         if let Some(bridge) = &self.bridge {
             bridge.note_bridged_session();
@@ -287,8 +292,8 @@ impl Upstream {
         self.config.url.endpoint_path()
     }
 
-    /// Returns the reachability of the server, after an attempt if the last check began a second ago or more. Takes half a
-    /// second at most.
+    /// Returns the reachability of the server, after an attempt if the last check began a second
+    /// ago or more. Takes half a second at most.
     pub async fn reachability(&self) -> Reachability {
         match self.channels.get() {
             Some(channels) if !channels.is_available() => Reachability::Lost,
@@ -312,7 +317,8 @@ impl Upstream {
         self.template(parts, headers::to_upstream(&parts.headers), client, body)
     }
 
-    /// Makes a client's request a request to the endpoint that is no call: `Accept` and `Accept-Encoding` stay the client's.
+    /// Makes a client's request a request to the endpoint that is no call: `Accept` and
+    /// `Accept-Encoding` stay the client's.
     pub fn pass(&self, parts: &Parts, client: &Forwarded, body: Bytes) -> Template {
         self.template(parts, headers::to_endpoint(&parts.headers), client, body)
     }
@@ -328,8 +334,8 @@ impl Upstream {
         Template::new(parts, lines, body)
     }
 
-    /// Builds the headers of a request: the client's `kept` headers, the host, the forwarding headers, and the session under the
-    /// server's name for it.
+    /// Builds the headers of a request: the client's `kept` headers, the host, the forwarding
+    /// headers, and the session under the server's name for it.
     fn address<'a>(
         &self,
         kept: impl Iterator<Item = Line<'a>>,
@@ -357,8 +363,9 @@ impl Upstream {
         lines
     }
 
-    /// Sends a request to the endpoint and waits for the response head. Follows 307 and 308 within the origin, with the body. A
-    /// request whose bytes were written is never sent again. Does not wait for a server that accepts no connections.
+    /// Sends a request to the endpoint and waits for the response head. Follows 307 and 308 within
+    /// the origin, with the body. A request whose bytes were written is never sent again. Does not
+    /// wait for a server that accepts no connections.
     pub async fn send(
         &self,
         template: &Template,
@@ -548,7 +555,8 @@ fn is_caused_by_timeout(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|cause| cause.downcast_ref().is_some_and(timed_out))
 }
 
-/// Returns true for a failed TLS handshake: the server is there, and does not speak TLS or shows a wrong certificate.
+/// Returns true for a failed TLS handshake: the server is there, and does not speak TLS or shows a
+/// wrong certificate.
 fn is_caused_by_tls(error: &(dyn Error + 'static)) -> bool {
     let is_invalid = |io: &std::io::Error| io.kind() == std::io::ErrorKind::InvalidData;
     causes(error).any(|cause| cause.downcast_ref().is_some_and(is_invalid))

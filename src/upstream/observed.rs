@@ -1,4 +1,5 @@
-//! Facts observed in upstream responses. The proxy needs them before it may write a response head of its own.
+//! Facts observed in upstream responses. The proxy needs them before it may write a response head
+//! of its own.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -19,14 +20,16 @@ use crate::sync;
 
 /// Time after a 2xx for which the upstream counts as accepting the same credentials.
 const TRUST: Duration = Duration::from_secs(600);
-/// Time after a 2xx for which credentials without a known expiry are trusted for a response head of the proxy's own.
+/// Time after a 2xx for which credentials without a known expiry are trusted for a response head of
+/// the proxy's own.
 const OPAQUE_TRUST: Duration = Duration::from_secs(120);
 /// Least time before the expiry of a token for such a head: the clocks of proxy and server differ.
 const EXPIRY_MARGIN: Duration = Duration::from_secs(30);
-/// Limit of remembered credentials. Those confirmed longest ago are evicted first; their callers get the upstream's own heads, late or
-/// not, until it has accepted them again.
+/// Limit of remembered credentials. Those confirmed longest ago are evicted first; their callers
+/// get the upstream's own heads, late or not, until it has accepted them again.
 const MAX_CREDENTIALS: usize = 65_536;
-/// Pause between two questions of the proxy's own for the server's tasks with the same credentials: each takes five seconds at most.
+/// Pause between two questions of the proxy's own for the server's tasks with the same credentials:
+/// each takes five seconds at most.
 const DISCOVERY_PAUSE: Duration = Duration::from_secs(5);
 /// Most such questions in this time. Each is for a call that waits.
 const MAX_DISCOVERIES: usize = 1024;
@@ -63,8 +66,8 @@ pub enum CredentialKind {
 }
 
 impl CredentialKind {
-    /// Returns the kind of the credentials of a request with these headers and this query. A JWT beside a cookie counts
-    /// as the credential; one beside anything else does not.
+    /// Returns the kind of the credentials of a request with these headers and this query. A JWT
+    /// beside a cookie counts as the credential; one beside anything else does not.
     pub fn of(credentials: &Credentials, headers: &HeaderMap, query: Option<&str>) -> Self {
         let mut authorizations = headers.get_all(AUTHORIZATION).iter().filter(|value| !value.is_empty());
         let only = authorizations.next().filter(|_| authorizations.next().is_none());
@@ -76,7 +79,8 @@ impl CredentialKind {
         }
     }
 
-    /// Returns the time for which an acceptance counts, or `None` if none does at `wall`, the time since 1970.
+    /// Returns the time for which an acceptance counts, or `None` if none does at `wall`, the time
+    /// since 1970.
     fn trust(self, wall: Duration) -> Option<Duration> {
         match self {
             Self::None => Some(TRUST),
@@ -109,7 +113,8 @@ pub struct Observed {
     structured: DashMap<String, bool>,
     /// Last answer to `server/discover`, with the time until which it counts.
     discovery: Mutex<Option<(Discovery, Instant)>>,
-    /// True if the last `initialize` at 2025-11-25 had a result to which tasks could be added, or `None` before the first.
+    /// True if the last `initialize` at 2025-11-25 had a result to which tasks could be added, or
+    /// `None` before the first.
     can_have_tasks: Mutex<Option<bool>>,
     /// Credentials and times of the last questions of the proxy's own.
     discoveries: Mutex<HashMap<Credentials, Instant>>,
@@ -121,8 +126,9 @@ impl Observed {
         &self.tokens
     }
 
-    /// Notes the status of a response to a request with these credentials, which began at `began`. A 2xx to a request
-    /// from before the last refusal does not end that: the server may have looked at the credentials before.
+    /// Notes the status of a response to a request with these credentials, which began at `began`.
+    /// A 2xx to a request from before the last refusal does not end that: the server may have
+    /// looked at the credentials before.
     pub fn note_status(&self, credentials: Credentials, status: StatusCode, began: Instant, now: Instant) {
         let is_accepted = status.is_success();
         if !is_accepted && !is_refusal(status) {
@@ -146,13 +152,14 @@ impl Observed {
         }
     }
 
-    /// Returns true if the upstream accepted the credentials within [`TRUST`], and has not refused them since.
+    /// Returns true if the upstream accepted the credentials within [`TRUST`], and has not refused
+    /// them since.
     pub fn has_accepted(&self, credentials: &Credentials, now: Instant) -> bool {
         self.has_accepted_within(TRUST, credentials, now)
     }
 
-    /// Returns true if the upstream can be expected to accept the credentials: it has lately, and they have not been
-    /// refused since and do not expire soon. `wall` is the time since 1970.
+    /// Returns true if the upstream can be expected to accept the credentials: it has lately, and
+    /// they have not been refused since and do not expire soon. `wall` is the time since 1970.
     pub fn is_trusted(&self, credentials: &Credentials, kind: CredentialKind, now: Instant, wall: Duration) -> bool {
         kind.trust(wall).is_some_and(|trust| self.has_accepted_within(trust, credentials, now))
     }
@@ -162,12 +169,14 @@ impl Observed {
         self.credentials.get(credentials).is_some_and(|status| status.is_accepted && is_fresh(status.at))
     }
 
-    /// Returns true if the upstream has ever accepted the credentials and is known to refuse others: then they were not made up.
+    /// Returns true if the upstream has ever accepted the credentials and is known to refuse
+    /// others: then they were not made up.
     pub fn has_proven(&self, credentials: &Credentials) -> bool {
         self.has_refused.load(Ordering::Relaxed) && self.credentials.contains_key(credentials)
     }
 
-    /// Notes the tools of a list, each with true if it has an `outputSchema`. A tool that had one for any caller keeps it.
+    /// Notes the tools of a list, each with true if it has an `outputSchema`. A tool that had one
+    /// for any caller keeps it.
     pub fn note_tools(&self, tools: Vec<(String, bool)>) {
         for (tool, is_structured) in tools {
             *self.structured.entry(tool).or_default() |= is_structured;
@@ -189,18 +198,20 @@ impl Observed {
         *sync::lock(&self.discovery) = Some((discovery, now + discovery.ttl));
     }
 
-    /// Notes whether tasks of 2025-11-25 could be added to the result of an `initialize` that asked for that revision.
+    /// Notes whether tasks of 2025-11-25 could be added to the result of an `initialize` that asked
+    /// for that revision.
     pub fn note_legacy_tasks(&self, can_have: bool) {
         *sync::lock(&self.can_have_tasks) = Some(can_have);
     }
 
-    /// Returns false if the server is known to have tasks of 2025-11-25 of its own, or to speak another revision.
+    /// Returns false if the server is known to have tasks of 2025-11-25 of its own, or to speak
+    /// another revision.
     pub fn may_have_legacy_tasks(&self) -> bool {
         sync::lock(&self.can_have_tasks).unwrap_or(true)
     }
 
-    /// Returns true if the proxy may ask the server by `server/discover` with these credentials now. It then asks, and with these no more for a few
-    /// seconds.
+    /// Returns true if the proxy may ask the server by `server/discover` with these credentials
+    /// now. It then asks, and with these no more for a few seconds.
     pub fn begin_discovery(&self, credentials: Credentials, now: Instant) -> bool {
         let mut discoveries = sync::lock(&self.discoveries);
         discoveries.retain(|_, at| now < *at + DISCOVERY_PAUSE);
@@ -234,7 +245,8 @@ impl Observed {
         self.cors.insert(origin, (headers::unpinned(&cors), now));
     }
 
-    /// Returns the CORS headers to repeat for `origin`: empty without an origin, `None` if they are unknown.
+    /// Returns the CORS headers to repeat for `origin`: empty without an origin, `None` if they are
+    /// unknown.
     pub fn cors(&self, origin: Option<&HeaderValue>) -> Option<HeaderMap> {
         match origin {
             None => Some(HeaderMap::new()),

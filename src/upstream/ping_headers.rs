@@ -1,9 +1,11 @@
 //! Headers of pings in sessions whose own were refused.
 //!
-//! Pings and answers to pings go with the headers of the request that opened their stream. Once the server has refused those with 401 or 403,
-//! none is sent until the next request of the principal in the session, whose headers then take their place. Owned here: the sessions
-//! that wait for such a request, and the headers of those that have had one. Nothing is kept for any other session, and a
-//! request costs one check of a counter while there are none. Absent: the decision that a status is a refusal (`pings`).
+//! Pings and answers to pings go with the headers of the request that opened their stream. Once the
+//! server has refused those with 401 or 403, none is sent until the next request of the principal
+//! in the session, whose headers then take their place. Owned here: the sessions that wait for such
+//! a request, and the headers of those that have had one. Nothing is kept for any other session,
+//! and a request costs one check of a counter while there are none. Absent: the decision that a
+//! status is a refusal (`pings`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -34,7 +36,8 @@ enum Known {
 }
 
 impl PingHeaders {
-    /// Returns the request whose headers a ping takes: `own`, or a later one if that was refused. Returns `None` if no later one has come.
+    /// Returns the request whose headers a ping takes: `own`, or a later one if that was refused.
+    /// Returns `None` if no later one has come.
     pub(super) fn find(&self, binding: &Binding, own: &Arc<Template>, is_refused: bool) -> Option<Arc<Template>> {
         let Some(id) = binding.session.clone() else { return Some(own.clone()).filter(|_| !is_refused) };
         let key = (id, binding.principal);

@@ -1,8 +1,11 @@
-//! Pings between the proxy and the server, beside the calls: answers to the server's, and the proxy's own.
+//! Pings between the proxy and the server, beside the calls: answers to the server's, and the
+//! proxy's own.
 //!
-//! Owned here: the sending of both, each in a task of its own, so that no ping waits behind another message. An answer that was not written is
-//! tried again while its stream runs; a ping of the proxy is sent once, and its response dropped. Absent: which pings are answered and when
-//! (the machine), which sessions are sent one (`event_log`), and the headers after a refusal (`ping_headers`).
+//! Owned here: the sending of both, each in a task of its own, so that no ping waits behind another
+//! message. An answer that was not written is tried again while its stream runs; a ping of the
+//! proxy is sent once, and its response dropped. Absent: which pings are answered and when (the
+//! machine), which sessions are sent one (`event_log`), and the headers after a refusal
+//! (`ping_headers`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -112,8 +115,8 @@ impl Pings {
         tokio::spawn(sending.in_current_span());
     }
 
-    /// Sends a message with the headers of the session's caller, and drops the response. Fails without a response, with true if the message
-    /// may have arrived.
+    /// Sends a message with the headers of the session's caller, and drops the response. Fails
+    /// without a response, with true if the message may have arrived.
     async fn send(&self, message: Vec<u8>) -> Result<PingOutcome, bool> {
         let has_refused = self.has_refused.load(Ordering::Relaxed);
         let headers = self.upstream.ping_headers();

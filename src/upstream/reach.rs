@@ -1,8 +1,9 @@
 //! Reachability of the server, found from connection attempts, for readiness.
 //!
-//! Owned here: the state, the check that a readiness request starts, the notice to calls that wait, and the log lines of a change. Every
-//! attempt counts, those of calls included. Invariant: one state for all threads, so that every listener reports the same. Absent: how a
-//! connection is made ([`super::connect`]), and the other conditions of readiness.
+//! Owned here: the state, the check that a readiness request starts, the notice to calls that wait,
+//! and the log lines of a change. Every attempt counts, those of calls included. Invariant: one
+//! state for all threads, so that every listener reports the same. Absent: how a connection is made
+//! ([`super::connect`]), and the other conditions of readiness.
 
 use std::error::Error;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -17,8 +18,8 @@ use crate::sync;
 
 /// Least time between the beginnings of two checks.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// Longest wait of a readiness request for a running check. Probes and balancers give up after a second, and a server that does not
-/// answer a SYN must not make its sidecar look dead.
+/// Longest wait of a readiness request for a running check. Probes and balancers give up after a
+/// second, and a server that does not answer a SYN must not make its sidecar look dead.
 const ANSWER_WITHIN: Duration = Duration::from_millis(500);
 
 /// Reachability of one server.
@@ -59,7 +60,8 @@ pub enum Reachability {
 }
 
 impl Reach {
-    /// Reachability of the server at `address`, which is lost once connections have failed for `unready_after`.
+    /// Reachability of the server at `address`, which is lost once connections have failed for
+    /// `unready_after`.
     pub(super) fn new(address: String, unready_after: Duration) -> Self {
         Self {
             address,
@@ -76,19 +78,21 @@ impl Reach {
         self.lock().failing_since.is_some()
     }
 
-    /// Waits for the next connection that is accepted after a failure, from when it is enabled or first polled. Those that wait are notified in
-    /// the order in which they began.
+    /// Waits for the next connection that is accepted after a failure, from when it is enabled or
+    /// first polled. Those that wait are notified in the order in which they began.
     pub(super) fn accepted(&self) -> Notified<'_> {
         self.accepted.notified()
     }
 
-    /// Waits for the turn to try to connect, which one waiting call has at a time, in the order of their requests for it.
+    /// Waits for the turn to try to connect, which one waiting call has at a time, in the order of
+    /// their requests for it.
     pub(super) async fn turn(&self) -> OwnedMutexGuard<()> {
         self.turn.clone().lock_owned().await
     }
 
-    /// Returns the state after `check`, which makes a connection and notes its outcome. Returns the last state if the last check
-    /// began less than a second ago. Waits half a second at most; a check that takes longer goes on.
+    /// Returns the state after `check`, which makes a connection and notes its outcome. Returns the
+    /// last state if the last check began less than a second ago. Waits half a second at most; a
+    /// check that takes longer goes on.
     pub(super) async fn ask<F>(self: &Arc<Self>, check: impl FnOnce(Reachability) -> F) -> Reachability
     where
         F: Future<Output = ()> + Send + 'static,
@@ -109,8 +113,8 @@ impl Reach {
         self.reachability()
     }
 
-    /// Notes that the server accepted a connection. A connection alone does not make a never reached server reachable: TLS may
-    /// still fail.
+    /// Notes that the server accepted a connection. A connection alone does not make a never
+    /// reached server reachable: TLS may still fail.
     pub(super) fn note_accepted(&self) {
         let mut state = self.lock();
         state.accepted = Some(clock::now());

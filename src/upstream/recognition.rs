@@ -1,10 +1,13 @@
 //! Recognition of a server on HTTP+SSE at the URL of one on Streamable HTTP.
 //!
-//! Only a refused `initialize` begins it: no other request costs anything. The server is then asked `server/discover`, and if it does not know that
-//! either, sent a GET. A stream whose first event is `endpoint` is that of HTTP+SSE: from then on `initialize` and the sessions go to channels, for as
-//! long as the process runs, and the refused `initialize` is the first. Other requests pass as before, so that clients of the old transport go on.
-//! Invariants: the server sees the headers of the client at hand, on its own origin; one that has ever answered as Streamable HTTP does is not looked at
-//! again; one search runs at a time, and an unsuccessful one is not repeated at once. Absent: the channels ([`super::sse_server`], `channel/`).
+//! Only a refused `initialize` begins it: no other request costs anything. The server is then asked
+//! `server/discover`, and if it does not know that either, sent a GET. A stream whose first event
+//! is `endpoint` is that of HTTP+SSE: from then on `initialize` and the sessions go to channels,
+//! for as long as the process runs, and the refused `initialize` is the first. Other requests pass
+//! as before, so that clients of the old transport go on. Invariants: the server sees the headers
+//! of the client at hand, on its own origin; one that has ever answered as Streamable HTTP does is
+//! not looked at again; one search runs at a time, and an unsuccessful one is not repeated at once.
+//! Absent: the channels ([`super::sse_server`], `channel/`).
 
 use std::borrow::Cow;
 use std::future::Future;
@@ -63,12 +66,14 @@ enum Found {
 }
 
 impl Recognition {
-    /// Creates the search for a server to which `make` creates channels. It has to work on any thread. Names of their sessions have `owner`.
+    /// Creates the search for a server to which `make` creates channels. It has to work on any
+    /// thread. Names of their sessions have `owner`.
     pub fn new(owner: Owner, make: impl Fn() -> Result<Arc<Channels>, tls::Error> + Send + Sync + 'static) -> Self {
         Self { owner, make: Box::new(make), is_streamable: AtomicBool::new(false), not_before: Mutex::default() }
     }
 
-    /// Returns true for a status with which a server on HTTP+SSE refuses a POST at the place of its event stream.
+    /// Returns true for a status with which a server on HTTP+SSE refuses a POST at the place of its
+    /// event stream.
     pub(super) fn may_concern(status: StatusCode) -> bool {
         matches!(status, StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED)
     }
@@ -94,8 +99,8 @@ impl Upstream {
         }
     }
 
-    /// Takes the response to a refused request. If it refuses an `initialize`, and the server turns out to be on HTTP+SSE, returns the response to
-    /// that `initialize` on a channel.
+    /// Takes the response to a refused request. If it refuses an `initialize`, and the server turns
+    /// out to be on HTTP+SSE, returns the response to that `initialize` on a channel.
     pub(super) async fn recognise(
         &self,
         recognition: &Recognition,
@@ -161,7 +166,8 @@ impl Upstream {
         }
     }
 
-    /// Returns true if the server answers `server/discover` as one on Streamable HTTP does: with success, or with an error of JSON-RPC.
+    /// Returns true if the server answers `server/discover` as one on Streamable HTTP does: with
+    /// success, or with an error of JSON-RPC.
     async fn knows_discover(&self, template: &Template) -> bool {
         let id = synthetic::own_id();
         let meta = json!({

@@ -50,8 +50,9 @@ impl AsRef<[u8]> for Template {
 }
 
 impl Template {
-    /// Creates a request with headers for the endpoint that do not describe the body. Those are the proxy's to write: a length
-    /// without its bytes would make the server read the next request as a body. `parts` is the client's.
+    /// Creates a request with headers for the endpoint that do not describe the body. Those are the
+    /// proxy's to write: a length without its bytes would make the server read the next request as
+    /// a body. `parts` is the client's.
     pub(super) fn new(parts: &Parts, lines: Lines, body: Bytes) -> Self {
         let origin = parts.headers.get(ORIGIN).and_then(|origin| HeaderValue::from_bytes(origin.as_bytes()).ok());
         let query = parts.uri.query().map(Into::into);
@@ -125,8 +126,8 @@ impl Template {
         Self { body, ..self.clone() }
     }
 
-    /// Returns the call as it goes on for a client that has sent `later` since: its credentials are those of the later request, and all that describes
-    /// the call stays.
+    /// Returns the call as it goes on for a client that has sent `later` since: its credentials are
+    /// those of the later request, and all that describes the call stays.
     pub(super) fn going_on(&self, later: &Lines) -> Self {
         let of_the_call = [ACCEPT, CONTENT_TYPE, headers::names::LAST_EVENT_ID];
         let describes_call = |name: &HeaderName| name.as_str().starts_with("mcp-") || of_the_call.contains(name);
@@ -148,7 +149,8 @@ impl Template {
         self.query.as_deref()
     }
 
-    /// Returns the headers for another request of the same caller: without those that describe this one's body.
+    /// Returns the headers for another request of the same caller: without those that describe this
+    /// one's body.
     pub fn own_headers(&self) -> HeaderMap {
         let mut headers = self.lines.to_map();
         headers.remove(headers::names::IDEMPOTENCY_KEY);
@@ -166,7 +168,8 @@ impl Template {
         Self { lines: Lines::from(&headers), query: None, ..self }
     }
 
-    /// Returns the same request below a span of the proxy's. The state of another trace than the span's is left out.
+    /// Returns the same request below a span of the proxy's. The state of another trace than the
+    /// span's is left out.
     pub(super) fn below(&self, parent: TraceContext) -> Self {
         let mut headers = self.lines.to_map();
         if TraceId::from_headers(&headers) != Some(parent.trace) {
@@ -217,7 +220,8 @@ impl Template {
         self.session_name() == name.as_ref().map(|name| name.as_str().as_bytes())
     }
 
-    /// Returns the same request in the session that `other` names: streams of one session may have begun under different names of it.
+    /// Returns the same request in the session that `other` names: streams of one session may have
+    /// begun under different names of it.
     pub(super) fn in_session_of(&self, other: &Self) -> Cow<'_, Self> {
         let name = |template: &Self| template.session_name().map(<[u8]>::to_vec);
         let wanted = name(other);
@@ -230,7 +234,8 @@ impl Template {
         }
     }
 
-    /// Returns the same call as a GET for the events after `last_event_id`, which is one of the upstream's own.
+    /// Returns the same call as a GET for the events after `last_event_id`, which is one of the
+    /// upstream's own.
     pub fn to_get(&self, last_event_id: Option<&[u8]>) -> Self {
         let mut headers = self.own_headers();
         headers.remove(http::header::CONTENT_TYPE);

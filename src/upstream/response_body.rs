@@ -40,7 +40,8 @@ impl ResponseBody {
         ResponseBody::Begun(Box::new(Begun { first: Some(first).filter(|first| !first.is_empty()), rest }))
     }
 
-    /// Returns the error of the responses that a server on a channel owed when it was lost, or `None` if it was not.
+    /// Returns the error of the responses that a server on a channel owed when it was lost, or
+    /// `None` if it was not.
     pub(super) fn lost(&self) -> Option<ErrorCode> {
         match self {
             ResponseBody::Channel(body) => body.lost(),
@@ -49,8 +50,8 @@ impl ResponseBody {
         }
     }
 
-    /// Returns true if the body's reader reads the connection itself. The other kind hands over one read at a time, through another
-    /// task.
+    /// Returns true if the body's reader reads the connection itself. The other kind hands over one
+    /// read at a time, through another task.
     pub(super) fn is_gathered(&self) -> bool {
         match self {
             ResponseBody::Http1(_) | ResponseBody::Channel(_) => true,

@@ -1,7 +1,8 @@
 //! Facts that the proxy takes from the response to one call, before the client gets it.
 //!
-//! Owned here: the session that a response to `initialize` opens, the edit of a list of tools, and the offer of tasks. Invariant: the store has a session's
-//! record before the client can use the session. Absent: what is remembered of responses ([`super::observed`]).
+//! Owned here: the session that a response to `initialize` opens, the edit of a list of tools, and
+//! the offer of tasks. Invariant: the store has a session's record before the client can use the
+//! session. Absent: what is remembered of responses ([`super::observed`]).
 
 use std::sync::Arc;
 
@@ -30,9 +31,11 @@ pub struct ResponseObserver {
     initialize_id: Option<IdDigest>,
     /// Parameters of the `initialize`, if the session can be opened again with them.
     params: Option<InitializeParams>,
-    /// Tools that may be answered in slices, for a call that lists tools: the list shows which can, and tells the client.
+    /// Tools that may be answered in slices, for a call that lists tools: the list shows which can,
+    /// and tells the client.
     tools: Option<Arc<ResumeTokens>>,
-    /// True for a call that discovers the server: its response is read for the server's tasks, and offers those of the proxy.
+    /// True for a call that discovers the server: its response is read for the server's tasks, and
+    /// offers those of the proxy.
     discovers: bool,
     /// Owner before the IDs of the server's own tasks, or `None` if they have none.
     task_owner: Option<Owner>,
@@ -51,7 +54,8 @@ pub struct ResponseObserver {
 }
 
 impl ResponseObserver {
-    /// Creates the observer of a call that carries `initialize`, or lists `tools` that may be answered in slices, or neither.
+    /// Creates the observer of a call that carries `initialize`, or lists `tools` that may be
+    /// answered in slices, or neither.
     pub fn new(initialize: Option<IssuedSession>, tools: Option<Arc<ResumeTokens>>) -> Self {
         Self { initialize, tools, ..Self::default() }
     }
@@ -104,9 +108,9 @@ impl ResponseObserver {
             || self.task_id.is_some()
     }
 
-    /// Takes the session from the head of a response to `initialize`. If the upstream names none, a client that declared a dialect gets
-    /// one that the proxy issues: the declaration must be known of its later calls. If another client uses the name, this one gets one of the
-    /// proxy's own.
+    /// Takes the session from the head of a response to `initialize`. If the upstream names none, a
+    /// client that declared a dialect gets one that the proxy issues: the declaration must be known
+    /// of its later calls. If another client uses the name, this one gets one of the proxy's own.
     pub(super) fn open_session(&mut self, response: &mut Response<ResponseBody>, upstream: &Upstream, log: &EventLog) {
         let Some(initialize) = &self.initialize else { return };
         if response.status().is_success() {
@@ -176,8 +180,8 @@ impl ResponseObserver {
         edited.map_or(message, Bytes::from)
     }
 
-    /// Observes a response that is one message. Returns the message for the client, once the store has the session that it opens, and
-    /// adapts `headers` if the message was edited.
+    /// Observes a response that is one message. Returns the message for the client, once the store
+    /// has the session that it opens, and adapts `headers` if the message was edited.
     pub(super) async fn observe_whole(
         &mut self,
         headers: &mut HeaderMap,
@@ -195,8 +199,8 @@ impl ResponseObserver {
         edited
     }
 
-    /// Records the session that the result of `initialize` opens, before the client can use it. `has_tasks` is true if the proxy offers tasks of 2025-11-25
-    /// in it.
+    /// Records the session that the result of `initialize` opens, before the client can use it.
+    /// `has_tasks` is true if the proxy offers tasks of 2025-11-25 in it.
     fn note_initialized(
         &mut self,
         message: &[u8],

@@ -1,7 +1,8 @@
 //! One decision for each request: a connection sends it, or the call withdraws it before.
 //!
-//! Owned here: that decision, which a call and its connection may make at the same time on two threads, and the counts of the calls
-//! that share a connection. Invariant: no bytes of a withdrawn request leave. Absent: when a call withdraws its request.
+//! Owned here: that decision, which a call and its connection may make at the same time on two
+//! threads, and the counts of the calls that share a connection. Invariant: no bytes of a withdrawn
+//! request leave. Absent: when a call withdraws its request.
 
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -10,8 +11,8 @@ const PENDING: u8 = 0;
 const SENT: u8 = 1;
 const WITHDRAWN: u8 = 2;
 
-/// True once a connection has taken the body of a request, so that the upstream may act on it. Until then the request counts as
-/// unsent, after any error.
+/// True once a connection has taken the body of a request, so that the upstream may act on it.
+/// Until then the request counts as unsent, after any error.
 #[derive(Clone, Debug, Default)]
 pub struct SentFlag(Arc<Decision>);
 
@@ -23,7 +24,8 @@ struct Decision {
 }
 
 impl SentFlag {
-    /// Creates a flag that is set from the beginning: for a body that passes through, or an empty one, which no connection asks for.
+    /// Creates a flag that is set from the beginning: for a body that passes through, or an empty
+    /// one, which no connection asks for.
     pub(super) fn always_sent() -> Self {
         Self(Arc::new(Decision { state: AtomicU8::new(SENT), calls: OnceLock::new() }))
     }
@@ -46,7 +48,8 @@ impl SentFlag {
         }
     }
 
-    /// Withdraws the request. Returns false if a connection has taken it: then the upstream may act on it.
+    /// Withdraws the request. Returns false if a connection has taken it: then the upstream may act
+    /// on it.
     pub(super) fn withdraw(&self) -> bool {
         self.decide(WITHDRAWN).err() != Some(SENT)
     }
@@ -67,9 +70,11 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// Returns the number of calls that the connection has ever taken, or `None` while calls are in flight.
+    /// Returns the number of calls that the connection has ever taken, or `None` while calls are in
+    /// flight.
     pub(super) fn sent_if_idle(&self) -> Option<usize> {
-        // Read and counted in this order: a call that is sent between the two reads shows in the first number next time.
+        // Read and counted in this order: a call that is sent between the two reads shows in the
+        // first number next time.
         let sent = self.sent.load(Ordering::Acquire);
         if self.in_flight.load(Ordering::Acquire) == 0 { Some(sent) } else { None }
     }
@@ -80,7 +85,8 @@ impl Calls {
     }
 }
 
-/// The place of one call among [`Calls`], dropped when the call is over. Dropping it withdraws a request that was not sent.
+/// The place of one call among [`Calls`], dropped when the call is over. Dropping it withdraws a
+/// request that was not sent.
 #[derive(Debug)]
 pub struct Slot {
     calls: Arc<Calls>,
@@ -104,7 +110,8 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         if !self.sent_flag.withdraw() {
-            // A connection on another thread may not have counted the call yet: the number then wraps, and is not 0 until it has.
+            // A connection on another thread may not have counted the call yet: the number then
+            // wraps, and is not 0 until it has.
             self.calls.in_flight.fetch_sub(1, Ordering::AcqRel);
         }
         self.calls.all.fetch_sub(1, Ordering::Relaxed);

@@ -1,8 +1,10 @@
-//! Error responses of the proxy to requests of the server, if the client takes no stream and cannot receive them.
+//! Error responses of the proxy to requests of the server, if the client takes no stream and cannot
+//! receive them.
 //!
-//! Owned here: the pending ids, the one refusal of a stream in flight, and the pause before it is retried. A server may send
-//! requests faster than it takes refusals, so the queue is bounded, and counts against the caller's quota. Absent: which requests
-//! are refused (the machine), and the text of a refusal ([`synthetic`]).
+//! Owned here: the pending ids, the one refusal of a stream in flight, and the pause before it is
+//! retried. A server may send requests faster than it takes refusals, so the queue is bounded, and
+//! counts against the caller's quota. Absent: which requests are refused (the machine), and the
+//! text of a refusal ([`synthetic`]).
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -21,7 +23,8 @@ use crate::sync;
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 /// Time limit for the response to a refusal. After it the next refusal is sent.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Limit of the bytes of one stream's pending refusals: more than a thousand with short ids. A request beyond it gets no refusal.
+/// Limit of the bytes of one stream's pending refusals: more than a thousand with short ids. A
+/// request beyond it gets no refusal.
 const WAITING_BYTES: usize = 64 * 1024;
 /// Approximate memory of a pending refusal beside its id.
 const COST: usize = 48;
@@ -101,8 +104,8 @@ impl Refusals {
         next
     }
 
-    /// Sends one refusal. The server waits for it, so that an unwritten one is retried until the stream is sealed. Returns false in
-    /// that case: the server gets no other.
+    /// Sends one refusal. The server waits for it, so that an unwritten one is retried until the
+    /// stream is sealed. Returns false in that case: the server gets no other.
     async fn send(&self, id: &RequestId) -> bool {
         let template = synthetic::post(&self.call, synthetic::refusal(id));
         let mut backoff = BACKOFF;

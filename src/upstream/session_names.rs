@@ -1,10 +1,12 @@
 //! Sessions under two names: the server's name, and the name for clients.
 //!
-//! A session that its server forgot and that was opened again has a new name at the server, while its client keeps the old one. A new session
-//! whose name another client uses already has a name of the proxy's own for its client. In addition: A balancer routes a session by its name alone. Therefore clients get names that include the owner of the session's server
-//! (`replica.wrap_sessions`). The proxy uses the clients' names everywhere; only the server sees its own. Requests are unwrapped
-//! here, and responses wrapped. No state is kept: a name stays valid after a restart. Invariant: a name with another owner, or
-//! none, passes unchanged.
+//! A session that its server forgot and that was opened again has a new name at the server, while
+//! its client keeps the old one. A new session whose name another client uses already has a name of
+//! the proxy's own for its client. In addition: A balancer routes a session by its name alone.
+//! Therefore clients get names that include the owner of the session's server
+//! (`replica.wrap_sessions`). The proxy uses the clients' names everywhere; only the server sees
+//! its own. Requests are unwrapped here, and responses wrapped. No state is kept: a name stays
+//! valid after a restart. Invariant: a name with another owner, or none, passes unchanged.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -48,7 +50,8 @@ pub(super) enum OwnName<'a> {
 }
 
 impl SessionNames {
-    /// Creates a translation that puts `owner`, if any, into the names for clients, and knows the sessions that were opened again.
+    /// Creates a translation that puts `owner`, if any, into the names for clients, and knows the
+    /// sessions that were opened again.
     pub(super) fn new(owner: Option<Owner>, handshakes: Option<Arc<Handshakes>>) -> Self {
         Self { owner: owner.map(OnceLock::from).unwrap_or_default(), handshakes, has_warned: AtomicBool::new(false) }
     }
@@ -95,9 +98,11 @@ impl SessionNames {
         self.owner().and_then(|owner| routing::wrap(owner, name)).unwrap_or_else(|| name.clone())
     }
 
-    /// Takes the name that the server has given to a session which a client has just opened, `visible` as that client would get it. A session
-    /// that had the name before is gone at the server. If another client uses `visible`, returns a name of the proxy's own for this one, with
-    /// the server's: a server that numbers its sessions gives a name again after it was restarted.
+    /// Takes the name that the server has given to a session which a client has just opened,
+    /// `visible` as that client would get it. A session that had the name before is gone at the
+    /// server. If another client uses `visible`, returns a name of the proxy's own for this one,
+    /// with the server's: a server that numbers its sessions gives a name again after it was
+    /// restarted.
     pub(super) fn open(&self, visible: &SessionId) -> Option<FreshName> {
         let handshakes = self.handshakes.as_ref()?;
         let server = self.first_name(visible);
@@ -112,8 +117,9 @@ impl SessionNames {
         Some(FreshName { visible: self.visible_name(&own), server })
     }
 
-    /// Gives the session of a response its name for clients. A name that would become too long stays unchanged. `is_new` is true for the
-    /// response to a request without a session: the server has given the name anew, see [`Self::open`].
+    /// Gives the session of a response its name for clients. A name that would become too long
+    /// stays unchanged. `is_new` is true for the response to a request without a session: the
+    /// server has given the name anew, see [`Self::open`].
     pub(super) fn wrap(&self, headers: &mut HeaderMap, is_new: bool) {
         if self.owner().is_none() && !self.has_renamed() {
             return;

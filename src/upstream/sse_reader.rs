@@ -1,5 +1,5 @@
-//! Reader of an upstream SSE body: gathers the ready bytes, and returns complete events. Absent: the error with which the call ends if an
-//! event cannot be read (`pump`).
+//! Reader of an upstream SSE body: gathers the ready bytes, and returns complete events. Absent:
+//! the error with which the call ends if an event cannot be read (`pump`).
 
 use std::time::{Duration, Instant};
 
@@ -17,8 +17,9 @@ use crate::protocol::stream::Ending;
 
 /// Size at which a gather ends. With its last piece it has less than twice as much.
 const GATHER_MAX: usize = 64 * 1024;
-/// Interval between two pieces of a burst. Within a burst the reader yields once more for the next piece: hyper hands over one
-/// piece at a time through another task, which has to run in between. A lone event is not delayed.
+/// Interval between two pieces of a burst. Within a burst the reader yields once more for the next
+/// piece: hyper hands over one piece at a time through another task, which has to run in between. A
+/// lone event is not delayed.
 const BURST: Duration = Duration::from_micros(200);
 
 /// One SSE response of the upstream.
@@ -39,7 +40,8 @@ impl EventReader {
         self.decoder.bytes_held()
     }
 
-    /// Returns the error of the responses that a server on a channel owed when it was lost; see [`ResponseBody::lost`].
+    /// Returns the error of the responses that a server on a channel owed when it was lost; see
+    /// [`ResponseBody::lost`].
     pub(super) fn lost(&self) -> Option<ErrorCode> {
         self.body.lost()
     }
@@ -60,15 +62,16 @@ impl EventReader {
         }
     }
 
-    /// Decodes `first` and all further pieces that are ready. In a burst it yields to the connection's task and tries again until
-    /// that brings nothing.
+    /// Decodes `first` and all further pieces that are ready. In a burst it yields to the
+    /// connection's task and tries again until that brings nothing.
     pub(super) async fn gather(&mut self, first: Bytes) -> GatherResult {
         let mut gathered = GatherResult::default();
         gathered.ending = self.decode_ready(first, |decoder| gathered.decode(decoder)).await;
         gathered
     }
 
-    /// Does as [`Self::gather`], but goes on behind events over the limit. Returns the end of the body behind the items, or `None` if it goes on.
+    /// Does as [`Self::gather`], but goes on behind events over the limit. Returns the end of the
+    /// body behind the items, or `None` if it goes on.
     pub(super) async fn gather_items(&mut self, first: Bytes) -> (Vec<sse::Item>, Option<Ending>) {
         let mut items = Vec::new();
         let decode = |decoder: &mut Decoder| {
@@ -89,8 +92,8 @@ impl EventReader {
         self.decoder.cut()
     }
 
-    /// Feeds the decoder with `first` and all further pieces that are ready, and calls `decode` after each, until that returns false. Returns the end of
-    /// the body if it has come.
+    /// Feeds the decoder with `first` and all further pieces that are ready, and calls `decode`
+    /// after each, until that returns false. Returns the end of the body if it has come.
     async fn decode_ready(&mut self, first: Bytes, mut decode: impl FnMut(&mut Decoder) -> bool) -> Option<Ending> {
         let mut gathered_bytes = first.len();
         let now = clock::now();
@@ -118,7 +121,8 @@ impl EventReader {
     }
 }
 
-/// Returns the first message that is wanted in a response of JSON or of events, whose rest is not read.
+/// Returns the first message that is wanted in a response of JSON or of events, whose rest is not
+/// read.
 pub(super) async fn first_message(
     response: Response<ResponseBody>,
     limit: usize,

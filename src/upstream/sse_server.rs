@@ -1,10 +1,12 @@
 //! Channels to servers on HTTP+SSE, the transport of revision 2024-11-05.
 //!
-//! A channel is the response to a GET. Its first event, `endpoint`, names the place for the client's messages, each a POST that is answered 202. The
-//! server's messages are the later events. Owned here: both directions of a channel, and the wait for a server that accepts no connection. Invariants:
-//! POSTs begin one after the other, and each waits for the response to the last one for a second, so that messages keep their order; none leaves the
-//! server's origin, and no client sees a redirect; the endpoint's query is a secret of the session, and no log shows it. Absent: sessions, and the
-//! calls that end with a channel (`channel/`).
+//! A channel is the response to a GET. Its first event, `endpoint`, names the place for the
+//! client's messages, each a POST that is answered 202. The server's messages are the later events.
+//! Owned here: both directions of a channel, and the wait for a server that accepts no connection.
+//! Invariants: POSTs begin one after the other, and each waits for the response to the last one for
+//! a second, so that messages keep their order; none leaves the server's origin, and no client sees
+//! a redirect; the endpoint's query is a secret of the session, and no log shows it. Absent:
+//! sessions, and the calls that end with a channel (`channel/`).
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -36,7 +38,8 @@ const MAX_BODY: usize = 1024 * 1024;
 const RESPONSE_WAIT: Duration = Duration::from_secs(1);
 /// Value of the `event` field of the first event.
 const ENDPOINT: &[u8] = b"endpoint";
-/// Error of a redirect that is not followed: one to another origin, or one that may change the method.
+/// Error of a redirect that is not followed: one to another origin, or one that may change the
+/// method.
 const REDIRECTED: &str = "the server redirects to another place, which the proxy does not follow";
 const EVENT_STREAM: HeaderValue = HeaderValue::from_static("text/event-stream");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -49,7 +52,8 @@ pub struct SseServer {
 }
 
 impl SseServer {
-    /// Creates a server at the endpoint of `upstream`. A message of the server may have `message_bytes` bytes.
+    /// Creates a server at the endpoint of `upstream`. A message of the server may have
+    /// `message_bytes` bytes.
     pub fn new(upstream: Upstream, message_bytes: usize) -> Self {
         Self { upstream: Arc::new(upstream), message_bytes }
     }
@@ -139,7 +143,8 @@ async fn get(upstream: &Upstream, template: &Template) -> Result<Response<Respon
     }
 }
 
-/// Returns the headers of a client's request for the server: the session, and what belongs to Streamable HTTP alone, are the proxy's affair.
+/// Returns the headers of a client's request for the server: the session, and what belongs to
+/// Streamable HTTP alone, are the proxy's affair.
 fn own_headers(head: Option<&Lines>) -> HeaderMap {
     let mut headers = head.map(Lines::to_map).unwrap_or_default();
     for name in [
@@ -292,7 +297,8 @@ impl Output for Posts {
             let mut post = tokio::spawn(post(upstream, target, template, end.clone()));
             let outcome = match tokio::time::timeout(RESPONSE_WAIT, &mut post).await {
                 Ok(outcome) => outcome.unwrap_or(Posted::Lost { may_have_run: true }),
-                // Some servers run a request before they answer its POST, and may wait for a later one meanwhile.
+                // Some servers run a request before they answer its POST, and may wait for a later
+                // one meanwhile.
                 Err(_) => {
                     on_begin();
                     tokio::spawn(async move {

@@ -25,7 +25,8 @@ pub(super) fn pong(id: &RequestId) -> Vec<u8> {
     format!(r#"{{"jsonrpc":"2.0","id":{},"result":{{}}}}"#, id.to_json()).into_bytes()
 }
 
-/// Returns an ID for a request of the proxy's own: an ID is used once in a session, and the client chooses its own.
+/// Returns an ID for a request of the proxy's own: an ID is used once in a session, and the client
+/// chooses its own.
 pub(super) fn own_id() -> String {
     format!("mcp-resume-{:016x}", u64::from_be_bytes(random::bytes()))
 }
@@ -42,8 +43,8 @@ pub(super) fn refusal(id: &RequestId) -> Vec<u8> {
     jsonrpc::error_message(Some(id), METHOD_NOT_FOUND, text, serde_json::json!({ "fault": "client" }))
 }
 
-/// Returns the messages for a client whose session was opened again: the change of each list that the server announces, and a warning if the
-/// server declared `logging`.
+/// Returns the messages for a client whose session was opened again: the change of each list that
+/// the server announces, and a warning if the server declared `logging`.
 pub(super) fn revival_messages(server: &ServerFacts) -> Vec<Vec<u8>> {
     let changed = |method| serde_json::json!({ "jsonrpc": "2.0", "method": method }).to_string().into_bytes();
     let mut messages: Vec<_> = server.list_changes().map(changed).collect();

@@ -1,8 +1,9 @@
 //! Probe that asks the upstream whether a token is genuine: only the upstream can tell.
 //!
-//! The probe is a harmless request with the caller's own headers, but without credentials beside the token: those may be what the
-//! upstream accepts. It is sent three times. If the upstream accepts it, refuses it with a corrupted signature, and accepts it
-//! again, the upstream verifies signatures, and this one is valid. The third response rules out another cause of the refusal: a
+//! The probe is a harmless request with the caller's own headers, but without credentials beside
+//! the token: those may be what the upstream accepts. It is sent three times. If the upstream
+//! accepts it, refuses it with a corrupted signature, and accepts it again, the upstream verifies
+//! signatures, and this one is valid. The third response rules out another cause of the refusal: a
 //! cookie that expired, or a limit that was reached.
 
 use std::time::Duration;
@@ -19,7 +20,8 @@ use crate::clock;
 use crate::protocol::headers::{Era, ProtocolVersion, SessionId};
 use crate::protocol::jwt;
 
-/// Time limit for each response. A client waits meanwhile, and one of its few retries is used up when it gives up.
+/// Time limit for each response. A client waits meanwhile, and one of its few retries is used up
+/// when it gives up.
 const WAIT: Duration = Duration::from_secs(5);
 
 /// Media types of the response to a probe.
@@ -45,9 +47,11 @@ impl Upstream {
         self.compare_tokens(self.probe_request(parts, client, era), false).await
     }
 
-    /// Probes the token of a request that the upstream refused with its session, where the token is a JWT. The upstream may refuse that session
-    /// once more: then it has accepted the token, if it refuses the corrupted one with 401 or 403. [`ProbeOutcome::Genuine`] means no more than
-    /// that: the upstream may answer a caller in the same way to whom it denies a session that lives.
+    /// Probes the token of a request that the upstream refused with its session, where the token is
+    /// a JWT. The upstream may refuse that session once more: then it has accepted the token, if it
+    /// refuses the corrupted one with 401 or 403. [`ProbeOutcome::Genuine`] means no more than
+    /// that: the upstream may answer a caller in the same way to whom it denies a session that
+    /// lives.
     pub(super) async fn probe_outside_session(&self, refused: &Template) -> ProbeOutcome {
         let call = refused.clone().with_token_alone();
         match self.names_bridged_session(&call) {
@@ -56,8 +60,8 @@ impl Upstream {
         }
     }
 
-    /// Returns true if the server accepts the token of `probe`, which is a JWT of this caller in this session, and refuses others. Asks unless that was done
-    /// a moment ago.
+    /// Returns true if the server accepts the token of `probe`, which is a JWT of this caller in
+    /// this session, and refuses others. Asks unless that was done a moment ago.
     pub(super) async fn confirms_token(&self, caller: &Caller, session: Option<SessionId>, probe: Template) -> bool {
         let (used, tokens) = ((*caller.principal(), session), self.observed().tokens());
         if let Some(is_genuine) = tokens.probed(&used, clock::now()) {
@@ -71,8 +75,8 @@ impl Upstream {
         is_genuine
     }
 
-    /// Sends the probe `genuine`, the same with a corrupted signature, and `genuine` again. With `may_lack_session` a refusal of the session
-    /// stands for a 2xx.
+    /// Sends the probe `genuine`, the same with a corrupted signature, and `genuine` again. With
+    /// `may_lack_session` a refusal of the session stands for a 2xx.
     async fn compare_tokens(&self, genuine: Template, may_lack_session: bool) -> ProbeOutcome {
         let Some(corrupted) = genuine.own_headers().get(AUTHORIZATION).and_then(jwt::corrupted) else {
             return ProbeOutcome::Inconclusive;
@@ -124,7 +128,8 @@ impl Upstream {
     }
 }
 
-/// Returns the probe of a server of 2026-07-28 whose client is in a session of the bridge, which would answer a ping itself.
+/// Returns the probe of a server of 2026-07-28 whose client is in a session of the bridge, which
+/// would answer a ping itself.
 pub(super) fn outside_sessions(call: Template) -> Template {
     discover_request(&call.without_session(), None)
 }

@@ -1,9 +1,10 @@
 //! Tokens of one subject, as far as the upstream's responses show.
 //!
-//! Owned here: for each subject, the principals whose calls the upstream accepted while they claimed it, to find calls that the
-//! caller began with a previous token; and for a short while, the results of probes of a token in a session. The first is a hint
-//! and grants nothing; the second does. Of concurrent requests with one token, one probes at a time. Absent: the probe, and the
-//! ownership of streams.
+//! Owned here: for each subject, the principals whose calls the upstream accepted while they
+//! claimed it, to find calls that the caller began with a previous token; and for a short while,
+//! the results of probes of a token in a session. The first is a hint and grants nothing; the
+//! second does. Of concurrent requests with one token, one probes at a time. Absent: the probe, and
+//! the ownership of streams.
 
 use std::time::{Duration, Instant};
 
@@ -17,15 +18,17 @@ use crate::protocol::headers::SessionId;
 
 /// Validity of a probe's result.
 const PROBED_FOR: Duration = Duration::from_secs(60);
-/// Limit of remembered subjects. Those whose tokens were accepted longest ago are evicted first: their refreshed tokens then count
-/// as other callers'.
+/// Limit of remembered subjects. Those whose tokens were accepted longest ago are evicted first:
+/// their refreshed tokens then count as other callers'.
 const MAX_SUBJECTS: usize = 65_536;
-/// Limit of the principals of one subject: a few clients with a few tokens each. The latest are kept.
+/// Limit of the principals of one subject: a few clients with a few tokens each. The latest are
+/// kept.
 const MAX_PRINCIPALS: usize = 8;
 /// Limit of remembered probes. The oldest are evicted first, and are made again.
 const MAX_PROBED: usize = 16_384;
 
-/// A token in the session of its use: a server may accept a token in one session and not in another.
+/// A token in the session of its use: a server may accept a token in one session and not in
+/// another.
 pub type TokenUse = (Principal, Option<SessionId>);
 
 /// Facts about tokens.

@@ -1,7 +1,8 @@
 //! Lookup of the tools whose results have a schema, if no client has listed them.
 //!
-//! The lookup uses the credentials of a call to a tool that may be answered in slices. It is made once for a tool: the facts of a
-//! list are remembered. If the list cannot be read, the tool counts as one with a schema.
+//! The lookup uses the credentials of a call to a tool that may be answered in slices. It is made
+//! once for a tool: the facts of a list are remembered. If the list cannot be read, the tool counts
+//! as one with a schema.
 
 use std::time::Duration;
 
@@ -21,7 +22,8 @@ const PAGE_MAX: usize = 4 * 1024 * 1024;
 const PAGES_MAX: usize = 32;
 
 impl Upstream {
-    /// Lists the tools with the credentials of the request `parts`, until `tool` is found or the list ends.
+    /// Lists the tools with the credentials of the request `parts`, until `tool` is found or the
+    /// list ends.
     pub async fn find_tool(&self, parts: &Parts, client: &Forwarded, tokens: &ResumeTokens, tool: &str) {
         let asking = async {
             let mut cursor = None;

@@ -1,10 +1,11 @@
 //! Wait of calls for a server that accepts no connections, as while it restarts.
 //!
-//! Owned here: the further attempts of one call until `upstream.wait_secs` after its first, and the queue of the calls that wait. Of these one
-//! tries to connect, up to four times a second; once a connection is accepted, all others try as well. A call waits until its request is sent;
-//! its run is no part of the wait. Invariants: a request is sent again only if no byte of it left; a call that ended or was cancelled before its
-//! request was sent is not sent. Absent: the reachability of the server ([`super::reach`]), and the end of a call whose client is away (the
-//! stream machine).
+//! Owned here: the further attempts of one call until `upstream.wait_secs` after its first, and the
+//! queue of the calls that wait. Of these one tries to connect, up to four times a second; once a
+//! connection is accepted, all others try as well. A call waits until its request is sent; its run
+//! is no part of the wait. Invariants: a request is sent again only if no byte of it left; a call
+//! that ended or was cancelled before its request was sent is not sent. Absent: the reachability of
+//! the server ([`super::reach`]), and the end of a call whose client is away (the stream machine).
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -27,14 +28,15 @@ use crate::protocol::error::Failure;
 /// Pauses of one call between its attempts. A process restarts within 0.2 to 2 s.
 const PAUSES: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_millis(250));
 
-/// Sends the request of a call that began at `began`. If no connection can be made, waits for the server. Returns the response, and whether the
-/// call has waited for it.
+/// Sends the request of a call that began at `began`. If no connection can be made, waits for the
+/// server. Returns the response, and whether the call has waited for it.
 ///
-/// Dropping the future withdraws a request that waits. A call whose stream was cancelled is withdrawn at the next poll: the pump polls after each
-/// change of its stream.
+/// Dropping the future withdraws a request that waits. A call whose stream was cancelled is
+/// withdrawn at the next poll: the pump polls after each change of its stream.
 ///
 /// # Errors
-/// The response is the failure of the last attempt. An attempt that has begun is awaited, so that the error may come `upstream.connect_timeout_ms` later.
+/// The response is the failure of the last attempt. An attempt that has begun is awaited, so that
+/// the error may come `upstream.connect_timeout_ms` later.
 pub(super) async fn send_when_reachable(
     upstream: &Upstream,
     template: &Template,
@@ -99,7 +101,8 @@ impl<'a> WaitingCall<'a> {
                 Some(response) => return response.map_err(|unanswered| unanswered.failure),
                 None => {
                     self.outcome = WaitOutcome::Connected;
-                    // The turn is for calls that wait: the response may take as long as the call runs.
+                    // The turn is for calls that wait: the response may take as long as the call
+                    // runs.
                     drop((self, attempts));
                     return response.await.map_err(|unanswered| unanswered.failure);
                 }
@@ -108,7 +111,8 @@ impl<'a> WaitingCall<'a> {
     }
 }
 
-/// Resolves at the first poll after the call of `stream` was cancelled, unless its request was sent.
+/// Resolves at the first poll after the call of `stream` was cancelled, unless its request was
+/// sent.
 async fn withdrawn(stream: &Stream) {
     poll_fn(|_| match !stream.is_sent() && stream.with_machine(|machine| machine.is_cancelled()) {
         true => Poll::Ready(()),
@@ -144,7 +148,8 @@ impl<'a> Attempts<'a> {
         Self { reach, turn: None, pauses: PAUSES }
     }
 
-    /// Waits for the time of the next attempt: a pause, and the turn to try or an accepted connection. Dropping the future loses nothing.
+    /// Waits for the time of the next attempt: a pause, and the turn to try or an accepted
+    /// connection. Dropping the future loses nothing.
     pub(super) async fn next(&mut self) {
         clock::sleep(self.pauses.next_pause()).await;
         if self.turn.is_some() {

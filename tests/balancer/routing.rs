@@ -55,7 +55,8 @@ async fn new_calls_are_spread_and_those_of_one_key_are_not() {
     for _ in 0..30 {
         balancer.ask(&post(CALL, "")).await;
     }
-    // How evenly is chance: the turns differ, and so does what is still on its way. Whose load counts is a table test.
+    // How evenly is chance: the turns differ, and so does what is still on its way. Whose load
+    // counts is a table test.
     for sidecar in sidecars {
         assert!(!sidecar.take_seen().is_empty());
     }
@@ -71,7 +72,8 @@ async fn new_calls_are_spread_and_those_of_one_key_are_not() {
     assert!(sidecars.iter().all(|sidecar| !sidecar.take_seen().is_empty()));
 }
 
-/// A call of 2026-07-28 by the caller of this token, which wants progress under another number each time.
+/// A call of 2026-07-28 by the caller of this token, which wants progress under another number each
+/// time.
 fn call_by(token: &str, number: usize) -> String {
     let head =
         format!("MCP-Protocol-Version: 2026-07-28\r\nAuthorization: Bearer {token}\r\nIdempotency-Key: {number}\r\n");
@@ -195,7 +197,8 @@ async fn a_token_in_a_body_that_is_not_read_leads_to_its_owner() {
         sidecar.answers(move |_| Answer::Whole(misdirected.clone()));
     }
     let balancer = balance(&[&one, &two, &three], &[]).await;
-    // A body of no known length is not looked into: a sidecar reads it, and says that it is not its own.
+    // A body of no known length is not looked into: a sidecar reads it, and says that it is not its
+    // own.
     for _ in 0..6 {
         for body in [resume(&two.token()), answers(two.owner)] {
             let seen = balancer.ask(&post_chunked(&body)).await;

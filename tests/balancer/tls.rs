@@ -29,7 +29,8 @@ async fn sidecar(pki: &Pki) -> String {
     url
 }
 
-/// A balancer before it that proves itself by the one pair, believes `ca`, and shows the other pair.
+/// A balancer before it that proves itself by the one pair, believes `ca`, and shows the other
+/// pair.
 async fn balancer(replica: String, proves: KeyPair, ca: PathBuf, shows: Option<KeyPair>) -> Balancer {
     let mut settings =
         vec![("LISTEN__TLS__CERT", proves.cert), ("LISTEN__TLS__KEY", proves.key), ("BALANCE__TLS__CA", ca)];

@@ -1,4 +1,5 @@
-//! Starts of single processes: their output beside messages, their limits, and failures that a person has to understand.
+//! Starts of single processes: their output beside messages, their limits, and failures that a
+//! person has to understand.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

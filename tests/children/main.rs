@@ -1,6 +1,8 @@
-//! Processes of servers on stdio: the binary starts real ones, and the process table shows what is left of them.
+//! Processes of servers on stdio: the binary starts real ones, and the process table shows what is
+//! left of them.
 //!
-//! The servers are scripts of the shell that misbehave in one way each. A variable in their environment marks them, and all that they start.
+//! The servers are scripts of the shell that misbehave in one way each. A variable in their
+//! environment marks them, and all that they start.
 
 #![cfg(target_os = "linux")]
 // A test's way to fail.
@@ -41,7 +43,8 @@ struct Adapter {
 }
 
 impl Adapter {
-    /// Starts a proxy before a server that runs `script` in a shell. The variables configure the proxy.
+    /// Starts a proxy before a server that runs `script` in a shell. The variables configure the
+    /// proxy.
     async fn start(script: &str, variables: &[(&str, &str)]) -> Self {
         Self::start_by(&[], script, variables).await
     }

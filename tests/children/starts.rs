@@ -3,7 +3,8 @@
 use super::*;
 use crate::table::kill;
 
-/// Answers every request of a client, `initialize` included, under its ID: whole numbers and the texts of the proxy's own.
+/// Answers every request of a client, `initialize` included, under its ID: whole numbers and the
+/// texts of the proxy's own.
 const ANSWERS: &str = r#"while read -r line; do
     id=$(printf '%s' "$line" | sed -n 's/.*"id":\("[^"]*"\|[0-9]*\).*/\1/p')
     [ -n "$id" ] && printf '{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":"2025-11-25","capabilities":{},"serverInfo":{"name":"sh","version":"1"}}}\n' "$id"

@@ -32,8 +32,9 @@ impl Mark {
         all().filter(has_mark).collect()
     }
 
-    /// Waits until this many children run, and returns the first process of each. While a process becomes another program (`exec`), the system
-    /// shows no environment, so that the mark is not seen.
+    /// Waits until this many children run, and returns the first process of each. While a process
+    /// becomes another program (`exec`), the system shows no environment, so that the mark is not
+    /// seen.
     pub(crate) async fn until_leaders<const COUNT: usize>(&self) -> [u32; COUNT] {
         let leaders = Cell::new([0; COUNT]);
         until(&format!("{COUNT} children run"), async || {
@@ -43,7 +44,8 @@ impl Mark {
         leaders.get()
     }
 
-    /// Returns the processes that lead a group: the first of each child. One that becomes another program may be missing.
+    /// Returns the processes that lead a group: the first of each child. One that becomes another
+    /// program may be missing.
     pub(crate) fn leaders(&self) -> Vec<u32> {
         self.processes().into_iter().filter(|&pid| stat(pid).is_some_and(|stat| stat.group == pid)).collect()
     }

@@ -1,4 +1,5 @@
-//! The binary from outside: its answers to a wrong or idle command line, its exit codes, its check, its demo.
+//! The binary from outside: its answers to a wrong or idle command line, its exit codes, its check,
+//! its demo.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

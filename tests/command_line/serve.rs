@@ -27,7 +27,8 @@ fn serving_says_where_and_ends_with_0_once_it_is_asked_to() {
     }
 }
 
-/// A server that answers each call with an event stream which it breaks off once the client has left.
+/// A server that answers each call with an event stream which it breaks off once the client has
+/// left.
 #[cfg(unix)]
 fn fickle_server() -> (SocketAddr, std::sync::mpsc::Sender<()>) {
     let listener = TcpListener::bind(FREE).expect("a port");
@@ -57,8 +58,8 @@ fn fickle_server() -> (SocketAddr, std::sync::mpsc::Sender<()>) {
 #[cfg(unix)]
 const CALL: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t"}}"#;
 
-/// The client of a call leaves, comes back and leaves again, and then its server does: the lines that are logged of the first leave, of the
-/// return, and of the end.
+/// The client of a call leaves, comes back and leaves again, and then its server does: the lines
+/// that are logged of the first leave, of the return, and of the end.
 #[cfg(unix)]
 fn lines_of_a_call(format: &str, traceparent: Option<&str>) -> [String; 3] {
     let (server, has_left) = fickle_server();
@@ -95,7 +96,8 @@ fn lines_of_a_call(format: &str, traceparent: Option<&str>) -> [String; 3] {
 #[cfg(unix)]
 const SESSION: &str = "session-of-a-test";
 
-/// Sends `request`, reads the beginning of an event stream, and leaves. Returns the first event's ID.
+/// Sends `request`, reads the beginning of an event stream, and leaves. Returns the first event's
+/// ID.
 #[cfg(unix)]
 fn reads_an_id(address: &str, request: &str) -> String {
     let mut client = TcpStream::connect(address).expect("it listens there");

@@ -87,7 +87,7 @@ pub(crate) async fn run(world: Arc<World>, number: usize, rng: Rng) {
 }
 
 impl Caller {
-    // ── sessions ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    // ── sessions ─────────────────────────────────────────────────────────────────────────────────
 
     /// None, one of the server's, one of the server's with a dialect, or one of the proxy's own.
     async fn open(&mut self, kind: usize) -> Result<(), String> {
@@ -136,7 +136,7 @@ impl Caller {
         sent.unwrap_or_else(|_| Err(format!("no proxy accepts {message}; the last one answered {last}")))
     }
 
-    // ── calls ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+    // ── calls ────────────────────────────────────────────────────────────────────────────────────
 
     /// One call, from its POST to its end, and what can be asked of it then.
     async fn call(&mut self) -> Result<(), String> {
@@ -174,7 +174,8 @@ impl Caller {
         )
     }
 
-    /// The POST. `None` where there is no stream to be had: nothing can be known of the call then but that it did not run twice.
+    /// The POST. `None` where there is no stream to be had: nothing can be known of the call then
+    /// but that it did not run twice.
     async fn begin(&mut self, call: &Call) -> Result<Option<Response>, String> {
         let seed = call.script.seed;
         let message = json!({"jsonrpc": "2.0", "id": call.id, "method": "tools/call", "params": {
@@ -260,7 +261,8 @@ impl Caller {
         }
     }
 
-    /// Reads a response to its end, or, if the call is not over, until the client `leaves` after so many events.
+    /// Reads a response to its end, or, if the call is not over, until the client `leaves` after so
+    /// many events.
     async fn read(
         &mut self,
         call: &mut Call,
@@ -313,8 +315,8 @@ impl Caller {
         self.until_answered(&answer).await.map(drop)
     }
 
-    /// Comes back once, in one of the ways there are. `None` where that led to nothing yet. With the response comes the place that
-    /// was asked for, if one was.
+    /// Comes back once, in one of the ways there are. `None` where that led to nothing yet. With
+    /// the response comes the place that was asked for, if one was.
     async fn resume(&mut self, call: &mut Call) -> Result<Option<(Response, Option<u64>)>, String> {
         let to = self.world.somewhere(&mut self.rng);
         let from = if self.rng.percent(15) { self.rng.pick(&call.places()) } else { call.last() };
@@ -329,7 +331,8 @@ impl Caller {
             Some(token) => {
                 let resume = json!({"jsonrpc": "2.0", "id": call.id, "method": "requests/resume",
                     "params": {"resumeToken": token}});
-                // It goes on after the last event that was confirmed in any way, and lets go of what precedes that.
+                // It goes on after the last event that was confirmed in any way, and lets go of
+                // what precedes that.
                 call.note_let_go();
                 let request = self.keeper.post(&resume);
                 (if names_place { request.with("Last-Event-ID", &id) } else { request }, None)
@@ -358,7 +361,7 @@ impl Caller {
         Duration::from_millis(500) + self.rng.millis(3500)
     }
 
-    // ── afterwards ────────────────────────────────────────────────────────────────────────────────────────────────────
+    // ── afterwards ───────────────────────────────────────────────────────────────────────────────
 
     async fn ask_afterwards(&mut self, call: &mut Call) -> Result<(), String> {
         if call.ended.is_none() {
@@ -378,7 +381,8 @@ impl Caller {
         Ok(())
     }
 
-    /// Another caller's id opens nothing, and says nothing: neither does one that was never given out.
+    /// Another caller's id opens nothing, and says nothing: neither does one that was never given
+    /// out.
     async fn try_as_stranger(&mut self, call: &Call) -> Result<(), String> {
         let places = call.places();
         let Some(id) = call.id_of(self.rng.pick(&places)) else { return Ok(()) };

@@ -1,6 +1,7 @@
 //! Checks everything that one caller receives for one call.
 //!
-//! Each event is kept under its number with its bytes. Later events, from any process, must agree with it.
+//! Each event is kept under its number with its bytes. Later events, from any process, must agree
+//! with it.
 
 use std::collections::BTreeMap;
 
@@ -137,7 +138,8 @@ impl Call {
         self.question.is_some_and(|question| question.at == self.last() && !question.was_answered)
     }
 
-    /// The first event of a response, which repeats a place. Returns that place, which is `cursor` where the client named one.
+    /// The first event of a response, which repeats a place. Returns that place, which is `cursor`
+    /// where the client named one.
     pub(crate) fn begin(&mut self, frame: &Frame, cursor: Option<u64>) -> Result<u64, String> {
         let id = Id::of(frame)?;
         if id.place == "end" {

@@ -31,7 +31,8 @@ pub(crate) enum Fault {
 }
 
 impl Run {
-    /// One round: under load, at a random moment, one of `faults`, each as likely as its number says.
+    /// One round: under load, at a random moment, one of `faults`, each as likely as its number
+    /// says.
     pub(crate) async fn inject(&mut self, faults: &[(usize, Fault)]) {
         let world = self.world();
         let fault = self.choose(faults);
@@ -56,7 +57,8 @@ impl Run {
         chosen.expect("one of them").1
     }
 
-    /// Does it to replica `which`, and returns when that serves again; what takes time in between takes some part of `pause`.
+    /// Does it to replica `which`, and returns when that serves again; what takes time in between
+    /// takes some part of `pause`.
     async fn inflict(&mut self, fault: Fault, which: usize, pause: Duration) {
         match fault {
             Fault::Kill => {
@@ -144,7 +146,8 @@ impl Run {
         }
     }
 
-    /// Waits until other replicas have adopted streams of `which`; returns the number adopted so far.
+    /// Waits until other replicas have adopted streams of `which`; returns the number adopted so
+    /// far.
     async fn adopted_elsewhere(&self, which: usize) -> f64 {
         let world = self.world();
         let running = async {

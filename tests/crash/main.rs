@@ -1,9 +1,9 @@
 //! Stores that outlive the process, against processes that die.
 //!
-//! The binary runs unmodified under load, and is killed, frozen and drained at random moments; so is the Redis it uses. An
-//! event that a client has seen must never change. `CRASH_SEED=N` repeats the decisions of a run, though not its
-//! timing. `CRASH_ROUNDS=N` sets the number of rounds of each test. `CRASH_SECS=N` sets the longest duration of each
-//! test.
+//! The binary runs unmodified under load, and is killed, frozen and drained at random moments; so
+//! is the Redis it uses. An event that a client has seen must never change. `CRASH_SEED=N` repeats
+//! the decisions of a run, though not its timing. `CRASH_ROUNDS=N` sets the number of rounds of
+//! each test. `CRASH_SECS=N` sets the longest duration of each test.
 
 // A test's way to fail.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -30,7 +30,7 @@ use process::Appends;
 use run::Run;
 use world::Allowed;
 
-// ── disk ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+// ── disk ─────────────────────────────────────────────────────────────────────────────────────────
 
 #[tokio::test]
 async fn a_disk_with_fsync_always_survives_kills() {
@@ -53,7 +53,7 @@ async fn disk_survives_kills(name: &'static str, fsync: &str) {
     run.end().await;
 }
 
-// ── Redis ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+// ── Redis ────────────────────────────────────────────────────────────────────────────────────────
 
 #[tokio::test]
 async fn a_redis_survives_the_loss_of_replicas() {
@@ -77,7 +77,8 @@ async fn a_replica_that_was_frozen_past_its_lease_serves_nothing_stale() {
     run.begin_with_redis(
         Appends::Always,
         "degrade",
-        // A session that is opened as the replica wakes is known there alone until the store is reached again.
+        // A session that is opened as the replica wakes is known there alone until the store is
+        // reached again.
         Allowed { refusals: true, unanswered: true, forgotten_sessions: true },
     )
     .await;
@@ -122,12 +123,13 @@ async fn redis_is_killed(
     run.end().await;
 }
 
-// ── drain ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+// ── drain ────────────────────────────────────────────────────────────────────────────────────────
 
 #[tokio::test]
 async fn a_drain_loses_no_call() {
     let mut run = Run::prepare("drain").await;
-    // No process dies here: a call that ends with an error is lost, and so is one that ran and was not answered.
+    // No process dies here: a call that ends with an error is lost, and so is one that ran and was
+    // not answered.
     run.begin_with_redis(Appends::Always, "degrade", Allowed::default()).await;
     while run.should_continue(3) {
         run.inject(&[(1, Fault::Drain)]).await;

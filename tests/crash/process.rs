@@ -1,4 +1,5 @@
-//! The processes: replicas of the proxy, and a Redis. Each is started, killed, frozen and started again, by its id alone.
+//! The processes: replicas of the proxy, and a Redis. Each is started, killed, frozen and started
+//! again, by its id alone.
 
 use std::fs::{self, File, OpenOptions};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -134,8 +135,8 @@ pub(crate) struct Redis {
 
 impl Redis {
     pub(crate) async fn start(directory: &Path, appends: Appends) -> Redis {
-        // In memory where that is to be had: a Redis that waits for its disk puts writes off and answers all the same,
-        // so that a kill may take some. That is Redis's own affair.
+        // In memory where that is to be had: a Redis that waits for its disk puts writes off and
+        // answers all the same, so that a kill may take some. That is Redis's own affair.
         let directory = match (appends, Path::new("/dev/shm")) {
             (Appends::Everysec, memory) if memory.is_dir() => {
                 memory.join(format!("mcp-resume-crash-{}-{}", std::process::id(), free_port()))
@@ -199,7 +200,8 @@ fn free_address() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, free_port()).into()
 }
 
-/// Returns a port below the kernel's ephemeral range, so that no other process takes it while its own is dead.
+/// Returns a port below the kernel's ephemeral range, so that no other process takes it while its
+/// own is dead.
 fn free_port() -> u16 {
     const FIRST: u16 = 18_000;
     const COUNT: u16 = 12_000;

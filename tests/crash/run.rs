@@ -92,7 +92,8 @@ impl Run {
         settings.extend([
             ("UPSTREAM__URL", format!("http://{addr}/mcp")),
             ("DELIVERY__RETRY_MS", "50".to_owned()),
-            // Longer than a client here asks for anything; so short that a long run does not fill the machine.
+            // Longer than a client here asks for anything; so short that a long run does not fill
+            // the machine.
             ("STREAMS__MAX_WAIT_SECS", "150".to_owned()),
             ("STREAMS__RETENTION_SECS", "150".to_owned()),
             ("STREAMS__MAX_BYTES_PER_PRINCIPAL", "2000000000".to_owned()),
@@ -128,7 +129,8 @@ impl Run {
         should_continue
     }
 
-    /// Writes down what happens next. Now and then it is said how far the run is, and looked whether all is well.
+    /// Writes down what happens next. Now and then it is said how far the run is, and looked
+    /// whether all is well.
     pub(crate) fn note(&mut self, what: &str) {
         let mut at = String::new();
         SystemTime.format_time(&mut Writer::new(&mut at)).expect("room");

@@ -154,7 +154,7 @@ impl World {
         rng.pick(&self.addrs)
     }
 
-    // ── what happened ─────────────────────────────────────────────────────────────────────────────────────────────────
+    // ── what happened ────────────────────────────────────────────────────────────────────────────
 
     /// To be told before a process is killed or frozen.
     pub(crate) fn note_death(&self) {
@@ -200,7 +200,7 @@ impl World {
         self.stopping.load(Ordering::SeqCst) || self.has_failed()
     }
 
-    // ── what is kept ──────────────────────────────────────────────────────────────────────────────────────────────────
+    // ── what is kept ─────────────────────────────────────────────────────────────────────────────
 
     pub(crate) fn keep(&self, call: Call, keeper: Keeper) {
         count(match call.ended {
@@ -245,7 +245,7 @@ impl World {
         }
     }
 
-    // ── what went wrong ───────────────────────────────────────────────────────────────────────────────────────────────
+    // ── what went wrong ──────────────────────────────────────────────────────────────────────────
 
     pub(crate) fn fail(&self, problem: String) {
         let mut failures = self.failures.lock().expect("no holder panics");

@@ -1,4 +1,5 @@
-//! Progress that the proxy writes while the server is silent, so that clients extend their deadline.
+//! Progress that the proxy writes while the server is silent, so that clients extend their
+//! deadline.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +24,8 @@ async fn beating() -> (Upstream, Proxy, Session) {
     setup_with(with_beats).await
 }
 
-/// The next message, which is progress of the proxy's own: its values as they were written, and its message.
+/// The next message, which is progress of the proxy's own: its values as they were written, and its
+/// message.
 pub(crate) async fn beat(response: &mut Response) -> (String, String) {
     let event = response.event().await;
     let text = String::from_utf8(event.bytes().to_vec()).unwrap();
@@ -48,7 +50,8 @@ async fn finish(sse: Sse, response: &mut Response, seq: u64) {
     response.ends().await;
 }
 
-/// Time passes in which there is no progress of the proxy's own, and then the response to call 1, as event `seq`.
+/// Time passes in which there is no progress of the proxy's own, and then the response to call 1,
+/// as event `seq`.
 async fn is_silent(proxy: &Proxy, upstream: &mut Upstream, sse: Sse, response: &mut Response, seq: u64) {
     for _ in 0..2 {
         pass(INTERVAL).await;

@@ -41,7 +41,8 @@ async fn an_upstream_that_just_ends_is_no_failure_then() {
     assert_eq!(session.resume(&id).send(proxy.addr).await.status, 204);
 }
 
-/// A caller with the session's name and an expired credential may send anything; the server decides.
+/// A caller with the session's name and an expired credential may send anything; the server
+/// decides.
 #[tokio::test]
 async fn one_that_the_upstream_refuses_changes_nothing() {
     for status in [401, 403, 404, 500] {

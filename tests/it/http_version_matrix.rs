@@ -69,8 +69,8 @@ fn with_streams() -> impl Iterator<Item = (HttpVersion, HttpVersion)> {
     version_pairs().filter(|(down, _)| down.is_http2())
 }
 
-/// Runs `test` over each of these pairs, with a client connection. A failure is printed below the name of its pair. The
-/// tool runs once in every case.
+/// Runs `test` over each of these pairs, with a client connection. A failure is printed below the
+/// name of its pair. The tool runs once in every case.
 async fn over(
     version_pairs: impl Iterator<Item = (HttpVersion, HttpVersion)>,
     test: impl AsyncFn(&mut Setup, TestClient),
@@ -364,7 +364,8 @@ async fn more_calls_than_one_connection_carries_do_not_wait_for_each_other() {
     }
 }
 
-/// The server's limit of streams is known only after its SETTINGS; calls sent before would be refused.
+/// The server's limit of streams is known only after its SETTINGS; calls sent before would be
+/// refused.
 #[tokio::test]
 async fn calls_beyond_what_a_server_takes_wait_from_the_first_connection_on() {
     for up in [HttpVersion::Http2, HttpVersion::Http2Tls] {

@@ -96,7 +96,8 @@ async fn the_server_sees_its_own_name_in_what_the_proxy_sends_itself() {
     let mut upstream = Upstream::start().await;
     let proxy = Proxy::start(&upstream, change).await;
     let (session, _) = open(&proxy, &mut upstream, json!({}), Some("s-1")).await;
-    // The stream goes on after the server has closed it on purpose, and an abandoned call is cancelled.
+    // The stream goes on after the server has closed it on purpose, and an abandoned call is
+    // cancelled.
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     sse.bytes("id: up-1\nretry: 10\ndata:\n\n").await;
     sse.end().await;

@@ -15,7 +15,8 @@ const TEN_MINUTES: Duration = Duration::from_secs(600);
 const TWO_MINUTES: Duration = Duration::from_secs(120);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Time before a commit, for tests with many. A call that was to be answered in time may be answered late by them.
+/// Time before a commit, for tests with many. A call that was to be answered in time may be
+/// answered late by them.
 const AT_ONCE: Duration = Duration::from_millis(30);
 
 async fn hastiest() -> (Upstream, Proxy, Session) {
@@ -68,7 +69,8 @@ async fn commits(proxy: &Proxy, upstream: &mut Upstream, request: &Request) {
     response.ends().await;
 }
 
-/// The proxy leaves the response to the server, however late: a call that began later was committed to.
+/// The proxy leaves the response to the server, however late: a call that began later was committed
+/// to.
 async fn waits(proxy: &Proxy, upstream: &mut Upstream, session: &Session, request: &Request, status: u16) {
     let pending = request.start(proxy.addr).await;
     let call = upstream.expect("tools/call").await;

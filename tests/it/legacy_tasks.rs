@@ -32,7 +32,8 @@ pub(crate) fn offering(max_wait: Duration) -> Tasks {
     Tasks { legacy: Some(Arc::new(LegacyTasks::new(["slow".to_owned()], max_wait))), ..terms() }
 }
 
-/// Opens a session with a server of these capabilities. Returns the capabilities that the client gets.
+/// Opens a session with a server of these capabilities. Returns the capabilities that the client
+/// gets.
 async fn open(proxy: &Proxy, upstream: &mut Upstream, version: &'static str, capabilities: Value) -> (Value, Session) {
     let pending = Request::post(initialize(version)).start(proxy.addr).await;
     let result =

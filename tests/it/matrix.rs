@@ -1,8 +1,10 @@
-//! Two callers, and every combination of credentials and identifiers that one of them may hold of the other's.
+//! Two callers, and every combination of credentials and identifiers that one of them may hold of
+//! the other's.
 //!
-//! A slow, obvious rule states the result of each combination, and the proxy must agree. Every refusal has equal bytes
-//! and costs equal work, for any reason. The server behind is lax on purpose: it accepts every call, and examines
-//! tokens only when it is asked about one. The proxy alone keeps the two callers apart.
+//! A slow, obvious rule states the result of each combination, and the proxy must agree. Every
+//! refusal has equal bytes and costs equal work, for any reason. The server behind is lax on
+//! purpose: it accepts every call, and examines tokens only when it is asked about one. The proxy
+//! alone keeps the two callers apart.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -71,8 +73,8 @@ enum Worth {
 }
 
 impl Attempt {
-    /// Returns true if a stream begun by the attempt can be resumed. It belongs to the session and credential that the
-    /// attempt names.
+    /// Returns true if a stream begun by the attempt can be resumed. It belongs to the session and
+    /// credential that the attempt names.
     fn is_kept(self) -> bool {
         let has_session = self.session != Held::Absent;
         let has_key = self.key != Held::Absent && self.token != Held::Absent;
@@ -99,8 +101,9 @@ impl Attempt {
         all
     }
 
-    /// The rule: a thing is its owner's, who shows the session and the token it was begun with. Who shows the session and a
-    /// token that only claims to be the owner's is told what the server thinks of that.
+    /// The rule: a thing is its owner's, who shows the session and the token it was begun with. Who
+    /// shows the session and a token that only claims to be the owner's is told what the server
+    /// thinks of that.
     fn worth(self) -> Worth {
         let names = |held, caller| held == if caller == Caller::Thief { Held::Own } else { Held::Stolen };
         let claims = |caller| self.token == if caller == Caller::Thief { Held::Expired } else { Held::Forged };
@@ -173,7 +176,8 @@ struct Server {
 }
 
 impl Server {
-    /// `good` are the tokens it takes when it is asked about one. Until it is ready, calls begin streams that go on.
+    /// `good` are the tokens it takes when it is asked about one. Until it is ready, calls begin
+    /// streams that go on.
     fn start(mut upstream: Upstream, good: [String; 2]) -> Server {
         let server = Server { seen: Arc::default(), is_ready: Arc::default() };
         let (seen, is_ready) = (server.seen.clone(), server.is_ready.clone());
@@ -293,7 +297,8 @@ impl Stage {
             Deed::Answer => Request::post(answer()),
             Deed::Delete => Request::new("DELETE", "/mcp"),
         };
-        // The claim is the victim's and the signature is invalid; and an expired token of the thief's.
+        // The claim is the victim's and the signature is invalid; and an expired token of the
+        // thief's.
         let (forged, expired) = (bearer("victim", 666), bearer("thief", 0));
         let forged_event = EventId::of(&self.victim.event).forged().at(0);
         for (name, value) in [
@@ -326,7 +331,8 @@ impl Stage {
             .collect()
     }
 
-    /// The body without what the caller has shown itself: what the server makes of its token, and the ID it came with.
+    /// The body without what the caller has shown itself: what the server makes of its token, and
+    /// the ID it came with.
     fn anonymous(&self, mut body: String) -> String {
         let tokens = [&self.thief.token, &self.victim.token, "unknown", &bearer("victim", 666), &bearer("thief", 0)];
         for token in tokens {
@@ -340,7 +346,8 @@ impl Stage {
         body
     }
 
-    /// Returns true if `caller` still finds its call by a request of its own: neither ended nor answered.
+    /// Returns true if `caller` still finds its call by a request of its own: neither ended nor
+    /// answered.
     async fn is_untouched(&self, caller: Caller, deed: Deed) -> bool {
         let things = self.of(caller);
         self.settle().await;
@@ -361,10 +368,12 @@ impl Stage {
                 let resume = things.ask(Request::get().resume_from(&things.event));
                 let mut response = resume.send(self.proxy.addr).await.sse();
                 assert_eq!(response.event().await.bytes(), secret(&things.token).as_bytes());
-                // An answered question is not repeated; here none was answered. An ended call has an error. The error
-                // comes in the same piece; a running call has nothing more for now.
+                // An answered question is not repeated; here none was answered. An ended call has
+                // an error. The error comes in the same piece; a running call has nothing more for
+                // now.
                 assert_eq!(response.event().await.bytes(), question().as_bytes());
-                // What has ended has its error in the same piece; what goes on has nothing more for now.
+                // What has ended has its error in the same piece; what goes on has nothing more for
+                // now.
                 tokio::select! {
                     biased;
                     error = response.event() => {
@@ -494,7 +503,8 @@ async fn make(attempt: Attempt, worth: Worth, expired: &str) -> Seen {
     }
     let moved = after.into_iter().filter(|(name, value)| before.get(name) != Some(value)).map(|(name, _)| name);
     let (held, moved): (Vec<_>, Vec<_>) = moved.partition(|name| HELD.contains(&name.as_str()));
-    // Without a key, a response that has arrived is kept for two seconds, which a busy machine may need for the exchange.
+    // Without a key, a response that has arrived is kept for two seconds, which a busy machine may
+    // need for the exchange.
     let may_be_forgotten = worth == Worth::Passed && begun.elapsed() > Duration::from_secs(1);
     if matches!(worth, Worth::Gone | Worth::Passed) && !may_be_forgotten {
         assert_eq!(!held.is_empty(), worth == Worth::Passed && attempt.is_kept(), "{what}: {held:?}");

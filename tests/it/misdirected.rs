@@ -1,4 +1,5 @@
-//! Requests that name another replica, as a balancer sends them and as clients do. Nothing is shared.
+//! Requests that name another replica, as a balancer sends them and as clients do. Nothing is
+//! shared.
 
 use serde_json::json;
 
@@ -29,7 +30,8 @@ async fn start(name: &str) -> (Upstream, Proxy) {
     (upstream, proxy)
 }
 
-/// Everything by which a client may come back to a call at `proxy`: its event ID, its URL with a GET and a POST, its token.
+/// Everything by which a client may come back to a call at `proxy`: its event ID, its URL with a
+/// GET and a POST, its token.
 async fn ways_back(proxy: &Proxy, upstream: &mut Upstream) -> (Session, [Request; 4]) {
     let (session, _) = open(proxy, upstream, json!({ "resumableRequests": {} }), Some("s")).await;
     let (sse, mut response) = begin(proxy, upstream, &session.post(call(7))).await;
@@ -53,7 +55,8 @@ async fn a_marked_request_for_anothers_stream_is_misdirected() {
         misdirected(&two, request.with("Mcp-Session-Id", &format!("{TWO}~s")), TWO).await;
     }
     assert_eq!(untouched.connections(), 0);
-    // At the right place the mark changes nothing, and the first of what names an owner is what counts.
+    // At the right place the mark changes nothing, and the first of what names an owner is what
+    // counts.
     let [resume, by_url, _, by_token] = ways;
     for request in [resume, by_url, by_token] {
         let foreign = request.clone().with("Mcp-Session-Id", &format!("{TWO}~s"));

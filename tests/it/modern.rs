@@ -286,7 +286,8 @@ async fn the_id_of_an_event_is_one_to_come_back_with() {
         c.admin.address = Some(([127, 0, 0, 1], 0).into());
     })
     .await;
-    // A revision that is no date is modern, and its clients are not primed where that is restricted.
+    // A revision that is no date is modern, and its clients are not primed where that is
+    // restricted.
     let request = Request::post(call(1)).with("MCP-Protocol-Version", "DRAFT-2027-v1");
     let (sse, mut response) = begin(&proxy, &mut upstream, &request).await;
     sse.event(progress(1)).await;

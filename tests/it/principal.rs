@@ -107,7 +107,8 @@ async fn a_key_in_the_query_is_a_part_of_it() {
     assert!(upstream.is_quiet());
 }
 
-/// A client with a certificate for `name` asks; what begins the answer, as far as it goes up to `until`.
+/// A client with a certificate for `name` asks; what begins the answer, as far as it goes up to
+/// `until`.
 pub(crate) async fn asked_with_certificate(
     proxy: &Proxy,
     pki: &Pki,
@@ -190,8 +191,8 @@ async fn the_principal_can_be_none() {
     assert!(reads(&proxy, &place, &[]).await);
 }
 
-/// The server judges an `X-API-Key` too, under every principal source. Its judgement of one key says nothing of
-/// another.
+/// The server judges an `X-API-Key` too, under every principal source. Its judgement of one key
+/// says nothing of another.
 #[tokio::test]
 async fn acceptance_is_of_all_that_a_caller_shows() {
     for source in [PrincipalSource::Auto, PrincipalSource::Header(HeaderName::from_static("x-user"))] {

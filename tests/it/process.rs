@@ -324,8 +324,8 @@ async fn the_log_has_each_request_and_resume_once_and_unprotected_traffic_the_fi
     assert!(requests.iter().all(|(_, fields)| fields["duration_ms"].is_u64()), "{requests:#?}");
 }
 
-/// The reader of stderr has fallen behind: most of a mebibyte waits behind a full pipe when the process is asked to
-/// end.
+/// The reader of stderr has fallen behind: most of a mebibyte waits behind a full pipe when the
+/// process is asked to end.
 #[tokio::test]
 async fn the_end_waits_for_a_reader_that_takes_the_last_lines() {
     const READ_FIRST: usize = 256 * 1024;

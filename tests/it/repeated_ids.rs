@@ -285,7 +285,8 @@ async fn each_call_gets_its_own_response_over_every_version_of_http() {
             ];
             let mut kept = None;
             for run in 0..6_u64 {
-                // The first shows the use of IDs. A connection that is dropped says no good-bye, in TLS neither.
+                // The first shows the use of IDs. A connection that is dropped says no good-bye, in
+                // TLS neither.
                 let body = if run == 0 { request("tools/list", json!({})) } else { add() };
                 let mut client = match kept.take() {
                     Some(client) => client,
@@ -371,7 +372,8 @@ struct Meant {
     run: u64,
 }
 
-/// A client, a server and their calls, in random order. The client knows of each POST whether it is a new call or a retry.
+/// A client, a server and their calls, in random order. The client knows of each POST whether it is
+/// a new call or a retry.
 struct World {
     seed: u64,
     upstream: Upstream,
@@ -427,7 +429,8 @@ impl World {
                 call = &mut arriving => break call,
                 () = tokio::task::yield_now() => {}
             }
-            // An equal call may be attached: the proxy waits a moment for the end of its connection.
+            // An equal call may be attached: the proxy waits a moment for the end of its
+            // connection.
             pass(SOON / 10).await;
         };
         self.runs += 1;
@@ -462,7 +465,8 @@ impl World {
         }
     }
 
-    /// Breaks the connection of a call, before or in the middle of its response, and sends the same bytes again.
+    /// Breaks the connection of a call, before or in the middle of its response, and sends the same
+    /// bytes again.
     async fn retry(&mut self, at: usize) {
         let client = self.waiting[at].client.take().expect("a connected client");
         let is_late = self.pick(2) == 0;

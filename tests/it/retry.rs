@@ -137,7 +137,8 @@ async fn a_retry_takes_over_a_running_call_whose_first_connection_is_still_open(
     assert_eq!(second.event().await.bytes(), result(1).as_bytes());
     second.ends().await;
 
-    // An answer that was written to a connection, and not delivered yet, is the answer to the retry as well.
+    // An answer that was written to a connection, and not delivered yet, is the answer to the retry
+    // as well.
     let request = session.post(call(2));
     let pending = request.start(proxy.addr).await;
     upstream.expect("tools/call").await.json(200, result(2)).await;

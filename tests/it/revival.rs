@@ -1,4 +1,5 @@
-//! Sessions that their server has forgotten: they are opened again, and the refused request is sent once more.
+//! Sessions that their server has forgotten: they are opened again, and the refused request is sent
+//! once more.
 
 use std::time::Duration;
 
@@ -303,8 +304,8 @@ pub(crate) async fn listen(upstream: &mut Upstream, proxy: &Proxy, session: &Ses
     (sse, response)
 }
 
-/// Breaks the standalone stream of a session that the server then refuses, and opens the session again with a call, to the stream's GET. Returns
-/// the call and the new stream of the server.
+/// Breaks the standalone stream of a session that the server then refuses, and opens the session
+/// again with a call, to the stream's GET. Returns the call and the new stream of the server.
 pub(crate) async fn begin_while_listening(
     upstream: &mut Upstream,
     proxy: &Proxy,
@@ -411,7 +412,8 @@ async fn a_handshake_that_fails_late_ends_its_session_and_gives_the_stream_back(
     assert_eq!(response.event().await.json()["method"], "notifications/tools/list_changed");
 }
 
-/// Without a call the stream is tried once a minute, in the session that it had: the server may know that session again.
+/// Without a call the stream is tried once a minute, in the session that it had: the server may
+/// know that session again.
 #[tokio::test]
 async fn a_stream_whose_handshake_failed_late_is_tried_once_a_minute_in_its_old_session() {
     let (mut upstream, proxy, session) = ready().await;

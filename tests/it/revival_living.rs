@@ -1,4 +1,5 @@
-//! Sessions that live although a response looks like their refusal: no tool runs twice, and none of them is opened again.
+//! Sessions that live although a response looks like their refusal: no tool runs twice, and none of
+//! them is opened again.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -84,7 +85,8 @@ async fn serve(mut upstream: Upstream, state: Arc<Mutex<Counting>>) {
     }
 }
 
-/// For each refusal of a dead session, each response that may look like one, and each kind of request.
+/// For each refusal of a dead session, each response that may look like one, and each kind of
+/// request.
 #[tokio::test]
 async fn no_tool_runs_twice_no_living_session_is_opened_again_and_dead_ones_are() {
     let upstream = Upstream::start().await;
@@ -113,7 +115,8 @@ async fn no_tool_runs_twice_no_living_session_is_opened_again_and_dead_ones_are(
     }
 }
 
-/// Sends one request in a new session. A living session gives it this response; a dead one has this refusal.
+/// Sends one request in a new session. A living session gives it this response; a dead one has this
+/// refusal.
 async fn check_case(
     proxy: &Proxy,
     state: &Mutex<Counting>,

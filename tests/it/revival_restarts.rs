@@ -9,7 +9,8 @@ use crate::client_responses::held;
 use crate::revival::*;
 use crate::support::*;
 
-/// The server refuses the session of a call, opens it as `s-2`, and has got the end of the handshake.
+/// The server refuses the session of a call, opens it as `s-2`, and has got the end of the
+/// handshake.
 async fn interrupted(upstream: &mut Upstream, proxy: &Proxy, session: &Session) -> (Client, Call) {
     let pending = session.post(call(1)).start(proxy.addr).await;
     forget(upstream, "tools/call", "s-1").await;
@@ -161,7 +162,8 @@ async fn a_call_that_has_waited_in_its_new_session_is_opened_another() {
     is_answered(upstream, pending, "s-3").await;
 }
 
-/// Without a wait the server was not restarted: a server that refuses its newest session would do so for ever.
+/// Without a wait the server was not restarted: a server that refuses its newest session would do
+/// so for ever.
 #[tokio::test]
 async fn a_call_that_is_refused_in_its_new_session_at_once_gets_the_refusal() {
     let (mut upstream, proxy, session) = ready().await;

@@ -23,7 +23,8 @@ async fn refused(upstream: &mut Upstream, proxy: &Proxy, session: &Session) -> C
     pending
 }
 
-/// Answers the questions about a token, each in the session and with this status; a 404 refuses the session.
+/// Answers the questions about a token, each in the session and with this status; a 404 refuses the
+/// session.
 async fn judge(upstream: &mut Upstream, statuses: &[u16]) {
     for (number, status) in statuses.iter().enumerate() {
         let asked = upstream.question().await;
@@ -84,8 +85,9 @@ async fn a_get_with_a_refreshed_token_opens_the_session_again() {
     pending.response().await.sse().prime().await;
 }
 
-/// The server looks for the session first, or accepts any token, or refuses this one. None of that proves a token: who has stolen the name of a
-/// session, and has made up a token, sees the refusal that the server gives to anyone.
+/// The server looks for the session first, or accepts any token, or refuses this one. None of that
+/// proves a token: who has stolen the name of a session, and has made up a token, sees the refusal
+/// that the server gives to anyone.
 #[tokio::test]
 async fn a_token_that_the_server_does_not_judge_opens_nothing() {
     for statuses in [&[404, 404][..], &[404, 200], &[200, 200], &[401], &[403], &[404, 400], &[404, 401, 401], &[503]] {

@@ -144,7 +144,8 @@ async fn a_cut_initialize_can_be_resumed_with_or_without_the_new_session() {
     }
 }
 
-/// A length without its bytes would make the server take the beginning of the next request on that connection for a body.
+/// A length without its bytes would make the server take the beginning of the next request on that
+/// connection for a body.
 #[tokio::test]
 async fn no_request_goes_upstream_with_a_length_that_is_not_its_own() {
     let (mut upstream, proxy, session) = setup().await;

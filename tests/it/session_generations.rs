@@ -70,7 +70,8 @@ async fn revive(upstream: &mut Upstream, proxy: &Proxy, session: &Session, id: u
     assert_eq!(pending.response().await.status, 200);
 }
 
-/// A session in which a call with an unanswered request of the server has failed with the server, opened again as `s-2`.
+/// A session in which a call with an unanswered request of the server has failed with the server,
+/// opened again as `s-2`.
 async fn revived_with_unanswered(id: impl Into<Value>) -> (Upstream, Proxy, Session) {
     let (mut upstream, proxy, session) = ready().await;
     let (sse, mut response) = begin_call(&mut upstream, &proxy, &session, 1, "s-1").await;
@@ -163,7 +164,8 @@ async fn a_renamed_request_keeps_its_id_in_replays_and_in_the_servers_cancel() {
     assert_eq!(passes(&mut upstream, &proxy, &session, response_to("mr-1-0"), "s-2").await["id"], json!(0));
 }
 
-/// As of a server that serves old sessions until their calls have ended: the session has gone on, and the call stays where it began.
+/// As of a server that serves old sessions until their calls have ended: the session has gone on,
+/// and the call stays where it began.
 #[tokio::test]
 async fn a_call_of_the_old_session_gets_its_responses_and_cancels_there() {
     let (mut upstream, proxy, session) = ready().await;
@@ -274,8 +276,8 @@ async fn the_cancel_of_a_call_that_was_sent_again_goes_to_the_new_session() {
     assert_eq!(pending.response().await.status, 504);
 }
 
-/// POSTs a response on the URL of the stream that asked, and returns it as the upstream gets it in the session `name`. The client reads on in
-/// the returned response.
+/// POSTs a response on the URL of the stream that asked, and returns it as the upstream gets it in
+/// the session `name`. The client reads on in the returned response.
 async fn passes_on_url(upstream: &mut Upstream, proxy: &Proxy, request: Request, name: &str) -> (Value, Response) {
     let pending = request.start(proxy.addr).await;
     let call = upstream.expect("response").await;

@@ -1,11 +1,13 @@
-//! Sessions of a server that gives names again, as one that numbers its sessions does after a restart.
+//! Sessions of a server that gives names again, as one that numbers its sessions does after a
+//! restart.
 
 use serde_json::{Value, json};
 
 use crate::revival::*;
 use crate::support::*;
 
-/// Opens a session, to which the server gives the name `given`, and returns it under the name that its client gets.
+/// Opens a session, to which the server gives the name `given`, and returns it under the name that
+/// its client gets.
 async fn open(upstream: &mut Upstream, proxy: &Proxy, client: Value, given: &str) -> Session {
     let params = json!({ "protocolVersion": V2025_11, "capabilities": {}, "clientInfo": client });
     let initialize = json!({ "jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params }).to_string();
@@ -16,7 +18,8 @@ async fn open(upstream: &mut Upstream, proxy: &Proxy, client: Value, given: &str
     Session::opened_elsewhere(V2025_11, response.header("mcp-session-id").expect("a session"), None)
 }
 
-/// Makes a call that the server gets in the session `name`. Its response has the name that the client knows.
+/// Makes a call that the server gets in the session `name`. Its response has the name that the
+/// client knows.
 async fn calls(upstream: &mut Upstream, proxy: &Proxy, session: &Session, id: u64, name: &str) {
     let pending = session.post(call(id)).start(proxy.addr).await;
     answer(upstream, id, name).await;

@@ -1,5 +1,6 @@
-//! Answers on connections that a load balancer may share among its clients, and for how long the same POST finds them. Time passes on the
-//! test's own clock, so these tests are not repeated on several threads.
+//! Answers on connections that a load balancer may share among its clients, and for how long the
+//! same POST finds them. Time passes on the test's own clock, so these tests are not repeated on
+//! several threads.
 
 use std::time::Duration;
 
@@ -102,7 +103,8 @@ async fn on_http2_only_silence_confirms_an_answer_and_not_another_request_of_the
     drop(client);
 }
 
-/// On HTTP/1.1, a caller's next request confirms its own response, even on a connection shared with other callers.
+/// On HTTP/1.1, a caller's next request confirms its own response, even on a connection shared with
+/// other callers.
 #[tokio::test]
 async fn a_further_request_on_a_shared_connection_confirms_the_callers_own_answer_for_a_while() {
     let (mut upstream, proxy, session) = setup().await;
@@ -111,7 +113,8 @@ async fn a_further_request_on_a_shared_connection_confirms_the_callers_own_answe
     let client = answered(&proxy, &mut upstream, client, &session.post(call(1)), false).await;
     let client = answered(&proxy, &mut upstream, client, &other.post(call(2)), false).await;
     let client = answered(&proxy, &mut upstream, client, &session.post(call(3)), false).await;
-    // What is confirmed does not wait for the connection any more: that it breaks keeps only the other answers longer.
+    // What is confirmed does not wait for the connection any more: that it breaks keeps only the
+    // other answers longer.
     client.reset();
     settle(&proxy, &mut upstream).await;
     pass(Duration::from_secs(61)).await;

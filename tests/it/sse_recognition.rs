@@ -1,4 +1,5 @@
-//! A server on HTTP+SSE behind the URL of one on Streamable HTTP: it is recognised at a refused `initialize`.
+//! A server on HTTP+SSE behind the URL of one on Streamable HTTP: it is recognised at a refused
+//! `initialize`.
 
 use serde_json::{Value, json};
 

@@ -129,7 +129,8 @@ async fn an_unread_stdout_does_not_keep_it_from_serving() {
     child.kill().await.expect("it runs");
 }
 
-/// On HTTP/2 few connections of clients carry more calls than there are descriptors for connections to the server.
+/// On HTTP/2 few connections of clients carry more calls than there are descriptors for connections
+/// to the server.
 #[tokio::test]
 async fn more_calls_than_descriptors_are_refused_and_leave_room_for_probes() {
     let upstream = Upstream::start().await;

@@ -1,4 +1,5 @@
-//! Messages of servers on stdio that are over the limit, or find no memory: their calls end in words, and their sessions go on.
+//! Messages of servers on stdio that are over the limit, or find no memory: their calls end in
+//! words, and their sessions go on.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

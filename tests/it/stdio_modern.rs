@@ -1,4 +1,5 @@
-//! Servers on stdio that speak a revision without sessions: one process for all requests of a caller.
+//! Servers on stdio that speak a revision without sessions: one process for all requests of a
+//! caller.
 
 use serde_json::{Value, json};
 

@@ -1,7 +1,9 @@
-//! Two callers with a task each, and every combination of an ID and a token that one of them may hold of the other's, for every request of both revisions.
+//! Two callers with a task each, and every combination of an ID and a token that one of them may
+//! hold of the other's, for every request of both revisions.
 //!
-//! The rule: a task is its owner's, who shows its ID and the owner's token, in any session. A token that only claims to be the owner's is the server's to
-//! judge. All else is a task that is not there, with equal bytes and equal work.
+//! The rule: a task is its owner's, who shows its ID and the owner's token, in any session. A token
+//! that only claims to be the owner's is the server's to judge. All else is a task that is not
+//! there, with equal bytes and equal work.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -76,7 +78,8 @@ impl Attempt {
     }
 }
 
-/// The server, which takes these tokens and leaves calls unanswered. Returns the requests that reach it.
+/// The server, which takes these tokens and leaves calls unanswered. Returns the requests that
+/// reach it.
 fn serve(mut upstream: Upstream, good: [String; 2]) -> Arc<Mutex<Vec<String>>> {
     let seen: Arc<Mutex<Vec<String>>> = Arc::default();
     let noted = seen.clone();

@@ -1,6 +1,7 @@
 //! The exchanges of docs/tasks-wire.md, made again and compared with the page.
 //!
-//! IDs and times differ from run to run, so both have names on the page. Left out are the headers of one connection.
+//! IDs and times differ from run to run, so both have names on the page. Left out are the headers
+//! of one connection.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -117,7 +118,8 @@ impl Transcript {
     }
 }
 
-/// Returns the text with other values between each `before` and the first character after it that is an `end`.
+/// Returns the text with other values between each `before` and the first character after it that
+/// is an `end`.
 fn replaced(text: &str, before: &str, end: fn(char) -> bool, value: impl Fn(&str) -> String) -> String {
     let mut pieces = text.split(before);
     let mut made = pieces.next().unwrap_or_default().to_owned();

@@ -55,7 +55,8 @@ async fn stage_with(tasks: Tasks, change: impl FnOnce(&mut Config)) -> (Upstream
     (upstream, proxy)
 }
 
-/// Has a client discover the server, whose result has these capabilities. Returns what the client gets.
+/// Has a client discover the server, whose result has these capabilities. Returns what the client
+/// gets.
 async fn discover(upstream: &mut Upstream, proxy: &Proxy, capabilities: Value) -> Value {
     discover_by(upstream, proxy, declaring(0, "server/discover", json!({})), capabilities).await
 }

@@ -1,4 +1,5 @@
-//! TLS: certificates that change, that are not believed, that are asked for; and how HTTP/2 is recognised.
+//! TLS: certificates that change, that are not believed, that are asked for; and how HTTP/2 is
+//! recognised.
 
 use crate::support::http_versions::*;
 use crate::support::pki::Pki;
@@ -155,7 +156,8 @@ async fn an_upstream_gets_the_client_certificate_it_asks_for() {
     }
 }
 
-/// A call that goes through; its connection to the upstream stays busy as long as what is returned lives.
+/// A call that goes through; its connection to the upstream stays busy as long as what is returned
+/// lives.
 async fn calls(proxy: &Proxy, server: &mut TestServer) -> EventStream {
     let pending = Request::post(call(1)).start(proxy.addr).await;
     let saying = server.next().await.sse();

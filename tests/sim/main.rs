@@ -1,11 +1,11 @@
 //! Seeded simulations: the whole of `serve` over pipes in memory, on a paused clock and one thread.
 //!
-//! A seed draws a run: configuration, clients, faults of their connections, behaviour of the upstream. All received
-//! bytes go into a trace; a seed always gives the same trace. A slow model states the events that each client may have
-//! seen.
+//! A seed draws a run: configuration, clients, faults of their connections, behaviour of the
+//! upstream. All received bytes go into a trace; a seed always gives the same trace. A slow model
+//! states the events that each client may have seen.
 //!
-//! `SIM_SEEDS=100000 SIM_FROM=0 cargo test --test sim no_seed` runs more seeds, `SIM_SEEDS=1 SIM_FROM=17` seed 17 alone and
-//! prints its plan and its trace.
+//! `SIM_SEEDS=100000 SIM_FROM=0 cargo test --test sim no_seed` runs more seeds,
+//! `SIM_SEEDS=1 SIM_FROM=17` seed 17 alone and prints its plan and its trace.
 
 // A test's way to fail.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -147,8 +147,8 @@ async fn restart(world: Arc<World>) {
     }
 }
 
-/// The first seeds of `from..to`, at least `most` if there are so many, for which `test` finds something, on as many threads as
-/// there are processors.
+/// The first seeds of `from..to`, at least `most` if there are so many, for which `test` finds
+/// something, on as many threads as there are processors.
 fn survey<T: Send>(from: u64, to: u64, most: usize, test: impl Fn(u64) -> Option<T> + Sync) -> Vec<(u64, T)> {
     let next = AtomicU64::new(from);
     let found = Mutex::new(Vec::new());
@@ -274,8 +274,8 @@ macro_rules! planted {
     )+};
 }
 
-// Bugs that are planted in the proxy, and within how many seeds each has to be found: about twice what it takes. Where that is long, a seed that has
-// shown the bug is tried first.
+// Bugs that are planted in the proxy, and within how many seeds each has to be found: about twice
+// what it takes. Where that is long, a seed that has shown the bug is tried first.
 planted! {
     RepeatsTheCursor within 10 => a_replay_that_repeats_the_cursors_event_is_found;
     TrustsWhatWasWritten within 10 => a_resume_behind_events_that_were_lost_is_found;

@@ -1,8 +1,8 @@
 //! The slow model: what the upstream sent for each call, and what a client may see of it.
 //!
-//! It knows no states and no timers of the proxy. An event's number says which of the upstream's events it has to be; an
-//! error that the proxy made has to have a reason in what happened; a response that ends before the answer has to have been
-//! allowed to.
+//! It knows no states and no timers of the proxy. An event's number says which of the upstream's
+//! events it has to be; an error that the proxy made has to have a reason in what happened; a
+//! response that ends before the answer has to have been allowed to.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -38,7 +38,8 @@ struct Sent {
 }
 
 impl Sent {
-    /// Returns true if a client may see the event as `data`: as it was sent, and a question under an ID of the proxy's own, the same each time.
+    /// Returns true if a client may see the event as `data`: as it was sent, and a question under
+    /// an ID of the proxy's own, the same each time.
     fn is_seen_as(&self, data: &str) -> bool {
         let Kind::Ask(_) = &self.kind else { return self.data == data };
         let (Ok(mut sent), Ok(seen)) = (serde_json::from_str::<Value>(&self.data), serde_json::from_str::<Value>(data))
@@ -85,7 +86,8 @@ pub(crate) struct Call {
     pub(crate) connections: usize,
     /// The newest connection that reads a handle's stream, and since when.
     readers: BTreeMap<String, (usize, Instant)>,
-    /// Time at which the client was last known to be connected, and its longest possible absence before.
+    /// Time at which the client was last known to be connected, and its longest possible absence
+    /// before.
     last_there: Option<Instant>,
     longest_away: Duration,
 }
@@ -175,7 +177,7 @@ impl Model {
         self.calls.iter().filter(|(_, call)| call.open > 0).map(|(key, _)| *key).collect()
     }
 
-    // ── what the upstream does ────────────────────────────────────────────────────────────────────────────────────────
+    // ── what the upstream does ───────────────────────────────────────────────────────────────────
 
     /// The upstream was asked to run a call. The number of the run.
     pub(crate) fn run(&mut self, key: Key) -> Result<usize, String> {
@@ -213,7 +215,8 @@ impl Model {
 
     /// A client's answer came upstream.
     pub(crate) fn answer(&mut self, key: Key, ask: &str) -> Result<(), String> {
-        // With its session goes what was known of it: the server may say what it likes to what comes then.
+        // With its session goes what was known of it: the server may say what it likes to what
+        // comes then.
         let is_known = !self.deleted.contains(&key.0);
         let times = self.call(key).arrived.entry(ask.to_owned()).or_default();
         *times += 1;
@@ -224,7 +227,7 @@ impl Model {
         self.calls.get(&key).is_some_and(|call| call.arrived.contains_key(ask))
     }
 
-    // ── what the client does ──────────────────────────────────────────────────────────────────────────────────────────
+    // ── what the client does ─────────────────────────────────────────────────────────────────────
 
     /// The client connects for a call: the connection's number.
     pub(crate) fn connect(&mut self, key: Key, now: Instant) -> usize {
@@ -242,7 +245,8 @@ impl Model {
         newest.is_some_and(|(newest, _)| *newest > reading.connection)
     }
 
-    /// The client was last there when the connection that is over now had begun; the proxy may have lost it at any time since.
+    /// The client was last there when the connection that is over now had begun; the proxy may have
+    /// lost it at any time since.
     pub(crate) fn leave(&mut self, key: Key, begun: Instant) {
         self.call(key).last_there = Some(begun);
     }
@@ -312,7 +316,8 @@ impl Model {
         if reading.events == 1 && plan.primes(key) {
             return told("a response that is not primed");
         }
-        // The same POST again, by a client that is not primed: where bounds are tight it is told of a gap by a comment.
+        // The same POST again, by a client that is not primed: where bounds are tight it is told of
+        // a gap by a comment.
         let first = if plan.is_tight() { seq.saturating_sub(1) } else { 0 };
         let cursor = reading.cursor.unwrap_or(first);
         reading.cursor = Some(seq);
@@ -399,7 +404,8 @@ impl Model {
         body: &str,
         now: Instant,
     ) -> Result<(), String> {
-        // A call that its client has cancelled is not sent again, and a session that its client has ended is not opened again.
+        // A call that its client has cancelled is not sent again, and a session that its client has
+        // ended is not opened again.
         let may_be_refused = self.deleted.contains(&key.0) || self.call(key).cancelled;
         if status == 404 && may_be_refused && code(body) == Some(-32001) {
             return Ok(());
@@ -448,7 +454,8 @@ impl Model {
         Err(format!("{key:?} connection {}: a response ended without an answer", reading.connection))
     }
 
-    /// Checks the response to a client of another session that resumes with an event ID of this call.
+    /// Checks the response to a client of another session that resumes with an event ID of this
+    /// call.
     pub(crate) fn spied(key: Key, event: &Event) -> Result<(), String> {
         let is_end = event.id.as_deref().is_some_and(|id| id.ends_with(".end"));
         match is_end && code(&event.data) == Some(-32012) {
@@ -480,7 +487,8 @@ impl Model {
         let is_new = plan.drains.is_some_and(|drains| call.posted.is_none_or(|posted| posted >= drains));
         let drained = is_new || plan.drained().is_some_and(|drained| elapsed >= drained);
         let named = named(plan, key, data);
-        // What the upstream said before it failed comes before the errors: one for each request it left unanswered.
+        // What the upstream said before it failed comes before the errors: one for each request it
+        // left unanswered.
         let are_next = at.is_none_or(|(run, seq)| {
             let sent = call.runs.get(run).map_or(&[][..], |run| &run.sent);
             let place = seq.checked_sub(sent.len() as u64 + 1).map(|place| place as usize);

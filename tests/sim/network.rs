@@ -1,5 +1,6 @@
-//! The network: pipes in memory. A cut is a pipe that is dropped with what it holds; a reader that stands still fills its pipe. As with TCP, a
-//! client that leaves with unread bytes resets its connection.
+//! The network: pipes in memory. A cut is a pipe that is dropped with what it holds; a reader that
+//! stands still fills its pipe. As with TCP, a client that leaves with unread bytes resets its
+//! connection.
 
 use std::io;
 use std::net::SocketAddr;

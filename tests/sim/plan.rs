@@ -18,7 +18,8 @@ pub(crate) struct Plan {
     pub(crate) restarts: Vec<Duration>,
     /// Time at which the proxy is asked to drain.
     pub(crate) drains: Option<Duration>,
-    /// Delays of the server's refusals of sessions and of its handshakes, one after another and over again.
+    /// Delays of the server's refusals of sessions and of its handshakes, one after another and
+    /// over again.
     pub(crate) delays: Vec<Duration>,
     /// The upstream refuses connections from the first time to the second.
     pub(crate) refuses: Option<(Duration, Duration)>,
@@ -161,7 +162,8 @@ impl Plan {
             true => (0..1 + rng.below(2)).map(|_| (rng.millis(20_000), rng.millis(30_000))).collect(),
             false => Vec::new(),
         };
-        // A session's own stream that is given up while the clock jumps begins anew: the model does not follow it there.
+        // A session's own stream that is given up while the clock jumps begins anew: the model does
+        // not follow it there.
         if !jumps.is_empty() && config.streams.max_wait.is_some_and(|wait| wait < Duration::from_secs(100)) {
             clients.iter_mut().for_each(|client| client.listens = None);
         }

@@ -11,7 +11,8 @@ impl Rng {
         Self(seed)
     }
 
-    /// Returns an independent generator, so that draws from one do not depend on draws from the other.
+    /// Returns an independent generator, so that draws from one do not depend on draws from the
+    /// other.
     pub(crate) fn fork(&mut self) -> Self {
         Self(self.next())
     }

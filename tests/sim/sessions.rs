@@ -77,7 +77,8 @@ impl Sessions {
         }
     }
 
-    /// Returns true for a session that the proxy has opened, as long as its handshake lacks what the client's own had.
+    /// Returns true for a session that the proxy has opened, as long as its handshake lacks what
+    /// the client's own had.
     pub(crate) fn is_premature(&self, name: &str) -> bool {
         let is_lacking = |session: &Session| {
             let is_own = self.names.get(&session.client).is_none_or(|shown| shown == name);
@@ -98,14 +99,16 @@ impl Sessions {
         self.living.get(name)?.asked.get(usize::try_from(id.as_u64()?).ok()?).cloned()
     }
 
-    /// Forgets all sessions. Returns their questions, and whether a handshake of the proxy is cut short.
+    /// Forgets all sessions. Returns their questions, and whether a handshake of the proxy is cut
+    /// short.
     pub(crate) fn forget_all(&mut self) -> (Vec<String>, bool) {
         let is_cut_short = self.living.keys().any(|name| self.is_premature(name));
         let forgotten = std::mem::take(&mut self.living);
         (forgotten.into_values().flat_map(|session| session.asked).map(|(_, ask)| ask).collect(), is_cut_short)
     }
 
-    /// Returns whether the proxy has opened a session for a client, and has not completed its handshake.
+    /// Returns whether the proxy has opened a session for a client, and has not completed its
+    /// handshake.
     pub(crate) fn is_being_opened_again(&self, client: usize) -> bool {
         self.living.keys().any(|name| client_of(name) == Some(client) && self.is_premature(name))
     }
@@ -115,8 +118,9 @@ impl Sessions {
         self.ended.insert(client);
     }
 
-    /// Returns the living sessions of clients that have ended theirs. One that a later session has replaced does not count: it may
-    /// live where the server refused a request in known words and its answer to the question was lost.
+    /// Returns the living sessions of clients that have ended theirs. One that a later session has
+    /// replaced does not count: it may live where the server refused a request in known words and
+    /// its answer to the question was lost.
     pub(crate) fn outliving(&self) -> Vec<String> {
         let is_ended = |session: &&String| client_of(session).is_some_and(|client| self.ended.contains(&client));
         self.living.keys().filter(|session| is_ended(session) && !self.is_older(session)).cloned().collect()

@@ -1,7 +1,9 @@
-//! Calls that become tasks, in runs of their own: clients that poll, answer and cancel over connections that break, before a server without tasks.
+//! Calls that become tasks, in runs of their own: clients that poll, answer and cancel over
+//! connections that break, before a server without tasks.
 //!
-//! A seed draws the calls: the server's behaviour and the client's. The server counts the runs of each call and round. Each client checks what it is told:
-//! one outcome, the server's own, and none after a cancel.
+//! A seed draws the calls: the server's behaviour and the client's. The server counts the runs of
+//! each call and round. Each client checks what it is told: one outcome, the server's own, and none
+//! after a cancel.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -191,7 +193,7 @@ async fn run(world: Arc<World>, tasks: Tasks) {
     proxy.abort();
 }
 
-// ── the server ────────────────────────────────────────────────────────────────────────────────────────────────────────
+// ── the server ───────────────────────────────────────────────────────────────────────────────────
 
 async fn serve(world: Arc<World>, mut listener: Listener) {
     let mut connections = tokio::task::JoinSet::new();
@@ -335,7 +337,7 @@ fn answer_to(key: usize, round: usize, q: usize) -> Value {
     json!({"roots": [], "of": [key, round, q]})
 }
 
-// ── a client ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+// ── a client ─────────────────────────────────────────────────────────────────────────────────────
 
 struct Client {
     world: Arc<World>,
@@ -440,7 +442,8 @@ impl Client {
         }
     }
 
-    /// Sends a request until its answer is there: resumed by its event ID after a cut. `None` if it is lost, as without an ID.
+    /// Sends a request until its answer is there: resumed by its event ID after a cut. `None` if it
+    /// is lost, as without an ID.
     async fn ask(&mut self, request: String) -> Option<Value> {
         let mut seen = self.exchange(&request).await?;
         loop {
@@ -582,7 +585,7 @@ impl Client {
     }
 }
 
-// ── the tests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+// ── the tests ────────────────────────────────────────────────────────────────────────────────────
 
 /// Seeds of an ordinary test run.
 const SEEDS: u64 = 600;

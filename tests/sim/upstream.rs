@@ -323,7 +323,8 @@ impl Connection {
         }
     }
 
-    /// The session's own stream: it goes on where it was whenever it is asked for, and nothing is sent meanwhile.
+    /// The session's own stream: it goes on where it was whenever it is asked for, and nothing is
+    /// sent meanwhile.
     async fn listen(&mut self, client: usize) -> Result<(), Closed> {
         let world = self.world.clone();
         let key = (client, 0);

@@ -87,7 +87,8 @@ impl World {
         self.plan.refuses.is_some_and(|(from, to)| from <= now && now < to)
     }
 
-    /// Returns true once the proxy was asked to drain: new calls are refused, and in the end it is gone.
+    /// Returns true once the proxy was asked to drain: new calls are refused, and in the end it is
+    /// gone.
     pub(crate) fn is_draining(&self) -> bool {
         self.plan.drains.is_some_and(|at| at <= self.elapsed())
     }

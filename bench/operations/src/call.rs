@@ -1,8 +1,10 @@
-//! Whole calls through the sidecar, with its client and its server in the same process, on one thread and over loopback sockets.
+//! Whole calls through the sidecar, with its client and its server in the same process, on one
+//! thread and over loopback sockets.
 //!
-//! Client and server take turns with the proxy, so that each run has the same wake-ups: the server sends an event only once the client has
-//! the one before. Their own work is done in [`poll_uncounted`], whose instructions are not counted. Neither allocates for a call, so that all
-//! allocations are the proxy's. The log lines are written to nowhere.
+//! Client and server take turns with the proxy, so that each run has the same wake-ups: the server
+//! sends an event only once the client has the one before. Their own work is done in
+//! [`poll_uncounted`], whose instructions are not counted. Neither allocates for a call, so that
+//! all allocations are the proxy's. The log lines are written to nowhere.
 
 use mcp_resume::config::Config;
 use mcp_resume::log::text;
@@ -48,7 +50,8 @@ pub(crate) const JSON: Kind = Kind { events: 0, has_session: false };
 pub(crate) const EVENT: Kind = Kind { events: 1, has_session: false };
 /// A call with three progress notifications.
 pub(crate) const EVENTS: Kind = Kind { events: 4, has_session: false };
-/// A call in a session whose event stream has its response alone: its delivery is proven by the call after it.
+/// A call in a session whose event stream has its response alone: its delivery is proven by the
+/// call after it.
 pub(crate) const SESSION_EVENT: Kind = Kind { events: 1, has_session: true };
 
 /// Makes `times` calls, one after another, on one connection.
@@ -87,7 +90,8 @@ fn poll_uncounted<T>(future: Pin<&mut (dyn Future<Output = T> + Send)>, cx: &mut
     future.poll(cx)
 }
 
-/// Makes the calls; returns the number of those that succeeded. `received` gets the number of messages that it has of a call.
+/// Makes the calls; returns the number of those that succeeded. `received` gets the number of
+/// messages that it has of a call.
 async fn client(address: SocketAddr, times: usize, kind: Kind, received: watch::Sender<usize>) -> Result<usize> {
     let mut io = TcpStream::connect(address).await?;
     io.set_nodelay(true)?;

@@ -197,7 +197,8 @@ fn update<R>(writer: &Writer, handle: impl FnOnce(&mut Machine, Instant) -> R) -
     }
 }
 
-/// Takes the next piece of `body`; returns the number of messages of the size of `message` that it may hold.
+/// Takes the next piece of `body`; returns the number of messages of the size of `message` that it
+/// may hold.
 fn messages(body: &mut Follow, message: &str) -> Result<usize> {
     match Pin::new(body).poll_frame(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(Some(Ok(frame))) => Ok(frame.data_ref().map_or(0, Bytes::len) / message.len()),

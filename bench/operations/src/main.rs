@@ -1,9 +1,10 @@
-//! The proxy's operations on one event or request, each repeated the given number of times: `bench/instructions` counts their
-//! cost.
+//! The proxy's operations on one event or request, each repeated the given number of times:
+//! `bench/instructions` counts their cost.
 //!
-//! The preparation of a run is the same for any number, and nothing is taken down at its end, so that two runs differ by the
-//! operations alone. A failed operation ends the run. Sockets and tasks are part of the whole calls alone, which take one step after another.
-//! Deliberately absent: concurrency and the kernel, whose cost `bench/run` measures.
+//! The preparation of a run is the same for any number, and nothing is taken down at its end, so
+//! that two runs differ by the operations alone. A failed operation ends the run. Sockets and tasks
+//! are part of the whole calls alone, which take one step after another. Deliberately absent:
+//! concurrency and the kernel, whose cost `bench/run` measures.
 
 mod call;
 mod codec;

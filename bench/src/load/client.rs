@@ -15,7 +15,8 @@ const INITIALIZED: &[u8] = br#"{"jsonrpc":"2.0","method":"notifications/initiali
 
 pub(super) struct Client {
     conn: Conn,
-    /// For HTTP+SSE, the stream with all messages of a session, which brought the address to post to.
+    /// For HTTP+SSE, the stream with all messages of a session, which brought the address to post
+    /// to.
     inbox: Option<Conn>,
     target: Target,
     /// Path of the requests.
@@ -133,8 +134,8 @@ impl Client {
         self.conn.rest(&mut Vec::new()).await
     }
 
-    /// Sends a call whose response must be JSON, and appends it to `out`. A foreign server may respond with an event stream of
-    /// one message.
+    /// Sends a call whose response must be JSON, and appends it to `out`. A foreign server may
+    /// respond with an event stream of one message.
     pub(super) async fn json(&mut self, id: u64, script: &Script, out: &mut Vec<u8>) -> Result<()> {
         if self.inbox.is_some() {
             self.call(&call_body(id, script)?).await?;
@@ -178,7 +179,8 @@ impl Client {
         self.event_stream("a resume").await
     }
 
-    /// Reads the available events of the stream; returns their number, or `None` once the response body has ended.
+    /// Reads the available events of the stream; returns their number, or `None` once the response
+    /// body has ended.
     pub(super) async fn read(&mut self, reader: &mut Reader) -> Result<Option<u64>> {
         if self.target.foreign && reader.answered {
             // A resumed stream may stay open for ever.

@@ -76,7 +76,8 @@ async fn requests(mut client: Client, bytes: usize, start: Instant, end: Instant
     Ok((0, latencies))
 }
 
-/// `Err` for anything but the answer to call `id`, with `bytes` of padding; a foreign server's JSON may be written otherwise.
+/// `Err` for anything but the answer to call `id`, with `bytes` of padding; a foreign server's JSON
+/// may be written otherwise.
 pub(super) fn expect_answer(got: &[u8], id: u64, bytes: usize, foreign: bool) -> Result<()> {
     let mut due = Vec::with_capacity(got.len());
     write_answer(&mut due, id, 0, bytes);

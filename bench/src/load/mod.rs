@@ -27,11 +27,13 @@ pub(crate) struct Args {
     /// Seconds after which the run has failed
     #[arg(long, default_value_t = 120, global = true)]
     timeout_secs: u64,
-    /// The server is not the scripted one or has a bridge before it: make the whole handshake, take the same messages in any JSON, answers
-    /// as event streams and event IDs of any kind; and count clients that do not come back instead of failing
+    /// The server is not the scripted one or has a bridge before it: make the whole handshake, take
+    /// the same messages in any JSON, answers as event streams and event IDs of any kind; and count
+    /// clients that do not come back instead of failing
     #[arg(long, global = true)]
     foreign: bool,
-    /// Speak HTTP+SSE, the transport before Streamable HTTP, to a foreign server: the URL is its stream's
+    /// Speak HTTP+SSE, the transport before Streamable HTTP, to a foreign server: the URL is its
+    /// stream's
     #[arg(long, global = true, requires = "foreign")]
     http_sse: bool,
     #[command(subcommand)]

@@ -1,7 +1,8 @@
 //! Many clients with running calls, all reset at one time, all reconnecting at once.
 //!
-//! Each acts like a stock client. A client with an event ID requests the events after it. A client without one has lost its call:
-//! its user makes the call again, here at once, and the tool runs once more from its beginning.
+//! Each acts like a stock client. A client with an event ID requests the events after it. A client
+//! without one has lost its call: its user makes the call again, here at once, and the tool runs
+//! once more from its beginning.
 
 use clap::Args as ClapArgs;
 use serde_json::{Value, json};
@@ -108,7 +109,8 @@ fn figures(args: &Args, clients: Vec<Outcome>) -> Result<Value> {
 /// Outcome of a client, or the reason that a foreign one did not resume.
 type Outcome = std::result::Result<Back, String>;
 
-/// Outcome of one client, empty without a cut. Times are nanoseconds from the cut, which is one instant for all.
+/// Outcome of one client, empty without a cut. Times are nanoseconds from the cut, which is one
+/// instant for all.
 #[derive(Default)]
 struct Back {
     /// True if it had no event ID: its call was lost, and was made again.
@@ -126,8 +128,8 @@ struct Back {
     first_byte: u64,
     /// Time until the first event of the new connection.
     back: u64,
-    /// Time until a running call has delivered all events that the client had at the cut: for a resumed call its first event, for
-    /// a repeated one as many events as before.
+    /// Time until a running call has delivered all events that the client had at the cut: for a
+    /// resumed call its first event, for a repeated one as many events as before.
     caught_up: u64,
 }
 

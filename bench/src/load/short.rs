@@ -1,4 +1,5 @@
-//! Short calls answered with event streams: on every connection one after another, as fast as possible.
+//! Short calls answered with event streams: on every connection one after another, as fast as
+//! possible.
 
 use clap::Args as ClapArgs;
 use serde_json::{Value, json};
@@ -33,7 +34,8 @@ pub(super) struct Args {
     /// Send a credential of its own on each connection
     #[arg(long)]
     credential: bool,
-    /// Calls of all connections between the marks `before` and `after`, not timed; 0 = none, and no marks
+    /// Calls of all connections between the marks `before` and `after`, not timed; 0 = none, and no
+    /// marks
     #[arg(long, default_value_t = 0)]
     calls: u64,
     /// Seconds to measure
@@ -131,7 +133,8 @@ async fn repeat(callers: Vec<Caller>, calls: u64) -> Result<Vec<Caller>> {
     join_all(tasks).await
 }
 
-/// Makes calls with every caller for the measured time; the callers, and the nanoseconds of the measured calls.
+/// Makes calls with every caller for the measured time; the callers, and the nanoseconds of the
+/// measured calls.
 async fn measure(callers: Vec<Caller>, args: &Args) -> Result<(Vec<Caller>, Vec<u64>)> {
     let ready = Arc::new(Barrier::new(callers.len()));
     let (warm_up, measured) = (Duration::from_secs_f64(args.warm_up_secs), Duration::from_secs_f64(args.secs));

@@ -1,8 +1,9 @@
-//! All kinds of client traffic, at a steady rate, for long; the proxy's memory is observed from outside meanwhile.
+//! All kinds of client traffic, at a steady rate, for long; the proxy's memory is observed from
+//! outside meanwhile.
 //!
-//! The order is fixed: the same clients in the same turn, again and again. Some have a session and a connection for the whole
-//! run, the others come and go. All bytes are checked as in every other load, and so are the errors of calls that the client has
-//! lost by its own action.
+//! The order is fixed: the same clients in the same turn, again and again. Some have a session and
+//! a connection for the whole run, the others come and go. All bytes are checked as in every other
+//! load, and so are the errors of calls that the client has lost by its own action.
 
 use clap::Args as ClapArgs;
 use memchr::memmem;

@@ -1,4 +1,5 @@
-//! Event streams, all at once: one event in flight each, one event per tick each, or as fast as they can be written.
+//! Event streams, all at once: one event in flight each, one event per tick each, or as fast as
+//! they can be written.
 
 use clap::{Args as ClapArgs, ValueEnum};
 use serde_json::{Value, json};

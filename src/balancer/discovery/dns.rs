@@ -68,8 +68,8 @@ impl System {
         Ok(Self { resolver: builder.build()?, search, ndots })
     }
 
-    /// Returns the first answer with records among those for the candidate names. The resolver's own search is not
-    /// used: it forgets the failure of one name if the next does not exist.
+    /// Returns the first answer with records among those for the candidate names. The resolver's
+    /// own search is not used: it forgets the failure of one name if the next does not exist.
     async fn lookup(&self, query: &Query) -> Result<Vec<Record>, NetError> {
         let mut failure = None;
         for name in candidates(&query.name, &self.search, self.ndots)? {
@@ -96,7 +96,8 @@ impl System {
     }
 }
 
-/// Returns the names that `name` may stand for, the likeliest first: see `search` and `ndots` in resolv.conf(5).
+/// Returns the names that `name` may stand for, the likeliest first: see `search` and `ndots` in
+/// resolv.conf(5).
 fn candidates(name: &str, search: &[Name], ndots: usize) -> Result<Vec<Name>, NetError> {
     let name = Name::from_str_relaxed(name)?;
     let mut complete = name.clone();

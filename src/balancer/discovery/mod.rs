@@ -1,12 +1,14 @@
-//! Discovery: turns the addresses, names and services of the configuration, and of a file, into backends.
+//! Discovery: turns the addresses, names and services of the configuration, and of a file, into
+//! backends.
 //!
-//! Invariant: an error removes no backend. If a name cannot be resolved, or the file cannot be read, its last good
-//! result stays. An empty answer after one with records is doubted: the earlier records stay, and their backends are
-//! marked ([`Endpoint::is_doubtful`]). Only an answer with other records, or the removal of a target, removes backends.
-//! A failure is logged once until it ends. There is no other cache: every discovery queries again.
+//! Invariant: an error removes no backend. If a name cannot be resolved, or the file cannot be
+//! read, its last good result stays. An empty answer after one with records is doubted: the earlier
+//! records stay, and their backends are marked ([`Endpoint::is_doubtful`]). Only an answer with
+//! other records, or the removal of a target, removes backends. A failure is logged once until it
+//! ends. There is no other cache: every discovery queries again.
 //!
-//! Absent: the schedule (the caller discovers at the refresh interval, and when [`Discovery::changed`] resolves), and
-//! health checks.
+//! Absent: the schedule (the caller discovers at the refresh interval, and when
+//! [`Discovery::changed`] resolves), and health checks.
 
 mod dns;
 mod target_file;
@@ -52,8 +54,9 @@ pub struct Sources {
     pub file: Option<PathBuf>,
 }
 
-/// Extension of every discovered [`load_balancing::Backend`]: its transport, priority and weight. Pingora takes backends that differ
-/// only in their extensions for equal and keeps the old one; [`Discovery::last_backends`] has the current ones.
+/// Extension of every discovered [`load_balancing::Backend`]: its transport, priority and weight.
+/// Pingora takes backends that differ only in their extensions for equal and keeps the old one;
+/// [`Discovery::last_backends`] has the current ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// True if the backend uses TLS.
@@ -62,14 +65,16 @@ pub struct Endpoint {
     pub name: Arc<str>,
     /// Priority and weight for new calls.
     pub preference: PriorityAndWeight,
-    /// True if the DNS no longer has records for its name: kept only as long as it passes health checks.
+    /// True if the DNS no longer has records for its name: kept only as long as it passes health
+    /// checks.
     pub is_doubtful: bool,
 }
 
 /// Priority and weight of a replica for new calls (RFC 2782).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PriorityAndWeight {
-    /// Rank of the priority, from 0. A replica gets new calls only if none of a lower number is available.
+    /// Rank of the priority, from 0. A replica gets new calls only if none of a lower number is
+    /// available.
     pub priority: usize,
     /// Weight relative to the largest of the same priority, from 1 to 100.
     pub weight_percent: usize,
@@ -131,7 +136,8 @@ pub enum LookupError {
 
 /// Source of DNS answers.
 pub trait Resolver: Send + Sync + 'static {
-    /// Returns all records of that type, or none if they are known not to exist. Need not have a deadline.
+    /// Returns all records of that type, or none if they are known not to exist. Need not have a
+    /// deadline.
     fn lookup(&self, query: Query) -> impl Future<Output = Result<Vec<Record>, LookupError>> + Send;
 }
 
@@ -178,8 +184,9 @@ impl<L: Resolver> Discovery<L> {
         Self { listed: sources.listed.into(), file, resolver: Arc::new(resolver), last: Arc::default() }
     }
 
-    /// Resolves when the file's contents differ from those at the last discovery. Reads them about once a second, so
-    /// that no way to replace a file is missed. Never resolves without a file, or while it cannot be read. Cancel safe.
+    /// Resolves when the file's contents differ from those at the last discovery. Reads them about
+    /// once a second, so that no way to replace a file is missed. Never resolves without a file, or
+    /// while it cannot be read. Cancel safe.
     pub async fn changed(&self) {
         let Some(file) = &self.file else { return pending().await };
         loop {
@@ -191,8 +198,8 @@ impl<L: Resolver> Discovery<L> {
         }
     }
 
-    /// Discovers all backends, each address once. If several targets have an address, the first decides its transport.
-    /// Cancel safe.
+    /// Discovers all backends, each address once. If several targets have an address, the first
+    /// decides its transport. Cancel safe.
     pub async fn find_backends(&self) -> BTreeSet<load_balancing::Backend> {
         let mut targets = self.listed.to_vec();
         targets.extend(self.targets_of_file().await);
@@ -268,7 +275,8 @@ impl<L> Clone for Discovery<L> {
 }
 
 impl<T> LastGood<T> {
-    /// Takes a new value, or keeps the last good one after an error. Logs when a failure begins and ends.
+    /// Takes a new value, or keeps the last good one after an error. Logs when a failure begins and
+    /// ends.
     fn update(&mut self, found: Result<T, impl Display>, source: &dyn Display) {
         let failed = match found {
             Ok(value) => {
@@ -287,7 +295,8 @@ impl<T> LastGood<T> {
 }
 
 impl LastGood<Vec<Record>> {
-    /// Takes an answer of the DNS as [`Self::update`] does, but doubts an empty one after one with records.
+    /// Takes an answer of the DNS as [`Self::update`] does, but doubts an empty one after one with
+    /// records.
     fn update_records(&mut self, found: Result<Vec<Record>, LookupError>, name: &str) {
         if found.as_ref().is_ok_and(Vec::is_empty) && !self.value.is_empty() {
             if !std::mem::replace(&mut self.is_doubtful, true) {
@@ -391,7 +400,8 @@ struct Host {
     preference: PriorityAndWeight,
 }
 
-/// Returns the hosts of the service in the order of their priorities. A host named `.` means that there is none.
+/// Returns the hosts of the service in the order of their priorities. A host named `.` means that
+/// there is none.
 fn hosts_of(service: &str, answers: &Answers) -> Vec<Host> {
     let mut priorities: BTreeMap<u16, Vec<(&String, u16, u16)>> = BTreeMap::new();
     for record in records(service, RecordKind::Service, answers).0 {
@@ -412,8 +422,8 @@ fn hosts_of(service: &str, answers: &Answers) -> Vec<Host> {
     hosts
 }
 
-/// Returns the weight as a percentage of the largest, at least 1. If all weights are 0, as they are without SRV
-/// records, all are equal.
+/// Returns the weight as a percentage of the largest, at least 1. If all weights are 0, as they are
+/// without SRV records, all are equal.
 fn weight_percent(weight: u16, largest: u16) -> usize {
     if largest == 0 { 100 } else { (usize::from(weight) * 100).div_ceil(largest.into()).max(1) }
 }

@@ -1,9 +1,9 @@
 //! Upgrade without downtime: the running process hands its listening sockets over to the next one.
 //!
-//! The running process waits at a Unix socket ([`Offer`]). The next one connects when it starts ([`take`]) and receives
-//! the listeners, so that both accept from the same queues. Once it serves, it says so ([`offer`]); only then does the
-//! running process stop accepting ([`Offer::handed_over`]). The path of the socket always leads to a process that
-//! serves.
+//! The running process waits at a Unix socket ([`Offer`]). The next one connects when it starts
+//! ([`take`]) and receives the listeners, so that both accept from the same queues. Once it serves,
+//! it says so ([`offer`]); only then does the running process stop accepting
+//! ([`Offer::handed_over`]). The path of the socket always leads to a process that serves.
 //!
 //! ```text
 //! running process                               next process
@@ -16,9 +16,10 @@
 //! drains
 //! ```
 //!
-//! Invariants: a next process that dies or hangs before it is ready changes nothing. There is at most one next process.
-//! Only processes of the same user may connect. Every wait has a deadline, except the wait for a next process. Absent:
-//! use of the listeners, and transfer of other state. Without Unix sockets, listeners are neither offered nor taken.
+//! Invariants: a next process that dies or hangs before it is ready changes nothing. There is at
+//! most one next process. Only processes of the same user may connect. Every wait has a deadline,
+//! except the wait for a next process. Absent: use of the listeners, and transfer of other state.
+//! Without Unix sockets, listeners are neither offered nor taken.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};

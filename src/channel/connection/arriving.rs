@@ -1,8 +1,9 @@
 //! Memory of the message that arrives on a channel, from its first bytes on.
 //!
-//! The reader of a channel never waits, so a large message counts for its caller while it arrives. Owned here: the quota in which it counts. That is the
-//! quota of the call that its beginning names, else of the calls of the channel. Absent: the memory itself ([`Held`]), and the counting of events in a
-//! stream (`event_log/`).
+//! The reader of a channel never waits, so a large message counts for its caller while it arrives.
+//! Owned here: the quota in which it counts. That is the quota of the call that its beginning
+//! names, else of the calls of the channel. Absent: the memory itself ([`Held`]), and the counting
+//! of events in a stream (`event_log/`).
 
 use std::sync::Arc;
 

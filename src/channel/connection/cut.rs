@@ -1,9 +1,12 @@
-//! Messages of the server that are dropped while they arrive: they are over the limit, or find no memory.
+//! Messages of the server that are dropped while they arrive: they are over the limit, or find no
+//! memory.
 //!
-//! A call that waits for such a message has to end. Its first and last bytes tell which call that is, as far as they prove it. Without proof it is the
-//! only call that runs, or else each call that ran when the message was cut. Invariants: a request or a notification of the server ends no call, and a
-//! request is answered with an error, so that the server does not wait; the end of a message is waited for during [`END_WAIT`] at most, since a server
-//! may write without end. Absent: the dropping itself (`protocol/channel/line.rs`, `protocol/sse/`).
+//! A call that waits for such a message has to end. Its first and last bytes tell which call that
+//! is, as far as they prove it. Without proof it is the only call that runs, or else each call that
+//! ran when the message was cut. Invariants: a request or a notification of the server ends no
+//! call, and a request is answered with an error, so that the server does not wait; the end of a
+//! message is waited for during [`END_WAIT`] at most, since a server may write without end. Absent:
+//! the dropping itself (`protocol/channel/line.rs`, `protocol/sse/`).
 
 use std::time::{Duration, Instant};
 
@@ -45,7 +48,8 @@ pub(super) struct CutLog {
 }
 
 impl Cut {
-    /// Returns the time until which the end of the message is waited for, or `None` if nothing depends on it.
+    /// Returns the time until which the end of the message is waited for, or `None` if nothing
+    /// depends on it.
     pub(super) fn undecided_until(&self) -> Option<Instant> {
         self.undecided_until
     }
@@ -82,7 +86,8 @@ impl Connection {
 }
 
 impl State {
-    /// Begins to drop a message with these first bytes. Ends its call if they tell which one that is.
+    /// Begins to drop a message with these first bytes. Ends its call if they tell which one that
+    /// is.
     fn begin_cut(&mut self, first: &[u8], code: ErrorCode, now: Instant, limits: &Limits) -> Cut {
         let excerpt = Excerpt::of_first(first);
         let mut cut = Cut { excerpt, code, calls: self.waiting_calls(), undecided_until: Some(now + END_WAIT) };
@@ -104,7 +109,8 @@ impl State {
         let was_request = matches!(cut.excerpt.kind(), Kind::Request(Some(_)));
         cut.excerpt.add_last(last);
         match cut.excerpt.kind() {
-            // Also a response that was taken for that of another call, or to a request that is cancelled.
+            // Also a response that was taken for that of another call, or to a request that is
+            // cancelled.
             Kind::Response(Some(id)) | Kind::Unknown(Some(id)) => self.settle_response(&mut cut, &id, limits),
             Kind::Request(Some(id)) if !was_request => self.settle_request(&mut cut, &id, limits),
             Kind::Request(_) | Kind::Garbage => {}
@@ -121,7 +127,8 @@ impl State {
         }
     }
 
-    /// Takes a line that is no JSON-RPC. The messages of an array are taken that are. A response that is none ends its call, if its ID is readable.
+    /// Takes a line that is no JSON-RPC. The messages of an array are taken that are. A response
+    /// that is none ends its call, if its ID is readable.
     pub(super) fn take_garbage(&mut self, line: &Bytes, limits: &Limits) {
         self.garbage += 1;
         let is_array = line.trim_ascii_start().first() == Some(&b'[');
@@ -145,7 +152,8 @@ impl State {
         }
     }
 
-    /// Returns the calls that may wait for a message. A subscription has one of its own only at its end.
+    /// Returns the calls that may wait for a message. A subscription has one of its own only at its
+    /// end.
     fn waiting_calls(&self) -> Vec<CallKey> {
         // A server may answer before it has taken the whole request.
         let is_begun = |call: &CallKey, response: &Response| response.is_begun || self.writing == Some(*call);

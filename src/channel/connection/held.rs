@@ -1,4 +1,5 @@
-//! Memory that a large message of the server holds until its last part is dropped. Usual messages are not counted, and cost nothing.
+//! Memory that a large message of the server holds until its last part is dropped. Usual messages
+//! are not counted, and cost nothing.
 
 use std::sync::Arc;
 

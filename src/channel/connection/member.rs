@@ -37,7 +37,8 @@ pub(super) struct Member {
     kept: VecDeque<Bytes>,
     kept_bytes: usize,
     has_listened: bool,
-    /// Time of its last message for the server, or of the last end of a call or a GET; at first that of its beginning.
+    /// Time of its last message for the server, or of the last end of a call or a GET; at first
+    /// that of its beginning.
     last_use: Instant,
     /// Place of its last message among those of all sessions.
     pub(super) used_at: u64,
@@ -60,7 +61,8 @@ impl Member {
         self.last_use = clock::now();
     }
 
-    /// Returns the time since which nothing has passed for a call, or `None` while a client listens. A GET counts for an hour.
+    /// Returns the time since which nothing has passed for a call, or `None` while a client
+    /// listens. A GET counts for an hour.
     pub(super) fn idle_since(&self, now: Instant) -> Option<Instant> {
         let listens = |since: Instant| now.saturating_duration_since(since) < LISTENING_COUNTS;
         if self.listens_since.is_some_and(listens) { None } else { Some(self.last_use) }
@@ -71,7 +73,8 @@ impl Member {
         self.standalone.is_some()
     }
 
-    /// Opens the standalone stream, which begins with the messages that were kept for it. `None` if it is open.
+    /// Opens the standalone stream, which begins with the messages that were kept for it. `None` if
+    /// it is open.
     pub(super) fn listen(&mut self, limits: &Limits) -> Option<Arc<Queue>> {
         if self.standalone.is_some() {
             return None;

@@ -1,8 +1,11 @@
 //! One channel: the messages of its users to their server and back.
 //!
-//! Two tasks serve it: one writes what waits, the other reads and hands each message to the response that it belongs to. They run on the runtime of the
-//! [`Link`](super::Link), which is that of the calls where it can be: a call that is on another thread waits for two wake-ups of threads. The reader never waits: a channel carries many responses, and one that is not read must not stop the others. Invariant: a message of
-//! which a byte was written is never written again. Lock order: the state of a channel, then a stream, then a queue of a response.
+//! Two tasks serve it: one writes what waits, the other reads and hands each message to the
+//! response that it belongs to. They run on the runtime of the [`Link`](super::Link), which is that
+//! of the calls where it can be: a call that is on another thread waits for two wake-ups of
+//! threads. The reader never waits: a channel carries many responses, and one that is not read must
+//! not stop the others. Invariant: a message of which a byte was written is never written again.
+//! Lock order: the state of a channel, then a stream, then a queue of a response.
 
 mod arriving;
 mod cut;
@@ -46,11 +49,13 @@ pub(super) enum Users {
     /// One session.
     #[default]
     Session,
-    /// Sessions of one caller with equal parameters. Calls have ids of the proxy's towards the server.
+    /// Sessions of one caller with equal parameters. Calls have ids of the proxy's towards the
+    /// server.
     Sessions,
     /// One principal, without sessions. Calls have ids as those of [`Users::Sessions`].
     Principal,
-    /// Callers without credentials and sessions, as [`Users::Principal`]. A message that names no call may be for any of them, so none gets it.
+    /// Callers without credentials and sessions, as [`Users::Principal`]. A message that names no
+    /// call may be for any of them, so none gets it.
     Anonymous,
 }
 
@@ -68,7 +73,8 @@ pub(super) enum End {
 pub(super) struct Connection {
     limits: Limits,
     state: Mutex<State>,
-    /// Responses that are not read any more. A lock of its own: a response may be dropped under any other.
+    /// Responses that are not read any more. A lock of its own: a response may be dropped under any
+    /// other.
     left: Mutex<Vec<Receiver>>,
     /// Notified of work for the writer.
     work: Notify,
@@ -127,7 +133,8 @@ impl Connection {
     /// The session of a channel that has one.
     pub(super) const ONLY: MemberKey = MemberKey(0);
 
-    /// Starts a channel, with two tasks on `runtime`. Returns the one that reads, which ends with `input`.
+    /// Starts a channel, with two tasks on `runtime`. Returns the one that reads, which ends with
+    /// `input`.
     pub(super) fn start(
         users: Users,
         limits: Limits,
@@ -147,14 +154,16 @@ impl Connection {
         (connection, reader)
     }
 
-    /// Adds a session to a channel of several. `None` if the channel has ended, or has as many sessions as it takes.
+    /// Adds a session to a channel of several. `None` if the channel has ended, or has as many
+    /// sessions as it takes.
     pub(super) fn join(&self) -> Option<MemberKey> {
         let mut state = sync::lock(&self.state);
         let has_room = state.members.len() < MEMBERS_MAX;
         (state.end.is_none() && has_room).then(|| state.join())
     }
 
-    /// Ends one of several sessions; the only session of a channel stays. Returns true if no other one is left.
+    /// Ends one of several sessions; the only session of a channel stays. Returns true if no other
+    /// one is left.
     pub(super) fn end_member(&self, member: MemberKey) -> bool {
         let mut state = sync::lock(&self.state);
         let has_others = state.members.keys().any(|other| *other != member);
@@ -171,8 +180,9 @@ impl Connection {
         sync::lock(&self.state).members.is_empty()
     }
 
-    /// Hands a body with requests to the writer. `mark` is called once its first byte was written. `head` is for a server that takes headers.
-    /// `member` is the session, or `None` for the handshake and on a channel without sessions, where the body is one request.
+    /// Hands a body with requests to the writer. `mark` is called once its first byte was written.
+    /// `head` is for a server that takes headers. `member` is the session, or `None` for the
+    /// handshake and on a channel without sessions, where the body is one request.
     pub(super) fn call(
         self: &Arc<Self>,
         member: Option<MemberKey>,
@@ -255,7 +265,8 @@ impl Connection {
         }
     }
 
-    /// Opens the standalone stream of a session, which begins with the messages that were kept for it.
+    /// Opens the standalone stream of a session, which begins with the messages that were kept for
+    /// it.
     pub(super) fn listen(self: &Arc<Self>, member: MemberKey) -> Result<Events, Refused> {
         let mut state = sync::lock(&self.state);
         if state.end.is_some() {
@@ -305,7 +316,8 @@ impl Connection {
         self.ended.notify_waiters();
     }
 
-    /// Returns the responses that are still owed once the channel has ended, with the ids of their requests, and forgets them.
+    /// Returns the responses that are still owed once the channel has ended, with the ids of their
+    /// requests, and forgets them.
     pub(super) fn take_unanswered(&self) -> Vec<(Arc<Queue>, Vec<RequestId>)> {
         let mut state = sync::lock(&self.state);
         let responses = std::mem::take(&mut state.responses);
@@ -333,7 +345,8 @@ impl Connection {
         idle.map(|(member, _)| member).collect()
     }
 
-    /// Returns the session that is unused for longest, if there are as many as the channel takes and one has no call.
+    /// Returns the session that is unused for longest, if there are as many as the channel takes
+    /// and one has no call.
     pub(super) fn surplus_member(&self) -> Option<MemberKey> {
         let state = sync::lock(&self.state);
         let unused = || state.members_without_call().min_by_key(|(_, member)| member.used_at);
@@ -362,7 +375,7 @@ impl Connection {
         }
     }
 
-    // ── to the server ───────────────────────────────────────────────────────────────────────────────────────────────
+    // ── to the server ────────────────────────────────────────────────────────────────────────────
 
     async fn write(self: Arc<Self>, mut output: Box<dyn Output>) {
         loop {
@@ -377,7 +390,8 @@ impl Connection {
         }
     }
 
-    /// Writes the messages of a request. Its call begins with the first byte that the server may have: before that nothing has run.
+    /// Writes the messages of a request. Its call begins with the first byte that the server may
+    /// have: before that nothing has run.
     async fn write_messages(&self, output: &mut dyn Output, outgoing: Outgoing) {
         let Outgoing { messages, head, mut call, .. } = outgoing;
         for message in messages {
@@ -426,8 +440,8 @@ impl Connection {
         state.next_outgoing().map_or(Next::Nothing, Next::Message)
     }
 
-    /// Closes the responses that are not read any more. On HTTP the server would see the end of the connection; here it gets the cancel of each
-    /// request that it has not answered.
+    /// Closes the responses that are not read any more. On HTTP the server would see the end of the
+    /// connection; here it gets the cancel of each request that it has not answered.
     fn close_left(&self) {
         let left = std::mem::take(&mut *sync::lock(&self.left));
         if left.is_empty() {
@@ -449,7 +463,7 @@ impl Connection {
         }
     }
 
-    // ── from the server ─────────────────────────────────────────────────────────────────────────────────────────────
+    // ── from the server ──────────────────────────────────────────────────────────────────────────
 
     async fn read(self: Arc<Self>, mut input: Box<dyn Input>) {
         let mut arriving = Arriving::new(self.clone());

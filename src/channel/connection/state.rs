@@ -1,4 +1,5 @@
-//! State of a channel: what waits to be written, which calls run, and the response that each message of the server belongs to.
+//! State of a channel: what waits to be written, which calls run, and the response that each
+//! message of the server belongs to.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -51,7 +52,8 @@ pub(super) struct State {
     /// Call whose request is with the writer, and was not begun yet.
     pub(super) writing: Option<CallKey>,
     pub(super) last_use: Option<Instant>,
-    /// Headers of the last message, for replies to a server that takes them: its channel has one session.
+    /// Headers of the last message, for replies to a server that takes them: its channel has one
+    /// session.
     last_head: Option<Arc<Lines>>,
     /// Lines of the server that were no JSON-RPC.
     pub(super) garbage: usize,
@@ -76,7 +78,8 @@ pub(super) struct Response {
     pub(super) may_cancel: bool,
     /// True for a subscription, which gets messages that name it alone.
     pub(super) is_listen: bool,
-    /// Headers of the request, for what the channel itself sends about the call to a server that takes them.
+    /// Headers of the request, for what the channel itself sends about the call to a server that
+    /// takes them.
     pub(super) head: Option<Arc<Lines>>,
 }
 
@@ -139,8 +142,8 @@ impl State {
         member
     }
 
-    /// Removes one of several sessions: its calls end with an error, the server forgets what it keeps for this session alone, and gets an error
-    /// for what it has asked there.
+    /// Removes one of several sessions: its calls end with an error, the server forgets what it
+    /// keeps for this session alone, and gets an error for what it has asked there.
     pub(super) fn leave(&mut self, member: MemberKey) {
         let Some(mut left) = self.members.remove(&member) else { return };
         left.end();
@@ -222,8 +225,9 @@ impl State {
         }
     }
 
-    /// Returns the messages of a session that go to the server, in order. Others are answered in its place, or not for the server. `messages` have the
-    /// names of the server; all have begun that are requests.
+    /// Returns the messages of a session that go to the server, in order. Others are answered in
+    /// its place, or not for the server. `messages` have the names of the server; all have begun
+    /// that are requests.
     pub(super) fn screen(
         &mut self,
         member: Option<MemberKey>,
@@ -299,7 +303,8 @@ impl State {
         }
     }
 
-    /// Closes the response of a call, with the cancel of its requests that have no response yet. Returns those.
+    /// Closes the response of a call, with the cancel of its requests that have no response yet.
+    /// Returns those.
     pub(super) fn close(&mut self, call: CallKey) -> Vec<Owed> {
         let Some(response) = self.responses.remove(&call) else { return Vec::new() };
         // A request that is with the writer may still be written.
@@ -319,7 +324,8 @@ impl State {
         unanswered
     }
 
-    /// Ends a call with an error for each response that it is owed, and cancels its requests at the server.
+    /// Ends a call with an error for each response that it is owed, and cancels its requests at the
+    /// server.
     pub(super) fn fail(&mut self, call: CallKey, code: ErrorCode) {
         let owed = self.routing.give_up(call);
         let Some(response) = self.responses.remove(&call) else { return };
@@ -366,7 +372,8 @@ impl State {
         }
     }
 
-    /// Delivers a request of the server that names no call. A ping that nothing would answer is answered here.
+    /// Delivers a request of the server that names no call. A ping that nothing would answer is
+    /// answered here.
     fn ask(&mut self, message: &Message, id: RequestId, text: Bytes, limits: &Limits) {
         let is_ping = matches!(message, Message::Request { method, .. } if method == "ping") && self.answers_pings;
         let asked = self.receiver_of_question();
@@ -395,8 +402,9 @@ impl State {
         }
     }
 
-    /// Chooses the session that is asked, and its response. Of several it is the one used last of those with a call that can be asked; without such a
-    /// call, the one used last. `None` if there is no session, unless a handshake runs.
+    /// Chooses the session that is asked, and its response. Of several it is the one used last of
+    /// those with a call that can be asked; without such a call, the one used last. `None` if there
+    /// is no session, unless a handshake runs.
     fn receiver_of_question(&self) -> Option<(MemberKey, Receiver)> {
         let handshake = self.responses.iter().find(|(_, response)| response.member.is_none());
         let busy = self.responses.values().filter(|response| response.takes_questions());
@@ -409,8 +417,9 @@ impl State {
         }
     }
 
-    /// Chooses the response in a session for a request of the server that names no call: that of the only call, else the standalone stream if it has
-    /// a reader, else that of the oldest call with a reader, else the standalone stream, or the oldest call if no client takes requests.
+    /// Chooses the response in a session for a request of the server that names no call: that of
+    /// the only call, else the standalone stream if it has a reader, else that of the oldest call
+    /// with a reader, else the standalone stream, or the oldest call if no client takes requests.
     fn receiver_in(&self, member: MemberKey) -> Receiver {
         let calls = || self.responses.iter().filter(|(_, response)| response.member == Some(member));
         let takers = || calls().filter(|(_, response)| response.takes_questions());
@@ -443,7 +452,8 @@ impl State {
         }
     }
 
-    /// Delivers a message that names no call, where there are no sessions: to the only call of a single principal.
+    /// Delivers a message that names no call, where there are no sessions: to the only call of a
+    /// single principal.
     fn deliver_unnamed(&mut self, text: Bytes, limits: &Limits) {
         let mut calls = self.responses.iter().filter(|(_, response)| response.is_begun && !response.is_listen);
         match (self.users, calls.next(), calls.next()) {
@@ -452,7 +462,8 @@ impl State {
         }
     }
 
-    /// Answers a request of the server in a client's place. One that asks and does not read is not answered without end.
+    /// Answers a request of the server in a client's place. One that asks and does not read is not
+    /// answered without end.
     pub(super) fn reply(&mut self, message: Bytes, limits: &Limits) {
         let reply = Outgoing::own(message, self.last_head.clone());
         if self.outgoing_bytes + reply.bytes <= limits.outgoing_bytes {
@@ -481,12 +492,14 @@ impl State {
 }
 
 impl Response {
-    /// Returns true for the call of a client, whose responses are read to answer what the server asks. The handshake is read so as well.
+    /// Returns true for the call of a client, whose responses are read to answer what the server
+    /// asks. The handshake is read so as well.
     fn has_client(&self) -> bool {
         self.stream.is_some() || self.member.is_none()
     }
 
-    /// Returns false for a client that takes no requests of the server, as one that accepts JSON only, and for a call of the proxy's own.
+    /// Returns false for a client that takes no requests of the server, as one that accepts JSON
+    /// only, and for a call of the proxy's own.
     fn takes_questions(&self) -> bool {
         let refuses = |stream: &Arc<Stream>| stream.with_machine(|machine| machine.policy().should_refuse_requests);
         self.has_client() && !self.stream.as_ref().is_some_and(refuses)

@@ -1,7 +1,7 @@
 //! Claims: records of calls that a client may send again to another replica, or after a restart.
 //!
-//! Owned here: the records' form and keys, and the guard that writes, extends and removes them. Absent: lookups and
-//! decisions (`recovery/claims.rs`).
+//! Owned here: the records' form and keys, and the guard that writes, extends and removes them.
+//! Absent: lookups and decisions (`recovery/claims.rs`).
 
 use std::collections::HashSet;
 use std::fmt;
@@ -36,8 +36,8 @@ pub struct ClaimRecord {
     pub body: Option<Fingerprint>,
 }
 
-/// Record by which the same caller finds a call with a key under another token. The caller's identity is only claimed
-/// here: nothing of the call is revealed before it is proven.
+/// Record by which the same caller finds a call with a key under another token. The caller's
+/// identity is only claimed here: nothing of the call is revealed before it is proven.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SubjectClaim {
     /// Record of the call.
@@ -70,8 +70,8 @@ pub enum ClaimOutcome {
     Unreadable,
 }
 
-/// Calls whose records are being removed from the store. The calls are over or never ran, even if the store still has
-/// their records.
+/// Calls whose records are being removed from the store. The calls are over or never ran, even if
+/// the store still has their records.
 #[derive(Debug, Default)]
 pub struct ReleasedClaims(Mutex<HashSet<StreamId>>);
 
@@ -92,9 +92,11 @@ pub(in crate::event_log) struct Record {
     pub(in crate::event_log) value: Vec<u8>,
 }
 
-/// Guard of the records of a call that was claimed here. To drop it removes them, unless they were left behind.
+/// Guard of the records of a call that was claimed here. To drop it removes them, unless they were
+/// left behind.
 ///
-/// The record of the call is made anew for each use: a finished call keeps its guard much longer than it needs the record.
+/// The record of the call is made anew for each use: a finished call keeps its guard much longer
+/// than it needs the record.
 pub struct ClaimGuard {
     pub(in crate::event_log) store: Arc<dyn Store>,
     released: Arc<ReleasedClaims>,
@@ -115,7 +117,8 @@ pub struct ClaimGuard {
 struct GuardState {
     /// Time of the last extension.
     kept_at: Instant,
-    /// True once the records were left behind or removed. The guard changes nothing in the store from then on.
+    /// True once the records were left behind or removed. The guard changes nothing in the store
+    /// from then on.
     is_over: bool,
 }
 
@@ -181,8 +184,8 @@ impl ClaimGuard {
         self.body.is_some()
     }
 
-    /// Returns the lifetime of a record after an extension. The record of a replica that dies outlives it by the
-    /// retention of a response.
+    /// Returns the lifetime of a record after an extension. The record of a replica that dies
+    /// outlives it by the retention of a response.
     pub(in crate::event_log) fn keep(&self) -> Duration {
         self.retention + self.renewal() + CHECK_EVERY
     }
@@ -218,8 +221,8 @@ impl ClaimGuard {
         }
     }
 
-    /// Leaves the records in the store for the rest of their lifetime: the call stays known to other replicas, or its
-    /// outcome is unknown.
+    /// Leaves the records in the store for the rest of their lifetime: the call stays known to
+    /// other replicas, or its outcome is unknown.
     pub(in crate::event_log) fn leave(&self) {
         sync::lock(&self.state).is_over = true;
     }
@@ -254,8 +257,9 @@ impl ClaimGuard {
         self.is_confirmed.load(Ordering::Relaxed)
     }
 
-    /// Removes the records, unless they were left behind or removed before. Retries until the store confirms it or the record has
-    /// expired there: a record that stays would report a finished call, or one that never ran, as possibly run.
+    /// Removes the records, unless they were left behind or removed before. Retries until the store
+    /// confirms it or the record has expired there: a record that stays would report a finished
+    /// call, or one that never ran, as possibly run.
     pub(in crate::event_log) fn release(&self) {
         // Locked meanwhile; see `rewrite`.
         let mut state = sync::lock(&self.state);

@@ -13,8 +13,8 @@ use crate::protocol::cluster::Base64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fingerprint([u8; 32]);
 
-/// Hashes the first eight bytes alone. The map hashes them with a secret key, and to find many bodies with the same
-/// beginning is infeasible.
+/// Hashes the first eight bytes alone. The map hashes them with a secret key, and to find many
+/// bodies with the same beginning is infeasible.
 impl Hash for Fingerprint {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let [a, b, c, d, e, f, g, h, ..] = self.0;
@@ -33,8 +33,8 @@ impl Fingerprint {
         Self::hash(b"key", &binding.principal, &[binding.session_text()], key)
     }
 
-    /// Returns the fingerprint of an `Idempotency-Key` under the subject that the caller's token claims, or `None` if
-    /// it claims none.
+    /// Returns the fingerprint of an `Idempotency-Key` under the subject that the caller's token
+    /// claims, or `None` if it claims none.
     pub fn of_subject_key(binding: &Binding, key: &[u8]) -> Option<Self> {
         let subject = Principal::Known(binding.subject?.digest());
         Some(Self::hash(b"subject", &subject, &[binding.session_text()], key))

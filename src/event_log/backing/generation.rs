@@ -7,7 +7,8 @@ use crate::clock;
 use crate::protocol::ids::StoreEpoch;
 use crate::sync;
 
-/// Last seen generation of the store's contents, or `None` if the store cannot lose them while this process runs.
+/// Last seen generation of the store's contents, or `None` if the store cannot lose them while this
+/// process runs.
 #[derive(Debug, Default)]
 pub struct Generation(Mutex<Option<Seen>>);
 
@@ -16,7 +17,8 @@ struct Seen {
     epoch: StoreEpoch,
     /// Number of losses that the store had reported then.
     times: u64,
-    /// End of the recovery after a loss: the contents may be incomplete until then. `None` before the first loss.
+    /// End of the recovery after a loss: the contents may be incomplete until then. `None` before
+    /// the first loss.
     recovering_until: Option<Instant>,
 }
 
@@ -32,8 +34,8 @@ pub enum StoreLoss {
 }
 
 impl Generation {
-    /// Notes the epoch of the contents and the number of losses. After a loss the store counts as recovering for one
-    /// lease.
+    /// Notes the epoch of the contents and the number of losses. After a loss the store counts as
+    /// recovering for one lease.
     pub(in crate::event_log) fn note(&self, epoch: StoreEpoch, times: u64, lease: Duration) -> StoreLoss {
         let mut seen = sync::lock(&self.0);
         let regained = match *seen {

@@ -1,23 +1,27 @@
-//! Lease health: whether the other replicas may already have declared this one dead, and what it may assume then.
+//! Lease health: whether the other replicas may already have declared this one dead, and what it
+//! may assume then.
 //!
-//! Once the lease has expired, others may have ended the streams that are open here. The store knows whether they
-//! have; if it is unreachable, memory stands in for it. A process that was frozen past its lease finds its connections
-//! broken at first, and must not mistake that for an outage. The store therefore counts as unreachable only after
-//! several renewals in a row have failed, which takes a few seconds. Absent: the renewal itself (`cluster/lease.rs`),
-//! and the wait of a batch (the recorder).
+//! Once the lease has expired, others may have ended the streams that are open here. The store
+//! knows whether they have; if it is unreachable, memory stands in for it. A process that was
+//! frozen past its lease finds its connections broken at first, and must not mistake that for an
+//! outage. The store therefore counts as unreachable only after several renewals in a row have
+//! failed, which takes a few seconds. Absent: the renewal itself (`cluster/lease.rs`), and the wait
+//! of a batch (the recorder).
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::clock;
 
-/// Failed renewals in a row after which the store counts as unreachable: three seconds at the pace of the replicas.
+/// Failed renewals in a row after which the store counts as unreachable: three seconds at the pace
+/// of the replicas.
 const UNREACHABLE_AFTER: u32 = 12;
-/// Longest gap between two failures of one row, however slowly the store fails. A longer one means that this process
-/// was frozen.
+/// Longest gap between two failures of one row, however slowly the store fails. A longer one means
+/// that this process was frozen.
 const ROW_GAP_MAX: Duration = Duration::from_secs(10);
 
-/// State of this replica's lease. All times are of [`clock::boot`], which runs on while the process is frozen.
+/// State of this replica's lease. All times are of [`clock::boot`], which runs on while the process
+/// is frozen.
 #[derive(Debug, Default)]
 pub struct LeaseHealth {
     /// End of the lease in milliseconds, or 0 without a lease.
@@ -37,7 +41,8 @@ impl LeaseHealth {
         self.until.store(millis(until), Ordering::Release);
     }
 
-    /// Notes that the lease was not extended: it had expired, or never ran. To be called before [`Self::note`].
+    /// Notes that the lease was not extended: it had expired, or never ran. To be called before
+    /// [`Self::note`].
     pub(in crate::event_log) fn note_acquired(&self) {
         self.leases.fetch_add(1, Ordering::Relaxed);
     }

@@ -38,8 +38,8 @@ impl Living {
         self.are_known.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the lease of a replica runs. The store is asked twice a second at most: one caller asks, and the others wait for its
-    /// answer.
+    /// Returns whether the lease of a replica runs. The store is asked twice a second at most: one
+    /// caller asks, and the others wait for its answer.
     ///
     /// # Errors
     /// If the store fails.

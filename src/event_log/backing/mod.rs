@@ -1,8 +1,8 @@
 //! The store behind the log, and the progress of each stream in it.
 //!
-//! Owned here: the handle of the store with the state of this replica towards it ([`lease_health`], [`generation`],
-//! [`reader_table`]), and the records and claims that are written there. Absent: the writer and its batches
-//! (`writer/recorder.rs`).
+//! Owned here: the handle of the store with the state of this replica towards it ([`lease_health`],
+//! [`generation`], [`reader_table`]), and the records and claims that are written there. Absent:
+//! the writer and its batches (`writer/recorder.rs`).
 
 pub(in crate::event_log) mod claim;
 pub(in crate::event_log) mod fingerprint;
@@ -30,8 +30,8 @@ use crate::protocol::ids::{Seq, StoreEpoch};
 use crate::protocol::stream::Batch;
 use crate::store::{Coordination, Error, Pending, Store, StoreHealth, Stored, WriterEpoch};
 
-/// Retention of an unsealed stream in the store after its writer was last seen. Adoption by another replica happens
-/// far earlier; this only frees streams that none adopts.
+/// Retention of an unsealed stream in the store after its writer was last seen. Adoption by another
+/// replica happens far earlier; this only frees streams that none adopts.
 pub(in crate::event_log) const KEEP_UNSEALED: Duration = Duration::from_secs(6 * 3600);
 /// Pause between two attempts at an unreachable store.
 pub(in crate::event_log) const STORE_RETRY_PAUSE: Duration = Duration::from_millis(250);
@@ -60,12 +60,14 @@ pub struct Backing {
 }
 
 impl Backing {
-    /// Returns the epoch of the store's contents, or `None` if they cannot be lost while this process runs.
+    /// Returns the epoch of the store's contents, or `None` if they cannot be lost while this
+    /// process runs.
     pub(in crate::event_log) fn epoch(&self) -> Option<StoreEpoch> {
         self.coordination.as_ref().map(|coordination| coordination.epoch())
     }
 
-    /// Returns the term of this replica. `None` if other replicas may have declared it dead, or if the store is not shared.
+    /// Returns the term of this replica. `None` if other replicas may have declared it dead, or if
+    /// the store is not shared.
     pub(in crate::event_log) fn term(&self) -> Option<Term> {
         let coordination = self.coordination.as_ref()?;
         if !self.lease_health.is_held() {
@@ -74,8 +76,9 @@ impl Backing {
         Some(Term::new(*coordination.possible_losses().borrow(), &self.lease_health))
     }
 
-    /// Returns the term of this replica if a call may begin without a word of the store. `None` as for [`Self::term`], or if the store is not
-    /// ready, or with [`OnUnreachable::Refuse`]: an outage is not noticed at once.
+    /// Returns the term of this replica if a call may begin without a word of the store. `None` as
+    /// for [`Self::term`], or if the store is not ready, or with [`OnUnreachable::Refuse`]: an
+    /// outage is not noticed at once.
     pub(in crate::event_log) fn ready_term(&self) -> Option<Term> {
         match self.on_unreachable {
             OnUnreachable::Degrade if self.store.health() == StoreHealth::Ready => self.term(),
@@ -93,8 +96,8 @@ impl Backing {
         self.metrics.store.observe_failure(error);
     }
 
-    /// Makes a change that belongs to no stream; retries while the store is to be waited for. `what` names the change
-    /// in the log. Returns whether the change was made.
+    /// Makes a change that belongs to no stream; retries while the store is to be waited for.
+    /// `what` names the change in the log. Returns whether the change was made.
     pub(in crate::event_log) async fn retry_until_available<T>(
         &self,
         change: impl Fn() -> Pending<Result<T, Error>>,
@@ -123,8 +126,8 @@ impl Backing {
     }
 }
 
-/// A time in which this replica held its lease, and the store lost nothing. What the other replicas know of this one at the beginning of a
-/// term, they know to its end.
+/// A time in which this replica held its lease, and the store lost nothing. What the other replicas
+/// know of this one at the beginning of a term, they know to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::event_log) struct Term {
     losses: u64,
@@ -136,7 +139,8 @@ impl Term {
         Self { losses, leases: lease_health.leases() }
     }
 
-    /// Returns whether both are terms of one lease: no other replica has declared this one dead between them.
+    /// Returns whether both are terms of one lease: no other replica has declared this one dead
+    /// between them.
     pub(in crate::event_log) fn has_lease_of(self, other: Term) -> bool {
         self.leases == other.leases
     }
@@ -177,8 +181,8 @@ impl StorePosition {
 }
 
 impl StoreProgress {
-    /// Returns the part that the store is known to have, under this writer's epoch, or `None` if that is nothing or
-    /// the stream stays in memory.
+    /// Returns the part that the store is known to have, under this writer's epoch, or `None` if
+    /// that is nothing or the stream stays in memory.
     pub(in crate::event_log) fn position(&self, epoch: WriterEpoch) -> Option<StorePosition> {
         if !self.is_created || self.is_memory_only {
             return None;
@@ -186,8 +190,8 @@ impl StoreProgress {
         Some(StorePosition { upto: self.upto, is_sealed: self.is_sealed, epoch })
     }
 
-    /// Notes that the store has the events up to `upto`, and the state with this digest if one was written. Returns
-    /// whether it may trim the events up to `trimmed`, if that is worth a call.
+    /// Notes that the store has the events up to `upto`, and the state with this digest if one was
+    /// written. Returns whether it may trim the events up to `trimmed`, if that is worth a call.
     pub(in crate::event_log) fn note_appended(&mut self, upto: Seq, digest: Option<StateDigest>, trimmed: Seq) -> bool {
         self.upto = self.upto.max(upto);
         if let Some(digest) = digest {
@@ -211,7 +215,8 @@ impl StoreProgress {
     }
 }
 
-/// A batch on its way to the store, with the state after it if that is worth writing. No reader has it.
+/// A batch on its way to the store, with the state after it if that is worth writing. No reader has
+/// it.
 #[derive(Debug, Default)]
 pub(in crate::event_log) struct Staged {
     pub(in crate::event_log) batch: Batch,
@@ -225,8 +230,8 @@ pub(in crate::event_log) struct StagedState {
     pub(in crate::event_log) encoded: Bytes,
 }
 
-/// A batch that readers may have: the store has it, or memory holds it in place of the store. The recorder alone makes
-/// one.
+/// A batch that readers may have: the store has it, or memory holds it in place of the store. The
+/// recorder alone makes one.
 #[derive(Debug)]
 pub(in crate::event_log) struct Persisted {
     pub(in crate::event_log) batch: Batch,

@@ -1,9 +1,10 @@
-//! Records of a stream beside its events, with which another process, or this one after a restart, serves and ends it.
+//! Records of a stream beside its events, with which another process, or this one after a restart,
+//! serves and ends it.
 //!
-//! Two records, both JSON: the description, which never changes, and the state, which is written with the batch that
-//! changes it. A field that a later version adds must have a default, so that records of older versions can be read; a
-//! field that it drops stays readable for one version. Absent: the events, and the time of each write
-//! (`writer/recorder.rs`).
+//! Two records, both JSON: the description, which never changes, and the state, which is written
+//! with the batch that changes it. A field that a later version adds must have a default, so that
+//! records of older versions can be read; a field that it drops stays readable for one version.
+//! Absent: the events, and the time of each write (`writer/recorder.rs`).
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -23,7 +24,8 @@ use std::time::Duration;
 /// Description of a stream.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(in crate::event_log) struct About {
-    /// Replica that made the stream, and the epoch of the store's contents then; the handle names both for ever.
+    /// Replica that made the stream, and the epoch of the store's contents then; the handle names
+    /// both for ever.
     pub(in crate::event_log) owner: Owner,
     pub(in crate::event_log) epoch: StoreEpoch,
     pub(in crate::event_log) policy: Policy,
@@ -73,8 +75,8 @@ pub(in crate::event_log) struct State {
     /// Secret of the resume token, if it was made after the description was written.
     #[serde(default)]
     pub(in crate::event_log) secret: Option<Secret>,
-    /// Last event of a dead writer as far as the store knew, if another replica ended the stream: later events are
-    /// that one's.
+    /// Last event of a dead writer as far as the store knew, if another replica ended the stream:
+    /// later events are that one's.
     #[serde(default)]
     pub(in crate::event_log) adopted_after: Option<Seq>,
 }

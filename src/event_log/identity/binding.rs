@@ -47,7 +47,8 @@ impl Binding {
         self.session.as_ref().map_or("", |session| session.as_str())
     }
 
-    /// Returns the session for a message to another replica that serves it, or `None` without a session.
+    /// Returns the session for a message to another replica that serves it, or `None` without a
+    /// session.
     pub fn joined_session(&self) -> Option<JoinedSession> {
         let session = self.session.as_ref()?;
         Some(JoinedSession { id: session.as_str().to_owned(), principal: self.principal.to_wire() })
@@ -58,14 +59,14 @@ impl Binding {
         Some(SessionHash::of(self.session.as_ref()?))
     }
 
-    /// Returns whether `caller` may have a stream of this owner: the same principal, and the same session if there is
-    /// one.
+    /// Returns whether `caller` may have a stream of this owner: the same principal, and the same
+    /// session if there is one.
     pub fn admits(&self, caller: &Binding) -> bool {
         self.principal == caller.principal && self.has_session_of(caller)
     }
 
-    /// Returns whether the stream would be the caller's if the caller's token were genuine: another principal claimed
-    /// the same subject.
+    /// Returns whether the stream would be the caller's if the caller's token were genuine: another
+    /// principal claimed the same subject.
     pub fn is_claimed_by(&self, caller: &Binding) -> bool {
         self.has_subject_of(caller) && self.principal != caller.principal && self.has_session_of(caller)
     }

@@ -1,5 +1,5 @@
-//! Principals: the identity of a caller as far as a proxy can tell, a keyed hash of the credential and never the
-//! credential itself.
+//! Principals: the identity of a caller as far as a proxy can tell, a keyed hash of the credential
+//! and never the credential itself.
 
 use std::sync::Arc;
 
@@ -19,13 +19,14 @@ use crate::protocol::jwt::Claims;
 /// Number of tokens whose subjects are cached. At one more the cache is cleared.
 const SUBJECTS_MAX: usize = 4096;
 
-/// Caller to which a stream belongs. Equal credentials give equal principals within one process, or under one key.
+/// Caller to which a stream belongs. Equal credentials give equal principals within one process, or
+/// under one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Principal {
     /// No credential: the event ID is the only key to a stream.
     Anonymous,
-    /// No credential, but a query in the URL, given as a hash. It may be a key, so it separates streams; but many
-    /// callers may use one URL, so they count as anonymous.
+    /// No credential, but a query in the URL, given as a hash. It may be a key, so it separates
+    /// streams; but many callers may use one URL, so they count as anonymous.
     AnonymousAt([u8; 16]),
     /// Hash of all credentials and of their places.
     Known([u8; 16]),
@@ -76,13 +77,14 @@ pub struct PresentedCredentials<'a> {
     pub headers: &'a HeaderMap,
     /// Query of the URL without the parameter that names a stream, or `None` if there is none.
     pub query: Option<&'a str>,
-    /// Names in the client's certificate, or `None` without one and for the certificate of a proxy in front.
+    /// Names in the client's certificate, or `None` without one and for the certificate of a proxy
+    /// in front.
     pub certificate: Option<CertificateNames>,
 }
 
 impl PresentedCredentials<'_> {
-    /// Returns the credentials with their places. An empty header is no credential; of a repeated header all values
-    /// count.
+    /// Returns the credentials with their places. An empty header is no credential; of a repeated
+    /// header all values count.
     fn credentials(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
         let certificate = self.certificate.as_ref().map(|names| ("certificate", names.as_bytes()));
         let authorization = header_values(self.headers, AUTHORIZATION).map(|value| ("authorization", value));
@@ -109,8 +111,8 @@ fn header_values(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = 
     headers.get_all(name).into_iter().map(|value| value.as_bytes().trim_ascii()).filter(|value| !value.is_empty())
 }
 
-/// Subject that a caller's token claims: a hash of the issuer and subject of a JWT, and of the client to which it was issued, if it names one.
-/// Unproven.
+/// Subject that a caller's token claims: a hash of the issuer and subject of a JWT, and of the
+/// client to which it was issued, if it names one. Unproven.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Subject([u8; 16]);
 
@@ -132,8 +134,8 @@ pub struct Principals {
     source: PrincipalSource,
     /// HMAC that has taken the key already, which saves that work for every hash.
     keyed: Hmac<Sha256>,
-    /// Subjects found in tokens, by principal. A token comes with every request of its caller, and decoding it costs
-    /// more than all other steps here.
+    /// Subjects found in tokens, by principal. A token comes with every request of its caller, and
+    /// decoding it costs more than all other steps here.
     subjects: Arc<DashMap<Principal, Subject>>,
 }
 
@@ -172,8 +174,8 @@ impl Principals {
         }
     }
 
-    /// Returns the subject that a request of `principal` claims, if its only `Authorization` is a JWT. All other
-    /// credentials are part of the subject: only the token may change.
+    /// Returns the subject that a request of `principal` claims, if its only `Authorization` is a
+    /// JWT. All other credentials are part of the subject: only the token may change.
     pub fn subject_of(&self, principal: &Principal, presented: &PresentedCredentials<'_>) -> Option<Subject> {
         if !self.is_auto() {
             return None;
@@ -196,7 +198,8 @@ impl Principals {
 
     fn claimed(&self, authorization: &HeaderValue, presented: &PresentedCredentials<'_>) -> Option<Subject> {
         let Claims { iss, sub, client_id, azp } = Claims::of(authorization)?;
-        // No header has such a name. A user's other clients are other callers: a server may keep their sessions apart.
+        // No header has such a name. A user's other clients are other callers: a server may keep
+        // their sessions apart.
         let claims = [("\0issuer", Some(&iss)), ("\0subject", Some(&sub)), ("\0client", client_id.as_ref())];
         let claims = claims.into_iter().chain([("\0party", azp.as_ref())]);
         let claims = claims.filter_map(|(place, claim)| Some((place, claim?.as_bytes())));

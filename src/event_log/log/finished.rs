@@ -16,8 +16,8 @@ use crate::protocol::jsonrpc::{Message, RequestId};
 /// Number of finished calls of a session that are ended before other tasks run.
 const EXPIRED_AT_ONCE: usize = 64;
 
-/// Streams that a search by session has found. Each is released when this is dropped, so that one which was made of its stub for the
-/// search is a stub again.
+/// Streams that a search by session has found. Each is released when this is dropped, so that one
+/// which was made of its stub for the search is a stub again.
 pub struct FoundStreams<'a> {
     log: &'a EventLog,
     streams: Vec<Arc<Stream>>,
@@ -40,18 +40,20 @@ impl Drop for FoundStreams<'_> {
 }
 
 impl EventLog {
-    /// Returns the streams of a session on which the server has sent requests: all that are whole, and of the finished calls those that
-    /// know a request which one of `messages` answers.
+    /// Returns the streams of a session on which the server has sent requests: all that are whole,
+    /// and of the finished calls those that know a request which one of `messages` answers.
     pub fn asking_streams(&self, id: &SessionId, session: &Session, messages: &[Message]) -> FoundStreams<'_> {
         self.with_answered(self.sessions.streams_with_server_requests(id, session), session, messages)
     }
 
-    /// Returns every live stream of a session, and of its finished calls those that know a request which one of `messages` answers.
+    /// Returns every live stream of a session, and of its finished calls those that know a request
+    /// which one of `messages` answers.
     pub fn concerned_streams(&self, id: &SessionId, session: &Session, messages: &[Message]) -> FoundStreams<'_> {
         self.with_answered(self.sessions.streams(id, session), session, messages)
     }
 
-    /// Adds the finished calls of a session that know a request of the server which one of `messages` answers.
+    /// Adds the finished calls of a session that know a request of the server which one of
+    /// `messages` answers.
     fn with_answered(
         &self,
         mut streams: Vec<Arc<Stream>>,
@@ -70,7 +72,8 @@ impl EventLog {
         FoundStreams { log: self, streams }
     }
 
-    /// Returns the ids of the server's requests that no client has answered, of the finished calls of a session under these principals.
+    /// Returns the ids of the server's requests that no client has answered, of the finished calls
+    /// of a session under these principals.
     pub fn unanswered_requests(&self, id: &SessionId, principals: &[Principal]) -> Vec<RequestId> {
         let finished = self.sessions.finished_of(id, principals);
         let of = |id| {

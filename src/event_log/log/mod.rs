@@ -122,16 +122,18 @@ impl EventLog {
         self.streams.quotas.of(key)
     }
 
-    /// Reserves memory for one more call of `quota` with a request of this size. May evict delivered streams.
+    /// Reserves memory for one more call of `quota` with a request of this size. May evict
+    /// delivered streams.
     ///
     /// # Errors
-    /// The limit that was reached: `TooManyDetached`, `ShareFull`, `ProxyFull` or `TooManyStreams`; or `StoreFailed`
-    /// if no call may begin without a store.
+    /// The limit that was reached: `TooManyDetached`, `ShareFull`, `ProxyFull` or `TooManyStreams`;
+    /// or `StoreFailed` if no call may begin without a store.
     pub fn admit(&self, quota: &Arc<Quota>, request_bytes: usize) -> Result<StreamReservation, ErrorCode> {
         self.admit_held(quota.reserve(0), request_bytes)
     }
 
-    /// Does as [`Self::admit`] for a request that has reserved memory already: `held` becomes the stream's reservation.
+    /// Does as [`Self::admit`] for a request that has reserved memory already: `held` becomes the
+    /// stream's reservation.
     ///
     /// # Errors
     /// As for [`Self::admit`].
@@ -142,8 +144,8 @@ impl EventLog {
         self.streams.admit(held, request_bytes)
     }
 
-    /// Reserves memory for a session's standalone stream. That is no call: the limits of running and of detached calls
-    /// do not apply.
+    /// Reserves memory for a session's standalone stream. That is no call: the limits of running
+    /// and of detached calls do not apply.
     ///
     /// # Errors
     /// `ShareFull`, `ProxyFull`, or `StoreFailed`.
@@ -211,15 +213,16 @@ impl EventLog {
     pub fn publish_once(&self, stream: &Arc<Stream>) {
         if stream.publish_first() {
             self.streams.insert(stream);
-            // Another replica may have adopted the stream before it was published, when there was no entry to remove.
+            // Another replica may have adopted the stream before it was published, when there was
+            // no entry to remove.
             if stream.has_moved() {
                 self.streams.leave(stream);
             }
         }
     }
 
-    /// Returns the contents of an event ID if a key of this log signed it, or `None` if it is forged. Checked once: the methods that find or
-    /// restore a stream take the result.
+    /// Returns the contents of an event ID if a key of this log signed it, or `None` if it is
+    /// forged. Checked once: the methods that find or restore a stream take the result.
     pub fn verify(&self, id: &EventId) -> Option<Verified> {
         id.verify(&self.identity.keys)
     }
@@ -229,8 +232,9 @@ impl EventLog {
         id.verify_task(&self.identity.keys)
     }
 
-    /// Returns the stream of an event ID and the cursor in it, if the caller may have it. Forged, foreign, unknown and
-    /// forgotten ids are indistinguishable from outside, also by time: every step is taken in every case.
+    /// Returns the stream of an event ID and the cursor in it, if the caller may have it. Forged,
+    /// foreign, unknown and forgotten ids are indistinguishable from outside, also by time: every
+    /// step is taken in every case.
     pub fn find(&self, id: Option<&Verified>, binding: &Binding) -> Option<(Arc<Stream>, Seq)> {
         self.find_where(id, |owner| owner.admits(binding))
     }
@@ -241,21 +245,24 @@ impl EventLog {
         self.find_where(id, |owner| owner.is_claimed_by(binding))
     }
 
-    /// Returns the stream of a task, in any session of the caller: clients that connect anew go on with their tasks.
+    /// Returns the stream of a task, in any session of the caller: clients that connect anew go on
+    /// with their tasks.
     pub fn find_task(&self, handle: Option<&Verified>, binding: &Binding) -> Option<Arc<Stream>> {
         let found = self.find_where(handle, |owner| owner.principal == binding.principal);
         found.map(|(stream, _)| stream).filter(|stream| stream.is_task())
     }
 
-    /// Returns the stream of a task if it would be the caller's with a genuine token; see [`Binding::is_claimed_by`].
+    /// Returns the stream of a task if it would be the caller's with a genuine token; see
+    /// [`Binding::is_claimed_by`].
     pub fn find_claimed_task(&self, handle: Option<&Verified>, binding: &Binding) -> Option<Arc<Stream>> {
         let is_claimed = |owner: &Binding| owner.has_subject_of(binding) && owner.principal != binding.principal;
         let found = self.find_where(handle, is_claimed);
         found.map(|(stream, _)| stream).filter(|stream| stream.is_task())
     }
 
-    /// Returns the stream that a resume token opens for this caller, in any session, because tokens outlive sessions.
-    /// Forged, foreign, cancelled, abandoned and forgotten ones are indistinguishable from outside, also by time.
+    /// Returns the stream that a resume token opens for this caller, in any session, because tokens
+    /// outlive sessions. Forged, foreign, cancelled, abandoned and forgotten ones are
+    /// indistinguishable from outside, also by time.
     pub fn find_by_token(
         &self,
         token: &ResumeToken,
@@ -265,7 +272,8 @@ impl EventLog {
         self.find_opened(token, handle, |owner| owner.principal == binding.principal)
     }
 
-    /// Returns the stream that a resume token opens if it would be the caller's with a genuine token of its own.
+    /// Returns the stream that a resume token opens if it would be the caller's with a genuine
+    /// token of its own.
     pub fn find_claimed_by_token(
         &self,
         token: &ResumeToken,
@@ -328,18 +336,21 @@ impl EventLog {
         IssuedSession::open(id, &self.identity.keys)
     }
 
-    /// Returns the stream of the oldest call with this fingerprint, or `None` if no retry can match one.
+    /// Returns the stream of the oldest call with this fingerprint, or `None` if no retry can match
+    /// one.
     pub fn find_call(&self, call: &Fingerprint) -> Option<Arc<Stream>> {
         self.find_calls(call).into_iter().next()
     }
 
-    /// Returns the streams of the calls with this fingerprint, the oldest first. There are several only where request IDs are free.
+    /// Returns the streams of the calls with this fingerprint, the oldest first. There are several
+    /// only where request IDs are free.
     pub fn find_calls(&self, call: &Fingerprint) -> Vec<Arc<Stream>> {
         self.retry_index.find(call, |id| self.expand(id))
     }
 
-    /// Returns the stream of the oldest call with this fingerprint that `matches` accepts; else registers the stream that `create` makes; see
-    /// [`RetryIndex`]. Where IDs are free, earlier calls stay registered beside it.
+    /// Returns the stream of the oldest call with this fingerprint that `matches` accepts; else
+    /// registers the stream that `create` makes; see [`RetryIndex`]. Where IDs are free, earlier
+    /// calls stay registered beside it.
     ///
     /// # Errors
     /// The error of `create`; nothing is registered then.
@@ -372,7 +383,8 @@ impl EventLog {
         self.streams.entries.iter().map(|entry| entry.value().summary(now)).collect()
     }
 
-    /// Returns the number of finished streams with a response that a client may still fetch; see [`Self::fetched`].
+    /// Returns the number of finished streams with a response that a client may still fetch; see
+    /// [`Self::fetched`].
     pub fn unfetched(&self, patience: Duration) -> usize {
         let now = clock::now();
         let expects = |known: &StreamEntry| match known {
@@ -382,16 +394,16 @@ impl EventLog {
         self.streams.entries.iter().filter(|entry| expects(entry.value()).is_some()).count()
     }
 
-    /// Waits until no client can be expected to fetch the response of a finished stream, if clients reconnect within
-    /// `patience`.
+    /// Waits until no client can be expected to fetch the response of a finished stream, if clients
+    /// reconnect within `patience`.
     pub async fn fetched(&self, patience: Duration) {
         while self.unfetched(patience) > 0 {
             clock::sleep(FETCH_POLL).await;
         }
     }
 
-    /// Asks every connection that reads now to end, so that its client finds the stream at another replica; see
-    /// [`Stream::close_reader`].
+    /// Asks every connection that reads now to end, so that its client finds the stream at another
+    /// replica; see [`Stream::close_reader`].
     pub fn close_readers(&self, retry: Duration) {
         for stream in self.streams.all() {
             stream.close_reader(retry);
@@ -430,7 +442,8 @@ impl EventLog {
         self.backing.as_ref()?.coordination.clone()
     }
 
-    /// Leaves the claims of all calls in the store: this process ends, and others, or the next one, serve its streams.
+    /// Leaves the claims of all calls in the store: this process ends, and others, or the next one,
+    /// serve its streams.
     pub fn leave_claims(&self) {
         for stream in self.retry_index().streams() {
             stream.leave_claims();

@@ -1,7 +1,8 @@
 //! Retention: a finished stream is kept for retries and resumes, and forgotten in the end.
 //!
-//! Owned here: the start of a retention, its checks by the sweeper, and its extension in the store. A stream that no task
-//! uses is a stub meanwhile (`stubs.rs`). Absent: eviction before the end of the retention (`writer/eviction.rs`).
+//! Owned here: the start of a retention, its checks by the sweeper, and its extension in the store.
+//! A stream that no task uses is a stub meanwhile (`stubs.rs`). Absent: eviction before the end of
+//! the retention (`writer/eviction.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,8 +41,8 @@ impl EventLog {
         }
     }
 
-    /// Notes the delivery of the response with the stream's last message, and releases the stream. A response that passed
-    /// through is forgotten, unless a retry may still match it.
+    /// Notes the delivery of the response with the stream's last message, and releases the stream.
+    /// A response that passed through is forgotten, unless a retry may still match it.
     pub fn note_delivered(&self, stream: Arc<Stream>, delivery: DeliveryCertainty) {
         stream.note_delivered(delivery);
         self.note_handle_delivered(&stream);
@@ -86,8 +87,8 @@ impl EventLog {
         }
     }
 
-    /// Extends the retention of a resumed stream in the store, so that it stays there as long as here, also over a
-    /// restart.
+    /// Extends the retention of a resumed stream in the store, so that it stays there as long as
+    /// here, also over a restart.
     pub(super) fn keep_for(&self, id: StreamId, until: Option<Instant>, now: Instant) {
         if let Some(backing) = self.backing.clone() {
             let keep = until.unwrap_or(now + backing::KEEP_UNSEALED).saturating_duration_since(now);

@@ -1,5 +1,5 @@
-//! Stubs in the log: a stream that has ended and that no task uses is replaced by its stub, and a client that returns
-//! expands it again.
+//! Stubs in the log: a stream that has ended and that no task uses is replaced by its stub, and a
+//! client that returns expands it again.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,8 +17,8 @@ use crate::simulation::{self, Bug};
 const LAST_USER: usize = 2;
 
 impl EventLog {
-    /// Releases a stream that the caller no longer uses. If the caller was the last, and the stream has ended, its stub replaces
-    /// it.
+    /// Releases a stream that the caller no longer uses. If the caller was the last, and the stream
+    /// has ended, its stub replaces it.
     pub fn release(&self, stream: Arc<Stream>) {
         if Arc::strong_count(&stream) > LAST_USER || !stream.is_published() {
             return;
@@ -26,7 +26,8 @@ impl EventLog {
         let (id, now) = (stream.id(), clock::now());
         let Some(end) = stream.end_for_stub(now) else { return };
         if let Some(call) = stream.unlisted_call(&end) {
-            // Before the stub is in the table: a search by session that misses the stream finds it here.
+            // Before the stub is in the table: a search by session that misses the stream finds it
+            // here.
             if self.sessions.list_finished(stream.binding(), call) {
                 call.note_listed();
             } else if stream.has_valid_token() {
@@ -69,14 +70,14 @@ impl EventLog {
         }
     }
 
-    /// Schedules a check beside that of the retention: of a stub whose last response is then dropped, or of a stream that is then
-    /// a stub again.
+    /// Schedules a check beside that of the retention: of a stub whose last response is then
+    /// dropped, or of a stream that is then a stub again.
     fn schedule_second_check(&self, id: StreamId, now: Instant) {
         self.sweeper.schedule(now + self.streams.quotas.global().allowance.delivered_retention, id);
     }
 
-    /// Returns the stream, rebuilt from its stub if need be. A stub that has nothing but the end stays in place, because its
-    /// stream has no events to read; its retention begins anew.
+    /// Returns the stream, rebuilt from its stub if need be. A stub that has nothing but the end
+    /// stays in place, because its stream has no events to read; its retention begins anew.
     pub(in crate::event_log) fn expand(&self, id: StreamId) -> Option<Arc<Stream>> {
         let (stream, is_new) = self.expand_briefly(id)?;
         if is_new {
@@ -91,8 +92,8 @@ impl EventLog {
         if is_proven { None } else { self.expand(id) }
     }
 
-    /// Returns the stream as [`Self::expand`] does, and whether it was made of its stub now. The caller releases it soon: nothing
-    /// checks whether it is still used.
+    /// Returns the stream as [`Self::expand`] does, and whether it was made of its stub now. The
+    /// caller releases it soon: nothing checks whether it is still used.
     pub(in crate::event_log) fn expand_briefly(&self, id: StreamId) -> Option<(Arc<Stream>, bool)> {
         let mut known = self.streams.entries.get_mut(&id)?;
         let stub = match known.value_mut() {

@@ -1,7 +1,8 @@
 //! Tasks: calls that go on in a stream of their own, once their clients have a handle.
 //!
-//! Owned here: the admission and the creation of a task's stream, and what the stream of its call owes it: a call with a key is kept as long as its task,
-//! or its retry would run the tool again. Absent: the moment of a promotion (the pump), and the states of a task (`protocol/tasks/`).
+//! Owned here: the admission and the creation of a task's stream, and what the stream of its call
+//! owes it: a call with a key is kept as long as its task, or its retry would run the tool again.
+//! Absent: the moment of a promotion (the pump), and the states of a task (`protocol/tasks/`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,11 +25,13 @@ pub struct TaskTerms {
 }
 
 impl EventLog {
-    /// Creates the stream of a task in which `call` is to go on, and publishes it. `request_bytes` are those of its request, which the task keeps.
+    /// Creates the stream of a task in which `call` is to go on, and publishes it. `request_bytes`
+    /// are those of its request, which the task keeps.
     ///
     /// # Errors
-    /// `TooManyStreams` for a caller with as many running tasks as it may have, `ShareFull` or `ProxyFull` without memory, and `StoreFailed` while the
-    /// store takes no writes: a task must outlive its process.
+    /// `TooManyStreams` for a caller with as many running tasks as it may have, `ShareFull` or
+    /// `ProxyFull` without memory, and `StoreFailed` while the store takes no writes: a task must
+    /// outlive its process.
     pub fn create_task(&self, call: &Stream, terms: TaskTerms, request_bytes: usize) -> Result<Arc<Stream>, ErrorCode> {
         if self.store_health() != StoreHealth::Ready {
             return Err(ErrorCode::StoreFailed);

@@ -126,7 +126,8 @@ impl Quota {
         self.excess() > 0
     }
 
-    /// Returns the bytes to free: the excess over its own limit, or its part of the excess over the total.
+    /// Returns the bytes to free: the excess over its own limit, or its part of the excess over the
+    /// total.
     pub(in crate::event_log) fn excess(&self) -> usize {
         self.own_excess().max(self.global_excess())
     }
@@ -145,14 +146,14 @@ impl Quota {
         self.bytes() > self.global.fair_share()
     }
 
-    /// Admits a resume at once, if none waits and the rate allows one more. Returns whether it was admitted and
-    /// counted.
+    /// Admits a resume at once, if none waits and the rate allows one more. Returns whether it was
+    /// admitted and counted.
     pub fn try_resume(&self) -> bool {
         self.resume_rate.try_admit(self.global.allowance.resumes_per_sec)
     }
 
-    /// Waits until one more resume is admitted, in the order of arrival, and counts it. To drop the future gives up
-    /// the place in the queue.
+    /// Waits until one more resume is admitted, in the order of arrival, and counts it. To drop the
+    /// future gives up the place in the queue.
     pub async fn wait_for_resume(&self) {
         self.resume_rate.admit(self.global.allowance.resumes_per_sec).await;
     }

@@ -13,12 +13,13 @@ use crate::sync;
 /// Reason for which a finished stream may be evicted. Streams of the first queue go first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::event_log) enum EvictionQueue {
-    /// The delivery of the last message is proven: what is left is the end, and for a while the last response.
+    /// The delivery of the last message is proven: what is left is the end, and for a while the
+    /// last response.
     Proven,
     /// The last message was delivered.
     Delivered,
-    /// The connection with the last message was closed gracefully, but the client may lack the end. The stream is
-    /// evicted last, and whole.
+    /// The connection with the last message was closed gracefully, but the client may lack the end.
+    /// The stream is evicted last, and whole.
     Unconfirmed,
 }
 
@@ -67,8 +68,8 @@ impl EvictionQueues {
         self.queues().of(queue).pop_first()
     }
 
-    /// Returns the stream that was delivered first among those not yet returned by this method. The stream stays in
-    /// the queue.
+    /// Returns the stream that was delivered first among those not yet returned by this method. The
+    /// stream stays in the queue.
     pub(in crate::event_log) fn next_to_trim(&self) -> Option<StreamId> {
         let mut queues = self.queues();
         let from = queues.trimmed.map_or(Bound::Unbounded, Bound::Excluded);

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use crate::event_log::quota::account::Quota;
 
-/// Quotas to evict from in a full process. The lock is held for a look, never during an eviction, so that other
-/// threads evict from the same quota meanwhile.
+/// Quotas to evict from in a full process. The lock is held for a look, never during an eviction,
+/// so that other threads evict from the same quota meanwhile.
 #[derive(Default)]
 pub(in crate::event_log) struct LargestQuotas {
     /// Quotas, the largest first.

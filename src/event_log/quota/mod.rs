@@ -1,15 +1,16 @@
 //! Quotas: the memory and calls that one principal holds, and all principals together.
 //!
 //! Owned here: the accounts behind every limit per principal, and the comparison with it. A stream
-//! refers to the quota of its principal, so that an event costs two additions and no lookup. Invariants: the bytes of
-//! a [`StreamReservation`] or a [`Reservation`] are subtracted when it is dropped, so that an account never drifts;
-//! memory is counted as it is allocated, spare capacity included. Absent: the admission of a new
-//! stream and eviction, which need the streams (`writer/admission.rs`, `writer/eviction.rs`), and the error response for a
-//! refused request.
+//! refers to the quota of its principal, so that an event costs two additions and no lookup.
+//! Invariants: the bytes of a [`StreamReservation`] or a [`Reservation`] are subtracted when it is
+//! dropped, so that an account never drifts; memory is counted as it is allocated, spare capacity
+//! included. Absent: the admission of a new stream and eviction, which need the streams
+//! (`writer/admission.rs`, `writer/eviction.rs`), and the error response for a refused request.
 //!
-//! **The total.** The last eighth of `max_bytes_total` is reserved for principals that hold little. Once the rest is
-//! taken, a principal that holds more than its fair share of that eighth is over its limit, as if its own quota were
-//! full; the others are not affected. A full process therefore evicts from the principals that filled it.
+//! **The total.** The last eighth of `max_bytes_total` is reserved for principals that hold little.
+//! Once the rest is taken, a principal that holds more than its fair share of that eighth is over
+//! its limit, as if its own quota were full; the others are not affected. A full process therefore
+//! evicts from the principals that filled it.
 
 mod account;
 mod eviction_queues;
@@ -39,7 +40,8 @@ pub use limits::{QuotaLimits, TailLimits};
 pub use reservation::{Reservation, StreamReservation};
 pub use upload::UploadReservation;
 
-/// Number of quotas from which unused ones are swept; the next sweep follows at twice the number then in use.
+/// Number of quotas from which unused ones are swept; the next sweep follows at twice the number
+/// then in use.
 const QUOTAS_MIN: usize = 1024;
 
 /// All quotas, by their keys.

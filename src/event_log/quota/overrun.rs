@@ -8,13 +8,13 @@ use tokio::sync::futures::Notified;
 
 use crate::sync;
 
-/// Time that a call without progress keeps the [`Overrun`]. Neither a server that stops within an event nor a client
-/// that reads nothing blocks the other calls of a full quota.
+/// Time that a call without progress keeps the [`Overrun`]. Neither a server that stops within an
+/// event nor a client that reads nothing blocks the other calls of a full quota.
 const OVERRUN_IDLE: Duration = Duration::from_secs(5);
 
-/// Right to read on with a large event although the quota is full. One call has it at a time, until its client has
-/// read the event. A full quota thus makes progress, and is exceeded by one event, or by one more for each
-/// [`OVERRUN_IDLE`] in which a client reads nothing.
+/// Right to read on with a large event although the quota is full. One call has it at a time, until
+/// its client has read the event. A full quota thus makes progress, and is exceeded by one event,
+/// or by one more for each [`OVERRUN_IDLE`] in which a client reads nothing.
 #[derive(Default)]
 pub(super) struct Overrun {
     state: Mutex<OverrunState>,
@@ -30,7 +30,8 @@ struct OverrunState {
 }
 
 impl Overrun {
-    /// Takes the right if it is free or its holder makes no progress. Returns the number of the new holder.
+    /// Takes the right if it is free or its holder makes no progress. Returns the number of the new
+    /// holder.
     pub(super) fn take(&self, now: Instant) -> Option<u64> {
         let mut state = self.lock();
         if state.progress_at.is_some_and(|at| now.saturating_duration_since(at) < OVERRUN_IDLE) {

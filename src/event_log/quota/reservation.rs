@@ -8,10 +8,11 @@ use crate::event_log::quota::account::Quota;
 use crate::event_log::quota::overrun::Overrun;
 use crate::protocol::error::ErrorCode;
 
-/// Approximate cost of a stream beside its events: state, pump and its part of the upstream connection.
+/// Approximate cost of a stream beside its events: state, pump and its part of the upstream
+/// connection.
 const STREAM_COST: usize = 2048;
-/// Bytes of an incomplete event that are read however full the quota is: one piece of a gathering read. To read more
-/// without capacity takes the [`Overrun`], one call at a time.
+/// Bytes of an incomplete event that are read however full the quota is: one piece of a gathering
+/// read. To read more without capacity takes the [`Overrun`], one call at a time.
 const ARRIVING_FREE: usize = 64 * 1024;
 
 impl Quota {
@@ -22,8 +23,8 @@ impl Quota {
         reservation
     }
 
-    /// Reserves memory for one more stream with a request of this size. The stream reports later that it is a running
-    /// call.
+    /// Reserves memory for one more stream with a request of this size. The stream reports later
+    /// that it is a running call.
     pub(in crate::event_log) fn reserve_stream(self: &Arc<Self>, request_bytes: usize) -> StreamReservation {
         Reservation { quota: self.clone(), bytes: 0 }.into_stream(request_bytes)
     }
@@ -47,7 +48,8 @@ impl Reservation {
         self.bytes = bytes;
     }
 
-    /// Changes the number of bytes, and evicts delivered streams if the quota is over its limits then.
+    /// Changes the number of bytes, and evicts delivered streams if the quota is over its limits
+    /// then.
     ///
     /// # Errors
     /// `ShareFull` or `ProxyFull` if it is still over them; the bytes count nevertheless.
@@ -92,7 +94,8 @@ impl Drop for Reservation {
     }
 }
 
-/// Reservation of one stream: its bytes, and whether it is a running call, with or without a reader, or that of a task.
+/// Reservation of one stream: its bytes, and whether it is a running call, with or without a
+/// reader, or that of a task.
 #[derive(Debug)]
 pub struct StreamReservation {
     reservation: Reservation,
@@ -144,8 +147,8 @@ impl StreamReservation {
         self.count();
     }
 
-    /// Returns whether the rest of an arriving event must wait, because the quota is full and another call has the
-    /// overrun. A call takes the overrun only if it `may_take` it.
+    /// Returns whether the rest of an arriving event must wait, because the quota is full and
+    /// another call has the overrun. A call takes the overrun only if it `may_take` it.
     pub(in crate::event_log) fn must_wait(&mut self, may_take: bool, now: Instant) -> bool {
         if self.arriving <= ARRIVING_FREE {
             return false;
@@ -158,21 +161,22 @@ impl StreamReservation {
             number.is_none()
         };
         if quota.own_excess() > 0 && waits(&quota.overrun, &mut self.overrun) {
-            // A call never waits for its quota's overrun while it holds the global one, for which the holder of the
-            // first may wait.
+            // A call never waits for its quota's overrun while it holds the global one, for which
+            // the holder of the first may wait.
             self.release_global_overrun();
             return true;
         }
         quota.global_excess() > 0 && waits(&quota.global.overrun, &mut self.global_overrun)
     }
 
-    /// Returns whether an event is incomplete or waits for the store, so that no client can have it.
+    /// Returns whether an event is incomplete or waits for the store, so that no client can have
+    /// it.
     pub(in crate::event_log) fn is_arriving(&self) -> bool {
         self.arriving > 0 || self.staged > 0
     }
 
-    /// Keeps the overrun without progress: the store is unreachable, and the event of another call would wait there as
-    /// well.
+    /// Keeps the overrun without progress: the store is unreachable, and the event of another call
+    /// would wait there as well.
     pub(in crate::event_log) fn keep_overrun(&mut self, now: Instant) {
         let quota = self.reservation.quota();
         let keep = |overrun: &Overrun, number: Option<u64>| number.is_some_and(|number| overrun.touch(number, now));
@@ -199,7 +203,8 @@ impl StreamReservation {
         }
     }
 
-    /// Sets the bytes of the server's requests that are remembered. Most events hold none, and cost nothing here.
+    /// Sets the bytes of the server's requests that are remembered. Most events hold none, and cost
+    /// nothing here.
     pub(in crate::event_log) fn set_server_requests(&mut self, bytes: usize) {
         if bytes != self.server_requests {
             self.server_requests = bytes;
@@ -238,7 +243,8 @@ impl StreamReservation {
         }
     }
 
-    /// Counts the stream as the running call of a task, unless the caller has as many as it may have. Returns whether it counts.
+    /// Counts the stream as the running call of a task, unless the caller has as many as it may
+    /// have. Returns whether it counts.
     pub fn reserve_task(&mut self) -> bool {
         if !self.is_task {
             let quota = self.quota();

@@ -6,27 +6,30 @@ use std::time::{Duration, Instant};
 use crate::clock;
 use crate::sync;
 
-/// Burst of resumes, as time at their rate: all clients of a site are cut together and resume together.
+/// Burst of resumes, as time at their rate: all clients of a site are cut together and resume
+/// together.
 const RESUME_BURST: Duration = Duration::from_secs(10);
 
 /// Resumes of one quota, limited to a number per second.
 #[derive(Default)]
 pub(super) struct ResumeRate {
-    /// Time at which the admitted resumes are paid for: at most [`RESUME_BURST`] from now, plus one.
+    /// Time at which the admitted resumes are paid for: at most [`RESUME_BURST`] from now, plus
+    /// one.
     paid_until: Mutex<Option<Instant>>,
-    /// Queue of waiting resumes. A resume is counted only once it is admitted, so a caller that leaves owes nothing.
+    /// Queue of waiting resumes. A resume is counted only once it is admitted, so a caller that
+    /// leaves owes nothing.
     queue: tokio::sync::Mutex<()>,
 }
 
 impl ResumeRate {
-    /// Admits a resume at once, if none waits and the rate allows one more. Returns whether it was admitted and
-    /// counted.
+    /// Admits a resume at once, if none waits and the rate allows one more. Returns whether it was
+    /// admitted and counted.
     pub(super) fn try_admit(&self, per_sec: u32) -> bool {
         self.queue.try_lock().is_ok() && self.count(per_sec, clock::now()).is_ok()
     }
 
-    /// Waits until one more resume is admitted, in the order of arrival, and counts it. To drop the future gives up
-    /// the place in the queue.
+    /// Waits until one more resume is admitted, in the order of arrival, and counts it. To drop the
+    /// future gives up the place in the queue.
     pub(super) async fn admit(&self, per_sec: u32) {
         let _turn = self.queue.lock().await;
         while let Err(at) = self.count(per_sec, clock::now()) {

@@ -6,14 +6,16 @@ use std::sync::atomic::Ordering;
 use crate::event_log::quota::account::Quota;
 use crate::event_log::quota::reservation::Reservation;
 
-/// Approximate cost of one upload beside its bytes: its task, and its part of an upstream connection.
+/// Approximate cost of one upload beside its bytes: its task, and its part of an upstream
+/// connection.
 const COST: usize = 4096;
-/// Size up to which an upload needs no capacity while at most [`FEW`] are in flight: such a message may end a call and
-/// so free memory.
+/// Size up to which an upload needs no capacity while at most [`FEW`] are in flight: such a message
+/// may end a call and so free memory.
 const SLIGHT: usize = COST + 64 * 1024;
 const FEW: usize = 16;
 
-/// Reservation of a POST without requests: counts the POST and its bytes for the life of this value.
+/// Reservation of a POST without requests: counts the POST and its bytes for the life of this
+/// value.
 #[derive(Debug)]
 pub struct UploadReservation {
     reservation: Reservation,

@@ -1,8 +1,10 @@
-//! Adoption: streams whose writer is gone are ended here, with an error for each response that they still owe.
+//! Adoption: streams whose writer is gone are ended here, with an error for each response that they
+//! still owe.
 //!
-//! Owned here: the fencing of the writer, the end that is written in its place, and the streams that other replicas have
-//! adopted from this one. Invariant: of several replicas that adopt one stream, the one with the last epoch ends it.
-//! Absent: the expiry of leases, which decides that a writer is gone (`cluster`).
+//! Owned here: the fencing of the writer, the end that is written in its place, and the streams
+//! that other replicas have adopted from this one. Invariant: of several replicas that adopt one
+//! stream, the one with the last epoch ends it. Absent: the expiry of leases, which decides that a
+//! writer is gone (`cluster`).
 
 use std::sync::Arc;
 
@@ -29,12 +31,12 @@ pub(super) struct LastEvent {
 }
 
 impl EventLog {
-    /// Takes the stream over from a dead writer, and ends it with an error for each owed response. Does nothing if it
-    /// has ended.
+    /// Takes the stream over from a dead writer, and ends it with an error for each owed response.
+    /// Does nothing if it has ended.
     ///
     /// # Errors
-    /// If the store cannot do it now. The call may be repeated; a stream that was taken over is ended as soon as the
-    /// store permits.
+    /// If the store cannot do it now. The call may be repeated; a stream that was taken over is
+    /// ended as soon as the store permits.
     pub async fn adopt(self: &Arc<Self>, id: StreamId) -> Result<(), Error> {
         let Some(backing) = &self.backing else { return Ok(()) };
         let epoch = match backing.store.take_over(id).wait().await {
@@ -83,8 +85,8 @@ impl EventLog {
         Ok(())
     }
 
-    /// Feeds the responses behind the last state to a stream that was rebuilt without its events. Events that were
-    /// rewritten after an outage precede their state.
+    /// Feeds the responses behind the last state to a stream that was rebuilt without its events.
+    /// Events that were rewritten after an outage precede their state.
     async fn read_responses(&self, backing: &Backing, stream: &Stream, stored: &Stored) -> Result<(), Error> {
         let state = State::decode(&stored.state).unwrap_or_default();
         let mut after = state.map_or(Seq(0), |state| state.machine.upto()).max(stored.trimmed);
@@ -104,9 +106,9 @@ impl EventLog {
         Ok(())
     }
 
-    /// Ends every stream that this replica left open before its restart. To be called before the first request.
-    /// Returns how many were ended; those that a full store refuses are ended later, and clients are told to retry
-    /// until then.
+    /// Ends every stream that this replica left open before its restart. To be called before the
+    /// first request. Returns how many were ended; those that a full store refuses are ended later,
+    /// and clients are told to retry until then.
     ///
     /// # Errors
     /// If the store cannot do it.
@@ -154,11 +156,12 @@ impl EventLog {
         Ok(full)
     }
 
-    /// Drops every stream that another replica has adopted. To be called once this replica's lease had expired.
+    /// Drops every stream that another replica has adopted. To be called once this replica's lease
+    /// had expired.
     ///
     /// # Errors
-    /// If the store cannot be asked. An unchecked stream may then be another's; the store accepts no more of it from
-    /// here.
+    /// If the store cannot be asked. An unchecked stream may then be another's; the store accepts
+    /// no more of it from here.
     pub async fn drop_taken_over(&self) -> Result<(), Error> {
         let Some(backing) = &self.backing else { return Ok(()) };
         for (_, stream) in self.open_local_streams() {
@@ -169,8 +172,9 @@ impl EventLog {
         Ok(())
     }
 
-    /// Returns whether another replica may have adopted the stream without notice: the lease has expired, or a client
-    /// has an event that was never written here, or the end that another replica wrote.
+    /// Returns whether another replica may have adopted the stream without notice: the lease has
+    /// expired, or a client has an event that was never written here, or the end that another
+    /// replica wrote.
     pub(super) fn may_be_taken_over(&self, backing: &Backing, stream: &Stream, last: LastEvent) -> bool {
         let is_strange = || stream.with_machine(|machine| machine.tail() < last.seq);
         let is_ended_elsewhere = last.is_adopted && stream.adopted_after().is_none();

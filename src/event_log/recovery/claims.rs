@@ -1,38 +1,48 @@
-//! Claims of calls: by its claim, a call that a client sends again to another replica or after a restart finds the
-//! replica that runs it.
+//! Claims of calls: by its claim, a call that a client sends again to another replica or after a
+//! restart finds the replica that runs it.
 //!
-//! Owned here: the claims and their removal, and the replies to other replicas about the calls of this one. A call with a key is claimed
-//! before it goes upstream, and with a shared store so is every call that a retry may match, unless its claim is deferred. The claim is removed
-//! with its entry in the retry index. A call with a key whose caller shows a JWT has a second
-//! record, by which the same caller finds it with another token. Invariants: of concurrent copies of a call, one
-//! claims it; a change or removal applies to the record that was seen, never to its successor; the claim of a call
-//! that its replica leaves behind stays; the claim of a call that never ran is removed, with as many attempts as the
-//! store needs.
+//! Owned here: the claims and their removal, and the replies to other replicas about the calls of
+//! this one. A call with a key is claimed before it goes upstream, and with a shared store so is
+//! every call that a retry may match, unless its claim is deferred. The claim is removed with its
+//! entry in the retry index. A call with a key whose caller shows a JWT has a second record, by
+//! which the same caller finds it with another token. Invariants: of concurrent copies of a call,
+//! one claims it; a change or removal applies to the record that was seen, never to its successor;
+//! the claim of a call that its replica leaves behind stays; the claim of a call that never ran is
+//! removed, with as many attempts as the store needs.
 //!
-//! A claim is **deferred** for a call without a key, in a session that its replica alone serves: it is written when the call is 20 ms old, when its client
-//! disconnects, or when another replica joins the session, unless the response was delivered by then. The call runs once all the same:
+//! A claim is **deferred** for a call without a key, in a session that its replica alone serves: it
+//! is written when the call is 20 ms old, when its client disconnects, or when another replica
+//! joins the session, unless the response was delivered by then. The call runs once all the same:
 //!
-//! 1. Only the replica that opened a session can be its sole replica: if it finds no other replica registered once it is registered itself, and
-//!    if the store has lost nothing for a lease time, in which the other replicas register again.
-//! 2. Each other replica joins the session before its first call in it without a key. It registers itself, whether or not it knows the session,
-//!    then asks all replicas that are registered, and waits for the reply of each that lives. Of two replicas, one at least finds the other. The
-//!    sole replica then claims its calls of the session, and replies when the store has the claims. A replica renews its registration at half of
-//!    its lifetime, for as long as it has a record of the session, and joins again then.
-//! 3. A call that begins at the sole replica is in the session's list before that claims the calls, or it is claimed before it runs
-//!    (`sessions/sharing.rs`). So the joined replica finds the claim of each such call, and from then on both claim before they run a call.
-//! 4. A replica whose lease may have expired, or whose store may have lost data, is no longer sole: others may have joined without its reply. In
-//!    either case it renews its registrations at once. With a new lease it joins its sessions again, since others may have forgotten it and opened
+//! 1. Only the replica that opened a session can be its sole replica: if it finds no other replica
+//!    registered once it is registered itself, and if the store has lost nothing for a lease time,
+//!    in which the other replicas register again.
+//! 2. Each other replica joins the session before its first call in it without a key. It registers
+//!    itself, whether or not it knows the session, then asks all replicas that are registered, and
+//!    waits for the reply of each that lives. Of two replicas, one at least finds the other. The
+//!    sole replica then claims its calls of the session, and replies when the store has the claims.
+//!    A replica renews its registration at half of its lifetime, for as long as it has a record of
+//!    the session, and joins again then.
+//! 3. A call that begins at the sole replica is in the session's list before that claims the calls,
+//!    or it is claimed before it runs (`sessions/sharing.rs`). So the joined replica finds the
+//!    claim of each such call, and from then on both claim before they run a call.
+//! 4. A replica whose lease may have expired, or whose store may have lost data, is no longer sole:
+//!    others may have joined without its reply. In either case it renews its registrations at once.
+//!    With a new lease it joins its sessions again, since others may have forgotten it and opened
 //!    them.
 //!
-//! A replica joins no session for a call that it refuses in any case. A record of a session that is replaced or evicted passes its calls on.
+//! A replica joins no session for a call that it refuses in any case. A record of a session that is
+//! replaced or evicted passes its calls on.
 //!
-//! Exceptions, in which a call that began less than 20 ms before can run twice: its replica died or was frozen. Its session was opened anew,
-//! within a lease time after a loss, at a replica that had begun after the loss and cannot know of it.
+//! Exceptions, in which a call that began less than 20 ms before can run twice: its replica died or
+//! was frozen. Its session was opened anew, within a lease time after a loss, at a replica that had
+//! begun after the loss and cannot know of it.
 //!
-//! The alternative, no handshake and a question to each replica of the session before each call, costs two messages for every call in a shared
-//! session, where a claim costs one request.
+//! The alternative, no handshake and a question to each replica of the session before each call,
+//! costs two messages for every call in a shared session, where a claim costs one request.
 //!
-//! Absent: the response to the client (`ingress`), and responses that outlive the process (`kept_responses.rs`).
+//! Absent: the response to the client (`ingress`), and responses that outlive the process
+//! (`kept_responses.rs`).
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -57,13 +67,14 @@ use crate::protocol::headers::SessionId;
 use crate::protocol::ids::StreamId;
 use crate::store::Error;
 
-/// Time that a query from another replica waits for the response head. The other replica then asks again, because it
-/// or its client may have gone.
+/// Time that a query from another replica waits for the response head. The other replica then asks
+/// again, because it or its client may have gone.
 const HEAD_WAIT: Duration = Duration::from_millis(500);
 
 impl EventLog {
-    /// Claims a call for this replica, unless it was claimed before; with `only_reads`, only reads the claim. To be
-    /// called under the call's registration lock ([`crate::event_log::RetryIndex::registering`]).
+    /// Claims a call for this replica, unless it was claimed before; with `only_reads`, only reads
+    /// the claim. To be called under the call's registration lock
+    /// ([`crate::event_log::RetryIndex::registering`]).
     ///
     /// # Errors
     /// If the store cannot be asked. No claim is left then.
@@ -92,8 +103,9 @@ impl EventLog {
         }
     }
 
-    /// Records the `call` for the caller's other tokens, under this subject, with its body and whether the server had
-    /// accepted the token. Returns the record of a call under another token if there is one, with its bytes.
+    /// Records the `call` for the caller's other tokens, under this subject, with its body and
+    /// whether the server had accepted the token. Returns the record of a call under another token
+    /// if there is one, with its bytes.
     ///
     /// # Errors
     /// If the store cannot be asked.
@@ -121,12 +133,14 @@ impl EventLog {
             if previous.call != call {
                 return Ok(Some((previous, there)));
             }
-            // An earlier record of the same token is being removed: otherwise this call could not have been claimed.
+            // An earlier record of the same token is being removed: otherwise this call could not
+            // have been claimed.
             guard.store.expire_if_equal(&record.key, &there, None).wait().await?;
         }
     }
 
-    /// Returns the record of a call with a key under this subject, with its bytes, or `None` if there is none.
+    /// Returns the record of a call with a key under this subject, with its bytes, or `None` if
+    /// there is none.
     ///
     /// # Errors
     /// If the store cannot be asked.
@@ -136,7 +150,8 @@ impl EventLog {
         record.map(|record| Ok((read_subject_claim(&record)?, record))).transpose()
     }
 
-    /// Removes the record under a subject, if it is still this one: the call can no longer be retried with any token.
+    /// Removes the record under a subject, if it is still this one: the call can no longer be
+    /// retried with any token.
     ///
     /// # Errors
     /// If the store cannot be told.
@@ -169,13 +184,14 @@ impl EventLog {
         }
     }
 
-    /// Returns whether a call that was claimed here is over or never ran, so that its claim is void.
+    /// Returns whether a call that was claimed here is over or never ran, so that its claim is
+    /// void.
     pub fn has_released_claim(&self, stream: StreamId) -> bool {
         self.backing.as_ref().is_some_and(|backing| backing.released.contains(stream))
     }
 
-    /// Replies to another replica that received a call again: `run` is the stream in the call's claim, and `body` is
-    /// present if the call has a key. Waits briefly for the response head.
+    /// Replies to another replica that received a call again: `run` is the stream in the call's
+    /// claim, and `body` is present if the call has a key. Waits briefly for the response head.
     pub async fn lookup_retry(&self, call: &Base64, run: Option<StreamId>, body: Option<&Base64>) -> RepeatedCall {
         let Some(call) = Fingerprint::from_wire(call) else { return RepeatedCall::Nothing };
         // A call that was claimed a moment ago may not be registered yet.
@@ -203,14 +219,16 @@ impl EventLog {
         }
     }
 
-    /// Calls `begin` if this replica alone serves `session` and the store is ready: a call without a key that `begin` adds to the session
-    /// needs no claim yet. Another replica joins before or after that.
+    /// Calls `begin` if this replica alone serves `session` and the store is ready: a call without
+    /// a key that `begin` adds to the session needs no claim yet. Another replica joins before or
+    /// after that.
     pub fn begin_as_sole<R>(&self, session: &Session, begin: impl FnOnce() -> R) -> Option<R> {
         session.begin_as_sole(self.backing.as_ref()?.ready_term(), begin)
     }
 
-    /// Begins to tell the other replicas that serve `session` that this one does, which is due before a call without a key runs here. Returns
-    /// `None` if they know, or if no replicas share the store.
+    /// Begins to tell the other replicas that serve `session` that this one does, which is due
+    /// before a call without a key runs here. Returns `None` if they know, or if no replicas share
+    /// the store.
     pub fn begin_announcement(&self, session: &Session) -> Option<Announcement> {
         let backing = self.backing.as_ref().filter(|backing| backing.coordination.is_some())?;
         session.begin_announcement(backing.term())
@@ -221,7 +239,8 @@ impl EventLog {
         self.young_calls.add(stream);
     }
 
-    /// Claims the calls of a session that another replica joins, and lets later ones be claimed before they run.
+    /// Claims the calls of a session that another replica joins, and lets later ones be claimed
+    /// before they run.
     ///
     /// # Errors
     /// If the store has not confirmed each claim.
@@ -280,8 +299,8 @@ fn write_claims(calls: &[Arc<Stream>]) -> Vec<ClaimWrite> {
     calls.iter().flat_map(|call| call.write_claims()).collect()
 }
 
-/// Waits for `writes`, the claims of `calls`, and repeats those that failed until the store has confirmed them. A call that is over or
-/// delivered needs none.
+/// Waits for `writes`, the claims of `calls`, and repeats those that failed until the store has
+/// confirmed them. A call that is over or delivered needs none.
 async fn confirm_claims(backing: Arc<Backing>, calls: Vec<Weak<Stream>>, mut writes: Vec<ClaimWrite>) {
     while !writes.is_empty() {
         let mut is_confirmed = true;

@@ -1,7 +1,7 @@
 //! Follower: a stream that another replica writes, copied from the store for readers here.
 //!
-//! Owned here: the copy of the events, and the reports about local readers to the writer. Absent: which reader may go
-//! on. The writer decides that, because it hears of all of them.
+//! Owned here: the copy of the events, and the reports about local readers to the writer. Absent:
+//! which reader may go on. The writer decides that, because it hears of all of them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,7 +44,8 @@ pub(in crate::event_log) struct Follower {
 pub(in crate::event_log) enum FollowerState {
     Open,
     Sealed,
-    /// Lost or forgotten by the store, or the events read here are not those of the replica that ended the stream.
+    /// Lost or forgotten by the store, or the events read here are not those of the replica that
+    /// ended the stream.
     Lost,
 }
 
@@ -84,8 +85,8 @@ impl Follower {
                     if log.keep_restored(&self.backing, &self.stream).await.is_err() {
                         debug!(stream.id = %self.stream.id(), "the retention of a stream could not be extended in the store");
                     }
-                    // The last report comes last: while there is a reader, a repeated call counts as a retry of
-                    // another's.
+                    // The last report comes last: while there is a reader, a repeated call counts
+                    // as a retry of another's.
                     while self.stream.with_machine(|machine| machine.reader().is_attached()) {
                         self.stream.pump.notified().await;
                     }

@@ -1,9 +1,11 @@
-//! Kept responses: the outcome of a call with a key that is no stream, a response that passed through or a failure.
+//! Kept responses: the outcome of a call with a key that is no stream, a response that passed
+//! through or a failure.
 //!
-//! Owned here: a record in the store beside the call's claim (`claims.rs`), so that the key finds its response
-//! after the process is gone. Invariants: the record is in the store before a client has the response, unless memory
-//! stands in for the store; a record that waits for the store counts in its caller's quota. Absent: responses that are
-//! streams, which the store has anyway, and responses to calls without a key.
+//! Owned here: a record in the store beside the call's claim (`claims.rs`), so that the key finds
+//! its response after the process is gone. Invariants: the record is in the store before a client
+//! has the response, unless memory stands in for the store; a record that waits for the store
+//! counts in its caller's quota. Absent: responses that are streams, which the store has anyway,
+//! and responses to calls without a key.
 
 use std::time::{Duration, Instant};
 
@@ -22,12 +24,14 @@ use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::StreamId;
 use crate::store::{Error, StoreHealth};
 
-/// Size above which a response is not stored. Responses kept for a retry are smaller, except lists of tools.
+/// Size above which a response is not stored. Responses kept for a retry are smaller, except lists
+/// of tools.
 const RESPONSE_MAX: usize = 1024 * 1024;
 
 impl EventLog {
-    /// Stores the response of a call with a key and a claim, if `head` would be lost with this process. Waits for a
-    /// store that is to be waited for; otherwise the record follows once the store accepts it.
+    /// Stores the response of a call with a key and a claim, if `head` would be lost with this
+    /// process. Waits for a store that is to be waited for; otherwise the record follows once the
+    /// store accepts it.
     pub async fn store_response(&self, stream: &Stream, head: &Head) {
         let Some(backing) = &self.backing else { return };
         if !outlives_process(stream) {
@@ -94,7 +98,8 @@ struct LateResponse {
 }
 
 impl LateResponse {
-    /// Writes the record once the store accepts it and a permit is free; gives up at the end of the retention.
+    /// Writes the record once the store accepts it and a permit is free; gives up at the end of the
+    /// retention.
     async fn write(&self, backing: &Backing, permits: &Semaphore) {
         let Ok(Ok(_permit)) = timeout(self.left(), permits.acquire()).await else { return };
         loop {

@@ -1,4 +1,5 @@
-//! Recovery: streams, sessions and calls of other processes, and of this one before a restart or a data loss.
+//! Recovery: streams, sessions and calls of other processes, and of this one before a restart or a
+//! data loss.
 //!
 //! States of a stream as one replica sees it, in a shared store:
 //!
@@ -22,11 +23,11 @@
 //!                             +---------+
 //! ```
 //!
-//! An owned stream is written here; a followed one is copied from the store while it is read here (`remote_readers`
-//! tells its owner). Adoption (`adoption`) fences the old owner: the store takes no more of its writes. `claims` and
-//! `kept_responses` bring calls back, `sessions` brings sessions back, and `handshakes` the
-//! records with which they are opened again. Absent: the renewal of leases and the messages
-//! between replicas (`cluster`).
+//! An owned stream is written here; a followed one is copied from the store while it is read here
+//! (`remote_readers` tells its owner). Adoption (`adoption`) fences the old owner: the store takes
+//! no more of its writes. `claims` and `kept_responses` bring calls back, `sessions` brings
+//! sessions back, and `handshakes` the records with which they are opened again. Absent: the
+//! renewal of leases and the messages between replicas (`cluster`).
 
 pub(in crate::event_log) mod adoption;
 pub(in crate::event_log) mod claims;

@@ -17,7 +17,8 @@ use crate::protocol::ids::{Seq, StreamId};
 use crate::store::Stored;
 
 impl EventLog {
-    /// Rebuilds a stream from its records, without events. Returns `None` if the records cannot be read.
+    /// Rebuilds a stream from its records, without events. Returns `None` if the records cannot be
+    /// read.
     pub(in crate::event_log) fn rebuild(
         &self,
         backing: &Arc<Backing>,
@@ -41,8 +42,8 @@ impl EventLog {
         Some(Stream::restored(restored, self.identity.clone(), self.bounds, backing.clone(), reservation, clock::now()))
     }
 
-    /// Reserves memory in the quota of the stream's principal, which may not be the caller. Never refused: the stream exists,
-    /// and a client waits.
+    /// Reserves memory in the quota of the stream's principal, which may not be the caller. Never
+    /// refused: the stream exists, and a client waits.
     fn reservation_of_restored(&self, about: &About) -> StreamReservation {
         let key = match (&about.binding.principal, &about.binding.session) {
             (Principal::Known(known), _) => QuotaKey::Known(*known),

@@ -1,7 +1,8 @@
 //! Readers at other replicas, of streams that are written here.
 //!
-//! A stream has one reader in the whole cluster: the newest one that was reported to the writer. Invariant: a displaced
-//! reader never becomes the reader again, however late its reports arrive. Absent: the messages (`cluster`).
+//! A stream has one reader in the whole cluster: the newest one that was reported to the writer.
+//! Invariant: a displaced reader never becomes the reader again, however late its reports arrive.
+//! Absent: the messages (`cluster`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,8 +18,8 @@ use crate::protocol::ids::{AttachId, StreamId};
 const REMEMBERED: Duration = Duration::from_secs(60);
 
 impl EventLog {
-    /// Handles a report about a reader at another replica. Returns the readers that it displaces, or the reader itself
-    /// if it was displaced before.
+    /// Handles a report about a reader at another replica. Returns the readers that it displaces,
+    /// or the reader itself if it was displaced before.
     pub fn note_reader(&self, report: &Reader) -> Vec<Displaced> {
         let Some(stream) = self.streams.get(report.stream) else {
             return Vec::new();
@@ -88,8 +89,8 @@ impl EventLog {
         }
     }
 
-    /// Returns the remote readers that were displaced by a newer one here since the last call. Forgets readers without
-    /// recent reports.
+    /// Returns the remote readers that were displaced by a newer one here since the last call.
+    /// Forgets readers without recent reports.
     pub fn displaced_readers(&self) -> Vec<Displaced> {
         let now = clock::now();
         let mut displaced = Vec::new();

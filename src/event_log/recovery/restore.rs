@@ -1,8 +1,9 @@
-//! Restoring: streams of other processes, and of this one before its restart, come out of the store.
+//! Restoring: streams of other processes, and of this one before its restart, come out of the
+//! store.
 //!
-//! A sealed stream is read whole and lives here like any other. An open one belongs to the replica that writes it; here a
-//! follower copies it (`follower.rs`). An open one whose writer is gone is adopted first (`adoption.rs`). Absent: access
-//! control (as for any stream).
+//! A sealed stream is read whole and lives here like any other. An open one belongs to the replica
+//! that writes it; here a follower copies it (`follower.rs`). An open one whose writer is gone is
+//! adopted first (`adoption.rs`). Absent: access control (as for any stream).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,8 +30,8 @@ const STORE_PATIENCE: Duration = Duration::from_secs(5);
 pub struct Unreachable;
 
 impl EventLog {
-    /// Restores the stream of an event ID from the store, if it is there and not here. Checks no access. A missing
-    /// stream is no error.
+    /// Restores the stream of an event ID from the store, if it is there and not here. Checks no
+    /// access. A missing stream is no error.
     ///
     /// # Errors
     /// If the store cannot be asked.
@@ -40,8 +41,8 @@ impl EventLog {
         self.restore_stream(&backing, verified.stream, last).await
     }
 
-    /// Restores the stream of a call of another replica, or of this one before its restart; `None` if the store has
-    /// none. Checks no access.
+    /// Restores the stream of a call of another replica, or of this one before its restart; `None`
+    /// if the store has none. Checks no access.
     ///
     /// # Errors
     /// If the store cannot be asked.
@@ -65,7 +66,8 @@ impl EventLog {
             if is_unreachable && backing.on_unreachable == OnUnreachable::Refuse {
                 return Err(Unreachable);
             }
-            // A client that read at another replica may resume here before the store has answered the writer.
+            // A client that read at another replica may resume here before the store has answered
+            // the writer.
             if tokio::time::timeout(STORE_PATIENCE, here.stored(seq)).await.is_err() {
                 return Err(Unreachable);
             }
@@ -103,7 +105,8 @@ impl EventLog {
         }
     }
 
-    /// Waits for the follower to reach `seq`: a client that read at the writer may resume here before the event has.
+    /// Waits for the follower to reach `seq`: a client that read at the writer may resume here
+    /// before the event has.
     async fn wait_for_follower(&self, backing: &Backing, here: &Arc<Stream>, seq: Seq) -> Result<(), Unreachable> {
         if !here.is_remote() || here.last_kept() >= seq {
             return Ok(());
@@ -126,8 +129,8 @@ impl EventLog {
         tokio::time::timeout(STORE_PATIENCE, stream.caught_up_to(stored.tail)).await.map_err(|_| Unreachable)
     }
 
-    /// Returns the writer of an event ID's stream, if it may have events that are neither here nor in the store, from
-    /// an outage of the store. To be called after [`Self::restore`].
+    /// Returns the writer of an event ID's stream, if it may have events that are neither here nor
+    /// in the store, from an outage of the store. To be called after [`Self::restore`].
     pub fn may_be_ahead(&self, verified: &Verified) -> Option<(Owner, StreamId, Seq)> {
         if verified.owner == self.identity.owner {
             return None;
@@ -161,7 +164,8 @@ impl EventLog {
         };
         let Some(mut stored) = backing.store.load(id).wait().await? else { return Ok(()) };
         if !stored.sealed && self.is_still_expired(backing, stored.owner).await? {
-            // In a task of its own: an adopted stream is ended even if the client that asked for it leaves.
+            // In a task of its own: an adopted stream is ended even if the client that asked for it
+            // leaves.
             let log = self.clone();
             let adopting = tokio::spawn(async move { log.adopt(id).await });
             adopting.await.map_err(|error| Error::Unavailable(error.to_string()))??;

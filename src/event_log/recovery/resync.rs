@@ -1,10 +1,11 @@
-//! Resync: when the store returns with data missing, each replica rewrites the streams that it owns.
+//! Resync: when the store returns with data missing, each replica rewrites the streams that it
+//! owns.
 //!
-//! A store may have lost everything, which shows as another epoch of its contents. It may also have come back from a
-//! failover or an old snapshot with the last writes missing, which shows only as a reconnection. Invariant: for one
-//! lease after either, no replica is declared dead and no stream reported lost because the store does not know it: its
-//! owner is about to rewrite it. Absent: events of a running call, whose loss the writer notices itself
-//! (`writer/recorder.rs`).
+//! A store may have lost everything, which shows as another epoch of its contents. It may also have
+//! come back from a failover or an old snapshot with the last writes missing, which shows only as a
+//! reconnection. Invariant: for one lease after either, no replica is declared dead and no stream
+//! reported lost because the store does not know it: its owner is about to rewrite it. Absent:
+//! events of a running call, whose loss the writer notices itself (`writer/recorder.rs`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,8 +21,8 @@ use crate::protocol::ids::{StoreEpoch, StreamId};
 use crate::store::Error;
 
 impl EventLog {
-    /// Notes the epoch of the store's contents and the number of losses; tells whether [`Self::verify_and_rewrite`] or
-    /// [`Self::rewrite_all`] is due.
+    /// Notes the epoch of the store's contents and the number of losses; tells whether
+    /// [`Self::verify_and_rewrite`] or [`Self::rewrite_all`] is due.
     pub fn note_generation(&self, epoch: StoreEpoch, times: u64, lease: Duration) -> StoreLoss {
         self.backing.as_ref().map_or(StoreLoss::Nothing, |backing| backing.generation.note(epoch, times, lease))
     }
@@ -31,8 +32,8 @@ impl EventLog {
         self.backing.as_ref().is_some_and(|backing| backing.is_recovering())
     }
 
-    /// Rewrites everything after a total loss. Running streams rewrite themselves; sessions and finished streams
-    /// follow one after the other, in the background.
+    /// Rewrites everything after a total loss. Running streams rewrite themselves; sessions and
+    /// finished streams follow one after the other, in the background.
     pub fn rewrite_all(self: &Arc<Self>) {
         let Some(backing) = self.backing.clone() else { return };
         let over: Vec<_> = self.written_here().filter(|stream| stream.note_store_loss()).collect();
@@ -70,8 +71,9 @@ impl EventLog {
         }
     }
 
-    /// Verifies the store after a possible partial loss. Small records are rewritten; each stream that was written
-    /// here is compared with the store, one after the other, in the background, and rewritten if something is missing.
+    /// Verifies the store after a possible partial loss. Small records are rewritten; each stream
+    /// that was written here is compared with the store, one after the other, in the background,
+    /// and rewritten if something is missing.
     pub fn verify_and_rewrite(self: &Arc<Self>) {
         let Some(backing) = self.backing.clone() else { return };
         let written: Vec<_> = self.written_here().collect();

@@ -1,7 +1,9 @@
-//! Sessions in the store: the result of `initialize` is known to every process that shares it, and after a restart.
+//! Sessions in the store: the result of `initialize` is known to every process that shares it, and
+//! after a restart.
 //!
-//! Owned here: the records of sessions in the store, and the groups of the replicas that are registered for them. Invariant: while a session is
-//! known here, what the store holds of it from this replica is renewed. Absent: the records of this process (`sessions/mod.rs`).
+//! Owned here: the records of sessions in the store, and the groups of the replicas that are
+//! registered for them. Invariant: while a session is known here, what the store holds of it from
+//! this replica is renewed. Absent: the records of this process (`sessions/mod.rs`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,21 +21,24 @@ use crate::protocol::headers::SessionId;
 use crate::protocol::ids::Owner;
 use crate::store::Error;
 
-/// Time after its end for which this replica stays registered for a session, because messages from before the end may arrive
-/// late.
+/// Time after its end for which this replica stays registered for a session, because messages from
+/// before the end may arrive late.
 const KEEP_ENDED: Duration = Duration::from_secs(60);
 /// Interval at which registrations are checked for renewal.
 const CHECK_EVERY: Duration = Duration::from_secs(60);
 
 impl EventLog {
-    /// Stores a session that was opened here, before its client can use it anywhere. If no other replica has served it, this one is its sole
-    /// replica: a call there is claimed later, see [`EventLog::begin_as_sole`].
+    /// Stores a session that was opened here, before its client can use it anywhere. If no other
+    /// replica has served it, this one is its sole replica: a call there is claimed later, see
+    /// [`EventLog::begin_as_sole`].
     pub async fn save_opened_session(&self, id: &SessionId, principal: &Principal, opened: &Opened) {
         let Some(backing) = &self.backing else { return };
-        // For a lease after a loss, other replicas that serve the session may not be registered again.
+        // For a lease after a loss, other replicas that serve the session may not be registered
+        // again.
         let term = backing.ready_term().filter(|_| !backing.is_recovering());
         let until = clock::now() + REGISTRATION / 2;
-        // Found before the replicas of the session are read: one that joins meanwhile shares this record, and perhaps not its successor.
+        // Found before the replicas of the session are read: one that joins meanwhile shares this
+        // record, and perhaps not its successor.
         let session = self.sessions.find(id, principal).filter(|session| session.is_home());
         let is_registered = match &session {
             Some(session) => self.register_session(id, session).await,
@@ -62,8 +67,8 @@ impl EventLog {
         }
     }
 
-    /// Returns the replicas that are registered for a session, one that no replica has opened included, in no order. Dead ones and this one are
-    /// among them.
+    /// Returns the replicas that are registered for a session, one that no replica has opened
+    /// included, in no order. Dead ones and this one are among them.
     ///
     /// # Errors
     /// If the store fails.
@@ -80,9 +85,9 @@ impl EventLog {
         Ok(members)
     }
 
-    /// Stores the result of a session's `initialize`. With an unreachable store, the session is known here alone; with
-    /// [`OnUnreachable::Refuse`](crate::config::OnUnreachable::Refuse) this waits instead, because another replica
-    /// would serve the session as an unknown one.
+    /// Stores the result of a session's `initialize`. With an unreachable store, the session is
+    /// known here alone; with [`OnUnreachable::Refuse`](crate::config::OnUnreachable::Refuse) this
+    /// waits instead, because another replica would serve the session as an unknown one.
     async fn save_session(&self, id: &SessionId, principal: &Principal, opened: &Opened) {
         let Some(backing) = &self.backing else { return };
         let record = serde_json::to_vec(opened).expect("a record has no maps with keys that are no text");
@@ -90,8 +95,9 @@ impl EventLog {
         backing.retry_until_available(|| backing.store.put(&key, &record, keep), "take the record of a session").await;
     }
 
-    /// Registers this replica for the session in the store, so that other replicas find it. An unreachable store is
-    /// handled as in [`EventLog::save_opened_session`]. Returns whether the store has the registration.
+    /// Registers this replica for the session in the store, so that other replicas find it. An
+    /// unreachable store is handled as in [`EventLog::save_opened_session`]. Returns whether the
+    /// store has the registration.
     pub async fn register_session(&self, id: &SessionId, session: &Session) -> bool {
         let Some(backing) = &self.backing else { return false };
         let Some(coordination) = &backing.coordination else { return false };
@@ -105,14 +111,16 @@ impl EventLog {
         is_registered
     }
 
-    /// Registers this replica for the session, unless the store is known to have its registration. Returns whether the store has it.
+    /// Registers this replica for the session, unless the store is known to have its registration.
+    /// Returns whether the store has it.
     pub async fn ensure_registered(&self, id: &SessionId, session: &Session) -> bool {
         let term = self.backing.as_ref().and_then(|backing| backing.term());
         session.has_registration(term) || self.register_session(id, session).await
     }
 
-    /// Writes to the store again what it holds of the session from this replica, unless the session has ended. A session that ends meanwhile
-    /// leaves nothing behind, and one that is opened again has its new record. Returns false if the store does not take it.
+    /// Writes to the store again what it holds of the session from this replica, unless the session
+    /// has ended. A session that ends meanwhile leaves nothing behind, and one that is opened again
+    /// has its new record. Returns false if the store does not take it.
     pub(super) async fn rewrite_session(&self, id: &SessionId, session: &Arc<Session>) -> bool {
         let mut session = session.clone();
         if !self.sessions.has(id, &session) || session.is_over() {
@@ -142,9 +150,10 @@ impl EventLog {
         }
     }
 
-    /// Renews the registrations of this replica and the records of the sessions that it opened, until dropped: at half of their lifetimes for as
-    /// long as the sessions are known here, and at once after [`Self::renew_registrations`]. One is renewed at a time, however often the
-    /// lease is lost and acquired meanwhile. For one task.
+    /// Renews the registrations of this replica and the records of the sessions that it opened,
+    /// until dropped: at half of their lifetimes for as long as the sessions are known here, and at
+    /// once after [`Self::renew_registrations`]. One is renewed at a time, however often the lease
+    /// is lost and acquired meanwhile. For one task.
     pub async fn keep_registrations(&self) {
         if self.coordination().is_none() {
             return std::future::pending().await;
@@ -159,13 +168,14 @@ impl EventLog {
         }
     }
 
-    /// Has [`Self::keep_registrations`] renew all registrations of this replica at once. The caller has acquired a lease: the other replicas may
-    /// have forgotten them.
+    /// Has [`Self::keep_registrations`] renew all registrations of this replica at once. The caller
+    /// has acquired a lease: the other replicas may have forgotten them.
     pub fn renew_registrations(&self) {
         self.sessions.note_renewal_due();
     }
 
-    /// Renews the registrations that are due. Begins again in each new term, since those of the one before do not count.
+    /// Renews the registrations that are due. Begins again in each new term, since those of the one
+    /// before do not count.
     async fn rewrite_due_sessions(&self) {
         let term = || self.backing.as_ref().and_then(|backing| backing.term());
         while let Some(present) = term() {
@@ -187,8 +197,8 @@ impl EventLog {
     ///
     /// # Errors
     /// If the store cannot be asked and no request may be served without it. With
-    /// [`OnUnreachable::Degrade`](crate::config::OnUnreachable::Degrade), an unreachable store counts as one without
-    /// the record, this time.
+    /// [`OnUnreachable::Degrade`](crate::config::OnUnreachable::Degrade), an unreachable store
+    /// counts as one without the record, this time.
     pub async fn load_session(&self, id: &SessionId, principal: &Principal) -> Result<Option<Arc<Session>>, Error> {
         let Some(backing) = &self.backing else { return Ok(None) };
         match backing.store.get(&key(id, principal)).wait().await {
@@ -221,8 +231,9 @@ impl EventLog {
         }
     }
 
-    /// Removes the record of a session from the store and here, and lets the registration of this replica expire. Returns
-    /// the local record, so that its streams can be ended. Other replicas keep theirs: they are notified by the ingress.
+    /// Removes the record of a session from the store and here, and lets the registration of this
+    /// replica expire. Returns the local record, so that its streams can be ended. Other replicas
+    /// keep theirs: they are notified by the ingress.
     pub async fn forget_session(&self, id: &SessionId, principal: &Principal) -> Option<Arc<Session>> {
         // A renewal that is under way writes nothing from here on, or removes what it wrote.
         if let Some(session) = self.sessions.find(id, principal) {
@@ -264,8 +275,9 @@ impl EventLog {
     }
 }
 
-/// Returns the name of the group of replicas that are registered for a session. A session that no replica is known to have opened has a group
-/// of its own: a registration there is shorter, and would replace that of the same replica for the opened session, which its client may use with
+/// Returns the name of the group of replicas that are registered for a session. A session that no
+/// replica is known to have opened has a group of its own: a registration there is shorter, and
+/// would replace that of the same replica for the opened session, which its client may use with
 /// another token.
 fn group(id: &SessionId, is_opened: bool) -> Vec<u8> {
     let kind: &[u8] = if is_opened { b"session\0" } else { b"unopened\0" };

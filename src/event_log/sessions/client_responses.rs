@@ -18,8 +18,8 @@ impl Sessions {
         asking
     }
 
-    /// Matches a client response with the oldest outstanding request of this id on `streams`, and returns the stream.
-    /// A finished stream comes last, because nothing there waits for it.
+    /// Matches a client response with the oldest outstanding request of this id on `streams`, and
+    /// returns the stream. A finished stream comes last, because nothing there waits for it.
     pub fn match_client_response(
         streams: &[Arc<Stream>],
         request: &RequestId,

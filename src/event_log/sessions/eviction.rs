@@ -1,7 +1,9 @@
-//! Eviction of session records: the idle ones after a time, and the least recently used beyond a limit.
+//! Eviction of session records: the idle ones after a time, and the least recently used beyond a
+//! limit.
 //!
-//! Owned here: the limits of records, their count, and the choice of the records that go. Invariant: a record that goes passes on the calls
-//! whose claims may not be in the store. Absent: the order of the records that were opened here (`lru_queue.rs`).
+//! Owned here: the limits of records, their count, and the choice of the records that go.
+//! Invariant: a record that goes passes on the calls whose claims may not be in the store. Absent:
+//! the order of the records that were opened here (`lru_queue.rs`).
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -16,11 +18,11 @@ use crate::sync;
 
 /// Idle time after which a session without streams is forgotten. The upstream may still know it.
 const IDLE: Duration = Duration::from_secs(3600);
-/// Idle time for a session that was opened elsewhere: without a stream its record is empty, and any caller can invent
-/// an id.
+/// Idle time for a session that was opened elsewhere: without a stream its record is empty, and any
+/// caller can invent an id.
 const IDLE_UNOPENED: Duration = Duration::from_secs(60);
-/// Divisor of the limit of sessions opened here: this many records of sessions opened elsewhere may exist beside those
-/// in use. A record has up to 1.5 KiB.
+/// Divisor of the limit of sessions opened here: this many records of sessions opened elsewhere may
+/// exist beside those in use. A record has up to 1.5 KiB.
 const UNOPENED: usize = 4;
 
 impl Sessions {
@@ -52,8 +54,8 @@ impl Sessions {
         self.evict_at.fetch_min(most.max(left + most / 2), Ordering::Relaxed);
     }
 
-    /// Queues a record of a session opened here that is now in the map. Beyond the limit the least recently used goes;
-    /// one in use goes only if those before it are in use as well.
+    /// Queues a record of a session opened here that is now in the map. Beyond the limit the least
+    /// recently used goes; one in use goes only if those before it are in use as well.
     pub(super) fn enter(&self, key: Key, serial: u64) {
         let mut queue = self.lru_queue();
         let find = |key: &Key, serial: u64| {
@@ -73,8 +75,9 @@ impl Sessions {
         queue.prune(self.max_opened, |key, serial| matches!(find(key, serial), Found::Used(..)));
     }
 
-    /// Keeps the calls of a record that is about to be evicted and whose claims are not in the store: a replica that joins the session waits
-    /// for them. Each later call is claimed before it runs.
+    /// Keeps the calls of a record that is about to be evicted and whose claims are not in the
+    /// store: a replica that joins the session waits for them. Each later call is claimed before it
+    /// runs.
     fn keep_unclaimed(&self, key: &Key) {
         let Some(session) = self.sessions.get(key).map(|entry| entry.value().clone()) else { return };
         session.share();
@@ -85,8 +88,9 @@ impl Sessions {
         }
     }
 
-    /// Forgets half of the unused records of sessions opened elsewhere, the least recently used, if there are too
-    /// many. A search scans the whole map, so there is one per half the limit of new records.
+    /// Forgets half of the unused records of sessions opened elsewhere, the least recently used, if
+    /// there are too many. A search scans the whole map, so there is one per half the limit of new
+    /// records.
     pub(super) fn keep_bound(&self) {
         let evict_at = self.evict_at.load(Ordering::Relaxed);
         let is_due = self.record_count.unopened.load(Ordering::Relaxed) >= evict_at;

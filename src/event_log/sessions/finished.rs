@@ -1,6 +1,7 @@
 //! Finished calls in the record of a session: the stubs that a search by session must find.
 //!
-//! Absent: the calls that have an entry (`stream/finished_call.rs`), and the streams of the entries (`log/finished.rs`).
+//! Absent: the calls that have an entry (`stream/finished_call.rs`), and the streams of the entries
+//! (`log/finished.rs`).
 
 use std::sync::{Arc, Weak};
 
@@ -31,7 +32,8 @@ impl FinishedCalls {
         self.calls.iter().any(|known| known.as_ptr() == Arc::as_ptr(call))
     }
 
-    /// Drops the references to dead calls; the next pruning follows at twice the number of live ones.
+    /// Drops the references to dead calls; the next pruning follows at twice the number of live
+    /// ones.
     fn prune(&mut self) {
         self.calls.retain(|call| call.strong_count() > 0);
         self.prune_at = (self.calls.len() * 2).max(STREAMS_MIN);
@@ -53,8 +55,8 @@ impl Session {
         self.lock().finished.add(call);
     }
 
-    /// Adds the finished call of a stream that joins the session, unless it is there: each return of its client may make another stream of
-    /// its stub.
+    /// Adds the finished call of a stream that joins the session, unless it is there: each return
+    /// of its client may make another stream of its stub.
     pub(super) fn join_finished(&self, call: &Arc<FinishedCall>) {
         let finished = &mut self.lock().finished;
         if !finished.has(call) {
@@ -81,7 +83,8 @@ impl Sessions {
         session.inspect(|session| session.add_finished(call)).is_some()
     }
 
-    /// Returns the finished calls of a session under these principals that a search by session must find.
+    /// Returns the finished calls of a session under these principals that a search by session must
+    /// find.
     pub(in crate::event_log) fn finished_of(&self, id: &SessionId, principals: &[Principal]) -> Vec<StreamId> {
         let of = |principal: &Principal| {
             let session = self.sessions.get(&(id.clone(), *principal)).map(|entry| entry.value().clone());

@@ -4,19 +4,21 @@ use crate::event_log::backing::Term;
 use crate::event_log::sessions::Session;
 use crate::protocol::ids::Owner;
 
-/// Answer of the store about the home of a session. It counts in the term of the question: after that, another replica may have taken the
-/// session over.
+/// Answer of the store about the home of a session. It counts in the term of the question: after
+/// that, another replica may have taken the session over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KnownHome {
     Unasked,
-    /// This replica. `is_accepted` is true if the server has accepted the record's principal in the session.
+    /// This replica. `is_accepted` is true if the server has accepted the record's principal in the
+    /// session.
     Here {
         term: Option<HomeTerm>,
         is_accepted: bool,
     },
     /// Another replica. The store is asked again for the next request.
     Elsewhere(Owner),
-    /// The store does not name one, or not one that matters: the server here says whether it has the session.
+    /// The store does not name one, or not one that matters: the server here says whether it has
+    /// the session.
     Unknown(Option<HomeTerm>),
 }
 
@@ -25,7 +27,8 @@ pub(super) enum KnownHome {
 pub struct HomeTerm(Option<Term>);
 
 impl HomeTerm {
-    /// Creates the time in which this replica has its lease and the store loses nothing, or all time for a store that is not shared.
+    /// Creates the time in which this replica has its lease and the store loses nothing, or all
+    /// time for a store that is not shared.
     pub(in crate::event_log) fn new(term: Option<Term>) -> Self {
         Self(term)
     }
@@ -37,7 +40,8 @@ impl Session {
         matches!(self.lock().home, KnownHome::Here { .. })
     }
 
-    /// Does as [`Self::has_home_here`], for a principal that the server has accepted in the session.
+    /// Does as [`Self::has_home_here`], for a principal that the server has accepted in the
+    /// session.
     pub fn is_accepted_here(&self) -> bool {
         matches!(self.lock().home, KnownHome::Here { is_accepted: true, .. })
     }
@@ -58,7 +62,8 @@ impl Session {
         }
     }
 
-    /// Notes that this replica is the home in `term`, and whether the server has accepted the principal of the record.
+    /// Notes that this replica is the home in `term`, and whether the server has accepted the
+    /// principal of the record.
     pub fn note_home_here(&self, term: Option<HomeTerm>, is_accepted: bool) {
         self.lock().home = KnownHome::Here { term, is_accepted };
     }

@@ -1,14 +1,16 @@
 //! LRU queue of the sessions that were opened here.
 //!
-//! The queue has each record once, by its last use as far as is known. A record that was used since moves to the back
-//! when it is reached, so that a use costs nothing here, and a new record costs a bounded search. Absent: the records.
+//! The queue has each record once, by its last use as far as is known. A record that was used since
+//! moves to the back when it is reached, so that a use costs nothing here, and a new record costs a
+//! bounded search. Absent: the records.
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
 use crate::event_log::sessions::Key;
 
-/// Records skipped in one search because they are in use or were used since. The next record goes in any case.
+/// Records skipped in one search because they are in use or were used since. The next record goes
+/// in any case.
 const SKIPPED_MAX: usize = 32;
 
 #[derive(Debug, Default)]

@@ -1,11 +1,12 @@
 //! Records of MCP sessions: one for each session and principal that uses it.
 //!
-//! Owned here: the result of an `initialize` that went through the proxy, and the session's streams, by which its
-//! cancels, client responses and deletion find them. A session that was opened elsewhere (before a restart, or with a
-//! token that was refreshed since) has a record as well, from its first POST on, without the result of `initialize`.
-//! Any caller can invent a session id, so such records without streams are limited in number, and so are those opened
-//! here; beyond the limit the least recently used go first. The upstream remains the judge of a session. Absent:
-//! the IDs of sessions that the proxy itself issues (`protocol/ids`).
+//! Owned here: the result of an `initialize` that went through the proxy, and the session's
+//! streams, by which its cancels, client responses and deletion find them. A session that was
+//! opened elsewhere (before a restart, or with a token that was refreshed since) has a record as
+//! well, from its first POST on, without the result of `initialize`. Any caller can invent a
+//! session id, so such records without streams are limited in number, and so are those opened here;
+//! beyond the limit the least recently used go first. The upstream remains the judge of a session.
+//! Absent: the IDs of sessions that the proxy itself issues (`protocol/ids`).
 
 mod client_responses;
 mod eviction;
@@ -134,12 +135,14 @@ struct State {
     used: Instant,
     call_ended: Option<Instant>,
     used_ids: UsedIds,
-    /// Time of the last message without a stream that went to the server, or `None` before the first.
+    /// Time of the last message without a stream that went to the server, or `None` before the
+    /// first.
     sent: Option<Instant>,
 }
 
 impl State {
-    /// Drops the references to dead streams; the next pruning follows at twice the number of live ones.
+    /// Drops the references to dead streams; the next pruning follows at twice the number of live
+    /// ones.
     fn prune(&mut self) {
         self.streams.retain(|stream| stream.strong_count() > 0);
         self.prune_at = (self.streams.len() * 2).max(STREAMS_MIN);
@@ -185,13 +188,15 @@ impl Session {
         self.sharing.note_sole(term, until);
     }
 
-    /// Calls `begin` if this replica alone serves the session, and before another joins it. `begin` adds the stream of a new call to the session.
+    /// Calls `begin` if this replica alone serves the session, and before another joins it. `begin`
+    /// adds the stream of a new call to the session.
     pub(super) fn begin_as_sole<R>(&self, term: Option<Term>, begin: impl FnOnce() -> R) -> Option<R> {
         self.sharing.begin_as_sole(term, clock::now(), begin)
     }
 
-    /// Begins to tell the other replicas that serve the session that this one does, which is due before a call without a key runs here. Returns
-    /// `None` if they know in the lease of the present `term`.
+    /// Begins to tell the other replicas that serve the session that this one does, which is due
+    /// before a call without a key runs here. Returns `None` if they know in the lease of the
+    /// present `term`.
     pub(super) fn begin_announcement(&self, term: Option<Term>) -> Option<Announcement> {
         let now = clock::now();
         // A registration is renewed at half of its time.
@@ -199,13 +204,14 @@ impl Session {
         if self.sharing.is_announced(term, now) { None } else { Some(announcement) }
     }
 
-    /// Notes that all other replicas that serve the session know that this one does, and that those which begin to serve it find this one's
-    /// registration.
+    /// Notes that all other replicas that serve the session know that this one does, and that those
+    /// which begin to serve it find this one's registration.
     pub fn note_announced(&self, announcement: Announcement) {
         self.sharing.note_announced(announcement);
     }
 
-    /// Notes that another replica begins to serve the session: from now on each call is claimed before it runs.
+    /// Notes that another replica begins to serve the session: from now on each call is claimed
+    /// before it runs.
     pub(super) fn share(&self) {
         self.sharing.share();
     }
@@ -227,7 +233,8 @@ impl Session {
         self.was_answered.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether the server has answered a request of this principal in the session, as far as this process knows.
+    /// Returns whether the server has answered a request of this principal in the session, as far
+    /// as this process knows.
     pub fn was_answered(&self) -> bool {
         self.was_answered.load(Ordering::Relaxed)
     }
@@ -247,7 +254,8 @@ impl Session {
         self.opened.as_ref()
     }
 
-    /// Returns whether all is known that can be: the result of `initialize`, or that the store has no record.
+    /// Returns whether all is known that can be: the result of `initialize`, or that the store has
+    /// no record.
     pub fn is_known(&self) -> bool {
         self.opened.is_some() || self.lock().is_looked_up
     }
@@ -272,7 +280,8 @@ impl Session {
         self.opened.as_ref().map(|opened| &opened.version)
     }
 
-    /// Returns whether the server is known to have declared `logging`, so that a warning can be sent.
+    /// Returns whether the server is known to have declared `logging`, so that a warning can be
+    /// sent.
     pub fn logs(&self) -> bool {
         self.opened.as_ref().is_some_and(|opened| opened.logging)
     }
@@ -287,12 +296,14 @@ impl Session {
         self.opened.as_ref().is_some_and(|opened| opened.has_no_beats)
     }
 
-    /// Returns whether the proxy offers the client tasks of 2025-11-25, or `None` if the `initialize` did not pass here.
+    /// Returns whether the proxy offers the client tasks of 2025-11-25, or `None` if the
+    /// `initialize` did not pass here.
     pub fn has_tasks(&self) -> Option<bool> {
         self.opened.as_ref().map(|opened| opened.has_tasks)
     }
 
-    /// Notes the IDs of a POST's requests, and returns the use of IDs in the session. `contents` is a digest of the POST, equal for a retry.
+    /// Notes the IDs of a POST's requests, and returns the use of IDs in the session. `contents` is
+    /// a digest of the POST, equal for a retry.
     pub fn note_request_ids(&self, ids: &[RequestId], contents: u32) -> IdUse {
         let mut state = self.lock();
         for id in ids {
@@ -381,7 +392,8 @@ impl Session {
         self.lock().streams.len()
     }
 
-    /// Returns whether any stream is live. Drops references to dead ones, which keep a part of their memory.
+    /// Returns whether any stream is live. Drops references to dead ones, which keep a part of
+    /// their memory.
     fn has_streams(&self) -> bool {
         let mut state = self.lock();
         state.prune();
@@ -400,7 +412,8 @@ impl Drop for Session {
     }
 }
 
-/// Returns the newest stream among `running` that owes a response for `id`, with the upstream's id of that request.
+/// Returns the newest stream among `running` that owes a response for `id`, with the upstream's id
+/// of that request.
 pub fn stream_owing(running: &[Arc<Stream>], id: &RequestId) -> Option<(Arc<Stream>, RequestId)> {
     let owing = running.iter().rev().filter_map(|stream| Some((stream.clone(), stream.upstream_id(id)?)));
     owing.min_by_key(|(_, named)| named != id)
@@ -415,7 +428,8 @@ pub struct Sessions {
     /// Handshakes of the sessions that were opened here.
     handshakes: Arc<Handshakes>,
     record_count: Arc<RecordCount>,
-    /// Sessions that were opened here, by their last use. Not to be locked under an entry of the map.
+    /// Sessions that were opened here, by their last use. Not to be locked under an entry of the
+    /// map.
     lru_queue: Mutex<LruQueue>,
     /// Notified when the registrations are to be renewed at once.
     renewal_due: Notify,
@@ -430,8 +444,8 @@ pub struct Sessions {
 type Key = (SessionId, Principal);
 
 impl Sessions {
-    /// Creates an empty set of sessions with room for `most` opened here, and a quarter as many others beside those in
-    /// use.
+    /// Creates an empty set of sessions with room for `most` opened here, and a quarter as many
+    /// others beside those in use.
     pub fn new(metrics: Arc<Metrics>, most: usize) -> Self {
         Self {
             sessions: DashMap::new(),
@@ -446,7 +460,8 @@ impl Sessions {
         }
     }
 
-    /// Records a session that has just been assigned. If it has a record, the new one takes over its streams. May forget another.
+    /// Records a session that has just been assigned. If it has a record, the new one takes over
+    /// its streams. May forget another.
     pub fn record(&self, id: SessionId, principal: Principal, opened: Opened) {
         let key = (id, principal);
         let session = Session::new(key.clone(), Some(opened), true, self.record_count.clone());
@@ -455,7 +470,8 @@ impl Sessions {
         self.enter(key, serial);
     }
 
-    /// Replaces the present record of the session, if there is one. Returns false if another record has become the present one meanwhile.
+    /// Replaces the present record of the session, if there is one. Returns false if another record
+    /// has become the present one meanwhile.
     fn replace(&self, key: &Key, session: &Arc<Session>) -> bool {
         let before = self.sessions.get(key).map(|entry| entry.value().clone());
         if let Some(before) = &before {
@@ -477,8 +493,8 @@ impl Sessions {
         true
     }
 
-    /// Notes that another replica joins a session: from now on each call in it is claimed before it runs. Returns the calls whose claims may
-    /// have been deferred.
+    /// Notes that another replica joins a session: from now on each call in it is claimed before it
+    /// runs. Returns the calls whose claims may have been deferred.
     pub(super) fn share(&self, key: &Key) -> Vec<Arc<Stream>> {
         // Looked up first: an eviction adds to the list before it removes the record.
         let session = self.sessions.get(key).map(|entry| entry.value().clone());
@@ -492,7 +508,8 @@ impl Sessions {
         calls
     }
 
-    /// Returns the record of a session that the proxy issued, whose id holds all that is to be known.
+    /// Returns the record of a session that the proxy issued, whose id holds all that is to be
+    /// known.
     pub fn find_or_open(&self, id: &SessionId, principal: &Principal, opened: Opened) -> Arc<Session> {
         self.find(id, principal).unwrap_or_else(|| self.restore(id, principal, opened))
     }
@@ -533,8 +550,8 @@ impl Sessions {
         Some(session)
     }
 
-    /// Returns the record of a session for this principal; creates one for a session opened elsewhere, and may forget
-    /// others of that kind.
+    /// Returns the record of a session for this principal; creates one for a session opened
+    /// elsewhere, and may forget others of that kind.
     pub fn find_or_record(&self, id: &SessionId, principal: &Principal) -> Arc<Session> {
         self.find(id, principal).unwrap_or_else(|| {
             self.keep_bound();

@@ -1,9 +1,11 @@
 //! Registration of this replica for a session, by which the other replicas find its calls there.
 //!
-//! Owned here: the lifetimes of registrations, and what is known of those in the store. A registration belongs to a session and not to a
-//! record: those of sessions that a replica has opened are apart from the others, so that no record of an unknown session shortens them.
-//! Invariant: a registration counts only in the term in which the store took it, since other replicas or the store may have lost it after
-//! that. Absent: the requests to the store (`recovery/sessions.rs`).
+//! Owned here: the lifetimes of registrations, and what is known of those in the store. A
+//! registration belongs to a session and not to a record: those of sessions that a replica has
+//! opened are apart from the others, so that no record of an unknown session shortens them.
+//! Invariant: a registration counts only in the term in which the store took it, since other
+//! replicas or the store may have lost it after that. Absent: the requests to the store
+//! (`recovery/sessions.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,10 +15,12 @@ use crate::event_log::backing::Term;
 use crate::event_log::sessions::{Session, Sessions};
 use crate::protocol::headers::SessionId;
 
-/// Lifetime of the record of a session in the store, and of the registration of a replica for a session that a replica has opened. A client
-/// without a record is served as if its `initialize` had not passed here.
+/// Lifetime of the record of a session in the store, and of the registration of a replica for a
+/// session that a replica has opened. A client without a record is served as if its `initialize`
+/// had not passed here.
 pub(in crate::event_log) const REGISTRATION: Duration = Duration::from_secs(24 * 3600);
-/// Lifetime of a registration for a session that no replica is known to have opened. A made-up one costs the store a small record for as long.
+/// Lifetime of a registration for a session that no replica is known to have opened. A made-up one
+/// costs the store a small record for as long.
 const REGISTRATION_UNOPENED: Duration = Duration::from_secs(600);
 
 /// Registration of this replica for a session.
@@ -28,17 +32,20 @@ pub(super) struct Registration {
 }
 
 impl Session {
-    /// Returns whether this replica is registered for the session, so that other replicas find it by the session.
+    /// Returns whether this replica is registered for the session, so that other replicas find it
+    /// by the session.
     pub(in crate::event_log) fn is_registered(&self) -> bool {
         self.is_home || self.lock().registration.is_some()
     }
 
-    /// Returns the lifetime of a registration of this replica for the session. Any client can invent a session that no replica has opened.
+    /// Returns the lifetime of a registration of this replica for the session. Any client can
+    /// invent a session that no replica has opened.
     pub(in crate::event_log) fn registration_time(&self) -> Duration {
         if self.opened.is_some() { REGISTRATION } else { REGISTRATION_UNOPENED }
     }
 
-    /// Returns whether this replica is to register itself now, or again, for a session that it did not open, and notes that it begins to.
+    /// Returns whether this replica is to register itself now, or again, for a session that it did
+    /// not open, and notes that it begins to.
     pub fn begin_registration(&self) -> bool {
         if self.is_home {
             return false;
@@ -52,7 +59,8 @@ impl Session {
         is_due
     }
 
-    /// Returns whether the store is known to have this replica's registration in the present `term`, for half of its lifetime at least.
+    /// Returns whether the store is known to have this replica's registration in the present
+    /// `term`, for half of its lifetime at least.
     pub(in crate::event_log) fn has_registration(&self, term: Option<Term>) -> bool {
         let later = clock::now() + self.registration_time() / 2;
         let registration = self.lock().registration;
@@ -60,7 +68,8 @@ impl Session {
             && registration.is_some_and(|registration| registration.term == term && registration.until > later)
     }
 
-    /// Notes that the store has this replica's registration, which was written after `began`. `term` is that of `began`.
+    /// Notes that the store has this replica's registration, which was written after `began`.
+    /// `term` is that of `began`.
     pub(in crate::event_log) fn note_registered(&self, term: Option<Term>, began: Instant) {
         let until = began + self.registration_time();
         self.lock().registration = Some(Registration { until, term });
@@ -79,7 +88,8 @@ impl Sessions {
         self.sessions.get(&(id.clone(), session.principal)).is_some_and(|entry| Arc::ptr_eq(entry.value(), session))
     }
 
-    /// Notes that the registrations are to be renewed at once. Several notes before the renewal begins count as one.
+    /// Notes that the registrations are to be renewed at once. Several notes before the renewal
+    /// begins count as one.
     pub(in crate::event_log) fn note_renewal_due(&self) {
         self.renewal_due.notify_one();
     }
@@ -89,7 +99,8 @@ impl Sessions {
         self.renewal_due.notified().await;
     }
 
-    /// Returns the sessions for which this replica is registered, or was to be, and is to register itself again in `term`.
+    /// Returns the sessions for which this replica is registered, or was to be, and is to register
+    /// itself again in `term`.
     pub(in crate::event_log) fn due_registrations(&self, term: Term) -> Vec<(SessionId, Arc<Session>)> {
         let mut due = self.registered();
         due.retain(|(_, session)| !session.has_registration(Some(term)));

@@ -1,7 +1,8 @@
 //! Sharing of a session: whether other replicas may serve it too.
 //!
-//! Owned here: the state of one session, and its changes. Invariant: a call that begins while this replica is the only one is in the
-//! session's list of streams before the state changes. Absent: the messages between replicas, and the claims (`recovery/claims.rs`).
+//! Owned here: the state of one session, and its changes. Invariant: a call that begins while this
+//! replica is the only one is in the session's list of streams before the state changes. Absent:
+//! the messages between replicas, and the claims (`recovery/claims.rs`).
 
 use std::sync::RwLock;
 use std::time::Instant;
@@ -16,7 +17,8 @@ pub(super) struct Sharing(RwLock<State>);
 /// Message to the other replicas that serve a session, that this one does, while it is under way.
 #[derive(Clone, Copy, Debug)]
 pub struct Announcement {
-    /// Term in which it began, or `None` if this replica may have been declared dead: it is repeated then.
+    /// Term in which it began, or `None` if this replica may have been declared dead: it is
+    /// repeated then.
     pub(super) term: Option<Term>,
     /// Time until which replicas that begin to serve the session find this one.
     pub(super) until: Instant,
@@ -24,8 +26,9 @@ pub struct Announcement {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
-    /// Term in whose lease, and time until which, all other replicas that serve the session know that this one does, and those that begin to
-    /// serve it find that out. A loss in the store changes nothing: this replica registers again before another can be the only one.
+    /// Term in whose lease, and time until which, all other replicas that serve the session know
+    /// that this one does, and those that begin to serve it find that out. A loss in the store
+    /// changes nothing: this replica registers again before another can be the only one.
     announced: Option<(Term, Instant)>,
     sole: Sole,
 }
@@ -68,20 +71,21 @@ impl Sharing {
         }
     }
 
-    /// Returns whether the other replicas know, in the lease of `term`, that this one serves the session. If not, they must be told before it
-    /// runs a call.
+    /// Returns whether the other replicas know, in the lease of `term`, that this one serves the
+    /// session. If not, they must be told before it runs a call.
     pub(super) fn is_announced(&self, term: Option<Term>, now: Instant) -> bool {
         sync::read(&self.0).is_announced(term, now)
     }
 
-    /// Notes that the other replicas were told, and that those which begin to serve the session find this one.
+    /// Notes that the other replicas were told, and that those which begin to serve the session
+    /// find this one.
     pub(super) fn note_announced(&self, announcement: Announcement) {
         let Announcement { term, until } = announcement;
         *sync::write(&self.0) = State { announced: term.map(|term| (term, until)), sole: Sole::Never };
     }
 
-    /// Notes that another replica joins the session, or that its record goes. Waits for the calls that are about to begin; from then on
-    /// this replica is never the only one.
+    /// Notes that another replica joins the session, or that its record goes. Waits for the calls
+    /// that are about to begin; from then on this replica is never the only one.
     pub(super) fn share(&self) {
         sync::write(&self.0).sole = Sole::Never;
     }

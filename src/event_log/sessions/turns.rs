@@ -1,8 +1,9 @@
-//! Order of a session's POSTs while some of them are held for the upstream, and the limit of those in flight.
+//! Order of a session's POSTs while some of them are held for the upstream, and the limit of those
+//! in flight.
 //!
-//! Owned here: the queue, and the count of used slots. A POST without requests holds a slot from before it is sent
-//! until the upstream has answered it, independent of turns. Absent: the reason for which a POST is held, and the
-//! error without a slot.
+//! Owned here: the queue, and the count of used slots. A POST without requests holds a slot from
+//! before it is sent until the upstream has answered it, independent of turns. Absent: the reason
+//! for which a POST is held, and the error without a slot.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -95,7 +96,8 @@ impl Session {
         }
     }
 
-    /// Waits until no POST of this session is held. The waiting POST takes one of `most` slots meanwhile.
+    /// Waits until no POST of this session is held. The waiting POST takes one of `most` slots
+    /// meanwhile.
     ///
     /// # Errors
     /// `TooManyHeld`.
@@ -108,8 +110,8 @@ impl Session {
         Ok(())
     }
 
-    /// Takes one of `most` slots for a POST to the upstream. If all are taken and none is held, the upstream may be
-    /// busy with many at once: this waits up to `patience` for a free one.
+    /// Takes one of `most` slots for a POST to the upstream. If all are taken and none is held, the
+    /// upstream may be busy with many at once: this waits up to `patience` for a free one.
     ///
     /// # Errors
     /// `TooManyHeld`.

@@ -30,11 +30,12 @@ pub enum ReadOutcome {
         written: u64,
         /// True if the next event does not fit into `out`.
         is_full: bool,
-        /// Time since the first of them was stored, if this reader was waiting for it: the latency that the proxy
-        /// adds.
+        /// Time since the first of them was stored, if this reader was waiting for it: the latency
+        /// that the proxy adds.
         waited: Option<Duration>,
     },
-    /// Part of a large event was written; the rest must be read next, before anything else is written.
+    /// Part of a large event was written; the rest must be read next, before anything else is
+    /// written.
     Part {
         /// As in `Events`.
         waited: Option<Duration>,
@@ -45,14 +46,16 @@ pub enum ReadOutcome {
     Ended,
     /// A newer connection took over; the client shall reconnect after this pause.
     TakenOver(Duration),
-    /// Another replica has the stream; the client shall reconnect after this pause, to find it there.
+    /// Another replica has the stream; the client shall reconnect after this pause, to find it
+    /// there.
     Moved(Duration),
-    /// The events up to this number were trimmed; the reader goes on after them and reports the gap to its client.
+    /// The events up to this number were trimmed; the reader goes on after them and reports the gap
+    /// to its client.
     Trimmed(Seq),
 }
 
-/// Attachment of the reader to a stream. To drop it is a disconnect: it starts the detached timer and changes nothing
-/// else.
+/// Attachment of the reader to a stream. To drop it is a disconnect: it starts the detached timer
+/// and changes nothing else.
 pub struct Attachment {
     stream: Arc<Stream>,
     attach: AttachId,
@@ -74,8 +77,8 @@ struct Begun {
 }
 
 impl Begun {
-    /// Writes the next part of the stored `event`, until `out` holds about `budget` bytes. Returns true with the last
-    /// part, or `None` if `event` is not the one in progress.
+    /// Writes the next part of the stored `event`, until `out` holds about `budget` bytes. Returns
+    /// true with the last part, or `None` if `event` is not the one in progress.
     fn write(&mut self, event: &[u8], out: &mut BytesMut, budget: usize) -> Option<bool> {
         let until = out.len() + budget.saturating_sub(out.len()).max(ID_LINE);
         loop {
@@ -94,7 +97,8 @@ impl Begun {
 }
 
 impl Stream {
-    /// Makes `attach` the reader after `cursor`. The previous connection is woken to learn of the takeover.
+    /// Makes `attach` the reader after `cursor`. The previous connection is woken to learn of the
+    /// takeover.
     pub fn attach(self: &Arc<Self>, attach: AttachId, cursor: Seq) -> Attachment {
         let attachment = self.attach_before_pump(attach, cursor);
         // The detached timer has stopped.
@@ -182,8 +186,8 @@ impl Attachment {
         }
     }
 
-    /// Waits for an event behind `cursor`, or for another reason to write to this reader: the end of the stream, a
-    /// takeover, or a gap.
+    /// Waits for an event behind `cursor`, or for another reason to write to this reader: the end
+    /// of the stream, a takeover, or a gap.
     pub fn poll_unread(&self, cx: &mut Context<'_>, cursor: Seq) -> Poll<()> {
         let mut inner = self.stream.lock();
         let is_at_tail =
@@ -230,14 +234,15 @@ impl Attachment {
         self.begun.is_some()
     }
 
-    /// Returns `bytes` as a chunk of a body, counted in the quota of the stream's principal until the chunk is
-    /// dropped.
+    /// Returns `bytes` as a chunk of a body, counted in the quota of the stream's principal until
+    /// the chunk is dropped.
     pub fn counted(&self, bytes: BytesMut) -> Bytes {
         in_flight::counted(self.stream.quota(), bytes)
     }
 
-    /// Writes the events after `cursor` to `out`, each with its id, up to about `budget` bytes; pending at the tail. A
-    /// larger event is written in parts. A displaced reader finishes the event in progress.
+    /// Writes the events after `cursor` to `out`, each with its id, up to about `budget` bytes;
+    /// pending at the tail. A larger event is written in parts. A displaced reader finishes the
+    /// event in progress.
     pub fn poll_read(
         &mut self,
         cx: &mut Context<'_>,
@@ -309,7 +314,8 @@ impl Attachment {
         ReadOutcome::Events { last: seq, written: 1, is_full: true, waited }
     }
 
-    /// Returns the event ID of the position after `cursor`; with `attach` if that differs from the event's own.
+    /// Returns the event ID of the position after `cursor`; with `attach` if that differs from the
+    /// event's own.
     pub fn id_of_place(&self, cursor: Seq, attach: Option<AttachId>) -> String {
         let mut id = String::with_capacity(ID_LINE);
         let is_adopted = self.stream.adopted_after().is_some_and(|after| cursor > after);
@@ -322,7 +328,8 @@ impl Attachment {
         id
     }
 
-    /// Returns the client's pause before it reconnects, if this connection is to end after the stored events.
+    /// Returns the client's pause before it reconnects, if this connection is to end after the
+    /// stored events.
     pub fn closing(&self) -> Option<Duration> {
         self.stream.lock().closing.filter(|(attach, _)| *attach == self.attach).map(|(_, retry)| retry)
     }

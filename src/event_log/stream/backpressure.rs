@@ -1,9 +1,10 @@
-//! Back-pressure: the limits of a stream in memory, and the decision whether its upstream must wait.
+//! Back-pressure: the limits of a stream in memory, and the decision whether its upstream must
+//! wait.
 //!
-//! A stream keeps its own limits by trimming events that its reader has. If unread events remain, it pauses the upstream,
-//! or drops the oldest ones if it never pauses. A full quota does the same, and holds up the rest of a large event until
-//! there is capacity or the call has the overrun. Absent: eviction of other streams (`writer/eviction.rs`), and the
-//! accounts (`quota`).
+//! A stream keeps its own limits by trimming events that its reader has. If unread events remain,
+//! it pauses the upstream, or drops the oldest ones if it never pauses. A full quota does the same,
+//! and holds up the rest of a large event until there is capacity or the call has the overrun.
+//! Absent: eviction of other streams (`writer/eviction.rs`), and the accounts (`quota`).
 
 use crate::clock;
 use crate::event_log::quota::TailLimits;
@@ -11,7 +12,8 @@ use crate::event_log::stream::Stream;
 use crate::event_log::stream::state::Inner;
 use crate::protocol::ids::Seq;
 
-/// Bytes that a full quota leaves unread in a stream that never pauses: about the next piece for its reader.
+/// Bytes that a full quota leaves unread in a stream that never pauses: about the next piece for
+/// its reader.
 const KEPT_UNREAD: usize = 64 * 1024;
 /// Number of obsolete records of a task that are trimmed together.
 const OBSOLETE_RECORDS: u64 = 8;
@@ -26,8 +28,9 @@ impl Stream {
 }
 
 impl Inner {
-    /// Trims the stream to its limits, and decides whether the upstream must wait. A full quota trims the front of the
-    /// stream; the upstream waits only while there are unread events, so a stream with a reader flows on.
+    /// Trims the stream to its limits, and decides whether the upstream must wait. A full quota
+    /// trims the front of the stream; the upstream waits only while there are unread events, so a
+    /// stream with a reader flows on.
     pub(in crate::event_log) fn enforce_limits(&mut self, bounds: TailLimits) {
         let before = self.tail.trimmed();
         self.trim_obsolete_records();
@@ -45,15 +48,16 @@ impl Inner {
         self.settle_overrun();
         self.machine.handle_full(waits_for_reader || self.is_held_up, now);
         if self.is_held_up && self.may_overrun() {
-            // The client has all stored events: the call waits for others, and does not fail for that.
+            // The client has all stored events: the call waits for others, and does not fail for
+            // that.
             self.machine.handle_partial_write(now);
         }
         let trimmed = self.tail.trimmed().0 - before.0;
         self.reservation.quota().observe_trim(trimmed, self.machine.is_paused() && !was_paused);
     }
 
-    /// Trims the records of a task's stream that a later one has made obsolete: no client reads them. A few small ones wait for more, since each trim is a
-    /// command to the store.
+    /// Trims the records of a task's stream that a later one has made obsolete: no client reads
+    /// them. A few small ones wait for more, since each trim is a command to the store.
     fn trim_obsolete_records(&mut self) {
         let releasable = self.machine.releasable();
         let is_little = releasable.0.saturating_sub(self.tail.trimmed().0) < OBSOLETE_RECORDS
@@ -63,8 +67,8 @@ impl Inner {
         }
     }
 
-    /// Returns whether a large event may be read beyond a full quota: its client waits for it and has all earlier
-    /// events, or unread events of the stream are dropped.
+    /// Returns whether a large event may be read beyond a full quota: its client waits for it and
+    /// has all earlier events, or unread events of the stream are dropped.
     fn may_overrun(&self) -> bool {
         let reader = self.machine.reader();
         let has_all = !self.machine.policy().can_pause || self.machine.tail() <= reader.releasable();
@@ -84,8 +88,8 @@ impl Inner {
         }
     }
 
-    /// Returns whether unread events may be dropped: the stream never pauses. Responses to a client that takes no
-    /// stream are kept.
+    /// Returns whether unread events may be dropped: the stream never pauses. Responses to a client
+    /// that takes no stream are kept.
     fn drops_unread(&self) -> bool {
         !self.machine.policy().can_pause && !self.machine.policy().should_refuse_requests
     }
@@ -105,8 +109,8 @@ impl Inner {
         }
     }
 
-    /// Returns the position up to which a stream that never pauses drops unread events. For a client that takes no
-    /// stream, it precedes the first response; for a task, its present state.
+    /// Returns the position up to which a stream that never pauses drops unread events. For a
+    /// client that takes no stream, it precedes the first response; for a task, its present state.
     fn droppable(&self) -> Seq {
         if self.machine.policy().has_records() {
             return self.machine.releasable();

@@ -23,12 +23,12 @@ pub struct Collected {
 }
 
 impl Stream {
-    /// Returns the responses in the order of the requests, or `None` if there are none. Missing responses are left
-    /// out; a trimmed one is replaced by an error that says so. An event with several responses as an array is read
-    /// once.
+    /// Returns the responses in the order of the requests, or `None` if there are none. Missing
+    /// responses are left out; a trimmed one is replaced by an error that says so. An event with
+    /// several responses as an array is read once.
     ///
-    /// Connections that are given the body at the same time share one copy, which counts in the principal's quota
-    /// until the last of them releases it.
+    /// Connections that are given the body at the same time share one copy, which counts in the
+    /// principal's quota until the last of them releases it.
     pub fn collect(&self) -> Option<Collected> {
         let inner = &mut *self.lock();
         let answered = inner.machine.owed_responses().answered_len();

@@ -5,8 +5,8 @@ use std::time::Instant;
 /// Certainty that the response with a stream's last message was delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DeliveryCertainty {
-    /// The connection may be a load balancer's, which may have lost the response on the way: for `delivered_retention`
-    /// the same POST is a retry.
+    /// The connection may be a load balancer's, which may have lost the response on the way: for
+    /// `delivered_retention` the same POST is a retry.
     Doubtful,
     /// The connection is probably the client's own, and did not break.
     Likely,
@@ -29,7 +29,8 @@ impl Delivered {
         self.best = self.best.max(Some(delivery));
     }
 
-    /// Returns the time until which a retry may match despite the delivery, or `None` if the delivery is not in doubt.
+    /// Returns the time until which a retry may match despite the delivery, or `None` if the
+    /// delivery is not in doubt.
     pub(in crate::event_log) fn doubted_until(&self) -> Option<Instant> {
         if self.best == Some(DeliveryCertainty::Doubtful) { self.doubted_until } else { None }
     }

@@ -1,7 +1,8 @@
 //! Requests that are due for progress of the proxy's own when their connection looks.
 //!
-//! Owned here: the decision and the value. A notification is no event: it has no number, and only the last value is kept. Absent: the time of
-//! a look (`delivery/beats.rs`), the tokens and the progress of the server (`progress.rs`), and the bytes (`protocol/progress.rs`).
+//! Owned here: the decision and the value. A notification is no event: it has no number, and only
+//! the last value is kept. Absent: the time of a look (`delivery/beats.rs`), the tokens and the
+//! progress of the server (`progress.rs`), and the bytes (`protocol/progress.rs`).
 
 use crate::event_log::stream::attachment::Attachment;
 use crate::event_log::stream::progress::{WrittenProgress, message_at};
@@ -13,8 +14,9 @@ use crate::protocol::stream::{OwedResponse, Phase};
 use crate::sync;
 
 impl Attachment {
-    /// Looks at what this connection has written: the events up to `cursor`. Returns a notification of the proxy's own for each request that
-    /// asks for progress, has no response, is not cancelled, and got no progress in the events after `since`; none while no upstream
+    /// Looks at what this connection has written: the events up to `cursor`. Returns a notification
+    /// of the proxy's own for each request that asks for progress, has no response, is not
+    /// cancelled, and got no progress in the events after `since`; none while no upstream
     /// connection has the call, and none once another connection reads the stream.
     pub fn due_progress(&self, written: &mut WrittenProgress, since: Seq, cursor: Seq) -> Vec<Vec<u8>> {
         let stream = self.stream();
@@ -50,7 +52,8 @@ impl Attachment {
         due.into_iter().filter_map(|message| self.in_names_of_slice(message)).collect()
     }
 
-    /// Returns a message of the proxy's own in the names of the slice that is read, or `None` if its client wants none.
+    /// Returns a message of the proxy's own in the names of the slice that is read, or `None` if
+    /// its client wants none.
     fn in_names_of_slice(&self, message: Vec<u8>) -> Option<Vec<u8>> {
         match self.slice().map_or(Renaming::Same, |slice| slice.rename(&message)) {
             Renaming::Same => Some(message),

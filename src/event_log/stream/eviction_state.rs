@@ -1,8 +1,8 @@
-//! State of a stream that decides when it may go: its delivery, the end of its retention, and its place in the eviction
-//! queues of its quota.
+//! State of a stream that decides when it may go: its delivery, the end of its retention, and its
+//! place in the eviction queues of its quota.
 //!
-//! Absent: the order in which streams are evicted (`writer/eviction.rs`), and the sweep of those whose retention is over
-//! (`log/retention.rs`).
+//! Absent: the order in which streams are evicted (`writer/eviction.rs`), and the sweep of those
+//! whose retention is over (`log/retention.rs`).
 
 use std::time::Instant;
 
@@ -15,7 +15,8 @@ use crate::protocol::ids::AttachId;
 use crate::protocol::stream::Phase;
 
 impl Stream {
-    /// Notes the delivery of the response with the last message: the stream is now among the first to be evicted.
+    /// Notes the delivery of the response with the last message: the stream is now among the first
+    /// to be evicted.
     pub fn note_delivered(&self, delivery: DeliveryCertainty) {
         let now = clock::now();
         let mut inner = self.lock();
@@ -36,13 +37,15 @@ impl Stream {
         self.lock().delivered.is_proven()
     }
 
-    /// Returns whether the response was delivered beyond doubt, so that the same POST is a new call.
+    /// Returns whether the response was delivered beyond doubt, so that the same POST is a new
+    /// call.
     pub fn has_arrived(&self) -> bool {
         let inner = self.lock();
         inner.machine.is_delivered() && !inner.delivered.is_doubted(clock::now())
     }
 
-    /// Returns the end of a finished stream's retention, or `None` while it is open or has a reader.
+    /// Returns the end of a finished stream's retention, or `None` while it is open or has a
+    /// reader.
     pub(in crate::event_log) fn kept_until(&self) -> Option<Instant> {
         let inner = self.lock();
         let until = inner.machine.readable_until()?;
@@ -54,8 +57,9 @@ impl Stream {
         }
     }
 
-    /// Notes that the connection with the last message was closed gracefully. Its client may or may not have that
-    /// message: the stream is kept, and evicted before a call is refused, unless a client resumes it.
+    /// Notes that the connection with the last message was closed gracefully. Its client may or may
+    /// not have that message: the stream is kept, and evicted before a call is refused, unless a
+    /// client resumes it.
     pub fn note_graceful_close(&self) {
         let mut inner = self.lock();
         inner.machine.handle_graceful_close();
@@ -66,7 +70,8 @@ impl Stream {
         }
     }
 
-    /// Notes that the connection `attach` was given the whole response. `may_break`: its delivery, or [`Self::note_broken`], decides what follows.
+    /// Notes that the connection `attach` was given the whole response. `may_break`: its delivery,
+    /// or [`Self::note_broken`], decides what follows.
     pub fn note_whole(&self, attach: AttachId, may_break: bool) {
         self.lock().machine.handle_whole(attach, may_break);
     }
@@ -94,8 +99,8 @@ impl Stream {
         }
     }
 
-    /// Drops all events to free memory. Returns false if the stream has left its queue meanwhile, or if it has a
-    /// reader or is needed still; then it moves to the end of the queue.
+    /// Drops all events to free memory. Returns false if the stream has left its queue meanwhile,
+    /// or if it has a reader or is needed still; then it moves to the end of the queue.
     pub(in crate::event_log) fn evict(
         &self,
         queue: EvictionQueue,

@@ -1,9 +1,10 @@
 //! Finished calls that a search by session must find although each is a stub.
 //!
-//! Owned here: the entry that such a call shares with the records of its sessions, and the rule for the calls that have one. A resume token
-//! is revoked with its session, and a client response may be the second to a request of the server. Invariant: the entry is in the record
-//! before the stub is in the table, and lives as long as both the stream and the stub keep what the search is for. Absent: the records
-//! (`sessions/finished.rs`).
+//! Owned here: the entry that such a call shares with the records of its sessions, and the rule for
+//! the calls that have one. A resume token is revoked with its session, and a client response may
+//! be the second to a request of the server. Invariant: the entry is in the record before the stub
+//! is in the table, and lives as long as both the stream and the stub keep what the search is for.
+//! Absent: the records (`sessions/finished.rs`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,8 +42,9 @@ impl Stream {
         self.finished_call.get_or_init(|| Arc::new(FinishedCall { stream: self.id, is_listed: AtomicBool::new(false) }))
     }
 
-    /// Returns the entry if the record of the stream's session is to have it before the stream, which has this `end`, becomes a stub;
-    /// `None` if it has it already, or if no search by session needs the stub.
+    /// Returns the entry if the record of the stream's session is to have it before the stream,
+    /// which has this `end`, becomes a stub; `None` if it has it already, or if no search by
+    /// session needs the stub.
     pub(in crate::event_log) fn unlisted_call(&self, end: &End) -> Option<&Arc<FinishedCall>> {
         let is_searched = self.binding().session.is_some() && (end.has_server_requests || self.secret().is_some());
         if !is_searched {

@@ -1,9 +1,9 @@
-//! Data in flight: copied for a connection and not yet taken by the kernel, counted in the quota of the stream's
-//! principal.
+//! Data in flight: copied for a connection and not yet taken by the kernel, counted in the quota of
+//! the stream's principal.
 //!
-//! A chunk counts until hyper drops it, which is when the socket has taken its last byte. Absent: a count of small
-//! chunks. hyper keeps sixteen chunks at most, so small ones are a fixed part of each connection, and an event of
-//! ordinary size costs no allocation here.
+//! A chunk counts until hyper drops it, which is when the socket has taken its last byte. Absent: a
+//! count of small chunks. hyper keeps sixteen chunks at most, so small ones are a fixed part of
+//! each connection, and an event of ordinary size costs no allocation here.
 
 use std::sync::Arc;
 

@@ -1,7 +1,9 @@
-//! A task of 2025-11-25: what its client sees, and the questions that its server asks on the standalone stream of the session.
+//! A task of 2025-11-25: what its client sees, and the questions that its server asks on the
+//! standalone stream of the session.
 //!
-//! The stream is that of the call. A message of the server goes one way: to the reader of the task, else to the standalone stream if that has a reader.
-//! Absent: that decision, and the notifications of changes (the pump).
+//! The stream is that of the call. A message of the server goes one way: to the reader of the task,
+//! else to the standalone stream if that has a reader. Absent: that decision, and the notifications
+//! of changes (the pump).
 
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -114,8 +116,8 @@ impl Stream {
         stream.upgrade()
     }
 
-    /// Appends a message to a stream whose pump has not read it from the server. Returns false if the stream takes none now: it has ended, or its store
-    /// is behind by [`MOST_STAGED`].
+    /// Appends a message to a stream whose pump has not read it from the server. Returns false if
+    /// the stream takes none now: it has ended, or its store is behind by [`MOST_STAGED`].
     pub fn append_message(&self, data: &[u8]) -> bool {
         let mut inner = self.lock();
         let has_room = inner.machine.can_append() && inner.machine.staged_len() < MOST_STAGED;
@@ -126,7 +128,8 @@ impl Stream {
         has_room
     }
 
-    /// Sends the questions that no reader of the task is about to get to `other`, which has one. From then on their answers belong there.
+    /// Sends the questions that no reader of the task is about to get to `other`, which has one.
+    /// From then on their answers belong there.
     pub fn move_questions(&self, other: &Arc<Stream>) {
         let (is_attached, written, is_expected) = self.with_machine(|machine| {
             let reader = machine.reader();
@@ -145,7 +148,8 @@ impl Stream {
         }
     }
 
-    /// Takes the questions back that were sent to a stream which no client reads any more: the reader of the task is to get them.
+    /// Takes the questions back that were sent to a stream which no client reads any more: the
+    /// reader of the task is to get them.
     pub fn take_back_questions(&self) {
         let asked = self.legacy_state().map(|state| state.asked.clone()).unwrap_or_default();
         for (id, stream) in asked {
@@ -172,7 +176,8 @@ impl Stream {
         }
     }
 
-    /// Returns the time at which the questions of the task may go to another stream, or `None` if there are none, or a reader has them.
+    /// Returns the time at which the questions of the task may go to another stream, or `None` if
+    /// there are none, or a reader has them.
     pub fn questions_move_at(&self) -> Option<Instant> {
         self.with_machine(|machine| {
             let asks = machine.server_requests().oldest_question().is_some();
@@ -181,8 +186,8 @@ impl Stream {
         })
     }
 
-    /// Returns the place from which a reader of the task begins: behind all that an earlier one had, but for open questions. Of a task that has ended it
-    /// is the response alone.
+    /// Returns the place from which a reader of the task begins: behind all that an earlier one
+    /// had, but for open questions. Of a task that has ended it is the response alone.
     pub fn reading_place(&self) -> Seq {
         self.with_machine(|machine| {
             let before = |seq: Seq| Seq(seq.0.saturating_sub(1));

@@ -1,8 +1,9 @@
 //! One stream, shared by all its tasks.
 //!
-//! The pump alone appends, through its [`crate::event_log::writer::Writer`]; any task may read the state, attach,
-//! cancel or answer. One short lock guards state machine and tail together and is never held across an await. Absent:
-//! decisions (the machine makes them) and the wait for the upstream (the pump).
+//! The pump alone appends, through its [`crate::event_log::writer::Writer`]; any task may read the
+//! state, attach, cancel or answer. One short lock guards state machine and tail together and is
+//! never held across an await. Absent: decisions (the machine makes them) and the wait for the
+//! upstream (the pump).
 
 pub(in crate::event_log) mod attachment;
 mod backpressure;
@@ -78,7 +79,8 @@ pub struct Spec {
     pub ids: Vec<RequestId>,
     /// True if the requests came as an array.
     pub is_batch: bool,
-    /// True if the client is asked to poll: a response to one that reconnects closes once all stored events are written.
+    /// True if the client is asked to poll: a response to one that reconnects closes once all
+    /// stored events are written.
     pub should_poll: bool,
     /// Fingerprint of the POST body, if a retry may name the call by a key.
     pub body_fingerprint: Option<Fingerprint>,
@@ -115,7 +117,8 @@ pub struct Stream {
     pub(super) bounds: TailLimits,
     /// See [`Spec::should_poll`].
     should_poll: bool,
-    /// Fingerprint of the POST body, if a retry may name the call by a key. Boxed, because few streams have one.
+    /// Fingerprint of the POST body, if a retry may name the call by a key. Boxed, because few
+    /// streams have one.
     body_fingerprint: Option<Box<Fingerprint>>,
     registrations: Mutex<Vec<Registration<Stream>>>,
     /// Entry of the call in the records of sessions, if it has one.
@@ -219,8 +222,8 @@ impl Stream {
         self.created
     }
 
-    /// Returns the stream's part of every event ID. Made at its first use, because a prompt JSON response needs none.
-    /// Not to be called under the stream's lock.
+    /// Returns the stream's part of every event ID. Made at its first use, because a prompt JSON
+    /// response needs none. Not to be called under the stream's lock.
     pub fn handle(&self) -> &Handle {
         self.handle.get_or_init(|| {
             let ids: Vec<RequestId> = self.with_machine(|machine| machine.owed_responses().ids().cloned().collect());
@@ -262,8 +265,8 @@ impl Stream {
         status
     }
 
-    /// Notes that a client resumed by POST with all events up to `cursor`, if it named one; those are trimmed. Returns
-    /// the position from which it reads on.
+    /// Notes that a client resumed by POST with all events up to `cursor`, if it named one; those
+    /// are trimmed. Returns the position from which it reads on.
     pub fn note_resume_by_token(&self, cursor: Option<Seq>) -> Seq {
         let mut inner = self.lock();
         self.note_requested(&mut inner);
@@ -326,7 +329,8 @@ impl Stream {
         self.sent.notify_waiters();
     }
 
-    /// Notes that the upstream has refused the request without running it, and that the request is about to be sent once more.
+    /// Notes that the upstream has refused the request without running it, and that the request is
+    /// about to be sent once more.
     pub fn note_unsent(&self) {
         self.is_sent.store(false, Ordering::Release);
     }
@@ -351,7 +355,8 @@ impl Stream {
         self.session_generation.store(generation.0, Ordering::Relaxed);
     }
 
-    /// Returns the generation of the session in which the upstream has the request: the first, if the session was never opened again.
+    /// Returns the generation of the session in which the upstream has the request: the first, if
+    /// the session was never opened again.
     pub fn session_generation(&self) -> SessionGeneration {
         SessionGeneration(self.session_generation.load(Ordering::Relaxed))
     }
@@ -363,7 +368,8 @@ impl Stream {
         self.notify_pump(inner);
     }
 
-    /// Notes that the session of a standalone stream is gone at the server, or was not opened again after all.
+    /// Notes that the session of a standalone stream is gone at the server, or was not opened again
+    /// after all.
     pub fn lose_session(&self) {
         let mut inner = self.lock();
         inner.machine.handle_session_lost(clock::now());
@@ -398,7 +404,8 @@ impl Stream {
         .await;
     }
 
-    /// Returns whether the call waits for a server that accepts no connections. Nothing of its request was sent then.
+    /// Returns whether the call waits for a server that accepts no connections. Nothing of its
+    /// request was sent then.
     pub fn is_waiting(&self) -> bool {
         self.is_waiting.load(Ordering::Relaxed) && !self.is_sent()
     }
@@ -413,8 +420,8 @@ impl Stream {
         !self.is_published.swap(true, Ordering::Relaxed)
     }
 
-    /// Returns whether the response passed through and a retry may still fetch it: no client was there to take it, or
-    /// it has a key.
+    /// Returns whether the response passed through and a retry may still fetch it: no client was
+    /// there to take it, or it has a key.
     pub fn has_unclaimed_response(&self) -> bool {
         self.has_retries()
             && self.with_machine(|machine| {
@@ -455,8 +462,8 @@ impl Stream {
         self.lock().machine.handle_input_turn(cursor, clock::now())
     }
 
-    /// Notes that the same POST was repeated, with `cursor` if it named one. Whether its client would resume by GET
-    /// stays unknown.
+    /// Notes that the same POST was repeated, with `cursor` if it named one. Whether its client
+    /// would resume by GET stays unknown.
     pub fn note_retry(&self, cursor: Option<Seq>) {
         self.take_return(|machine, now| machine.handle_confirmed(cursor, now));
     }
@@ -530,8 +537,8 @@ impl Stream {
         self.notify_pump(inner);
     }
 
-    /// Has the pump send the upstream a ping; see [`Machine::handle_quiet`]. Returns true if it does: this process makes the call, whose
-    /// request was sent.
+    /// Has the pump send the upstream a ping; see [`Machine::handle_quiet`]. Returns true if it
+    /// does: this process makes the call, whose request was sent.
     pub(super) fn keep_alive(&self) -> bool {
         if !self.is_sent() {
             return false;
@@ -544,7 +551,8 @@ impl Stream {
         pings
     }
 
-    /// Ends the stream with the error `code` for each owed response: its session was deleted, or the process ends.
+    /// Ends the stream with the error `code` for each owed response: its session was deleted, or
+    /// the process ends.
     pub fn expire(&self, code: ErrorCode) {
         self.lock().machine.handle_expire(code, clock::now());
         self.pump.notify_one();
@@ -577,8 +585,8 @@ impl Stream {
         }
     }
 
-    /// Makes one step of the machine. With a store, returns the batch to write; without one, the events are in the
-    /// tail already.
+    /// Makes one step of the machine. With a store, returns the batch to write; without one, the
+    /// events are in the tail already.
     pub(super) fn advance<R>(&self, tell: impl FnOnce(&mut Machine, Instant) -> R) -> Advanced<R> {
         let now = clock::now();
         let mut inner = self.lock();
@@ -623,7 +631,8 @@ impl Stream {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
-        // A panic under the lock leaves the log consistent: every step is complete before anything that can fail.
+        // A panic under the lock leaves the log consistent: every step is complete before anything
+        // that can fail.
         sync::lock(&self.inner)
     }
 }

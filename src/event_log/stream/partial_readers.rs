@@ -33,14 +33,14 @@ impl Stream {
         self.begin_slice(self.slicing()?.first.clone())
     }
 
-    /// Returns the slice whose event IDs have this handle, or `None` if the stream is not sliced or no longer knows
-    /// the call.
+    /// Returns the slice whose event IDs have this handle, or `None` if the stream is not sliced or
+    /// no longer knows the call.
     pub fn find_slice(&self, handle: &str) -> Option<Arc<Slice>> {
         self.slices.as_ref()?.find(handle)
     }
 
-    /// Returns the upstream's id of the unsettled request that the client calls `id`: the same, or the first id if a
-    /// later slice has this one. `None` if there is no such request.
+    /// Returns the upstream's id of the unsettled request that the client calls `id`: the same, or
+    /// the first id if a later slice has this one. `None` if there is no such request.
     pub fn upstream_id(&self, id: &RequestId) -> Option<RequestId> {
         let due = |wanted: &RequestId| {
             self.with_machine(|machine| !machine.is_sealed() && machine.owed_responses().is_due(wanted))
@@ -52,9 +52,9 @@ impl Stream {
         Some(slices.slicing.first.id.clone()).filter(due)
     }
 
-    /// Notes a client that resumed with the token of an interim result, and with `cursor` if it named one; all that it
-    /// has is trimmed. Returns the position from which it reads on, or `None` if it has everything or there is no
-    /// stream to read.
+    /// Notes a client that resumed with the token of an interim result, and with `cursor` if it
+    /// named one; all that it has is trimmed. Returns the position from which it reads on, or
+    /// `None` if it has everything or there is no stream to read.
     pub fn note_continued(&self, cursor: Option<Seq>) -> Option<Seq> {
         let inner = &mut *self.lock();
         let machine = &mut inner.machine;
@@ -78,13 +78,14 @@ impl Stream {
         self.lock().machine.handle_interim(attach, upto);
     }
 
-    /// Notes that the interim result has arrived, or that its connection ended and the delivery is unknown.
+    /// Notes that the interim result has arrived, or that its connection ended and the delivery is
+    /// unknown.
     pub fn note_interim_settled(&self, attach: AttachId, has_arrived: bool) {
         self.lock().machine.handle_interim_settled(attach, has_arrived);
     }
 
-    /// Returns the resume token, made at its first use. The token opens the stream for its principal, so it must not
-    /// be logged. Not to be called under the stream's lock.
+    /// Returns the resume token, made at its first use. The token opens the stream for its
+    /// principal, so it must not be logged. Not to be called under the stream's lock.
     pub fn resume_token(&self) -> String {
         let secret = self.secret.get_or_init(|| Secret::from_bytes(random::bytes()));
         ResumeToken::write(self.handle(), secret)

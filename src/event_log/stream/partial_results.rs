@@ -1,8 +1,9 @@
-//! Slices: the calls by which a client reads one stream as partial results, the first and each continuation with the
-//! stream's token.
+//! Slices: the calls by which a client reads one stream as partial results, the first and each
+//! continuation with the stream's token.
 //!
-//! Owned here: the slices of a stream. Each has a handle of its own (the same stream, its own request id), so that its
-//! event IDs lead back to it. Absent: the end of a slice (delivery), and the message sent then (the dialect).
+//! Owned here: the slices of a stream. Each has a handle of its own (the same stream, its own
+//! request id), so that its event IDs lead back to it. Absent: the end of a slice (delivery), and
+//! the message sent then (the dialect).
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,8 +18,8 @@ use crate::protocol::sse;
 use crate::sync;
 use std::ops::Range;
 
-/// Slices of a stream that are known by their handles: the first, and the latest. A client left those in between long
-/// ago.
+/// Slices of a stream that are known by their handles: the first, and the latest. A client left
+/// those in between long ago.
 const KEPT: usize = 8;
 
 /// Places in an event and their replacements, in order.

@@ -1,8 +1,10 @@
-//! Progress of a stream's requests: the tokens under which their client asks for it, and the server's last progress.
+//! Progress of a stream's requests: the tokens under which their client asks for it, and the
+//! server's last progress.
 //!
-//! Invariants: the request is read when its tokens are needed, and no event as it passes. A look reads the events that its connection has
-//! written since the look before, at most the newest MiB. Absent: the progress of the proxy's own (`due_progress.rs`), and the form of
-//! progress (`protocol/progress.rs`).
+//! Invariants: the request is read when its tokens are needed, and no event as it passes. A look
+//! reads the events that its connection has written since the look before, at most the newest MiB.
+//! Absent: the progress of the proxy's own (`due_progress.rs`), and the form of progress
+//! (`protocol/progress.rs`).
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -57,7 +59,8 @@ pub struct CallProgress {
 #[derive(Debug)]
 pub(super) struct RequestProgress {
     pub(super) asked: TokenOfRequest,
-    /// Value of the last notification of the proxy's own, on any connection of this process, or `None` before the first.
+    /// Value of the last notification of the proxy's own, on any connection of this process, or
+    /// `None` before the first.
     pub(super) own: Mutex<Option<f64>>,
 }
 
@@ -66,7 +69,8 @@ pub(super) struct RequestProgress {
 pub struct WrittenProgress {
     /// Last event that was read.
     upto: Seq,
-    /// Event and contents of the last progress of each request, or `None` before the first. The messages are left in the log.
+    /// Event and contents of the last progress of each request, or `None` before the first. The
+    /// messages are left in the log.
     pub(super) last: Vec<Option<(Seq, Progress)>>,
 }
 
@@ -96,7 +100,8 @@ impl CallProgress {
 }
 
 impl WrittenProgress {
-    /// Reads the events up to `cursor` that were not read before, the newest first, until all tokens are found or the limit is reached.
+    /// Reads the events up to `cursor` that were not read before, the newest first, until all
+    /// tokens are found or the limit is reached.
     pub(super) fn read(&mut self, tail: &Tail, progress: &CallProgress, cursor: Seq) {
         self.last.resize_with(progress.requests.len(), || None);
         let mut found = vec![false; progress.requests.len()];
@@ -126,7 +131,8 @@ impl WrittenProgress {
     }
 }
 
-/// Returns the message of the progress at `seq`, or `None` if it has none, or is no longer in the log.
+/// Returns the message of the progress at `seq`, or `None` if it has none, or is no longer in the
+/// log.
 pub(super) fn message_at(tail: &Tail, seq: Seq, token: &ProgressToken) -> Option<String> {
     let event = if seq > tail.trimmed() { tail.event(seq) } else { None };
     let mut message = None;
@@ -142,7 +148,8 @@ impl Stream {
         self.lock().asking = Some(asking);
     }
 
-    /// Returns the text of the server's last progress in the newest MiB of the log, or `None` if there is none.
+    /// Returns the text of the server's last progress in the newest MiB of the log, or `None` if
+    /// there is none.
     pub fn last_progress_text(&self) -> Option<String> {
         let inner = self.lock();
         let mut read = 0;
@@ -155,8 +162,8 @@ impl Stream {
         })
     }
 
-    /// Returns the progress that the requests ask for, or `None` if connections write none of the proxy's own. Reads the body at the first
-    /// call.
+    /// Returns the progress that the requests ask for, or `None` if connections write none of the
+    /// proxy's own. Reads the body at the first call.
     pub fn progress(&self) -> Option<&CallProgress> {
         let asking = if self.progress.get().is_none() { self.lock().asking.clone() } else { None };
         if let Some(asking) = asking {

@@ -1,4 +1,5 @@
-//! Streams from the store: written by an earlier process, or by another replica while they are read here.
+//! Streams from the store: written by an earlier process, or by another replica while they are read
+//! here.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -101,7 +102,8 @@ impl Stream {
         self.lock().is_restored
     }
 
-    /// Notes an event that is only in the store, behind the last state; see [`Machine::handle_logged`].
+    /// Notes an event that is only in the store, behind the last state; see
+    /// [`Machine::handle_logged`].
     pub(in crate::event_log) fn note_logged(&self, seq: Seq, event: &[u8]) {
         let mut decoder = sse::Decoder::new(event.len().saturating_mul(2));
         decoder.feed(Bytes::copy_from_slice(event));
@@ -110,21 +112,23 @@ impl Stream {
         }
     }
 
-    /// Returns whether the stream ended because its process did, so that later messages of its server are lost.
+    /// Returns whether the stream ended because its process did, so that later messages of its
+    /// server are lost.
     pub fn has_ended_with_its_process(&self) -> bool {
         let died = |code| matches!(code, ErrorCode::OwnerDied | ErrorCode::Draining);
         self.with_machine(|machine| machine.is_sealed() && machine.failure().is_some_and(|failure| died(failure.code)))
     }
 
-    /// Notes that the writer died with `after` as its last event in the store; later events are another one's. The
-    /// first note counts.
+    /// Notes that the writer died with `after` as its last event in the store; later events are
+    /// another one's. The first note counts.
     pub(in crate::event_log) fn note_adopted(&self, after: Seq) {
         let _ = self.adopted_after.set(after);
     }
 
-    /// Returns the position from which a client with the event at `seq` resumes; `is_adopted` says whether the adopter
-    /// logged that event. Events that the dead writer delivered but the store never had are no part of the stream:
-    /// such a client lacks the end, even if it names a high number.
+    /// Returns the position from which a client with the event at `seq` resumes; `is_adopted` says
+    /// whether the adopter logged that event. Events that the dead writer delivered but the store
+    /// never had are no part of the stream: such a client lacks the end, even if it names a high
+    /// number.
     pub(in crate::event_log) fn resume_cursor(&self, seq: Seq, is_adopted: bool) -> Seq {
         match self.adopted_after() {
             Some(after) if !is_adopted => seq.min(after),
@@ -143,8 +147,8 @@ impl Stream {
         !inner.is_restored && !inner.machine.is_sealed()
     }
 
-    /// Asks the current reader's connection to end after the stored events, if its client permits that. A later
-    /// connection may stay.
+    /// Asks the current reader's connection to end after the stored events, if its client permits
+    /// that. A later connection may stay.
     pub fn close_reader(&self, retry: Duration) {
         let mut inner = self.lock();
         inner.closing = inner.machine.reader().attached().map(|attach| (attach, retry));
@@ -276,8 +280,8 @@ impl Stream {
         inner.store_progress.as_deref()?.position(inner.epoch)
     }
 
-    /// Notes that the store has lost the stream and needs it again. Returns true if it was sealed there, so that no
-    /// task rewrites it.
+    /// Notes that the store has lost the stream and needs it again. Returns true if it was sealed
+    /// there, so that no task rewrites it.
     pub(in crate::event_log) fn note_store_loss(&self) -> bool {
         let was_sealed = self.with_store_progress(|store_progress| {
             if store_progress.is_created {
@@ -290,8 +294,8 @@ impl Stream {
         was_sealed
     }
 
-    /// Describes the local reader for the replica that writes the stream; `touches` counts the requests without a
-    /// reader.
+    /// Describes the local reader for the replica that writes the stream; `touches` counts the
+    /// requests without a reader.
     pub(in crate::event_log) fn local_reader(&self, from: Owner, touches: u64) -> Reader {
         let inner = self.lock();
         let reader = inner.machine.reader();

@@ -1,4 +1,5 @@
-//! Rendering: the events of the tail as a reader gets them, each with its id and in the names of the reader's slice.
+//! Rendering: the events of the tail as a reader gets them, each with its id and in the names of
+//! the reader's slice.
 
 use bytes::BytesMut;
 
@@ -27,9 +28,9 @@ pub(in crate::event_log) struct Large {
 }
 
 impl Inner {
-    /// Writes the events after `cursor` to `out`, up to about `budget` bytes. Answered server→client requests are
-    /// skipped; a cursor may still point to them. An event larger than `budget` is left to the caller, which writes it
-    /// in pieces.
+    /// Writes the events after `cursor` to `out`, up to about `budget` bytes. Answered
+    /// server→client requests are skipped; a cursor may still point to them. An event larger than
+    /// `budget` is left to the caller, which writes it in pieces.
     pub(in crate::event_log) fn write_events(
         &self,
         handle: &Handle,

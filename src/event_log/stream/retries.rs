@@ -1,5 +1,5 @@
-//! Retries of a stream's call: the comparison with a repeated POST, and the entries of the retry index and the claims, by
-//! which that POST finds the stream.
+//! Retries of a stream's call: the comparison with a repeated POST, and the entries of the retry
+//! index and the claims, by which that POST finds the stream.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -33,8 +33,9 @@ pub enum RetryMatch {
 }
 
 impl Stream {
-    /// Compares a POST of the same fingerprint with the call. `body` is the fingerprint of its body, if it has an
-    /// `Idempotency-Key`. Without one, `id_use` decides: the use of request IDs in the session.
+    /// Compares a POST of the same fingerprint with the call. `body` is the fingerprint of its
+    /// body, if it has an `Idempotency-Key`. Without one, `id_use` decides: the use of request IDs
+    /// in the session.
     pub fn match_retry(&self, body: Option<Fingerprint>, id_use: IdUse) -> RetryMatch {
         let may_lack_response = match (body, id_use) {
             (Some(_), _) => true,
@@ -44,13 +45,14 @@ impl Stream {
         if may_lack_response { self.match_waiting_retry(body) } else { RetryMatch::NewCall }
     }
 
-    /// Compares a POST, which [`Self::match_retry`] has taken for a retry when it arrived, after a wait. The response may have been delivered
-    /// to the first client since.
+    /// Compares a POST, which [`Self::match_retry`] has taken for a retry when it arrived, after a
+    /// wait. The response may have been delivered to the first client since.
     ///
-    /// With an idempotency key a call can be retried for the life of the stream. With the same request id and body it can until the response
-    /// was delivered, even while the first client is attached: a half-open connection counts as attached, and a session uses a request id
-    /// once. Where IDs are free, it can only after its client's connection was lost. A call that ended before it was sent upstream cannot be
-    /// retried.
+    /// With an idempotency key a call can be retried for the life of the stream. With the same
+    /// request id and body it can until the response was delivered, even while the first client is
+    /// attached: a half-open connection counts as attached, and a session uses a request id once.
+    /// Where IDs are free, it can only after its client's connection was lost. A call that ended
+    /// before it was sent upstream cannot be retried.
     pub fn match_waiting_retry(&self, body: Option<Fingerprint>) -> RetryMatch {
         let is_lost = self.with_machine(|machine| machine.is_cancelled() || (machine.is_sealed() && !self.is_sent()));
         if is_lost {
@@ -62,8 +64,8 @@ impl Stream {
         }
     }
 
-    /// Waits a moment for the first call's client to leave. A retry is often faster than the end of the connection it
-    /// replaces, and a takeover before the response head makes the proxy commit.
+    /// Waits a moment for the first call's client to leave. A retry is often faster than the end of
+    /// the connection it replaces, and a takeover before the response head makes the proxy commit.
     pub async fn wait_for_detach(&self) {
         if !self.with_machine(|machine| machine.is_delivered()) {
             // A half-open connection stays, and is taken over.
@@ -71,8 +73,9 @@ impl Stream {
         }
     }
 
-    /// Waits a moment for the connection of one of these calls to end, where IDs are free: only then the same POST is a retry. A connection that
-    /// was given the whole response is nearly always in use still, so that its end is waited for far less long.
+    /// Waits a moment for the connection of one of these calls to end, where IDs are free: only
+    /// then the same POST is a retry. A connection that was given the whole response is nearly
+    /// always in use still, so that its end is waited for far less long.
     pub async fn wait_for_cut(calls: &[Arc<Self>]) {
         let any = |wants: fn(&Machine) -> bool| {
             poll_fn(move |cx| {
@@ -114,7 +117,8 @@ impl Stream {
         !sync::lock(&self.registrations).is_empty()
     }
 
-    /// Drops a response that is still arriving and has no connection, so that the upstream need not wait.
+    /// Drops a response that is still arriving and has no connection, so that the upstream need not
+    /// wait.
     pub fn drop_unread_response(&self) {
         let inner = self.lock();
         if let Head::Plain(plain) = &inner.head
@@ -131,8 +135,9 @@ impl Stream {
         entries.iter().any(|entry| entry.claim().is_some())
     }
 
-    /// Writes the deferred claims, and again those that the store has not confirmed, unless no retry can match the call any more. The store has
-    /// all of them once the returned writes are done. A dropped one is not undone.
+    /// Writes the deferred claims, and again those that the store has not confirmed, unless no
+    /// retry can match the call any more. The store has all of them once the returned writes are
+    /// done. A dropped one is not undone.
     pub(in crate::event_log) fn write_claims(&self) -> Vec<ClaimWrite> {
         let Some(backing) = &self.backing else { return Vec::new() };
         if self.has_arrived() {
@@ -164,10 +169,12 @@ impl Stream {
         sync::lock(&self.registrations).iter().any(Registration::awaits_claim)
     }
 
-    /// Notes that the client may have disconnected before the response arrived, and may send the call again elsewhere.
+    /// Notes that the client may have disconnected before the response arrived, and may send the
+    /// call again elsewhere.
     pub fn note_disconnect(&self) {
         if self.has_deferred_claim() {
-            // Not awaited, as at any loss of a client: another replica that joins the session waits for the writes.
+            // Not awaited, as at any loss of a client: another replica that joins the session waits
+            // for the writes.
             drop(self.write_claims());
         }
     }

@@ -1,7 +1,9 @@
-//! Staging: the events and records of a stream that go to the store, and the batches that come back from it.
+//! Staging: the events and records of a stream that go to the store, and the batches that come back
+//! from it.
 //!
-//! An event passes here twice: [`Stream::stage`] takes it out of the machine, and [`Stream::accept`] puts it into the
-//! tail once the recorder has persisted it. Absent: the write in between (`writer/recorder.rs`).
+//! An event passes here twice: [`Stream::stage`] takes it out of the machine, and
+//! [`Stream::accept`] puts it into the tail once the recorder has persisted it. Absent: the write
+//! in between (`writer/recorder.rs`).
 
 use crate::clock;
 use crate::event_log::backing::schema::{About, State, StateDigest};
@@ -81,7 +83,8 @@ impl Stream {
         let is_sealed = inner.machine.is_sealed();
         match (batch, state) {
             (None, None) => None,
-            // The seal writes a state of its own, and while memory stands in for the store no state is needed.
+            // The seal writes a state of its own, and while memory stands in for the store no state
+            // is needed.
             (None, Some(_)) if is_sealed || store_progress.is_behind || store_progress.is_memory_only => None,
             (batch, state) => {
                 let batch = batch.unwrap_or_else(|| Batch::starting_at(Seq(inner.machine.tail().0 + 1)));
@@ -108,7 +111,8 @@ impl Stream {
         self.lock().reservation.keep_overrun(clock::now());
     }
 
-    /// Leaves the stream to another writer: its readers end, to find it there. Returns false if that was known.
+    /// Leaves the stream to another writer: its readers end, to find it there. Returns false if
+    /// that was known.
     pub(in crate::event_log) fn leave(&self) -> bool {
         let mut inner = self.lock();
         let is_news = !std::mem::replace(&mut inner.has_moved, true);

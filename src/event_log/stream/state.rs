@@ -1,5 +1,5 @@
-//! State under a stream's lock: the machine and the tail, which change together, the response head, and the waiting
-//! tasks.
+//! State under a stream's lock: the machine and the tail, which change together, the response head,
+//! and the waiting tasks.
 
 use std::sync::Weak;
 use std::task::{Context, Waker};
@@ -19,7 +19,8 @@ use crate::store::{Appended, WriterEpoch};
 
 #[derive(Debug)]
 pub(in crate::event_log) struct Inner {
-    /// Boxed, so that a stream stays small enough for fast allocation, and is not moved with it while it is made.
+    /// Boxed, so that a stream stays small enough for fast allocation, and is not moved with it
+    /// while it is made.
     pub(in crate::event_log) machine: Box<Machine>,
     pub(in crate::event_log) tail: Tail,
     pub(in crate::event_log) epoch: WriterEpoch,
@@ -29,8 +30,8 @@ pub(in crate::event_log) struct Inner {
     pub(in crate::event_log) is_restored: bool,
     /// True if a connection of another replica may be the reader.
     pub(in crate::event_log) has_remote_reader: bool,
-    /// Connection that is to end after the stored events, and the pause before its client reconnects; `None` if there
-    /// is none.
+    /// Connection that is to end after the stored events, and the pause before its client
+    /// reconnects; `None` if there is none.
     pub(in crate::event_log) closing: Option<(AttachId, Duration)>,
     /// True if another writer has the stream: the state here is outdated, except what was read.
     pub(in crate::event_log) has_moved: bool,
@@ -51,8 +52,8 @@ pub(in crate::event_log) struct Inner {
     pub(in crate::event_log) reader: Option<Waker>,
     /// Time at which the first unread event was stored while the reader waited at the tail.
     pub(in crate::event_log) stored_at: Option<Instant>,
-    /// Tasks that wait for the head or the response without being the reader: displaced connections whose clients take
-    /// no stream.
+    /// Tasks that wait for the head or the response without being the reader: displaced connections
+    /// whose clients take no stream.
     pub(in crate::event_log) watchers: Vec<Waker>,
     /// Copy of the responses, while a connection without a stream has it.
     pub(in crate::event_log) collected: Weak<Copied>,
@@ -110,8 +111,8 @@ impl Inner {
         self.reservation.set_events(self.tail.byte_len());
     }
 
-    /// Appends a batch that the store has accepted. If the quota is full, an eviction comes first; see
-    /// [`Self::needs_eviction`].
+    /// Appends a batch that the store has accepted. If the quota is full, an eviction comes first;
+    /// see [`Self::needs_eviction`].
     pub(in crate::event_log) fn accept(&mut self, batch: &Batch, bounds: TailLimits, now: Instant) {
         let after = self.tail.last();
         let appended = self.tail.append(self.epoch, after, batch);
@@ -127,7 +128,8 @@ impl Inner {
         }
     }
 
-    /// Returns whether the head may be written: the stream has a record in the store, or cannot have one.
+    /// Returns whether the head may be written: the stream has a record in the store, or cannot
+    /// have one.
     fn is_recorded(&self) -> bool {
         self.store_progress.as_ref().is_none_or(|store_progress| store_progress.is_created || store_progress.is_behind)
     }
@@ -147,8 +149,8 @@ impl Inner {
         }
     }
 
-    /// Counts the running calls here, those without a reader, and those of tasks. A standalone stream is no call, and a call of
-    /// another replica counts there.
+    /// Counts the running calls here, those without a reader, and those of tasks. A standalone
+    /// stream is no call, and a call of another replica counts there.
     pub(in crate::event_log) fn note_presence(&mut self) {
         let policy = self.machine.policy();
         let is_call = policy.kind == StreamKind::Request && !policy.is_task && !self.is_restored;
@@ -162,7 +164,8 @@ impl Inner {
         self.settle_overrun();
     }
 
-    /// Settles an outstanding head after a commit or the end of the stream. Returns whether it changed.
+    /// Settles an outstanding head after a commit or the end of the stream. Returns whether it
+    /// changed.
     pub(in crate::event_log) fn settle_head(&mut self) -> bool {
         if !matches!(self.head, Head::Waiting) {
             return false;

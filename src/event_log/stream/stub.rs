@@ -1,12 +1,13 @@
 //! Stub: the short form of a call that has ended and that no task uses.
 //!
-//! Owned here: the stub, which replaces the stream in the table, and the way back. A stub has the owner of the stream and its
-//! end. Until the delivery is proven it keeps all else that a client may ask for: the events, the name of the call, its entries
-//! of the retry index. With the proof it shrinks to the last response and all that follows, and `delivered_retention` later to
-//! the end alone. A client that returns gets the stream again. Invariants: only the last user of a stream makes its stub, and
-//! owns the stream while it does, so that no reader or writer of the stream exists beside the stub; a stub counts by its bytes
-//! alone, so that it refuses no call. Absent: the proof of a delivery (`delivery_certainty`), and the replacement
-//! (`writer/stream_table.rs`).
+//! Owned here: the stub, which replaces the stream in the table, and the way back. A stub has the
+//! owner of the stream and its end. Until the delivery is proven it keeps all else that a client
+//! may ask for: the events, the name of the call, its entries of the retry index. With the proof it
+//! shrinks to the last response and all that follows, and `delivered_retention` later to the end
+//! alone. A client that returns gets the stream again. Invariants: only the last user of a stream
+//! makes its stub, and owns the stream while it does, so that no reader or writer of the stream
+//! exists beside the stub; a stub counts by its bytes alone, so that it refuses no call. Absent:
+//! the proof of a delivery (`delivery_certainty`), and the replacement (`writer/stream_table.rs`).
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -39,8 +40,8 @@ use crate::protocol::stream::{End, Machine, Outcome, Phase, Policy, Rest};
 use crate::protocol::tail::{COPIED_MAX, PackedTail, Tail};
 use crate::store::WriterEpoch;
 
-/// Upper bound of the cost of a stub that has nothing but the end: itself, the session's id, and its entries in the table, in
-/// the quota and at the sweeper.
+/// Upper bound of the cost of a stub that has nothing but the end: itself, the session's id, and
+/// its entries in the table, in the quota and at the sweeper.
 const STUB_COST: usize = 512;
 
 /// Short form of a call that has ended.
@@ -57,7 +58,8 @@ pub(in crate::event_log) struct Stub {
     is_batch: bool,
     is_sent: bool,
     should_poll: bool,
-    /// Everything else that a client may ask for, or `None` for the end alone. Boxed, because it is dropped long before the stub.
+    /// Everything else that a client may ask for, or `None` for the end alone. Boxed, because it is
+    /// dropped long before the stub.
     kept: Option<Box<Kept>>,
 }
 
@@ -183,8 +185,8 @@ impl Stub {
         self.reservation.set(STUB_COST + self.kept.as_ref().map_or(0, |kept| kept.byte_len()));
     }
 
-    /// Moves the state of the stream here. The stream is of no use afterwards, and is dropped without the entry of the table.
-    /// Returns the calls under which the retry index has it.
+    /// Moves the state of the stream here. The stream is of no use afterwards, and is dropped
+    /// without the entry of the table. Returns the calls under which the retry index has it.
     pub(in crate::event_log) fn fill(&mut self, stream: &mut Stream, now: Instant) -> Vec<Fingerprint> {
         let registrations = std::mem::take(stream.registrations.get_mut().unwrap_or_else(PoisonError::into_inner));
         let inner = stream.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -225,8 +227,8 @@ impl Stub {
         calls
     }
 
-    /// Notes the proof of the delivery. Returns the entries of the retry index, which are dropped without the entry of the
-    /// table: no retry matches any more.
+    /// Notes the proof of the delivery. Returns the entries of the retry index, which are dropped
+    /// without the entry of the table: no retry matches any more.
     pub(in crate::event_log) fn prove(&mut self, now: Instant) -> Vec<Registration<Stream>> {
         let until = now + self.quota().global().allowance.delivered_retention;
         let Some(kept) = &mut self.kept else { return Vec::new() };
@@ -241,7 +243,8 @@ impl Stub {
         registrations
     }
 
-    /// Drops what precedes the last response, if no client may ask for it. Returns the entries of the retry index.
+    /// Drops what precedes the last response, if no client may ask for it. Returns the entries of
+    /// the retry index.
     fn shrink(&mut self, now: Instant) -> Vec<Registration<Stream>> {
         let Some(kept) = &mut self.kept else { return Vec::new() };
         if self.end.has_idempotency_key || kept.rest.has_server_requests() {
@@ -296,7 +299,8 @@ impl Stub {
         self.queued.is_some_and(|(queue, _)| queue == EvictionQueue::Proven)
     }
 
-    /// Returns whether a proof of the delivery leaves nothing to keep: the response passed through, and no key names the call.
+    /// Returns whether a proof of the delivery leaves nothing to keep: the response passed through,
+    /// and no key names the call.
     pub(in crate::event_log) fn ends_with_its_delivery(&self) -> bool {
         self.end.has_passed && !self.end.has_idempotency_key
     }
@@ -335,7 +339,8 @@ impl Stub {
         drops
     }
 
-    /// Leaves the claims of a call with a key in the store when the stub goes: a key still finds the stream there.
+    /// Leaves the claims of a call with a key in the store when the stub goes: a key still finds
+    /// the stream there.
     pub(in crate::event_log) fn leave_claims_of_key(&self) {
         if !self.end.has_idempotency_key {
             return;
@@ -414,10 +419,12 @@ impl ShortHead {
 }
 
 impl Stream {
-    /// Returns the end of a stream that its stub may replace, if no task uses it: the stream has ended, and is found by its id or
-    /// as a retry alone. Removes it from the retry index if no retry can match any more.
+    /// Returns the end of a stream that its stub may replace, if no task uses it: the stream has
+    /// ended, and is found by its id or as a retry alone. Removes it from the retry index if no
+    /// retry can match any more.
     ///
-    /// A search by session finds the stub by its [`FinishedCall`], and one by claim through the retry index.
+    /// A search by session finds the stub by its [`FinishedCall`], and one by claim through the
+    /// retry index.
     pub(in crate::event_log) fn end_for_stub(&self, now: Instant) -> Option<End> {
         // A call that has become a task leads to it.
         if self.adopted_after().is_some() || self.task().is_some() {

@@ -1,4 +1,5 @@
-//! Summary of a stream for the operator: nothing that opens the stream, and of its messages only the text of a task's progress.
+//! Summary of a stream for the operator: nothing that opens the stream, and of its messages only
+//! the text of a task's progress.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,7 +38,8 @@ pub struct Summary {
     pub is_attached: bool,
     /// Time since the creation.
     pub age: Duration,
-    /// Time for which the stream has been attached or detached; of a task, the time since its handle or the last request of its client.
+    /// Time for which the stream has been attached or detached; of a task, the time since its
+    /// handle or the last request of its client.
     pub reader_for: Duration,
     /// Number of events so far.
     pub events: u64,

@@ -1,7 +1,7 @@
 //! The stream of a task, as requests `tasks/*` read and change it.
 //!
-//! Invariant: an outcome is told only once it is stored, as every event is. Absent: the states themselves (`protocol/tasks/`), and the way from a call
-//! to its task (`log/tasks.rs`).
+//! Invariant: an outcome is told only once it is stored, as every event is. Absent: the states
+//! themselves (`protocol/tasks/`), and the way from a call to its task (`log/tasks.rs`).
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -67,7 +67,8 @@ impl Stream {
         self.touch();
     }
 
-    /// Reads the task for its client, which has asked for it. Returns `None` if nothing of its state is left.
+    /// Reads the task for its client, which has asked for it. Returns `None` if nothing of its
+    /// state is left.
     pub fn poll_task(&self) -> Option<TaskReading> {
         let mut inner = self.lock();
         inner.machine.handle_task_poll(clock::now());
@@ -94,13 +95,15 @@ impl Stream {
         self.lock().machine.handle_called_again(request, clock::now());
     }
 
-    /// Returns the beginning of the event IDs of a poll with this ID, or `None` if the ID is too long for them.
+    /// Returns the beginning of the event IDs of a poll with this ID, or `None` if the ID is too
+    /// long for them.
     pub fn poll_handle(&self, id: &RequestId) -> Option<Handle> {
         let (owner, epoch) = self.origin;
         Handle::mint_poll(&self.identity.keys, owner, epoch, self.id, id)
     }
 
-    /// Counts one more poll that is held, until the returned value is dropped. Returns `None` if `most` are.
+    /// Counts one more poll that is held, until the returned value is dropped. Returns `None` if
+    /// `most` are.
     pub fn hold_poll(self: &Arc<Self>, most: u32) -> Option<Holding> {
         let raised =
             self.held_polls.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| (held < most).then(|| held + 1));
@@ -120,7 +123,8 @@ impl Stream {
         self.lock().call_headers.take().map(|headers| *headers)
     }
 
-    /// Notes that the client was given the outcome: the stream is now among the first to be evicted.
+    /// Notes that the client was given the outcome: the stream is now among the first to be
+    /// evicted.
     pub fn note_outcome_told(&self) {
         if self.with_machine(|machine| machine.is_sealed()) {
             self.note_delivered(DeliveryCertainty::Likely);
@@ -158,14 +162,16 @@ impl Stream {
         change
     }
 
-    /// Waits until the last change of the task is stored. Returns false if the store does not take it in time.
+    /// Waits until the last change of the task is stored. Returns false if the store does not take
+    /// it in time.
     pub async fn task_stored(&self) -> bool {
         let seq = self.with_machine(|machine| machine.last_numbered());
         let is_over = tokio::time::timeout(STORE_PATIENCE, self.stored(seq)).await.is_ok();
         is_over && self.with_machine(|machine| machine.tail() >= seq)
     }
 
-    /// Waits until the end of the task is stored. Returns false if the store does not take it in time.
+    /// Waits until the end of the task is stored. Returns false if the store does not take it in
+    /// time.
     pub async fn task_ended(&self) -> bool {
         let sealed = poll_fn(|cx| {
             let mut inner = self.lock();

@@ -1,4 +1,5 @@
-//! Spans of a stream: that of its call, and those of its deliveries. Absent: the export (`otel`), and spans of requests to the server (`upstream`).
+//! Spans of a stream: that of its call, and those of its deliveries. Absent: the export (`otel`),
+//! and spans of requests to the server (`upstream`).
 
 use std::sync::Arc;
 
@@ -25,8 +26,8 @@ impl Stream {
         self.span.as_ref()
     }
 
-    /// Ends the span of the call, with the outcome as the stream has it now. Only the first end counts, in this process. A stream that another
-    /// replica has taken is ended there.
+    /// Ends the span of the call, with the outcome as the stream has it now. Only the first end
+    /// counts, in this process. A stream that another replica has taken is ended there.
     pub fn end_span(&self) {
         if let Some(span) = self.span.as_ref().filter(|_| !self.has_moved()) {
             span.end(&self.call_end());
@@ -65,7 +66,8 @@ impl Stream {
 }
 
 impl DeliverySpan {
-    /// Begins the span of a connection that reads after this position. Returns `None` if the call is not traced.
+    /// Begins the span of a connection that reads after this position. Returns `None` if the call
+    /// is not traced.
     pub(super) fn begin(stream: &Stream, after: Seq) -> Option<Box<Self>> {
         let call = stream.span()?;
         Some(Box::new(Self { span: call.begin("delivery", SpanKind::Internal), after }))
@@ -80,7 +82,8 @@ impl DeliverySpan {
         self.span.set(END, if is_whole { "complete" } else { "interrupted" });
     }
 
-    /// Returns the span with all that is known when the connection ends, and before its reader is detached.
+    /// Returns the span with all that is known when the connection ends, and before its reader is
+    /// detached.
     pub(super) fn ended(mut self, machine: &Machine, attach: AttachId) -> Span {
         // A client may leave with the last response.
         let has_all = machine.is_sealed() || machine.is_answered();

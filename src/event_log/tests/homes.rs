@@ -5,7 +5,8 @@ use super::*;
 use crate::protocol::headers::{ProtocolVersion, SessionId};
 use crate::protocol::jsonrpc::{InitializeParams, ServerFacts};
 
-/// Time after which a replica may count others as gone, with the intervals at which leases are read.
+/// Time after which a replica may count others as gone, with the intervals at which leases are
+/// read.
 const KNOWS: Duration = Duration::from_secs(21);
 const KEEP: Duration = Duration::from_secs(3600);
 
@@ -222,7 +223,8 @@ async fn an_outage_of_the_store_moves_no_session() {
     assert_eq!(one.home().await, "here false");
 }
 
-/// As when its process was frozen for as long as its lease, and another replica has read the record already.
+/// As when its process was frozen for as long as its lease, and another replica has read the record
+/// already.
 #[tokio::test(start_paused = true)]
 async fn a_home_that_confirms_itself_cannot_be_replaced_by_what_was_read_before() {
     let store = TestStore::default();

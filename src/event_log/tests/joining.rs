@@ -244,7 +244,8 @@ fn record_at(replica: &Replica, principal: Principal) -> Arc<Session> {
     replica.log.sessions().find_or_record(&in_session().session.unwrap(), &principal)
 }
 
-/// Uses the session at `replica`, which then asks the other replicas that are registered for it. Returns those.
+/// Uses the session at `replica`, which then asks the other replicas that are registered for it.
+/// Returns those.
 async fn use_at(replica: &Replica) -> Vec<Owner> {
     use_as(replica, in_session().principal).await
 }
@@ -478,7 +479,8 @@ async fn a_replica_whose_lease_expires_again_and_again_renews_its_registrations_
     keeping.abort();
 }
 
-/// Lets the first replica lose its lease and begin to renew the registration of its only session, which the store takes a second later.
+/// Lets the first replica lose its lease and begin to renew the registration of its only session,
+/// which the store takes a second later.
 async fn begin_renewal(store: &TestStore) {
     settle().await;
     store.set_slow_joins(true);

@@ -1,4 +1,5 @@
-//! Readers, the writer and the store of one stream together. Futures are polled by hand; no test waits for real time.
+//! Readers, the writer and the store of one stream together. Futures are polled by hand; no test
+//! waits for real time.
 
 mod claims;
 mod framing;

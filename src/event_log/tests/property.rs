@@ -7,7 +7,8 @@ use super::*;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// The upstream sends this many messages at once, or the writer goes on if it waits for the store.
+    /// The upstream sends this many messages at once, or the writer goes on if it waits for the
+    /// store.
     Write(usize),
     /// The store accepts what it was sent.
     Store,

@@ -649,8 +649,8 @@ async fn a_response_that_passes_through_is_read_on_with_capacity_or_with_the_ove
     assert!(waiting.poll().is_ready());
 }
 
-/// Ends the stream after so many bytes. Its client reads all of it and closes its connection, so that the delivery is
-/// unproven.
+/// Ends the stream after so many bytes. Its client reads all of it and closes its connection, so
+/// that the delivery is unproven.
 fn leave_gracefully(log: &EventLog, stream: &Arc<Stream>, writer: &Writer, bytes: usize) {
     write(writer, bytes);
     finish(log, stream, writer);
@@ -746,8 +746,8 @@ fn a_full_process_evicts_for_a_few_calls_at_a_time() {
     assert!((10..=64).contains(&most), "{most} went at once");
 }
 
-/// All evictable streams can be in the hands of threads that are about to end their calls, so that a call is refused
-/// now and then.
+/// All evictable streams can be in the hands of threads that are about to end their calls, so that
+/// a call is refused now and then.
 #[test]
 fn a_full_process_admits_nearly_all_concurrent_calls() {
     const CALLS: usize = 500;

@@ -669,7 +669,8 @@ async fn the_ten_minutes_start_again_for_a_replica_that_has_renewed_its_lease() 
     two.kill();
 }
 
-/// Runs a call to its end at this replica, where no task uses it any more; returns the id of its beginning, and its events.
+/// Runs a call to its end at this replica, where no task uses it any more; returns the id of its
+/// beginning, and its events.
 async fn finished(replica: &Replica) -> (EventId, String) {
     let (stream, writer) = open(&replica.log);
     replica.log.publish_once(&stream);

@@ -4,7 +4,8 @@ use super::*;
 use crate::protocol::ids::EventId;
 use crate::protocol::request_ids::IdUse;
 
-/// Creates a finished stream that the log keeps, with the event ID of a client that has no event of it.
+/// Creates a finished stream that the log keeps, with the event ID of a client that has no event of
+/// it.
 fn ended(log: &EventLog) -> (Arc<Stream>, EventId) {
     let (stream, writer) = open(log);
     ready(writer.update(|machine, now| {

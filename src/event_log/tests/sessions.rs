@@ -1,5 +1,5 @@
-//! Records of sessions: the ones that a flood of invented ids may evict, and the ones that go where too many were
-//! opened.
+//! Records of sessions: the ones that a flood of invented ids may evict, and the ones that go where
+//! too many were opened.
 
 use super::*;
 use crate::protocol::dialect::Declared;

@@ -12,8 +12,8 @@ use crate::protocol::stream::Batch;
 use crate::store::test_store::TestStore;
 use crate::store::{Appended, ChangeSubscription, Error, Pending, Read, Store, StoreHealth, Stored, WriterEpoch};
 
-/// [`TestStore`] behind a gate that lets one append through per permit. Further gates let seals and loads through unless
-/// they are closed.
+/// [`TestStore`] behind a gate that lets one append through per permit. Further gates let seals and
+/// loads through unless they are closed.
 pub(super) struct Slow {
     pub(super) behind: Arc<TestStore>,
     gate: Arc<Semaphore>,

@@ -1,5 +1,5 @@
-//! Calls that are over and proven to be delivered: the size of their stubs, their retention, and that they refuse no
-//! caller.
+//! Calls that are over and proven to be delivered: the size of their stubs, their retention, and
+//! that they refuse no caller.
 
 use super::quotas::{finish, is_kept, open_of, tight, write};
 use super::retention::{cursor_of, settle, sweeping};
@@ -27,7 +27,8 @@ fn ended(log: &EventLog, caller: u8, notes: usize) -> Arc<Stream> {
     stream
 }
 
-/// Ends a call and proves its delivery; returns the ids of its events from 0 on. The stream has no other owner.
+/// Ends a call and proves its delivery; returns the ids of its events from 0 on. The stream has no
+/// other owner.
 fn proven(log: &EventLog, caller: u8, notes: usize) -> Vec<EventId> {
     let stream = ended(log, caller, notes);
     let ids = (0..=notes as u64 + 1).map(|seq| cursor_of(&stream, Seq(seq))).collect();
@@ -152,8 +153,8 @@ async fn a_stub_is_as_small_as_it_is_counted() {
     log.note_delivered(stream, DeliveryCertainty::Proven);
     assert_eq!(stubs(&log), 1);
     assert!(quota(&log, 0).bytes() <= 512 + 460 + text.len(), "{} bytes", quota(&log, 0).bytes());
-    // A boxed stub, the id of its session, its entry in a map that has just grown, and its entries in the lists by
-    // time.
+    // A boxed stub, the id of its session, its entry in a map that has just grown, and its entries
+    // in the lists by time.
     const ALLOCATION: usize = 16;
     let places =
         2 * (size_of::<(StreamId, StreamEntry)>() + 1) + 2 * size_of::<(std::time::Instant, StreamId)>() + 2 * 32;

@@ -1,10 +1,11 @@
 //! Eviction: frees memory when a limit is reached.
 //!
-//! Delivered data goes first: streams with a proven delivery, then the front of delivered ones, then those streams, the
-//! oldest first in each case. They belong to the principal over its quota, or, in a full process, to the largest quotas. A full quota also
-//! trims the front of the stream that is being written (`stream/backpressure.rs`). Undelivered data is never evicted, with
-//! one exception, which goes last: a stream of which everything was written to a connection that closed gracefully may
-//! not have arrived. It is evicted whole, and only while no client has resumed it.
+//! Delivered data goes first: streams with a proven delivery, then the front of delivered ones,
+//! then those streams, the oldest first in each case. They belong to the principal over its quota,
+//! or, in a full process, to the largest quotas. A full quota also trims the front of the stream
+//! that is being written (`stream/backpressure.rs`). Undelivered data is never evicted, with one
+//! exception, which goes last: a stream of which everything was written to a connection that closed
+//! gracefully may not have arrived. It is evicted whole, and only while no client has resumed it.
 
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
@@ -19,14 +20,16 @@ use crate::sync;
 
 /// Time for which the largest quotas are not searched again in a full process.
 const SEARCH_PAUSE: Duration = Duration::from_millis(250);
-/// Bytes that a delivered stream keeps while that frees enough: more than sockets and a proxy on the way buffer, and
-/// so can lose.
+/// Bytes that a delivered stream keeps while that frees enough: more than sockets and a proxy on
+/// the way buffer, and so can lose.
 const KEPT_DELIVERED: usize = 512 * 1024;
-/// Steps of an eviction from one quota at a time: enough for a few calls to come, and a bounded time for the thread.
+/// Steps of an eviction from one quota at a time: enough for a few calls to come, and a bounded
+/// time for the thread.
 const STEPS: usize = 64;
 /// Divisor of the total: the memory that these steps free beyond what is needed.
 const SPARE: usize = 16;
-/// Quotas that a call tries once more before it is refused, after all of the largest have been tried.
+/// Quotas that a call tries once more before it is refused, after all of the largest have been
+/// tried.
 const RETRIES: usize = 64;
 
 impl MakeRoom for StreamTable {
@@ -36,8 +39,8 @@ impl MakeRoom for StreamTable {
 }
 
 impl StreamTable {
-    /// Evicts until `quota` is within its limits. An error means that nothing could be evicted; other calls may take
-    /// the memory as fast as this one frees it.
+    /// Evicts until `quota` is within its limits. An error means that nothing could be evicted;
+    /// other calls may take the memory as fast as this one frees it.
     pub(in crate::event_log) fn ensure_within_limits(&self, quota: &Quota) -> Result<(), ErrorCode> {
         if !quota.is_exceeded() {
             return Ok(());
@@ -75,8 +78,8 @@ impl StreamTable {
         true
     }
 
-    /// Evicts from the largest quotas until `quota` is within the total; returns false if nothing is left to evict.
-    /// Tries `again` quotas once more after all have been tried.
+    /// Evicts from the largest quotas until `quota` is within the total; returns false if nothing
+    /// is left to evict. Tries `again` quotas once more after all have been tried.
     fn evict_globally(&self, quota: &Quota, now: Instant, again: usize) -> bool {
         let mut retries = 0;
         while quota.global_excess() > 0 {
@@ -145,7 +148,8 @@ impl StreamTable {
             || self.evict_first(quota, EvictionQueue::Unconfirmed, now)
     }
 
-    /// Trims a delivered stream of `quota` to what a client may still lack; returns false once all are trimmed.
+    /// Trims a delivered stream of `quota` to what a client may still lack; returns false once all
+    /// are trimmed.
     fn trim_one(&self, quota: &Quota) -> bool {
         let Some(id) = quota.evictable().next_to_trim() else { return false };
         let Some(mut known) = self.entries.get_mut(&id) else { return true };
@@ -167,9 +171,11 @@ impl StreamTable {
         task.is_some_and(|task| !task.with_machine(|machine| machine.is_sealed()))
     }
 
-    /// Forgets the first stream of `queue`, whole or a stub; returns false if there is none without a reader.
+    /// Forgets the first stream of `queue`, whole or a stub; returns false if there is none without
+    /// a reader.
     fn evict_first(&self, quota: &Quota, queue: EvictionQueue, now: Instant) -> bool {
-        // A stream with a reader or a running task moves to the end of the queue: each is checked once.
+        // A stream with a reader or a running task moves to the end of the queue: each is checked
+        // once.
         for _ in 0..quota.evictable().queue_len(queue) {
             let Some((since, id)) = quota.evictable().pop_first_of(queue) else { return false };
             let is_stub = |known: &StreamEntry| known.stub().is_some_and(|stub| stub.is_queued_at((queue, since)));
@@ -181,14 +187,16 @@ impl StreamTable {
                 return true;
             }
             let Some(stream) = self.get(id) else { continue };
-            // A retry of a call that runs on as a task must find it, or the tool would run twice. A caller has few of these.
+            // A retry of a call that runs on as a task must find it, or the tool would run twice. A
+            // caller has few of these.
             if stream.evict(queue, since, self.runs_as_task(&stream), now) {
                 self.forget(&stream);
                 if stream.body_fingerprint().is_some() {
                     // A key still finds the stream in the store.
                     stream.leave_claims();
                 }
-                // The last user may drop the stream much later, and no retry may find it until then.
+                // The last user may drop the stream much later, and no retry may find it until
+                // then.
                 stream.forget_retries();
                 quota.global().metrics.observe_eviction();
                 return true;

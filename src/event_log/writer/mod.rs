@@ -18,8 +18,8 @@ use crate::event_log::writer::recorder::{Recorder, seal};
 use crate::event_log::writer::stream_table::StreamTable;
 use crate::protocol::stream::{Effect, Machine, Phase};
 
-/// Interval at which a paused stream checks for capacity freed by others of its principal. Its own reader notifies it
-/// at once.
+/// Interval at which a paused stream checks for capacity freed by others of its principal. Its own
+/// reader notifies it at once.
 const CAPACITY_POLL: Duration = Duration::from_millis(250);
 
 /// Next step of a pump.
@@ -31,7 +31,8 @@ pub enum Next {
     Input {
         /// Phase of the stream.
         phase: Phase,
-        /// Time of the machine's next timeout, or of the next check for capacity; `None` if there is none.
+        /// Time of the machine's next timeout, or of the next check for capacity; `None` if there
+        /// is none.
         deadline: Option<Instant>,
         /// True if the upstream may be read.
         may_read: bool,
@@ -54,9 +55,9 @@ impl Writer {
         &self.stream
     }
 
-    /// Passes an input to the machine, stores the staged events, publishes the head and wakes the reader: one state
-    /// change and one wake-up for any number of events. The future must not be dropped half way; the pump awaits it to
-    /// the end.
+    /// Passes an input to the machine, stores the staged events, publishes the head and wakes the
+    /// reader: one state change and one wake-up for any number of events. The future must not be
+    /// dropped half way; the pump awaits it to the end.
     pub async fn update<R>(&self, tell: impl FnOnce(&mut Machine, Instant) -> R) -> R {
         let Advanced { result, staged, mut needs_eviction } = self.stream.advance(tell);
         if let Some(backing) = &self.stream.backing {
@@ -73,7 +74,8 @@ impl Writer {
         result
     }
 
-    /// Persists before delivery, until nothing is staged. Returns whether the stream needs an eviction.
+    /// Persists before delivery, until nothing is staged. Returns whether the stream needs an
+    /// eviction.
     async fn persist_all(&self, recorder: Recorder<'_>, mut staged: Staged) -> bool {
         loop {
             let accepted = match recorder.persist(staged).await {
@@ -90,8 +92,9 @@ impl Writer {
         }
     }
 
-    /// Seals the stream in its store after the machine has sealed it. If the store cannot take the seal now, a
-    /// background task retries until the end of the retention, and then lets the store forget the stream.
+    /// Seals the stream in its store after the machine has sealed it. If the store cannot take the
+    /// seal now, a background task retries until the end of the retention, and then lets the store
+    /// forget the stream.
     pub async fn seal(&self) {
         self.seal_and(|| {}).await;
     }
@@ -113,7 +116,8 @@ impl Writer {
         inner.wake();
     }
 
-    /// Returns the next effect of the machine, or the input for which the pump waits if there is none.
+    /// Returns the next effect of the machine, or the input for which the pump waits if there is
+    /// none.
     pub fn poll_next(&self) -> Next {
         let mut inner = self.stream.lock();
         if let Some(effect) = inner.machine.poll_effect() {
@@ -153,8 +157,8 @@ impl Writer {
         }
     }
 
-    /// Waits until the rest of an arriving response may be read: there is capacity, or this call has the overrun. For
-    /// a response that passes through without the store. Cancel safe.
+    /// Waits until the rest of an arriving response may be read: there is capacity, or this call
+    /// has the overrun. For a response that passes through without the store. Cancel safe.
     pub async fn wait_for_capacity(&self) {
         while !self.has_capacity() {
             self.streams.evict(self.stream.quota());
@@ -176,14 +180,14 @@ impl Writer {
         !inner.is_held_up
     }
 
-    /// Returns `bytes` as a chunk of a body, counted in the quota of the stream's principal until the chunk is
-    /// dropped.
+    /// Returns `bytes` as a chunk of a body, counted in the quota of the stream's principal until
+    /// the chunk is dropped.
     pub fn counted(&self, bytes: BytesMut) -> Bytes {
         in_flight::counted(self.stream.quota(), bytes)
     }
 
-    /// Counts the bytes received of an incomplete event, or of a response that becomes one, from now on. The next
-    /// [`Self::update`] decides whether there is capacity for the rest.
+    /// Counts the bytes received of an incomplete event, or of a response that becomes one, from
+    /// now on. The next [`Self::update`] decides whether there is capacity for the rest.
     pub fn note_arriving(&self, bytes: usize) {
         self.stream.lock().reservation.set_arriving(bytes);
     }

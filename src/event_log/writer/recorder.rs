@@ -1,7 +1,9 @@
-//! Recorder: persists each batch before any reader sees it, in the store or, if that cannot be, in memory.
+//! Recorder: persists each batch before any reader sees it, in the store or, if that cannot be, in
+//! memory.
 //!
-//! A batch goes in as [`Staged`] and comes out as [`Persisted`]. Owned here: the handling of a batch that the store refuses, and the catch-up of a stream once the store is back.
-//! Absent: the events themselves (the tail has them) and their production (the machine).
+//! A batch goes in as [`Staged`] and comes out as [`Persisted`]. Owned here: the handling of a
+//! batch that the store refuses, and the catch-up of a stream once the store is back. Absent: the
+//! events themselves (the tail has them) and their production (the machine).
 
 use std::sync::Arc;
 
@@ -39,9 +41,9 @@ impl From<Error> for PersistError {
     }
 }
 
-/// Attempts that remain for a batch while it is unknown whether the store can be reached. Then memory stands in for the
-/// store, even with a lease in doubt: no batch waits for ever. Counted in attempts, not in time, because the process may
-/// be frozen while it waits.
+/// Attempts that remain for a batch while it is unknown whether the store can be reached. Then
+/// memory stands in for the store, even with a lease in doubt: no batch waits for ever. Counted in
+/// attempts, not in time, because the process may be frozen while it waits.
 struct RetryBudget(u32);
 
 impl Default for RetryBudget {
@@ -61,8 +63,8 @@ impl RetryBudget {
     }
 }
 
-/// Seals a finished stream in its store, then calls `done`, unless another writer has the stream. If the store cannot
-/// take the seal now, a background task retries until the end of the retention.
+/// Seals a finished stream in its store, then calls `done`, unless another writer has the stream.
+/// If the store cannot take the seal now, a background task retries until the end of the retention.
 pub(in crate::event_log) async fn seal(
     stream: &Arc<Stream>,
     backing: &Arc<Backing>,
@@ -102,8 +104,8 @@ pub(in crate::event_log) struct Recorder<'a> {
 }
 
 impl Recorder<'_> {
-    /// Writes `staged` to the store, after all missing events. Waits for a store that is to be waited for; otherwise
-    /// memory holds the batch until the store is back.
+    /// Writes `staged` to the store, after all missing events. Waits for a store that is to be
+    /// waited for; otherwise memory holds the batch until the store is back.
     ///
     /// # Errors
     /// If another writer has the stream.
@@ -126,8 +128,8 @@ impl Recorder<'_> {
                 let what = if waits { "the stream waits" } else { "memory holds the events" };
                 self.warn_once(&error, what);
             }
-            // After an expired lease other replicas may have ended the stream. Only an unreachable store leaves it to
-            // this one.
+            // After an expired lease other replicas may have ended the stream. Only an unreachable
+            // store leaves it to this one.
             let waits = waits || (matches!(error, Error::Unavailable(_)) && retry_budget.take_attempt(self.backing));
             if !waits {
                 self.stream.with_store_progress(|store_progress| store_progress.is_behind = true);
@@ -204,7 +206,8 @@ impl Recorder<'_> {
         Err(Error::Unavailable("it has lost an accepted event".into()).into())
     }
 
-    /// Writes a stream of which the store has nothing yet, and whose last event is in `staged`, in one step. Returns false for any other stream.
+    /// Writes a stream of which the store has nothing yet, and whose last event is in `staged`, in
+    /// one step. Returns false for any other stream.
     async fn write_whole(&self, staged: &Staged) -> Result<bool, Error> {
         let Some(state) = &staged.state else { return Ok(false) };
         let batch = &staged.batch;
@@ -254,8 +257,8 @@ impl Recorder<'_> {
         Ok(())
     }
 
-    /// Writes the events that readers already have. Returns false if some are trimmed, so that the stream stays in
-    /// memory.
+    /// Writes the events that readers already have. Returns false if some are trimmed, so that the
+    /// stream stays in memory.
     async fn catch_up(&self) -> Result<bool, PersistError> {
         loop {
             let (epoch, upto, missing) = {
@@ -313,8 +316,8 @@ impl Recorder<'_> {
         }
     }
 
-    /// Notes that the store has the events up to `upto`, and `state`. Returns the position up to which the store may
-    /// trim, if that is worth a call.
+    /// Notes that the store has the events up to `upto`, and `state`. Returns the position up to
+    /// which the store may trim, if that is worth a call.
     fn note_appended(&self, upto: Seq, state: Option<&StagedState>) -> Option<Seq> {
         let mut inner = self.stream.lock();
         let trimmed = inner.machine.trimmed();

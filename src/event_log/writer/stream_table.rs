@@ -18,9 +18,9 @@ use crate::protocol::stream::End;
 
 /// Streams that can be found, and the quotas in which they count.
 ///
-/// Order of the locks: an entry of the map, then the lock of the stream in it, then the eviction queues of a quota. A
-/// stream or stub that leaves the map is dropped after the guard of its entry: the drop locks those queues, and that of a
-/// stream also removes its entries of the retry index.
+/// Order of the locks: an entry of the map, then the lock of the stream in it, then the eviction
+/// queues of a quota. A stream or stub that leaves the map is dropped after the guard of its entry:
+/// the drop locks those queues, and that of a stream also removes its entries of the retry index.
 pub(in crate::event_log) struct StreamTable {
     pub(in crate::event_log) entries: DashMap<StreamId, StreamEntry>,
     pub(in crate::event_log) quotas: Quotas,
@@ -102,8 +102,8 @@ impl StreamTable {
         self.entries.insert(stream.id(), StreamEntry::Stream(stream.clone()));
     }
 
-    /// Inserts `stream` unless a whole one with its id is there; replaces a stub. Returns whether `stream` is in the
-    /// table then.
+    /// Inserts `stream` unless a whole one with its id is there; replaces a stub. Returns whether
+    /// `stream` is in the table then.
     pub(in crate::event_log) fn insert_first(&self, stream: &Arc<Stream>) -> bool {
         let mut known = self.entries.entry(stream.id()).or_insert_with(|| StreamEntry::Stream(stream.clone()));
         if known.stream().is_some() {
@@ -116,11 +116,11 @@ impl StreamTable {
         true
     }
 
-    /// Replaces `stream`, which has this `end`, by its stub if only the table and the caller have it. Returns `None` if the
-    /// stream stays.
+    /// Replaces `stream`, which has this `end`, by its stub if only the table and the caller have
+    /// it. Returns `None` if the stream stays.
     ///
-    /// Under the entry's lock no task finds the stream in the table, and one that finds it elsewhere keeps it whole: the stub
-    /// takes the state of a stream that is the caller's alone.
+    /// Under the entry's lock no task finds the stream in the table, and one that finds it
+    /// elsewhere keeps it whole: the stub takes the state of a stream that is the caller's alone.
     pub(in crate::event_log) fn reduce(&self, stream: Arc<Stream>, end: End, now: Instant) -> Option<Reduced> {
         let mut known = self.entries.get_mut(&stream.id()).filter(|known| known.is(&stream))?;
         let stub = Stub::of(&stream, end);

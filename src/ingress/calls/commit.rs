@@ -1,10 +1,11 @@
-//! Rules by which the proxy may begin a response before the server does: after `commit_after`, with an interim result, or because another
-//! connection has taken the stream over.
+//! Rules by which the proxy may begin a response before the server does: after `commit_after`, with
+//! an interim result, or because another connection has taken the stream over.
 //!
-//! A head of the server matters if a client acts on it: a status such as 401, or the CORS headers that a browser needs.
-//! The proxy begins a response only if such a head is not expected: the server has accepted the same credentials
-//! lately, and its CORS headers are known. Absent: the time of a commit (protocol), and what is known once it has come,
-//! such as the expiry of a token (`upstream/pump/late_response.rs`).
+//! A head of the server matters if a client acts on it: a status such as 401, or the CORS headers
+//! that a browser needs. The proxy begins a response only if such a head is not expected: the
+//! server has accepted the same credentials lately, and its CORS headers are known. Absent: the
+//! time of a commit (protocol), and what is known once it has come, such as the expiry of a token
+//! (`upstream/pump/late_response.rs`).
 
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -28,13 +29,15 @@ impl CommitRules {
         Self { upstream: components.upstream.clone() }
     }
 
-    /// True if the head of the request lets the proxy respond before the upstream does, once the call is late. A client
-    /// that takes anything, but does not name event streams, gets the server's own JSON.
+    /// True if the head of the request lets the proxy respond before the upstream does, once the
+    /// call is late. A client that takes anything, but does not name event streams, gets the
+    /// server's own JSON.
     pub(super) fn may_commit(request: &CallRequest) -> bool {
         request.accept.sse && request.accept.names_sse && !request.call.is_opening()
     }
 
-    /// True if an interim result may begin the response before the upstream does. It must not replace a 401, or CORS headers of the server.
+    /// True if an interim result may begin the response before the upstream does. It must not
+    /// replace a 401, or CORS headers of the server.
     pub(super) fn may_begin(&self, CallRequest { context, .. }: &CallRequest) -> bool {
         let observed = self.upstream.observed();
         observed.has_accepted(&context.credentials, clock::now())
@@ -42,9 +45,9 @@ impl CommitRules {
     }
 }
 
-/// Polls for the head of a response that may be a stream. A response that was taken over before it had a head gets an ID and an end.
-/// The stream must then exist for a client that resumes with that ID. If the upstream's response passes through, both connections get
-/// it.
+/// Polls for the head of a response that may be a stream. A response that was taken over before it
+/// had a head gets an ID and an end. The stream must then exist for a client that resumes with that
+/// ID. If the upstream's response passes through, both connections get it.
 pub(super) fn poll_begin(log: &EventLog, attachment: &Attachment, cx: &mut Context<'_>) -> Poll<Head> {
     let head = ready!(attachment.poll_head(cx));
     if !matches!(head, Head::TakenOver) {

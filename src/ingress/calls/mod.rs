@@ -1,4 +1,5 @@
-//! POSTs with requests: each begins a request stream, or takes over the stream of an earlier call as its retry.
+//! POSTs with requests: each begins a request stream, or takes over the stream of an earlier call
+//! as its retry.
 
 mod commit;
 mod continuation;
@@ -149,7 +150,8 @@ impl Calls {
         }
     }
 
-    /// Waits for the turn of the POST, and for an earlier call that it may retry, then begins a call or returns to that one.
+    /// Waits for the turn of the POST, and for an earlier call that it may retry, then begins a
+    /// call or returns to that one.
     async fn call(
         &self,
         mut context: Box<RequestContext>,
@@ -221,7 +223,8 @@ impl Calls {
         self.reply_to(request, started).await
     }
 
-    /// Begins a call without a key, without a look-up, if this replica alone serves its session. Returns `None` if another may.
+    /// Begins a call without a key, without a look-up, if this replica alone serves its session.
+    /// Returns `None` if another may.
     fn begin_as_sole(
         &self,
         request: &mut CallRequest,
@@ -295,8 +298,9 @@ impl Calls {
         session.wait_turn(self.config.limits.held_posts_per_session).await
     }
 
-    /// Returns the call here that the POST retries, once the client of that call is no longer connected, or after a moment. With it comes its
-    /// relation to the POST. A call of an older token of the caller may be a new one's match too.
+    /// Returns the call here that the POST retries, once the client of that call is no longer
+    /// connected, or after a moment. With it comes its relation to the POST. A call of an older
+    /// token of the caller may be a new one's match too.
     async fn wait_for_earlier_call(
         &self,
         context: &RequestContext,
@@ -342,7 +346,8 @@ impl Calls {
         if may_match { Some(stream) } else { None }
     }
 
-    /// Returns the body of a call for the upstream, without what the proxy handles itself, and the declarations of an `initialize`.
+    /// Returns the body of a call for the upstream, without what the proxy handles itself, and the
+    /// declarations of an `initialize`.
     ///
     /// # Errors
     /// For a subscription to tasks by a client that does not declare them.
@@ -356,7 +361,8 @@ impl Calls {
         Ok(self.strip_declarations(call, body))
     }
 
-    /// Returns the declarations of an `initialize`, and its body for the upstream, without the dialects that the proxy handles.
+    /// Returns the declarations of an `initialize`, and its body for the upstream, without the
+    /// dialects that the proxy handles.
     fn strip_declarations(&self, call: &classify::Call, body: Bytes) -> (Option<IssuedSession>, Bytes) {
         let handled = self.config.dialects.declared;
         let declared = match call.era() {

@@ -12,7 +12,8 @@ use crate::protocol::headers::Era;
 use crate::protocol::jsonrpc;
 use crate::upstream::Upstream;
 
-/// A call that the configuration allows partial results for. Decided once, when the call is classified.
+/// A call that the configuration allows partial results for. Decided once, when the call is
+/// classified.
 pub(super) struct PartialResults {
     pub(super) method: String,
     /// Name of the tool, for a call of one.
@@ -43,7 +44,8 @@ impl PartialResultsPolicy {
         Self { tokens: components.config.dialects.resume_tokens.clone(), upstream: components.upstream.clone() }
     }
 
-    /// Configuration by which the response to this call is read and edited, if it lists the tools of a client that may get partial results.
+    /// Configuration by which the response to this call is read and edited, if it lists the tools
+    /// of a client that may get partial results.
     pub(super) fn edited_list(&self, call: &classify::Call) -> Option<Arc<ResumeTokens>> {
         let tokens = self.tokens.as_ref()?;
         if call.has_tool_list() && call.era() == Era::Legacy && !tokens.tools.is_empty() {
@@ -53,7 +55,8 @@ impl PartialResultsPolicy {
         }
     }
 
-    /// Decides whether a call may get partial results, and reads its token: [`TokenField::Absent`] for a call that nothing is configured for.
+    /// Decides whether a call may get partial results, and reads its token: [`TokenField::Absent`]
+    /// for a call that nothing is configured for.
     pub(super) fn decide(&self, call: &classify::Call, body: &[u8]) -> (Option<Box<PartialResults>>, TokenField) {
         let tokens = match &self.tokens {
             Some(tokens) if call.era() == Era::Legacy => tokens,
@@ -77,7 +80,8 @@ impl PartialResultsPolicy {
         )
     }
 
-    /// Asks the upstream for the schema of a tool that may get partial results and that no list has shown yet.
+    /// Asks the upstream for the schema of a tool that may get partial results and that no list has
+    /// shown yet.
     pub(super) async fn observe_tool(
         &self,
         context: &RequestContext,
@@ -94,8 +98,9 @@ impl PartialResultsPolicy {
         }
     }
 
-    /// Returns the slicing of a new call's stream. A tool that may have an `outputSchema` gets none: clients refuse a result without what
-    /// the schema requires, so a list must have shown the tool without one.
+    /// Returns the slicing of a new call's stream. A tool that may have an `outputSchema` gets
+    /// none: clients refuse a result without what the schema requires, so a list must have shown
+    /// the tool without one.
     pub(super) fn slicing(&self, call: &classify::Call, partial: &PartialResults, body: &[u8]) -> Option<Slicing> {
         let length = self.tokens.as_ref()?.slice;
         let PartialResults { method, tool } = partial;

@@ -1,15 +1,18 @@
 //! Retries of calls that another replica runs, or that ran before a restart.
 //!
-//! A call that a retry may match is recorded in the store before it goes upstream (`event_log/recovery/claims.rs`): every such
-//! call if replicas share the store, else calls with a key. The one exception are calls without a key in a session that one replica alone
-//! serves; another replica joins such a session before it searches. A replica that finds the record asks the one that runs the call, and returns
-//! that call's response, or its stream, which it serves from the store. A call with a key that an older token of the caller began is found
-//! by the subject that both tokens claim, once the server has confirmed the newer one.
+//! A call that a retry may match is recorded in the store before it goes upstream
+//! (`event_log/recovery/claims.rs`): every such call if replicas share the store, else calls with a
+//! key. The one exception are calls without a key in a session that one replica alone serves;
+//! another replica joins such a session before it searches. A replica that finds the record asks
+//! the one that runs the call, and returns that call's response, or its stream, which it serves
+//! from the store. A call with a key that an older token of the caller began is found by the
+//! subject that both tokens claim, once the server has confirmed the newer one.
 //!
-//! Owned here: the outcome if the running replica is dead or silent. Invariants: a call that may have run is not run again. A caller that
-//! proves nothing gets nothing of another token's call, changes nothing of it, and may still make a call of its own. Absent: retries of
-//! calls of this process, which need no inquiry, calls without a key that an older token began elsewhere, and those of clients that use request
-//! IDs freely.
+//! Owned here: the outcome if the running replica is dead or silent. Invariants: a call that may
+//! have run is not run again. A caller that proves nothing gets nothing of another token's call,
+//! changes nothing of it, and may still make a call of its own. Absent: retries of calls of this
+//! process, which need no inquiry, calls without a key that an older token began elsewhere, and
+//! those of clients that use request IDs freely.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -39,7 +42,8 @@ use crate::upstream::Upstream;
 
 /// Time for a replica to respond. After it, a live replica is asked again.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time for a replica to respond that another joins a session. After it, a live replica is asked again.
+/// Time for a replica to respond that another joins a session. After it, a live replica is asked
+/// again.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time after which a live replica that has not responded is given up.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -135,8 +139,8 @@ impl RemoteRetries {
         }
     }
 
-    /// Tells the other replicas that serve the session of a call without a key that this one does too, once, and waits until they have claimed
-    /// their calls in it.
+    /// Tells the other replicas that serve the session of a call without a key that this one does
+    /// too, once, and waits until they have claimed their calls in it.
     async fn join_session(&self, request: &CallRequest) -> Result<(), EarlierCall> {
         let Retry { fingerprint: Some(call), body: None, .. } = request.retry else { return Ok(()) };
         // A call that cannot run here needs no claims of the others.
@@ -156,7 +160,8 @@ impl RemoteRetries {
         let members = match replicas.requests().members(id).await {
             Ok(members) => members,
             Err(error) => {
-                // The next call asks again. Until then the claims alone decide, as far as the store has them.
+                // The next call asks again. Until then the claims alone decide, as far as the store
+                // has them.
                 debug!(%error, "the other replicas of a session are unknown");
                 return Ok(());
             }
@@ -168,8 +173,9 @@ impl RemoteRetries {
         Ok(())
     }
 
-    /// Joins the session of `binding` at one replica. Waits while that replica may be about to run the call: it holds its lease, or its lease
-    /// has only just expired, as all do in an outage of the store.
+    /// Joins the session of `binding` at one replica. Waits while that replica may be about to run
+    /// the call: it holds its lease, or its lease has only just expired, as all do in an outage of
+    /// the store.
     async fn join_at(
         &self,
         replicas: &Replicas,
@@ -235,8 +241,9 @@ impl RemoteRetries {
         }
     }
 
-    /// Searches the calls with a key that other tokens of the caller, who is `subject`, began. If there is none, records in `claim` how
-    /// they find this call. `Continue` if the search must be repeated, because the store may have changed.
+    /// Searches the calls with a key that other tokens of the caller, who is `subject`, began. If
+    /// there is none, records in `claim` how they find this call. `Continue` if the search must be
+    /// repeated, because the store may have changed.
     async fn find_by_previous_tokens(
         &self,
         request: &CallRequest,
@@ -329,7 +336,8 @@ impl RemoteRetries {
         }
     }
 
-    /// Returns the result if the store cannot be asked. With `degrade` the call counts as unknown to other replicas.
+    /// Returns the result if the store cannot be asked. With `degrade` the call counts as unknown
+    /// to other replicas.
     fn without_store(&self, error: &Error, claim: Option<PendingClaim>) -> EarlierCall {
         debug!(%error, "the store could not say whether a call is another replica's");
         match (error, self.log.on_unreachable()) {
@@ -350,15 +358,16 @@ struct Inquiry {
 }
 
 impl Inquiry {
-    /// Inquires once about the call `run` of `record`. `here` is the call with the same fingerprint in this process, which a client cannot
-    /// come back to.
+    /// Inquires once about the call `run` of `record`. `here` is the call with the same fingerprint
+    /// in this process, which a client cannot come back to.
     async fn step(&mut self, search: &Search<'_>, here: Option<Arc<Stream>>, run: ClaimRecord, record: &Bytes) -> Step {
         let log = &search.retries.log;
         let asked_at = clock::now();
         let finding = if here.is_some_and(|stream| stream.id() == run.stream) || log.has_released_claim(run.stream) {
             Finding::Replace
         } else if run.owner == log.owner() {
-            // The call is no longer here: an earlier process of this name ran it, or another replica has its stream.
+            // The call is no longer here: an earlier process of this name ran it, or another
+            // replica has its stream.
             search.find_without_owner(run).await
         } else {
             search.ask_owner(run).await
@@ -407,8 +416,8 @@ impl Search<'_> {
         stream.binding().admits(caller) || (self.is_previous_token && stream.binding().is_claimed_by(caller))
     }
 
-    /// Claims the call. If the store is away, `degrade` goes on as if no other replica had the call. A full store is read all the same,
-    /// and takes no new call.
+    /// Claims the call. If the store is away, `degrade` goes on as if no other replica had the
+    /// call. A full store is read all the same, and takes no new call.
     async fn claim(&self) -> Result<ClaimOutcome, EarlierCall> {
         let log = &self.retries.log;
         let claim =
@@ -493,8 +502,9 @@ impl Search<'_> {
         }
     }
 
-    /// Keeps the record of a call that may still run at a replica cut off from the store. The response may come once the store is back. A
-    /// client that retries must not run the call a second time then, so the record stays while it retries.
+    /// Keeps the record of a call that may still run at a replica cut off from the store. The
+    /// response may come once the store is back. A client that retries must not run the call a
+    /// second time then, so the record stays while it retries.
     async fn keep_record(&self, run: ClaimRecord) -> Finding {
         let retention = self.retries.admission.settings(self.request).retention;
         if let Err(error) = self.retries.log.extend_claim(&self.call, &run, retention).await {

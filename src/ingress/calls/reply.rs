@@ -1,4 +1,5 @@
-//! The response to a call: the wait for its head, then the stream, the collected results, or the server's own response.
+//! The response to a call: the wait for its head, then the stream, the collected results, or the
+//! server's own response.
 
 use std::future::{pending, poll_fn};
 use std::pin::pin;
@@ -34,7 +35,8 @@ use crate::protocol::stream::Phase;
 use crate::server::respond;
 use crate::upstream::InlineTask;
 
-/// Time for which the head of a stream is held for its first event. The client has no id before, as little as before the head.
+/// Time for which the head of a stream is held for its first event. The client has no id before, as
+/// little as before the head.
 const FIRST_EVENT_WAIT: Duration = Duration::from_millis(1);
 
 /// Makes the responses to calls.
@@ -98,7 +100,8 @@ impl Replies {
         self.reply(reply, attachment, InlineTask::default()).await
     }
 
-    /// Waits for the head of the response, or for the interim result that takes its place. Drives `pump` meanwhile.
+    /// Waits for the head of the response, or for the interim result that takes its place. Drives
+    /// `pump` meanwhile.
     async fn wait_for_head(
         &self,
         reply: &Reply,
@@ -129,8 +132,9 @@ impl Replies {
         }
     }
 
-    /// Waits until the slice that `attachment` reads is over and its response must begin. Returns the interim result, or `None` if the
-    /// final one is there. Never resolves for a stream without slices.
+    /// Waits until the slice that `attachment` reads is over and its response must begin. Returns
+    /// the interim result, or `None` if the final one is there. Never resolves for a stream without
+    /// slices.
     async fn wait_for_slice(&self, reply: &Reply, attachment: Option<&Attachment>) -> Option<Vec<u8>> {
         let Some((attachment, slice)) = attachment.and_then(|it| Some((it, it.slice()?))) else {
             return pending().await;
@@ -148,7 +152,8 @@ impl Replies {
         dialect::resume_tokens::interim(stream, slice).map(|interim| interim.message)
     }
 
-    /// Returns a failure. It is kept like any response: a retry of a call that may have run gets it again until it was delivered.
+    /// Returns a failure. It is kept like any response: a retry of a call that may have run gets it
+    /// again until it was delivered.
     pub(super) fn fail(
         &self,
         failure: Failure,
@@ -178,7 +183,8 @@ impl Replies {
         let version = Some(&reply.call.version);
         // A retry does not show that its client would come back by GET.
         let plan = self.responder.plan(&attachment, version, reply.session.as_deref(), reply.empty_events, false);
-        // An opening has no effect that a repetition would double, so that its response needs no ID before its first event.
+        // An opening has no effect that a repetition would double, so that its response needs no ID
+        // before its first event.
         let opening = if reply.call.is_opening() { Opening::Comment } else { plan.opening };
         let should_end_at_turn = self.responder.should_end_at_turn(attachment.stream(), reply.session.as_deref());
         let preface = if reply.beginning.has_gap { Some(Vec::new()) } else { None };
@@ -241,10 +247,11 @@ impl Replies {
     }
 }
 
-/// Waits a moment for the first event behind `cursor`, so that it is written together with the head. Drives `pump` meanwhile.
+/// Waits a moment for the first event behind `cursor`, so that it is written together with the
+/// head. Drives `pump` meanwhile.
 ///
-/// Most servers send head and event of a short call one after the other. Without the wait each would be a write of its own, and the pump a
-/// task.
+/// Most servers send head and event of a short call one after the other. Without the wait each
+/// would be a write of its own, and the pump a task.
 async fn wait_for_first_event(attachment: &Attachment, cursor: Seq, pump: &mut InlineTask) {
     let mut wait = ShortWait::new(FIRST_EVENT_WAIT);
     // The wait begins in the same poll as the one that brought the head.
@@ -259,7 +266,8 @@ async fn wait_for_first_event(attachment: &Attachment, cursor: Seq, pump: &mut I
     .await;
 }
 
-/// Polls for the head of a response that begins when all results are there, for a client that takes no stream.
+/// Polls for the head of a response that begins when all results are there, for a client that takes
+/// no stream.
 fn poll_complete(attachment: &Attachment, cx: &mut Context<'_>) -> Poll<Head> {
     let head = ready!(attachment.poll_head_even_displaced(cx));
     if matches!(head, Head::Stream(..) | Head::Committed) {

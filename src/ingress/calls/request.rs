@@ -30,8 +30,8 @@ pub(super) struct CallRequest {
     pub(super) observer: ResponseObserver,
 }
 
-/// Data that the response to a call still needs. Head and body of the request are gone by then: they are slices of the connection's read
-/// buffer, which hyper could not reuse otherwise.
+/// Data that the response to a call still needs. Head and body of the request are gone by then:
+/// they are slices of the connection's read buffer, which hyper could not reuse otherwise.
 pub(super) struct Reply {
     pub(super) call: classify::Call,
     pub(super) accept: Accept,
@@ -58,15 +58,19 @@ pub(super) struct Beginning {
 pub(super) struct Retry {
     /// Fingerprint of the call, or `None` if the POST cannot be a retry.
     pub(super) fingerprint: Option<Fingerprint>,
-    /// Fingerprint of the body, if the POST has a key. A retry with the key must have the same body.
+    /// Fingerprint of the body, if the POST has a key. A retry with the key must have the same
+    /// body.
     pub(super) body: Option<Fingerprint>,
-    /// Use of request IDs in the session, by which the same POST is a retry or a new call. No matter to a POST with a key.
+    /// Use of request IDs in the session, by which the same POST is a retry or a new call. No
+    /// matter to a POST with a key.
     pub(super) id_use: IdUse,
-    /// Fingerprint by which the caller finds the call with another token, if the POST has a key and its token claims a subject.
+    /// Fingerprint by which the caller finds the call with another token, if the POST has a key and
+    /// its token claims a subject.
     pub(super) subject: Option<Fingerprint>,
 }
 
-/// Returns the fingerprints of a POST by `binding`: the caller with this token, or with an older one.
+/// Returns the fingerprints of a POST by `binding`: the caller with this token, or with an older
+/// one.
 pub(super) fn retry_of(context: &RequestContext, binding: &Binding, call: &classify::Call, body: &[u8]) -> Retry {
     let parts = &context.parts;
     let query = parts.uri.query().unwrap_or_default();

@@ -92,9 +92,10 @@ impl CallStarter {
         }
     }
 
-    /// Attaches to the call's stream, before the pump of a new one begins: a stream without a reader may be removed. `earlier_call` is
-    /// a call that the POST may retry, with its relation to the POST. A client that comes back to its call needs no further room. The bytes of the request,
-    /// `held` so far, become the stream's.
+    /// Attaches to the call's stream, before the pump of a new one begins: a stream without a
+    /// reader may be removed. `earlier_call` is a call that the POST may retry, with its relation
+    /// to the POST. A client that comes back to its call needs no further room. The bytes of the
+    /// request, `held` so far, become the stream's.
     pub(super) fn begin(
         &self,
         request: &CallRequest,
@@ -262,7 +263,8 @@ impl CallStarter {
         StartedCall { attachment, beginning, pump }
     }
 
-    /// Returns the rule for the progress of the proxy's own, or `None` if the client of the call gets none.
+    /// Returns the rule for the progress of the proxy's own, or `None` if the client of the call
+    /// gets none.
     fn progress_rule(&self, CallRequest { context, call, accept, task, .. }: &CallRequest) -> Option<ProgressRule> {
         let config = self.config.delivery.progress.as_ref()?;
         let is_excepted = context.session.as_ref().is_some_and(|session| session.has_no_beats());
@@ -278,7 +280,8 @@ impl CallStarter {
         Some(ProgressRule { except })
     }
 
-    /// Lets a retry take over. It continues after its `Last-Event-ID` if that names this stream, else from the first retained event.
+    /// Lets a retry take over. It continues after its `Last-Event-ID` if that names this stream,
+    /// else from the first retained event.
     pub(super) fn return_to(&self, context: &RequestContext, stream: &Arc<Stream>) -> StartedCall {
         self.metrics.observe_retry();
         let cursor = self.finder.cursor_in(context, stream);
@@ -312,12 +315,14 @@ fn policy_of_task(policy: Policy, task: &RequestedTask) -> Policy {
     }
 }
 
-/// Returns the description by which each request `tasks/result` reads the stream under its own ID. There is no interim result.
+/// Returns the description by which each request `tasks/result` reads the stream under its own ID.
+/// There is no interim result.
 fn slicing_of_task(task: &RequestedTask) -> Slicing {
     Slicing { sameness: task.digest, form: Form::Task, length: task.retention, first: task.names.clone() }
 }
 
-/// Returns the owner of the streams of a request. They share the id of its session with the session's record.
+/// Returns the owner of the streams of a request. They share the id of its session with the
+/// session's record.
 fn binding_of(context: &RequestContext) -> Binding {
     let mut binding = context.binding.clone();
     if let (Some(id), Some(session)) = (&mut binding.session, &context.session)

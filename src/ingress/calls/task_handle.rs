@@ -1,7 +1,8 @@
 //! The response to a call that its client asks to be a task, at 2025-11-25: the handle, at once.
 //!
-//! The server must have accepted the credentials, lately or with the head of its response: its refusal is the response otherwise. Absent: what clients ask
-//! for later (`ingress/tasks/legacy.rs`).
+//! The server must have accepted the credentials, lately or with the head of its response: its
+//! refusal is the response otherwise. Absent: what clients ask for later
+//! (`ingress/tasks/legacy.rs`).
 
 use std::future::poll_fn;
 

@@ -1,6 +1,8 @@
-//! Calls and tasks: the calls that may become tasks, and the changes to requests and responses that name tasks.
+//! Calls and tasks: the calls that may become tasks, and the changes to requests and responses that
+//! name tasks.
 //!
-//! Absent: requests `tasks/*` (`ingress/tasks/`), and the moment at which a call becomes a task (the pump).
+//! Absent: requests `tasks/*` (`ingress/tasks/`), and the moment at which a call becomes a task
+//! (the pump).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,7 +60,8 @@ impl TaskRules {
         Self { config: config.clone(), log: log.clone(), upstream: upstream.clone(), has_required }
     }
 
-    /// Returns the terms under which a call becomes a task, or `None` if it becomes none: its request must declare the extension.
+    /// Returns the terms under which a call becomes a task, or `None` if it becomes none: its
+    /// request must declare the extension.
     pub(super) fn terms(&self, call: &Call, body: &[u8]) -> Option<Arc<Tasks>> {
         let tasks = self.config.tasks.as_ref().filter(|_| is_of_one_tool(call) && tasks::declares(body))?;
         let tool = if self.config.tools.is_empty() { None } else { jsonrpc::tool_name(body) };
@@ -72,7 +75,8 @@ impl TaskRules {
         }
     }
 
-    /// Refuses the call of a tool that only clients with tasks may call, by a client that does not declare them.
+    /// Refuses the call of a tool that only clients with tasks may call, by a client that does not
+    /// declare them.
     pub(super) fn admit(&self, call: &Call, body: &[u8]) -> Result<(), Undeclared> {
         if !self.has_required || !is_of_one_tool(call) || tasks::declares(body) {
             return Ok(());
@@ -82,11 +86,12 @@ impl TaskRules {
         if is_required { Err(Undeclared) } else { Ok(()) }
     }
 
-    /// Returns the task that the client of a call asks for at 2025-11-25, with the call as the server gets it; or `None` if it asks for none that the proxy
-    /// offers.
+    /// Returns the task that the client of a call asks for at 2025-11-25, with the call as the
+    /// server gets it; or `None` if it asks for none that the proxy offers.
     ///
     /// # Errors
-    /// If the tool is none of those whose calls may be tasks, or an ID is longer than a task can keep.
+    /// If the tool is none of those whose calls may be tasks, or an ID is longer than a task can
+    /// keep.
     pub(super) fn requested(
         &self,
         session: Option<&Session>,
@@ -119,8 +124,8 @@ impl TaskRules {
         (call.has_tool_list() && self.offers_in(session, call)).then(|| legacy.clone())
     }
 
-    /// Returns true if tasks of 2025-11-25 are offered in the session of a call. In one that this process has not opened, as after a restart, they were
-    /// if the server allows it.
+    /// Returns true if tasks of 2025-11-25 are offered in the session of a call. In one that this
+    /// process has not opened, as after a restart, they were if the server allows it.
     fn offers_in(&self, session: Option<&Session>, call: &Call) -> bool {
         let Some(session) = session else { return false };
         let may_have = || self.upstream.observed().may_have_legacy_tasks();
@@ -141,7 +146,8 @@ impl TaskRules {
         self.config.tasks.is_some() && call.is_opening() && call.era() == Era::Modern
     }
 
-    /// Returns the owner that is put before the IDs of the server's own tasks, if the response to this call may name one.
+    /// Returns the owner that is put before the IDs of the server's own tasks, if the response to
+    /// this call may name one.
     pub(super) fn owner_of_ids(&self, call: &Call, body: &[u8]) -> Option<Owner> {
         if !self.config.replica.wrap_sessions || call.era() == Era::Legacy || call.is_batch {
             return None;
@@ -152,7 +158,8 @@ impl TaskRules {
         may_name_one.then(|| self.log.owner())
     }
 
-    /// Returns a subscription without tasks of the proxy's own, and with the server's IDs of its tasks.
+    /// Returns a subscription without tasks of the proxy's own, and with the server's IDs of its
+    /// tasks.
     pub(super) fn edit_listen(&self, call: &Call, body: Bytes) -> Result<Bytes, Undeclared> {
         if call.era() == Era::Legacy || call.is_batch || !tasks::names_tasks(&body) {
             return Ok(body);

@@ -1,12 +1,15 @@
 //! POSTs without requests: the client's responses and notifications.
 //!
-//! A POST is forwarded at once, and gets the upstream's status. It is held, and gets 202, only while the upstream refuses connections or
-//! has not responded in time. A POST of which no byte was sent is tried again, in order. One of which bytes were sent is never sent again.
-//! Later POSTs of the session wait behind it. Before it is sent, it takes a slot among those of its session, and a reservation of memory
-//! if it needs one. It keeps both until the upstream has responded or its deadline is over.
+//! A POST is forwarded at once, and gets the upstream's status. It is held, and gets 202, only
+//! while the upstream refuses connections or has not responded in time. A POST of which no byte was
+//! sent is tried again, in order. One of which bytes were sent is never sent again. Later POSTs of
+//! the session wait behind it. Before it is sent, it takes a slot among those of its session, and a
+//! reservation of memory if it needs one. It keeps both until the upstream has responded or its
+//! deadline is over.
 //!
-//! This holds for credentials that the upstream has accepted lately. With other credentials nothing changes here before the upstream has
-//! responded with 2xx: its refusal must reach the client as a status, and must not end a call or settle a server's request.
+//! This holds for credentials that the upstream has accepted lately. With other credentials nothing
+//! changes here before the upstream has responded with 2xx: its refusal must reach the client as a
+//! status, and must not end a call or settle a server's request.
 
 mod post_delivery;
 mod session_generation;
@@ -97,7 +100,8 @@ impl ClientResponses {
         }
     }
 
-    /// Handles a POST: forwards it to the replica that it concerns, or applies its messages here and delivers it to the server.
+    /// Handles a POST: forwards it to the replica that it concerns, or applies its messages here
+    /// and delivers it to the server.
     pub(super) async fn handle(
         &self,
         mut context: Box<RequestContext>,
@@ -110,7 +114,8 @@ impl ClientResponses {
         self.session_states.note_messages(&context, &messages);
         let cancelled = jsonrpc::cancelled_request_ids(&messages, &body);
         if messages.len() == 1 && cancelled.iter().any(|id| is_of_task(&session, id)) {
-            // A client gives up a request that has its response, or a reader: only `tasks/cancel` ends a task.
+            // A client gives up a request that has its response, or a reader: only `tasks/cancel`
+            // ends a task.
             return respond::status(StatusCode::ACCEPTED);
         }
         let post = SessionPost { id, session: &session, messages: &messages, cancelled: &cancelled };
@@ -174,8 +179,8 @@ impl ClientResponses {
         }
     }
 
-    /// Applies the responses of a POST to the server's requests, at once if the caller is proven. Returns `None` if nothing is left
-    /// to be sent.
+    /// Applies the responses of a POST to the server's requests, at once if the caller is proven.
+    /// Returns `None` if nothing is left to be sent.
     fn take_messages(
         &self,
         post: &SessionPost<'_>,
@@ -234,8 +239,8 @@ impl ClientResponses {
         Box::pin(self.owners.forward_to_owner(context, body, has_request_id)).await
     }
 
-    /// Returns the records of the session under older tokens, if one of them is concerned. Streams of the caller's current token need no
-    /// older one.
+    /// Returns the records of the session under older tokens, if one of them is concerned. Streams
+    /// of the caller's current token need no older one.
     async fn find_previous_sessions(
         &self,
         context: &RequestContext,
@@ -260,8 +265,9 @@ fn is_of_task(session: &Session, id: &RequestId) -> bool {
     session.running().iter().any(|stream| stream.is_legacy_task() && stream.upstream_id(id).is_some())
 }
 
-/// Applies the messages that answer a server's request. Returns those that do so for the first time, and the indexes of those whose
-/// request was answered before. Searches the streams once, however many messages there are.
+/// Applies the messages that answer a server's request. Returns those that do so for the first
+/// time, and the indexes of those whose request was answered before. Searches the streams once,
+/// however many messages there are.
 fn note_responses<'a>(
     log: &EventLog,
     session_id: &SessionId,
@@ -290,7 +296,8 @@ fn note_responses<'a>(
     (answered, repeated)
 }
 
-/// Returns the indexes of the messages that answer a server's request which was answered before. Changes nothing.
+/// Returns the indexes of the messages that answer a server's request which was answered before.
+/// Changes nothing.
 fn repeated_responses<'a>(
     log: &EventLog,
     session_id: &SessionId,
@@ -323,8 +330,8 @@ fn note_on_acceptance(id: &SessionId, records: Vec<Arc<Session>>, messages: Vec<
     })
 }
 
-/// Returns the body with the cancels of later slices under the IDs that the upstream knows. The streams are searched again when they are
-/// cancelled, since some may have ended by then.
+/// Returns the body with the cancels of later slices under the IDs that the upstream knows. The
+/// streams are searched again when they are cancelled, since some may have ended by then.
 fn with_upstream_ids<'a>(
     body: Bytes,
     cancelled: &[RequestId],
@@ -339,7 +346,8 @@ fn with_upstream_ids<'a>(
     resume_tokens::rename_cancelled(&body, &renamed).map_or(body, Bytes::from)
 }
 
-/// Returns the body without the messages at the indexes `unwanted`, which are in order, or `None` if none is left.
+/// Returns the body without the messages at the indexes `unwanted`, which are in order, or `None`
+/// if none is left.
 fn without(body: Bytes, messages: usize, unwanted: &[usize]) -> Option<Bytes> {
     if unwanted.is_empty() {
         return Some(body);

@@ -1,5 +1,5 @@
-//! Delivery to the upstream of POSTs that hold no JSON-RPC request, in the order of their session. Absent: the filter of responses that the
-//! upstream has already (`mod.rs`).
+//! Delivery to the upstream of POSTs that hold no JSON-RPC request, in the order of their session.
+//! Absent: the filter of responses that the upstream has already (`mod.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,9 +23,11 @@ use crate::upstream::{Credentials, ResponseBody, Template, Upstream};
 
 /// Pauses between two attempts to reach an upstream that refuses connections.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
-/// Longest time for which a response is held if its stream is unknown, and for which an upstream that has it may give no status.
+/// Longest time for which a response is held if its stream is unknown, and for which an upstream
+/// that has it may give no status.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(600);
-/// Time, from when it was sent, for which a written response keeps later POSTs waiting for its status.
+/// Time, from when it was sent, for which a written response keeps later POSTs waiting for its
+/// status.
 const LATE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One POST on its way upstream.
@@ -47,8 +49,8 @@ pub(super) struct UpstreamPost {
     pub(super) slot: Option<PostSlot>,
     /// Credentials by which the upstream judges the POST.
     pub(super) credentials: Credentials,
-    /// Changes to make once the upstream has accepted the POST. `None` if the upstream has accepted these credentials lately: all changes
-    /// are then made at once.
+    /// Changes to make once the upstream has accepted the POST. `None` if the upstream has accepted
+    /// these credentials lately: all changes are then made at once.
     pub(super) on_accepted: Option<OnAccepted>,
     /// True for a status of the upstream after which the client may send its responses again.
     pub(super) may_be_sent_again: fn(StatusCode) -> bool,
@@ -75,11 +77,12 @@ pub(in crate::ingress) struct PostDelivery {
     upstream: Arc<Upstream>,
     metrics: Arc<Metrics>,
     forwarder: Arc<Forwarder>,
-    /// Time for the upstream to respond before the proxy responds with 202, or `None` if it never does.
+    /// Time for the upstream to respond before the proxy responds with 202, or `None` if it never
+    /// does.
     commit_after: Option<Duration>,
     connect_timeout: Duration,
-    /// Longest time for which a POST that no open call waits for, or with credentials that the upstream has not accepted lately, is retried
-    /// while the upstream refuses connections.
+    /// Longest time for which a POST that no open call waits for, or with credentials that the
+    /// upstream has not accepted lately, is retried while the upstream refuses connections.
     wait: Duration,
     /// Largest number of held POSTs of a session.
     max_held: usize,
@@ -114,8 +117,8 @@ impl PostDelivery {
         session.take_slot(self.max_held, self.connect_timeout).await.map(Some)
     }
 
-    /// Waits until the request that a cancel names has been sent, so that the cancel goes upstream after it. Once it counts, the stream
-    /// ends in either case.
+    /// Waits until the request that a cancel names has been sent, so that the cancel goes upstream
+    /// after it. Once it counts, the stream ends in either case.
     async fn await_cancelled(&self, post: &UpstreamPost) {
         for (stream, id) in post.owing() {
             let limit = self.connect_timeout;
@@ -133,8 +136,9 @@ impl PostDelivery {
         }
     }
 
-    /// Returns whether the server refused the session of a POST, and the next request of the client may open it again: then the POST is
-    /// dropped. The server asks anew for what it still needs. The returned response has its whole body.
+    /// Returns whether the server refused the session of a POST, and the next request of the client
+    /// may open it again: then the POST is dropped. The server asks anew for what it still needs.
+    /// The returned response has its whole body.
     async fn is_dropped(
         &self,
         post: &UpstreamPost,
@@ -149,8 +153,8 @@ impl PostDelivery {
         }
     }
 
-    /// Delivers a POST in a task of its own, in its turn of the session if it is `queued`: a client that disconnects now has still
-    /// responded. The task sends the outcome for the client.
+    /// Delivers a POST in a task of its own, in its turn of the session if it is `queued`: a client
+    /// that disconnects now has still responded. The task sends the outcome for the client.
     pub(super) fn start(
         self: &Arc<Self>,
         post: UpstreamPost,
@@ -201,7 +205,8 @@ impl UpstreamPost {
         self.session.iter().chain(&self.previous)
     }
 
-    /// Returns the calls that the POST cancels, each with the ID under which the upstream knows the request.
+    /// Returns the calls that the POST cancels, each with the ID under which the upstream knows the
+    /// request.
     fn owing(&self) -> Vec<(Arc<Stream>, RequestId)> {
         if self.cancelled.is_empty() {
             return Vec::new();
@@ -228,8 +233,9 @@ impl UpstreamPost {
         }
     }
 
-    /// True while the POST is to be tried again. A client response is tried while the call whose request it answers runs, any other POST until the
-    /// wait for the server is over, and while a call of its session runs. Credentials that the upstream may refuse wait no longer than for
+    /// True while the POST is to be tried again. A client response is tried while the call whose
+    /// request it answers runs, any other POST until the wait for the server is over, and while a
+    /// call of its session runs. Credentials that the upstream may refuse wait no longer than for
     /// the server.
     fn is_wanted(&self, until: &Deadlines) -> bool {
         let now = clock::now();
@@ -254,7 +260,8 @@ struct Deadlines {
 /// Upstream response to a POST.
 type UpstreamResult = Result<Response<ResponseBody>, Failure>;
 
-/// Waits for the upstream's response for at most [`HOLD_TIMEOUT`]: other POSTs need the slot of this one.
+/// Waits for the upstream's response for at most [`HOLD_TIMEOUT`]: other POSTs need the slot of
+/// this one.
 async fn within_hold_limit(sending: impl Future<Output = UpstreamResult>) -> UpstreamResult {
     match tokio::time::timeout(HOLD_TIMEOUT, sending).await {
         Ok(result) => result,
@@ -273,8 +280,9 @@ struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    /// Sends the POST. Without a response in time it is acknowledged with 202. After [`LATE_TIMEOUT`] no other POST waits behind it, but it
-    /// is not given up before [`HOLD_TIMEOUT`]. With credentials that may be refused the proxy never responds with 202.
+    /// Sends the POST. Without a response in time it is acknowledged with 202. After
+    /// [`LATE_TIMEOUT`] no other POST waits behind it, but it is not given up before
+    /// [`HOLD_TIMEOUT`]. With credentials that may be refused the proxy never responds with 202.
     async fn send(&mut self) -> UpstreamResult {
         let (delivery, post) = (self.delivery, self.post);
         self.began = clock::now();
@@ -309,7 +317,8 @@ impl Attempt<'_> {
         within_hold_limit(sending).await
     }
 
-    /// Holds the POST: later POSTs of the session wait, and the client goes on, unless the upstream may refuse it.
+    /// Holds the POST: later POSTs of the session wait, and the client goes on, unless the upstream
+    /// may refuse it.
     ///
     /// # Errors
     /// If there is no room to hold it.

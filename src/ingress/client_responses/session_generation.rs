@@ -1,8 +1,11 @@
-//! Client responses and cancels in a session that was opened again: the generation of the session that each concerns.
+//! Client responses and cancels in a session that was opened again: the generation of the session
+//! that each concerns.
 //!
-//! A response goes to the generation in which the server has asked, as a cancel goes to that of the cancelled request. Owned here: the choice of
-//! one generation for a POST, and the responses that are dropped since their request is gone. A batch for several generations goes to the newest
-//! of them; its responses to the others are dropped. Absent: the names and the IDs of generations (`event_log`).
+//! A response goes to the generation in which the server has asked, as a cancel goes to that of the
+//! cancelled request. Owned here: the choice of one generation for a POST, and the responses that
+//! are dropped since their request is gone. A batch for several generations goes to the newest of
+//! them; its responses to the others are dropped. Absent: the names and the IDs of generations
+//! (`event_log`).
 
 use std::sync::Arc;
 
@@ -25,8 +28,10 @@ pub(super) struct GenerationRoute {
 }
 
 impl GenerationRoute {
-    /// Chooses the way of a POST with responses to these requests, by the indexes of its messages. `asking` are the streams of the session on which the server has sent requests, and
-    /// `cancelled` those of the calls that the POST cancels. Returns `None` for a session that was never opened again.
+    /// Chooses the way of a POST with responses to these requests, by the indexes of its messages.
+    /// `asking` are the streams of the session on which the server has sent requests, and
+    /// `cancelled` those of the calls that the POST cancels. Returns `None` for a session that was
+    /// never opened again.
     pub(super) fn choose<'a>(
         upstream: &Upstream,
         log: &EventLog,
@@ -67,7 +72,8 @@ impl GenerationRoute {
         restored.map_or(body, Bytes::from)
     }
 
-    /// Returns the POST under the name of its generation, or `None` if the server cannot know that one any more.
+    /// Returns the POST under the name of its generation, or `None` if the server cannot know that
+    /// one any more.
     pub(super) fn name(
         &self,
         template: Template,
@@ -79,8 +85,8 @@ impl GenerationRoute {
     }
 }
 
-/// Returns the generation of the request that a response answers, or `None` if the request is gone with its generation. An unknown request is
-/// one for the newest, which decides.
+/// Returns the generation of the request that a response answers, or `None` if the request is gone
+/// with its generation. An unknown request is one for the newest, which decides.
 fn generation_of(handshake: &Handshake, asking: &[Arc<Stream>], id: &RequestId) -> Option<SessionGeneration> {
     let since = |stream: &Arc<Stream>| stream.with_machine(|machine| machine.awaits_response_since(id));
     let oldest = asking.iter().filter_map(|stream| Some((since(stream)?, stream))).min_by_key(|(since, _)| *since);

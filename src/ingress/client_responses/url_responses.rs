@@ -71,7 +71,8 @@ impl UrlResponses {
         }
     }
 
-    /// Delivers the client's responses for `stream`, whose event ID is `id`: at its writer, or to the server here.
+    /// Delivers the client's responses for `stream`, whose event ID is `id`: at its writer, or to
+    /// the server here.
     ///
     /// # Errors
     /// If the client must send them again.
@@ -90,7 +91,8 @@ impl UrlResponses {
         self.deliver_here(context, stream, responses.responses).await
     }
 
-    /// Returns the client's responses of a POST, which has nothing else, and no more than a batch may have.
+    /// Returns the client's responses of a POST, which has nothing else, and no more than a batch
+    /// may have.
     pub(in crate::ingress) fn parse(
         &self,
         context: &RequestContext,
@@ -121,7 +123,8 @@ impl UrlResponses {
         Ok(ParsedResponses { body, responses })
     }
 
-    /// Delivers the responses to the writer of the stream, whose server has the request. If that replica is gone they are delivered here.
+    /// Delivers the responses to the writer of the stream, whose server has the request. If that
+    /// replica is gone they are delivered here.
     async fn deliver_to_writer(
         self: &Arc<Self>,
         context: &RequestContext,
@@ -142,7 +145,8 @@ impl UrlResponses {
         }
     }
 
-    /// Delivers the responses to the upstream one by one, since only the oldest revision has arrays.
+    /// Delivers the responses to the upstream one by one, since only the oldest revision has
+    /// arrays.
     ///
     /// # Errors
     /// If the client must send them again: none from the refused one on was delivered.
@@ -213,7 +217,8 @@ impl UrlResponses {
         GenerationRoute::choose(&self.upstream, &self.log, session, ids, || vec![stream.clone()], Vec::new)
     }
 
-    /// Returns the request with one response, or `None` if the server has lost the session that it concerns.
+    /// Returns the request with one response, or `None` if the server has lost the session that it
+    /// concerns.
     fn template(&self, context: &RequestContext, route: Option<&GenerationRoute>, message: Bytes) -> Option<Template> {
         let call = |message| {
             let call = self.upstream.call(&context.parts, context.connection.forwarded(), detached(message));
@@ -225,7 +230,8 @@ impl UrlResponses {
         }
     }
 
-    /// Delivers responses that another replica forwards to the writer of their stream. `None` if this replica is not the writer.
+    /// Delivers responses that another replica forwards to the writer of their stream. `None` if
+    /// this replica is not the writer.
     pub(in crate::ingress) async fn handle_forwarded(
         self: &Arc<Self>,
         context: &RequestContext,
@@ -283,7 +289,8 @@ impl UrlResponses {
     }
 }
 
-/// Returns the responses without those whose request is gone with its generation of the session. These count as answered.
+/// Returns the responses without those whose request is gone with its generation of the session.
+/// These count as answered.
 fn without_dropped(
     route: &GenerationRoute,
     stream: &Stream,
@@ -301,7 +308,8 @@ fn without_dropped(
     kept
 }
 
-/// Returns the change that a POST makes once the upstream has accepted it: the request `id` of `stream` has its response.
+/// Returns the change that a POST makes once the upstream has accepted it: the request `id` of
+/// `stream` has its response.
 fn note_on_acceptance(stream: Arc<Stream>, id: Option<RequestId>) -> OnAccepted {
     Box::new(move |_| {
         if let Some(id) = &id {

@@ -1,7 +1,9 @@
-//! POSTs with requests that concern tasks of 2025-11-25: `tasks/get`, `tasks/result`, `tasks/cancel`.
+//! POSTs with requests that concern tasks of 2025-11-25: `tasks/get`, `tasks/result`,
+//! `tasks/cancel`.
 //!
-//! A task is the stream of its call. `tasks/result` reads it under the ID of its own request, and can be resumed as any response can. `tasks/list` is not
-//! offered, and goes to the server. Absent: the call itself (`ingress/calls/`).
+//! A task is the stream of its call. `tasks/result` reads it under the ID of its own request, and
+//! can be resumed as any response can. `tasks/list` is not offered, and goes to the server. Absent:
+//! the call itself (`ingress/calls/`).
 
 use std::sync::Arc;
 

@@ -1,7 +1,9 @@
-//! POSTs with requests that concern tasks: `tasks/get`, `tasks/update`, `tasks/cancel` ([extension `io.modelcontextprotocol/tasks`]).
+//! POSTs with requests that concern tasks: `tasks/get`, `tasks/update`, `tasks/cancel`
+//! ([extension `io.modelcontextprotocol/tasks`]).
 //!
-//! Owned here: the checks of such a request, and the responses for tasks of the proxy's own. Every other request goes to the server: one for a task that
-//! it may have itself. Absent: the moment at which a call becomes a task (the pump), and the forms of the messages (`protocol/tasks/`).
+//! Owned here: the checks of such a request, and the responses for tasks of the proxy's own. Every
+//! other request goes to the server: one for a task that it may have itself. Absent: the moment at
+//! which a call becomes a task (the pump), and the forms of the messages (`protocol/tasks/`).
 //!
 //! [extension `io.modelcontextprotocol/tasks`]: https://github.com/modelcontextprotocol/ext-tasks
 
@@ -81,7 +83,8 @@ impl Tasks {
         }
     }
 
-    /// Handles the request, or returns `None` if the server must answer it: it has tasks of its own, or may have them and the ID is none of the proxy's.
+    /// Handles the request, or returns `None` if the server must answer it: it has tasks of its
+    /// own, or may have them and the ID is none of the proxy's.
     pub(super) async fn handle(
         &self,
         context: &mut RequestContext,
@@ -162,7 +165,8 @@ impl Tasks {
         Some(self.change(context, &request, body, &stream).await)
     }
 
-    /// Makes a change of a task here. Its acknowledgement means that the next poll sees it, at any replica.
+    /// Makes a change of a task here. Its acknowledgement means that the next poll sees it, at any
+    /// replica.
     async fn change(
         &self,
         context: &RequestContext,
@@ -190,7 +194,8 @@ impl Tasks {
         }
     }
 
-    /// Returns a request for a task of the server's own as the server gets it: without the owner before the ID.
+    /// Returns a request for a task of the server's own as the server gets it: without the owner
+    /// before the ID.
     pub(super) fn to_server(&self, context: &mut RequestContext, body: Bytes) -> Bytes {
         if !self.wraps_ids {
             return body;
@@ -231,7 +236,8 @@ impl Tasks {
         }
     }
 
-    /// Lets a call go on that waits for a poll: here with the next reading, or at the replica that has it.
+    /// Lets a call go on that waits for a poll: here with the next reading, or at the replica that
+    /// has it.
     async fn note_poll(&self, context: &RequestContext, stream: &Stream) {
         if !stream.is_remote() {
             return self.keep_headers(context, stream);
@@ -257,7 +263,8 @@ impl Tasks {
     }
 }
 
-/// Returns the first header that does not match the body. `Mcp-Name` may be absent: a stock client never sends it.
+/// Returns the first header that does not match the body. `Mcp-Name` may be absent: a stock client
+/// never sends it.
 fn mismatch(context: &RequestContext, request: &TaskRequest, task_id: Option<&str>) -> Option<HeaderName> {
     let headers = &context.parts.headers;
     let method = match request.method {

@@ -1,7 +1,8 @@
 //! `tasks/get`: the state of a task at once, or as soon as there is news.
 //!
-//! A poll of a task that runs is held for a client that takes a stream: its end is then told at once, and a poll that is cut is not lost. A held poll is no
-//! stream: nothing of it is logged, and its event IDs name the task and the request. Absent: the body (`delivery/held_poll.rs`).
+//! A poll of a task that runs is held for a client that takes a stream: its end is then told at
+//! once, and a poll that is cut is not lost. A held poll is no stream: nothing of it is logged, and
+//! its event IDs name the task and the request. Absent: the body (`delivery/held_poll.rs`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +21,8 @@ use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::tasks::{self, Record, Status, View};
 use crate::server::respond;
 
-/// Largest outcome, or questions, that a held poll tells. Larger ones are told by the next poll, as JSON: some clients refuse events of a megabyte.
+/// Largest outcome, or questions, that a held poll tells. Larger ones are told by the next poll, as
+/// JSON: some clients refuse events of a megabyte.
 const HELD_ANSWER: usize = 512 * 1024;
 /// Most polls of one task that are held at once. A further one is answered at once.
 const HELD_POLLS: u32 = 8;
@@ -35,7 +37,8 @@ pub(super) struct Polls {
 }
 
 impl Polls {
-    /// Returns the response to a poll, or `None` if nothing of the task is left. `takes_stream` is true for a client that may be answered later.
+    /// Returns the response to a poll, or `None` if nothing of the task is left. `takes_stream` is
+    /// true for a client that may be answered later.
     pub(super) fn respond(
         &self,
         id: &RequestId,
@@ -62,7 +65,8 @@ impl Polls {
         Some(response)
     }
 
-    /// Returns the response to a client that comes back for the answer to its poll, or `None` if nothing of the task is left.
+    /// Returns the response to a client that comes back for the answer to its poll, or `None` if
+    /// nothing of the task is left.
     pub(super) fn respond_again(&self, id: &RequestId, stream: &Arc<Stream>) -> Option<Response<BoxBody>> {
         let reading = stream.poll_task()?;
         let handle = stream.poll_handle(id)?;
@@ -80,7 +84,8 @@ impl Polls {
         Some(respond::stream(HeldPoll::new(handle, self.retry, answer)))
     }
 
-    /// Waits for another status, for questions, or, when the next poll would be due, for another text; for `hold` at most.
+    /// Waits for another status, for questions, or, when the next poll would be due, for another
+    /// text; for `hold` at most.
     async fn news(&self, stream: &Stream, known: Record, hold: Duration) -> TaskReading {
         let now = clock::now();
         let interval = known.poll_interval(clock::wall_ms());
@@ -102,7 +107,8 @@ impl Polls {
         stream.read_task().unwrap_or(ended)
     }
 
-    /// Returns the answer as the event of a held poll: a large one says that the task runs, since some clients refuse large events.
+    /// Returns the answer as the event of a held poll: a large one says that the task runs, since
+    /// some clients refuse large events.
     fn held_message(&self, id: &RequestId, stream: &Stream, reading: TaskReading) -> [Bytes; 3] {
         let TaskReading { mut record, outcome } = reading;
         if outcome.as_ref().map_or(record.byte_len(), Bytes::len) > HELD_ANSWER {

@@ -1,4 +1,5 @@
-//! Bounds of what a client says of itself: the proxy keeps it for each session, and repeats it in requests.
+//! Bounds of what a client says of itself: the proxy keeps it for each session, and repeats it in
+//! requests.
 
 use serde_json::{Map, Value};
 

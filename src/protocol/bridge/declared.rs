@@ -17,7 +17,8 @@ impl Declared {
         &self.0
     }
 
-    /// Returns the error for a question that the client cannot be asked, or `None` if it can: code and text.
+    /// Returns the error for a question that the client cannot be asked, or `None` if it can: code
+    /// and text.
     pub fn refuses(&self, method: &str, params: &Value) -> Option<(i64, &'static str)> {
         let (kind, modes) = match method {
             "elicitation/create" => ("elicitation", Some(params.get("mode").and_then(Value::as_str).unwrap_or("form"))),

@@ -1,7 +1,8 @@
 //! Translation between the eras, message by message.
 //!
-//! Owned here: the bytes of each message on either side. Members that mean the same on both sides pass unchanged. Absent: sessions, and calls that wait for
-//! the answers of their client (`upstream/bridge/`).
+//! Owned here: the bytes of each message on either side. Members that mean the same on both sides
+//! pass unchanged. Absent: sessions, and calls that wait for the answers of their client
+//! (`upstream/bridge/`).
 
 mod client_facts;
 mod declared;
@@ -26,7 +27,8 @@ const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
 const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
 /// Extension that the proxy has itself.
 const TASKS: &str = "io.modelcontextprotocol/tasks";
-/// Kinds of lists: capability of the server, member of the filter of a subscription, and notification.
+/// Kinds of lists: capability of the server, member of the filter of a subscription, and
+/// notification.
 const LISTS: [(&str, &str, &str); 3] = [
     ("tools", "toolsListChanged", "notifications/tools/list_changed"),
     ("prompts", "promptsListChanged", "notifications/prompts/list_changed"),
@@ -42,7 +44,8 @@ pub const MODERN: &str = "2026-07-28";
 /// Newest revision with sessions.
 pub const LEGACY: &str = "2025-11-25";
 
-/// Returns the error of a response, or `None` if there is none: some servers write `null` beside a result.
+/// Returns the error of a response, or `None` if there is none: some servers write `null` beside a
+/// result.
 fn error_in(message: &[u8]) -> Option<&str> {
     jsonrpc::member(message, &["error"]).filter(|error| *error != "null")
 }

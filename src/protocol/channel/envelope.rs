@@ -1,7 +1,8 @@
 //! Headers of a modern request that repeat its body.
 //!
-//! Intermediaries decide by the headers, and a server on HTTP refuses a request whose body says another thing
-//! ([2026-07-28, standard headers]). A server on stdio sees no headers, so the proxy compares them in its place.
+//! Intermediaries decide by the headers, and a server on HTTP refuses a request whose body says
+//! another thing ([2026-07-28, standard headers]). A server on stdio sees no headers, so the proxy
+//! compares them in its place.
 //!
 //! [2026-07-28, standard headers]: https://modelcontextprotocol.io/specification/2026-07-28/basic/transports#standard-mcp-request-headers
 
@@ -17,8 +18,9 @@ use crate::jsonrpc;
 /// Marks of a value that is base64, because it is no text of a header.
 const ENCODED: (&str, &str) = ("=?base64?", "?=");
 
-/// Returns the name of the first header that does not match the body of a request with this method: `MCP-Protocol-Version`, `Mcp-Method`, or
-/// `Mcp-Name` of a method with a name. One that is absent or repeated does not match. Returns `None` if all match.
+/// Returns the name of the first header that does not match the body of a request with this method:
+/// `MCP-Protocol-Version`, `Mcp-Method`, or `Mcp-Name` of a method with a name. One that is absent
+/// or repeated does not match. Returns `None` if all match.
 pub fn mismatch(headers: &HeaderMap, method: &str, body: &[u8]) -> Option<HeaderName> {
     let version = jsonrpc::meta_protocol_version(body);
     if version.as_deref().is_none_or(|version| !is(headers, &names::MCP_PROTOCOL_VERSION, version)) {
@@ -46,7 +48,8 @@ pub fn is(headers: &HeaderMap, name: &HeaderName, value: &str) -> bool {
     decoded(header).is_some_and(|header| header == value)
 }
 
-/// Returns the value of a header that repeats this text, encoded if it is no text of a header. `None` is returned for one that no header can have.
+/// Returns the value of a header that repeats this text, encoded if it is no text of a header.
+/// `None` is returned for one that no header can have.
 pub fn encoded(text: &str) -> Option<HeaderValue> {
     let is_plain = !text.is_empty()
         && text.trim() == text

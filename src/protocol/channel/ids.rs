@@ -1,8 +1,11 @@
-//! Names of calls and requests on a channel, and those of requests on a channel that several callers share.
+//! Names of calls and requests on a channel, and those of requests on a channel that several
+//! callers share.
 //!
-//! Callers choose their ids and progress tokens without each other, so two of them may choose the same. Towards the server each request has a number
-//! of the proxy's, which is its progress token as well; on the way back the caller's own names take its place. Numbers are random, integers since some
-//! servers take no strings, and none is that of a request which runs or may still be answered. Every other byte of a message stays.
+//! Callers choose their ids and progress tokens without each other, so two of them may choose the
+//! same. Towards the server each request has a number of the proxy's, which is its progress token
+//! as well; on the way back the caller's own names take its place. Numbers are random, integers
+//! since some servers take no strings, and none is that of a request which runs or may still be
+//! answered. Every other byte of a message stays.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -87,8 +90,8 @@ impl Ids {
         Self { random, names: HashMap::new(), calls: HashMap::new(), numbers: HashMap::new(), allows_repeats: false }
     }
 
-    /// Creates numbers for requests whose ids are in use in their session. Of equal ids the last one's number is found
-    /// by it.
+    /// Creates numbers for requests whose ids are in use in their session. Of equal ids the last
+    /// one's number is found by it.
     pub(super) fn of_repeated(random: Random) -> Self {
         Self { allows_repeats: true, ..Self::new(random) }
     }
@@ -98,10 +101,12 @@ impl Ids {
         self.calls.is_empty()
     }
 
-    /// Numbers the requests of a call: `messages` and their `texts` are renamed in place. No number is one that `is_taken` knows.
+    /// Numbers the requests of a call: `messages` and their `texts` are renamed in place. No number
+    /// is one that `is_taken` knows.
     ///
     /// # Errors
-    /// If two requests have the same id, or one has that of another of its session: their responses could not be told apart.
+    /// If two requests have the same id, or one has that of another of its session: their responses
+    /// could not be told apart.
     pub(super) fn begin(
         &mut self,
         call: CallKey,
@@ -140,8 +145,9 @@ impl Ids {
         Ok(())
     }
 
-    /// Returns a number that no request has which runs, or which `is_taken` knows. Numbers in order would tell each caller those of the others, and
-    /// some servers read the `ID` of a message as its `id`.
+    /// Returns a number that no request has which runs, or which `is_taken` knows. Numbers in order
+    /// would tell each caller those of the others, and some servers read the `ID` of a message as
+    /// its `id`.
     pub(super) fn new_number(&self, is_taken: impl Fn(&RequestId) -> bool) -> RequestId {
         loop {
             let number = RequestId::Number(((self.random)() >> (u64::BITS - BITS)).to_string().into());
@@ -179,7 +185,8 @@ impl Ids {
         Some(&self.names.get(number)?.id)
     }
 
-    /// Returns the number that a notification of the server names, as its request or as its progress token.
+    /// Returns the number that a notification of the server names, as its request or as its
+    /// progress token.
     pub(super) fn named_by(method: &str, text: &[u8]) -> Option<RequestId> {
         let path = match method {
             "notifications/progress" => TOKEN_OF_PROGRESS,
@@ -189,7 +196,8 @@ impl Ids {
         value_at(text, path).and_then(RequestId::from_json)
     }
 
-    /// Returns a message of the server for `call` with the caller's names in place of the numbers, or `None` if it has none of the call.
+    /// Returns a message of the server for `call` with the caller's names in place of the numbers,
+    /// or `None` if it has none of the call.
     pub(super) fn to_caller(&self, call: CallKey, message: &Message, text: &[u8]) -> Option<Vec<u8>> {
         let mut splices = Vec::new();
         let mut rename = |path, by: fn(&Name) -> Option<&RequestId>| {
@@ -271,7 +279,8 @@ mod tests {
             String::from_utf8(texts[0].to_vec()).expect("text")
         }
 
-        /// Returns the call that gets a message of the server, and the message as its caller sees it.
+        /// Returns the call that gets a message of the server, and the message as its caller sees
+        /// it.
         fn say(&mut self, text: &str) -> (Target, String) {
             let text = Bytes::copy_from_slice(text.as_bytes());
             let message = jsonrpc::peek(&text).expect("a message").messages()[0].clone();
@@ -392,7 +401,8 @@ mod tests {
         ]
     }
 
-    /// A call as the model knows it. Every payload names its caller, so that one in foreign hands is seen.
+    /// A call as the model knows it. Every payload names its caller, so that one in foreign hands
+    /// is seen.
     struct Running {
         caller: u8,
         id: Value,

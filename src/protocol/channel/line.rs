@@ -1,7 +1,8 @@
 //! Lines of the stdio transport: one message each, ended by LF.
 //!
-//! A line end inside a message is a second message to the server, which executes it. JSON has raw CR and LF between tokens only, so both become
-//! blanks. Some servers also end lines at U+0085, U+2028 and U+2029 (`str.splitlines` of Python, `readline` of newer Node). JSON has these in
+//! A line end inside a message is a second message to the server, which executes it. JSON has raw
+//! CR and LF between tokens only, so both become blanks. Some servers also end lines at U+0085,
+//! U+2028 and U+2029 (`str.splitlines` of Python, `readline` of newer Node). JSON has these in
 //! strings only, so their escapes take their places. No other byte changes, in either direction.
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -15,7 +16,8 @@ const NEL: &[u8] = &[0xC2, 0x85];
 const LS: &[u8] = &[0xE2, 0x80, 0xA8];
 const PS: &[u8] = &[0xE2, 0x80, 0xA9];
 
-/// Makes one line of a message that is valid JSON in UTF-8, without the LF at its end. Copies only a message that needs a change.
+/// Makes one line of a message that is valid JSON in UTF-8, without the LF at its end. Copies only
+/// a message that needs a change.
 pub fn to_line(message: Bytes) -> Bytes {
     let Some(first) = next_break(&message, 0) else { return message };
     let mut line = Vec::with_capacity(message.len() + 16);
@@ -53,7 +55,8 @@ const KEPT_CAPACITY: usize = 128 * 1024;
 /// A line of a server, or a part of one that is dropped.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Line {
-    /// The bytes of a line without its end. A raw CR inside became a blank: in an event it would be a line end.
+    /// The bytes of a line without its end. A raw CR inside became a blank: in an event it would be
+    /// a line end.
     Whole(Bytes),
     /// A line is dropped from here on to its end.
     Cut {
@@ -62,11 +65,13 @@ pub enum Line {
         /// The error of the call that waits for it.
         code: ErrorCode,
     },
-    /// The end of the line that was cut, with its last bytes, at most [`EXCERPT`]. They may include the first ones.
+    /// The end of the line that was cut, with its last bytes, at most [`EXCERPT`]. They may include
+    /// the first ones.
     CutEnd(Bytes),
 }
 
-/// Splits the output of a server into lines. Empty lines are skipped. Each byte is searched once, in any slicing.
+/// Splits the output of a server into lines. Empty lines are skipped. Each byte is searched once,
+/// in any slicing.
 #[derive(Debug)]
 pub struct LineReader {
     buffer: BytesMut,
@@ -124,7 +129,8 @@ impl LineReader {
         Line::Cut { first: Bytes::copy_from_slice(first), code }
     }
 
-    /// Consumes `count` bytes of the buffer, the end of `length` bytes of a line. The memory of a large line is not kept for the next one.
+    /// Consumes `count` bytes of the buffer, the end of `length` bytes of a line. The memory of a
+    /// large line is not kept for the next one.
     fn consume(&mut self, count: usize, length: usize) {
         self.buffer.advance(count);
         self.searched = 0;

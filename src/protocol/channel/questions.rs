@@ -51,7 +51,8 @@ impl Questions {
         }
     }
 
-    /// Returns the request that a notification of the server names, or `None` if it names none that is known.
+    /// Returns the request that a notification of the server names, or `None` if it names none that
+    /// is known.
     pub(super) fn named_by(&self, method: &str, text: &[u8]) -> Option<&Question> {
         let at = |path| jsonrpc::member(text, path).and_then(RequestId::from_json);
         match method {
@@ -61,7 +62,8 @@ impl Questions {
         }
     }
 
-    /// Takes the answer of a session. Returns false if the request went to another one, or was answered before.
+    /// Takes the answer of a session. Returns false if the request went to another one, or was
+    /// answered before.
     pub(super) fn take_answer(&mut self, member: MemberKey, id: &RequestId) -> bool {
         let is_asked = self.asked.get(id).is_some_and(|question| question.member == member);
         is_asked && self.asked.remove(id).is_some()

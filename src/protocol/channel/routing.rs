@@ -1,9 +1,10 @@
 //! The response to which a message of the server belongs.
 //!
-//! On Streamable HTTP a server says so by the response in which it sends a message. On a channel only the message itself can: a response by its
-//! ID, progress by its token. Owned here: the ids, tokens and questions of one channel, which one session has to itself, or several sessions or callers
-//! without sessions share.
-//! Absent: the choice for a message that names no call, which depends on clients that are connected.
+//! On Streamable HTTP a server says so by the response in which it sends a message. On a channel
+//! only the message itself can: a response by its ID, progress by its token. Owned here: the ids,
+//! tokens and questions of one channel, which one session has to itself, or several sessions or
+//! callers without sessions share. Absent: the choice for a message that names no call, which
+//! depends on clients that are connected.
 
 use std::collections::HashMap;
 
@@ -27,9 +28,11 @@ pub enum Target {
     Standalone,
     /// The standalone stream of one of several sessions.
     Member(MemberKey),
-    /// A request of the server that names no call. The caller chooses, and says so by [`Routing::note_question`].
+    /// A request of the server that names no call. The caller chooses, and says so by
+    /// [`Routing::note_question`].
     Unnamed(RequestId),
-    /// None: the response to a call that was given up, or to none; on a shared channel any message that names such a call.
+    /// None: the response to a call that was given up, or to none; on a shared channel any message
+    /// that names such a call.
     Dropped,
     /// None: the response to a request of the proxy's own.
     Own,
@@ -47,8 +50,8 @@ pub struct Routing {
     own: Remembered<()>,
     /// Numbers in place of the callers' ids, on a shared channel.
     ids: Option<Ids>,
-    /// Numbers in place of ids that are in use, on a channel of one session, or `None` on others. Most sessions never
-    /// use an id twice.
+    /// Numbers in place of ids that are in use, on a channel of one session, or `None` on others.
+    /// Most sessions never use an id twice.
     repeated: Option<Ids>,
     /// True if the callers have sessions, in which the server asks.
     has_sessions: bool,
@@ -63,28 +66,32 @@ struct Call {
 }
 
 impl Routing {
-    /// Returns the state of a channel that several callers without sessions share: the server sees numbers of the proxy's in place of their ids and
-    /// tokens.
+    /// Returns the state of a channel that several callers without sessions share: the server sees
+    /// numbers of the proxy's in place of their ids and tokens.
     pub fn shared(random: Random) -> Self {
         Self { ids: Some(Ids::new(random)), ..Self::default() }
     }
 
-    /// Returns the state of a channel of one session. A request whose id is in use has a number towards the server, as
-    /// each has on a shared channel: clients exist that give every request the same id.
+    /// Returns the state of a channel of one session. A request whose id is in use has a number
+    /// towards the server, as each has on a shared channel: clients exist that give every request
+    /// the same id.
     pub fn of_session(random: Random) -> Self {
         Self { repeated: Some(Ids::of_repeated(random)), ..Self::default() }
     }
 
-    /// Returns the state of a channel that several sessions share, with numbers as on any shared one.
+    /// Returns the state of a channel that several sessions share, with numbers as on any shared
+    /// one.
     pub fn of_sessions(random: Random) -> Self {
         Self { has_sessions: true, ..Self::shared(random) }
     }
 
-    /// Begins a call of the session `member`, or of none, with `messages` and their `texts`, which get the names of the server.
+    /// Begins a call of the session `member`, or of none, with `messages` and their `texts`, which
+    /// get the names of the server.
     ///
     /// # Errors
-    /// If two requests of it have one id: their responses could not be told apart. Without numbers also if one of its ids belongs to a request that runs,
-    /// or that was given up and is not answered yet: its response would be taken for this one's.
+    /// If two requests of it have one id: their responses could not be told apart. Without numbers
+    /// also if one of its ids belongs to a request that runs, or that was given up and is not
+    /// answered yet: its response would be taken for this one's.
     pub fn begin(
         &mut self,
         call: CallKey,
@@ -128,7 +135,8 @@ impl Routing {
         Ok(())
     }
 
-    /// Begins a request of the proxy's own on a shared channel, and returns its number: nothing takes its response.
+    /// Begins a request of the proxy's own on a shared channel, and returns its number: nothing
+    /// takes its response.
     pub fn begin_own(&mut self) -> Option<RequestId> {
         let (given_up, own) = (&self.given_up, &self.own);
         let number = self.ids.as_ref()?.new_number(|number| given_up.contains(number) || own.contains(number));
@@ -141,9 +149,10 @@ impl Routing {
         self.numbers()?.number_of(member, id)
     }
 
-    /// Returns a notification or a response of a session as the server gets it, or `None` for one that it must not get from this session: an answer
-    /// to a question that another session was asked, or a second one, and what names a request of another session. On a channel of several sessions
-    /// one `notifications/initialized` reaches the server.
+    /// Returns a notification or a response of a session as the server gets it, or `None` for one
+    /// that it must not get from this session: an answer to a question that another session was
+    /// asked, or a second one, and what names a request of another session. On a channel of several
+    /// sessions one `notifications/initialized` reaches the server.
     pub fn from_member(&mut self, member: MemberKey, message: &Message, text: Bytes) -> Option<Bytes> {
         if !self.has_sessions {
             return Some(self.with_number(member, message, text));
@@ -166,8 +175,8 @@ impl Routing {
         }
     }
 
-    /// Returns the cancel of a request that has a number alone by that number, and every other message unchanged. Of
-    /// equal ids the first is meant.
+    /// Returns the cancel of a request that has a number alone by that number, and every other
+    /// message unchanged. Of equal ids the first is meant.
     fn with_number(&self, member: MemberKey, message: &Message, text: Bytes) -> Bytes {
         let has_numbers = self.repeated.as_ref().is_some_and(|repeated| !repeated.is_unused());
         let is_cancel = matches!(message, Message::Notification { method } if method == "notifications/cancelled");
@@ -214,7 +223,8 @@ impl Routing {
         !self.calls.is_empty()
     }
 
-    /// Ends a call. Returns the requests that have no response: the server may still answer them, and nothing takes that answer.
+    /// Ends a call. Returns the requests that have no response: the server may still answer them,
+    /// and nothing takes that answer.
     pub fn give_up(&mut self, call: CallKey) -> Vec<Owed> {
         let Some(Call { unanswered, tokens }) = self.calls.remove(&call) else { return Vec::new() };
         let mut owed = Vec::with_capacity(unanswered.len());
@@ -249,7 +259,8 @@ impl Routing {
         }
     }
 
-    /// Returns the response for a message of the server, with the message for the caller, and notes the answer of a request.
+    /// Returns the response for a message of the server, with the message for the caller, and notes
+    /// the answer of a request.
     pub fn route(&mut self, message: &Message, text: Bytes) -> (Target, Bytes) {
         match message {
             Message::Response { id: Some(id), .. } => {
@@ -292,7 +303,8 @@ impl Routing {
         Target::Call { call, is_over }
     }
 
-    /// Returns the response for a notification on a shared channel. One that names a call that is over reaches no other one.
+    /// Returns the response for a notification on a shared channel. One that names a call that is
+    /// over reaches no other one.
     fn shared_notification(&self, method: &str, text: &[u8]) -> Target {
         let Some(named) = Ids::named_by(method, text) else { return Target::Standalone };
         let calls = if method == "notifications/progress" { &self.tokens } else { &self.running };
@@ -321,12 +333,14 @@ impl Routing {
         }
     }
 
-    /// Forgets one of several sessions. Returns the requests of the server that it leaves without an answer.
+    /// Forgets one of several sessions. Returns the requests of the server that it leaves without
+    /// an answer.
     pub fn leave(&mut self, member: MemberKey) -> Vec<RequestId> {
         self.questions.leave(member)
     }
 
-    /// Notes the receiver of a request of the server in the session `member`, for the notifications that name it, and for its answer.
+    /// Notes the receiver of a request of the server in the session `member`, for the notifications
+    /// that name it, and for its answer.
     pub fn note_question(&mut self, text: &[u8], id: RequestId, receiver: Receiver, member: MemberKey) {
         self.questions.note(text, id, receiver, member);
     }

@@ -1,8 +1,11 @@
-//! State of a session at its server, where several share that server: the level of its log, and its subscriptions.
+//! State of a session at its server, where several share that server: the level of its log, and its
+//! subscriptions.
 //!
-//! The server has the lowest level that a session asks for, and a subscription as long as a session holds it. Owned here: the requests that reach the
-//! server, those that are answered in its place, and the receivers of what they cause. Invariant: a request is answered in the server's place only if
-//! the server has accepted an equal one, and nothing in flight could change that. Absent: the messages (`routing`), sessions themselves.
+//! The server has the lowest level that a session asks for, and a subscription as long as a session
+//! holds it. Owned here: the requests that reach the server, those that are answered in its place,
+//! and the receivers of what they cause. Invariant: a request is answered in the server's place
+//! only if the server has accepted an equal one, and nothing in flight could change that. Absent:
+//! the messages (`routing`), sessions themselves.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -54,7 +57,8 @@ pub struct SharedState {
 struct Subscription {
     /// True if the server has accepted it.
     is_accepted: bool,
-    /// Sessions that hold it, each with true if the server has accepted it from this one, or for another one before.
+    /// Sessions that hold it, each with true if the server has accepted it from this one, or for
+    /// another one before.
     holders: BTreeMap<MemberKey, bool>,
     /// Requests for it that have no response.
     requests: Vec<(RequestId, MemberKey)>,
@@ -144,7 +148,8 @@ impl SharedState {
         if is_accepted { Decision::Answer(change) } else { Decision::Forward(change, text.clone()) }
     }
 
-    /// Makes a change, of which the server has the request `number`, or that was answered in its place.
+    /// Makes a change, of which the server has the request `number`, or that was answered in its
+    /// place.
     pub fn apply(&mut self, change: Change, number: Option<RequestId>) {
         let Change { member, kind } = change;
         match kind {
@@ -207,8 +212,8 @@ impl SharedState {
         is_last
     }
 
-    /// Takes the response to a request. What the server refuses counts for no session. Returns a request by which the server forgets what no session
-    /// holds any more.
+    /// Takes the response to a request. What the server refuses counts for no session. Returns a
+    /// request by which the server forgets what no session holds any more.
     pub fn settle(&mut self, number: &RequestId, is_error: bool) -> Option<OwnRequest> {
         let sent = self.requests.remove(number)?;
         if self.in_flight.as_ref() == Some(number) {
@@ -242,7 +247,8 @@ impl SharedState {
         }
     }
 
-    /// Forgets a session that has ended. Returns the requests by which the server forgets what no other session holds.
+    /// Forgets a session that has ended. Returns the requests by which the server forgets what no
+    /// other session holds.
     pub fn leave(&mut self, member: MemberKey) -> Vec<OwnRequest> {
         let uris = self.uris.get(&member).cloned().unwrap_or_default();
         let freed = uris.into_iter().filter(|uri| self.unsubscribe(member, uri));
@@ -262,9 +268,10 @@ impl SharedState {
         }
     }
 
-    /// Returns those of `members` that get a notification which names no call. A message of the log is for those whose level it has. The update of a
-    /// resource is for those that have subscribed to it, or to a resource of which it is a part; if there is none, since the server writes the URI in
-    /// another way, for all that have subscribed to something.
+    /// Returns those of `members` that get a notification which names no call. A message of the log
+    /// is for those whose level it has. The update of a resource is for those that have subscribed
+    /// to it, or to a resource of which it is a part; if there is none, since the server writes the
+    /// URI in another way, for all that have subscribed to something.
     pub fn receivers(&self, method: &str, text: &[u8], members: impl Iterator<Item = MemberKey>) -> Vec<MemberKey> {
         let param = |path| jsonrpc::member(text, path).and_then(|value| serde_json::from_str::<String>(value).ok());
         match method {

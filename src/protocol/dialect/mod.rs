@@ -1,8 +1,8 @@
-//! The wire forms of the resumption proposals with JSON-RPC messages: [SEP-975], resumable requests, and [#899], resumable streams. Resume
-//! tokens have a module of their own.
+//! The wire forms of the resumption proposals with JSON-RPC messages: [SEP-975], resumable
+//! requests, and [#899], resumable streams. Resume tokens have a module of their own.
 //!
-//! Owned here: the names, the parsed parameters of requests, and the written messages. Absent: the streams and their events (the event
-//! log), and the proposals that use headers and URLs.
+//! Owned here: the names, the parsed parameters of requests, and the written messages. Absent: the
+//! streams and their events (the event log), and the proposals that use headers and URLs.
 //!
 //! [SEP-975]: https://github.com/modelcontextprotocol/modelcontextprotocol/pull/925
 //! [#899]: https://github.com/modelcontextprotocol/modelcontextprotocol/pull/899
@@ -43,8 +43,8 @@ impl Declared {
         }
     }
 
-    /// Returns an `initialize` without its declarations of these dialects, so that the client sees one policy, the proxy's. Returns `None` if
-    /// it declares none of them. Every other byte stays.
+    /// Returns an `initialize` without its declarations of these dialects, so that the client sees
+    /// one policy, the proxy's. Returns `None` if it declares none of them. Every other byte stays.
     pub fn remove_from(self, body: &[u8]) -> Option<Vec<u8>> {
         let mut names = Vec::new();
         if self.resumable_requests {
@@ -119,7 +119,8 @@ impl Params {
     }
 }
 
-/// Limits for the time before a client reconnects, in whole seconds. A limit that is `None` is not written.
+/// Limits for the time before a client reconnects, in whole seconds. A limit that is `None` is not
+/// written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Waits {
     /// Lower limit.
@@ -129,8 +130,8 @@ pub struct Waits {
 }
 
 impl Waits {
-    /// Creates limits in seconds. A `min` of zero and a `max` of never are not written. Less than a second becomes a second, because zero
-    /// would have another meaning.
+    /// Creates limits in seconds. A `min` of zero and a `max` of never are not written. Less than a
+    /// second becomes a second, because zero would have another meaning.
     pub fn new(min: Duration, max: Option<Duration>) -> Self {
         let secs = |wait: Duration| wait.as_secs().max(1);
         Self { min: if min.is_zero() { None } else { Some(secs(min)) }, max: max.map(secs) }
@@ -162,7 +163,8 @@ pub fn resume_policy(request: &RequestId, token: &str, waits: Waits) -> Vec<u8> 
     notification("notifications/requests/resumePolicy", params)
 }
 
-/// Writes the announcement of the stream for `request`, or of a standalone stream if it is `None` (#899).
+/// Writes the announcement of the stream for `request`, or of a standalone stream if it is `None`
+/// (#899).
 pub fn stream_create(stream: &str, token: &str, request: Option<&RequestId>, waits: Waits) -> Vec<u8> {
     let mut interval = json!({});
     put(&mut interval, "min", waits.min);

@@ -1,8 +1,9 @@
-//! The wire form of resume tokens, [#1003]: a call that takes too long gets an interim result with a token, and goes on when the client
-//! repeats it with the token.
+//! The wire form of resume tokens, [#1003]: a call that takes too long gets an interim result with
+//! a token, and goes on when the client repeats it with the token.
 //!
-//! Owned here: the token of a call, the equality of calls, the interim result, the renaming of messages from the first call to the one that
-//! continues it, and the parameter in `tools/list`. Bytes that need not change stay.
+//! Owned here: the token of a call, the equality of calls, the interim result, the renaming of
+//! messages from the first call to the one that continues it, and the parameter in `tools/list`.
+//! Bytes that need not change stay.
 //!
 //! [#1003]: https://github.com/modelcontextprotocol/modelcontextprotocol/pull/1003
 
@@ -26,7 +27,8 @@ const ARGUMENTS: &str = "arguments";
 /// Member with the validity of a token in seconds, in the `_meta` of an interim result.
 const TTL: &str = "io.github.mcp-resume/ttl";
 
-/// Methods of the protocol that never get an interim result: their results need more members, or they do not wait.
+/// Methods of the protocol that never get an interim result: their results need more members, or
+/// they do not wait.
 const WHOLE: [&str; 14] = [
     "initialize",
     "ping",
@@ -44,7 +46,8 @@ const WHOLE: [&str; 14] = [
     "tools/list",
 ];
 
-/// Returns true if `method` may be answered in slices by its name alone. Tools are configured one by one.
+/// Returns true if `method` may be answered in slices by its name alone. Tools are configured one
+/// by one.
 pub fn may_be_sliced(method: &str) -> bool {
     let is_dialect = ["requests/", "stream/", "notifications/"].iter().any(|prefix| method.starts_with(prefix));
     !method.is_empty() && !is_dialect && !WHOLE.contains(&method)
@@ -90,7 +93,8 @@ pub fn progress_token(body: &[u8]) -> Option<RequestId> {
     jsonrpc::member(body, &["params", META, "progressToken"]).and_then(RequestId::from_json)
 }
 
-/// Digest of a call's method and parameters. Parameters are compared as JSON values, without tokens and `_meta`.
+/// Digest of a call's method and parameters. Parameters are compared as JSON values, without tokens
+/// and `_meta`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct CallDigest([u8; 32]);
 
@@ -175,7 +179,8 @@ pub enum Renaming {
     Unwanted,
 }
 
-/// Renames the response to the call `from`, and its progress, for a client whose call has the names `to`.
+/// Renames the response to the call `from`, and its progress, for a client whose call has the names
+/// `to`.
 pub fn rename(data: &[u8], from: &Names, to: &Names) -> Renaming {
     let Ok(body) = jsonrpc::peek(data) else { return Renaming::Same };
     let mut splices = Vec::new();
@@ -209,7 +214,8 @@ pub fn rename(data: &[u8], from: &Names, to: &Names) -> Renaming {
     }
 }
 
-/// Renames the cancelled requests in `body` by `renamed`. Returns `None` if nothing changes. Walks the body once.
+/// Renames the cancelled requests in `body` by `renamed`. Returns `None` if nothing changes. Walks
+/// the body once.
 pub fn rename_cancelled(body: &[u8], renamed: &HashMap<&RequestId, RequestId>) -> Option<Vec<u8>> {
     jsonrpc::rename_ids(body, |message, id| match message {
         Message::Notification { .. } => renamed.get(id).cloned(),
@@ -222,7 +228,8 @@ pub fn rename_cancelled(body: &[u8], renamed: &HashMap<&RequestId, RequestId>) -
 pub struct ToolList {
     /// The tools by name, each with true if its result has a schema.
     pub tools: Vec<(String, bool)>,
-    /// The response with a `resumeToken` parameter for each tool without a result schema, or `None` if no tool lacks it.
+    /// The response with a `resumeToken` parameter for each tool without a result schema, or `None`
+    /// if no tool lacks it.
     pub edited: Option<Vec<u8>>,
 }
 
@@ -254,7 +261,8 @@ impl ToolList {
     }
 }
 
-/// Returns the insertion of the parameter into the schema of `tool`, or `None` if the schema has it.
+/// Returns the insertion of the parameter into the schema of `tool`, or `None` if the schema has
+/// it.
 fn declared(whole: &[u8], tool: &str) -> Option<(Range<usize>, String)> {
     let description =
         "To go on with a call that was answered with a nextResumeToken: that token. Leave it out otherwise.";
@@ -291,7 +299,8 @@ impl Place {
     }
 }
 
-/// Canonical bytes of a value, the same for equal values: members are ordered by name, and numbers written by value.
+/// Canonical bytes of a value, the same for equal values: members are ordered by name, and numbers
+/// written by value.
 struct Canonical(Place);
 
 impl<'de> DeserializeSeed<'de> for Canonical {

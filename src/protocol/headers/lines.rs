@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
-/// Header lines as HTTP/1.1 writes them: the kept form of a head that is forwarded. They share no memory with their source, and need one
-/// allocation where a map needs several.
+/// Header lines as HTTP/1.1 writes them: the kept form of a head that is forwarded. They share no
+/// memory with their source, and need one allocation where a map needs several.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lines(Vec<u8>);
 
@@ -34,7 +34,8 @@ impl Lines {
         }
     }
 
-    /// Adds a line whose value is given in pieces. Adds none if they contain a line end or a zero byte.
+    /// Adds a line whose value is given in pieces. Adds none if they contain a line end or a zero
+    /// byte.
     pub fn push_pieces<'a>(&mut self, name: &HeaderName, pieces: impl IntoIterator<Item = &'a [u8]>) {
         let before = self.0.len();
         self.0.extend_from_slice(name.as_str().as_bytes());

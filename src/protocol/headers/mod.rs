@@ -1,7 +1,8 @@
 //! The HTTP headers of MCP as types, and the changes to a head that passes the proxy.
 //!
-//! Everything here is a function of a [`HeaderMap`]. Deliberately absent: `Host`, `Forwarded` and `X-Forwarded-*` of
-//! the upstream request, which need the addresses of a connection, and any decision that needs a body.
+//! Everything here is a function of a [`HeaderMap`]. Deliberately absent: `Host`, `Forwarded` and
+//! `X-Forwarded-*` of the upstream request, which need the addresses of a connection, and any
+//! decision that needs a body.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -34,14 +35,18 @@ pub mod names {
     pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
     /// Marks a POST that must run once, even if it is sent several times.
     pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
-    /// In a request from a balancer, the owner that it addresses. In the refusal of a misdirected request, the owner of the sidecar.
+    /// In a request from a balancer, the owner that it addresses. In the refusal of a misdirected
+    /// request, the owner of the sidecar.
     pub const MCP_RESUME_OWNER: HeaderName = HeaderName::from_static("mcp-resume-owner");
-    /// Tells a balancer that a failure belongs to the call alone, and not to the sidecar or its server.
+    /// Tells a balancer that a failure belongs to the call alone, and not to the sidecar or its
+    /// server.
     pub const MCP_RESUME_FAILURE: HeaderName = HeaderName::from_static("mcp-resume-failure");
-    /// In a request from a balancer to a replica in place of another, the home of the session as far as the balancer knows, which does not answer.
-    /// In the refusal of a request, the home of the session: the replica whose server has it.
+    /// In a request from a balancer to a replica in place of another, the home of the session as
+    /// far as the balancer knows, which does not answer. In the refusal of a request, the home of
+    /// the session: the replica whose server has it.
     pub const MCP_RESUME_HOME: HeaderName = HeaderName::from_static("mcp-resume-home");
-    /// Marks a HEAD request by which a balancer asks a replica for the home of a session, before it sends a body that it cannot send twice.
+    /// Marks a HEAD request by which a balancer asks a replica for the home of a session, before it
+    /// sends a body that it cannot send twice.
     pub const MCP_RESUME_LOCATE: HeaderName = HeaderName::from_static("mcp-resume-locate");
     /// Credential that many servers accept in place of `Authorization`, or beside it.
     pub const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -70,7 +75,8 @@ pub struct ProtocolVersion(Cow<'static, str>);
 pub enum Era {
     /// Up to 2025-11-25: a client that disconnects has not cancelled.
     Legacy,
-    /// 2026-07-28, later and unknown ones: a client that disconnects has cancelled, unless it reconnects.
+    /// 2026-07-28, later and unknown ones: a client that disconnects has cancelled, unless it
+    /// reconnects.
     Modern,
 }
 
@@ -90,7 +96,8 @@ impl ProtocolVersion {
         if is_visible_ascii(text, MAX_VERSION_BYTES) { Some(Self(Cow::Owned(text.to_owned()))) } else { None }
     }
 
-    /// Returns the revision in `MCP-Protocol-Version`, or `None` if the header is absent, malformed or repeated.
+    /// Returns the revision in `MCP-Protocol-Version`, or `None` if the header is absent, malformed
+    /// or repeated.
     pub fn from_headers(headers: &HeaderMap) -> Option<Self> {
         Self::parse(only(headers, names::MCP_PROTOCOL_VERSION)?)
     }
@@ -105,8 +112,9 @@ impl ProtocolVersion {
         if LEGACY_VERSIONS.contains(&self.as_str()) { Era::Legacy } else { Era::Modern }
     }
 
-    /// Returns true if this is the revision `date` or a later one. Dates order as text. A revision that is not a date
-    /// is below all dates, so that no client is credited with abilities it may not have.
+    /// Returns true if this is the revision `date` or a later one. Dates order as text. A revision
+    /// that is not a date is below all dates, so that no client is credited with abilities it may
+    /// not have.
     pub fn is_at_least(&self, date: &str) -> bool {
         is_date(self.as_str()) && self.as_str() >= date
     }
@@ -145,7 +153,8 @@ impl SessionId {
         if is_visible_ascii(text, MAX_SESSION_ID_BYTES) { Some(Self(text.into())) } else { None }
     }
 
-    /// Returns the session ID in `Mcp-Session-Id`, or `None` if the header is absent, malformed or repeated.
+    /// Returns the session ID in `Mcp-Session-Id`, or `None` if the header is absent, malformed or
+    /// repeated.
     pub fn from_headers(headers: &HeaderMap) -> Option<Self> {
         Self::parse(only(headers, names::MCP_SESSION_ID)?)
     }
@@ -184,8 +193,8 @@ pub struct Accept {
     pub json: bool,
     /// `text/event-stream`.
     pub sse: bool,
-    /// True if the client names `text/event-stream` itself, not by a wildcard. This distinguishes a client that wants a
-    /// stream from one that takes anything.
+    /// True if the client names `text/event-stream` itself, not by a wildcard. This distinguishes a
+    /// client that wants a stream from one that takes anything.
     pub names_sse: bool,
 }
 
@@ -195,8 +204,8 @@ const BOTH_TYPES: &str = "application/json, text/event-stream";
 /// Media type of an event stream.
 const SSE: &str = "text/event-stream";
 
-/// Parses `Accept` ([RFC 9110 §12.5.1]): the most specific range that matches a type decides, and a weight of 0 excludes it. A request
-/// without `Accept`, or with an empty one, accepts both types.
+/// Parses `Accept` ([RFC 9110 §12.5.1]): the most specific range that matches a type decides, and a
+/// weight of 0 excludes it. A request without `Accept`, or with an empty one, accepts both types.
 ///
 /// [RFC 9110 §12.5.1]: https://www.rfc-editor.org/rfc/rfc9110#section-12.5.1
 pub fn accept(headers: &HeaderMap) -> Accept {
@@ -222,8 +231,8 @@ pub fn accept(headers: &HeaderMap) -> Accept {
     }
 }
 
-/// Returns true if `Accept` names SSE itself, not by a wildcard. This distinguishes a client that wants a stream from a
-/// browser.
+/// Returns true if `Accept` names SSE itself, not by a wildcard. This distinguishes a client that
+/// wants a stream from a browser.
 pub fn names_sse(headers: &HeaderMap) -> bool {
     list(headers, header::ACCEPT).map(MediaRange::parse).any(|range| range.names_sse())
 }
@@ -287,9 +296,10 @@ fn content_type_is(headers: &HeaderMap, media_type: &str) -> bool {
     essence.trim_ascii().eq_ignore_ascii_case(media_type.as_bytes())
 }
 
-/// Removes the headers of one connection: the fields of [RFC 9110 §7.6.1], those that `Connection` names, credentials for a proxy, and
-/// the headers between a balancer and its sidecars. `Connection` cannot name headers that identify the client: otherwise a client
-/// could show a credential to the proxy alone, or remove the statements of an earlier proxy about it.
+/// Removes the headers of one connection: the fields of [RFC 9110 §7.6.1], those that `Connection`
+/// names, credentials for a proxy, and the headers between a balancer and its sidecars.
+/// `Connection` cannot name headers that identify the client: otherwise a client could show a
+/// credential to the proxy alone, or remove the statements of an earlier proxy about it.
 ///
 /// [RFC 9110 §7.6.1]: https://www.rfc-editor.org/rfc/rfc9110#section-7.6.1
 pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
@@ -340,9 +350,10 @@ pub type Line<'a> = (&'a HeaderName, &'a HeaderValue);
 
 /// Returns the headers of the upstream call that a client's request to the MCP endpoint becomes.
 ///
-/// `Accept` names both types, since servers answer 406 to less. The response must be uncompressed, and a missing `Accept-Encoding` would
-/// allow every coding. `Last-Event-ID` names an event of the proxy, and some servers answer it with 500. Body and connection are new:
-/// the caller sets `Content-Length` and `Host`, and `100 Continue` is not awaited.
+/// `Accept` names both types, since servers answer 406 to less. The response must be uncompressed,
+/// and a missing `Accept-Encoding` would allow every coding. `Last-Event-ID` names an event of the
+/// proxy, and some servers answer it with 500. Body and connection are new: the caller sets
+/// `Content-Length` and `Host`, and `100 Continue` is not awaited.
 pub fn to_upstream(headers: &HeaderMap) -> impl Iterator<Item = Line<'_>> {
     static BOTH: HeaderValue = HeaderValue::from_static(BOTH_TYPES);
     static IDENTITY: HeaderValue = HeaderValue::from_static("identity");
@@ -351,13 +362,15 @@ pub fn to_upstream(headers: &HeaderMap) -> impl Iterator<Item = Line<'_>> {
     kept.chain([(&header::ACCEPT, &BOTH), (&header::ACCEPT_ENCODING, &IDENTITY)])
 }
 
-/// Returns the headers of a request to the endpoint that passes: all end-to-end headers without those that [`to_upstream`] drops.
+/// Returns the headers of a request to the endpoint that passes: all end-to-end headers without
+/// those that [`to_upstream`] drops.
 pub fn to_endpoint(headers: &HeaderMap) -> impl Iterator<Item = Line<'_>> {
     let is_ours = |name: &HeaderName| matches!(name.as_str(), "content-length" | "expect" | "last-event-id");
     end_to_end(headers).filter(move |(name, _)| !is_ours(name))
 }
 
-/// Returns the headers of a request that passes: all but `Host` and those that [`remove_hop_by_hop`] removes.
+/// Returns the headers of a request that passes: all but `Host` and those that
+/// [`remove_hop_by_hop`] removes.
 pub fn end_to_end(headers: &HeaderMap) -> impl Iterator<Item = Line<'_>> {
     let named = named_by_connection(headers);
     headers.iter().filter(move |(name, _)| **name != header::HOST && !is_hop_by_hop(name, &named))
@@ -365,9 +378,10 @@ pub fn end_to_end(headers: &HeaderMap) -> impl Iterator<Item = Line<'_>> {
 
 /// Turns the end-to-end headers of an upstream SSE response into the head of the client's response.
 ///
-/// The proxy's body has other bytes than the upstream's, so the headers that describe those (length, validators, ranges) are removed, and
-/// a `Content-Encoding` of `identity` too. Any other coding stays for the caller, who must not decode that body as events. No
-/// intermediary before the client may store, change or delay the response.
+/// The proxy's body has other bytes than the upstream's, so the headers that describe those
+/// (length, validators, ranges) are removed, and a `Content-Encoding` of `identity` too. Any other
+/// coding stays for the caller, who must not decode that body as events. No intermediary before the
+/// client may store, change or delay the response.
 pub fn sse_downstream(headers: &mut HeaderMap) {
     remove_where(headers, |name| {
         matches!(name.as_str(), "content-length" | "etag" | "last-modified" | "accept-ranges" | "content-range")
@@ -379,25 +393,26 @@ pub fn sse_downstream(headers: &mut HeaderMap) {
     headers.insert(names::X_ACCEL_BUFFERING, HeaderValue::from_static("no"));
 }
 
-/// Removes the headers with one of the few names that `goes` accepts. Few heads have any: a search costs less than the removal of absent
-/// headers.
+/// Removes the headers with one of the few names that `goes` accepts. Few heads have any: a search
+/// costs less than the removal of absent headers.
 fn remove_where(headers: &mut HeaderMap, goes: impl Fn(&HeaderName) -> bool) {
     while let Some(name) = headers.keys().find(|name| goes(name)).cloned() {
         headers.remove(name);
     }
 }
 
-/// Returns the upstream's CORS headers (`Access-Control-*` and `Vary`) for heads of the proxy's own. Without them a browser hides the
-/// response from its page.
+/// Returns the upstream's CORS headers (`Access-Control-*` and `Vary`) for heads of the proxy's
+/// own. Without them a browser hides the response from its page.
 pub fn cors_of(upstream: &HeaderMap) -> HeaderMap {
     let is_cors = |name: &HeaderName| name.as_str().starts_with("access-control-") || name == header::VARY;
     let kept = upstream.iter().filter(|(name, _)| is_cors(name));
     kept.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
-/// Opens the headers that the proxy adds to pages in browsers, if the server supports CORS: they may read `Mcp-Session-Id`, `Link` and
-/// `WWW-Authenticate`, and (in a response to a preflight that lists request headers) send `Last-Event-ID` and `Idempotency-Key`. Does
-/// nothing without `Access-Control-Allow-Origin`; a list with `*` stays unchanged.
+/// Opens the headers that the proxy adds to pages in browsers, if the server supports CORS: they
+/// may read `Mcp-Session-Id`, `Link` and `WWW-Authenticate`, and (in a response to a preflight that
+/// lists request headers) send `Last-Event-ID` and `Idempotency-Key`. Does nothing without
+/// `Access-Control-Allow-Origin`; a list with `*` stays unchanged.
 pub fn expose_ours(headers: &mut HeaderMap) {
     if !headers.contains_key(header::ACCESS_CONTROL_ALLOW_ORIGIN) {
         return;

@@ -4,7 +4,8 @@ use bytes::BytesMut;
 
 use super::{Error, Framing, MAX_CHUNK_LINE_BYTES};
 
-/// Removes the framing from a body. Its input may be cut anywhere. It never consumes a byte behind the body's end.
+/// Removes the framing from a body. Its input may be cut anywhere. It never consumes a byte behind
+/// the body's end.
 #[derive(Debug)]
 pub struct Decoder {
     state: State,
@@ -72,11 +73,12 @@ impl Decoder {
         self.state == State::Done
     }
 
-    /// Appends the bytes of the body in `input` to `out`. Returns the number of consumed bytes, which is smaller than `input` only if the
-    /// body is complete.
+    /// Appends the bytes of the body in `input` to `out`. Returns the number of consumed bytes,
+    /// which is smaller than `input` only if the body is complete.
     ///
     /// # Errors
-    /// If the framing is broken. Bytes before the break have been appended, and no more input may be passed.
+    /// If the framing is broken. Bytes before the break have been appended, and no more input may
+    /// be passed.
     pub fn decode(&mut self, input: &[u8], out: &mut BytesMut) -> Result<usize, Error> {
         let mut at = 0;
         while at < input.len() {
@@ -150,8 +152,8 @@ fn chunk_end(has_cr: bool, byte: u8) -> Result<State, Error> {
 }
 
 impl SizeLine {
-    /// Parses the line, or a part of it, at the beginning of `rest`. Returns the next state and the number of consumed bytes. A usual
-    /// line is parsed at once, any other byte by byte.
+    /// Parses the line, or a part of it, at the beginning of `rest`. Returns the next state and the
+    /// number of consumed bytes. A usual line is parsed at once, any other byte by byte.
     fn take(self, rest: &[u8]) -> Result<(State, usize), Error> {
         if self.length == 0
             && let Some((line, taken)) = Self::usual(rest)
@@ -161,7 +163,8 @@ impl SizeLine {
         Ok((self.handle(rest[0])?, 1))
     }
 
-    /// Returns the complete line at the beginning of `rest` and its length, if it has nothing but up to fifteen digits.
+    /// Returns the complete line at the beginning of `rest` and its length, if it has nothing but
+    /// up to fifteen digits.
     fn usual(rest: &[u8]) -> Option<(Self, usize)> {
         let mut size = 0;
         for (at, byte) in rest.iter().take(16).enumerate() {
@@ -175,8 +178,8 @@ impl SizeLine {
         None
     }
 
-    /// Parses one byte of hexadecimal digits, blanks, an extension and CRLF. A lone CR or LF is refused, since readers differ in its
-    /// meaning.
+    /// Parses one byte of hexadecimal digits, blanks, an extension and CRLF. A lone CR or LF is
+    /// refused, since readers differ in its meaning.
     fn handle(mut self, byte: u8) -> Result<State, Error> {
         self.length += 1;
         if self.length > MAX_CHUNK_LINE_BYTES {

@@ -12,8 +12,8 @@ use memchr::memmem::Finder;
 use super::{Error, Framing, MAX_HEAD_BYTES, MAX_HEADERS, MAX_INTERIM_HEADS};
 use crate::headers::Lines;
 
-/// Writes the head of a request to `target` with a body of `body` bytes, and reserves `room` bytes behind it. Names `host` if `lines` have
-/// no `Host`.
+/// Writes the head of a request to `target` with a body of `body` bytes, and reserves `room` bytes
+/// behind it. Names `host` if `lines` have no `Host`.
 pub fn encode_request(method: &Method, target: &str, host: &str, lines: &Lines, body: usize, room: usize) -> Vec<u8> {
     // The version, the length of the body, and the ends of lines.
     const MORE: usize = 64;
@@ -42,7 +42,8 @@ pub fn encode_request(method: &Method, target: &str, host: &str, lines: &Lines, 
 pub struct Head {
     /// The status code.
     pub status: StatusCode,
-    /// Every header line, in order, with one length at most. The values share one allocation of the head's size.
+    /// Every header line, in order, with one length at most. The values share one allocation of the
+    /// head's size.
     pub headers: HeaderMap,
     /// Framing of the body.
     pub framing: Framing,
@@ -50,7 +51,8 @@ pub struct Head {
     pub can_keep_alive: bool,
 }
 
-/// Parses the head of a response from pieces of any size. Interim heads (1xx) before it are skipped.
+/// Parses the head of a response from pieces of any size. Interim heads (1xx) before it are
+/// skipped.
 #[derive(Debug)]
 pub struct HeadReader {
     /// True for the response to a HEAD, which has no body even if it declares one.
@@ -67,7 +69,8 @@ impl HeadReader {
         Self { has_no_body: method == Method::HEAD, begun: Vec::new(), interim: 0 }
     }
 
-    /// Takes `piece`. Returns the head and the bytes of the piece behind it, or `None` if more bytes are needed.
+    /// Takes `piece`. Returns the head and the bytes of the piece behind it, or `None` if more
+    /// bytes are needed.
     ///
     /// # Errors
     /// If the bytes are no head of a response. No more bytes may be passed then.
@@ -75,7 +78,8 @@ impl HeadReader {
         let mut rest = piece;
         loop {
             let Some(length) = self.end_of_head(rest) else {
-                // No later byte could end a head with a lone line feed, so the wait would never end.
+                // No later byte could end a head with a lone line feed, so the wait would never
+                // end.
                 if has_lone_line_feed(self.begun.last().copied(), rest) {
                     return Err(Error::Head);
                 }
@@ -97,8 +101,9 @@ impl HeadReader {
         }
     }
 
-    /// Returns the bytes of `piece` that belong to the head that it completes. Only the last bytes before it are
-    /// examined again, so a head in small pieces costs no more than one that comes whole.
+    /// Returns the bytes of `piece` that belong to the head that it completes. Only the last bytes
+    /// before it are examined again, so a head in small pieces costs no more than one that comes
+    /// whole.
     fn end_of_head(&self, piece: &[u8]) -> Option<usize> {
         const END: &[u8] = b"\r\n\r\n";
         static FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(END));
@@ -159,7 +164,8 @@ fn header_map(bytes: &[u8], lines: &[httparse::Header<'_>]) -> Result<HeaderMap,
     Ok(headers)
 }
 
-/// Returns the framing by [RFC 9112 §6.3](https://www.rfc-editor.org/rfc/rfc9112#section-6.3), and refuses every ambiguous case.
+/// Returns the framing by [RFC 9112 §6.3](https://www.rfc-editor.org/rfc/rfc9112#section-6.3), and
+/// refuses every ambiguous case.
 fn framing(status: StatusCode, has_no_body: bool, is_http11: bool, headers: &mut HeaderMap) -> Result<Framing, Error> {
     let (length, is_chunked) = checked_length(status, headers)?;
     if is_chunked && !is_http11 {
@@ -175,8 +181,8 @@ fn framing(status: StatusCode, has_no_body: bool, is_http11: bool, headers: &mut
     })
 }
 
-/// Refuses a head from another parser that [`HeadReader`] would refuse, and reduces several equal lengths to one, because the next reader
-/// could misunderstand a second line ([RFC 9110 §8.6]).
+/// Refuses a head from another parser that [`HeadReader`] would refuse, and reduces several equal
+/// lengths to one, because the next reader could misunderstand a second line ([RFC 9110 §8.6]).
 ///
 /// # Errors
 /// [`Error::Framing`] if the length of the body is declared in two ways, or in an unknown one.
@@ -197,8 +203,8 @@ fn checked_length(status: StatusCode, headers: &mut HeaderMap) -> Result<(Option
     Ok((length, is_chunked))
 }
 
-/// Returns the length that a head declares, and true if the body is chunked. Refuses a 204 that declares a body, since readers differ in
-/// its framing.
+/// Returns the length that a head declares, and true if the body is chunked. Refuses a 204 that
+/// declares a body, since readers differ in its framing.
 fn declared_length(status: StatusCode, headers: &HeaderMap) -> Result<(Option<u64>, bool), Error> {
     let declared = (content_length(headers)?, is_chunked(headers)?);
     match declared {
@@ -208,7 +214,8 @@ fn declared_length(status: StatusCode, headers: &HeaderMap) -> Result<(Option<u6
     }
 }
 
-/// Returns the length in `Content-Length`, or `None` without one. Several lines must have the same number.
+/// Returns the length in `Content-Length`, or `None` without one. Several lines must have the same
+/// number.
 fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Error> {
     let mut found = None;
     for value in headers.get_all(CONTENT_LENGTH) {

@@ -1,8 +1,11 @@
-//! The client's side of HTTP/1.1: writes the head of a request, and parses the head and the body of its response.
+//! The client's side of HTTP/1.1: writes the head of a request, and parses the head and the body of
+//! its response.
 //!
-//! Small on purpose, and strict: an ambiguous response is refused, because a proxy and a server that disagree about the end of a body
-//! give the bytes of one caller to another ([RFC 9112 §6.3], [§11.1]). Deliberately absent: pipelining, upgrades, request bodies without
-//! a length, transfer codings other than `chunked`, trailers (skipped), folded lines, lone line feeds, and keep-alive of HTTP/1.0.
+//! Small on purpose, and strict: an ambiguous response is refused, because a proxy and a server
+//! that disagree about the end of a body give the bytes of one caller to another ([RFC 9112 §6.3],
+//! [§11.1]). Deliberately absent: pipelining, upgrades, request bodies without a length, transfer
+//! codings other than `chunked`, trailers (skipped), folded lines, lone line feeds, and keep-alive
+//! of HTTP/1.0.
 //!
 //! [RFC 9112 §6.3]: https://www.rfc-editor.org/rfc/rfc9112#section-6.3
 //! [§11.1]: https://www.rfc-editor.org/rfc/rfc9112#section-11.1
@@ -21,7 +24,8 @@ pub const MAX_HEAD_BYTES: usize = 64 * 1024;
 pub const MAX_INTERIM_HEADS: usize = 16;
 /// Limit for the number of header lines of a response.
 pub const MAX_HEADERS: usize = 128;
-/// Limit for the line with a chunk's size, extensions included, and for the trailer section, in bytes.
+/// Limit for the line with a chunk's size, extensions included, and for the trailer section, in
+/// bytes.
 pub const MAX_CHUNK_LINE_BYTES: usize = 16 * 1024;
 
 /// Violation of the protocol in a response. Its connection cannot be used any more.

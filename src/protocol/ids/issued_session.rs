@@ -1,8 +1,8 @@
-//! Sessions that the proxy issues to clients of servers without sessions. The session ID is a sealed record: every replica with the key
-//! can open it, and none has to store it.
+//! Sessions that the proxy issues to clients of servers without sessions. The session ID is a
+//! sealed record: every replica with the key can open it, and none has to store it.
 //!
-//! `mr1.` and base64url without padding of `'s' | flags 1 | revision 0..=64 | nonce 12 | mac 16`. It holds no secret. As with
-//! every session ID, its bearer may use the session.
+//! `mr1.` and base64url without padding of `'s' | flags 1 | revision 0..=64 | nonce 12 | mac 16`.
+//! It holds no secret. As with every session ID, its bearer may use the session.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -13,7 +13,8 @@ use crate::dialect::Declared;
 use crate::headers::{ProtocolVersion, SessionId};
 
 const PREFIX: &str = "mr1.";
-/// First byte of the record. No handle begins with it, so neither is valid as the other under one key.
+/// First byte of the record. No handle begins with it, so neither is valid as the other under one
+/// key.
 const MARK: u8 = b's';
 const NONCE_BYTES: usize = 12;
 const RESUMABLE_REQUESTS: u8 = 1;
@@ -51,7 +52,8 @@ impl IssuedSession {
         SessionId::parse(&format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(bytes)))
     }
 
-    /// Returns true if a session ID has the form of those that the proxy issues. The seal is not checked.
+    /// Returns true if a session ID has the form of those that the proxy issues. The seal is not
+    /// checked.
     pub fn is_claimed_by(id: &SessionId) -> bool {
         id.as_str().starts_with(PREFIX)
     }

@@ -17,12 +17,14 @@ const MAC_LABEL: &[u8] = b"mcp-resume event id\0";
 /// The keys of event IDs, with which HMAC-SHA256 is computed and truncated to 128 bits.
 #[derive(Clone)]
 pub struct Keyring {
-    /// The keys, the signing key first. Each has hashed the key and [`MAC_LABEL`] already, which saves that work for every MAC.
+    /// The keys, the signing key first. Each has hashed the key and [`MAC_LABEL`] already, which
+    /// saves that work for every MAC.
     keys: Vec<Hmac<Sha256>>,
 }
 
 impl Keyring {
-    /// Creates a keyring that signs with `signing`, and accepts it and all of `accepted`, so that keys can be rotated.
+    /// Creates a keyring that signs with `signing`, and accepts it and all of `accepted`, so that
+    /// keys can be rotated.
     pub fn new(signing: [u8; 32], accepted: Vec<[u8; 32]>) -> Self {
         let keys = std::iter::once(signing).chain(accepted).map(|key| {
             // HMAC pads a short key with zeros to the block size of the hash.
@@ -41,7 +43,8 @@ impl Keyring {
         truncated_mac(&self.keys[0], bytes)
     }
 
-    /// Returns true if `mac` is that of `bytes` under any key. Every key is always tried, so the time reveals nothing.
+    /// Returns true if `mac` is that of `bytes` under any key. Every key is always tried, so the
+    /// time reveals nothing.
     pub(super) fn accepts(&self, bytes: &[u8], mac: &[u8]) -> bool {
         let any = self.keys.iter().fold(Choice::from(0), |any, key| any | truncated_mac(key, bytes).ct_eq(mac));
         any.into()

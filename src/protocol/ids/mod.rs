@@ -1,18 +1,20 @@
 //! The identifiers of streams and events, and their wire forms.
 //!
-//! An event ID is `<handle>.<seq>`, `<handle>.<seq>.<attach>`, `<handle>.<seq>.adopted<attach>` with or without the attach, or
-//! `<handle>.end`. The handle is base64url without padding of
+//! An event ID is `<handle>.<seq>`, `<handle>.<seq>.<attach>`, `<handle>.<seq>.adopted<attach>`
+//! with or without the attach, or `<handle>.end`. The handle is base64url without padding of
 //!
 //! ```text
 //! version 1 | shape 1 | owner 4 | store epoch 4 | stream 12 | request ids 0..=384 | mac 16        (bytes, big endian)
 //! ```
 //!
-//! Each request id is a type byte, a length byte and its text. The MAC covers all bytes before it, so that no stream can be guessed. The
-//! sequence number is outside, since a reader may start at any place. A handle contains no host name and no secret, and every character
-//! of an event ID is safe in an HTTP header and an SSE line.
+//! Each request id is a type byte, a length byte and its text. The MAC covers all bytes before it,
+//! so that no stream can be guessed. The sequence number is outside, since a reader may start at
+//! any place. A handle contains no host name and no secret, and every character of an event ID is
+//! safe in an HTTP header and an SSE line.
 //!
-//! Parsing is bounded work on untrusted bytes and verifies nothing; [`EventId::verify`] does, with a [`Keyring`]. Deliberately absent:
-//! randomness and time (callers pass them), the existence of a stream, and the caller's right to read it.
+//! Parsing is bounded work on untrusted bytes and verifies nothing; [`EventId::verify`] does, with
+//! a [`Keyring`]. Deliberately absent: randomness and time (callers pass them), the existence of a
+//! stream, and the caller's right to read it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -50,7 +52,8 @@ const ID_HEAD_BYTES: usize = 2;
 
 /// Length of the shortest handles, in characters: those without request ids.
 const MIN_HANDLE_LEN: usize = (FIXED_BYTES + MAC_BYTES) * 4 / 3 + 1;
-/// Length of the longest handles, in characters: those of a batch with [`MAX_BATCH_ID_BYTES`] ids of one byte.
+/// Length of the longest handles, in characters: those of a batch with [`MAX_BATCH_ID_BYTES`] ids
+/// of one byte.
 const MAX_HANDLE_LEN: usize = (FIXED_BYTES + MAX_BATCH_ID_BYTES * (ID_HEAD_BYTES + 1) + MAC_BYTES) * 4 / 3 + 1;
 /// Number of digits of the largest sequence number and of the largest attach.
 const MAX_NUMBER_LEN: usize = 20;
@@ -99,12 +102,14 @@ impl fmt::Display for Seq {
     }
 }
 
-/// The replica that created a stream, as a hash of its name. It serves routing, and grants no access.
+/// The replica that created a stream, as a hash of its name. It serves routing, and grants no
+/// access.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Owner(pub u32);
 
 impl Owner {
-    /// Returns the first 32 bits of the name's SHA-256, which are equal on every machine and in every version.
+    /// Returns the first 32 bits of the name's SHA-256, which are equal on every machine and in
+    /// every version.
     pub fn from_name(name: &str) -> Self {
         let hash = Sha256::digest(name.as_bytes());
         Self(u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]]))
@@ -128,11 +133,13 @@ impl fmt::Display for Owner {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct StoreEpoch(pub u32);
 
-/// Number of a session at its server: 0 for the one that the client opened, and more for each that the proxy has opened in its place since.
+/// Number of a session at its server: 0 for the one that the client opened, and more for each that
+/// the proxy has opened in its place since.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
 pub struct SessionGeneration(pub u32);
 
-/// The random mark that makes the first event ID of a resumed connection unique. It is ignored in requests.
+/// The random mark that makes the first event ID of a resumed connection unique. It is ignored in
+/// requests.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct AttachId(pub u64);
 
@@ -158,15 +165,19 @@ pub enum Requests {
     Unknown,
 }
 
-/// The part of an event ID that names the stream, in its wire form: minted here, or verified. Cheap to clone.
+/// The part of an event ID that names the stream, in its wire form: minted here, or verified. Cheap
+/// to clone.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Handle(Arc<str>);
 
 impl Handle {
-    /// Mints the handle of a stream that answers `ids`. `batch` is true if they came in an array, even of one element.
+    /// Mints the handle of a stream that answers `ids`. `batch` is true if they came in an array,
+    /// even of one element.
     ///
-    /// A single id may have 64 bytes, those of a batch 128 in all (each counts as at least one). Longer ids are left out, and the handle
-    /// then means [`Requests::Unknown`]. A standalone stream has no ids. The handle of a task's stream has none, or that of one request for its state.
+    /// A single id may have 64 bytes, those of a batch 128 in all (each counts as at least one).
+    /// Longer ids are left out, and the handle then means [`Requests::Unknown`]. A standalone
+    /// stream has no ids. The handle of a task's stream has none, or that of one request for its
+    /// state.
     pub fn mint(
         keys: &Keyring,
         kind: StreamKind,
@@ -192,7 +203,8 @@ impl Handle {
         Self(URL_SAFE_NO_PAD.encode(bytes).into())
     }
 
-    /// Mints the handle of a request `id` for the state of a task, or returns `None` if the ID is too long.
+    /// Mints the handle of a request `id` for the state of a task, or returns `None` if the ID is
+    /// too long.
     pub fn mint_poll(keys: &Keyring, owner: Owner, epoch: StoreEpoch, task: StreamId, id: &RequestId) -> Option<Self> {
         let ids = std::slice::from_ref(id);
         let fits = text_of(id).1.len() <= MAX_ID_BYTES;
@@ -212,8 +224,8 @@ impl fmt::Debug for Handle {
     }
 }
 
-/// Writes the ID of the event at `seq`. With `attach` it is the ID of the first, empty event of a resumed connection, which names the place
-/// where that connection starts.
+/// Writes the ID of the event at `seq`. With `attach` it is the ID of the first, empty event of a
+/// resumed connection, which names the place where that connection starts.
 ///
 /// # Errors
 /// Those of `out`.
@@ -231,9 +243,9 @@ fn write_number(out: &mut impl fmt::Write, number: u64) -> fmt::Result {
     out.write_str(itoa::Buffer::new().format(number))
 }
 
-/// Writes the ID of an event at `seq` that another replica logged after the writer's death. The dead writer may have
-/// delivered an event of its own under the same number; the mark distinguishes the two. `attach` is cut to the digits
-/// that fit.
+/// Writes the ID of an event at `seq` that another replica logged after the writer's death. The
+/// dead writer may have delivered an event of its own under the same number; the mark distinguishes
+/// the two. `attach` is cut to the digits that fit.
 ///
 /// # Errors
 /// Those of `out`.
@@ -244,8 +256,8 @@ pub fn write_adopted_id(out: &mut impl fmt::Write, handle: &Handle, seq: Seq, at
     attach.map_or(Ok(()), |attach| write!(out, "{}", attach.0 % ROOM))
 }
 
-/// Writes the ID of the only event in the response for an unreadable stream. The handle is that of the client,
-/// [unverified](EventId::handle_text).
+/// Writes the ID of the only event in the response for an unreadable stream. The handle is that of
+/// the client, [unverified](EventId::handle_text).
 ///
 /// # Errors
 /// Those of `out`.
@@ -274,8 +286,9 @@ pub struct EventId {
 impl EventId {
     /// Parses an event ID. Returns `None` if the format is not the proxy's.
     ///
-    /// A well-formed event ID has a handle of 51 to 563 characters of base64url, a dot, and `end` or up to 20 digits, after which
-    /// a dot and up to 20 letters or digits may follow. A handle with unreadable contents or an invalid signature is well-formed too.
+    /// A well-formed event ID has a handle of 51 to 563 characters of base64url, a dot, and `end`
+    /// or up to 20 digits, after which a dot and up to 20 letters or digits may follow. A handle
+    /// with unreadable contents or an invalid signature is well-formed too.
     pub fn parse(text: &[u8]) -> Option<Self> {
         const MAX_LEN: usize = MAX_HANDLE_LEN + 2 * (1 + MAX_NUMBER_LEN);
         if text.len() > MAX_LEN {
@@ -286,8 +299,8 @@ impl EventId {
         Some(Self { cursor, is_adopted, ..Self::of_handle(handle)? })
     }
 
-    /// Parses the handle in a stream URL or a resume token, and returns the place before the first event of its stream. Returns `None` as
-    /// [`Self::parse`] does.
+    /// Parses the handle in a stream URL or a resume token, and returns the place before the first
+    /// event of its stream. Returns `None` as [`Self::parse`] does.
     pub fn of_handle(handle: &str) -> Option<Self> {
         let is_base64url = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
         let right_size = (MIN_HANDLE_LEN..=MAX_HANDLE_LEN).contains(&handle.len());
@@ -304,12 +317,14 @@ impl EventId {
         self.handle == other.handle || (stream(self).is_some() && stream(self) == stream(other))
     }
 
-    /// Returns the owner in the handle, unverified, or `None` if the handle cannot be parsed. It serves routing alone.
+    /// Returns the owner in the handle, unverified, or `None` if the handle cannot be parsed. It
+    /// serves routing alone.
     pub fn unverified_owner(&self) -> Option<Owner> {
         Some(self.content.as_ref()?.owner)
     }
 
-    /// Returns the kind of stream that the handle claims to name, or `None` if the handle cannot be read.
+    /// Returns the kind of stream that the handle claims to name, or `None` if the handle cannot be
+    /// read.
     pub fn unverified_kind(&self) -> Option<StreamKind> {
         Some(self.content.as_ref()?.kind)
     }
@@ -329,8 +344,9 @@ impl EventId {
         self.cursor
     }
 
-    /// Returns the contents of the event ID if one of `keys` signed its handle. MACs are compared in constant time.
-    /// Returns `None` also for [`Cursor::End`], which names no place in a stream, and for the stream of a task, which no client reads by its events.
+    /// Returns the contents of the event ID if one of `keys` signed its handle. MACs are compared
+    /// in constant time. Returns `None` also for [`Cursor::End`], which names no place in a stream,
+    /// and for the stream of a task, which no client reads by its events.
     pub fn verify(&self, keys: &Keyring) -> Option<Verified> {
         self.verify_contents(keys).filter(|verified| verified.kind != StreamKind::Task)
     }
@@ -389,7 +405,8 @@ pub struct Verified {
     pub handle: Handle,
 }
 
-/// Parses `<digits>`, `<digits>.<attach>`, `<digits>.adopted…` or `end`. Returns the cursor, and true for the third form.
+/// Parses `<digits>`, `<digits>.<attach>`, `<digits>.adopted…` or `end`. Returns the cursor, and
+/// true for the third form.
 fn parse_place(place: &str) -> Option<(Cursor, bool)> {
     if place == "end" {
         return Some((Cursor::End, false));
@@ -502,7 +519,8 @@ fn text_of(id: &RequestId) -> (u8, &str) {
     }
 }
 
-/// Writes an id. The caller has checked its size against [`MAX_BATCH_ID_BYTES`], so it fits the length byte.
+/// Writes an id. The caller has checked its size against [`MAX_BATCH_ID_BYTES`], so it fits the
+/// length byte.
 fn put_id(bytes: &mut Vec<u8>, id: &RequestId) {
     let (tag, text) = text_of(id);
     bytes.extend_from_slice(&[tag, text.len() as u8]);

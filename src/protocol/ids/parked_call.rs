@@ -7,9 +7,11 @@ use super::Owner;
 /// Digits of the random part.
 const DIGITS: usize = 32;
 
-/// Name of a call that waits, which its client sends back as `requestState`: `<owner>~<32 hexadecimal digits>`.
+/// Name of a call that waits, which its client sends back as `requestState`:
+/// `<owner>~<32 hexadecimal digits>`.
 ///
-/// The owner serves routing. A client that knows the random part can go on with the call only as the caller that it is of.
+/// The owner serves routing. A client that knows the random part can go on with the call only as
+/// the caller that it is of.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ParkedCall {
     /// Replica that has the call.
@@ -23,7 +25,8 @@ impl ParkedCall {
         Self { owner, random: u128::from_be_bytes(random) }
     }
 
-    /// Parses a name. Returns `None` if the form is not the proxy's: a server's own state may be any text.
+    /// Parses a name. Returns `None` if the form is not the proxy's: a server's own state may be
+    /// any text.
     pub fn parse(state: &str) -> Option<Self> {
         let (owner, random) = state.split_once('~')?;
         let is_digit = |byte: u8| byte.is_ascii_digit() || matches!(byte, b'a'..=b'f');

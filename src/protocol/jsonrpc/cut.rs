@@ -1,19 +1,22 @@
 //! Members of an object that is there in part: its beginning, or its end.
 //!
-//! Each walk starts at a byte whose meaning is certain, the first or the last one of the object, and follows the grammar from there. So no part of a
-//! string or of a nested value is taken for a member, at any cut of the text. A member is reported only if its name and its value are whole.
+//! Each walk starts at a byte whose meaning is certain, the first or the last one of the object,
+//! and follows the grammar from there. So no part of a string or of a nested value is taken for a
+//! member, at any cut of the text. A member is reported only if its name and its value are whole.
 //! Absent: validation. In bytes that are no JSON, any part of them may be reported.
 
 use std::borrow::Cow;
 
 use memchr::{memchr, memchr2, memrchr};
 
-/// Calls `visit` with the name and the value of each whole member at the beginning of an object, and with a name whose value is cut.
+/// Calls `visit` with the name and the value of each whole member at the beginning of an object,
+/// and with a name whose value is cut.
 pub fn leading_members<'a>(json: &'a [u8], visit: &mut dyn FnMut(Cow<'a, str>, Option<&'a [u8]>)) {
     let _ = walk_forwards(json, visit);
 }
 
-/// Calls `visit` with the name and the value of each whole member at the end of an object, the last one first. The object ends with the text.
+/// Calls `visit` with the name and the value of each whole member at the end of an object, the last
+/// one first. The object ends with the text.
 pub fn trailing_members<'a>(json: &'a [u8], visit: &mut dyn FnMut(Cow<'a, str>, Option<&'a [u8]>)) {
     let _ = walk_backwards(json, visit);
 }

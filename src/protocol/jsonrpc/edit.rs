@@ -41,7 +41,8 @@ pub fn splice(bytes: &[u8], mut splices: Vec<(Range<usize>, String)>) -> Vec<u8>
     spliced
 }
 
-/// Returns the insertion of `members`, as JSON text, at the beginning of `object`, a part of `whole`. Returns `None` if that is no object.
+/// Returns the insertion of `members`, as JSON text, at the beginning of `object`, a part of
+/// `whole`. Returns `None` if that is no object.
 pub fn first_members(whole: &[u8], object: &str, members: &str) -> Option<(Range<usize>, String)> {
     let rest = object.strip_prefix('{')?;
     let comma = if rest.trim_start().starts_with('}') { "" } else { "," };
@@ -49,8 +50,8 @@ pub fn first_members(whole: &[u8], object: &str, members: &str) -> Option<(Range
     Some((at..at, format!("{members}{comma}")))
 }
 
-/// Splices in pieces, with those of `bytes` uncopied; returns the first piece and the following ones. The ranges must
-/// be in order.
+/// Splices in pieces, with those of `bytes` uncopied; returns the first piece and the following
+/// ones. The ranges must be in order.
 pub fn splice_apart(mut bytes: Bytes, splices: Vec<(Range<usize>, String)>) -> (Bytes, Vec<Bytes>) {
     let mut pieces = Vec::with_capacity(splices.len() * 2);
     let first = bytes.split_to(splices.first().map_or(bytes.len(), |(place, _)| place.start));
@@ -69,8 +70,8 @@ pub fn splice_apart(mut bytes: Bytes, splices: Vec<(Range<usize>, String)>) -> (
     (first, pieces)
 }
 
-/// Returns `bytes` without the members `names` of the object at `path`, repeated ones included. Returns `None` if there is no such object
-/// or none of these members.
+/// Returns `bytes` without the members `names` of the object at `path`, repeated ones included.
+/// Returns `None` if there is no such object or none of these members.
 pub fn without_members(bytes: &[u8], path: &'static [&'static str], names: &[&str]) -> Option<Vec<u8>> {
     let object = find(bytes, path)?.get();
     let members = from_slice(object.as_bytes(), Members)?;

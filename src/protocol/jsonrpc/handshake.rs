@@ -1,6 +1,8 @@
-//! Messages of the handshake that opens a session, as far as a later handshake repeats or compares them.
+//! Messages of the handshake that opens a session, as far as a later handshake repeats or compares
+//! them.
 //!
-//! Owned here: the parameters that a client sent, and the facts that a server stated. Absent: the exchange itself.
+//! Owned here: the parameters that a client sent, and the facts that a server stated. Absent: the
+//! exchange itself.
 
 use std::fmt;
 
@@ -38,7 +40,8 @@ impl fmt::Debug for InitializeParams {
 }
 
 impl InitializeParams {
-    /// Takes the parameters of an `initialize` that is one message. Returns `None` for another message, and beyond 16 KiB.
+    /// Takes the parameters of an `initialize` that is one message. Returns `None` for another
+    /// message, and beyond 16 KiB.
     pub fn of(message: &[u8]) -> Option<Self> {
         // A tree of the message takes many times its bytes.
         if message.len() > MESSAGE_MAX {
@@ -108,7 +111,8 @@ impl ServerFacts {
         self.size
     }
 
-    /// Returns whether `later` states the same server with all capabilities: each is there, and none that was true is false.
+    /// Returns whether `later` states the same server with all capabilities: each is there, and
+    /// none that was true is false.
     pub fn are_kept_by(&self, later: &Self) -> bool {
         self.name == later.name && has_all(&self.capabilities, &later.capabilities)
     }
@@ -122,7 +126,8 @@ impl ServerFacts {
         LISTS.into_iter().filter(move |(capability, _)| announces(capability)).map(|(_, method)| method)
     }
 
-    /// Returns the method of a list that the server has declared, or `None` if it has declared none.
+    /// Returns the method of a list that the server has declared, or `None` if it has declared
+    /// none.
     pub fn list_method(&self) -> Option<&'static str> {
         const METHODS: [(&str, &str); 3] =
             [("tools", "tools/list"), ("prompts", "prompts/list"), ("resources", "resources/list")];

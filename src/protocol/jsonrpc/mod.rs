@@ -1,10 +1,10 @@
 //! A peek at JSON-RPC: the kind of a message, its id, its method, and a few named members.
 //!
-//! Payloads are skipped and never built: only requested values are allocated, and invalid UTF-8 or deep nesting in a payload is no error.
-//! The bytes are forwarded unchanged.
+//! Payloads are skipped and never built: only requested values are allocated, and invalid UTF-8 or
+//! deep nesting in a payload is no error. The bytes are forwarded unchanged.
 //!
-//! Deliberately absent: any validation of `params` and `result`, and any change except removed or replaced members. The only messages
-//! written here are the proxy's own errors.
+//! Deliberately absent: any validation of `params` and `result`, and any change except removed or
+//! replaced members. The only messages written here are the proxy's own errors.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -147,10 +147,12 @@ pub enum PeekError {
     /// Not JSON.
     #[error("not JSON")]
     NotJson,
-    /// JSON, but not a [JSON-RPC 2.0](https://www.jsonrpc.org/specification) message or a batch of at least one.
+    /// JSON, but not a [JSON-RPC 2.0](https://www.jsonrpc.org/specification) message or a batch of
+    /// at least one.
     #[error("not a JSON-RPC 2.0 message")]
     NotMessage,
-    /// A member that decides the kind of the message is repeated: parsers differ in the one that counts.
+    /// A member that decides the kind of the message is repeated: parsers differ in the one that
+    /// counts.
     #[error("the member {0:?} is there twice")]
     DuplicateKey(&'static str),
     /// The id is neither a string nor a number, nor the null of a response.
@@ -161,7 +163,8 @@ pub enum PeekError {
     TooLong,
 }
 
-/// Parses a message or a batch of any length. A message has `"jsonrpc": "2.0"`, and either a method or one of `result` and `error`.
+/// Parses a message or a batch of any length. A message has `"jsonrpc": "2.0"`, and either a method
+/// or one of `result` and `error`.
 ///
 /// # Errors
 /// See [`PeekError`]. Never panics, at any depth of nesting.
@@ -169,8 +172,8 @@ pub fn peek(bytes: &[u8]) -> Result<Body, PeekError> {
     peek_up_to(bytes, usize::MAX)
 }
 
-/// Parses a message or a batch of at most `longest` messages. Parsing stops at the first message beyond them, so a longer array costs no
-/// more than its beginning.
+/// Parses a message or a batch of at most `longest` messages. Parsing stops at the first message
+/// beyond them, so a longer array costs no more than its beginning.
 ///
 /// # Errors
 /// See [`PeekError`].
@@ -184,8 +187,9 @@ pub fn peek_up_to(bytes: &[u8], longest: usize) -> Result<Body, PeekError> {
     }
 }
 
-/// Returns true if [`peek`] might find a message with an id in `bytes`. Otherwise they hold a notification, a response
-/// without an id, or no message. Most events are notifications, and this test costs a fraction of a peek.
+/// Returns true if [`peek`] might find a message with an id in `bytes`. Otherwise they hold a
+/// notification, a response without an id, or no message. Most events are notifications, and this
+/// test costs a fraction of a peek.
 pub fn may_have_id(bytes: &[u8]) -> bool {
     static ID: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(r#""id""#));
     if ID.find(bytes).is_some() {
@@ -196,12 +200,14 @@ pub fn may_have_id(bytes: &[u8]) -> bool {
     memchr::memchr(b'\\', bytes).is_some_and(|at| ESCAPED.find(&bytes[at..]).is_some())
 }
 
-/// Returns `params._meta["io.modelcontextprotocol/protocolVersion"]`, the revision of a modern request; for a batch, that of the first
-/// message that has it. Returns `None` if it is absent or no string.
+/// Returns `params._meta["io.modelcontextprotocol/protocolVersion"]`, the revision of a modern
+/// request; for a batch, that of the first message that has it. Returns `None` if it is absent or
+/// no string.
 pub fn meta_protocol_version(bytes: &[u8]) -> Option<String> {
     const KEY: &str = "io.modelcontextprotocol/protocolVersion";
     const PATH: &[&str] = &["params", "_meta", KEY];
-    // Most requests have no such key, which a search shows at less cost than parsing. A key with escapes has a backslash.
+    // Most requests have no such key, which a search shows at less cost than parsing. A key with
+    // escapes has a backslash.
     static FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(KEY));
     if FINDER.find(bytes).is_none() && memchr::memchr(b'\\', bytes).is_none() {
         return None;
@@ -214,7 +220,8 @@ pub fn cancelled_request_id(bytes: &[u8]) -> Option<RequestId> {
     find(bytes, &["params", "requestId"]).and_then(RequestId::from_raw)
 }
 
-/// Returns the ids of the requests that the notifications of a body cancel. `messages` are those of `body`, in order.
+/// Returns the ids of the requests that the notifications of a body cancel. `messages` are those of
+/// `body`, in order.
 pub fn cancelled_request_ids(messages: &[Message], body: &[u8]) -> Vec<RequestId> {
     let is_cancel =
         |message: &Message| matches!(message, Message::Notification { method } if *method == "notifications/cancelled");
@@ -245,7 +252,8 @@ pub fn client_name(bytes: &[u8]) -> Option<String> {
     text_at(bytes, &["params", "clientInfo", "name"])
 }
 
-/// Returns `params._meta["io.modelcontextprotocol/clientInfo"].name` of a modern request that [`peek`] accepts.
+/// Returns `params._meta["io.modelcontextprotocol/clientInfo"].name` of a modern request that
+/// [`peek`] accepts.
 pub fn meta_client_name(bytes: &[u8]) -> Option<String> {
     text_at(bytes, &["params", "_meta", "io.modelcontextprotocol/clientInfo", "name"])
 }
@@ -269,14 +277,16 @@ pub struct Initialized {
     pub logging: bool,
 }
 
-/// Parses the result of an `initialize`. Returns `None` if it names no revision, as an error does not.
+/// Parses the result of an `initialize`. Returns `None` if it names no revision, as an error does
+/// not.
 pub fn initialize_result(bytes: &[u8]) -> Option<Initialized> {
     let protocol_version = find(bytes, &["result", "protocolVersion"]).and_then(string)?.into_owned();
     let logging = find(bytes, &["result", "capabilities", "logging"]);
     Some(Initialized { protocol_version, logging: logging.is_some_and(|raw| raw.get() != "null") })
 }
 
-/// Returns an error message under another id, with the same error object byte for byte, or `None` if there is none.
+/// Returns an error message under another id, with the same error object byte for byte, or `None`
+/// if there is none.
 pub fn address_error(message: &[u8], id: &RequestId) -> Option<Vec<u8>> {
     #[derive(serde::Deserialize)]
     struct Addressed<'a> {
@@ -287,8 +297,8 @@ pub fn address_error(message: &[u8], id: &RequestId) -> Option<Vec<u8>> {
     Some(format!(r#"{{"jsonrpc":"2.0","id":{},"error":{}}}"#, id.to_json(), error.get()).into_bytes())
 }
 
-/// Writes an error response on one line, so that it fits an SSE event. An `id` of `None` becomes null, and a `data` of null is left
-/// out.
+/// Writes an error response on one line, so that it fits an SSE event. An `id` of `None` becomes
+/// null, and a `data` of null is left out.
 pub fn error_message(id: Option<&RequestId>, code: i64, message: &str, data: serde_json::Value) -> Vec<u8> {
     let mut error = serde_json::json!({"code": code, "message": message});
     if !data.is_null() {
@@ -392,8 +402,8 @@ impl<'de> Visitor<'de> for MembersVisitor {
     }
 }
 
-/// An object, or an array of at most `longest` objects. Each becomes a message as it is read; of a malformed batch only the first error is
-/// kept.
+/// An object, or an array of at most `longest` objects. Each becomes a message as it is read; of a
+/// malformed batch only the first error is kept.
 struct BodySeed<'c> {
     longest: usize,
     is_too_long: &'c Cell<bool>,

@@ -1,4 +1,5 @@
-//! Other IDs for the messages of a body, and for the requests that its cancels name. Every other byte stays.
+//! Other IDs for the messages of a body, and for the requests that its cancels name. Every other
+//! byte stays.
 
 use std::ops::Range;
 
@@ -6,8 +7,9 @@ use super::{Message, RequestId, cancelled_request_id, member, messages, peek, sp
 
 const CANCELLED: &str = "notifications/cancelled";
 
-/// Replaces the ID of each request and response, and the ID that each `notifications/cancelled` names, by the one that `renamed` returns for it.
-/// An ID for which `renamed` returns `None` stays. Returns `None` if nothing changes, and for a body that is no message. Walks the body once.
+/// Replaces the ID of each request and response, and the ID that each `notifications/cancelled`
+/// names, by the one that `renamed` returns for it. An ID for which `renamed` returns `None` stays.
+/// Returns `None` if nothing changes, and for a body that is no message. Walks the body once.
 pub fn rename_ids(body: &[u8], mut renamed: impl FnMut(&Message, &RequestId) -> Option<RequestId>) -> Option<Vec<u8>> {
     let peeked = peek(body).ok()?;
     let mut splices = Vec::new();
@@ -26,7 +28,8 @@ pub fn rename_ids(body: &[u8], mut renamed: impl FnMut(&Message, &RequestId) -> 
     if splices.is_empty() { None } else { Some(splice(body, splices)) }
 }
 
-/// Returns the range of the value at `path` in `text`, a slice of `whole`, with the ID in its place.
+/// Returns the range of the value at `path` in `text`, a slice of `whole`, with the ID in its
+/// place.
 pub fn replaced(
     whole: &[u8],
     text: &str,

@@ -15,8 +15,8 @@ pub(super) fn find_in_batch<'a>(bytes: &'a [u8], path: &'static [&'static str]) 
     from_slice(bytes, Find { path, in_batch: true })?
 }
 
-/// Calls `visit` with each message of a body as JSON text: those of an array, else the only one. Returns false if the body is not JSON;
-/// messages before the error have been visited then.
+/// Calls `visit` with each message of a body as JSON text: those of an array, else the only one.
+/// Returns false if the body is not JSON; messages before the error have been visited then.
 #[must_use]
 pub fn for_each_message<'a>(bytes: &'a [u8], mut visit: impl FnMut(&'a str)) -> bool {
     if bytes.trim_ascii_start().first() == Some(&b'[') {
@@ -30,7 +30,8 @@ pub fn for_each_element<'a>(array: &'a str, visit: impl FnMut(&'a str)) {
     from_slice(array.as_bytes(), Elements(visit));
 }
 
-/// Returns the first result of `find` over the messages of a body, or `None` if there is none or the body is not JSON.
+/// Returns the first result of `find` over the messages of a body, or `None` if there is none or
+/// the body is not JSON.
 pub fn find_message<'a, T>(bytes: &'a [u8], mut find: impl FnMut(&'a str) -> Option<T>) -> Option<T> {
     let mut found = None;
     let is_json = for_each_message(bytes, |message| {
@@ -67,7 +68,8 @@ impl<'de, F: FnMut(&'de str)> Visitor<'de> for Elements<F> {
     }
 }
 
-/// Follows a path of members. Of a repeated member the last one counts, as in every server's JSON parser.
+/// Follows a path of members. Of a repeated member the last one counts, as in every server's JSON
+/// parser.
 #[derive(Clone, Copy)]
 struct Find {
     path: &'static [&'static str],

@@ -9,11 +9,11 @@ use memchr::{memchr, memchr2};
 /// Bytes of an encoded event beside its name and its data of one line.
 pub const EVENT_OVERHEAD: usize = b"event: \ndata: \n\n".len();
 
-/// Writes one event without an id: an `event` line if `name` is not empty, a `data` line for each line of `data`, and
-/// the blank line that ends it.
+/// Writes one event without an id: an `event` line if `name` is not empty, a `data` line for each
+/// line of `data`, and the blank line that ends it.
 ///
-/// CR and CRLF in `data` are line ends too, and arrive as LF. A decoded event has none, and between tokens of JSON all mean the same. A
-/// `name` ends at its first line end.
+/// CR and CRLF in `data` are line ends too, and arrive as LF. A decoded event has none, and between
+/// tokens of JSON all mean the same. A `name` ends at its first line end.
 pub fn encode_event(out: &mut impl BufMut, name: &[u8], data: &[u8]) {
     if !name.is_empty() {
         put_line(out, b"event: ", name);
@@ -35,7 +35,8 @@ pub fn message_event(message: &[u8]) -> Bytes {
     out.freeze()
 }
 
-/// Writes an event as [`encode_event`] does, behind `start` and in pieces. `data` are pieces of its data; one without a line end is not copied.
+/// Writes an event as [`encode_event`] does, behind `start` and in pieces. `data` are pieces of its
+/// data; one without a line end is not copied.
 pub fn encode_apart(mut start: BytesMut, name: &[u8], data: impl IntoIterator<Item = Bytes>) -> Vec<Bytes> {
     put_line(&mut start, b"event: ", name);
     start.put_slice(b"data: ");
@@ -69,8 +70,8 @@ pub fn encoded_data(event: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned(data)
 }
 
-/// Returns the offset in an event written by [`encode_event`] of the byte `at` of its data. The end of a line counts to
-/// that line.
+/// Returns the offset in an event written by [`encode_event`] of the byte `at` of its data. The end
+/// of a line counts to that line.
 pub fn encoded_place(event: &[u8], at: usize) -> usize {
     let mut left = at;
     for line in data_lines(event) {
@@ -101,8 +102,9 @@ pub fn encode_id(out: &mut BytesMut, id: &str) {
     put_line(out, b"id: ", id.as_bytes());
 }
 
-/// Writes an event with empty data and, if there is one, the type `event`, which has no line end. It moves a client's
-/// cursor to `id` and sets its reconnection time (in whole milliseconds), without a message.
+/// Writes an event with empty data and, if there is one, the type `event`, which has no line end.
+/// It moves a client's cursor to `id` and sets its reconnection time (in whole milliseconds),
+/// without a message.
 pub fn encode_empty(out: &mut BytesMut, event: Option<&str>, id: Option<&str>, retry: Option<Duration>) {
     if let Some(id) = id {
         encode_id(out, id);

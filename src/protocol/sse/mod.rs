@@ -1,11 +1,13 @@
 //! The event codec: `text/event-stream` bytes to [`Event`]s and back.
 //!
-//! The [`Decoder`] follows the parsing rules of the [WHATWG event stream]: a leading byte order mark, lines that end
-//! in CR, LF or CRLF, comments, repeated `data` fields, an `id` with NUL ignored, `retry` of digits only. Its results do not
-//! depend on the cuts of the input, and its memory is bounded by its limit. An event over the limit ends the stream, or is skipped.
+//! The [`Decoder`] follows the parsing rules of the [WHATWG event stream]: a leading byte order
+//! mark, lines that end in CR, LF or CRLF, comments, repeated `data` fields, an `id` with NUL
+//! ignored, `retry` of digits only. Its results do not depend on the cuts of the input, and its
+//! memory is bounded by its limit. An event over the limit ends the stream, or is skipped.
 //!
-//! Deliberately absent: the meaning of an event. Field values are bytes and stay unchanged, invalid UTF-8 included. The last event ID,
-//! reconnection and the dropping of events with empty data belong to the callers.
+//! Deliberately absent: the meaning of an event. Field values are bytes and stay unchanged, invalid
+//! UTF-8 included. The last event ID, reconnection and the dropping of events with empty data
+//! belong to the callers.
 //!
 //! [WHATWG event stream]: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
 
@@ -25,12 +27,12 @@ pub use encode::{
     encoded_place, message_event,
 };
 
-/// Length of the longest field names (`event`, `retry`). A line without a colon within or right behind this number of bytes is no known
-/// field.
+/// Length of the longest field names (`event`, `retry`). A line without a colon within or right
+/// behind this number of bytes is no known field.
 const MAX_FIELD_NAME: usize = 5;
 
-/// Limit for `retry`, in milliseconds (about 50 days). Longer ones count as this value, so that sums of instants and durations do not
-/// overflow.
+/// Limit for `retry`, in milliseconds (about 50 days). Longer ones count as this value, so that
+/// sums of instants and durations do not overflow.
 const MAX_RETRY_MS: u64 = u32::MAX as u64;
 
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
@@ -43,8 +45,8 @@ const MESSAGE: &[u8] = b"message";
 pub struct Event {
     /// The value of the last `event` field, or empty without one.
     pub name: Bytes,
-    /// Values of all `data` fields, joined with LF. May be a slice of the input, which keeps the whole input in memory: long-lived holders
-    /// make a copy.
+    /// Values of all `data` fields, joined with LF. May be a slice of the input, which keeps the
+    /// whole input in memory: long-lived holders make a copy.
     pub data: Bytes,
     /// The value of the last `id` field without a NUL, which may be empty.
     pub id: Option<Bytes>,
@@ -85,8 +87,8 @@ pub enum Error {
 
 /// An incremental decoder of one event stream.
 ///
-/// Callers feed the bytes of a read, then poll until they get `None`. Between such rounds the decoder holds less than its limit and a small
-/// constant; during a round also the chunk.
+/// Callers feed the bytes of a read, then poll until they get `None`. Between such rounds the
+/// decoder holds less than its limit and a small constant; during a round also the chunk.
 #[derive(Debug)]
 pub struct Decoder {
     input: Input,
@@ -99,8 +101,8 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Creates a decoder for the beginning of a stream. The field values of one event may have `max_event_bytes` in all. Comments and unknown
-    /// fields are neither held nor counted.
+    /// Creates a decoder for the beginning of a stream. The field values of one event may have
+    /// `max_event_bytes` in all. Comments and unknown fields are neither held nor counted.
     pub fn new(max_event_bytes: usize) -> Self {
         Self {
             input: Input::default(),
@@ -119,7 +121,8 @@ impl Decoder {
         }
     }
 
-    /// Returns the next complete event, or `None` until more bytes are fed. Blocks without any of the four fields are skipped.
+    /// Returns the next complete event, or `None` until more bytes are fed. Blocks without any of
+    /// the four fields are skipped.
     ///
     /// # Errors
     /// [`Error::TooLarge`], on this call and all later ones: the framing of the rest is unknown.
@@ -145,8 +148,8 @@ impl Decoder {
         }
     }
 
-    /// Does as [`Self::poll_event`], but goes on behind an event over the limit: returns its beginning once it is over the limit, and its end. Its rest
-    /// takes no memory.
+    /// Does as [`Self::poll_event`], but goes on behind an event over the limit: returns its
+    /// beginning once it is over the limit, and its end. Its rest takes no memory.
     pub fn poll_item(&mut self) -> Option<Item> {
         match self.parse() {
             Ok(None) => {
@@ -173,8 +176,8 @@ impl Decoder {
         self.input.rest().len() + self.block.byte_len()
     }
 
-    /// Returns true if an event is incomplete, or if held bytes may begin one. They are lost if the stream ends now. Comments do not
-    /// count.
+    /// Returns true if an event is incomplete, or if held bytes may begin one. They are lost if the
+    /// stream ends now. Comments do not count.
     pub fn has_partial(&self) -> bool {
         self.block.has_begun || matches!(self.line, Line::Value(_)) || !self.input.rest().is_empty()
     }
@@ -232,7 +235,8 @@ impl Decoder {
         }
     }
 
-    /// Consumes a byte order mark at the beginning. Returns false while the bytes so far may be a part of one.
+    /// Consumes a byte order mark at the beginning. Returns false while the bytes so far may be a
+    /// part of one.
     fn pass_byte_order_mark(&mut self) -> bool {
         if self.is_at_start {
             let rest = self.input.rest();
@@ -281,13 +285,15 @@ impl Input {
         self.0.advance(count);
     }
 
-    /// Keeps a copy of the rest, the beginning of a line, so that the input it came with can be freed.
+    /// Keeps a copy of the rest, the beginning of a line, so that the input it came with can be
+    /// freed.
     fn release(&mut self) {
         self.0 = Bytes::copy_from_slice(&self.0);
     }
 
-    /// Returns the event at the beginning of the input and its length, if it is complete and in a usual form: lines with a space behind the
-    /// colon, no repeated field, LF or CRLF. Other events are parsed line by line, and so are those over the limit.
+    /// Returns the event at the beginning of the input and its length, if it is complete and in a
+    /// usual form: lines with a space behind the colon, no repeated field, LF or CRLF. Other events
+    /// are parsed line by line, and so are those over the limit.
     fn whole_event(&self, limit: usize) -> Option<(Event, usize)> {
         let mut event = Event::default();
         let mut data = None;
@@ -344,8 +350,9 @@ enum Field {
     Retry,
 }
 
-/// Returns the kind of the non-empty line at the beginning of `rest`, and the number of bytes before its value. Returns `None` while the
-/// kind is unknown, for at most [`MAX_FIELD_NAME`] + 1 bytes.
+/// Returns the kind of the non-empty line at the beginning of `rest`, and the number of bytes
+/// before its value. Returns `None` while the kind is unknown, for at most [`MAX_FIELD_NAME`] + 1
+/// bytes.
 fn begin_line(rest: &[u8]) -> Option<(Line, usize)> {
     let head = &rest[..rest.len().min(MAX_FIELD_NAME + 1)];
     let line_end = memchr2(b'\r', b'\n', head);
@@ -365,7 +372,8 @@ fn begin_line(rest: &[u8]) -> Option<(Line, usize)> {
     };
     match colon_at {
         None => Some((line, name.len())),
-        // One space behind the colon is not part of the value, so the byte behind the colon must have arrived.
+        // One space behind the colon is not part of the value, so the byte behind the colon must
+        // have arrived.
         Some(colon) => match rest.get(colon + 1)? {
             b' ' => Some((line, colon + 2)),
             _ => Some((line, colon + 1)),
@@ -493,7 +501,8 @@ impl Block {
         Ok(())
     }
 
-    /// Returns the event at the blank line that ends it, or the end of one that is skipped; `None` if no field has begun.
+    /// Returns the event at the blank line that ends it, or the end of one that is skipped; `None`
+    /// if no field has begun.
     fn take(&mut self) -> Option<Item> {
         if !std::mem::take(&mut self.has_begun) {
             return None;
@@ -512,7 +521,8 @@ impl Block {
     }
 }
 
-/// Returns the new capacity if `needed` is more than `capacity`: doubled, as a vector does, but never beyond the limit.
+/// Returns the new capacity if `needed` is more than `capacity`: doubled, as a vector does, but
+/// never beyond the limit.
 fn grown(capacity: usize, needed: usize, limit: usize) -> Option<usize> {
     if needed > capacity { Some(needed.max((capacity * 2).min(limit))) } else { None }
 }

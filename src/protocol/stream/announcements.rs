@@ -1,12 +1,13 @@
-//! Announcements: messages of the proxy's own, around those of the upstream, that the dialects define.
+//! Announcements: messages of the proxy's own, around those of the upstream, that the dialects
+//! define.
 
 use serde::{Deserialize, Serialize};
 
 use super::numbering::Numbering;
 use crate::ids::Seq;
 
-/// Messages that are logged before the upstream's first message and behind its last one. They are events like any other, but do not
-/// count as pending for a client.
+/// Messages that are logged before the upstream's first message and behind its last one. They are
+/// events like any other, but do not count as pending for a client.
 #[derive(Clone, Debug, Default)]
 pub struct Announcements {
     /// Messages before the upstream's first one, in this order.

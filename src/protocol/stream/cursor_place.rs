@@ -16,8 +16,8 @@ pub enum CursorPlace {
 }
 
 impl Machine {
-    /// Returns the place of `cursor`: the last event that a client has, or 0 for none. A sealed stream ends where no event is left that a
-    /// replay would write.
+    /// Returns the place of `cursor`: the last event that a client has, or 0 for none. A sealed
+    /// stream ends where no event is left that a replay would write.
     pub fn locate(&self, cursor: Seq) -> CursorPlace {
         if cursor > self.tail() || cursor < self.trimmed() {
             return CursorPlace::Lost;
@@ -35,7 +35,8 @@ impl Machine {
         self.server_requests.spent_between(cursor, self.tail()) == self.tail().0.saturating_sub(cursor.0)
     }
 
-    /// Returns the cursor of a client that names no event: the last confirmed event, or the last one that is gone.
+    /// Returns the cursor of a client that names no event: the last confirmed event, or the last
+    /// one that is gone.
     pub fn default_cursor(&self) -> Seq {
         self.reader.confirmed().max(self.trimmed())
     }

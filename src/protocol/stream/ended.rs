@@ -1,8 +1,8 @@
-//! Streams that have ended, in short: the state of a sealed machine that no connection reads, without the parts that only a running
-//! call needs.
+//! Streams that have ended, in short: the state of a sealed machine that no connection reads,
+//! without the parts that only a running call needs.
 //!
-//! [`End`] answers the questions that are asked of every ended stream; [`Rest`] is for readers of its events. Both together give the
-//! machine again ([`Machine::ended`]). Absent: the events.
+//! [`End`] answers the questions that are asked of every ended stream; [`Rest`] is for readers of
+//! its events. Both together give the machine again ([`Machine::ended`]). Absent: the events.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -40,7 +40,8 @@ pub struct End {
     pub has_idempotency_key: bool,
     /// True if the last message is known to have arrived.
     pub is_delivered: bool,
-    /// True if the response passed through: there is no event and no seal, and the times are those of the last reader.
+    /// True if the response passed through: there is no event and no seal, and the times are those
+    /// of the last reader.
     pub has_passed: bool,
     /// True if the server has sent requests to the client.
     pub has_server_requests: bool,
@@ -160,8 +161,9 @@ impl Rest {
 }
 
 impl Machine {
-    /// Returns the end of a sealed request stream without a reader that is no task's, or of one whose response passed through, or `None` for any other
-    /// stream. The body of a response that passed through may still be arriving.
+    /// Returns the end of a sealed request stream without a reader that is no task's, or of one
+    /// whose response passed through, or `None` for any other stream. The body of a response that
+    /// passed through may still be arriving.
     pub fn end(&self) -> Option<End> {
         let (outcome, at, has_passed) = match self.phase {
             Phase::Sealed { outcome, at } => (outcome, at, false),
@@ -192,7 +194,8 @@ impl Machine {
         })
     }
 
-    /// Takes the rest of the state out of a stream that has an [`End`]. The machine is of no use afterwards.
+    /// Takes the rest of the state out of a stream that has an [`End`]. The machine is of no use
+    /// afterwards.
     pub fn take_rest(&mut self) -> Rest {
         let (owed_responses, last_error) = self.owed_responses.take_parts();
         let rare = Rare {

@@ -3,7 +3,8 @@
 use crate::ids::Seq;
 use crate::sse;
 
-/// Consecutive events of one stream, each encoded without its `id` line (the id depends on the handle it is delivered under).
+/// Consecutive events of one stream, each encoded without its `id` line (the id depends on the
+/// handle it is delivered under).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     first: Seq,

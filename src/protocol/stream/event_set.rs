@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::Seq;
 
-/// Limit for the distance between events of a set. No log keeps so many events, so a larger distance comes from a damaged record.
+/// Limit for the distance between events of a set. No log keeps so many events, so a larger
+/// distance comes from a damaged record.
 const SPAN_MAX: u64 = 1 << 26;
 
 /// A set of events. Events that the log has dropped are not in it.

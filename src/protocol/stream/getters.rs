@@ -51,7 +51,8 @@ impl Machine {
         self.is_dormant
     }
 
-    /// Returns true if no token opens the stream any more: it was cancelled or abandoned, or its session was deleted.
+    /// Returns true if no token opens the stream any more: it was cancelled or abandoned, or its
+    /// session was deleted.
     pub fn is_revoked(&self) -> bool {
         let was_abandoned = self.failure.is_some_and(|failure| failure.code == ErrorCode::Abandoned);
         self.is_cancelled || self.is_revoked || was_abandoned
@@ -62,7 +63,8 @@ impl Machine {
         self.reader.is_delivered()
     }
 
-    /// Returns true if the upstream must not be read now, because the log is full of unwritten events.
+    /// Returns true if the upstream must not be read now, because the log is full of unwritten
+    /// events.
     pub fn is_paused(&self) -> bool {
         self.timers.is_set(Timer::Full)
     }
@@ -77,7 +79,8 @@ impl Machine {
         self.numbering.tail()
     }
 
-    /// Returns the last event that has a number. The store may not have accepted the events behind the tail yet.
+    /// Returns the last event that has a number. The store may not have accepted the events behind
+    /// the tail yet.
     pub fn last_numbered(&self) -> Seq {
         self.numbering.last()
     }
@@ -97,7 +100,8 @@ impl Machine {
         self.last_retry
     }
 
-    /// Returns the `retry` for the connection that was just displaced: a multiple of the one that was last sent.
+    /// Returns the `retry` for the connection that was just displaced: a multiple of the one that
+    /// was last sent.
     pub fn takeover_retry(&self) -> Duration {
         self.reader.takeover_retry(self.last_retry)
     }
@@ -122,12 +126,14 @@ impl Machine {
         &self.policy
     }
 
-    /// Returns the time of the last message of the upstream or of the last client response to it, or that of the request before both.
+    /// Returns the time of the last message of the upstream or of the last client response to it,
+    /// or that of the request before both.
     pub fn last_exchange(&self) -> Instant {
         self.input_turn.quiet_since()
     }
 
-    /// Returns the time since which the upstream has waited for a response to `id`, or `None` if it does not wait.
+    /// Returns the time since which the upstream has waited for a response to `id`, or `None` if it
+    /// does not wait.
     pub fn awaits_response_since(&self, id: &RequestId) -> Option<Instant> {
         if self.is_sealed() { None } else { self.server_requests.outstanding_since(id) }
     }

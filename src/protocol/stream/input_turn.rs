@@ -1,5 +1,6 @@
-//! The client's turn to answer ([SEP-1335]): the upstream waits for client responses and for nothing else, so the client's connection may
-//! be closed until it has answered. Absent: the client's consent to that, which the caller knows.
+//! The client's turn to answer ([SEP-1335]): the upstream waits for client responses and for
+//! nothing else, so the client's connection may be closed until it has answered. Absent: the
+//! client's consent to that, which the caller knows.
 //!
 //! [SEP-1335]: https://github.com/modelcontextprotocol/modelcontextprotocol/issues/1335
 
@@ -44,8 +45,9 @@ impl InputTurn {
 }
 
 impl Machine {
-    /// Begins the client's turn, if it is due and the client has every event up to `cursor`, and remembers `cursor`. Returns false if
-    /// there are more events for the client, or no server→client request waits.
+    /// Begins the client's turn, if it is due and the client has every event up to `cursor`, and
+    /// remembers `cursor`. Returns false if there are more events for the client, or no
+    /// server→client request waits.
     pub fn handle_input_turn(&mut self, cursor: Seq, now: Instant) -> bool {
         let is_due = self.input_turn_at().is_some_and(|at| at <= now);
         let has_all = cursor <= self.tail() && self.is_spent_after(cursor) && self.numbering.is_stored();
@@ -56,9 +58,9 @@ impl Machine {
         begins
     }
 
-    /// Returns the time of the client's turn: server→client requests wait, and the upstream will have been quiet for `input_grace` by
-    /// then. Returns `None` while no request waits, for a stream that is about to end, and in the modern era, whose clients cancel by
-    /// leaving.
+    /// Returns the time of the client's turn: server→client requests wait, and the upstream will
+    /// have been quiet for `input_grace` by then. Returns `None` while no request waits, for a
+    /// stream that is about to end, and in the modern era, whose clients cancel by leaving.
     pub fn input_turn_at(&self) -> Option<Instant> {
         let is_ending = self.timers.is_set(Timer::Linger) || self.timers.is_set(Timer::CancelGrace);
         if self.can_append() && !is_ending && self.policy.era == Era::Legacy && self.server_requests.has_outstanding() {

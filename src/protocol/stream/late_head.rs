@@ -1,8 +1,8 @@
 //! Heads of the upstream that come after the proxy has begun the response, or refuse to resume it.
 //!
-//! Owned here: requests that the upstream has accepted without a response (202, 204), whose responses come on the
-//! session's standalone stream, and the headers of a refusal, which the error has as members. Absent: the statuses that
-//! count as which (the caller).
+//! Owned here: requests that the upstream has accepted without a response (202, 204), whose
+//! responses come on the session's standalone stream, and the headers of a refusal, which the error
+//! has as members. Absent: the statuses that count as which (the caller).
 
 use std::time::Instant;
 
@@ -17,7 +17,8 @@ use crate::refusal::RefusalHeaders;
 pub(super) struct LateHead {
     /// True once the upstream has accepted the requests without a response.
     is_accepted: bool,
-    /// Owed ids whose responses came on the session's standalone stream. At most one entry for each owed id.
+    /// Owed ids whose responses came on the session's standalone stream. At most one entry for each
+    /// owed id.
     answered_elsewhere: Vec<RequestId>,
     /// Headers of the refusal with which the upstream ended the call.
     refusal: Option<Box<RefusalHeaders>>,
@@ -38,9 +39,10 @@ impl Machine {
         }
     }
 
-    /// The upstream has accepted the requests without a response, after the proxy began one. The stream stays open for
-    /// `max_wait` at most, until the responses have come on the session's standalone stream. It ends at once if there
-    /// is none. No error takes the place of a response: the client would have got none here without the proxy.
+    /// The upstream has accepted the requests without a response, after the proxy began one. The
+    /// stream stays open for `max_wait` at most, until the responses have come on the session's
+    /// standalone stream. It ends at once if there is none. No error takes the place of a response:
+    /// the client would have got none here without the proxy.
     pub fn handle_accepted(&mut self, has_standalone: bool, now: Instant) {
         if !self.can_append() {
             return;
@@ -60,7 +62,8 @@ impl Machine {
         }
     }
 
-    /// The response to `id` came on the session's standalone stream. Changes nothing unless the stream owes it.
+    /// The response to `id` came on the session's standalone stream. Changes nothing unless the
+    /// stream owes it.
     pub fn handle_answered_elsewhere(&mut self, id: &RequestId, now: Instant) {
         if self.is_sealed() || self.sealing.is_some() || !self.owed_responses.is_due(id) {
             return;
@@ -114,7 +117,8 @@ mod tests {
         RequestId::Number(number.to_string().into())
     }
 
-    /// Returns a stream to which the proxy has committed, with a reader, that owes responses for 1 and 2.
+    /// Returns a stream to which the proxy has committed, with a reader, that owes responses for 1
+    /// and 2.
     fn committed(now: Instant) -> Machine {
         let policy = Policy {
             max_wait: Some(MAX_WAIT),
@@ -128,7 +132,8 @@ mod tests {
         machine
     }
 
-    /// Lets the time pass to `now`, and returns true if the stream has ended without an event and without a cancel.
+    /// Lets the time pass to `now`, and returns true if the stream has ended without an event and
+    /// without a cancel.
     fn has_ended(machine: &mut Machine, now: Instant) -> bool {
         machine.handle_timeout(now);
         let effects: Vec<Effect> = std::iter::from_fn(|| machine.poll_effect()).collect();

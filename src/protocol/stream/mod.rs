@@ -1,7 +1,7 @@
 //! The stream state machine: all decisions about one stream, and no I/O.
 //!
-//! Owned here: the numbers of events, the owed responses, the current reader, every timer, and the one way in which a stream ends.
-//! Invariants, each a property test in `tests`:
+//! Owned here: the numbers of events, the owed responses, the current reader, every timer, and the
+//! one way in which a stream ends. Invariants, each a property test in `tests`:
 //!
 //! 1. Numbers are 1, 2, 3 … without gaps, assigned here alone.
 //! 2. An event counts as stored, and may be read, only after [`Machine::handle_stored`].
@@ -12,9 +12,10 @@
 //! 7. A request stream is sealed with a response for every id it owed.
 //! 8. A server→client request is answered once, and not replayed after.
 //!
-//! Methods come in three families. `handle_*` takes an input; [`Machine::poll_batch`], [`Machine::poll_effect`] and
-//! [`Machine::poll_timeout`] return what the caller has to do; getters change nothing. A caller passes an input to a `handle_*`, drains
-//! batches and effects, and sleeps until the timeout. Absent: sockets, tasks, clocks, randomness, and the events' bytes, which the
+//! Methods come in three families. `handle_*` takes an input; [`Machine::poll_batch`],
+//! [`Machine::poll_effect`] and [`Machine::poll_timeout`] return what the caller has to do; getters
+//! change nothing. A caller passes an input to a `handle_*`, drains batches and effects, and sleeps
+//! until the timeout. Absent: sockets, tasks, clocks, randomness, and the events' bytes, which the
 //! machine numbers and passes on.
 
 mod announcements;
@@ -88,7 +89,8 @@ pub struct Machine {
     reader: ReaderState,
     upstream: UpstreamCursor,
     numbering: Numbering,
-    /// The outcome of a stream that ends once its last event is stored, or `None` if more events may come.
+    /// The outcome of a stream that ends once its last event is stored, or `None` if more events
+    /// may come.
     sealing: Option<Outcome>,
     /// The failure with which the proxy ended the stream, or `None` if it did not.
     failure: Option<Failure>,
@@ -97,7 +99,8 @@ pub struct Machine {
     timers: TimerTable,
     /// True if the client has cancelled the stream.
     is_cancelled: bool,
-    /// True if the upstream no longer knows the stream's session, which a later request may open again.
+    /// True if the upstream no longer knows the stream's session, which a later request may open
+    /// again.
     is_dormant: bool,
     /// True if tokens no longer open the stream for any other reason.
     is_revoked: bool,
@@ -112,7 +115,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Creates a stream whose upstream call has just begun, and that owes a response for each of `ids` (none for a standalone stream).
+    /// Creates a stream whose upstream call has just begun, and that owes a response for each of
+    /// `ids` (none for a standalone stream).
     pub fn new(policy: Policy, ids: Vec<RequestId>, now: Instant) -> Self {
         let mut machine = Self {
             phase: Phase::Waiting,
@@ -145,10 +149,10 @@ impl Machine {
         self.announcements = Some(Box::new(AnnouncementState::new(announcements)));
     }
 
-    // ── the upstream ──────────────────────────────────────────────────────────────────────────────────────────────────
+    // ── the upstream ─────────────────────────────────────────────────────────────────────────────
 
-    /// The upstream sent the head of an SSE response. Returns true if the client gets that head, and false if the proxy committed before or the stream
-    /// has ended.
+    /// The upstream sent the head of an SSE response. Returns true if the client gets that head,
+    /// and false if the proxy committed before or the stream has ended.
     pub fn handle_stream_head(&mut self) -> bool {
         self.is_dormant = false;
         self.upstream.note_opened();
@@ -156,8 +160,8 @@ impl Machine {
         self.open(HeadOrigin::Upstream)
     }
 
-    /// The upstream's response is not logged and passes as it is. Returns false if it cannot, because the proxy committed or the stream
-    /// has ended.
+    /// The upstream's response is not logged and passes as it is. Returns false if it cannot,
+    /// because the proxy committed or the stream has ended.
     pub fn handle_plain_head(&mut self, now: Instant) -> bool {
         let can_pass = self.phase == Phase::Waiting;
         if can_pass {
@@ -174,14 +178,16 @@ impl Machine {
         }
     }
 
-    /// Reserves memory for `events` events that are about to come, with `bytes` bytes of data together.
+    /// Reserves memory for `events` events that are about to come, with `bytes` bytes of data
+    /// together.
     pub fn reserve(&mut self, events: usize, bytes: usize) {
         if self.can_append() {
             self.numbering.reserve(events, bytes);
         }
     }
 
-    /// One JSON-RPC message of the upstream: an event's data, or the body of a late or converted JSON response.
+    /// One JSON-RPC message of the upstream: an event's data, or the body of a late or converted
+    /// JSON response.
     pub fn handle_message(&mut self, name: &[u8], data: &[u8], now: Instant) {
         if !self.can_append() {
             return;
@@ -190,8 +196,8 @@ impl Machine {
         if self.policy.has_records() {
             return self.handle_message_of_task(data, now);
         }
-        // Data that does not decode is an opaque event: only framing, size or a missing response fails a call. Of data that decodes, only
-        // messages with an id matter here.
+        // Data that does not decode is an opaque event: only framing, size or a missing response
+        // fails a call. Of data that decodes, only messages with an id matter here.
         let body = if jsonrpc::may_have_id(data) { jsonrpc::peek(data).ok() } else { None };
         if let Some(body) = &body
             && self.answer_unlogged(body)
@@ -206,7 +212,8 @@ impl Machine {
                 self.note_message(message, seq, is_alone, now);
             }
         }
-        // While a cancelled request may still be answered, only the response that settles the last owed one ends the stream this early.
+        // While a cancelled request may still be answered, only the response that settles the last
+        // owed one ends the stream this early.
         let is_last_owed = had_owed && self.owed_responses.is_settled();
         if is_last_owed {
             self.timers.stop(Timer::Call);
@@ -250,7 +257,8 @@ impl Machine {
         }
     }
 
-    /// The session of a standalone stream is being opened again: the stream is opened anew under its new name, at once.
+    /// The session of a standalone stream is being opened again: the stream is opened anew under
+    /// its new name, at once.
     pub fn handle_session_reopened(&mut self, now: Instant) {
         if self.policy.kind == StreamKind::Standalone && self.phase == Phase::Open && self.sealing.is_none() {
             self.is_dormant = false;
@@ -261,7 +269,8 @@ impl Machine {
         }
     }
 
-    /// The session of a standalone stream is gone at the server after all, or its handshake has failed.
+    /// The session of a standalone stream is gone at the server after all, or its handshake has
+    /// failed.
     pub fn handle_session_lost(&mut self, now: Instant) {
         if self.policy.kind == StreamKind::Standalone && self.phase == Phase::Open && self.sealing.is_none() {
             self.effects.push_back(Effect::Close);
@@ -269,21 +278,23 @@ impl Machine {
         }
     }
 
-    /// Waits until the session is opened again. A refusal may have been a moment's, so the stream is tried again at times.
+    /// Waits until the session is opened again. A refusal may have been a moment's, so the stream
+    /// is tried again at times.
     fn wait_for_session(&mut self, now: Instant) {
         self.is_dormant = true;
         self.timers.set(Timer::Reopen, now + DORMANT_RETRY);
     }
 
-    /// The session of a standalone stream was opened again: the client is told that all that the server kept for the session is gone.
+    /// The session of a standalone stream was opened again: the client is told that all that the
+    /// server kept for the session is gone.
     pub fn handle_session_revived(&mut self) {
         if self.policy.kind == StreamKind::Standalone && self.phase == Phase::Open && self.sealing.is_none() {
             self.effects.push_back(Effect::AnnounceRevival);
         }
     }
 
-    /// The call failed before a head, or in a way that no [`Ending`] describes. Returns true if nothing was committed, so that the failure
-    /// can still become an HTTP status.
+    /// The call failed before a head, or in a way that no [`Ending`] describes. Returns true if
+    /// nothing was committed, so that the failure can still become an HTTP status.
     pub fn handle_failure(&mut self, failure: Failure, now: Instant) -> bool {
         if self.phase == Phase::Waiting {
             self.pass_through(now);
@@ -294,9 +305,10 @@ impl Machine {
         false
     }
 
-    // ── the downstream ────────────────────────────────────────────────────────────────────────────────────────────────
+    // ── the downstream ───────────────────────────────────────────────────────────────────────────
 
-    /// A connection attaches and reads after `cursor`. The connection before it, if any, is no longer the reader.
+    /// A connection attaches and reads after `cursor`. The connection before it, if any, is no
+    /// longer the reader.
     pub fn handle_attach(&mut self, attach: AttachId, cursor: Seq, now: Instant) {
         self.reader.attach(attach, cursor, now);
         self.timers.stop(Timer::Abandon);
@@ -346,7 +358,8 @@ impl Machine {
         self.handle_reconnect(cursor, now);
     }
 
-    /// A client requested the events after `cursor`, so all events up to it have arrived. Restarts the timers.
+    /// A client requested the events after `cursor`, so all events up to it have arrived. Restarts
+    /// the timers.
     pub fn handle_confirmed(&mut self, cursor: Option<Seq>, now: Instant) {
         if let Some(cursor) = cursor
             && cursor <= self.tail()
@@ -356,7 +369,8 @@ impl Machine {
         self.handle_touch(now);
     }
 
-    /// A client requested the status of the stream without reading it: restarts the timer of a detached stream, and the retention of a sealed one.
+    /// A client requested the status of the stream without reading it: restarts the timer of a
+    /// detached stream, and the retention of a sealed one.
     pub fn handle_touch(&mut self, now: Instant) {
         self.note_task_known();
         if !self.reader.is_attached() {
@@ -375,7 +389,8 @@ impl Machine {
         self.reader.note_graceful_close();
     }
 
-    /// The connection `attach` was given the last event. `may_break`: [`Self::handle_broken`] will tell if it breaks.
+    /// The connection `attach` was given the last event. `may_break`: [`Self::handle_broken`] will
+    /// tell if it breaks.
     pub fn handle_whole(&mut self, attach: AttachId, may_break: bool) {
         self.reader.note_whole(attach, may_break);
     }
@@ -387,7 +402,8 @@ impl Machine {
 
     /// The connection `attach` ends with an interim result, behind the event at `upto`.
     pub fn handle_interim(&mut self, attach: AttachId, upto: Seq) {
-        // Without announcements a client has its token from an interim result, and not from one before the first.
+        // Without announcements a client has its token from an interim result, and not from one
+        // before the first.
         self.reader.begin_interim(attach, upto, self.announcements.is_none());
     }
 
@@ -396,8 +412,9 @@ impl Machine {
         self.reader.ack_interim(attach, has_arrived);
     }
 
-    /// The client cancels one of its requests. Returns false if there is nothing to cancel. From here on the stream's tokens are refused;
-    /// the first of the upstream's response, its end, or `cancel_grace` seals it.
+    /// The client cancels one of its requests. Returns false if there is nothing to cancel. From
+    /// here on the stream's tokens are refused; the first of the upstream's response, its end, or
+    /// `cancel_grace` seals it.
     pub fn handle_cancel(&mut self, id: &RequestId, now: Instant) -> bool {
         if self.is_sealed() || self.sealing.is_some() || !self.owed_responses.cancel(id) {
             return false;
@@ -422,14 +439,15 @@ impl Machine {
         }
     }
 
-    /// The client's response could not be passed to the upstream after all: the request is outstanding again.
+    /// The client's response could not be passed to the upstream after all: the request is
+    /// outstanding again.
     pub fn handle_client_response_lost(&mut self, id: &RequestId, now: Instant) {
         self.server_requests.unanswer(id);
         self.answer_pings(now);
     }
 
-    /// The response must begin now, with or without a head of the upstream: an id is about to be written. Returns false if it cannot, because the
-    /// upstream's response passes as it is.
+    /// The response must begin now, with or without a head of the upstream: an id is about to be
+    /// written. Returns false if it cannot, because the upstream's response passes as it is.
     pub fn handle_commit(&mut self) -> bool {
         self.open(HeadOrigin::Proxy);
         self.phase != Phase::Passed
@@ -440,8 +458,9 @@ impl Machine {
         self.timers.stop(Timer::Commit);
     }
 
-    /// Ends the stream regardless of its upstream, with the error `code` for each owed response: its session was deleted, or the process
-    /// ends. The server is told to stop the requests of a deleted session.
+    /// Ends the stream regardless of its upstream, with the error `code` for each owed response:
+    /// its session was deleted, or the process ends. The server is told to stop the requests of a
+    /// deleted session.
     pub fn handle_expire(&mut self, code: ErrorCode, now: Instant) {
         if code == ErrorCode::Abandoned {
             self.is_revoked = true;
@@ -450,7 +469,7 @@ impl Machine {
         self.fail(Outcome::Expired, Failure::after_send(code), now);
     }
 
-    // ── the log ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    // ── the log ──────────────────────────────────────────────────────────────────────────────────
 
     /// The store accepted the batch that [`Self::poll_batch`] returned: its events may be read now.
     pub fn handle_stored(&mut self, now: Instant) {
@@ -458,8 +477,9 @@ impl Machine {
         self.finish_seal(now);
     }
 
-    /// The store refused the batch that [`Self::poll_batch`] returned: another writer has the stream, or it has ended there. No staged
-    /// event will ever be stored, owed errors included, so none may be read: the stream ends with the last stored event.
+    /// The store refused the batch that [`Self::poll_batch`] returned: another writer has the
+    /// stream, or it has ended there. No staged event will ever be stored, owed errors included, so
+    /// none may be read: the stream ends with the last stored event.
     pub fn handle_refused(&mut self, now: Instant) {
         self.numbering.note_refused();
         self.announcements = None;
@@ -474,8 +494,8 @@ impl Machine {
         self.server_requests.handle_trimmed(self.trimmed());
     }
 
-    /// The log is over its limits although every releasable event was dropped, or it no longer is. A stream that has ended needs no more
-    /// memory.
+    /// The log is over its limits although every releasable event was dropped, or it no longer is.
+    /// A stream that has ended needs no more memory.
     pub fn handle_full(&mut self, full: bool, now: Instant) {
         if self.sealing.is_some() || !self.policy.can_pause {
             return;
@@ -487,7 +507,8 @@ impl Machine {
         }
     }
 
-    /// Returns the next batch to store, in order, or `None` while one is being stored or nothing is staged.
+    /// Returns the next batch to store, in order, or `None` while one is being stored or nothing is
+    /// staged.
     pub fn poll_batch(&mut self) -> Option<Batch> {
         self.numbering.take_batch()
     }
@@ -497,9 +518,10 @@ impl Machine {
         self.effects.pop_front()
     }
 
-    // ── decisions ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    // ── decisions ────────────────────────────────────────────────────────────────────────────────
 
-    /// Returns whether the stream takes further events: its head has come, and its end is not decided.
+    /// Returns whether the stream takes further events: its head has come, and its end is not
+    /// decided.
     pub fn can_append(&self) -> bool {
         self.phase == Phase::Open && self.sealing.is_none()
     }

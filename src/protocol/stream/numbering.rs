@@ -1,7 +1,7 @@
 //! The numbers of a stream's events, and how many of them the store has.
 //!
-//! Invariants 1 and 2 of the machine are kept here: numbers are assigned by [`Numbering::push`] alone, and the tail moves only when the
-//! store has accepted a batch, or another writer's events.
+//! Invariants 1 and 2 of the machine are kept here: numbers are assigned by [`Numbering::push`]
+//! alone, and the tail moves only when the store has accepted a batch, or another writer's events.
 
 use super::event_batch::Batch;
 use crate::ids::Seq;
@@ -44,7 +44,8 @@ impl Numbering {
         self.staged.byte_len()
     }
 
-    /// Takes the staged events for the store. Returns `None` while it is still storing others, or if nothing is staged.
+    /// Takes the staged events for the store. Returns `None` while it is still storing others, or
+    /// if nothing is staged.
     pub(super) fn take_batch(&mut self) -> Option<Batch> {
         if self.storing > 0 || self.staged.is_empty() {
             return None;
@@ -61,7 +62,8 @@ impl Numbering {
         self.storing = 0;
     }
 
-    /// The store has refused the batch: neither its events nor those staged since are events of the stream.
+    /// The store has refused the batch: neither its events nor those staged since are events of the
+    /// stream.
     pub(super) fn note_refused(&mut self) {
         *self = Self::following(self.tail, self.trimmed);
     }

@@ -1,7 +1,7 @@
 //! The responses that a request stream owes: one for each request id it carried.
 //!
-//! Each lookup and each change costs the same however many there are: the states are counted as they change, and a large batch has an
-//! index by id. Absent: the content of a response.
+//! Each lookup and each change costs the same however many there are: the states are counted as
+//! they change, and a large batch has an index by id. Absent: the content of a response.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use crate::ids::Seq;
 use crate::jsonrpc::RequestId;
 
-/// Number of ids up to which a linear search is used. Most streams owe one response and need no index.
+/// Number of ids up to which a linear search is used. Most streams owe one response and need no
+/// index.
 const UNINDEXED_MAX: usize = 8;
 
 /// The state of one owed response.
@@ -139,7 +140,8 @@ impl OwedResponses {
         self.due == 0
     }
 
-    /// Returns true if every id has its response, so that nothing more can be expected of the upstream.
+    /// Returns true if every id has its response, so that nothing more can be expected of the
+    /// upstream.
     pub fn is_answered(&self) -> bool {
         self.answered == self.owed.len()
     }
@@ -186,7 +188,8 @@ impl OwedResponses {
         }
     }
 
-    /// Cancels each request of that id. Returns false if the id is not of this stream or is settled already.
+    /// Cancels each request of that id. Returns false if the id is not of this stream or is settled
+    /// already.
     pub(super) fn cancel(&mut self, id: &RequestId) -> bool {
         let before = self.due;
         match &mut self.index {
@@ -213,8 +216,8 @@ impl OwedResponses {
         self.due < before
     }
 
-    /// Returns the index of the first request of this id that has no response. Later ones are in the same state, because a cancel covers
-    /// all of them.
+    /// Returns the index of the first request of this id that has no response. Later ones are in
+    /// the same state, because a cancel covers all of them.
     fn first_unanswered(&self, id: &RequestId) -> Option<usize> {
         match &self.index {
             Some(index) => index.get(id)?.indexes.front().copied(),

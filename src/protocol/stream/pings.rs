@@ -1,9 +1,11 @@
 //! Pings of the server, which the proxy answers where the client cannot.
 //!
-//! Owned here: the time of each answer, and the choice of the pings that are logged. A ping of the server ends its session, and the calls in it,
-//! if no answer comes. One that no reader can answer is answered at once and is no event. One that a reader has is answered after
-//! [`READER_WAIT`], or when the reader leaves; then it counts as answered, so that it is not replayed and the client's own answer is a
-//! repetition. Absent: the message of an answer (`upstream`), and the client's answers (`server_requests`).
+//! Owned here: the time of each answer, and the choice of the pings that are logged. A ping of the
+//! server ends its session, and the calls in it, if no answer comes. One that no reader can answer
+//! is answered at once and is no event. One that a reader has is answered after [`READER_WAIT`], or
+//! when the reader leaves; then it counts as answered, so that it is not replayed and the client's
+//! own answer is a repetition. Absent: the message of an answer (`upstream`), and the client's
+//! answers (`server_requests`).
 
 use std::time::{Duration, Instant};
 
@@ -20,8 +22,9 @@ pub(super) const PING: &str = "ping";
 const READER_WAIT: Duration = Duration::from_secs(1);
 
 impl Machine {
-    /// A call has heard nothing for a while in a session where nothing else passes: its server may be about to end the session. Returns true
-    /// if the upstream is sent a ping, and false if the stream is no running call of the legacy era.
+    /// A call has heard nothing for a while in a session where nothing else passes: its server may
+    /// be about to end the session. Returns true if the upstream is sent a ping, and false if the
+    /// stream is no running call of the legacy era.
     pub fn handle_quiet(&mut self) -> bool {
         let is_call = self.policy.kind == StreamKind::Request && self.policy.era == Era::Legacy;
         let runs = self.sealing.is_none() && matches!(self.phase, Phase::Waiting | Phase::Open);
@@ -32,7 +35,8 @@ impl Machine {
         is_quiet
     }
 
-    /// Answers the pings of a message that holds nothing else, if no reader can answer them. Returns true then: the message is no event.
+    /// Answers the pings of a message that holds nothing else, if no reader can answer them.
+    /// Returns true then: the message is no event.
     pub(super) fn answer_unlogged(&mut self, body: &Body) -> bool {
         if !self.policy.should_answer_pings || self.has_answering_reader() {
             return false;
@@ -43,7 +47,8 @@ impl Machine {
         true
     }
 
-    /// Answers the logged pings that are due: all of them without a reader, else those that have waited for [`READER_WAIT`].
+    /// Answers the logged pings that are due: all of them without a reader, else those that have
+    /// waited for [`READER_WAIT`].
     pub(super) fn answer_pings(&mut self, now: Instant) {
         if !self.policy.should_answer_pings || self.sealing.is_some() || self.is_sealed() {
             return;

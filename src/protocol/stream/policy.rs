@@ -7,21 +7,25 @@ use serde::{Deserialize, Serialize};
 use crate::headers::Era;
 use crate::ids::StreamKind;
 
-/// The rules of one stream, fixed when it is created. Stores hold them, under the names that the serialized form gives.
+/// The rules of one stream, fixed when it is created. Stores hold them, under the names that the
+/// serialized form gives.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Policy {
     /// A request stream or a standalone stream.
     pub kind: StreamKind,
     /// Era of the client: decides the meaning of a disconnect.
     pub era: Era,
-    /// Time for which a detached stream of the legacy era is kept before it is abandoned, or `None` if it is kept for ever.
+    /// Time for which a detached stream of the legacy era is kept before it is abandoned, or `None`
+    /// if it is kept for ever.
     pub max_wait: Option<Duration>,
-    /// Time for which a detached stream of the modern era is kept, or `None` for twice the last `retry` and a second.
+    /// Time for which a detached stream of the modern era is kept, or `None` for twice the last
+    /// `retry` and a second.
     pub modern_grace: Option<Duration>,
     /// True if the client can resume without an event ID, because it sent an `Idempotency-Key`.
     #[serde(rename = "keyed")]
     pub has_idempotency_key: bool,
-    /// Time for which a sealed stream stays readable after its seal and its last reader, the later of both.
+    /// Time for which a sealed stream stays readable after its seal and its last reader, the later
+    /// of both.
     pub retention: Duration,
     /// Limit for the upstream call.
     pub call_timeout: Option<Duration>,
@@ -46,10 +50,12 @@ pub struct Policy {
     /// True if the client accepts no stream: server→client requests are refused on its behalf.
     #[serde(rename = "refuses_asks")]
     pub should_refuse_requests: bool,
-    /// True if the proxy answers the server's pings where the client cannot. Never in the modern era, which has none.
+    /// True if the proxy answers the server's pings where the client cannot. Never in the modern
+    /// era, which has none.
     #[serde(rename = "answers_pings", default)]
     pub should_answer_pings: bool,
-    /// True if an abandoned call is announced upstream by `notifications/cancelled` (never for `initialize`).
+    /// True if an abandoned call is announced upstream by `notifications/cancelled` (never for
+    /// `initialize`).
     #[serde(rename = "announces_cancel")]
     pub should_announce_cancel: bool,
     /// True for the call of a task, which is read by requests `tasks/*` alone.
@@ -60,7 +66,8 @@ pub struct Policy {
     pub legacy_task: Option<LegacyTask>,
 }
 
-/// Terms of a task of 2025-11-25. Its stream is that of its call, with the messages of the server; `tasks/result` reads it.
+/// Terms of a task of 2025-11-25. Its stream is that of its call, with the messages of the server;
+/// `tasks/result` reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LegacyTask {
     /// Time of the call by the wall clock, in milliseconds since 1970.
@@ -70,7 +77,8 @@ pub struct LegacyTask {
 }
 
 impl Policy {
-    /// Returns the policy of a call that has ended, without the rules that only a running call needs.
+    /// Returns the policy of a call that has ended, without the rules that only a running call
+    /// needs.
     pub fn of_ended(era: Era, retention: Duration, can_pause: bool) -> Self {
         Self {
             kind: StreamKind::Request,
@@ -96,7 +104,8 @@ impl Policy {
         }
     }
 
-    /// Returns true if the events of the stream are records of a task's state, which no client reads.
+    /// Returns true if the events of the stream are records of a task's state, which no client
+    /// reads.
     pub fn has_records(&self) -> bool {
         self.is_task && self.legacy_task.is_none()
     }

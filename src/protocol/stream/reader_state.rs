@@ -1,4 +1,5 @@
-//! The state that a stream keeps of its reader: the attached connection, and the progress of all connections so far.
+//! The state that a stream keeps of its reader: the attached connection, and the progress of all
+//! connections so far.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,8 @@ pub struct ReaderState {
     progress: ReaderProgress,
     /// The last event that the attached connection has read.
     position: Seq,
-    /// The last event before the interim result whose connection is still open, and that connection.
+    /// The last event before the interim result whose connection is still open, and that
+    /// connection.
     unacked_interim: Option<(AttachId, Seq)>,
     /// Number of connections that were ever attached here.
     connections: u32,
@@ -44,7 +46,8 @@ enum Given {
     Whole,
 }
 
-/// The facts of the last connection of a stream that has ended, by which a client may still send its POST again.
+/// The facts of the last connection of a stream that has ended, by which a client may still send
+/// its POST again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LastConnection {
     pub(super) is_delivered: bool,
@@ -90,7 +93,8 @@ impl ReaderProgress {
         self.written
     }
 
-    /// Returns the progress without the written position, which is always a little out of date in the store.
+    /// Returns the progress without the written position, which is always a little out of date in
+    /// the store.
     pub(super) fn without_written(self) -> Self {
         Self { written: Seq(0), ..self }
     }
@@ -165,8 +169,8 @@ impl ReaderState {
         self.attached.is_some()
     }
 
-    /// Returns true if the last connection closed gracefully after it had carried everything. That proves no delivery, but its client
-    /// is not expected to reconnect.
+    /// Returns true if the last connection closed gracefully after it had carried everything. That
+    /// proves no delivery, but its client is not expected to reconnect.
     pub fn has_closed_gracefully(&self) -> bool {
         self.has_closed_gracefully
     }
@@ -184,14 +188,16 @@ impl ReaderState {
         self.has_closed_gracefully = self.attached.is_none();
     }
 
-    /// Notes that the attached connection was given the whole response. `may_break`: the end of the connection shows whether it broke.
+    /// Notes that the attached connection was given the whole response. `may_break`: the end of the
+    /// connection shows whether it broke.
     pub(super) fn note_whole(&mut self, attach: AttachId, may_break: bool) {
         if self.is(attach) {
             self.given = if may_break { Given::WholeBy(attach) } else { Given::Whole };
         }
     }
 
-    /// Notes that the connection of a whole response broke. The client has left now, and not when the response was written.
+    /// Notes that the connection of a whole response broke. The client has left now, and not when
+    /// the response was written.
     pub(super) fn note_broken(&mut self, attach: AttachId, now: Instant) {
         if self.given == Given::WholeBy(attach) && self.attached.is_none() {
             self.given = Given::Part;
@@ -208,8 +214,8 @@ impl ReaderState {
         self.first_cut = self.first_cut.map(|_| now);
     }
 
-    /// Returns the time at which a connection first ended without the whole response, if the last one did and its client is not known to have
-    /// the response.
+    /// Returns the time at which a connection first ended without the whole response, if the last
+    /// one did and its client is not known to have the response.
     pub(super) fn cut_at(&self) -> Option<Instant> {
         let lacks_response = self.attached.is_none() && self.given == Given::Part;
         let is_cut = lacks_response && !self.is_delivered && !self.has_closed_gracefully;
@@ -231,7 +237,8 @@ impl ReaderState {
         self.since
     }
 
-    /// Returns true if an event ID was ever written, so that the client has a cursor to resume from.
+    /// Returns true if an event ID was ever written, so that the client has a cursor to resume
+    /// from.
     pub fn is_primed(&self) -> bool {
         self.progress.is_primed
     }
@@ -256,8 +263,8 @@ impl ReaderState {
         self.progress.written
     }
 
-    /// Returns the last event that may be evicted: the position of the attached connection, else the last event confirmed by or written to
-    /// any connection.
+    /// Returns the last event that may be evicted: the position of the attached connection, else
+    /// the last event confirmed by or written to any connection.
     pub fn releasable(&self) -> Seq {
         if self.is_attached() { self.position } else { self.progress.written.max(self.progress.confirmed) }
     }
@@ -267,15 +274,16 @@ impl ReaderState {
         self.progress.confirmed
     }
 
-    /// Returns the cursor of a client that comes back with the token of an interim result: the last event before the newest interim
-    /// result that was written without an error.
+    /// Returns the cursor of a client that comes back with the token of an interim result: the last
+    /// event before the newest interim result that was written without an error.
     pub fn interim_cursor(&self) -> Seq {
         let acked = self.progress.acked_interim;
         self.unacked_interim.map_or(acked, |(_, upto)| upto.max(acked))
     }
 
-    /// Notes an interim result behind the event at `upto`. `proves`: clients get their token from interim results alone. The first one then
-    /// counts as arrived, since only a client that has it can come back with a token.
+    /// Notes an interim result behind the event at `upto`. `proves`: clients get their token from
+    /// interim results alone. The first one then counts as arrived, since only a client that has it
+    /// can come back with a token.
     pub(super) fn begin_interim(&mut self, attach: AttachId, upto: Seq, proves: bool) {
         if proves && !self.progress.has_interim {
             self.progress.acked_interim = upto;
@@ -293,7 +301,8 @@ impl ReaderState {
         }
     }
 
-    /// Returns the `retry` for a displaced connection: doubled with each takeover within [`RIVAL_WINDOW`] of the one before.
+    /// Returns the `retry` for a displaced connection: doubled with each takeover within
+    /// [`RIVAL_WINDOW`] of the one before.
     pub(super) fn takeover_retry(&self, base: Duration) -> Duration {
         base.saturating_mul(1 << self.takeovers.rivals.min(16)).min(RIVAL_RETRY_MAX).max(base)
     }

@@ -6,12 +6,14 @@ use super::Machine;
 use super::states::{Outcome, Phase};
 use crate::ids::{Seq, StreamKind};
 
-/// Time in which a client asks once more for a task that has ended: the longest interval between two polls, and a moment.
+/// Time in which a client asks once more for a task that has ended: the longest interval between
+/// two polls, and a moment.
 const POLL_PATIENCE: Duration = Duration::from_secs(11);
 
 impl Machine {
-    /// Returns the last event that may be evicted: confirmed events first, then those written to a connection. A stream that never pauses
-    /// gives up its oldest events, and that of a task the records before the present one.
+    /// Returns the last event that may be evicted: confirmed events first, then those written to a
+    /// connection. A stream that never pauses gives up its oldest events, and that of a task the
+    /// records before the present one.
     pub fn releasable(&self) -> Seq {
         match (self.policy.has_records(), self.policy.can_pause) {
             (true, _) => self.obsolete_records(),
@@ -20,8 +22,9 @@ impl Machine {
         }
     }
 
-    /// Returns the end of retention: `retention` after the seal and the last reader, the later of both. Returns `None` while the stream is
-    /// unsealed or being read. A response that passed has no seal, and counts from its last reader.
+    /// Returns the end of retention: `retention` after the seal and the last reader, the later of
+    /// both. Returns `None` while the stream is unsealed or being read. A response that passed has
+    /// no seal, and counts from its last reader.
     pub fn readable_until(&self) -> Option<Instant> {
         if self.reader.is_attached() {
             return None;
@@ -34,9 +37,10 @@ impl Machine {
         }
     }
 
-    /// Returns the time until which a client may come back for a sealed stream, if clients reconnect within `patience`: `now` while one
-    /// reads it. Returns `None` if no client is expected: the stream was delivered or cancelled, its client closed gracefully, or no
-    /// client has an id of it.
+    /// Returns the time until which a client may come back for a sealed stream, if clients
+    /// reconnect within `patience`: `now` while one reads it. Returns `None` if no client is
+    /// expected: the stream was delivered or cancelled, its client closed gracefully, or no client
+    /// has an id of it.
     pub fn reader_expected_until(&self, patience: Duration, now: Instant) -> Option<Instant> {
         let Phase::Sealed { outcome, at } = self.phase else { return None };
         let is_wanted =

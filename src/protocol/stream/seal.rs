@@ -19,12 +19,14 @@ impl Machine {
         }
     }
 
-    /// Returns true if each response of a request stream came or was cancelled. Such a stream can no longer fail.
+    /// Returns true if each response of a request stream came or was cancelled. Such a stream can
+    /// no longer fail.
     pub(super) fn owes_nothing(&self) -> bool {
         self.policy.kind == StreamKind::Request && self.owed_responses.is_settled()
     }
 
-    /// Ends the stream with `failure` as the error for each owed response. A stream that owes none ends with its usual outcome.
+    /// Ends the stream with `failure` as the error for each owed response. A stream that owes none
+    /// ends with its usual outcome.
     pub(super) fn fail(&mut self, outcome: Outcome, failure: Failure, now: Instant) {
         if self.is_sealed() || self.sealing.is_some() {
             return;

@@ -1,6 +1,8 @@
-//! Snapshots: the state of a stream beside its events, with which another process can serve or end it.
+//! Snapshots: the state of a stream beside its events, with which another process can serve or end
+//! it.
 //!
-//! Absent: state that only the process with the upstream call can use (deadlines, the upstream's event IDs), and the current reader.
+//! Absent: state that only the process with the upstream call can use (deadlines, the upstream's
+//! event IDs), and the current reader.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +21,8 @@ use crate::error::Failure;
 use crate::ids::Seq;
 use crate::jsonrpc::{self, Message, RequestId};
 
-/// The state of a stream when its last event was numbered. Stores hold it, under the names that the serialized form gives.
+/// The state of a stream when its last event was numbered. Stores hold it, under the names that the
+/// serialized form gives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// The outcome of a stream whose last event is numbered, or `None` if more may come.
@@ -48,7 +51,8 @@ pub struct Snapshot {
     upto: Seq,
 }
 
-/// The parts of a snapshot that must not be lost with the process. The other parts may be out of date in the store.
+/// The parts of a snapshot that must not be lost with the process. The other parts may be out of
+/// date in the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SnapshotDigest {
     ending: Option<Outcome>,
@@ -89,7 +93,8 @@ impl Machine {
         }
     }
 
-    /// Returns the digest of a snapshot taken now. As long as it does not change, a new snapshot need not be written.
+    /// Returns the digest of a snapshot taken now. As long as it does not change, a new snapshot
+    /// need not be written.
     pub fn snapshot_digest(&self) -> SnapshotDigest {
         SnapshotDigest {
             ending: self.ending(),
@@ -102,8 +107,9 @@ impl Machine {
         }
     }
 
-    /// Restores the stream of another process, or of an earlier one. The log has its events up to `tail` and has dropped those up to
-    /// `trimmed`. The machine has no upstream. Without a `snapshot` the stream was never written to.
+    /// Restores the stream of another process, or of an earlier one. The log has its events up to
+    /// `tail` and has dropped those up to `trimmed`. The machine has no upstream. Without a
+    /// `snapshot` the stream was never written to.
     pub fn restore(
         policy: Policy,
         ids: Vec<RequestId>,
@@ -138,8 +144,8 @@ impl Machine {
         }
     }
 
-    /// The writer of the stream is in another process: it has logged events up to `tail` and trimmed up to `trimmed`. The current reader
-    /// does not change.
+    /// The writer of the stream is in another process: it has logged events up to `tail` and
+    /// trimmed up to `trimmed`. The current reader does not change.
     pub fn handle_remote_progress(&mut self, snapshot: Option<Snapshot>, tail: Seq, trimmed: Seq) {
         self.numbering.note_remote_tail(tail);
         self.handle_trimmed(trimmed);
@@ -149,7 +155,8 @@ impl Machine {
         }
     }
 
-    /// The writer of the stream, in another process, has sealed it. Without a snapshot the outcome is unknown and counts as a failure.
+    /// The writer of the stream, in another process, has sealed it. Without a snapshot the outcome
+    /// is unknown and counts as a failure.
     pub fn handle_remote_seal(&mut self, now: Instant) {
         if !self.is_sealed() {
             let outcome = self.sealing.take().unwrap_or(Outcome::Failed);

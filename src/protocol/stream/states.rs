@@ -76,9 +76,11 @@ pub enum Effect {
     KeepAlive,
     /// Close the upstream call.
     Close,
-    /// Ask the upstream to go on after this event ID of its own, or open the standalone stream anew if it is `None`.
+    /// Ask the upstream to go on after this event ID of its own, or open the standalone stream anew
+    /// if it is `None`.
     Reopen(Option<Bytes>),
-    /// Announce to the client that the upstream could not go on where it was, and that messages in between are lost.
+    /// Announce to the client that the upstream could not go on where it was, and that messages in
+    /// between are lost.
     AnnounceGap,
     /// Note in the session that the response to this request came on its standalone stream.
     NoteResponse(RequestId),

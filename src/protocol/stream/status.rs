@@ -6,7 +6,8 @@ use crate::dialect::Status;
 use crate::ids::{Seq, StreamKind};
 
 impl Machine {
-    /// Returns the status for a client that has every event up to `after`, or up to the last confirmed one if that is later.
+    /// Returns the status for a client that has every event up to `after`, or up to the last
+    /// confirmed one if that is later.
     pub fn status(&self, after: Option<Seq>) -> Status {
         let mut confirmed = self.reader.confirmed();
         if let Some(after) = after

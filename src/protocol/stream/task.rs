@@ -1,9 +1,11 @@
 //! Streams of tasks: a call whose client got a handle in place of the result.
 //!
-//! A call becomes a task in one step of its pump. The stream of the POST gets the handle as the response that it owes, and ends; from then on it is a
-//! finished call like any other. The upstream call goes on in a stream of its own, whose events are records of the task's state, each of which makes the
-//! one before it obsolete, and in the end the response of the server. So any process that has the stream's events can tell the state. Absent: the records
-//! themselves ([`tasks`](crate::tasks)), and the conditions under which a call may become a task (the pump).
+//! A call becomes a task in one step of its pump. The stream of the POST gets the handle as the
+//! response that it owes, and ends; from then on it is a finished call like any other. The upstream
+//! call goes on in a stream of its own, whose events are records of the task's state, each of which
+//! makes the one before it obsolete, and in the end the response of the server. So any process that
+//! has the stream's events can tell the state. Absent: the records themselves
+//! ([`tasks`](crate::tasks)), and the conditions under which a call may become a task (the pump).
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +30,8 @@ const PROMOTION_RETRY: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(super) struct TaskCall {
     state: TaskState,
-    /// ID of the request at the server: that of the client, or that of a call that goes on with its answers.
+    /// ID of the request at the server: that of the client, or that of a call that goes on with its
+    /// answers.
     request: RequestId,
     /// Event of the last record.
     record_at: Seq,
@@ -47,7 +50,7 @@ pub enum TaskChange {
 }
 
 impl Machine {
-    // ── the stream of the POST ────────────────────────────────────────────────────────────────────────────────────────
+    // ── the stream of the POST ───────────────────────────────────────────────────────────────────
 
     /// Makes the call a task at `at`, if it still runs then.
     pub fn handle_promotion_at(&mut self, at: Instant) {
@@ -61,8 +64,9 @@ impl Machine {
         }
     }
 
-    /// The call becomes a task, and `handle` is the response that the stream owes. Returns the place in the upstream's stream, from which the task's
-    /// stream goes on; or `None` if the call cannot become a task now: it has a response, none that reads it, or has ended.
+    /// The call becomes a task, and `handle` is the response that the stream owes. Returns the
+    /// place in the upstream's stream, from which the task's stream goes on; or `None` if the call
+    /// cannot become a task now: it has a response, none that reads it, or has ended.
     pub fn handle_promoted(&mut self, handle: &[u8], now: Instant) -> Option<UpstreamCursor> {
         if !self.runs() || !self.can_hand_over() {
             return None;
@@ -81,7 +85,8 @@ impl Machine {
         is_open && self.owed_responses.answered_len() == 0 && !self.owed_responses.is_settled()
     }
 
-    /// Returns true if a client is there to get the handle, and the upstream call is not between two connections.
+    /// Returns true if a client is there to get the handle, and the upstream call is not between
+    /// two connections.
     fn can_hand_over(&self) -> bool {
         self.reader.is_attached() && !self.timers.is_set(Timer::Reopen)
     }
@@ -97,9 +102,10 @@ impl Machine {
         }
     }
 
-    // ── the stream of the task ────────────────────────────────────────────────────────────────────────────────────────
+    // ── the stream of the task ───────────────────────────────────────────────────────────────────
 
-    /// Begins the stream of a task in this state, whose request has the ID that the stream owes a response for.
+    /// Begins the stream of a task in this state, whose request has the ID that the stream owes a
+    /// response for.
     pub fn handle_task(&mut self, state: TaskState, now: Instant) {
         let Some(request) = self.owed_responses.due().next().cloned() else { return };
         self.open(HeadOrigin::Proxy);
@@ -136,7 +142,8 @@ impl Machine {
         }
     }
 
-    /// The client answers requests of the server: `input_responses` is the JSON object of its update.
+    /// The client answers requests of the server: `input_responses` is the JSON object of its
+    /// update.
     pub fn handle_task_update(&mut self, input_responses: &str, now: Instant) -> TaskChange {
         self.handle_touch(now);
         let Some(task) = self.task.as_mut().filter(|_| self.sealing.is_none()) else { return TaskChange::Unchanged };
@@ -149,7 +156,8 @@ impl Machine {
         TaskChange::Changed
     }
 
-    /// The client cancels the task: that is its outcome, and a later response of the server counts for nothing.
+    /// The client cancels the task: that is its outcome, and a later response of the server counts
+    /// for nothing.
     pub fn handle_task_cancel(&mut self, now: Instant) -> TaskChange {
         self.handle_touch(now);
         if self.sealing.is_some() || self.is_sealed() || !self.policy.is_task {
@@ -191,8 +199,9 @@ impl Machine {
         self.task.as_ref().is_some_and(|task| task.state.awaits_client())
     }
 
-    /// Returns the time without a request after which the task is abandoned, or `None` for never. Until the client is known to have the task's ID that
-    /// is the grace of the call, and the time in which a client polls that was told to.
+    /// Returns the time without a request after which the task is abandoned, or `None` for never.
+    /// Until the client is known to have the task's ID that is the grace of the call, and the time
+    /// in which a client polls that was told to.
     pub(super) fn task_wait(&self) -> Option<Duration> {
         match &self.task {
             Some(task) if !task.is_known => {
@@ -220,7 +229,8 @@ impl Machine {
                 Message::Notification { method } if method == "notifications/progress" => {
                     self.handle_progress_of_task(text.as_bytes(), now);
                 }
-                // A task has no other messages: neither log messages, nor requests of the server, which this revision does not have.
+                // A task has no other messages: neither log messages, nor requests of the server,
+                // which this revision does not have.
                 Message::Response { id: None, .. } | Message::Notification { .. } | Message::Request { .. } => {}
             }
         }

@@ -19,8 +19,8 @@ impl Machine {
         }
     }
 
-    /// Returns the time of the next [`Self::handle_timeout`], or `None` if there is none. Retention of a sealed stream is no timer; see
-    /// [`Self::readable_until`].
+    /// Returns the time of the next [`Self::handle_timeout`], or `None` if there is none. Retention
+    /// of a sealed stream is no timer; see [`Self::readable_until`].
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.timers.next()
     }
@@ -59,7 +59,8 @@ impl Machine {
         self.restart_abandon();
     }
 
-    /// Sets or stops [`Timer::Abandon`] after a change of the reader, of the last `retry` or of the phase.
+    /// Sets or stops [`Timer::Abandon`] after a change of the reader, of the last `retry` or of the
+    /// phase.
     pub(super) fn restart_abandon(&mut self) {
         match self.abandon_at() {
             Some(at) => self.timers.set(Timer::Abandon, at),

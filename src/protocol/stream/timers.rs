@@ -1,4 +1,5 @@
-//! The timers of a stream: a table of deadlines, one for each kind. Absent: heartbeats and other deadlines of a connection (`delivery`).
+//! The timers of a stream: a table of deadlines, one for each kind. Absent: heartbeats and other
+//! deadlines of a connection (`delivery`).
 
 use std::time::Instant;
 

@@ -1,4 +1,5 @@
-//! The upstream call of a stream, and the rules by which it is resumed after its response has ended.
+//! The upstream call of a stream, and the rules by which it is resumed after its response has
+//! ended.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,8 @@ use crate::sse;
 
 /// Pause before an upstream that sent no `retry` is resumed.
 const DEFAULT_RETRY: Duration = Duration::from_secs(1);
-/// Minimum pause before a standalone stream is reopened, so that a server with a `retry` of 0 is not hammered.
+/// Minimum pause before a standalone stream is reopened, so that a server with a `retry` of 0 is
+/// not hammered.
 const STANDALONE_PAUSE_MIN: Duration = Duration::from_millis(500);
 /// Maximum of the back-off between attempts to reopen a standalone stream.
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
@@ -29,9 +31,11 @@ pub enum Ending {
     Broken,
     /// The upstream refused to go on, with this status.
     Refused(u16),
-    /// The upstream no longer knows the session. A standalone stream stays open until its session is opened again.
+    /// The upstream no longer knows the session. A standalone stream stays open until its session
+    /// is opened again.
     SessionLost,
-    /// The upstream cannot resume the call now: there was no connection, or its status is temporary.
+    /// The upstream cannot resume the call now: there was no connection, or its status is
+    /// temporary.
     Unavailable,
 }
 
@@ -39,7 +43,8 @@ pub enum Ending {
 pub(super) enum Next {
     /// The call is resumed after this pause.
     Reopen(Duration),
-    /// The call is resumed after this pause, without the event ID that was refused: the events after that ID are lost.
+    /// The call is resumed after this pause, without the event ID that was refused: the events
+    /// after that ID are lost.
     ReopenAnew(Duration),
     /// The stream stays open without an upstream.
     Wait,
@@ -51,7 +56,8 @@ pub(super) enum Next {
 #[derive(Debug)]
 pub struct UpstreamCursor {
     last_id: Option<Bytes>,
-    /// True if `last_id` came with the response that is being read. The end of a response that brought none is a failure.
+    /// True if `last_id` came with the response that is being read. The end of a response that
+    /// brought none is a failure.
     has_new_id: bool,
     /// True if the awaited response was requested by `last_id`.
     has_sent_id: bool,
@@ -86,7 +92,8 @@ impl UpstreamCursor {
         self.attempts = 0;
     }
 
-    /// Keeps the id and `retry` of an event. An id that is no valid header value cannot be sent back.
+    /// Keeps the id and `retry` of an event. An id that is no valid header value cannot be sent
+    /// back.
     pub(super) fn note_event(&mut self, event: &sse::Event) {
         if let Some(id) = &event.id {
             self.has_new_id |= self.last_id.as_ref() != Some(id);
@@ -115,7 +122,8 @@ impl UpstreamCursor {
         }
     }
 
-    /// Returns the pause before a request's call is resumed: only a server that closes on purpose after it has sent an id is resumed.
+    /// Returns the pause before a request's call is resumed: only a server that closes on purpose
+    /// after it has sent an id is resumed.
     fn request_pause(&mut self, ending: Ending, policy: &Policy) -> Result<Duration, Failure> {
         let is_on_purpose = match ending {
             Ending::Clean => true,
@@ -135,8 +143,8 @@ impl UpstreamCursor {
         }
     }
 
-    /// Returns the pause before a standalone stream is reopened. That of a server that pings is reopened at once, but no sooner after the
-    /// last request than another would be.
+    /// Returns the pause before a standalone stream is reopened. That of a server that pings is
+    /// reopened at once, but no sooner after the last request than another would be.
     fn standalone_pause(&mut self, ending: Ending, now: Instant) -> Result<Duration, Failure> {
         match ending {
             Ending::Clean | Ending::Broken if self.has_pinged && self.attempts == 0 => {
@@ -151,8 +159,8 @@ impl UpstreamCursor {
         }
     }
 
-    /// Forgets the event ID if the upstream refused it, and returns true then. Some servers send ids from which they can never go on:
-    /// such an id is sent once.
+    /// Forgets the event ID if the upstream refused it, and returns true then. Some servers send
+    /// ids from which they can never go on: such an id is sent once.
     fn forget_refused_id(&mut self, ending: Ending) -> bool {
         let may_mean_id = matches!(ending, Ending::Refused(status) if !NOT_ABOUT_IDS.contains(&status));
         let is_refused = may_mean_id && self.has_sent_id;
@@ -162,14 +170,16 @@ impl UpstreamCursor {
         is_refused
     }
 
-    /// Forgets the position: the session was opened again, and its server knows no event ID from before.
+    /// Forgets the position: the session was opened again, and its server knows no event ID from
+    /// before.
     pub(super) fn begin_anew(&mut self) {
         self.last_id = None;
         self.has_sent_id = false;
         self.attempts = 0;
     }
 
-    /// Returns the pause before the next attempt: the latest `retry`, doubled with each attempt since the last response.
+    /// Returns the pause before the next attempt: the latest `retry`, doubled with each attempt
+    /// since the last response.
     fn back_off(&mut self) -> Duration {
         let first = self.retry.max(STANDALONE_PAUSE_MIN);
         let pause = first.saturating_mul(1 << self.attempts.min(16)).min(BACKOFF_MAX.max(first));

@@ -1,8 +1,8 @@
 //! Live tail of a stream: its events in memory, in byte segments.
 //!
-//! Owned here: the bytes of one stream, without their meaning. Several events share one allocation; one allocation for
-//! each would cost half as much again as the events. Absent: locking, which the stream does, so that the tail and the
-//! state machine change together.
+//! Owned here: the bytes of one stream, without their meaning. Several events share one allocation;
+//! one allocation for each would cost half as much again as the events. Absent: locking, which the
+//! stream does, so that the tail and the state machine change together.
 
 mod packed;
 #[cfg(test)]
@@ -15,7 +15,8 @@ pub use packed::PackedTail;
 use crate::ids::Seq;
 use crate::stream::Batch;
 
-/// Fencing number of a stream's writer. A takeover raises it, and appends under a lower number are fenced.
+/// Fencing number of a stream's writer. A takeover raises it, and appends under a lower number are
+/// fenced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WriterEpoch(pub u64);
 
@@ -24,12 +25,13 @@ pub struct WriterEpoch(pub u64);
 pub enum Appended {
     /// The batch is in the store, once, however often it was sent.
     Ok,
-    /// A newer writer has taken the stream over. Nothing was written, and no later call of this writer will be.
+    /// A newer writer has taken the stream over. Nothing was written, and no later call of this
+    /// writer will be.
     Fenced,
     /// The stream is sealed: nothing was written.
     Sealed,
-    /// The tail of the store is not the place that the writer named, and the batch is not there already. Nothing was
-    /// written.
+    /// The tail of the store is not the place that the writer named, and the batch is not there
+    /// already. Nothing was written.
     Conflict {
         /// Tail of the store.
         tail: Seq,
@@ -41,7 +43,8 @@ pub const ID_LINE: usize = 128;
 
 /// Size of the first segment of a stream: most streams are one short call.
 const SEGMENT_MIN: usize = 512;
-/// Maximum size of a segment, up to which sizes double. An event larger than that gets a segment of its own.
+/// Maximum size of a segment, up to which sizes double. An event larger than that gets a segment of
+/// its own.
 const SEGMENT_MAX: usize = 8 * 1024;
 /// Maximum bytes of events that are copied to save the unused memory around them.
 pub const COPIED_MAX: usize = 64 * 1024;
@@ -144,7 +147,8 @@ impl Tail {
         self.tail == self.trimmed
     }
 
-    /// Returns the events after `after`, in order. The caller has checked that `after` is not trimmed.
+    /// Returns the events after `after`, in order. The caller has checked that `after` is not
+    /// trimmed.
     pub fn events_after(&self, after: Seq) -> impl DoubleEndedIterator<Item = (Seq, &[u8])> + Clone {
         self.segments_after(after).flat_map(move |segment| segment.events_after(after))
     }
@@ -159,8 +163,8 @@ impl Tail {
         self.segments.range(start..)
     }
 
-    /// Returns the events after `after`, up to about `max_bytes` but at least one. The caller has checked that `after`
-    /// is not trimmed.
+    /// Returns the events after `after`, up to about `max_bytes` but at least one. The caller has
+    /// checked that `after` is not trimmed.
     pub fn batch_after(&self, after: Seq, max_bytes: usize) -> Batch {
         let mut batch = Batch::starting_at(Seq(after.0 + 1));
         for (_, event) in self.events_after(after) {
@@ -172,8 +176,8 @@ impl Tail {
         batch
     }
 
-    /// Returns the approximate bytes of the events after `after` when written with their ids, at most `limit`: enough
-    /// to reserve a buffer once.
+    /// Returns the approximate bytes of the events after `after` when written with their ids, at
+    /// most `limit`: enough to reserve a buffer once.
     pub fn byte_len_after(&self, after: Seq, limit: usize) -> usize {
         let mut total = 0;
         for segment in self.segments_after(after) {
@@ -191,8 +195,9 @@ impl Tail {
         self.events_after(before).next().filter(|(found, _)| *found == seq).map(|(_, event)| event)
     }
 
-    /// Drops events from the front, oldest first, until at most `max_bytes` of events and `max_events` are left, never
-    /// beyond `upto`. Returns true if both limits are met. Memory is freed a segment at a time.
+    /// Drops events from the front, oldest first, until at most `max_bytes` of events and
+    /// `max_events` are left, never beyond `upto`. Returns true if both limits are met. Memory is
+    /// freed a segment at a time.
     pub fn trim_to_fit(&mut self, max_bytes: usize, max_events: usize, upto: Seq) -> bool {
         let mut gone = self.trimmed;
         let mut left = self.live;
@@ -212,14 +217,14 @@ impl Tail {
         left <= max_bytes && events <= max_events
     }
 
-    /// Drops whole segments from the front, never beyond `upto`, until `bytes` of memory are free or no segment may go:
-    /// smaller pieces free no memory.
+    /// Drops whole segments from the front, never beyond `upto`, until `bytes` of memory are free
+    /// or no segment may go: smaller pieces free no memory.
     pub fn trim_to_free(&mut self, bytes: usize, upto: Seq) {
         self.trim(self.end_of_spare(bytes, upto));
     }
 
-    /// Returns the last event of the whole segments in front that hold `bytes` of memory together, as far as they do not go
-    /// beyond `upto`.
+    /// Returns the last event of the whole segments in front that hold `bytes` of memory together,
+    /// as far as they do not go beyond `upto`.
     fn end_of_spare(&self, bytes: usize, upto: Seq) -> Seq {
         let mut spare = 0;
         let mut end = self.trimmed;

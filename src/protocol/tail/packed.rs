@@ -12,8 +12,8 @@ const NUMBER: usize = size_of::<u32>();
 /// Events of a stream that has ended.
 #[derive(Debug)]
 pub enum PackedTail {
-    /// Few bytes, in one allocation: the number of events, the end of each among their bytes, and the bytes. Empty
-    /// without events.
+    /// Few bytes, in one allocation: the number of events, the end of each among their bytes, and
+    /// the bytes. Empty without events.
     Small(Box<[u8]>),
     /// More, which are moved and not copied.
     Large(Box<Tail>),
@@ -67,8 +67,8 @@ impl PackedTail {
         }
     }
 
-    /// Returns the position up to which events are trimmed, whole segments at a time and never beyond `upto`, to leave about
-    /// `keep` bytes. Few events are never trimmed.
+    /// Returns the position up to which events are trimmed, whole segments at a time and never
+    /// beyond `upto`, to leave about `keep` bytes. Few events are never trimmed.
     pub fn trimmed_to(&self, keep: usize, upto: Seq) -> Seq {
         match self {
             Self::Small(_) => Seq(0),

@@ -28,8 +28,8 @@ impl Discovery {
     }
 }
 
-/// Returns a result of `server/discover` with the extension among the server's, as exactly `{}`, or `None` if it is there already, or the message is no
-/// such result. Every other byte stays.
+/// Returns a result of `server/discover` with the extension among the server's, as exactly `{}`, or
+/// `None` if it is there already, or the message is no such result. Every other byte stays.
 pub fn with_extension(message: &[u8]) -> Option<Vec<u8>> {
     if Discovery::of(message)?.has_tasks {
         return None;

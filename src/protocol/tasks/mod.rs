@@ -1,8 +1,11 @@
-//! Tasks of the extension [`io.modelcontextprotocol/tasks`] at 2026-07-28: their requests, their state, and their messages.
+//! Tasks of the extension [`io.modelcontextprotocol/tasks`] at 2026-07-28: their requests, their
+//! state, and their messages.
 //!
-//! A task is a call whose client has let go of it on purpose: it gets a handle in place of the result, and asks for the state at its own pace. Owned
-//! here: the declaration of a client, the requests `tasks/*`, the state between the handle and the outcome, and every message that the proxy writes for
-//! them. Absent: the moment at which a call becomes a task ([`stream`](super::stream)), and the way from a task's ID to its stream (the event log).
+//! A task is a call whose client has let go of it on purpose: it gets a handle in place of the
+//! result, and asks for the state at its own pace. Owned here: the declaration of a client, the
+//! requests `tasks/*`, the state between the handle and the outcome, and every message that the
+//! proxy writes for them. Absent: the moment at which a call becomes a task
+//! ([`stream`](super::stream)), and the way from a task's ID to its stream (the event log).
 //!
 //! [`io.modelcontextprotocol/tasks`]: https://github.com/modelcontextprotocol/ext-tasks
 

@@ -60,7 +60,8 @@ pub fn task_id_of(body: &[u8]) -> Option<String> {
     serde_json::from_str(jsonrpc::member(body, &["params", "taskId"])?).ok()
 }
 
-/// Returns the handle in the ID of a task, unverified, or `None` if the ID is not one of the proxy's.
+/// Returns the handle in the ID of a task, unverified, or `None` if the ID is not one of the
+/// proxy's.
 pub fn handle_of(task_id: &str) -> Option<EventId> {
     EventId::of_handle(task_id.strip_prefix(ID_PREFIX)?)
 }

@@ -1,4 +1,5 @@
-//! Rounds of input: the requests of an `input_required` result, under keys of the proxy's own, and their answers.
+//! Rounds of input: the requests of an `input_required` result, under keys of the proxy's own, and
+//! their answers.
 
 use std::collections::BTreeMap;
 
@@ -62,7 +63,8 @@ impl Rounds {
     /// Begins the round of an `input_required` result.
     ///
     /// # Errors
-    /// If the result asks for more than a round may have, is not well-formed, or has neither requests nor a state: the call would run a second time.
+    /// If the result asks for more than a round may have, is not well-formed, or has neither
+    /// requests nor a state: the call would run a second time.
     pub(super) fn begin(&mut self, message: &[u8]) -> Result<(), ErrorCode> {
         self.count += 1;
         let requests: BTreeMap<String, Box<RawValue>> = match jsonrpc::member(message, &["result", "inputRequests"]) {
@@ -115,7 +117,8 @@ impl Rounds {
         open.map(|(key, question)| (key.as_str(), question.request.get()))
     }
 
-    /// Takes the `inputResponses` of an update. Unknown keys, and those of requests that have an answer, are ignored.
+    /// Takes the `inputResponses` of an update. Unknown keys, and those of requests that have an
+    /// answer, are ignored.
     pub(super) fn answer(&mut self, input_responses: &str) -> Answered {
         let answers: BTreeMap<String, Box<RawValue>> = serde_json::from_str(input_responses).unwrap_or_default();
         let mut has_changed = false;

@@ -1,6 +1,8 @@
-//! IDs of a server's own tasks behind a balancer: they have the owner before them, as the IDs of sessions have.
+//! IDs of a server's own tasks behind a balancer: they have the owner before them, as the IDs of
+//! sessions have.
 //!
-//! Such an ID names no replica by itself, and nothing else in a request for it does. Every other byte of a message stays.
+//! Such an ID names no replica by itself, and nothing else in a request for it does. Every other
+//! byte of a message stays.
 
 use serde_json::Value;
 
@@ -15,7 +17,8 @@ const IN_RESULT: &[&str] = &["result", "taskId"];
 const IN_PARAMS: &[&str] = &["params", "taskId"];
 const IN_FILTER: &[&str] = &["params", "notifications", "taskIds"];
 
-/// Returns the owner that the ID of a task names: in its handle if it is the proxy's own, else before the ID of the server.
+/// Returns the owner that the ID of a task names: in its handle if it is the proxy's own, else
+/// before the ID of the server.
 pub fn owner_of(task_id: &str) -> Option<Owner> {
     if task_id.starts_with(ID_PREFIX) {
         return handle_of(task_id)?.unverified_owner();
@@ -23,8 +26,8 @@ pub fn owner_of(task_id: &str) -> Option<Owner> {
     Owner::parse(task_id.split_once(WRAPPED)?.0)
 }
 
-/// Returns a message of the server with `owner` before the ID of the task that it names: in a result, or in `notifications/tasks`. Returns `None` if it
-/// names none.
+/// Returns a message of the server with `owner` before the ID of the task that it names: in a
+/// result, or in `notifications/tasks`. Returns `None` if it names none.
 pub fn wrapped(owner: Owner, message: &[u8]) -> Option<Vec<u8>> {
     let jsonrpc::Body::Single(peeked) = jsonrpc::peek(message).ok()? else { return None };
     let path = match &peeked {
@@ -44,7 +47,8 @@ pub fn unwrapped_id(owner: Owner, task_id: &str) -> Option<&str> {
     if Owner::parse(prefix) == Some(owner) { Some(id) } else { None }
 }
 
-/// Returns a request of a client with the server's IDs of the tasks that it names, or `None` if it names none of `owner`.
+/// Returns a request of a client with the server's IDs of the tasks that it names, or `None` if it
+/// names none of `owner`.
 pub fn unwrapped(owner: Owner, body: &[u8]) -> Option<Vec<u8>> {
     let mut splices = Vec::new();
     if let Some(id) = task_id_of(body)

@@ -66,7 +66,8 @@ impl From<Outcome> for Status {
     }
 }
 
-/// A task without the stream that carries it. Times are those of the wall clock, in milliseconds since 1970.
+/// A task without the stream that carries it. Times are those of the wall clock, in milliseconds
+/// since 1970.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
     #[serde(rename = "created")]
@@ -171,8 +172,8 @@ impl Record {
         poll_interval(self.created_ms, now_ms)
     }
 
-    /// Returns the lifetime in milliseconds since the handle, as it is known at `now_ms`: `max_wait` more while the call runs, and `retention` more
-    /// than its age at its end.
+    /// Returns the lifetime in milliseconds since the handle, as it is known at `now_ms`:
+    /// `max_wait` more while the call runs, and `retention` more than its age at its end.
     pub fn lifetime_ms(&self, now_ms: u64, max_wait: Duration, retention: Duration) -> u64 {
         let (until, more) = if self.outcome.is_some() { (self.updated_ms, retention) } else { (now_ms, max_wait) };
         let more = u64::try_from(more.as_millis()).unwrap_or(u64::MAX);
@@ -224,7 +225,8 @@ impl TaskState {
     /// Begins a round of input.
     ///
     /// # Errors
-    /// If the server has asked too often, for too much or for nothing, or the request cannot be sent again with the answers.
+    /// If the server has asked too often, for too much or for nothing, or the request cannot be
+    /// sent again with the answers.
     pub fn begin_round(&mut self, message: &[u8], now: Instant) -> Result<(), ErrorCode> {
         if !self.may_go_on {
             return Err(ErrorCode::BodyTooLarge);
@@ -277,7 +279,8 @@ pub(crate) fn is_input_required(message: &[u8]) -> bool {
     jsonrpc::member(message, &["result", "resultType"]) == Some(r#""input_required""#)
 }
 
-/// Returns the interval after which a client should ask again, as it is known at `now_ms`: a tenth of its age.
+/// Returns the interval after which a client should ask again, as it is known at `now_ms`: a tenth
+/// of its age.
 pub fn poll_interval(created_ms: u64, now_ms: u64) -> Duration {
     let (shortest, longest) = POLL_INTERVAL;
     let age = Duration::from_millis(now_ms.saturating_sub(created_ms));

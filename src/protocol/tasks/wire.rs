@@ -66,8 +66,8 @@ pub fn get_request(handle: &Handle) -> Vec<u8> {
     json!({"jsonrpc": "2.0", "id": 0, "method": "tasks/get", "params": params}).to_string().into_bytes()
 }
 
-/// Writes the response to `tasks/get`, in pieces. `outcome` is the response of the server, or the error of the proxy, to a task that has ended: its
-/// result is one piece, and is not copied.
+/// Writes the response to `tasks/get`, in pieces. `outcome` is the response of the server, or the
+/// error of the proxy, to a task that has ended: its result is one piece, and is not copied.
 pub fn get_response(id: &RequestId, view: &View<'_>, outcome: Option<&Bytes>) -> [Bytes; 3] {
     let id = id.to_json();
     let mut before = format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{"resultType":"complete",{}"#, view.members());
@@ -99,12 +99,14 @@ pub fn get_response(id: &RequestId, view: &View<'_>, outcome: Option<&Bytes>) ->
     [before.into(), piece, Bytes::from_static(b"}}")]
 }
 
-/// Writes the response to `tasks/update` and `tasks/cancel`. Some clients refuse any further member.
+/// Writes the response to `tasks/update` and `tasks/cancel`. Some clients refuse any further
+/// member.
 pub fn acknowledgement(id: &RequestId) -> Vec<u8> {
     response(id, r#"{"resultType":"complete"}"#)
 }
 
-/// Writes the error for a task that is unknown, foreign or expired: one text for all, so that none can be told from the others.
+/// Writes the error for a task that is unknown, foreign or expired: one text for all, so that none
+/// can be told from the others.
 pub fn unknown_task(id: &RequestId) -> Vec<u8> {
     let text = "Failed to retrieve task: Task not found";
     jsonrpc::error_message(Some(id), INVALID_PARAMS, text, Value::Null)
@@ -136,8 +138,8 @@ fn response(id: &RequestId, result: &str) -> Vec<u8> {
     format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, id.to_json()).into_bytes()
 }
 
-/// Writes the beginning of a result that has no `resultType`, with one, and returns the rest: some servers send none, and some clients refuse a result
-/// without.
+/// Writes the beginning of a result that has no `resultType`, with one, and returns the rest: some
+/// servers send none, and some clients refuse a result without.
 fn typed<'a>(result: &'a str, before: &mut String) -> &'a str {
     let has_type = jsonrpc::member(result.as_bytes(), &["resultType"]).is_some();
     match result.strip_prefix('{') {

@@ -1,7 +1,8 @@
-//! The wait of a connection for its next head: hyper tells when it begins and ends, and the connection's task ends one that is too long.
+//! The wait of a connection for its next head: hyper tells when it begins and ends, and the
+//! connection's task ends one that is too long.
 //!
-//! hyper's own timeout would make and register a timer for each request. A connection also needs the beginning of the wait: after a time
-//! in which nothing came it gives hyper's buffers back.
+//! hyper's own timeout would make and register a timer for each request. A connection also needs
+//! the beginning of the wait: after a time in which nothing came it gives hyper's buffers back.
 
 use std::future::Future;
 use std::pin::Pin;

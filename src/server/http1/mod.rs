@@ -1,8 +1,9 @@
 //! HTTP/1.1 connections: hyper's, with three additions.
 //!
-//! A client that leaves while a response runs is noticed at once ([`socket`]), one that takes nothing of its response is ended
-//! ([`send_timeout`]), and a connection that waits for its next request gives hyper's buffers back ([`head_wait`]). It keeps its socket and
-//! the handler's state, and hyper begins anew on it with the next bytes.
+//! A client that leaves while a response runs is noticed at once ([`socket`]), one that takes
+//! nothing of its response is ended ([`send_timeout`]), and a connection that waits for its next
+//! request gives hyper's buffers back ([`head_wait`]). It keeps its socket and the handler's state,
+//! and hyper begins anew on it with the next bytes.
 
 mod head_wait;
 mod send_timeout;
@@ -73,8 +74,8 @@ where
         // Boxed, so that an idle connection reserves no room for it.
         let mut hyper = Box::new(
             http1::Builder::new()
-                // Without half-close hyper allocates a buffer for each running response, only to notice its client leave. The watch
-                // notices it without one.
+                // Without half-close hyper allocates a buffer for each running response, only to
+                // notice its client leave. The watch notices it without one.
                 .half_close(true)
                 .timer(wait.clone())
                 .header_read_timeout(HEAD_TIMEOUT)
@@ -140,7 +141,8 @@ fn served<Io: AsyncRead + Unpin>(ended: hyper::Result<()>, watch: &SocketWatch<I
     }
 }
 
-/// Polls the wait for the head of a request. Ready if the connection may give its buffers back, or if the head took too long.
+/// Polls the wait for the head of a request. Ready if the connection may give its buffers back, or
+/// if the head took too long.
 fn poll_wait<Io: AsyncRead + Unpin>(
     wait_watch: &mut WaitWatch,
     is_stopping: bool,

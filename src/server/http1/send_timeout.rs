@@ -1,7 +1,8 @@
 //! Send timeout of HTTP/1.1: ends a connection whose client takes nothing of its response.
 //!
-//! The kernel ends a connection whose peer acknowledges nothing. A peer that acknowledges with a closed window, and so never makes room,
-//! is ended here. Absent: a minimum rate. A client that takes a byte now and then keeps its connection, whose memory is bounded.
+//! The kernel ends a connection whose peer acknowledges nothing. A peer that acknowledges with a
+//! closed window, and so never makes room, is ended here. Absent: a minimum rate. A client that
+//! takes a byte now and then keeps its connection, whose memory is bounded.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -22,7 +23,8 @@ impl<C: ConnectionState> SendTimeout<C> {
         Self { connection, alarm: Alarm::new() }
     }
 
-    /// Ready if the connection must end. `blocked_since`: time since which its client takes nothing.
+    /// Ready if the connection must end. `blocked_since`: time since which its client takes
+    /// nothing.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>, blocked_since: Option<Instant>) -> Poll<()> {
         let Some(since) = blocked_since else { return Poll::Pending };
         loop {

@@ -1,7 +1,8 @@
 //! The socket of an HTTP/1.1 connection, shared by hyper and the task that drives it.
 //!
-//! hyper does not read while a response runs, so it misses a client that leaves meanwhile, all the more one that has pipelined a byte. The
-//! task reads ahead instead, up to a bound. A FIN while a response runs is a disconnect.
+//! hyper does not read while a response runs, so it misses a client that leaves meanwhile, all the
+//! more one that has pipelined a byte. The task reads ahead instead, up to a bound. A FIN while a
+//! response runs is a disconnect.
 
 use std::io;
 use std::pin::Pin;
@@ -88,8 +89,9 @@ impl<Io: AsyncRead + Unpin> SocketWatch<Io> {
         socket.is_awaited && socket.blocked_since.is_none()
     }
 
-    /// Returns the I/O behind both handles, whose next bytes are `unread`. `None` if hyper's handle is still in use. The bytes are copied, and
-    /// the buffer of `unread`, which may be far larger, is dropped.
+    /// Returns the I/O behind both handles, whose next bytes are `unread`. `None` if hyper's handle
+    /// is still in use. The bytes are copied, and the buffer of `unread`, which may be far larger,
+    /// is dropped.
     pub(super) fn into_io(self, unread: Bytes) -> Option<PrefixedIo<Io>> {
         let mut io = Arc::into_inner(self.0)?.into_inner().unwrap_or_else(PoisonError::into_inner).io;
         io.put_back(&unread);
@@ -101,7 +103,8 @@ impl<Io: AsyncRead + Unpin> SocketWatch<Io> {
         sync::lock(&self.0).blocked_since
     }
 
-    /// True if the client has closed the connection while hyper waited for its next request, and has taken all that was written.
+    /// True if the client has closed the connection while hyper waited for its next request, and
+    /// has taken all that was written.
     pub(super) fn was_closed(&self) -> bool {
         let socket = sync::lock(&self.0);
         socket.is_at_end && socket.blocked_since.is_none()
@@ -161,7 +164,8 @@ impl<Io: AsyncWrite + Unpin> AsyncWrite for HyperSocket<Io> {
     }
 }
 
-/// Returns true for the end of a TLS connection without a `close_notify`. Many clients close so, and the lengths in HTTP show what is cut off.
+/// Returns true for the end of a TLS connection without a `close_notify`. Many clients close so,
+/// and the lengths in HTTP show what is cut off.
 pub(super) fn is_plain_end(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::UnexpectedEof
 }

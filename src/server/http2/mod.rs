@@ -1,8 +1,9 @@
 //! HTTP/2 connections.
 //!
-//! A connection carries many requests, so a client that takes nothing of a response loses that response alone, by a reset of its stream,
-//! if it can tell the reset from the end. A stream reset by the client is one that left that response. Requests and responses are passed
-//! in their HTTP/1.1 form: the handler sees no difference but the version.
+//! A connection carries many requests, so a client that takes nothing of a response loses that
+//! response alone, by a reset of its stream, if it can tell the reset from the end. A stream reset
+//! by the client is one that left that response. Requests and responses are passed in their
+//! HTTP/1.1 form: the handler sees no difference but the version.
 
 mod open_requests;
 mod preface;
@@ -44,7 +45,8 @@ const MAX_STREAMS: u32 = 100;
 /// Bytes that a client may send of one body, and of all, before they are read.
 const STREAM_WINDOW: u32 = 128 * 1024;
 const CONNECTION_WINDOW: u32 = 1024 * 1024;
-/// Bytes taken of a response before the client has made room for them. The fewer, the more the end of a response says about its arrival.
+/// Bytes taken of a response before the client has made room for them. The fewer, the more the end
+/// of a response says about its arrival.
 const SEND_BUFFER: usize = 64 * 1024;
 /// Streams reset before they were accepted; more, and the connection is closed.
 const MAX_PENDING_RESETS: usize = 20;
@@ -108,7 +110,8 @@ where
     }
 }
 
-/// Returns the request as HTTP/1.1: with the `:authority` as `Host`, which it replaces (RFC 9113 §8.3.1), and one cookie header (§8.2.3).
+/// Returns the request as HTTP/1.1: with the `:authority` as `Host`, which it replaces (RFC 9113
+/// §8.3.1), and one cookie header (§8.2.3).
 fn as_http1<B>(mut request: Request<B>) -> Request<B> {
     let authority = request.uri().authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok());
     let headers = request.headers_mut();

@@ -1,4 +1,5 @@
-//! Open requests of a connection, and those among them whose responses are blocked: the client has made no room for their next piece.
+//! Open requests of a connection, and those among them whose responses are blocked: the client has
+//! made no room for their next piece.
 
 use std::cell::Cell;
 use std::pin::Pin;
@@ -16,7 +17,8 @@ use crate::sync;
 
 /// Longest time that a response may be blocked, however slowly the others of its connection go on.
 pub(super) const SLOW_TIMEOUT: Duration = Duration::from_secs(600);
-/// A piece that was blocked this long shows that its client makes room. A piece that goes out at once shows that there was room.
+/// A piece that was blocked this long shows that its client makes room. A piece that goes out at
+/// once shows that there was room.
 const WAITED: Duration = Duration::from_millis(10);
 
 tokio::task_local! {
@@ -28,8 +30,9 @@ tokio::task_local! {
 #[derive(Clone, Copy)]
 pub(super) struct BlockedResponse {
     pub(super) since: Instant,
-    /// True if a reset may end the response. To some clients (those on hyper) the reset, `CANCEL`, is an end like any other. But no client
-    /// takes an event or a JSON text that was cut short for whole.
+    /// True if a reset may end the response. To some clients (those on hyper) the reset, `CANCEL`,
+    /// is an end like any other. But no client takes an event or a JSON text that was cut short for
+    /// whole.
     pub(super) can_be_cut: bool,
 }
 
@@ -85,8 +88,9 @@ impl OpenRequests {
         self.lock().is_leaving
     }
 
-    /// Returns the time at which the connection ends with all that is left on it. One of its responses is given up; or none of them can go
-    /// on and one cannot be cut; or, if it `is_stopping`, all ended long ago and the client does not take their last pieces.
+    /// Returns the time at which the connection ends with all that is left on it. One of its
+    /// responses is given up; or none of them can go on and one cannot be cut; or, if it
+    /// `is_stopping`, all ended long ago and the client does not take their last pieces.
     pub(super) fn deadline(&self, is_stopping: bool) -> Option<Instant> {
         let state = self.lock();
         if state.is_given_up {
@@ -99,13 +103,14 @@ impl OpenRequests {
         if is_stalled { Some(state.blocked_at.max(state.ended_at) + SEND_TIMEOUT) } else { None }
     }
 
-    /// Returns the time until which a response that is blocked `since` then may stay so. Over a slow network all that a client reads is
-    /// blocked most of the time.
+    /// Returns the time until which a response that is blocked `since` then may stay so. Over a
+    /// slow network all that a client reads is blocked most of the time.
     pub(super) fn blocked_until(&self, since: Instant) -> Instant {
         (self.lock().progressed_at.max(since) + SEND_TIMEOUT).min(since + SLOW_TIMEOUT)
     }
 
-    /// Notes that a response that cannot be cut has been blocked for too long, `since` then. The others go on for a while.
+    /// Notes that a response that cannot be cut has been blocked for too long, `since` then. The
+    /// others go on for a while.
     pub(super) fn leave(&self, since: Instant, now: Instant) {
         let mut state = self.lock();
         state.is_leaving = true;
@@ -130,7 +135,8 @@ impl OpenRequests {
     }
 }
 
-/// An open request. Its end wakes the connection's task, which has no other way to notice a deadline that begins then.
+/// An open request. Its end wakes the connection's task, which has no other way to notice a
+/// deadline that begins then.
 pub(super) struct OpenRequest {
     requests: Arc<OpenRequests>,
     pub(super) can_be_cut: bool,
@@ -200,7 +206,8 @@ impl Body for ResponseBody {
     type Data = Bytes;
     type Error = BoxError;
 
-    /// hyper polls for a piece as soon as the client has room for the one before, and keeps it until there is room for it.
+    /// hyper polls for a piece as soon as the client has room for the one before, and keeps it
+    /// until there is room for it.
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         self.request.note_going_on();
         let frame = Pin::new(&mut self.body).poll_frame(cx);

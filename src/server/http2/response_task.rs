@@ -35,7 +35,8 @@ impl<C: ConnectionState, F: Future<Output = ()> + Send + 'static> Executor<F> fo
     }
 }
 
-/// A response and its send timeout. Ending it early drops hyper's part, which resets its stream and frees the piece taken of its body.
+/// A response and its send timeout. Ending it early drops hyper's part, which resets its stream and
+/// frees the piece taken of its body.
 struct ResponseTask<C, F> {
     response: Pin<Box<F>>,
     tasks: ResponseTasks<C>,

@@ -1,6 +1,7 @@
 //! State of the database for readers: open, about to be opened again, or closed.
 //!
-//! Absent: writes. A database that cannot write any more stays open for readers until it is replaced.
+//! Absent: writes. A database that cannot write any more stays open for readers until it is
+//! replaced.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -2,10 +2,11 @@
 //!
 //! Properties of the database that matter here:
 //!
-//! - After a failed write it takes no more writes, so it is closed and opened anew ([`super::writer`]). A flush or
-//!   compaction that fails in one of its own threads has the same effect, and the next write reports it.
-//! - A commit waits while flushes lag behind, and forever once they have failed. [`Database::commit`] therefore checks
-//!   first.
+//! - After a failed write it takes no more writes, so it is closed and opened anew
+//!   ([`super::writer`]). A flush or compaction that fails in one of its own threads has the same
+//!   effect, and the next write reports it.
+//! - A commit waits while flushes lag behind, and forever once they have failed.
+//!   [`Database::commit`] therefore checks first.
 //! - A damaged file may cause a panic, which is caught where files are first read.
 
 use std::panic::AssertUnwindSafe;
@@ -26,15 +27,15 @@ use super::layout::{self, EVENTS, RECORDS, STREAMS, StreamMeta};
 use super::{Fsync, Sizes};
 use mcp_resume_protocol::ids::{Seq, StoreEpoch, StreamId};
 
-/// Worker threads of the database. The first one compacts nothing, so that flushes do not wait. It passes each due
-/// compaction to itself until another worker takes it: with two workers for as long as the other one compacts. With
-/// four, one nearly always takes it at once.
+/// Worker threads of the database. The first one compacts nothing, so that flushes do not wait. It
+/// passes each due compaction to itself until another worker takes it: with two workers for as long
+/// as the other one compacts. With four, one nearly always takes it at once.
 const WORKERS: usize = 4;
-/// Minimum size of the journals that the database accepts. One journal is written, and as many bytes as this are kept
-/// for data that is not flushed.
+/// Minimum size of the journals that the database accepts. One journal is written, and as many
+/// bytes as this are kept for data that is not flushed.
 const JOURNALS: u64 = 64 << 20;
-/// Limits for a commit, safely below those at which the database itself would wait: memtables of a keyspace that wait
-/// for a flush, and tables that wait for a compaction.
+/// Limits for a commit, safely below those at which the database itself would wait: memtables of a
+/// keyspace that wait for a flush, and tables that wait for a compaction.
 const MAX_SEALED: usize = 1;
 const MAX_TABLES: usize = 16;
 
@@ -56,19 +57,20 @@ pub(super) struct Changes {
 }
 
 impl Database {
-    /// Creates an empty database for these contents, and closes it. Its sizes are fixed here: those of a later open
-    /// have no effect on it.
+    /// Creates an empty database for these contents, and closes it. Its sizes are fixed here: those
+    /// of a later open have no effect on it.
     pub(super) fn make(path: &Path, epoch: StoreEpoch, sizes: Sizes) -> Result<(), Failure> {
         let database = Self::build(path, sizes)?;
         let row = (layout::EPOCH_ROW.to_vec(), Some(epoch.0.to_be_bytes().to_vec()));
         database.commit(Changes { streams: vec![row], ..Changes::default() }, Fsync::Always)
     }
 
-    /// Opens the database that was created for these contents. All its events count as live until [`LiveEvents::decide`] is
-    /// called.
+    /// Opens the database that was created for these contents. All its events count as live until
+    /// [`LiveEvents::decide`] is called.
     ///
     /// # Errors
-    /// Damage that [`inspect`] finds; no file was changed then. Otherwise the failures of the database.
+    /// Damage that [`inspect`] finds; no file was changed then. Otherwise the failures of the
+    /// database.
     pub(super) fn open(path: &Path, epoch: StoreEpoch, fsync: Fsync, sizes: Sizes) -> Result<Self, Failure> {
         inspect(path, epoch, fsync)?.cut()?;
         caught(|| Self::build(path, sizes))
@@ -152,7 +154,8 @@ impl Database {
         })
     }
 
-    /// Returns the highest stream number that has events. No block of a table is read for it, since any may be damaged.
+    /// Returns the highest stream number that has events. No block of a table is read for it, since
+    /// any may be damaged.
     fn highest_number(&self) -> Result<u64, Failure> {
         let version = self.events.tree.current_version();
         let mut highest = 0;
@@ -206,8 +209,8 @@ impl Database {
         Ok(Some((meta, about, state)))
     }
 
-    /// Returns the events of a stream after `after` and up to `tail`, at most `max_bytes` together but at least one.
-    /// Returns `None` if one of them is missing.
+    /// Returns the events of a stream after `after` and up to `tail`, at most `max_bytes` together
+    /// but at least one. Returns `None` if one of them is missing.
     pub(super) fn read(
         &self,
         number: u64,
@@ -260,8 +263,8 @@ impl Database {
         Tables { events: self.events.disk_space(), rows: self.streams.disk_space() + self.records.disk_space() }
     }
 
-    /// Drops the tables that hold only obsolete events, without a read or a write of events. Returns false if there are
-    /// none.
+    /// Drops the tables that hold only obsolete events, without a read or a write of events.
+    /// Returns false if there are none.
     pub(super) fn drop_obsolete(&self) -> Result<bool, Failure> {
         let number = |key: &[u8]| Ok::<_, Failure>(event_of(key)?.0);
         let version = self.events.tree.current_version();
@@ -284,7 +287,8 @@ impl Database {
         Ok(has_dropped)
     }
 
-    /// Rewrites all events, or all rows, without the obsolete ones. Takes long; appends go on meanwhile.
+    /// Rewrites all events, or all rows, without the obsolete ones. Takes long; appends go on
+    /// meanwhile.
     pub(super) fn compact(&self, part: Part) -> Result<(), Failure> {
         match part {
             Part::Events => Ok(self.events.major_compact()?),
@@ -292,7 +296,8 @@ impl Database {
         }
     }
 
-    /// Makes the database delete the files of replaced tables, which it does when a memtable is rotated.
+    /// Makes the database delete the files of replaced tables, which it does when a memtable is
+    /// rotated.
     pub(super) fn unlink(&self) -> Result<(), Failure> {
         let probe = (layout::PROBE_ROW.to_vec(), Some(Vec::new()));
         self.commit(Changes { streams: vec![probe], ..Changes::default() }, Fsync::Interval)?;
@@ -314,8 +319,8 @@ impl Database {
         Ok(self.database.persist(PersistMode::Buffer)?)
     }
 
-    /// Writes a row, frees space, and does the flushes and compactions that are due. Afterwards the threads of the
-    /// database have no work left that a full disk would fail.
+    /// Writes a row, frees space, and does the flushes and compactions that are due. Afterwards the
+    /// threads of the database have no work left that a full disk would fail.
     pub(super) fn catch_up(&self) -> Result<(), Failure> {
         self.drop_obsolete()?;
         let probe = (layout::PROBE_ROW.to_vec(), Some(Vec::new()));

@@ -7,8 +7,8 @@
 //! db        the database; under the name db.new until it is complete
 //! ```
 //!
-//! The files are created in this order, each of them atomically: a directory with the mark and without `db` has no
-//! contents yet. A refused directory is left unchanged.
+//! The files are created in this order, each of them atomically: a directory with the mark and
+//! without `db` has no contents yet. A refused directory is left unchanged.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
@@ -52,13 +52,14 @@ struct KeysFile {
     epoch: u32,
     signing: String,
     principal: String,
-    /// Checksum of the other fields, so that a damaged file is not mistaken for the keys of another store.
+    /// Checksum of the other fields, so that a damaged file is not mistaken for the keys of another
+    /// store.
     sha256: String,
 }
 
 impl Directory {
-    /// Creates the directory if there is none, checks its format, and locks it. If the lock file is missing, `look`
-    /// decides first if one is created: a refused directory must not change.
+    /// Creates the directory if there is none, checks its format, and locks it. If the lock file is
+    /// missing, `look` decides first if one is created: a refused directory must not change.
     pub(super) fn open(path: &Path, look: impl FnOnce(&Self) -> Result<(), OpenError>) -> Result<Self, OpenError> {
         if !path.is_dir() {
             make_private(path).map_err(|error| OpenError::at(path, error))?;
@@ -90,8 +91,8 @@ impl Directory {
         }
     }
 
-    /// Creates the contents: new keys, with the existing name or else `default_name`, and the database, which `fill`
-    /// creates at the given path and closes.
+    /// Creates the contents: new keys, with the existing name or else `default_name`, and the
+    /// database, which `fill` creates at the given path and closes.
     pub(super) fn make_contents(
         &self,
         default_name: &str,
@@ -195,7 +196,8 @@ impl KeysFile {
     }
 }
 
-/// Returns true if the directory has no format mark yet. An error means that it belongs to another program or version.
+/// Returns true if the directory has no format mark yet. An error means that it belongs to another
+/// program or version.
 fn read_format(path: &Path) -> Result<bool, OpenError> {
     let foreign = |what: &str| Err(OpenError::Foreign { path: path.into(), found: what.into() });
     match fs::read(path.join(FORMAT)) {

@@ -18,9 +18,9 @@ impl From<fjall::Error> for Failure {
             _ => None,
         };
         let is_full = match &error {
-            // An earlier flush or compaction has failed, and the database does not report the cause. A lack of room is
-            // the likely cause, and the one that forbids more writes. Any other is reported when the same work is tried
-            // again.
+            // An earlier flush or compaction has failed, and the database does not report the
+            // cause. A lack of room is the likely cause, and the one that forbids more writes. Any
+            // other is reported when the same work is tried again.
             fjall::Error::Poisoned => true,
             _ => matches!(io, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)),
         };

@@ -16,7 +16,8 @@ use mcp_resume_protocol::ids::{Seq, StreamId};
 #[derive(Default)]
 pub(super) struct Index {
     pub(super) streams: DashMap<StreamId, StreamMeta>,
-    /// Streams that exist and cannot be read. Nothing else is known of them, and nothing is written to them.
+    /// Streams that exist and cannot be read. Nothing else is known of them, and nothing is written
+    /// to them.
     pub(super) damaged: DashSet<StreamId>,
     /// Expiry and size of each record.
     pub(super) records: DashMap<Arc<[u8]>, (u64, u64)>,
@@ -52,8 +53,8 @@ impl Index {
     }
 }
 
-/// Live events, by stream number. During a compaction the database asks for each event, and drops those that are not
-/// live: no write is needed to delete them.
+/// Live events, by stream number. During a compaction the database asks for each event, and drops
+/// those that are not live: no write is needed to delete them.
 #[derive(Default)]
 pub(super) struct LiveEvents {
     /// Live streams, and the last trimmed event of each.
@@ -71,7 +72,8 @@ impl LiveEvents {
         self.trimmed.remove(&number);
     }
 
-    /// Declares the set complete for all numbers below this one: those that were not kept are obsolete.
+    /// Declares the set complete for all numbers below this one: those that were not kept are
+    /// obsolete.
     pub(super) fn decide(&self, below: u64) {
         self.undecided.store(below, Ordering::SeqCst);
     }
@@ -82,8 +84,8 @@ impl LiveEvents {
             || self.trimmed.get(&number).is_some_and(|trimmed| last > *trimmed)
     }
 
-    /// Returns the ranges of numbers without a live stream, as first and last. Streams created meanwhile are not in
-    /// them.
+    /// Returns the ranges of numbers without a live stream, as first and last. Streams created
+    /// meanwhile are not in them.
     pub(super) fn gaps(&self) -> Vec<(u64, u64)> {
         let undecided = self.undecided.load(Ordering::SeqCst);
         let mut numbers: Vec<u64> = self.trimmed.iter().map(|entry| *entry.key()).collect();

@@ -1,11 +1,11 @@
-//! Inspection of the database's journals after a power failure, before the database reads them. Absent: writes to a
-//! journal, which the database makes, apart from the cut of a torn end.
+//! Inspection of the database's journals after a power failure, before the database reads them.
+//! Absent: writes to a journal, which the database makes, apart from the cut of a torn end.
 //!
-//! The database refuses a journal whose last write is torn in an unlucky place, and silently drops everything after
-//! damage in the middle. Here a torn end is cut off, which costs only calls without a reply, and damage before intact
-//! writes is reported. A missing journal is reported too, unless it is the oldest one, and so is a journal without its
-//! end that another one follows: the database syncs a journal before it begins the next one. A journal is a sequence of
-//! batches:
+//! The database refuses a journal whose last write is torn in an unlucky place, and silently drops
+//! everything after damage in the middle. Here a torn end is cut off, which costs only calls
+//! without a reply, and damage before intact writes is reported. A missing journal is reported too,
+//! unless it is the oldest one, and so is a journal without its end that another one follows: the
+//! database syncs a journal before it begins the next one. A journal is a sequence of batches:
 //!
 //! ```text
 //! 1 <items 4> <seqno 8>                                                       start
@@ -33,8 +33,8 @@ const START_BYTES: usize = 1 + 4 + 8;
 const ITEM_BYTES: usize = 1 + 1 + 1 + 8 + 2 + 4 + 4;
 const END_BYTES: usize = 1 + 8 + 4;
 const TRAILER: &[u8] = b"FJL\x03";
-/// Maximum distance of the numbers of two writes. The database counts flushes and compactions too, of which there are
-/// fewer.
+/// Maximum distance of the numbers of two writes. The database counts flushes and compactions too,
+/// of which there are fewer.
 const MAX_STEP: u64 = 1 << 32;
 
 /// Journals of a closed database, as found. [`Self::cut`] alone changes them.
@@ -50,9 +50,9 @@ pub(super) struct Journals {
 impl Journals {
     /// Reads the journals in `path`, and collects every row with the key `wanted`.
     ///
-    /// With [`Fsync::Always`] no write follows a torn one, and intact writes after it are an error. With
-    /// [`Fsync::Interval`] a power failure may leave such writes, and the torn one is the end. With either, a later
-    /// journal begins only after the earlier one is synced.
+    /// With [`Fsync::Always`] no write follows a torn one, and intact writes after it are an error.
+    /// With [`Fsync::Interval`] a power failure may leave such writes, and the torn one is the end.
+    /// With either, a later journal begins only after the earlier one is synced.
     pub(super) fn inspect(path: &Path, fsync: Fsync, wanted: &[u8]) -> Result<Self, Failure> {
         let mut journals = Self { torn: Vec::new(), last: None, found: Vec::new() };
         // Reason why no write can follow the journals so far.
@@ -125,7 +125,8 @@ impl Journals {
     }
 }
 
-/// Returns the journals by their numbers, which are consecutive: the database deletes the oldest first.
+/// Returns the journals by their numbers, which are consecutive: the database deletes the oldest
+/// first.
 fn numbered(path: &Path) -> Result<BTreeMap<u64, PathBuf>, Failure> {
     let mut journals = BTreeMap::new();
     for entry in fs::read_dir(path).map_err(failed)? {

@@ -1,4 +1,5 @@
-//! Layout of streams and records in the database, to the byte. Numbers are big-endian, so that keys sort by them.
+//! Layout of streams and records in the database, to the byte. Numbers are big-endian, so that keys
+//! sort by them.
 //!
 //! Map of the keyspaces, one kind of key a line:
 //!
@@ -13,10 +14,10 @@
 //! records   r <key>                   expiry, value
 //! ```
 //!
-//! Every stream that was ever created has a number of its own. Events of a removed stream can therefore stay until a
-//! compaction drops them, and streams created one after the other are neighbours on disk. The key of a batch has the
-//! number of its last event: the first key at or after a number is the batch that holds it. Every key of `events` is
-//! written only once.
+//! Every stream that was ever created has a number of its own. Events of a removed stream can
+//! therefore stay until a compaction drops them, and streams created one after the other are
+//! neighbours on disk. The key of a batch has the number of its last event: the first key at or
+//! after a number is the batch that holds it. Every key of `events` is written only once.
 
 use std::ops::RangeInclusive;
 
@@ -38,14 +39,15 @@ pub(super) const EPOCH_ROW: &[u8] = b"mepoch";
 pub(super) const PROBE_ROW: &[u8] = b"mprobe";
 /// Prefix of the keys of all metadata.
 pub(super) const METAS: &[u8] = b"p";
-/// Bytes counted for each key, row and batch besides its own: approximately the overhead of the database.
+/// Bytes counted for each key, row and batch besides its own: approximately the overhead of the
+/// database.
 pub(super) const OVERHEAD: u64 = 64;
 
 /// Approximate maximum of events stored after the written metadata of a stream.
 const LOOKED_AT: u64 = 512;
 
-/// Metadata of a stream, in memory for every check. On disk those of an unsealed stream may be older, and the events after
-/// their tail complete them.
+/// Metadata of a stream, in memory for every check. On disk those of an unsealed stream may be
+/// older, and the events after their tail complete them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StreamMeta {
     pub(super) number: u64,
@@ -77,8 +79,9 @@ impl StreamMeta {
         self.events + self.rows + self.state
     }
 
-    /// True if the metadata follow from `before`, on disk, and the events stored after it. At intervals it is false all
-    /// the same and the metadata are written, so that opening the database reads few events.
+    /// True if the metadata follow from `before`, on disk, and the events stored after it. At
+    /// intervals it is false all the same and the metadata are written, so that opening the
+    /// database reads few events.
     pub(super) fn follows_from_events(&self, before: &Self) -> bool {
         let as_before = Self { tail: before.tail, events: before.events, ..*self };
         as_before == *before && self.tail.0 / LOOKED_AT == before.tail.0 / LOOKED_AT
@@ -183,7 +186,8 @@ pub(super) fn encode_batch(batch: &Batch) -> Vec<u8> {
     bytes
 }
 
-/// Returns the events of a batch whose last one is `last`; they share `bytes`. `None` if the bytes are not a batch.
+/// Returns the events of a batch whose last one is `last`; they share `bytes`. `None` if the bytes
+/// are not a batch.
 pub(super) fn decode_batch(bytes: &Bytes, last: Seq) -> Option<Vec<(Seq, Bytes)>> {
     let (&count, rest) = bytes.split_first_chunk()?;
     let count = u32::from_be_bytes(count) as usize;

@@ -1,22 +1,24 @@
-//! Store of one replica on its own disk. It survives a restart and a crash of the process, and a crash of the machine
-//! as far as [`Fsync`] promises.
+//! Store of one replica on its own disk. It survives a restart and a crash of the process, and a
+//! crash of the machine as far as [`Fsync`] promises.
 //!
-//! One thread writes ([`writer`]). It takes all waiting calls, checks them in order against the metadata in memory
-//! ([`index`]), writes their changes as one group, syncs once, and delivers all results. Reads go to the database beside
-//! it, on the threads of the runtime for blocking work: below the tail in memory they are rare, and any of them may
-//! wait for the disk. The database is fjall ([`database`]). Its keys and rows are listed in [`layout`], the other files
-//! of the directory in [`directory`].
+//! One thread writes ([`writer`]). It takes all waiting calls, checks them in order against the
+//! metadata in memory ([`index`]), writes their changes as one group, syncs once, and delivers all
+//! results. Reads go to the database beside it, on the threads of the runtime for blocking work:
+//! below the tail in memory they are rare, and any of them may wait for the disk. The database is
+//! fjall ([`database`]). Its keys and rows are listed in [`layout`], the other files of the
+//! directory in [`directory`].
 //!
-//! Space: an expired stream is gone at once for readers, who check its expiry. Its rows are removed and its events
-//! become obsolete soon after. Tables with obsolete events alone are dropped as a whole. Once the tables take more than
-//! twice the live bytes and a constant, the rest is rewritten. The journals of the database take up to about 200 MiB
-//! more.
+//! Space: an expired stream is gone at once for readers, who check its expiry. Its rows are removed
+//! and its events become obsolete soon after. Tables with obsolete events alone are dropped as a
+//! whole. Once the tables take more than twice the live bytes and a constant, the rest is
+//! rewritten. The journals of the database take up to about 200 MiB more.
 //!
-//! Failures: after a failed write all calls of the group return the error. The database is then opened again, with
-//! growing pauses, until a write and all due flushes and compactions have succeeded. Writes are refused meanwhile, and
-//! later ones find the state of the disk. A full disk thus stays full for this store until there is room for all of
-//! this, also if it was full when the store was opened. Reads go on ([`access`]), from the failed database and then
-//! from the reopened one.
+//! Failures: after a failed write all calls of the group return the error. The database is then
+//! opened again, with growing pauses, until a write and all due flushes and compactions have
+//! succeeded. Writes are refused meanwhile, and later ones find the state of the disk. A full disk
+//! thus stays full for this store until there is room for all of this, also if it was full when the
+//! store was opened. Reads go on ([`access`]), from the failed database and then from the reopened
+//! one.
 
 mod access;
 mod database;
@@ -55,18 +57,20 @@ use mcp_resume_base::clock;
 use mcp_resume_protocol::ids::{Owner, Seq, StreamId};
 use mcp_resume_protocol::stream::Batch;
 
-/// Durability of an event once a client has read it. Every level survives `kill -9`; they differ in the losses of a
-/// power failure.
+/// Durability of an event once a client has read it. Every level survives `kill -9`; they differ in
+/// the losses of a power failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fsync {
-    /// Survives a power failure and a crash of the system: each group of calls is synced before its responses.
+    /// Survives a power failure and a crash of the system: each group of calls is synced before its
+    /// responses.
     Always,
-    /// Syncs 200 ms later, or as soon as the disk has finished a sync begun then. A power failure loses the calls
-    /// since, the last ones first and each as a whole.
+    /// Syncs 200 ms later, or as soon as the disk has finished a sync begun then. A power failure
+    /// loses the calls since, the last ones first and each as a whole.
     Interval,
 }
 
-/// Maximum bytes of calls that wait for the writer. Further calls are refused: the disk does not keep up.
+/// Maximum bytes of calls that wait for the writer. Further calls are refused: the disk does not
+/// keep up.
 const MAX_QUEUED_BYTES: usize = 64 << 20;
 /// Maximum length of the key of a record.
 const MAX_RECORD_KEY: usize = 32 << 10;
@@ -78,8 +82,8 @@ pub struct Options {
     pub path: PathBuf,
     /// Durability in a power failure.
     pub fsync: Fsync,
-    /// Limit in bytes of live streams and records, beyond which new ones are refused. The directory takes up to about
-    /// twice that, and 200 MiB.
+    /// Limit in bytes of live streams and records, beyond which new ones are refused. The directory
+    /// takes up to about twice that, and 200 MiB.
     pub max_bytes: u64,
 }
 
@@ -197,7 +201,8 @@ struct Shared {
     attempts: AtomicUsize,
 }
 
-/// The disk store. Dropping the last handle blocks until all calls are written and the database is closed.
+/// The disk store. Dropping the last handle blocks until all calls are written and the database is
+/// closed.
 pub struct Disk {
     shared: Arc<Shared>,
     completions: Completions<Completion>,
@@ -216,8 +221,8 @@ impl Drop for Disk {
 }
 
 impl Disk {
-    /// Opens the directory, or creates it. Reads the metadata of all live streams, though not their events, and blocks
-    /// meanwhile.
+    /// Opens the directory, or creates it. Reads the metadata of all live streams, though not their
+    /// events, and blocks meanwhile.
     ///
     /// # Errors
     /// [`OpenError`]. A directory that is damaged, foreign or in use is left unchanged.
@@ -316,7 +321,8 @@ impl Shared {
             if let Some(events) = database.read(meta.number, after, meta.tail, max_bytes)? {
                 return Ok(Read::Events(events));
             }
-            // A compaction may have dropped events during the read; if the stream is unchanged, events are missing.
+            // A compaction may have dropped events during the read; if the stream is unchanged,
+            // events are missing.
             let Some(later) = self.index.find(stream, now()) else { return Ok(Read::Gone) };
             if (later.number, later.trimmed) == (meta.number, meta.trimmed) {
                 return Err(failure::damaged(format!("events behind {after} are missing")));

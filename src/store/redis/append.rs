@@ -1,15 +1,18 @@
 //! Appends: by a script, or by a plain `XADD` where the script has permitted it.
 //!
-//! The script checks everything, and costs Redis several times as much as the addition itself. Where it can, it permits one
-//! connection, the holder, to make the next additions of the stream by plain `XADD`s. These use the key that the events have
-//! in the present generation of the stream. A new writer, a seal, a follower that must be notified or a new beginning of the stream
-//! renames that key, and a stream that is gone has none. A plain addition then changes nothing, and the append is made by the script.
+//! The script checks everything, and costs Redis several times as much as the addition itself.
+//! Where it can, it permits one connection, the holder, to make the next additions of the stream by
+//! plain `XADD`s. These use the key that the events have in the present generation of the stream. A
+//! new writer, a seal, a follower that must be notified or a new beginning of the stream renames
+//! that key, and a stream that is gone has none. A plain addition then changes nothing, and the
+//! append is made by the script.
 //!
-//! The holder knows the stream's tail: no other connection adds to it, and Redis accepts no number twice. A plain addition
-//! needs two things: the script has accepted the caller's epoch and place on this connection, and no other append of the stream
-//! is in flight. If the connection breaks during an append, its outcome is unknown. Redis loses single entries only in a
-//! failover or restart, which breaks the connection too. A plain addition does not renew the expiry of the stream; the script
-//! does, within a sixteenth of it.
+//! The holder knows the stream's tail: no other connection adds to it, and Redis accepts no number
+//! twice. A plain addition needs two things: the script has accepted the caller's epoch and place
+//! on this connection, and no other append of the stream is in flight. If the connection breaks
+//! during an append, its outcome is unknown. Redis loses single entries only in a failover or
+//! restart, which breaks the connection too. A plain addition does not renew the expiry of the
+//! stream; the script does, within a sixteenth of it.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -54,8 +57,8 @@ impl Append {
         self.after.0.saturating_add(self.count as u64)
     }
 
-    /// Returns the call of the script, which makes every check. It permits `holder` to add the next events by plain
-    /// additions, unless that is empty.
+    /// Returns the call of the script, which makes every check. It permits `holder` to add the next
+    /// events by plain additions, unless that is empty.
     pub(super) fn script(&self, names: &Names, holder: &str) -> Cmd {
         let mut cmd = names.change(&scripts::APPEND, self.stream);
         cmd.arg(self.epoch.0)
@@ -90,7 +93,8 @@ struct StreamAppends {
     in_flight: usize,
     /// True if the append in flight is a plain addition.
     is_plain: bool,
-    /// Time at which the first addition in flight was sent; without one, the time of the last addition.
+    /// Time at which the first addition in flight was sent; without one, the time of the last
+    /// addition.
     used: Instant,
     permit: Option<Permit>,
 }
@@ -114,12 +118,14 @@ impl Permit {
 }
 
 impl PlainAppends {
-    /// Creates the permits of one connection. `holder` names the connection, and is never used again.
+    /// Creates the permits of one connection. `holder` names the connection, and is never used
+    /// again.
     pub(super) fn new(holder: String) -> Self {
         Self { holder, streams: HashMap::new() }
     }
 
-    /// Returns true if a plain addition is in flight that may have to be repeated: later calls of its order wait.
+    /// Returns true if a plain addition is in flight that may have to be repeated: later calls of
+    /// its order wait.
     pub(super) fn must_wait(&self, order: Order) -> bool {
         let Order::Stream(stream) = order else { return false };
         self.streams.get(&stream).is_some_and(|appends| appends.is_plain)
@@ -150,8 +156,9 @@ impl PlainAppends {
         }
     }
 
-    /// Handles the reply to a command; replies must come in the order of [`Self::command`]. Returns the replies for the
-    /// caller, as the script would give them, or `None` if the append must be made by the script.
+    /// Handles the reply to a command; replies must come in the order of [`Self::command`]. Returns
+    /// the replies for the caller, as the script would give them, or `None` if the append must be
+    /// made by the script.
     pub(super) fn handle_reply(&mut self, append: &Append, names: &Names, answer: Value) -> Option<Replies> {
         let Some(appends) = self.streams.get_mut(&append.stream) else { return Some(check_replies(vec![answer])) };
         appends.in_flight = appends.in_flight.saturating_sub(1);
@@ -223,8 +230,8 @@ mod tests {
         ::redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).unwrap()
     }
 
-    /// Returns the permits of a connection that holds the stream of these tests, with one event, and the time of its
-    /// permit.
+    /// Returns the permits of a connection that holds the stream of these tests, with one event,
+    /// and the time of its permit.
     fn held() -> (PlainAppends, Instant) {
         let (mut held, now) = (PlainAppends::new("me".to_owned()), clock::now());
         assert!(!is_plain(&held.command(&event(0), &names(), now)));

@@ -29,8 +29,8 @@ pub(super) struct Call {
 pub(super) enum Work {
     /// Commands, in this order.
     Steps(Vec<Cmd>),
-    /// An append. It is made by a plain `XADD` if the connection has the stream's permit, else by the script, and has one
-    /// reply in both cases.
+    /// An append. It is made by a plain `XADD` if the connection has the stream's permit, else by
+    /// the script, and has one reply in both cases.
     Append(Append),
 }
 
@@ -80,7 +80,8 @@ impl Call {
     }
 }
 
-/// Sends one command and waits for its reply. Sends the text of the script if Redis does not know its hash.
+/// Sends one command and waits for its reply. Sends the text of the script if Redis does not know
+/// its hash.
 pub(super) async fn ask(connection: &mut impl ::redis::aio::ConnectionLike, cmd: &Cmd) -> Result<Value, Failure> {
     let send = async |connection: &mut _, cmd: &Cmd| {
         let value = ::redis::aio::ConnectionLike::req_packed_command(connection, cmd).await;

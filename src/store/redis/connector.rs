@@ -1,4 +1,5 @@
-//! Connector: opens connections to the server, to the master that the sentinels name, or to a Cluster.
+//! Connector: opens connections to the server, to the master that the sentinels name, or to a
+//! Cluster.
 
 use std::path::Path;
 use std::time::Duration;
@@ -20,7 +21,8 @@ use super::failure::Failure;
 
 /// Attempts of one command in a Cluster, whose slot may be moving.
 const CLUSTER_TRIES: u32 = 4;
-/// Length of the queue to the connection's task. There are never as many commands in it, so that sending never waits.
+/// Length of the queue to the connection's task. There are never as many commands in it, so that
+/// sending never waits.
 const CONNECTION_QUEUE: usize = 256;
 
 /// Address and options with which each connection is opened.
@@ -39,7 +41,8 @@ pub(super) enum Link {
 impl Connector {
     pub(super) fn new(address: Address, options: Options) -> Self {
         if address.tls {
-            // The crate asks for the program's provider, and there is no other here; one that is set already stays.
+            // The crate asks for the program's provider, and there is no other here; one that is
+            // set already stays.
             let _ = ring::default_provider().install_default();
         }
         Self { address, options }
@@ -73,7 +76,8 @@ impl Connector {
         self.connect_to_any_host().await
     }
 
-    /// Connects to the first host of the address that accepts, or to the master that the first sentinel names.
+    /// Connects to the first host of the address that accepts, or to the master that the first
+    /// sentinel names.
     async fn connect_to_any_host(&self) -> Result<(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>), Failure> {
         let mut last = Failure::lost("there is nowhere to connect to");
         for host in &self.address.hosts {
@@ -89,7 +93,8 @@ impl Connector {
         Err(last)
     }
 
-    /// Asks a sentinel for the address of the master, and the server there for its role: <https://redis.io/docs/latest/develop/reference/sentinel-clients/>.
+    /// Asks a sentinel for the address of the master, and the server there for its role:
+    /// <https://redis.io/docs/latest/develop/reference/sentinel-clients/>.
     async fn by_sentinel(
         &self,
         sentinel: &(String, u16),
@@ -174,7 +179,8 @@ impl Connector {
         login
     }
 
-    /// Reads the certificates anew for each connection, so that the next one uses a renewed certificate.
+    /// Reads the certificates anew for each connection, so that the next one uses a renewed
+    /// certificate.
     fn certificates(&self) -> Result<TlsCertificates, RedisError> {
         let client_tls = match &self.options.identity {
             Some(pair) => Some(ClientTlsConfig { client_cert: read(&pair.cert)?, client_key: read(&pair.key)? }),

@@ -107,8 +107,8 @@ impl Coordination for Redis {
         for key in names.mail(to) {
             cmd.arg(key);
         }
-        // By its number, a message that is sent twice is stored once. Numbers are queued in their order, because a lower one behind a higher one
-        // counts as sent.
+        // By its number, a message that is sent twice is stored once. Numbers are queued in their
+        // order, because a lower one behind a higher one counts as sent.
         let mut sent = sync::lock(&self.core.sent);
         *sent += 1;
         cmd.arg(names.channel(to)).arg(MAIL).arg(&self.core.incarnation).arg(*sent).arg(millis(keep)).arg(message);
@@ -163,7 +163,8 @@ impl Coordination for Redis {
     }
 }
 
-/// Takes the waiting messages. They stay in Redis until they are acknowledged, so that none is lost with a reply.
+/// Takes the waiting messages. They stay in Redis until they are acknowledged, so that none is lost
+/// with a reply.
 fn take_messages(core: &Arc<Core>) -> Pending<Result<Vec<Bytes>, Error>> {
     let mut cmd = acknowledging(core, &scripts::RECEIVE);
     cmd.arg(MESSAGES_MAX);

@@ -29,13 +29,15 @@ pub(super) struct Core {
     pub(super) subscriptions: ChangeSubscriptions,
     /// Notified when there may be messages.
     pub(super) mail: Notify,
-    /// Notified when the connection or the contents are new: subscribers must be registered again and woken.
+    /// Notified when the connection or the contents are new: subscribers must be registered again
+    /// and woken.
     pub(super) resubscribe: Notify,
     /// Notified when a call finds signs of a new generation: the next probe is due at once.
     pub(super) probe_now: Notify,
     /// Count of new connections and new contents, for the event log: recent writes may be lost.
     pub(super) possible_losses: watch::Sender<u64>,
-    /// Number of the first message of the last delivery, and the number of messages in it, as Redis encodes them.
+    /// Number of the first message of the last delivery, and the number of messages in it, as Redis
+    /// encodes them.
     pub(super) taken: Mutex<(Vec<u8>, Vec<u8>)>,
     /// Number of the last message that was queued. Locked until the message is queued.
     pub(super) sent: Mutex<u64>,
@@ -123,8 +125,8 @@ impl Core {
         self.submit(Work::Steps(steps), order.into(), Some(note), read)
     }
 
-    /// Makes a call that may find nothing. Returns an error if it finds nothing because the contents are lost, before a
-    /// probe has noticed.
+    /// Makes a call that may find nothing. Returns an error if it finds nothing because the
+    /// contents are lost, before a probe has noticed.
     pub(super) fn query<T: Send + 'static>(
         self: &Arc<Self>,
         order: impl Into<Order>,

@@ -12,7 +12,8 @@ pub(super) type Replies = Result<Vec<Value>, Failure>;
 /// Failure of a call.
 #[derive(Clone, Debug)]
 pub(super) enum Failure {
-    /// No reply came, or an error that says that this server takes no writes now. Another connection may help.
+    /// No reply came, or an error that says that this server takes no writes now. Another
+    /// connection may help.
     Lost(Arc<str>),
     /// Redis has no memory for the data.
     Full(Arc<str>),
@@ -22,8 +23,8 @@ pub(super) enum Failure {
     Refused(Arc<str>),
 }
 
-/// Error codes of a server that cannot take the call now: it is not the master, is busy or loading, or refuses the login.
-/// Another connection may reach one that can.
+/// Error codes of a server that cannot take the call now: it is not the master, is busy or loading,
+/// or refuses the login. Another connection may reach one that can.
 const UNAVAILABLE_CODES: [&str; 13] = [
     "READONLY",
     "LOADING",
@@ -62,8 +63,8 @@ impl Failure {
         Self::of_reply(error.code(), error.details())
     }
 
-    /// Returns the failure for an error reply. Before Redis 7, the code of a command refused within a script appears only in the text of a
-    /// general `ERR`.
+    /// Returns the failure for an error reply. Before Redis 7, the code of a command refused within
+    /// a script appears only in the text of a general `ERR`.
     fn of_reply(code: &str, detail: Option<&str>) -> Self {
         let detail = detail.unwrap_or_default();
         let says = |name: &str| {

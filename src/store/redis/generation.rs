@@ -49,8 +49,8 @@ fn fresh_epoch() -> StoreEpoch {
     StoreEpoch(u32::from_be_bytes(random::bytes()))
 }
 
-/// Calls [`agree`] for a process that has no keys yet. If there is no record, replicas that know the keys have `wait` to
-/// write it again first.
+/// Calls [`agree`] for a process that has no keys yet. If there is no record, replicas that know
+/// the keys have `wait` to write it again first.
 pub(super) async fn join(connection: &mut impl ConnectionLike, name: &[u8], wait: Duration) -> Result<Keys, Unusable> {
     let until = clock::now() + wait;
     while clock::now() < until {
@@ -62,8 +62,8 @@ pub(super) async fn join(connection: &mut impl ConnectionLike, name: &[u8], wait
     agree(connection, name, fresh).await
 }
 
-/// Returns true if `record` is that of the generation that `epoch` names. An unreadable record counts as such: it is
-/// reported elsewhere.
+/// Returns true if `record` is that of the generation that `epoch` names. An unreadable record
+/// counts as such: it is reported elsewhere.
 pub(super) fn is_of(record: &Value, epoch: StoreEpoch) -> bool {
     match record {
         Value::Nil => false,
@@ -72,7 +72,8 @@ pub(super) fn is_of(record: &Value, epoch: StoreEpoch) -> bool {
     }
 }
 
-/// Reads the record, or writes `mine` if there is none. Of several concurrent writers one wins, and all get its keys.
+/// Reads the record, or writes `mine` if there is none. Of several concurrent writers one wins, and
+/// all get its keys.
 pub(super) async fn agree(
     connection: &mut impl ConnectionLike,
     name: &[u8],

@@ -1,4 +1,5 @@
-//! Names of all keys and channels in Redis. All keys of a stream have its ID as hash tag, and so lie on one slot.
+//! Names of all keys and channels in Redis. All keys of a stream have its ID as hash tag, and so
+//! lie on one slot.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -62,7 +63,8 @@ impl Names {
         ["q", "n"].map(|part| format!("{}{{mail:{}}}:{part}", self.prefix, of(owner)))
     }
 
-    /// Returns the keys of the leases, of their holders, and of the number of dismissals of each owner.
+    /// Returns the keys of the leases, of their holders, and of the number of dismissals of each
+    /// owner.
     pub(super) fn leases(&self) -> [String; 3] {
         ["z", "i", "d"].map(|part| format!("{}{{leases}}:{part}", self.prefix))
     }

@@ -1,20 +1,25 @@
-//! The store that replicas share: Redis or Valkey, 6.2 or later, one server, a master that sentinels watch, or a Cluster.
+//! The store that replicas share: Redis or Valkey, 6.2 or later, one server, a master that
+//! sentinels watch, or a Cluster.
 //!
-//! A stream is a hash (description and position) and a Redis Stream (one entry per batch; its ID is the number of the batch's last
-//! event), on one slot. Each change is one script there. It checks the writer's epoch, the position and the seal, and restarts the
-//! expiry. Most appends need no script: `append.rs` says which. One connection serves all callers of the process: waiting calls are
-//! sent together, and a few such flights are in flight at once. A second connection receives the messages that Redis publishes for
-//! this replica. Followers and [`Coordination::receive`] wait for them, and nothing is polled.
+//! A stream is a hash (description and position) and a Redis Stream (one entry per batch; its ID is
+//! the number of the batch's last event), on one slot. Each change is one script there. It checks
+//! the writer's epoch, the position and the seal, and restarts the expiry. Most appends need no
+//! script: `append.rs` says which. One connection serves all callers of the process: waiting calls
+//! are sent together, and a few such flights are in flight at once. A second connection receives
+//! the messages that Redis publishes for this replica. Followers and [`Coordination::receive`] wait
+//! for them, and nothing is polled.
 //!
-//! Durability: Ok means that Redis has accepted the write. It survives a crash of Redis if the append-only file has it
-//! (`appendfsync`), and a failover if the new master had received it.
+//! Durability: Ok means that Redis has accepted the write. It survives a crash of Redis if the
+//! append-only file has it (`appendfsync`), and a failover if the new master had received it.
 //!
-//! [`Store::health`] needs no call to find an outage: a probe writes once a second, and a broken connection is reported at once and
-//! replaced until one works. Meanwhile calls fail at once. A failover looks the same. This module does not rewrite lost data, except
-//! the signing keys, under a new epoch. [`Coordination::possible_losses`] tells the event log to rewrite the rest.
+//! [`Store::health`] needs no call to find an outage: a probe writes once a second, and a broken
+//! connection is reported at once and replaced until one works. Meanwhile calls fail at once. A
+//! failover looks the same. This module does not rewrite lost data, except the signing keys, under
+//! a new epoch. [`Coordination::possible_losses`] tells the event log to rewrite the rest.
 //!
-//! The first call is [`Redis::connect`]; its runtime drives the connections, and callers may be on any other. The user that the
-//! URL names needs the keys `~mr:*` and the channels `&mr:wake:*` (with the prefix that is set), and the commands
+//! The first call is [`Redis::connect`]; its runtime drives the connections, and callers may be on
+//! any other. The user that the URL names needs the keys `~mr:*` and the channels `&mr:wake:*`
+//! (with the prefix that is set), and the commands
 //!
 //! ```text
 //! +evalsha +eval +script|load +hello +auth +select +ping +subscribe +publish +time +del +get +set +pttl +pexpire
@@ -22,10 +27,11 @@
 //! +zrange +zrangebyscore +zremrangebyscore +rpush +lrange +lindex +ltrim
 //! ```
 //!
-//! with `+role` behind sentinels and `+cluster|slots` in a Cluster; `+config|get` lets it see the eviction policy. Before Redis 7
-//! subcommands are allowed as `+script +cluster +config +xinfo`.
+//! with `+role` behind sentinels and `+cluster|slots` in a Cluster; `+config|get` lets it see the
+//! eviction policy. Before Redis 7 subcommands are allowed as `+script +cluster +config +xinfo`.
 //!
-//! Absent: eviction (a `maxmemory-policy` other than `noeviction` loses streams, and is warned about), and reading from replicas.
+//! Absent: eviction (a `maxmemory-policy` other than `noeviction` loses streams, and is warned
+//! about), and reading from replicas.
 
 mod address;
 mod append;
@@ -74,14 +80,16 @@ const KEEP_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// Time for which a stream may be in its owner's index before it is created.
 const INDEXED_BEFORE_MS: u64 = 60_000;
 
-/// Default of [`Options::key_wait`]. A replica that has lost its connection tries again after half a second at the latest.
+/// Default of [`Options::key_wait`]. A replica that has lost its connection tries again after half
+/// a second at the latest.
 const KEY_WAIT: Duration = Duration::from_secs(2);
 
 /// Address of Redis, and the way to connect.
 #[derive(Clone)]
 pub struct Options {
-    /// `redis://[user:password@]host[:port][/database]`, `redis+sentinel://…host[:port],host[:port]/master[/database]` (user
-    /// and password are those of the master), `redis+cluster://…host[:port],host[:port]`; with `rediss` for TLS.
+    /// `redis://[user:password@]host[:port][/database]`,
+    /// `redis+sentinel://…host[:port],host[:port]/master[/database]` (user and password are those
+    /// of the master), `redis+cluster://…host[:port],host[:port]`; with `rediss` for TLS.
     pub url: String,
     /// Prefix of every key and channel: several deployments may share one Redis.
     pub prefix: String,
@@ -89,8 +97,9 @@ pub struct Options {
     pub response_timeout: Duration,
     /// Longest time to connect.
     pub connect_timeout: Duration,
-    /// Time to wait, at a Redis without signing keys, for replicas that lost their connection and hold the keys. Then
-    /// new keys are made. Without the wait, replicas with different keys would refuse each other's event IDs.
+    /// Time to wait, at a Redis without signing keys, for replicas that lost their connection and
+    /// hold the keys. Then new keys are made. Without the wait, replicas with different keys would
+    /// refuse each other's event IDs.
     pub key_wait: Duration,
     /// File of the trusted certificate authorities, in PEM form; `None` for those of the system.
     pub ca: Option<PathBuf>,
@@ -191,7 +200,8 @@ impl Redis {
         connector.check().map_err(|failure| OpenError::Refused(failure.to_string()))
     }
 
-    /// Connects, and agrees with the other replicas on the keys. The calling runtime drives the connections.
+    /// Connects, and agrees with the other replicas on the keys. The calling runtime drives the
+    /// connections.
     ///
     /// # Errors
     /// If Redis cannot be reached or used. No task is left behind then.

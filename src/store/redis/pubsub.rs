@@ -1,7 +1,9 @@
-//! Notification of subscribers, by the messages that Redis publishes on the one channel of this replica.
+//! Notification of subscribers, by the messages that Redis publishes on the one channel of this
+//! replica.
 //!
-//! No change is missed. After each new connection, when messages may be lost, every subscriber is woken and reads. Each
-//! subscriber is also woken when its registration is renewed, because a published message may be lost on its way.
+//! No change is missed. After each new connection, when messages may be lost, every subscriber is
+//! woken and reads. Each subscriber is also woken when its registration is renewed, because a
+//! published message may be lost on its way.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -92,7 +94,8 @@ pub(super) fn register(core: &Core, stream: StreamId) -> Pending<Result<(), Erro
     core.call(stream, vec![cmd], |_| Ok(()))
 }
 
-/// Renews the registrations, and wakes every subscriber. After a loss all of them are made anew at once.
+/// Renews the registrations, and wakes every subscriber. After a loss all of them are made anew at
+/// once.
 pub(super) async fn renew(core: Arc<Core>) {
     loop {
         tokio::select! {
@@ -105,8 +108,8 @@ pub(super) async fn renew(core: Arc<Core>) {
             if let Err(error) = registered.wait().await {
                 warn!(stream.id = %stream, %error, "the changes of a stream cannot be subscribed to");
             }
-            // Also without a known loss: the expiry of a stream is not published, and a message in a Cluster is lost with
-            // the link between two nodes.
+            // Also without a known loss: the expiry of a stream is not published, and a message in
+            // a Cluster is lost with the link between two nodes.
             core.subscriptions.notify(stream);
         }
         core.mail.notify_one();

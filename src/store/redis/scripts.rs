@@ -1,9 +1,11 @@
-//! The scripts. Every change of a stream is one of them, on the slot of its keys, but for the plain addition of [`super::append`].
+//! The scripts. Every change of a stream is one of them, on the slot of its keys, but for the plain
+//! addition of [`super::append`].
 //!
-//! They are written for Redis 6.2 and later, and for a Cluster, where a script touches only the keys that it is given. Outside a
-//! Cluster, the key of the events may have a generation number appended. Numbers of events are passed as text, since Lua's are exact
-//! up to 2^53 only, and are compared as numbers. A script that needs memory first issues the command that Redis may refuse for lack
-//! of it, so that it is never half done.
+//! They are written for Redis 6.2 and later, and for a Cluster, where a script touches only the
+//! keys that it is given. Outside a Cluster, the key of the events may have a generation number
+//! appended. Numbers of events are passed as text, since Lua's are exact up to 2^53 only, and are
+//! compared as numbers. A script that needs memory first issues the command that Redis may refuse
+//! for lack of it, so that it is never half done.
 
 use std::sync::LazyLock;
 
@@ -48,7 +50,8 @@ impl Script {
     }
 }
 
-/// Returns the call with its script's text in place of the hash, or `None` if the command is no script.
+/// Returns the call with its script's text in place of the hash, or `None` if the command is no
+/// script.
 pub(super) fn in_full(call: &Cmd) -> Option<Cmd> {
     let mut args = call.args_iter().filter_map(|arg| if let Arg::Simple(arg) = arg { Some(arg) } else { None });
     if args.next()? != b"EVALSHA" {
@@ -77,13 +80,14 @@ const NOTHING: &str = "";
 
 /// Lua functions for the scripts of a stream.
 ///
-/// Keys: meta, events and followers of the stream. First arguments of a script that changes the stream: prefix of the
-/// channels, ID of the stream.
+/// Keys: meta, events and followers of the stream. First arguments of a script that changes the
+/// stream: prefix of the channels, ID of the stream.
 ///
-/// While a connection holds the stream, it adds events without a script, and the tail in the meta is behind. `revoke`
-/// ends that: it gives the events the name of the next generation, so that a plain addition misses them. It is called
-/// after the steps that may be refused for want of memory. `known` returns the fields `p g h t` and the requested ones.
-/// `known` returns nothing if there is no stream, or if events of unknown number were lost.
+/// While a connection holds the stream, it adds events without a script, and the tail in the meta
+/// is behind. `revoke` ends that: it gives the events the name of the next generation, so that a
+/// plain addition misses them. It is called after the steps that may be refused for want of memory.
+/// `known` returns the fields `p g h t` and the requested ones. `known` returns nothing if there is
+/// no stream, or if events of unknown number were lost.
 const STREAM: &str = "
 local meta, followers = KEYS[1], KEYS[3]
 local generation, holder, tail, events
@@ -130,7 +134,8 @@ local function keep(time)
 end
 ";
 
-/// Lua functions for messages. Key: list of messages. First arguments: first message that was taken, number of those taken.
+/// Lua functions for messages. Key: list of messages. First arguments: first message that was
+/// taken, number of those taken.
 const MAIL: &str = "
 local function parts(message)
   local _, stop, till, name = string.find(message, '^(%d+) (%S+) ')
@@ -159,7 +164,8 @@ keep(tonumber(ARGV[5]))
 tell()
 return {'ok', epoch}
 "
-    /// Creates a stream with all its events, sealed. Arguments: about, owner, keep, last, events, state.
+    /// Creates a stream with all its events, sealed. Arguments: about, owner, keep, last, events,
+    /// state.
     WHOLE(3, STREAM) "
 local old = redis.call('HMGET', meta, 'p', 'g', 'h')
 local epoch = old[1] and text(tonumber(old[1]) + 1) or '0'
@@ -174,11 +180,12 @@ keep(tonumber(ARGV[5]))
 tell()
 return {'ok', epoch}
 "
-    /// Appends a batch. Arguments: epoch, after, after + 1, last, count, events, 1 if there is a state, state, candidate for
-    /// holder.
+    /// Appends a batch. Arguments: epoch, after, after + 1, last, count, events, 1 if there is a
+    /// state, state, candidate for holder.
     ///
-    /// A repeated batch is compared byte for byte with the stored events, in any division into entries. The candidate becomes the
-    /// holder unless the stream has followers; the reply then has the generation and the expiry of the stream.
+    /// A repeated batch is compared byte for byte with the stored events, in any division into
+    /// entries. The candidate becomes the holder unless the stream has followers; the reply then
+    /// has the generation and the expiry of the stream.
     APPEND(3, STREAM) "
 local is = known('z', 'k', 'x')
 if not is then return {'gone'} end
@@ -249,8 +256,8 @@ local is = known('a', 's', 'o', 'x', 'z')
 if not is then return {} end
 return {is[5], is[6], is[7], is[1], is[8], tail, is[9]}
 "
-    /// Reads events. Arguments: after, after + 1, max bytes. Returns whole entries, from the one with the next event on, until
-    /// there are enough bytes. The returned tail may be behind them.
+    /// Reads events. Arguments: after, after + 1, max bytes. Returns whole entries, from the one
+    /// with the next event on, until there are enough bytes. The returned tail may be behind them.
     READ(3, STREAM) "
 local is = redis.call('HMGET', meta, 't', 'x', 'g', 'h')
 if not is[1] then return {'gone'} end
@@ -313,7 +320,8 @@ redis.call('DEL', meta, events)
 tell()
 return {'ok'}
 "
-    /// Registers a follower of a stream: from now on every writer publishes its additions. Arguments: owner, duration in ms.
+    /// Registers a follower of a stream: from now on every writer publishes its additions.
+    /// Arguments: owner, duration in ms.
     FOLLOW(3, STREAM) "
 local time = now()
 redis.call('ZADD', followers, time + tonumber(ARGV[2]), ARGV[1])
@@ -340,14 +348,15 @@ local there = redis.call('GET', KEYS[1])
 if not there then redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end
 return there
 "
-    /// Extends or removes a record that still equals the value. Arguments: value, keep; an empty keep removes the record.
+    /// Extends or removes a record that still equals the value. Arguments: value, keep; an empty
+    /// keep removes the record.
     HOLD(1, NOTHING) "
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 if ARGV[2] == '' then return redis.call('DEL', KEYS[1]) end
 return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 "
-    /// Replaces a record that is equal to a value. Key: record. Arguments: the old value, the new one, time to live. Returns 1 if the record
-    /// has the new value.
+    /// Replaces a record that is equal to a value. Key: record. Arguments: the old value, the new
+    /// one, time to live. Returns 1 if the record has the new value.
     REPLACE(1, NOTHING) "
 local there = redis.call('GET', KEYS[1])
 if there ~= ARGV[1] and there ~= ARGV[2] then return 0 end
@@ -365,7 +374,8 @@ redis.call('ZADD', KEYS[1], time + tonumber(ARGV[3]), ARGV[1])
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
 return runs and 'held' or 'anew'
 "
-    /// Grants leases. Key: leases. Arguments: lease, owners. Existing leases are unchanged; new ones have no holder.
+    /// Grants leases. Key: leases. Arguments: lease, owners. Existing leases are unchanged; new
+    /// ones have no holder.
     EXPECT(1, NOTHING) "
 local ends = now() + tonumber(ARGV[1])
 for i = 2, #ARGV do redis.call('ZADD', KEYS[1], 'NX', ends, ARGV[i]) end
@@ -379,12 +389,14 @@ if redis.call('HGET', KEYS[2], ARGV[1]) == ARGV[2] then
 end
 return 0
 "
-    /// Returns the running leases, or the expired ones. Key: leases. Argument: 1 for the running ones.
+    /// Returns the running leases, or the expired ones. Key: leases. Argument: 1 for the running
+    /// ones.
     LEASES(1, NOTHING) "
 if ARGV[1] == '1' then return redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. text(now()), '+inf') end
 return redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', text(now()))
 "
-    /// Forgets a replica with an expired lease. Keys: leases, incarnations, dismissals. Argument: owner.
+    /// Forgets a replica with an expired lease. Keys: leases, incarnations, dismissals. Argument:
+    /// owner.
     DISMISS(3, NOTHING) "
 local ends = redis.call('ZSCORE', KEYS[1], ARGV[1])
 if ends and tonumber(ends) <= now() then
@@ -394,8 +406,8 @@ if ends and tonumber(ends) <= now() then
 end
 return 0
 "
-    /// Sends a message, once for its number. Keys: messages of a replica, last number of each sender. Arguments: channel, text to
-    /// publish there, sender, number, keep, message.
+    /// Sends a message, once for its number. Keys: messages of a replica, last number of each
+    /// sender. Arguments: channel, text to publish there, sender, number, keep, message.
     SEND(2, NOTHING) "
 local last = redis.call('HGET', KEYS[2], ARGV[3])
 if last and tonumber(last) >= tonumber(ARGV[4]) then return 0 end
@@ -413,8 +425,8 @@ return 1
 taken()
 return 0
 "
-    /// Acknowledges messages, and returns the next ones, which stay until a later call acknowledges them. Arguments: those of
-    /// `TAKEN`, maximum of messages.
+    /// Acknowledges messages, and returns the next ones, which stay until a later call acknowledges
+    /// them. Arguments: those of `TAKEN`, maximum of messages.
     RECEIVE(1, MAIL) "
 taken()
 local time = now()
@@ -432,8 +444,8 @@ while true do
   redis.call('LTRIM', KEYS[1], #found, -1)
 end
 "
-    /// Adds a member to a group, which lasts as long as its last member. Key: group. Arguments: owner, number of its dismissals,
-    /// keep.
+    /// Adds a member to a group, which lasts as long as its last member. Key: group. Arguments:
+    /// owner, number of its dismissals, keep.
     JOIN(1, NOTHING) "
 local time, latest = now(), 0
 redis.call('HSET', KEYS[1], ARGV[1], text(time + ARGV[3]) .. ' ' .. ARGV[2])
@@ -445,7 +457,8 @@ end
 redis.call('PEXPIRE', KEYS[1], text(latest - time))
 return 0
 "
-    /// Returns the members of a group, each with the number of its dismissals when it joined. Key: group.
+    /// Returns the members of a group, each with the number of its dismissals when it joined. Key:
+    /// group.
     MEMBERS(1, NOTHING) "
 local time, all, here = now(), redis.call('HGETALL', KEYS[1]), {}
 for i = 1, #all, 2 do

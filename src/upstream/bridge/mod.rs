@@ -1,7 +1,9 @@
 //! Bridge: requests of clients at a server that shares no revision with them.
 //!
-//! Owned here: the decision whether a request is translated. [`modern_clients`] translates those of clients of 2026-07-28 for a server of the revisions with
-//! sessions, [`legacy_clients`] those of older clients for a server of 2026-07-28. Absent: the bytes of the messages (`protocol/bridge/`).
+//! Owned here: the decision whether a request is translated. [`modern_clients`] translates those of
+//! clients of 2026-07-28 for a server of the revisions with sessions, [`legacy_clients`] those of
+//! older clients for a server of 2026-07-28. Absent: the bytes of the messages
+//! (`protocol/bridge/`).
 
 mod legacy_clients;
 mod modern_clients;
@@ -46,13 +48,15 @@ pub struct Settings {
     pub config: config::Bridge,
     /// Time for which a call waits for the answers of its client.
     pub max_wait: Duration,
-    /// Time for which a call waits that may have become a task, if that is longer, or `None` if none do.
+    /// Time for which a call waits that may have become a task, if that is longer, or `None` if
+    /// none do.
     pub task_wait: Option<Duration>,
     /// Time without a further question after which a round is told.
     pub input_grace: Duration,
     /// Time for which a request waits for a server that accepts no connections.
     pub connect_wait: Duration,
-    /// True if the proxy listens on a loopback address: its callers without credentials are one then.
+    /// True if the proxy listens on a loopback address: its callers without credentials are one
+    /// then.
     pub is_loopback: bool,
     /// Size limit of a message.
     pub max_event_bytes: usize,
@@ -84,7 +88,8 @@ impl Bridge {
         })
     }
 
-    /// Answers a request, or returns `None` if it goes to the server as it is: it is of a revision with sessions, or the server speaks its revision.
+    /// Answers a request, or returns `None` if it goes to the server as it is: it is of a revision
+    /// with sessions, or the server speaks its revision.
     pub(super) async fn send(
         &self,
         upstream: &Upstream,
@@ -160,7 +165,8 @@ impl Bridge {
         }
     }
 
-    /// Returns true if the request is one in a session that the bridge keeps in the server's place, or has kept before a restart.
+    /// Returns true if the request is one in a session that the bridge keeps in the server's place,
+    /// or has kept before a restart.
     pub(super) fn keeps_session_of(&self, template: &Template) -> bool {
         self.has_legacy_clients() && LegacyClients::names_session(template)
     }
@@ -169,7 +175,8 @@ impl Bridge {
         self.legacy_clients.as_ref().is_some_and(|legacy| legacy.is_active())
     }
 
-    /// Returns true if the response may refuse the era of a client of an older revision. A server on a channel refuses by an error alone.
+    /// Returns true if the response may refuse the era of a client of an older revision. A server
+    /// on a channel refuses by an error alone.
     pub(super) fn may_be_refusal(&self, response: &Response<ResponseBody>, by_channel: bool) -> bool {
         let is_refused = response.status().is_client_error()
             && !matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
@@ -177,7 +184,8 @@ impl Bridge {
         self.legacy_clients.is_some() && (is_refused || may_be_error)
     }
 
-    /// Answers a request that the server has refused, if it is of a client of an older revision and the server speaks the later one alone. Other responses pass.
+    /// Answers a request that the server has refused, if it is of a client of an older revision and
+    /// the server speaks the later one alone. Other responses pass.
     pub(super) async fn after_refusal(
         &self,
         upstream: &Upstream,
@@ -186,7 +194,8 @@ impl Bridge {
     ) -> Answer {
         let Some(legacy) = &self.legacy_clients else { return Ok(response) };
         if self.keeps_session_of(template) {
-            // A session of a server that was replaced, which the bridge had opened again before a restart.
+            // A session of a server that was replaced, which the bridge had opened again before a
+            // restart.
             return legacy.send(upstream, template, None).await;
         }
         if is_modern(template) {
@@ -204,7 +213,8 @@ impl Bridge {
         legacy.open(template, &id).await
     }
 
-    /// Returns the refusal of a session that went with its server, if the one in its place speaks the later revision alone. Other responses pass.
+    /// Returns the refusal of a session that went with its server, if the one in its place speaks
+    /// the later revision alone. Other responses pass.
     async fn after_refusal_in_session(
         &self,
         template: &Template,
@@ -247,7 +257,8 @@ async fn response_in(response: Response<ResponseBody>) -> Option<Bytes> {
     first_message(response, ANSWER_MAX, is_response).await
 }
 
-/// Returns true if the response refuses the revision of a request of 2026-07-28. The returned response has its whole body.
+/// Returns true if the response refuses the revision of a request of 2026-07-28. The returned
+/// response has its whole body.
 async fn refuses_era(response: Response<ResponseBody>) -> (Response<ResponseBody>, bool) {
     if response.status() != StatusCode::BAD_REQUEST {
         return (response, false);
@@ -273,7 +284,8 @@ async fn is_error(response: Response<ResponseBody>) -> (Response<ResponseBody>, 
     (response, whole.is_some_and(|whole| jsonrpc::member(&whole, &["error"]).is_some()))
 }
 
-/// Returns true for a response with a message. A failure of the server, and a refusal of the caller, pass with their headers.
+/// Returns true for a response with a message. A failure of the server, and a refusal of the
+/// caller, pass with their headers.
 fn is_translated(parts: &Parts) -> bool {
     let passes =
         parts.status.is_server_error() || matches!(parts.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-/// Longest time for which a burst waits for one reader. One that is slower loses messages, or its subscription.
+/// Longest time for which a burst waits for one reader. One that is slower loses messages, or its
+/// subscription.
 const WAIT: Duration = Duration::from_millis(250);
 
 /// Returns true if a queue is half full or fuller.
@@ -12,7 +13,8 @@ pub(super) fn is_pressed<T>(queue: &mpsc::Sender<T>) -> bool {
     queue.capacity() <= queue.max_capacity() / 2
 }
 
-/// Waits until a queue is less than half full. Returns false if its reader does not get so far in time.
+/// Waits until a queue is less than half full. Returns false if its reader does not get so far in
+/// time.
 pub(super) async fn relieved<T>(queue: mpsc::Sender<T>) -> bool {
     let half = queue.max_capacity() / 2;
     match tokio::time::timeout(WAIT, queue.reserve_many(half + 1)).await {

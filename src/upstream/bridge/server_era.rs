@@ -15,12 +15,14 @@ use crate::{clock, sync};
 
 /// Time for which the answer counts.
 const TTL: Duration = Duration::from_secs(300);
-/// Time for which the era counts on if the question is not answered, and for which silence counts as an answer.
+/// Time for which the era counts on if the question is not answered, and for which silence counts
+/// as an answer.
 const UNANSWERED_TTL: Duration = Duration::from_secs(30);
 /// Time limit of the question. Other requests wait meanwhile.
 const WAIT: Duration = Duration::from_secs(5);
 
-/// Statuses with which a server of the revisions with sessions refuses the question. Others concern the caller, or the moment.
+/// Statuses with which a server of the revisions with sessions refuses the question. Others concern
+/// the caller, or the moment.
 const LEGACY_STATUSES: [StatusCode; 6] = [
     StatusCode::BAD_REQUEST,
     StatusCode::NOT_FOUND,
@@ -53,7 +55,8 @@ impl ServerEra {
         Self { upstream, known: Mutex::default() }
     }
 
-    /// Returns the era, or `None` if it was never found. Asks with the headers of this request, beside others that ask.
+    /// Returns the era, or `None` if it was never found. Asks with the headers of this request,
+    /// beside others that ask.
     pub(super) async fn of(&self, template: &Template) -> Option<Era> {
         match self.known() {
             Some(known) if clock::now() < known.until => Some(known.era),
@@ -62,12 +65,14 @@ impl ServerEra {
         }
     }
 
-    /// Asks again, because a response shows that the server may have left this era. Returns true if it has.
+    /// Asks again, because a response shows that the server may have left this era. Returns true if
+    /// it has.
     pub(super) async fn has_changed(&self, template: &Template, from: Era) -> bool {
         self.latest(template).await.is_some_and(|era| era != from)
     }
 
-    /// Returns true if the server is of this era. If it was of another one when it was last asked, it is asked again.
+    /// Returns true if the server is of this era. If it was of another one when it was last asked,
+    /// it is asked again.
     pub(super) async fn is_or_has_become(&self, template: &Template, era: Era) -> bool {
         self.of(template).await == Some(era) || self.latest(template).await == Some(era)
     }

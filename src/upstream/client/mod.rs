@@ -1,10 +1,12 @@
 //! HTTP clients of the upstream, with their pooled connections.
 //!
-//! Over HTTP/1.1 every call has a connection of its own, served by the proxy's own client; bodies that pass through and all else
-//! use hyper's. In TLS the server chooses the version with each connection. The own client connects first. If the server chooses
-//! HTTP/2, hyper's client makes this call and all later ones, until a server chooses HTTP/1.1 again. Over HTTP/2 calls share a
-//! connection, and servers limit the calls on one. A call beyond the limit would wait behind streams that may last for hours.
-//! Therefore there are as many of hyper's clients as it takes for none to have more calls than a connection carries.
+//! Over HTTP/1.1 every call has a connection of its own, served by the proxy's own client; bodies
+//! that pass through and all else use hyper's. In TLS the server chooses the version with each
+//! connection. The own client connects first. If the server chooses HTTP/2, hyper's client makes
+//! this call and all later ones, until a server chooses HTTP/1.1 again. Over HTTP/2 calls share a
+//! connection, and servers limit the calls on one. A call beyond the limit would wait behind
+//! streams that may last for hours. Therefore there are as many of hyper's clients as it takes for
+//! none to have more calls than a connection carries.
 
 #[cfg(test)]
 mod tests;
@@ -34,11 +36,14 @@ use crate::sync;
 ///
 /// [RFC 9113 §6.5.2]: https://www.rfc-editor.org/rfc/rfc9113#section-6.5.2
 const CALLS_PER_CONNECTION: usize = 100;
-/// Limit of calls on a connection before the server's SETTINGS arrive: a server refuses those beyond its own limit.
+/// Limit of calls on a connection before the server's SETTINGS arrive: a server refuses those
+/// beyond its own limit.
 const CALLS_BEFORE_SETTINGS: usize = 1;
-/// Flow-control window of one response. Unread bytes lie in h2's buffers, and count against no caller's quota.
+/// Flow-control window of one response. Unread bytes lie in h2's buffers, and count against no
+/// caller's quota.
 const STREAM_WINDOW: u32 = 256 * 1024;
-/// Flow-control window of a connection: responses that are not read (their streams are full) never stop the others.
+/// Flow-control window of a connection: responses that are not read (their streams are full) never
+/// stop the others.
 const CONNECTION_WINDOW: u32 = STREAM_WINDOW * CALLS_PER_CONNECTION as u32;
 /// Silence after which an HTTP/2 connection with calls on it is pinged.
 const PING_AFTER: Duration = Duration::from_secs(30);
@@ -89,7 +94,8 @@ impl Error {
         }
     }
 
-    /// Returns true if a connection took none of its requests for the longest time that connecting may take.
+    /// Returns true if a connection took none of its requests for the longest time that connecting
+    /// may take.
     pub(super) fn is_stuck(&self) -> bool {
         matches!(self, Error::Stuck)
     }
@@ -107,8 +113,8 @@ struct HyperClient {
 }
 
 impl HyperClient {
-    /// Resolves once the connection had no call in flight for `timeout` and took none of those that wait. The call of `sent_flag`
-    /// is withdrawn then.
+    /// Resolves once the connection had no call in flight for `timeout` and took none of those that
+    /// wait. The call of `sent_flag` is withdrawn then.
     async fn when_stuck(&self, sent_flag: &SentFlag, timeout: Duration) {
         let mut before = self.calls.sent_if_idle();
         while !sent_flag.is_sent() {
@@ -124,15 +130,17 @@ impl HyperClient {
 }
 
 impl Clients {
-    /// Creates the clients of one server; requests that name no host are for `host`. Connects nothing yet.
+    /// Creates the clients of one server; requests that name no host are for `host`. Connects
+    /// nothing yet.
     pub(super) fn new(connector: Connector, version: Version, host: &str, pool_idle: Duration) -> Self {
         let first = client(&connector, version, pool_idle);
         let http1 = http1::Client::new(connector.clone(), host.to_owned(), pool_idle);
         Self { connector, version, pool_idle, http1, first, more: Mutex::default() }
     }
 
-    /// Sends a request and waits for the response head, which shares no memory with the connection's read buffer. Sets `sent_flag`
-    /// and notes it in `sent` once bytes of the request may have left.
+    /// Sends a request and waits for the response head, which shares no memory with the
+    /// connection's read buffer. Sets `sent_flag` and notes it in `sent` once bytes of the request
+    /// may have left.
     pub(super) async fn send(
         &self,
         template: &Template,
@@ -199,7 +207,8 @@ impl Clients {
             answered = client.client.request(request) => answered?,
             () = client.when_stuck(sent_flag, self.connector.ready_timeout()) => return Err(Error::Stuck),
         };
-        // A request with a response has arrived, although the rest of its body may still be asked for.
+        // A request with a response has arrived, although the rest of its body may still be asked
+        // for.
         sent_flag.mark_sent();
         Ok(Incoming::of_response(answered, slot).map(ResponseBody::Hyper))
     }
@@ -238,8 +247,9 @@ fn client(connector: &Connector, version: Version, pool_idle: Duration) -> Hyper
     HyperClient { client: builder.build(connector.clone()), calls: Arc::default() }
 }
 
-/// Moves the `Host` header to the URI's authority. HTTP/2 has no `Host`, and a server may refuse one that differs from the
-/// `:authority`. hyper writes the authority as the connection's version requires.
+/// Moves the `Host` header to the URI's authority. HTTP/2 has no `Host`, and a server may refuse
+/// one that differs from the `:authority`. hyper writes the authority as the connection's version
+/// requires.
 fn host_to_authority(request: &mut Request<Body>) {
     let Some(host) = request.headers_mut().remove(HOST) else { return };
     let Some(authority) = Authority::try_from(host.as_bytes()).ok().filter(|it| !it.as_str().contains('@')) else {

@@ -69,7 +69,8 @@ async fn withdrawn_calls_prolong_no_other_call() {
     }
 }
 
-/// The connection's task runs on another thread: it may reach the request at the moment in which the call is withdrawn.
+/// The connection's task runs on another thread: it may reach the request at the moment in which
+/// the call is withdrawn.
 #[tokio::test(start_paused = true)]
 async fn a_request_that_timed_out_before_it_was_sent_is_withdrawn() {
     for is_taken_first in [false, true] {

@@ -13,7 +13,8 @@ use crate::body::BoxError;
 use crate::protocol::http1::{Decoder, Error, Head};
 use crate::upstream::connect::Socket;
 
-/// Response body. Its connection returns to the pool as soon as the last byte is here, and is closed if the body is dropped before.
+/// Response body. Its connection returns to the pool as soon as the last byte is here, and is
+/// closed if the body is dropped before.
 pub struct Body {
     content: Content,
     /// Connection, or `None` once the body is complete or broken.
@@ -53,7 +54,8 @@ struct Content {
 }
 
 impl Content {
-    /// Decodes a piece. Returns true if all of it belonged to the body: further bytes would be a response to no request.
+    /// Decodes a piece. Returns true if all of it belonged to the body: further bytes would be a
+    /// response to no request.
     fn handle(&mut self, piece: &[u8]) -> Result<bool, Error> {
         self.ready.reserve(piece.len());
         Ok(self.decoder.decode(piece, &mut self.ready)? == piece.len())

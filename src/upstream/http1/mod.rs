@@ -1,9 +1,10 @@
 //! HTTP/1.1 client: one connection for each call, driven by the call's own task.
 //!
-//! hyper's client has a task for each connection, and passes each piece of a response through a channel. Here the task that wants
-//! the bytes reads them. Owned here: connections and their reuse, writing a request, reading its response. Absent: framing
-//! ([`crate::protocol::http1`]), bodies that are not in memory (hyper's client sends those), and retries of anything but an
-//! unwritten request.
+//! hyper's client has a task for each connection, and passes each piece of a response through a
+//! channel. Here the task that wants the bytes reads them. Owned here: connections and their reuse,
+//! writing a request, reading its response. Absent: framing ([`crate::protocol::http1`]), bodies
+//! that are not in memory (hyper's client sends those), and retries of anything but an unwritten
+//! request.
 
 mod body;
 mod pool;
@@ -29,7 +30,8 @@ use crate::body::BoxError;
 use crate::protocol::headers::Lines;
 use crate::protocol::http1::{self, Head, HeadReader};
 
-/// Size limit of a body that is copied behind its head: the copy costs less than a second piece of the write.
+/// Size limit of a body that is copied behind its head: the copy costs less than a second piece of
+/// the write.
 const SMALL_BODY: usize = 1024;
 
 /// Connections of one runtime to one origin.
@@ -66,13 +68,15 @@ pub(super) enum Error {
 }
 
 impl Client {
-    /// Creates a client. Connects nothing yet. Requests that name no host are for `host`; an idle connection is kept for `idle`.
+    /// Creates a client. Connects nothing yet. Requests that name no host are for `host`; an idle
+    /// connection is kept for `idle`.
     pub(super) fn new(connector: Connector, host: String, idle: Duration) -> Self {
         Self { connector, pool: Pool::new(idle), host }
     }
 
-    /// Sends a request and waits for the head of its response. Calls `on_sent` once bytes of the request have left; after that the
-    /// request is never written again. Dropping the future, or the body before its end, closes the connection.
+    /// Sends a request and waits for the head of its response. Calls `on_sent` once bytes of the
+    /// request have left; after that the request is never written again. Dropping the future, or
+    /// the body before its end, closes the connection.
     pub(super) async fn send(&self, request: Request<'_>, on_sent: impl FnOnce()) -> Result<Response<Body>, Error> {
         let outgoing = self.encode(&request);
         let wire = self.wire(outgoing).await?;

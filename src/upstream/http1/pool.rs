@@ -10,7 +10,8 @@ use tokio::io::{AsyncRead, ReadBuf};
 use crate::clock;
 use crate::sync;
 
-/// Idle connections. The one returned last is taken first, so that no more are kept alive than needed.
+/// Idle connections. The one returned last is taken first, so that no more are kept alive than
+/// needed.
 pub(super) struct Pool<S> {
     state: Mutex<State<S>>,
     idle_timeout: Duration,
@@ -60,7 +61,8 @@ impl<S: AsyncRead + Send + Unpin + 'static> Pool<S> {
         }
     }
 
-    /// Closes expired connections. Returns the time of the next expiry, or `None` if the pool is empty.
+    /// Closes expired connections. Returns the time of the next expiry, or `None` if the pool is
+    /// empty.
     fn expire(&self, now: Instant) -> Option<Instant> {
         let mut state = self.state();
         let expired = state.idle.partition_point(|idle| idle.until <= now);
@@ -83,7 +85,8 @@ async fn reap<S: AsyncRead + Send + Unpin + 'static>(pool: Weak<Pool<S>>, first:
     }
 }
 
-/// Returns true if a connection is open and silent: bytes that precede a request are no response to it.
+/// Returns true if a connection is open and silent: bytes that precede a request are no response to
+/// it.
 fn is_quiet<S: AsyncRead + Unpin>(socket: &mut S) -> bool {
     let mut byte = [0];
     let mut buffer = ReadBuf::new(&mut byte);

@@ -213,7 +213,8 @@ async fn data_buffered_by_the_connection_is_flushed() {
     }
 }
 
-/// Breaks in its second record, as TLS does on a broken connection: the first has left, and the write has failed.
+/// Breaks in its second record, as TLS does on a broken connection: the first has left, and the
+/// write has failed.
 struct BreaksInSecond {
     pipe: DuplexStream,
     records: usize,

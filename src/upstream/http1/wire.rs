@@ -14,8 +14,8 @@ use crate::protocol::http1::{self, Head, HeadReader};
 
 /// Size limit of one read.
 const READ_MAX: usize = 64 * 1024;
-/// Size limit of the first write of a request: one TLS record, of which a peer cannot read a part. So if the write fails, none of
-/// the request left.
+/// Size limit of the first write of a request: one TLS record, of which a peer cannot read a part.
+/// So if the write fails, none of the request left.
 const FIRST_WRITE_MAX: usize = 16 * 1024;
 
 thread_local! {
@@ -89,7 +89,8 @@ impl Outgoing {
 pub(super) struct Wire<S> {
     socket: S,
     outgoing: Outgoing,
-    /// True if the rest of the request could not be written. The server may have sent a response before it broke off.
+    /// True if the rest of the request could not be written. The server may have sent a response
+    /// before it broke off.
     is_broken: bool,
 }
 
@@ -105,8 +106,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         }
     }
 
-    /// Reads the response head, and returns the result of `take` for it and the bytes that arrived behind it. Writes the rest of
-    /// the request meanwhile.
+    /// Reads the response head, and returns the result of `take` for it and the bytes that arrived
+    /// behind it. Writes the rest of the request meanwhile.
     pub(super) fn poll_head<T>(
         &mut self,
         reader: &mut HeadReader,
@@ -128,7 +129,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         }
     }
 
-    /// Reads once, and passes the bytes to `take`. Returns `None` if the server has closed the connection.
+    /// Reads once, and passes the bytes to `take`. Returns `None` if the server has closed the
+    /// connection.
     pub(super) fn poll_read<T>(
         &mut self,
         cx: &mut Context<'_>,
@@ -148,7 +150,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         }
     }
 
-    /// Returns the connection for another request, or `None` if this request is not completely written.
+    /// Returns the connection for another request, or `None` if this request is not completely
+    /// written.
     pub(super) fn into_idle(self) -> Option<S> {
         if self.outgoing.is_flushed && !self.is_broken { Some(self.socket) } else { None }
     }

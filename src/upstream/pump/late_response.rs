@@ -1,9 +1,10 @@
-//! Responses that come after the proxy could have begun one of its own: the permission to begin it, and what is lost of
-//! the server's afterwards.
+//! Responses that come after the proxy could have begun one of its own: the permission to begin it,
+//! and what is lost of the server's afterwards.
 //!
-//! Owned here: the seam to what is known of the caller and of earlier late responses ([`super::super::observed`],
-//! [`super::super::late_responses`]), and requests that the server has accepted without a response. Absent: the time of
-//! a commit (the machine), and the conditions that a request's head decides (ingress).
+//! Owned here: the seam to what is known of the caller and of earlier late responses
+//! ([`super::super::observed`], [`super::super::late_responses`]), and requests that the server has
+//! accepted without a response. Absent: the time of a commit (the machine), and the conditions that
+//! a request's head decides (ingress).
 
 use std::time::Instant;
 
@@ -23,8 +24,9 @@ use crate::upstream::late_responses::{self, Source};
 use crate::upstream::observed::CredentialKind;
 
 impl Pump {
-    /// Returns true if the proxy may begin the response at `now`. It must not hide a head that matters: a status on
-    /// which a client acts, or CORS headers that a browser needs. Called once in a late call.
+    /// Returns true if the proxy may begin the response at `now`. It must not hide a head that
+    /// matters: a status on which a client acts, or CORS headers that a browser needs. Called once
+    /// in a late call.
     pub(super) fn may_commit(&self, now: Instant) -> bool {
         let (observed, template) = (self.upstream.observed(), &self.call.template);
         let kind = CredentialKind::of(&self.call.credentials, &template.lines().to_map(), template.query());
@@ -33,15 +35,16 @@ impl Pump {
             && self.source().is_some_and(|source| !self.upstream.late_responses().has(&source, now))
     }
 
-    /// Notes the head of a response that is no stream and cannot pass, because the proxy has begun one or the stream
-    /// has ended.
+    /// Notes the head of a response that is no stream and cannot pass, because the proxy has begun
+    /// one or the stream has ended.
     pub(super) fn note_late_head(&self, status: StatusCode) {
         if late_responses::matters(status) && self.is_late() {
             self.learn();
         }
     }
 
-    /// Notes the body of a response that was collected for an event, or the reason why there is none.
+    /// Notes the body of a response that was collected for an event, or the reason why there is
+    /// none.
     pub(super) fn note_late_body(&self, body: &Result<Bytes, ErrorCode>) {
         let is_large = match body {
             Ok(body) => late_responses::is_large(body.len()),
@@ -52,8 +55,8 @@ impl Pump {
         }
     }
 
-    /// Notes a response that passes in time and whose body has not come yet: a later one to an equal call may come
-    /// late. Counts only if its head names its length.
+    /// Notes a response that passes in time and whose body has not come yet: a later one to an
+    /// equal call may come late. Counts only if its head names its length.
     pub(super) fn note_passing(&self, status: StatusCode, response: &HeaderMap) {
         let length = response.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
         if status.is_success() && headers::is_json(response) && length.is_some_and(late_responses::is_large) {
@@ -61,7 +64,8 @@ impl Pump {
         }
     }
 
-    /// Accepts that no response comes in this one. Returns false if the call needs one: it is a task.
+    /// Accepts that no response comes in this one. Returns false if the call needs one: it is a
+    /// task.
     pub(super) async fn end_without_response(&mut self) -> bool {
         let stream = self.writer.stream();
         if stream.with_machine(|machine| machine.policy().is_task) {

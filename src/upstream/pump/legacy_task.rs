@@ -1,8 +1,11 @@
-//! The call of a task of 2025-11-25: the way of each message of its server, and the notifications of its changes.
+//! The call of a task of 2025-11-25: the way of each message of its server, and the notifications
+//! of its changes.
 //!
-//! A message goes one way: to the reader of the task (`tasks/result`), else to the standalone stream of the session while a client reads that. With neither,
-//! a question waits for the first of them, and of everything else the text of the last progress is kept. The response always stays with the task. Absent:
-//! the mark on each message (`ResponseObserver`), and the state (`event_log/stream/legacy_task.rs`).
+//! A message goes one way: to the reader of the task (`tasks/result`), else to the standalone
+//! stream of the session while a client reads that. With neither, a question waits for the first of
+//! them, and of everything else the text of the last progress is kept. The response always stays
+//! with the task. Absent: the mark on each message (`ResponseObserver`), and the state
+//! (`event_log/stream/legacy_task.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,20 +38,23 @@ impl StatusNotices {
         Self { told: (Status::Working, None), next: clock::now() + INTERVAL, is_due: false }
     }
 
-    /// Returns the time of the first of these: a notification that waits, a question that goes another way.
+    /// Returns the time of the first of these: a notification that waits, a question that goes
+    /// another way.
     pub(super) fn wakes_at(&self, task: &Stream) -> Option<Instant> {
         let notice = self.is_due.then_some(self.next);
         notice.into_iter().chain(self.questions_move_at(task)).min()
     }
 
-    /// Returns the time at which the questions of the task go to the standalone stream, if that is yet to come.
+    /// Returns the time at which the questions of the task go to the standalone stream, if that is
+    /// yet to come.
     fn questions_move_at(&self, task: &Stream) -> Option<Instant> {
         task.questions_move_at().filter(|at| *at > clock::now())
     }
 }
 
 impl Pump {
-    /// Sends the messages of the server that the task's stream is not to have another way, and leaves the others.
+    /// Sends the messages of the server that the task's stream is not to have another way, and
+    /// leaves the others.
     pub(super) fn route_task_messages(&mut self, events: &mut Vec<sse::Event>) {
         if self.notices.is_some() {
             let standalone = self.attached_standalone();
@@ -57,8 +63,9 @@ impl Pump {
         }
     }
 
-    /// Tells the client of a change, on the standalone stream while that has a reader. A change that follows another one within a second waits, unless
-    /// it is the end. Questions that no reader of the task has go there too.
+    /// Tells the client of a change, on the standalone stream while that has a reader. A change
+    /// that follows another one within a second waits, unless it is the end. Questions that no
+    /// reader of the task has go there too.
     pub(super) fn tell_status(&mut self) {
         let Some(notices) = &mut self.notices else { return };
         // A client that opens the stream later is told then.
@@ -90,7 +97,8 @@ impl Pump {
     }
 }
 
-/// Decides the way of one message of the server. Returns true if the stream of the task is to have it.
+/// Decides the way of one message of the server. Returns true if the stream of the task is to have
+/// it.
 fn stays(task: &Stream, standalone: Option<&Arc<Stream>>, data: &[u8]) -> bool {
     let Ok(body) = jsonrpc::peek(data) else { return true };
     let [message] = body.messages() else { return true };

@@ -1,8 +1,9 @@
 //! One stream's upstream call, from the request to the seal.
 //!
-//! The pump begins with the request, owns the upstream response, and alone appends to the stream. Its loop reads from the upstream,
-//! passes the input to the stream machine, carries out the machine's effects, and sleeps until the machine's deadline. Absent: any
-//! dependence on a connected client. A client that disconnects or resumes only changes the machine's timers.
+//! The pump begins with the request, owns the upstream response, and alone appends to the stream.
+//! Its loop reads from the upstream, passes the input to the stream machine, carries out the
+//! machine's effects, and sleeps until the machine's deadline. Absent: any dependence on a
+//! connected client. A client that disconnects or resumes only changes the machine's timers.
 
 mod late_response;
 mod legacy_task;
@@ -67,7 +68,8 @@ pub struct Call {
     pub is_routed: bool,
     /// True if the server has to accept the caller before it may cause that.
     pub is_guest: bool,
-    /// Session in which the server has answered no request so far as is known, or `None` for every other call.
+    /// Session in which the server has answered no request so far as is known, or `None` for every
+    /// other call.
     pub unanswered: Option<Arc<Session>>,
     /// Size limit of an event, and of a JSON response that becomes one.
     pub max_event_bytes: usize,
@@ -100,11 +102,13 @@ pub struct Pump {
     notices: Option<Box<StatusNotices>>,
     /// Bytes received of an incomplete event, or of an incomplete response that becomes one.
     arriving: usize,
-    /// True once the server has refused the call with its session, and the session was opened again.
+    /// True once the server has refused the call with its session, and the session was opened
+    /// again.
     was_refused: bool,
     began: Instant,
     alarm: Alarm,
-    /// Span of the present request to the server, or `None` without one or if the call is not traced.
+    /// Span of the present request to the server, or `None` without one or if the call is not
+    /// traced.
     span: Option<Span>,
     /// True if the body of the response ends the span of the call.
     is_traced_by_body: bool,
@@ -144,14 +148,16 @@ struct Arrived {
     bytes: usize,
     /// True if the next event is too large.
     is_too_large: bool,
-    /// Failure of the server that the responses among the events report, or `None` if they are its own.
+    /// Failure of the server that the responses among the events report, or `None` if they are its
+    /// own.
     lost: Option<Failure>,
     /// End of the response behind the events, or `None` if it goes on.
     ending: Option<Ending>,
 }
 
 impl Arrived {
-    /// Passes the events to the machine. They are dropped here, before a store is waited for: they are encoded by then.
+    /// Passes the events to the machine. They are dropped here, before a store is waited for: they
+    /// are encoded by then.
     fn pass_to(self, machine: &mut Machine, now: Instant) {
         machine.reserve(self.events.len(), self.bytes);
         if let Some(failure) = self.lost {
@@ -190,7 +196,8 @@ impl Pump {
             metrics.observe_task();
             info!(task.id = %writer.stream().id(), "a call begins as a task");
         }
-        // Boxed, like the rarer steps below: futures are moved as a whole, and the one that holds this should be small.
+        // Boxed, like the rarer steps below: futures are moved as a whole, and the one that holds
+        // this should be small.
         let mut pump = Box::new(Self {
             upstream,
             log,
@@ -233,7 +240,8 @@ impl Pump {
             let notice_at = self.notices.as_ref().and_then(|notices| notices.wakes_at(self.writer.stream()));
             self.alarm.set(deadline.into_iter().chain(notice_at).min());
             tokio::select! {
-                // A random order would make simulated runs differ. The upstream is last, because it alone can be ready without end.
+                // A random order would make simulated runs differ. The upstream is last, because it
+                // alone can be ready without end.
                 biased;
                 // Another task may have staged events.
                 () = self.writer.changed(may_read) => self.handle_change().await,
@@ -273,7 +281,8 @@ impl Pump {
         self.log.publish_once(self.writer.stream());
     }
 
-    /// Keeps the request for connections that write progress of the proxy's own. To be called before the stream has a record in the store.
+    /// Keeps the request for connections that write progress of the proxy's own. To be called
+    /// before the stream has a record in the store.
     fn keep_asking(&mut self) {
         if let Some(ProgressRule { except }) = self.call.progress.take() {
             let body = self.call.template.clone();
@@ -306,10 +315,12 @@ impl Pump {
         log.release(stream);
     }
 
-    /// Seals the stream of `writer`, or of the pump without one, in the store, and keeps it until its retention ends.
+    /// Seals the stream of `writer`, or of the pump without one, in the store, and keeps it until
+    /// its retention ends.
     async fn conclude(&mut self, writer: Option<Writer>) {
         let writer = writer.as_ref().unwrap_or(&self.writer);
-        // Another task may have ended the stream since the last update, and its reader was not notified.
+        // Another task may have ended the stream since the last update, and its reader was not
+        // notified.
         let end = writer.update(|machine, now| End::of(machine, now)).await;
         let stream = writer.stream();
         if !self.is_traced_by_body {
@@ -372,7 +383,7 @@ impl Pump {
         );
     }
 
-    // ── effects ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    // ── effects ──────────────────────────────────────────────────────────────────────────────────
 
     async fn apply_effect(&mut self, effect: Effect) {
         match effect {
@@ -406,7 +417,8 @@ impl Pump {
         let upstream = self.upstream.clone();
         let stream = self.writer.stream().clone();
         let (log, metrics, began) = (self.log.clone(), self.metrics.clone(), self.began);
-        // A request that resumes the stream is repeated by the machine, and has no credentials that a client has just used.
+        // A request that resumes the stream is repeated by the machine, and has no credentials that
+        // a client has just used.
         let should_wait = self.call.should_wait && !is_reopening;
         let may_revive = self.call.may_revive && !is_reopening;
         let was_refused = self.was_refused;
@@ -417,7 +429,8 @@ impl Pump {
             } else {
                 (upstream.send(&template, Some(&stream)).await, false)
             };
-            // A server that accepted no connection was restarted, and has forgotten the new session too.
+            // A server that accepted no connection was restarted, and has forgotten the new session
+            // too.
             let may_revive = may_revive && (!was_refused || has_waited);
             match response {
                 Ok(response) if may_revive && upstream.revivals.may_concern(response.status()) => {
@@ -467,7 +480,7 @@ impl Pump {
         tokio::spawn(sending.in_current_span());
     }
 
-    // ── upstream input ────────────────────────────────────────────────────────────────────────────────────────────────
+    // ── upstream input ───────────────────────────────────────────────────────────────────────────
 
     async fn handle_input(&mut self, input: UpstreamInput) {
         self.trace_input(&input);
@@ -493,7 +506,8 @@ impl Pump {
         self.writer.update(|_, _| ()).await;
     }
 
-    /// Counts the bytes of an incomplete event. Most events arrive whole, so that there is nothing to count.
+    /// Counts the bytes of an incomplete event. Most events arrive whole, so that there is nothing
+    /// to count.
     fn note_arriving(&mut self, bytes: usize) {
         if std::mem::replace(&mut self.arriving, bytes) != bytes {
             self.writer.note_arriving(bytes);
@@ -514,7 +528,8 @@ impl Pump {
         self.writer.update(move |machine, now| arrived.pass_to(machine, now)).await;
     }
 
-    /// Returns the events of `piece` and of all further pieces that are ready, or `None` if no stream is read.
+    /// Returns the events of `piece` and of all further pieces that are ready, or `None` if no
+    /// stream is read.
     async fn gather(&mut self, piece: Bytes) -> Option<Arrived> {
         let InputSource::Reading(reader) = &mut self.input else { return None };
         let GatherResult { mut events, error, ending } = reader.gather(piece).await;
@@ -571,7 +586,8 @@ impl Pump {
         self.writer.stream().body_fingerprint().is_some()
     }
 
-    /// Reports a failure, unless it ended the stream: that one is reported when the stream is sealed.
+    /// Reports a failure, unless it ended the stream: that one is reported when the stream is
+    /// sealed.
     fn note_failure(&self, code: ErrorCode, is_reopening: bool) {
         let stream = self.writer.stream();
         if stream.with_machine(|machine| machine.failure().is_none()) {
@@ -623,7 +639,8 @@ impl Pump {
         }
     }
 
-    /// Notes the upstream's judgement of the caller and the CORS headers, for later responses of the proxy's own.
+    /// Notes the upstream's judgement of the caller and the CORS headers, for later responses of
+    /// the proxy's own.
     fn note_response(&mut self, response: &Response<ResponseBody>) {
         let observed = self.upstream.observed();
         observed.note_status(self.call.credentials, response.status(), self.began, clock::now());

@@ -25,8 +25,8 @@ const KEPT_WAIT: Duration = Duration::from_millis(500);
 const OBSERVED_WAIT: Duration = Duration::from_secs(10);
 
 impl Pump {
-    /// Takes the head of a response that is no stream. The response passes as it is, or becomes an event if the client has a stream
-    /// already or accepts nothing else.
+    /// Takes the head of a response that is no stream. The response passes as it is, or becomes an
+    /// event if the client has a stream already or accepts nothing else.
     pub(super) async fn handle_plain_response(&mut self, response: Box<Response<ResponseBody>>) {
         // Its span ends with the body.
         let span = self.span.take();
@@ -53,8 +53,8 @@ impl Pump {
         self.collect_body(response.status(), json, response.into_body());
     }
 
-    /// Returns whether the response to a GET says that the server has no standalone stream. A 405 is the answer of the specification; another
-    /// status counts if the session was found to live.
+    /// Returns whether the response to a GET says that the server has no standalone stream. A 405
+    /// is the answer of the specification; another status counts if the session was found to live.
     fn has_no_standalone_stream(&self, status: StatusCode) -> bool {
         let is_known = |handshake: Arc<Handshake>| handshake.refused_get() == Some(status.as_u16());
         status == StatusCode::METHOD_NOT_ALLOWED || self.handshake().is_some_and(is_known)
@@ -67,7 +67,8 @@ impl Pump {
         session.is_some_and(|session| session.has_tasks() == Some(true))
     }
 
-    /// Opens the standalone stream of a session whose server has none: the messages of its tasks need one.
+    /// Opens the standalone stream of a session whose server has none: the messages of its tasks
+    /// need one.
     async fn open_without_server(&mut self, response: Box<Response<ResponseBody>>) {
         let (parts, _) = response.into_parts();
         let mut headers = headers::cors_of(&parts.headers);
@@ -96,13 +97,15 @@ impl Pump {
         self.collect_body(parts.status, true, body);
     }
 
-    /// Collects the body as input of the pump's loop, so that timers and cancellations go on meanwhile.
+    /// Collects the body as input of the pump's loop, so that timers and cancellations go on
+    /// meanwhile.
     fn collect_body(&mut self, status: StatusCode, json: bool, body: ResponseBody) {
         let limit = self.call.max_event_bytes;
         self.set_input(InputSource::collecting(status, if json { Some(body) } else { None }, limit));
     }
 
-    /// Logs a collected response. A JSON-RPC body of any status is the message for its request; anything else is the proxy's error.
+    /// Logs a collected response. A JSON-RPC body of any status is the message for its request;
+    /// anything else is the proxy's error.
     pub(super) async fn log_collected(&mut self, CollectedResponse { status, body }: CollectedResponse) {
         self.set_input(InputSource::Idle);
         let refused = refused_by(status);
@@ -128,8 +131,9 @@ impl Pump {
             .await;
     }
 
-    /// Returns a JSON body as the response that this stream owes, or `None` if it is none. An error that names no request, such as the
-    /// one for an unknown session, is the response to the only request there is.
+    /// Returns a JSON body as the response that this stream owes, or `None` if it is none. An error
+    /// that names no request, such as the one for an unknown session, is the response to the only
+    /// request there is.
     fn as_owed_response(&self, body: Bytes) -> Option<Bytes> {
         let messages = jsonrpc::peek(&body).ok()?;
         self.writer.stream().with_machine(|machine| {
@@ -163,7 +167,8 @@ impl Pump {
         headers::expose_ours(&mut parts.headers);
         let mut buffer = BytesMut::new();
         let (limit, wait) = if self.call.observer.is_active() {
-            // A response that opens a session is read whole: its record must exist before the client uses it. So is a list that is edited.
+            // A response that opens a session is read whole: its record must exist before the
+            // client uses it. So is a list that is edited.
             (self.call.max_event_bytes, OBSERVED_WAIT)
         } else if self.is_keyed() {
             (KEPT_MAX, OBSERVED_WAIT)
@@ -185,7 +190,8 @@ impl Pump {
             }
             Ok(Ok(false)) | Err(_) => {
                 self.note_passing(parts.status, &parts.headers);
-                // A key still finds the call, with an error in place of its response: the tool does not run again.
+                // A key still finds the call, with an error in place of its response: the tool does
+                // not run again.
                 if !self.is_keyed() {
                     self.writer.stream().forget_retries();
                 }
@@ -205,7 +211,8 @@ impl Pump {
     }
 }
 
-/// Returns true if a response of this status shows that no tool ran. A server error may come after one ran, or instead of its result.
+/// Returns true if a response of this status shows that no tool ran. A server error may come after
+/// one ran, or instead of its result.
 fn shows_nothing_ran(status: StatusCode) -> bool {
     let is_failure = status.is_server_error() && status != StatusCode::SERVICE_UNAVAILABLE;
     !status.is_success() && !is_failure

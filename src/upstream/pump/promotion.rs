@@ -1,8 +1,10 @@
 //! Promotion: a call becomes a task, and goes on in a stream of its own.
 //!
-//! The stream of the POST gets the handle as the response that it owes, and is a finished call from then on. The pump, its upstream call and what it has
-//! read of it pass to the stream of the task. Only the pump appends, so the response of the server and the handle cannot race: what is appended first
-//! counts. Absent: the states of a task and the time of a promotion (`protocol/stream/task.rs`).
+//! The stream of the POST gets the handle as the response that it owes, and is a finished call from
+//! then on. The pump, its upstream call and what it has read of it pass to the stream of the task.
+//! Only the pump appends, so the response of the server and the handle cannot race: what is
+//! appended first counts. Absent: the states of a task and the time of a promotion
+//! (`protocol/stream/task.rs`).
 
 use std::sync::Arc;
 
@@ -76,8 +78,9 @@ impl Pump {
         }
     }
 
-    /// Returns true if the client may be told now that its call goes on as a task. The server must be known to have no tasks of its own, and must have
-    /// accepted the credentials of the call; else it is asked.
+    /// Returns true if the client may be told now that its call goes on as a task. The server must
+    /// be known to have no tasks of its own, and must have accepted the credentials of the call;
+    /// else it is asked.
     fn may_promote(&self) -> bool {
         let observed = self.upstream.observed();
         let has_head =
@@ -95,7 +98,8 @@ impl Pump {
         }
     }
 
-    /// Ends the stream of a task that no client has heard of. The promotion is tried again, if the call still runs.
+    /// Ends the stream of a task that no client has heard of. The promotion is tried again, if the
+    /// call still runs.
     async fn give_up(&mut self, writer: Writer) {
         self.writer.update(|machine, now| machine.handle_promotion_refused(now)).await;
         writer.stream().expire(ErrorCode::Abandoned);
@@ -142,7 +146,8 @@ impl Pump {
     }
 }
 
-/// Returns the request of a call that goes on: its own parameters, with the answers and the state of the last round in place of any before.
+/// Returns the request of a call that goes on: its own parameters, with the answers and the state
+/// of the last round in place of any before.
 fn again(body: &[u8], id: &str, continuation: &Continuation) -> Option<Vec<u8>> {
     const OF_A_ROUND: [&str; 2] = ["inputResponses", "requestState"];
     let body = jsonrpc::without_members(body, &["params"], &OF_A_ROUND).unwrap_or_else(|| body.to_vec());

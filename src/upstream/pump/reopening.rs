@@ -1,8 +1,8 @@
 //! Upstream responses that are opened again, and the session in which they are.
 //!
-//! Owned here: the response to a request that resumes the stream, the present name of a standalone stream's session, and what the client is
-//! told of losses. Absent: the time of a re-opening (the machine), and the handshake of a session that is opened again
-//! ([`super::super::revival`]).
+//! Owned here: the response to a request that resumes the stream, the present name of a standalone
+//! stream's session, and what the client is told of losses. Absent: the time of a re-opening (the
+//! machine), and the handshake of a session that is opened again ([`super::super::revival`]).
 
 use std::sync::Arc;
 
@@ -33,8 +33,8 @@ impl Pump {
         }
     }
 
-    /// Gives a standalone stream the present name of its session at the server: after a handshake that failed late the one from before it. A
-    /// call stays in the session in which it began.
+    /// Gives a standalone stream the present name of its session at the server: after a handshake
+    /// that failed late the one from before it. A call stays in the session in which it began.
     pub(super) fn follow_session(&mut self) {
         let stream = self.writer.stream();
         if stream.with_machine(|machine| machine.policy().kind) != StreamKind::Standalone {
@@ -51,7 +51,8 @@ impl Pump {
         }
     }
 
-    /// Tells the client on its standalone stream which lists may have changed, and that what the server kept for the session is gone.
+    /// Tells the client on its standalone stream which lists may have changed, and that what the
+    /// server kept for the session is gone.
     pub(super) async fn announce_revival(&mut self) {
         let Some(handshake) = self.handshake() else { return };
         for message in synthetic::revival_messages(&handshake.server) {
@@ -59,9 +60,10 @@ impl Pump {
         }
     }
 
-    /// Sends a refused call once more, in its session that was opened again. From now on its cancels and pings name the session as the server
-    /// does now. The time that the call may wait for a server that accepts no connections still counts from its first attempt. A call that was
-    /// cancelled meanwhile gets the `refusal`.
+    /// Sends a refused call once more, in its session that was opened again. From now on its
+    /// cancels and pings name the session as the server does now. The time that the call may wait
+    /// for a server that accepts no connections still counts from its first attempt. A call that
+    /// was cancelled meanwhile gets the `refusal`.
     pub(super) async fn send_again(&mut self, again: Arc<Template>, refusal: Box<Response<ResponseBody>>) {
         if self.writer.stream().with_machine(|machine| machine.is_cancelled() || machine.is_sealed()) {
             return self.handle_head(refusal).await;
@@ -72,7 +74,8 @@ impl Pump {
             tokio::spawn(async move { upstream.send(&again, None).await });
         }
         self.was_refused = true;
-        // A server that was restarted meanwhile is waited for, and a call that waits can be withdrawn.
+        // A server that was restarted meanwhile is waited for, and a call that waits can be
+        // withdrawn.
         self.writer.stream().note_unsent();
         self.send(again, false);
     }
@@ -114,7 +117,8 @@ impl Pump {
         self.end(ending).await;
     }
 
-    /// Returns the record of the session's handshake, or `None` if the session cannot be opened again.
+    /// Returns the record of the session's handshake, or `None` if the session cannot be opened
+    /// again.
     pub(super) fn handshake(&self) -> Option<Arc<Handshake>> {
         let session = self.writer.stream().binding().session.as_ref()?;
         self.log.sessions().handshakes().find(session)

@@ -1,7 +1,9 @@
-//! Generation of the session in which the server has the request of a stream, and the IDs of the server's requests in it.
+//! Generation of the session in which the server has the request of a stream, and the IDs of the
+//! server's requests in it.
 //!
-//! Owned here: the change of a request to another generation, and the IDs of the server's requests on their way to the log and back. A session
-//! that was never opened again costs one look at a flag. Absent: the choice of the IDs (`event_log`).
+//! Owned here: the change of a request to another generation, and the IDs of the server's requests
+//! on their way to the log and back. A session that was never opened again costs one look at a
+//! flag. Absent: the choice of the IDs (`event_log`).
 
 use std::sync::Arc;
 
@@ -12,7 +14,8 @@ use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::sse;
 
 impl Pump {
-    /// Replaces the request: from now on cancels and pings of the stream name the session as `template` does, and so do client responses.
+    /// Replaces the request: from now on cancels and pings of the stream name the session as
+    /// `template` does, and so do client responses.
     pub(super) fn set_template(&mut self, template: Arc<Template>) {
         self.call.template = template;
         self.note_generation();
@@ -26,8 +29,8 @@ impl Pump {
         }
     }
 
-    /// Gives requests of the server other IDs before they are logged, where a response might be taken for one to a request of another
-    /// generation.
+    /// Gives requests of the server other IDs before they are logged, where a response might be
+    /// taken for one to a request of another generation.
     pub(super) fn rename_server_requests(&self, events: &mut [sse::Event]) {
         let Some(handshake) = self.reopened_session() else { return };
         let generation = self.writer.stream().session_generation();

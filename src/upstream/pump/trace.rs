@@ -1,4 +1,5 @@
-//! Spans of a call's requests to the server. Absent: the span of the call itself (`event_log/stream/trace.rs`).
+//! Spans of a call's requests to the server. Absent: the span of the call itself
+//! (`event_log/stream/trace.rs`).
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -48,7 +49,8 @@ impl Pump {
         }
     }
 
-    /// Returns the body of a response that passes through, which ends the spans of the request and of the call with itself.
+    /// Returns the body of a response that passes through, which ends the spans of the request and
+    /// of the call with itself.
     pub(super) fn trace_passing(&mut self, status: StatusCode, body: BoxBody) -> BoxBody {
         let stream = self.writer.stream();
         let (Some(call), Some(request)) = (stream.span().cloned(), self.span.take()) else { return body };

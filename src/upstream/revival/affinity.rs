@@ -1,13 +1,16 @@
-//! Signs that the server tells callers apart, or that it is a group whose balancer does not keep sessions.
+//! Signs that the server tells callers apart, or that it is a group whose balancer does not keep
+//! sessions.
 //!
-//! Such a server refuses sessions that live, and a session that is opened again there is refused again soon. Owned here: the count of these signs, and
-//! the one warning of the process. Absent: the refusals themselves ([`super`]).
+//! Such a server refuses sessions that live, and a session that is opened again there is refused
+//! again soon. Owned here: the count of these signs, and the one warning of the process. Absent:
+//! the refusals themselves ([`super`]).
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tracing::warn;
 
-/// Number of refusals of living sessions, and of revivals of one session within a minute, that are a sign.
+/// Number of refusals of living sessions, and of revivals of one session within a minute, that are
+/// a sign.
 const SIGNS: usize = 3;
 
 /// Count of the signs.
@@ -28,7 +31,8 @@ impl AffinitySigns {
         }
     }
 
-    /// Notes a revival of a session that was opened again so often within the last minute, this time included.
+    /// Notes a revival of a session that was opened again so often within the last minute, this
+    /// time included.
     pub(super) fn note_revival(&self, in_last_minute: usize) {
         if self.is_due(in_last_minute) {
             warn!(

@@ -1,6 +1,7 @@
 //! Messages of the client for one generation of a session that was opened again.
 //!
-//! Owned here: the name under which such a message goes to the server. Absent: the choice of the generation (`ingress`), and the names (`event_log`).
+//! Owned here: the name under which such a message goes to the server. Absent: the choice of the
+//! generation (`ingress`), and the names (`event_log`).
 
 use std::sync::Arc;
 
@@ -10,7 +11,8 @@ use crate::protocol::headers::SessionId;
 use crate::protocol::ids::SessionGeneration;
 
 impl Upstream {
-    /// Returns the record of a session that was opened again or is being opened again, or `None` for any other.
+    /// Returns the record of a session that was opened again or is being opened again, or `None`
+    /// for any other.
     pub fn reopened_session(&self, log: &EventLog, id: &SessionId) -> Option<Arc<Handshake>> {
         let handshakes = log.sessions().handshakes();
         if !handshakes.has_renamed() {
@@ -19,8 +21,9 @@ impl Upstream {
         handshakes.find(id).filter(|handshake| handshake.has_generations())
     }
 
-    /// Returns a POST for a generation of its session, or for the newest if `generation` is `None`. Returns `None` if the server cannot know
-    /// that generation any more: its name was given to another session, or is one of those used longest ago.
+    /// Returns a POST for a generation of its session, or for the newest if `generation` is `None`.
+    /// Returns `None` if the server cannot know that generation any more: its name was given to
+    /// another session, or is one of those used longest ago.
     pub fn in_generation(
         &self,
         template: Template,

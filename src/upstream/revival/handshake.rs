@@ -1,8 +1,9 @@
 //! The handshake that opens a forgotten session again, in the name of its client.
 //!
-//! Owned here: the messages, their order and their time limits, and the comparison with the server as it was. Each message has the headers of
-//! the request at hand, so the server judges its caller. Invariant: the client's requests get the new name only once the handshake is
-//! complete. Absent: the decision to begin, and the limits of attempts ([`super`]).
+//! Owned here: the messages, their order and their time limits, and the comparison with the server
+//! as it was. Each message has the headers of the request at hand, so the server judges its caller.
+//! Invariant: the client's requests get the new name only once the handshake is complete. Absent:
+//! the decision to begin, and the limits of attempts ([`super`]).
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -35,7 +36,8 @@ const PAUSES: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_m
 const LISTENING_WAIT: Duration = Duration::from_secs(2);
 /// Time within which a server that asks for the client's roots begins to.
 const QUESTION_WAIT: Duration = Duration::from_millis(500);
-/// Time for the log level and the subscriptions. The session serves without those that are left then.
+/// Time for the log level and the subscriptions. The session serves without those that are left
+/// then.
 const RESTORE_WAIT: Duration = Duration::from_secs(10);
 /// Time for the end of a session that no client will use.
 const END_WAIT: Duration = Duration::from_secs(2);
@@ -67,7 +69,8 @@ enum Posted {
     Interrupted(Interrupted),
 }
 
-/// Event in the middle of a handshake after which it begins again: a restart of the server, or one that looks like it.
+/// Event in the middle of a handshake after which it begins again: a restart of the server, or one
+/// that looks like it.
 enum Interrupted {
     /// The server has forgotten the new session.
     Forgotten,
@@ -86,8 +89,8 @@ pub(super) struct Handshaking {
 }
 
 impl Handshaking {
-    /// Makes the handshake. On success the session has its new name. Otherwise a session that the server has opened is ended. `permit` is
-    /// held until `initialize` is answered.
+    /// Makes the handshake. On success the session has its new name. Otherwise a session that the
+    /// server has opened is ended. `permit` is held until `initialize` is answered.
     pub(super) async fn run(self, permit: OwnedSemaphorePermit) -> Opened {
         // The start of a server has a limit of its own.
         let limit = LIMIT + self.upstream.start_limit().unwrap_or_default();
@@ -106,8 +109,9 @@ impl Handshaking {
         opened
     }
 
-    /// Makes the handshake, and begins it again if the server is restarted in the middle. Each beginning is an attempt of the session. A new
-    /// session that the server may still have is ended before the next one is opened.
+    /// Makes the handshake, and begins it again if the server is restarted in the middle. Each
+    /// beginning is an attempt of the session. A new session that the server may still have is
+    /// ended before the next one is opened.
     async fn open(&self, mut permit: OwnedSemaphorePermit) -> Opened {
         loop {
             let name = match self.initialize(permit).await {
@@ -135,7 +139,8 @@ impl Handshaking {
         }
     }
 
-    /// Opens the session at the server, and returns its name there. `permit` is held until the server has answered.
+    /// Opens the session at the server, and returns its name there. `permit` is held until the
+    /// server has answered.
     async fn initialize(&self, permit: OwnedSemaphorePermit) -> Result<Option<SessionId>, Opened> {
         let id = synthetic::own_id();
         let response = self.send_initialize(&id).await.map_err(Opened::Failed)?;
@@ -168,7 +173,8 @@ impl Handshaking {
         Ok(name)
     }
 
-    /// Completes the handshake of the session that the server knows as `name`, and gives the client's session this name.
+    /// Completes the handshake of the session that the server knows as `name`, and gives the
+    /// client's session this name.
     async fn complete(&self, name: Option<SessionId>) -> Result<Opened, Interrupted> {
         self.log.sessions().handshakes().note_opening(&self.handshake, name.clone());
         self.leave_unanswered();
@@ -186,7 +192,8 @@ impl Handshaking {
         Ok(self.adopt(name, &standalone).await)
     }
 
-    /// Gives the client's session its new name at the server, unless the session is over or has another home.
+    /// Gives the client's session its new name at the server, unless the session is over or has
+    /// another home.
     async fn adopt(&self, name: Option<SessionId>, standalone: &[Arc<Stream>]) -> Opened {
         let visible = name.as_ref().map(|name| self.upstream.sessions.visible_name(name));
         let handshakes = self.log.sessions().handshakes();
@@ -210,8 +217,8 @@ impl Handshaking {
         Opened::Revived
     }
 
-    /// Sends `initialize` until the server accepts a connection. A handshake that broke is begun again: at worst the server keeps a session
-    /// that is never used.
+    /// Sends `initialize` until the server accepts a connection. A handshake that broke is begun
+    /// again: at worst the server keeps a session that is never used.
     async fn send_initialize(&self, id: &str) -> Result<Response<ResponseBody>, &'static str> {
         let params = self.handshake.params.as_json();
         let body = format!(r#"{{"jsonrpc":"2.0","id":"{id}","method":"initialize","params":{params}}}"#);
@@ -250,7 +257,8 @@ impl Handshaking {
         self.log.sessions().standalone_of(&self.id, &self.handshake.principals())
     }
 
-    /// Keeps the IDs of the server's requests that no client has answered: the server will use them again in the new session.
+    /// Keeps the IDs of the server's requests that no client has answered: the server will use them
+    /// again in the new session.
     fn leave_unanswered(&self) {
         for stream in self.log.sessions().streams_of(&self.id, &self.handshake.principals()) {
             let ids: Vec<_> = stream.with_machine(|machine| machine.server_requests().outstanding().cloned().collect());
@@ -259,8 +267,8 @@ impl Handshaking {
         self.handshake.leave_unanswered(self.log.unanswered_requests(&self.id, &self.handshake.principals()));
     }
 
-    /// Lets the standalone streams of the session be opened under its new name, before the server has a reason to ask. Returns those that
-    /// are open downstream.
+    /// Lets the standalone streams of the session be opened under its new name, before the server
+    /// has a reason to ask. Returns those that are open downstream.
     async fn reopen_standalone(&self) -> Vec<Arc<Stream>> {
         let streams = self.standalone();
         if !streams.is_empty() {
@@ -275,7 +283,8 @@ impl Handshaking {
         streams
     }
 
-    /// Sends the rest of the handshake, and what the client has set in the session since. Returns the server's response to the first.
+    /// Sends the rest of the handshake, and what the client has set in the session since. Returns
+    /// the server's response to the first.
     async fn restore(&self, name: Option<&SessionId>) -> Posted {
         let initialized = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#.to_owned();
         let posted = self.post(name, initialized).await;
@@ -287,7 +296,8 @@ impl Handshaking {
         let subscriptions = subscriptions.iter().map(|uri| request("resources/subscribe", "uri", uri));
         let restoring = async {
             for message in level.into_iter().chain(subscriptions) {
-                // Refused by a server that has changed, or whose resource is gone: the session serves all the same.
+                // Refused by a server that has changed, or whose resource is gone: the session
+                // serves all the same.
                 self.post(name, message).await;
             }
         };
@@ -335,7 +345,8 @@ impl Handshaking {
     }
 }
 
-/// Waits for the answers to requests that the server sends at the end of the handshake, such as the one for the client's roots.
+/// Waits for the answers to requests that the server sends at the end of the handshake, such as the
+/// one for the client's roots.
 async fn await_answers(standalone: &[Arc<Stream>]) {
     let began = clock::now();
     let is_asked = |stream: &Arc<Stream>| stream.with_machine(|machine| machine.server_requests().has_outstanding());
@@ -359,7 +370,8 @@ fn request(method: &str, member: &str, value: &str) -> String {
     serde_json::json!({ "jsonrpc": "2.0", "id": synthetic::own_id(), "method": method, "params": params }).to_string()
 }
 
-/// Reads the response to the request `id` from a JSON body or an event stream. Requests and notifications before it are skipped.
+/// Reads the response to the request `id` from a JSON body or an event stream. Requests and
+/// notifications before it are skipped.
 async fn read_response(response: Response<ResponseBody>, id: &str) -> Option<Bytes> {
     let is_response = |message: &[u8]| {
         let Ok(body) = jsonrpc::peek(message) else { return false };

@@ -1,9 +1,10 @@
 //! The question to a server whether a session lives, before it is opened again.
 //!
-//! A refusal may be the response of a tool that ran, in any words. A `ping` in the session costs nothing, and shows the difference. Some servers
-//! have no `ping` and refuse it as they refuse everything unknown, so a list that the server has declared is the second question. Owned here: both
-//! questions, their headers and their time limit. Invariant: no question has effects. Absent: the verdict of an answer (`protocol`), and
-//! its consequence ([`super`]).
+//! A refusal may be the response of a tool that ran, in any words. A `ping` in the session costs
+//! nothing, and shows the difference. Some servers have no `ping` and refuse it as they refuse
+//! everything unknown, so a list that the server has declared is the second question. Owned here:
+//! both questions, their headers and their time limit. Invariant: no question has effects. Absent:
+//! the verdict of an answer (`protocol`), and its consequence ([`super`]).
 
 use std::time::Duration;
 
@@ -19,10 +20,12 @@ use crate::protocol::headers::{self, ProtocolVersion, names};
 use crate::protocol::jsonrpc::{RequestId, ServerFacts};
 use crate::protocol::session_refusal::{self, Refusal, SessionRefusals, Verdict};
 
-/// Time limit for the head of an answer. A server that is slower counts as busy, with its session. Shorter than the time after which the proxy begins a response:
-/// the refusal has come, and passes with its status.
+/// Time limit for the head of an answer. A server that is slower counts as busy, with its session.
+/// Shorter than the time after which the proxy begins a response: the refusal has come, and passes
+/// with its status.
 const ANSWER_WAIT: Duration = Duration::from_millis(1500);
-/// Limits of the rest of an answer. A response that is read to its end leaves its connection to the next request.
+/// Limits of the rest of an answer. A response that is read to its end leaves its connection to the
+/// next request.
 const REST_MAX: usize = 64 * 1024;
 const REST_WAIT: Duration = Duration::from_secs(2);
 
@@ -40,8 +43,9 @@ pub(in crate::upstream) struct Inquiry<'a> {
 }
 
 impl Inquiry<'_> {
-    /// Asks the server by `send`, which returns `None` without a response, and returns its verdict. `RefusedAlike` is the verdict of all
-    /// questions. Each takes 1.5 s at most for the head of its answer, and one for its body.
+    /// Asks the server by `send`, which returns `None` without a response, and returns its verdict.
+    /// `RefusedAlike` is the verdict of all questions. Each takes 1.5 s at most for the head of its
+    /// answer, and one for its body.
     pub(in crate::upstream) async fn ask<F, Sending>(&self, send: F) -> Verdict
     where
         F: Fn(Template) -> Sending,
@@ -90,7 +94,8 @@ impl Inquiry<'_> {
     }
 }
 
-/// Returns whether a response has a status of a refusal, and a body that can be read for it. An event stream serves its request.
+/// Returns whether a response has a status of a refusal, and a body that can be read for it. An
+/// event stream serves its request.
 pub(super) fn may_refuse(refusals: &SessionRefusals, response: &Response<ResponseBody>) -> bool {
     let is_stream = response.status().is_success() && headers::is_sse(response.headers());
     !is_stream && refusals.may_have(response.status().as_u16())

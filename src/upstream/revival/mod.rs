@@ -1,11 +1,14 @@
-//! Revival: a session that its server has forgotten is opened again, and the refused request is sent once more.
+//! Revival: a session that its server has forgotten is opened again, and the refused request is
+//! sent once more.
 //!
-//! A server forgets its sessions when it restarts, and some end idle ones. Owned here: the recognition of a refused session, the decision
-//! whether it may be opened again, and the limits. Invariants: one question and one handshake at a time in a session; a session in which the server
-//! answers a question is not opened again; a request that was refused is sent again once, or twice if the server was restarted in between; a
-//! request with effects only after a refusal in known words. Absent: the question whether the session lives ([`inquiry`]), the handshake
-//! ([`handshake`]), its record (`event_log`), and the wordings of refusals (`protocol`). A notification or a client response causes no revival:
-//! refused, it is dropped.
+//! A server forgets its sessions when it restarts, and some end idle ones. Owned here: the
+//! recognition of a refused session, the decision whether it may be opened again, and the limits.
+//! Invariants: one question and one handshake at a time in a session; a session in which the server
+//! answers a question is not opened again; a request that was refused is sent again once, or twice
+//! if the server was restarted in between; a request with effects only after a refusal in known
+//! words. Absent: the question whether the session lives ([`inquiry`]), the handshake
+//! ([`handshake`]), its record (`event_log`), and the wordings of refusals (`protocol`). A
+//! notification or a client response causes no revival: refused, it is dropped.
 
 mod affinity;
 mod generations;
@@ -45,7 +48,8 @@ const HANDSHAKES_MAX: usize = 32;
 const PERMIT_WAIT: Duration = Duration::from_secs(30);
 /// Time limit for the body of a response that may be a refusal.
 const BODY_WAIT: Duration = Duration::from_secs(1);
-/// Time for which a stream of the session must stay open after a refusal to show that the session lives.
+/// Time for which a stream of the session must stay open after a refusal to show that the session
+/// lives.
 const LIVING_FOR: Duration = Duration::from_secs(1);
 const LIVING_STEP: Duration = Duration::from_millis(50);
 
@@ -80,7 +84,8 @@ enum Attempt {
     Lives,
     /// The server refuses the caller.
     Unauthorized(Response<ResponseBody>),
-    /// No server on stdio could be started, for which the response gives the reason, or `None` for an attempt of another request. The session stays.
+    /// No server on stdio could be started, for which the response gives the reason, or `None` for
+    /// an attempt of another request. The session stays.
     Unstarted(Option<Response<ResponseBody>>),
     /// The server cannot serve the session as before, or its client has ended it.
     Gone,
@@ -117,7 +122,8 @@ impl Revivals {
         &self.refusals
     }
 
-    /// Reads as much of a response as shows whether it refuses the session. The returned response has its whole body.
+    /// Reads as much of a response as shows whether it refuses the session. The returned response
+    /// has its whole body.
     pub(super) async fn examine(
         &self,
         response: Response<ResponseBody>,
@@ -133,7 +139,8 @@ impl Revivals {
     }
 }
 
-/// Returns the response to requests with these IDs whose session has no server, because none could be started for the given reason.
+/// Returns the response to requests with these IDs whose session has no server, because none could
+/// be started for the given reason.
 async fn unstarted(reason: Option<Response<ResponseBody>>, ids: &[RequestId]) -> Response<ResponseBody> {
     let Some(reason) = reason else { return channel::no_server(ids).map(ResponseBody::Channel) };
     let (parts, mut body) = reason.into_parts();
@@ -162,10 +169,12 @@ pub(super) struct Refused<'a> {
 }
 
 impl Refused<'_> {
-    /// Opens the session again if `response` refuses it. The caller then sends the request once more.
+    /// Opens the session again if `response` refuses it. The caller then sends the request once
+    /// more.
     pub(super) async fn settle(self, response: Response<ResponseBody>) -> Settled {
         let pass = |response| Settled::Response(Ok(response));
-        // The balancer sends the request to the home of the session. The server here has run nothing of it.
+        // The balancer sends the request to the home of the session. The server here has run
+        // nothing of it.
         let send_to = |home| Settled::Response(Err(Failure::at_home(home)));
         let binding = self.stream.binding();
         let Some(id) = &binding.session else { return pass(response) };
@@ -210,7 +219,8 @@ impl Refused<'_> {
         }
     }
 
-    /// Returns the meaning of a refusal by the transport at hand. A server on a channel gives no statuses: they are the proxy's own words.
+    /// Returns the meaning of a refusal by the transport at hand. A server on a channel gives no
+    /// statuses: they are the proxy's own words.
     fn as_own(&self, refusal: Refusal) -> Refusal {
         match refusal {
             Refusal::Possible(_) if self.upstream.has_channels() => Refusal::Known,
@@ -218,7 +228,8 @@ impl Refused<'_> {
         }
     }
 
-    /// Notes the refusal of a session that lives. A server that has no standalone stream for it is not asked for one again.
+    /// Notes the refusal of a session that lives. A server that has no standalone stream for it is
+    /// not asked for one again.
     fn note_living(&self, handshake: &Handshake, refused: &RefusedAs) {
         match refused.refusal {
             Refusal::Known => self.upstream.revivals.signs.note_living_refused(),
@@ -253,7 +264,8 @@ impl Refused<'_> {
 
     /// Returns whether the session lives. The turn to open it is the caller's.
     async fn lives(&self, id: &SessionId, handshake: &Handshake, refused: &RefusedAs) -> bool {
-        // A channel ends with its session. A name that the session has lost is one that no server has given.
+        // A channel ends with its session. A name that the session has lost is one that no server
+        // has given.
         if self.upstream.has_channels() || handshake.name().is_lost() && self.template.is_in_session(&handshake.name())
         {
             return false;
@@ -269,7 +281,8 @@ impl Refused<'_> {
         !is_dead || self.has_living_stream(id, handshake).await
     }
 
-    /// Returns whether the caller may open the session again: the record names it, or it shows a later token of a caller that the record names.
+    /// Returns whether the caller may open the session again: the record names it, or it shows a
+    /// later token of a caller that the record names.
     async fn may_revive(&self, handshake: &Handshake) -> bool {
         let Binding { principal, subject, .. } = self.stream.binding();
         if handshake.may_revive(principal) {
@@ -280,7 +293,8 @@ impl Refused<'_> {
         if !previous.iter().any(|principal| handshake.may_revive(principal)) {
             return false;
         }
-        // The claim shows only whom to ask about. The server judges the token again in the handshake, whose 2xx is the proof.
+        // The claim shows only whom to ask about. The server judges the token again in the
+        // handshake, whose 2xx is the proof.
         let probed = self.upstream.probe_outside_session(self.template).await;
         self.metrics.observe_probe(&probed);
         matches!(probed, ProbeOutcome::Genuine)
@@ -298,8 +312,9 @@ impl Refused<'_> {
         })
     }
 
-    /// Returns whether a stream of the session is open and stays open for a second: then the session lives, and the refusal concerns this
-    /// caller or this connection alone. To be called in the turn to open it.
+    /// Returns whether a stream of the session is open and stays open for a second: then the
+    /// session lives, and the refusal concerns this caller or this connection alone. To be called
+    /// in the turn to open it.
     async fn has_living_stream(&self, id: &SessionId, handshake: &Handshake) -> bool {
         let (sessions, principals) = (self.log.sessions(), handshake.principals());
         let until = clock::now() + LIVING_FOR;
@@ -315,7 +330,8 @@ impl Refused<'_> {
         }
     }
 
-    /// Opens the session again, unless it lives, or another request has opened it meanwhile. The attempt goes on if this future is dropped.
+    /// Opens the session again, unless it lives, or another request has opened it meanwhile. The
+    /// attempt goes on if this future is dropped.
     async fn open_again(&self, id: &SessionId, handshake: &Arc<Handshake>, refused: &RefusedAs) -> Attempt {
         let ended = handshake.ended();
         let turn = handshake.turn().await;
@@ -347,7 +363,8 @@ impl Refused<'_> {
             handshake.end_attempt(AttemptEnd::Failed);
             return if self.upstream.has_channels() { Attempt::Unstarted(None) } else { Attempt::Failed };
         };
-        // The starts of servers on channels have a limit of their own, and their ends are often the proxy's doing.
+        // The starts of servers on channels have a limit of their own, and their ends are often the
+        // proxy's doing.
         let is_limited = !self.upstream.has_channels();
         if !handshake.begin_attempt(clock::now(), is_limited) {
             self.metrics.observe_revival(RevivalOutcome::Limited);
@@ -412,7 +429,8 @@ impl Refused<'_> {
 }
 
 impl Upstream {
-    /// Opens the session of a standalone stream again that waits for that, with the headers of its client's GET. Returns at once.
+    /// Opens the session of a standalone stream again that waits for that, with the headers of its
+    /// client's GET. Returns at once.
     pub fn reopen_session(
         self: &Arc<Self>,
         log: &Arc<EventLog>,
@@ -439,8 +457,9 @@ impl Upstream {
         tokio::spawn(opening.in_current_span());
     }
 
-    /// Returns whether a POST without requests was refused because the server has forgotten its session, and the next request of its client
-    /// may open it again. While a stream of the session is open the session lives. The returned response has its whole body.
+    /// Returns whether a POST without requests was refused because the server has forgotten its
+    /// session, and the next request of its client may open it again. While a stream of the session
+    /// is open the session lives. The returned response has its whole body.
     pub async fn is_refused_in_revivable_session(
         &self,
         log: &EventLog,
@@ -463,14 +482,15 @@ impl Upstream {
         (response, refusal.is_possible())
     }
 
-    /// Returns the request in the session under its present name, or `None` if it names the session so.
+    /// Returns the request in the session under its present name, or `None` if it names the session
+    /// so.
     pub fn renamed_since(&self, template: &Template, handshake: &Handshake) -> Option<Template> {
         let name = handshake.name();
         if template.is_in_session(&name) { None } else { Some(template.clone().in_session(&name)) }
     }
 
-    /// Returns whether the response to a DELETE or to the re-opening of a stream may refuse its session. The returned response has its whole
-    /// body.
+    /// Returns whether the response to a DELETE or to the re-opening of a stream may refuse its
+    /// session. The returned response has its whole body.
     pub async fn is_session_refused(&self, response: Response<ResponseBody>) -> (Response<ResponseBody>, bool) {
         if !self.revivals.may_concern(response.status()) {
             return (response, false);

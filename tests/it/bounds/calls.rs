@@ -1,4 +1,5 @@
-//! Streams of a caller, and calls that it has left, over HTTP/1.1 by breaking connections and over HTTP/2 by resetting streams.
+//! Streams of a caller, and calls that it has left, over HTTP/1.1 by breaking connections and over
+//! HTTP/2 by resetting streams.
 
 use super::*;
 use crate::support::frames::{self, ENHANCE_YOUR_CALM, Framer};
@@ -49,7 +50,8 @@ async fn more_streams_than_a_caller_may_have_are_429() {
     neighbour.moves_out().await;
 }
 
-/// Of callers without credentials and session, an address has so many streams: the one that trusted proxies say it is.
+/// Of callers without credentials and session, an address has so many streams: the one that trusted
+/// proxies say it is.
 #[tokio::test]
 async fn clients_of_a_trusted_proxy_have_bounds_of_their_own() {
     for is_trusted in [true, false] {
@@ -76,7 +78,8 @@ async fn invented_credentials_share_the_bounds_of_their_address_and_a_proven_one
     const MAY: usize = 5;
     let (mut upstream, proxy, _) = bounded(|c| c.limits.streams_per_principal = MAY).await;
     let with = |token: &str| Request::post(call(1)).with("Authorization", &format!("Bearer {token}"));
-    // A server that refuses no credential has proven none: all callers are told apart by their address alone.
+    // A server that refuses no credential has proven none: all callers are told apart by their
+    // address alone.
     let pending = with("good").start(proxy.addr).await;
     upstream.expect("tools/call").await.json(200, result(1)).await;
     assert_eq!(pending.response().await.status, 200);
@@ -304,7 +307,8 @@ async fn a_sessions_own_stream_is_opened_however_many_calls_there_are() {
     drop((sse, own));
 }
 
-/// Sends `request` on the client's connection, and reads the answer of a call that the server ends at once: so many bytes of it.
+/// Sends `request` on the client's connection, and reads the answer of a call that the server ends
+/// at once: so many bytes of it.
 async fn run(
     proxy: &Proxy,
     upstream: &mut Upstream,

@@ -51,7 +51,8 @@ async fn refused_connections_that_never_end_are_bounded_as_well() {
     neighbour.moves_out().await;
 }
 
-/// A quarter as many as clients may have, and sixteen at the least: collectors that hang take none of the clients' places.
+/// A quarter as many as clients may have, and sixteen at the least: collectors that hang take none
+/// of the clients' places.
 #[tokio::test]
 async fn the_admin_listener_has_a_connection_limit_of_its_own() {
     let (mut upstream, proxy, session) = bounded(|c| c.limits.connections = 4).await;
@@ -70,8 +71,8 @@ async fn the_admin_listener_has_a_connection_limit_of_its_own() {
     until("a place is free", async || Request::new("GET", "/livez").send(admin).await.status == 200).await;
 }
 
-/// The limit of open files bounds connections to the server as well: the calls of HTTP/2 clients and of clients that are away take
-/// one each.
+/// The limit of open files bounds connections to the server as well: the calls of HTTP/2 clients
+/// and of clients that are away take one each.
 #[tokio::test]
 async fn a_call_without_a_connection_to_the_server_is_refused_and_the_others_go_on() {
     let (mut upstream, proxy, session) = bounded(|c| {

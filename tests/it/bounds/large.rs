@@ -1,4 +1,5 @@
-//! Events and answers far larger than a socket takes at once, before clients that take nothing of them.
+//! Events and answers far larger than a socket takes at once, before clients that take nothing of
+//! them.
 
 use super::*;
 use crate::stores::Replica;
@@ -18,7 +19,8 @@ async fn reads_nothing(proxy: &Proxy, request: &Request) -> Client {
     client
 }
 
-/// A call whose client has left, and one large event of it: the call's place is behind its first, empty event.
+/// A call whose client has left, and one large event of it: the call's place is behind its first,
+/// empty event.
 async fn left_with_an_event(proxy: &Proxy, upstream: &mut Upstream, session: &Session) -> (Sse, EventId) {
     let (sse, mut response) = begin(proxy, upstream, &session.post(call(1))).await;
     let place = EventId::of(response.prime().await.id());

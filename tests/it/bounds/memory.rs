@@ -25,8 +25,8 @@ async fn left(proxy: &Proxy, upstream: &mut Upstream, session: &Session) -> (Sse
     (sse, place)
 }
 
-/// More events than sockets and bounds hold: they are written to the end only because the proxy closes the call, and all the
-/// while the neighbour hears its own.
+/// More events than sockets and bounds hold: they are written to the end only because the proxy
+/// closes the call, and all the while the neighbour hears its own.
 async fn flood_until_closed(sse: &Sse, many: usize, neighbour: &mut Neighbour) {
     let flood = async {
         for n in 1..=many {

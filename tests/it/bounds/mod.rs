@@ -1,5 +1,6 @@
-//! Each bound of `docs/operations.md`, filled over real HTTP while a second caller's stream is watched: its events arrive while
-//! the flood goes on, in order, and none is missing. The watching is by events, not by time.
+//! Each bound of `docs/operations.md`, filled over real HTTP while a second caller's stream is
+//! watched: its events arrive while the flood goes on, in order, and none is missing. The watching
+//! is by events, not by time.
 
 mod batches;
 mod bodies;

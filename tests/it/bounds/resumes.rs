@@ -49,7 +49,8 @@ async fn hostile_cursors_at_full_speed_all_get_the_same_and_disturb_no_other_cli
 
 const DELAYED: &str = "mcp_resume_resumes_delayed_total";
 
-/// Resumes a stream of a caller that may resume once a second, until resumes wait for half a minute. Returns their clients.
+/// Resumes a stream of a caller that may resume once a second, until resumes wait for half a
+/// minute. Returns their clients.
 pub(super) async fn use_up_the_rate(proxy: &Proxy, session: &Session, place: &EventId) -> Vec<Client> {
     // Ten seconds' worth, and the one that begins them, are served.
     let mut resumes = Vec::new();

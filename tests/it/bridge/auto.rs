@@ -1,4 +1,5 @@
-//! `bridge.modern_clients = "auto"`: only clients that declare tasks, and only at a server that assigns no sessions.
+//! `bridge.modern_clients = "auto"`: only clients that declare tasks, and only at a server that
+//! assigns no sessions.
 
 use super::*;
 

@@ -16,7 +16,8 @@ async fn opens_for(upstream: &mut Upstream, token: &str, name: &str, is_asked: b
     told.status(202).await;
 }
 
-/// Has a call of this caller ask its question: the server's stream, the request at the server, and the result that asks.
+/// Has a call of this caller ask its question: the server's stream, the request at the server, and
+/// the result that asks.
 async fn asked(upstream: &mut Upstream, proxy: &Proxy, token: &str, name: &str, is_asked: bool) -> (Sse, Value, Value) {
     let pending = call(5, json!({})).with("Authorization", token).start(proxy.addr).await;
     opens_for(upstream, token, name, is_asked).await;

@@ -53,7 +53,8 @@ pub(super) fn discovered(id: &Value) -> String {
 
 pub(super) const REFUSAL: &str = r#"{"jsonrpc":"2.0","id":0,"error":{"code":-32022,"message":"Unsupported protocol version","data":{"supported":["2026-07-28"]}}}"#;
 
-/// Questions for the server's capabilities after its first refusal: for its transport, for its era, and for the session.
+/// Questions for the server's capabilities after its first refusal: for its transport, for its era,
+/// and for the session.
 pub(super) const FIRST: usize = 3;
 
 /// Refuses an `initialize`, and answers as many questions for the server's capabilities.
@@ -104,7 +105,8 @@ pub(super) fn form() -> Value {
     json!({"method": "elicitation/create", "params": {"mode": "form", "message": "ok?", "requestedSchema": {}}})
 }
 
-/// Has the server require the answer to one form for a call. Returns the call's stream, and the question.
+/// Has the server require the answer to one form for a call. Returns the call's stream, and the
+/// question.
 pub(super) async fn asked(upstream: &mut Upstream, pending: Client) -> (Response, Value) {
     let call = upstream.expect("tools/call").await;
     let id = call.json_body()["id"].clone();
@@ -141,7 +143,8 @@ async fn other_refusals_of_the_handshake_pass() {
         let pending = initialize_by(V2025_11).start(proxy.addr).await;
         upstream.expect("initialize").await.json_with(status, "x-a: b\r\n", REFUSAL).await;
         for _ in 0..questions {
-            // The server is of the client's era, and on this transport, and has refused the client for another reason.
+            // The server is of the client's era, and on this transport, and has refused the client
+            // for another reason.
             for asked in ["server/discover", "GET", "server/discover"] {
                 upstream.expect(asked).await.json(404, "{}").await;
             }

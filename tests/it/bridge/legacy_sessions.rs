@@ -1,4 +1,5 @@
-//! Sessions of older clients in front of a server of 2026-07-28 alone: refreshed tokens, servers that are replaced, and clients that do not answer.
+//! Sessions of older clients in front of a server of 2026-07-28 alone: refreshed tokens, servers
+//! that are replaced, and clients that do not answer.
 
 use super::legacy_clients::{
     FIRST, Legacy, REFUSAL, answers, asked, discovered, form, initialize_by, listens, opened, refuses, requires, stage,

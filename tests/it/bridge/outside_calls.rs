@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// Has a call begin, with the session's own stream open beside it: both streams at the server, the response, and the request at the server.
+/// Has a call begin, with the session's own stream open beside it: both streams at the server, the
+/// response, and the request at the server.
 pub(super) async fn begun_with_stream(
     upstream: &mut Upstream,
     proxy: &Proxy,

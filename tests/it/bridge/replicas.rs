@@ -20,7 +20,8 @@ async fn named_with(is_bridged: bool, change: impl FnOnce(&mut Config)) -> (Upst
     (upstream, proxy)
 }
 
-/// Has a call wait at `proxy`. Returns its stream at the server, its ID there, and the request that brings the answers.
+/// Has a call wait at `proxy`. Returns its stream at the server, its ID there, and the request that
+/// brings the answers.
 async fn parked(upstream: &mut Upstream, proxy: &Proxy) -> (Sse, Value, Request) {
     let (sse, mut response, sent) = begun(upstream, proxy, &call(5, json!({}))).await;
     response.prime().await;

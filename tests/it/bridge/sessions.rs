@@ -14,7 +14,8 @@ async fn opens_as(upstream: &mut Upstream, is_asked: bool, client: &str) {
     upstream.expect("notifications/initialized").await.status(202).await;
 }
 
-/// Has a client of this name list the tools. `opens_session` says whether that opens a session, and whether the server is asked for its era first.
+/// Has a client of this name list the tools. `opens_session` says whether that opens a session, and
+/// whether the server is asked for its era first.
 async fn lists(upstream: &mut Upstream, proxy: &Proxy, request: &Request, opens_session: Option<bool>) {
     let body: Value = serde_json::from_slice(request.body()).expect("JSON");
     let client =

@@ -173,7 +173,8 @@ async fn a_failed_handshake_is_explained_in_words() {
     assert_eq!(report.verdict, Verdict::NoTls);
     assert!(report.to_string().contains("the certificate is not signed by the authority"), "{report}");
 
-    // In TLS 1.3 the server refuses a client without a certificate when the client's handshake is over.
+    // In TLS 1.3 the server refuses a client without a certificate when the client's handshake is
+    // over.
     let server = http_versions::TestServer::start_asking(http_versions::HttpVersion::Http1Tls, &pki, true).await;
     let report = report_of(&server.url(), |config| config.upstream.tls.ca = Some(pki.ca())).await;
     assert_eq!(report.verdict, Verdict::NoTls, "{report}");

@@ -74,7 +74,8 @@ fn initialized(version: &Value) -> Value {
     json!({"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": {"name": "scripted", "version": "7"}})
 }
 
-/// The result of everything that the probe may ask an old server; `None` for what it should not know.
+/// The result of everything that the probe may ask an old server; `None` for what it should not
+/// know.
 fn result_of(call: &Call) -> Option<Value> {
     if call.method != "POST" {
         return None;
@@ -123,7 +124,8 @@ enum Replay {
     Refused,
 }
 
-/// A server whose answers are an empty event, a progress message for `tools/call`, and the response, with ids.
+/// A server whose answers are an empty event, a progress message for `tools/call`, and the
+/// response, with ids.
 async fn numbering(memory: &mut Memory, call: Call, replay: Replay) {
     if call.method == "GET" && call.header("last-event-id").is_some() {
         let last = call.header("last-event-id").expect("just seen").to_owned();
@@ -251,7 +253,8 @@ async fn an_mcp_resume_is_recognised_and_keeps_its_warning_for_clients() {
         () = async {
             loop {
                 let call = upstream.next().await;
-                // Anything else would be the traffic past the endpoint that the proxy warns of once.
+                // Anything else would be the traffic past the endpoint that the proxy warns of
+                // once.
                 assert!(call.target == "/mcp" || call.target.starts_with("/.well-known/"), "{}", call.target);
                 plain(call, SESSION).await;
             }

@@ -9,7 +9,8 @@ const LAST: u64 = 61;
 /// Habits of a server with sessions.
 #[derive(Clone, Copy, Default)]
 struct Habits {
-    /// Pings that it sends: the first after the last request of the probe, the others after its answer.
+    /// Pings that it sends: the first after the last request of the probe, the others after its
+    /// answer.
     pings: usize,
     /// True if it has no GET stream.
     has_no_stream: bool,
@@ -81,7 +82,8 @@ impl Server {
 
 const SESSION_NOT_FOUND: &str = r#"{"jsonrpc":"2.0","error":{"code":-32001,"message":"Session not found"},"id":null}"#;
 
-/// Watches a server of these habits for this time, which is too long where the server ends the stream.
+/// Watches a server of these habits for this time, which is too long where the server ends the
+/// stream.
 async fn watched(habits: Habits, time: Duration) -> (Report, Memory) {
     let options = Options { timeouts: Timeouts { watch: time, ..options().timeouts }, ..options() };
     let server = tokio::sync::Mutex::new(Server { habits, ..Server::default() });

@@ -51,7 +51,8 @@ async fn an_answer_gets_the_upstreams_status() {
     }
 }
 
-/// Credentials that the upstream refused since wait for its word, and what it refuses has answered nothing.
+/// Credentials that the upstream refused since wait for its word, and what it refuses has answered
+/// nothing.
 #[tokio::test]
 async fn an_answer_that_may_be_refused_changes_nothing_before_it_is_taken() {
     let (mut upstream, proxy, session) = setup_with(|c| c.delivery.commit_after = Some(SOON)).await;
@@ -170,7 +171,8 @@ async fn refused(proxy: &Proxy, upstream: &mut Upstream, session: &Session, id: 
     assert_eq!(pending.response().await.status, 401);
 }
 
-/// A notification that the upstream took is as good as a call: the next call needs no word of the upstream's to begin.
+/// A notification that the upstream took is as good as a call: the next call needs no word of the
+/// upstream's to begin.
 #[tokio::test]
 async fn credentials_are_accepted_with_a_notification() {
     let mut upstream = Upstream::start().await;

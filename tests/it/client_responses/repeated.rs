@@ -1,4 +1,5 @@
-//! Server requests that the proxy sends again to a client that resumes, and responses that come twice.
+//! Server requests that the proxy sends again to a client that resumes, and responses that come
+//! twice.
 
 use super::*;
 

@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 
 use crate::support::*;
 
-/// A session whose client declared these capabilities; with them the `initialize` that the upstream saw.
+/// A session whose client declared these capabilities; with them the `initialize` that the upstream
+/// saw.
 pub(crate) async fn open(
     proxy: &Proxy,
     upstream: &mut Upstream,

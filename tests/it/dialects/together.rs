@@ -1,5 +1,5 @@
-//! All dialects on one stream: a call is cut in every state and resumed in every way, and what the client has seen in the end is
-//! the whole of it, once.
+//! All dialects on one stream: a call is cut in every state and resumed in every way, and what the
+//! client has seen in the end is the whole of it, once.
 
 use serde_json::{Value, json};
 
@@ -161,7 +161,8 @@ async fn a_confirmation_in_one_way_counts_in_all() {
     let poll = session.post(ask(json!(1), "stream/poll", json!({ "streamId": stream, "resumeToken": token })));
     let pending = async || poll.send(proxy.addr).await.json().await["result"]["pendingMessages"].clone();
     assert_eq!(pending().await, json!(true));
-    // A client that names an event has those before it, by GET as well; but only a POST releases them.
+    // A client that names an event has those before it, by GET as well; but only a POST releases
+    // them.
     let mut again = session.resume(&first).send(proxy.addr).await.sse();
     again.prime().await;
     assert_eq!(again.event().await.bytes(), progress(2).as_bytes());

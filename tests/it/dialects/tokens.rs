@@ -40,7 +40,8 @@ pub(crate) async fn list(proxy: &Proxy, upstream: &mut Upstream, session: &Sessi
     pending.response().await.json().await
 }
 
-/// The call of [`call`] again, as client code that knows of tokens sends it: with an id and a progress token of its own.
+/// The call of [`call`] again, as client code that knows of tokens sends it: with an id and a
+/// progress token of its own.
 pub(crate) fn again(id: Value, progress: Value, token: &str) -> String {
     let meta = json!({ "progressToken": progress });
     ask(id, "tools/call", json!({ "name": "slow", "arguments": {}, "resumeToken": token, "_meta": meta }))

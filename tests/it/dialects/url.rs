@@ -287,7 +287,8 @@ async fn requests_that_a_stream_url_does_not_serve_are_refused() {
     scene.finish().await;
 }
 
-/// As the proposal has it: the connection ends, a GET says that nothing more comes, a POST brings the answers and goes on.
+/// As the proposal has it: the connection ends, a GET says that nothing more comes, a POST brings
+/// the answers and goes on.
 async fn exchange(mut scene: Scene) {
     scene.ask("q1").await;
     scene.ask("q2").await;
@@ -382,7 +383,8 @@ async fn the_upstreams_word_on_an_answer_counts_where_the_client_can_act_on_it()
         let refused = pending.response().await;
         assert_eq!((refused.status, refused.header("www-authenticate")), (status, Some("Bearer")));
     }
-    // Nothing of it was given; the same again gives all of it. Another status is the server's own affair.
+    // Nothing of it was given; the same again gives all of it. Another status is the server's own
+    // affair.
     let pending = scene.post(&both).start(scene.proxy.addr).await;
     scene.upstream.expect("response").await.status(500).await;
     scene.upstream.expect("response").await.status(202).await;

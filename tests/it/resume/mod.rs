@@ -174,8 +174,9 @@ async fn a_call_that_finished_without_its_client_can_be_fetched() {
     assert_eq!(payloads, [progress(2).as_bytes(), result(1).as_bytes()]);
 }
 
-/// A client whose network is gone sends no reset and no FIN: its kernel takes nothing, and that of the proxy takes everything. Minutes
-/// later it is back with a new connection. It makes the call `other` first, which proves nothing of the old one, and then resumes.
+/// A client whose network is gone sends no reset and no FIN: its kernel takes nothing, and that of
+/// the proxy takes everything. Minutes later it is back with a new connection. It makes the call
+/// `other` first, which proves nothing of the old one, and then resumes.
 async fn back_from_a_dead_network(request: Request, other: Request, resume: impl Fn(&str) -> Request) {
     const MINUTE: Duration = Duration::from_secs(60);
     let (mut upstream, proxy, _) = setup_with(|config| config.streams.delivered_retention = MINUTE).await;

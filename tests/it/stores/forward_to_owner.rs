@@ -92,7 +92,8 @@ async fn no_party_has_the_turn_once_the_client_response_was_forwarded() {
     while goes_on.event().await.bytes() != result(1).as_bytes() {}
 }
 
-/// Servers without sessions ask by the same ids in every call: the stream says whose question it is.
+/// Servers without sessions ask by the same ids in every call: the stream says whose question it
+/// is.
 #[tokio::test]
 async fn an_answer_on_a_stream_url_needs_no_session() {
     let redis = Redis::start();
@@ -282,7 +283,8 @@ async fn the_end_of_a_session_ends_its_calls_at_every_replica() {
     }
 }
 
-/// The word of the server that has the session is waited for, and changes something only where it is 2xx.
+/// The word of the server that has the session is waited for, and changes something only where it
+/// is 2xx.
 #[tokio::test]
 async fn a_refusal_of_a_forwarded_request_keeps_its_status_and_changes_nothing() {
     let (_redis, mut one, mut two, _) = pair().await;

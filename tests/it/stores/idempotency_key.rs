@@ -1,4 +1,5 @@
-//! Calls with an `Idempotency-Key` after the process that ran them has died: the tool runs once in every case.
+//! Calls with an `Idempotency-Key` after the process that ran them has died: the tool runs once in
+//! every case.
 
 use super::disk::Dir;
 use super::*;

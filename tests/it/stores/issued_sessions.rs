@@ -98,7 +98,8 @@ async fn no_other_server_gets_requests_of_a_session_whose_replica_is_gone() {
     assert_eq!(two.upstream.connections(), 0);
 }
 
-/// The name shows that the session is not of the local server, and no replica says yet that its own is gone.
+/// The name shows that the session is not of the local server, and no replica says yet that its own
+/// is gone.
 #[tokio::test]
 async fn a_request_that_cannot_be_forwarded_is_refused_for_a_retry() {
     let (mut redis, mut one, two, session) = wrapping().await;

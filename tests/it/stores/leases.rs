@@ -36,7 +36,8 @@ async fn the_calls_of_a_replica_that_died_end_for_those_who_wait_elsewhere() {
         assert_eq!(texts.len(), 1);
         assert_owner_died(&texts[0], 2);
     }
-    // Both may have set about the same one; each counts those that it ended, less one whose seal was answered too late.
+    // Both may have set about the same one; each counts those that it ended, less one whose seal
+    // was answered too late.
     let adopted = async || two.metric("streams_adopted_total").await + three.metric("streams_adopted_total").await;
     until("they are counted", async || adopted().await >= 1.0).await;
     assert!(adopted().await <= 2.0, "none is counted twice");
@@ -213,7 +214,8 @@ async fn the_gap_that_a_death_leaves_in_a_standalone_stream_is_reported_at_anoth
     one.proxy.kill().await;
     drop(sse);
     let waiting = session.resume(&place.at(1)).start(two.proxy.addr).await;
-    // Its end tells that the replica which adopted the stream has read that end from the store as well.
+    // Its end tells that the replica which adopted the stream has read that end from the store as
+    // well.
     let (events, _) = waiting.response().await.sse().events().await;
     assert_eq!(events, [], "the stream ends without further events");
     assert_eq!(two.metric("streams_adopted_total").await, 1.0);

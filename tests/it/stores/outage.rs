@@ -70,7 +70,8 @@ impl Scene {
         assert_eq!((event.id(), event.bytes()), (self.place.at(n).as_str(), progress(n).as_bytes()));
     }
 
-    /// A client that comes back to the other replica, as soon as that can be, has every event; and the rest.
+    /// A client that comes back to the other replica, as soon as that can be, has every event; and
+    /// the rest.
     async fn goes_on_elsewhere(self, events: u64) {
         let Scene { one, two, session, sse, response, place, .. } = self;
         drop(response);
@@ -181,7 +182,8 @@ async fn running_streams_are_written_again_to_an_empty_redis() {
         assert_eq!(rest(&mut response).await, [result(2)]);
         scene.end_redis().await;
         scene.redis.begin_empty();
-        // What was over follows behind. Until then it is said to be tried again, and never that it is gone.
+        // What was over follows behind. Until then it is said to be tried again, and never that it
+        // is gone.
         until("it is brought there", async || {
             let mut back = scene.two.send(scene.session.resume(&over.at(0))).await;
             if back.status == 503 {
@@ -197,7 +199,8 @@ async fn running_streams_are_written_again_to_an_empty_redis() {
     }
 }
 
-/// If Redis loses a running call that a replica had read from it, nothing proves that the call is over.
+/// If Redis loses a running call that a replica had read from it, nothing proves that the call is
+/// over.
 #[tokio::test]
 async fn a_reader_at_another_replica_continues_after_redis_lost_its_data() {
     for is_attached in [true, false] {
@@ -336,7 +339,8 @@ async fn a_silent_call_is_back_in_an_empty_redis_as_well() {
     assert_eq!(rest(&mut back).await, [result(1)]);
 }
 
-/// The server behind another replica would take an answer that it has not asked for, and that would be the end of it.
+/// The server behind another replica would take an answer that it has not asked for, and that would
+/// be the end of it.
 #[tokio::test]
 async fn a_client_response_that_cannot_be_forwarded_is_sent_again() {
     let mut scene = scene(OnUnreachable::Degrade).await;
@@ -493,7 +497,8 @@ async fn a_permanent_store_error_ends_a_start() {
 /// Commands that Redis received before it went silent take effect when it goes on.
 #[tokio::test]
 async fn a_call_that_was_refused_without_the_store_runs_once_it_is_back() {
-    // Long enough that no replica is declared dead meanwhile, or short enough that every lease expires.
+    // Long enough that no replica is declared dead meanwhile, or short enough that every lease
+    // expires.
     for (comes_back_elsewhere, lease) in [(false, 10 * LEASE), (true, 10 * LEASE), (false, LEASE), (true, LEASE)] {
         let mut scene = scene_with(OnUnreachable::Refuse, lease).await;
         let process = scene.redis.process_id();

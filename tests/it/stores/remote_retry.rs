@@ -92,7 +92,8 @@ async fn a_call_whose_replica_was_killed_is_not_run_again() {
     assert!(two.upstream.is_quiet());
 }
 
-/// The first reader counts as attached at the replica that runs the call for as long as nothing says that it is gone.
+/// The first reader counts as attached at the replica that runs the call for as long as nothing
+/// says that it is gone.
 #[tokio::test]
 async fn a_call_whose_reader_sat_on_a_replica_that_died_or_froze_is_not_run_again() {
     for kills in [true, false] {
@@ -121,8 +122,8 @@ async fn a_call_whose_reader_sat_on_a_replica_that_died_or_froze_is_not_run_agai
     }
 }
 
-/// The first call that another replica gets in a session is its first there, the second is not. Every second session is one that the
-/// proxy has issued.
+/// The first call that another replica gets in a session is its first there, the second is not.
+/// Every second session is one that the proxy has issued.
 #[tokio::test]
 async fn of_two_replicas_that_get_a_call_without_a_key_at_once_one_runs_it() {
     let (_redis, mut one, mut two, _) = pair().await;
@@ -167,7 +168,8 @@ async fn a_call_whose_client_disconnects_at_once_is_not_run_again_elsewhere() {
     }
 }
 
-/// Makes a hundred calls one after another, with `respond` at the server, and returns the number of scripts that Redis has run for them.
+/// Makes a hundred calls one after another, with `respond` at the server, and returns the number of
+/// scripts that Redis has run for them.
 async fn scripts_of_calls(
     redis: &Redis,
     one: &mut Replica,
@@ -191,7 +193,8 @@ async fn scripts_of_calls(
     redis.calls_of("evalsha") - before
 }
 
-/// A lease may be renewed meanwhile, and some calls may take long on a busy machine: the limits leave room for that, and the least of some rounds counts.
+/// A lease may be renewed meanwhile, and some calls may take long on a busy machine: the limits
+/// leave room for that, and the least of some rounds counts.
 #[tokio::test]
 async fn quick_calls_of_a_session_at_one_replica_cost_the_store_little() {
     let (redis, mut one, _two, session) = pair().await;

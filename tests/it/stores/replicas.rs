@@ -186,7 +186,8 @@ async fn the_newest_reader_takes_over_at_any_replica_and_no_event_comes_twice() 
     assert_eq!(rest(&mut response).await, [result(1)]);
 }
 
-/// Calls whose client is away are given up after this long; what is compared with it takes a small part of it.
+/// Calls whose client is away are given up after this long; what is compared with it takes a small
+/// part of it.
 const AWAY: Duration = Duration::from_secs(3);
 
 #[tokio::test]

@@ -39,7 +39,8 @@ async fn is_recorded(redis: &Redis) {
     until("the record is written", async || redis.has_record("handshake", "\\\"is_initialized\\\":true")).await;
 }
 
-/// Takes part in a takeover: the server here refuses the name that no server has, and opens the session as `name`.
+/// Takes part in a takeover: the server here refuses the name that no server has, and opens the
+/// session as `name`.
 async fn take_over(replica: &mut Replica, name: &str) {
     replica.upstream.expect("tools/call").await.json(404, crate::revival::FORGOTTEN).await;
     open_again(&mut replica.upstream, name).await;
@@ -106,7 +107,8 @@ async fn a_session_is_opened_again_after_a_restart_of_the_proxy() {
     assert!(upstream.is_quiet());
 }
 
-/// The record says that the server has answered in the session: otherwise unknown words would prove nothing.
+/// The record says that the server has answered in the session: otherwise unknown words would prove
+/// nothing.
 #[tokio::test]
 async fn a_session_that_is_dead_in_unknown_words_is_opened_again_after_a_restart_of_the_proxy() {
     let dir = Dir::new("unknown-words");
@@ -131,7 +133,8 @@ async fn a_session_that_is_dead_in_unknown_words_is_opened_again_after_a_restart
     assert!(upstream.is_quiet());
 }
 
-/// A client may answer what the server asked before both were restarted, and the server counts from 0 again.
+/// A client may answer what the server asked before both were restarted, and the server counts from
+/// 0 again.
 #[tokio::test]
 async fn a_late_response_answers_no_request_after_a_restart_of_server_and_proxy() {
     let dir = Dir::new("late-response");
@@ -255,7 +258,8 @@ async fn a_home_that_was_frozen_finds_that_its_session_has_moved() {
     assert!(one.upstream.is_quiet());
 }
 
-/// A server that the replicas do not share, behind a balancer that does not read the names of sessions.
+/// A server that the replicas do not share, behind a balancer that does not read the names of
+/// sessions.
 #[tokio::test]
 async fn a_refused_request_in_a_session_that_names_no_replica_goes_to_its_home() {
     let redis = Redis::start();
@@ -337,8 +341,8 @@ async fn outcome(replica: &Replica, request: Request) -> (u16, Option<String>) {
     (response.status, response.header(HOME).map(str::to_owned))
 }
 
-/// Waits until the replica refuses the request for the session's home. Until then it may say that the request is to be sent again, and that it
-/// is misdirected, but never that the session is gone.
+/// Waits until the replica refuses the request for the session's home. Until then it may say that
+/// the request is to be sent again, and that it is misdirected, but never that the session is gone.
 async fn is_refused_for(replica: &Replica, request: impl Fn() -> Request, home: &str) {
     until("it knows the home", async || {
         let (status, named) = outcome(replica, request()).await;
@@ -459,7 +463,8 @@ async fn a_home_that_was_frozen_while_its_session_moved_and_redis_was_emptied_do
     assert!(one.upstream.is_quiet() && two.upstream.is_quiet());
 }
 
-/// The query for the home of the session, by which a balancer precedes a request whose body it could not send twice.
+/// The query for the home of the session, by which a balancer precedes a request whose body it
+/// could not send twice.
 fn query(session: &Session) -> Request {
     session.post("").method("HEAD").without("content-type").with("Mcp-Resume-Locate", "home")
 }

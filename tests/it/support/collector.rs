@@ -104,7 +104,8 @@ impl Collector {
         self.shared.tokens.lock().unwrap().clone()
     }
 
-    /// Waits for as many spans of this name, and returns them in the order in which they began. Those of an `initialize` do not count.
+    /// Waits for as many spans of this name, and returns them in the order in which they began.
+    /// Those of an `initialize` do not count.
     pub(crate) async fn wait_for<const COUNT: usize>(&self, name: &str) -> [Span; COUNT] {
         let found = || {
             let spans = self.spans();

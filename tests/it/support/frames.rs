@@ -1,4 +1,5 @@
-//! HTTP/2 as bytes: a client that opens and resets streams as fast as its socket takes them, which no client library does.
+//! HTTP/2 as bytes: a client that opens and resets streams as fast as its socket takes them, which
+//! no client library does.
 
 use super::client::Request;
 use super::within;
@@ -23,7 +24,8 @@ const END_HEADERS: u8 = 4;
 pub(crate) const CANCEL: u32 = 8;
 pub(crate) const ENHANCE_YOUR_CALM: u32 = 11;
 
-/// One downstream connection of HTTP/2. What the proxy says is read, and forgotten but for its last word.
+/// One downstream connection of HTTP/2. What the proxy says is read, and forgotten but for its last
+/// word.
 pub(crate) struct Framer {
     addr: SocketAddr,
     write: OwnedWriteHalf,

@@ -1,4 +1,5 @@
-//! A client and a server that speak HTTP/1.1 or HTTP/2, in TLS or not, by way of hyper: for what the byte-exact kit cannot say.
+//! A client and a server that speak HTTP/1.1 or HTTP/2, in TLS or not, by way of hyper: for what
+//! the byte-exact kit cannot say.
 
 use super::pki::Pki;
 use super::sse::{Frame, Parser};
@@ -64,7 +65,7 @@ fn whole(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
 }
 
-// ── the client ────────────────────────────────────────────────────────────────────────────────────────────────────────
+// ── the client ───────────────────────────────────────────────────────────────────────────────────
 
 /// One downstream connection.
 pub(crate) struct TestClient {
@@ -111,7 +112,8 @@ impl TestClient {
         TestClient { addr, version, sender, connection, certificate }
     }
 
-    /// Sends a request with the headers of every SDK client; the answer comes when it is waited for.
+    /// Sends a request with the headers of every SDK client; the answer comes when it is waited
+    /// for.
     pub(crate) fn send(&mut self, method: &str, headers: &[(&str, &str)], body: impl Into<Bytes>) -> PendingResponse {
         self.send_to("/mcp", method, headers, body)
     }
@@ -234,7 +236,7 @@ impl TestResponse {
     }
 }
 
-// ── the server ────────────────────────────────────────────────────────────────────────────────────────────────────────
+// ── the server ───────────────────────────────────────────────────────────────────────────────────
 
 /// A scripted MCP server.
 pub(crate) struct TestServer {

@@ -5,7 +5,8 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use super::upstream::{Call, Upstream};
 
-/// An `Authorization` with a JWT of the issuer `i` for `sub`. Its signature is good in the eyes of a test that says so.
+/// An `Authorization` with a JWT of the issuer `i` for `sub`. Its signature is good in the eyes of
+/// a test that says so.
 pub(crate) fn bearer(sub: &str, serial: u32) -> String {
     signed(sub, serial, &format!("signature{serial}"))
 }
@@ -43,7 +44,8 @@ pub(crate) enum Judge {
 }
 
 impl Upstream {
-    /// Answers the next question about `token`, which is good, as far as it goes; asserts that it is one.
+    /// Answers the next question about `token`, which is good, as far as it goes; asserts that it
+    /// is one.
     pub(crate) async fn judge(&mut self, token: &str, judge: Judge) {
         let questions = if judge == Judge::Verifies { 3 } else { 2 };
         for question in 0..questions {

@@ -23,7 +23,8 @@ impl Session {
         Session::open_as(proxy, upstream, version, "s-1", None).await
     }
 
-    /// One whose `initialize` the proxy has not seen: it was restarted, or the client's credentials were refreshed.
+    /// One whose `initialize` the proxy has not seen: it was restarted, or the client's credentials
+    /// were refreshed.
     pub(crate) fn opened_elsewhere(version: &'static str, id: &str, authorization: Option<&str>) -> Session {
         Session { id: id.to_owned(), version, authorization: authorization.map(str::to_owned) }
     }

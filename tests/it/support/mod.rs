@@ -28,7 +28,8 @@ pub(crate) use upstream::{Call, Sse, Upstream};
 
 use std::time::Duration;
 
-/// Longest wait of a test for one event. The test fails after it. Long enough for a machine that has much other work.
+/// Longest wait of a test for one event. The test fails after it. Long enough for a machine that
+/// has much other work.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// `wait`, or a panic that says what did not happen.

@@ -87,7 +87,8 @@ impl Pki {
         Arc::new(config.expect("a pair"))
     }
 
-    /// A server with the certificate, that wants one of the authority's from its clients where `asks` says so.
+    /// A server with the certificate, that wants one of the authority's from its clients where
+    /// `asks` says so.
     pub(crate) fn server(&self, alpn: &[&str], asks: bool) -> Arc<ServerConfig> {
         let provider = Arc::new(ring::default_provider());
         let builder = ServerConfig::builder_with_provider(provider.clone());

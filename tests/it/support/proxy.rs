@@ -76,7 +76,8 @@ impl Proxy {
         Ok(Proxy { addr, certificates, upstream_files, admin, pid: None, shutdown, running })
     }
 
-    /// The binary before `upstream`, as `serve` runs it, with everything it can say in the file `log`.
+    /// The binary before `upstream`, as `serve` runs it, with everything it can say in the file
+    /// `log`.
     pub(crate) async fn binary(upstream: &Upstream, log: &Path) -> Proxy {
         let mut command = command(upstream);
         command.env("MCP_RESUME_UPSTREAM__WAIT_SECS", "0");
@@ -162,8 +163,8 @@ async fn signal(pid: Option<u32>, name: &str) {
     assert!(sent.success());
 }
 
-/// The defaults, except that nothing happens because a loaded machine was slow, or because a test lets time pass: no commit before
-/// the upstream's head, and no ping.
+/// The defaults, except that nothing happens because a loaded machine was slow, or because a test
+/// lets time pass: no commit before the upstream's head, and no ping.
 fn patient(url: &str) -> Config {
     let mut config = Config::for_upstream(url).expect("a usable URL");
     config.delivery.commit_after = None;

@@ -14,7 +14,8 @@ use tokio::sync::watch;
 
 /// Waits for the end of its input, which comes when the tests end for any reason.
 const KEEPER: &str = r#""$@" </dev/null & exec >/dev/null; read _; kill -9 $!; wait"#;
-/// Below the ports that systems hand out by themselves, and beside those that the tests of the store use.
+/// Below the ports that systems hand out by themselves, and beside those that the tests of the
+/// store use.
 const PORTS: std::ops::Range<u16> = 21000..31000;
 const TRIES: usize = 20;
 
@@ -128,7 +129,8 @@ impl Redis {
         assert_eq!(&said, b"+OK\r\n");
     }
 
-    /// Lets replicas that have had a message take no more of them, or take them again. All else goes on.
+    /// Lets replicas that have had a message take no more of them, or take them again. All else
+    /// goes on.
     pub(crate) fn lose_mail(&self, is_lost: bool) {
         let does = if is_lost { "'SET', key, ''" } else { "'DEL', key" };
         let script =

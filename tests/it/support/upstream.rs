@@ -265,7 +265,8 @@ impl Call {
 
     /// Sends a whole response; the connection is idle afterwards.
     pub(crate) async fn whole(self, bytes: impl AsRef<[u8]>) {
-        // The connection is free before the last byte is out: a peer that has read it may reuse the connection.
+        // The connection is free before the last byte is out: a peer that has read it may reuse the
+        // connection.
         self.conn.busy.store(false, Ordering::SeqCst);
         self.write(bytes).await;
     }

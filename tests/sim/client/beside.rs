@@ -68,8 +68,8 @@ impl Caller {
     }
 }
 
-/// Opens a connection and leaves it unread for a while. A late reader finds nothing that was sent after the connection
-/// was replaced.
+/// Opens a connection and leaves it unread for a while. A late reader finds nothing that was sent
+/// after the connection was replaced.
 pub(super) async fn hang(
     world: Arc<World>,
     mut connection: Connection,

@@ -172,8 +172,8 @@ impl Caller {
         (sender.post_with(&key, &body.to_string()), cursor)
     }
 
-    /// Notes that the proxy is gone. A drain waits for a call that was begun before. A response that was written to the end before the client cut
-    /// its connection may count as delivered.
+    /// Notes that the proxy is gone. A drain waits for a call that was begun before. A response
+    /// that was written to the end before the client cut its connection may count as delivered.
     fn note_gone(&self, has_cut: bool) {
         let world = &self.world;
         let was_posted = {

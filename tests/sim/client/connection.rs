@@ -17,7 +17,8 @@ pub(super) struct Connection {
     pub(super) pipe: Pipe,
     pub(super) parser: Parser,
     pub(super) name: String,
-    /// Bytes read of the present response. They are logged at its end, without the date, which is the machine's.
+    /// Bytes read of the present response. They are logged at its end, without the date, which is
+    /// the machine's.
     raw: Vec<u8>,
     reads: String,
 }

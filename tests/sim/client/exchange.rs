@@ -11,7 +11,8 @@ use crate::model::{Reading, Taken};
 use crate::plan::Fault;
 use crate::wire::{Events, Head, Part};
 
-/// A slow reader loses its slowness after so many reads: no run waits for the last byte of a long response.
+/// A slow reader loses its slowness after so many reads: no run waits for the last byte of a long
+/// response.
 const SLOW_READS: usize = 200;
 
 /// One use of a connection.
@@ -208,7 +209,8 @@ impl Caller {
         if self.is_lost || (self.is_answered && reading.cursor() >= self.highest) {
             return ExchangeOutcome::Whole(Ended::Over);
         }
-        // Where bounds are tight, a batch's first answers may be gone: who comes without a place is told of a gap.
+        // Where bounds are tight, a batch's first answers may be gone: who comes without a place is
+        // told of a gap.
         if world.plan.is_tight() && self.call.script.requests > 1 && !self.answered.is_empty() {
             return ExchangeOutcome::Whole(Ended::Over);
         }

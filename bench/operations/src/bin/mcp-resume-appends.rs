@@ -1,7 +1,8 @@
-//! Durable appends alone: streams that each append their next batch once the store has the last one.
+//! Durable appends alone: streams that each append their next batch once the store has the last
+//! one.
 //!
-//! Two threads with a runtime each call the store, as the workers of `serve` do; nothing is encoded, framed or sent. Prints one
-//! line of JSON. A failed append ends the run.
+//! Two threads with a runtime each call the store, as the workers of `serve` do; nothing is
+//! encoded, framed or sent. Prints one line of JSON. A failed append ends the run.
 
 use std::process::ExitCode;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! The sockets, and the messages sent over them. A message consists of lines of text and ends with an empty one.
+//! The sockets, and the messages sent over them. A message consists of lines of text and ends with
+//! an empty one.
 
 use std::ffi::OsString;
 use std::fs::{self, Permissions};
@@ -40,13 +41,15 @@ const MESSAGE_MAX: usize = 4096;
 const LISTENERS_MAX: usize = 8;
 
 const END: &[u8] = b"\n\n";
-/// First line of the message with the listeners' addresses, one a line. It differs in other versions.
+/// First line of the message with the listeners' addresses, one a line. It differs in other
+/// versions.
 const GREETING: &str = "mcp-resume listeners 1";
 const BUSY: &[u8] = b"busy\n\n";
 const READY: &[u8] = b"ready\n\n";
 const GO: &[u8] = b"go\n\n";
 
-/// The process whose listeners were taken, and which still serves. It continues if this value is dropped.
+/// The process whose listeners were taken, and which still serves. It continues if this value is
+/// dropped.
 #[derive(Debug)]
 pub struct Predecessor(StdUnixStream);
 
@@ -57,12 +60,13 @@ pub struct Offer {
     listeners: Listeners,
 }
 
-/// Takes the listeners of the process that waits at `path`, ready for tokio; `None` if no process waits. Blocks for
-/// seconds at most, and is meant for process startup. The other process serves until [`offer`] is called with the
-/// [`Predecessor`].
+/// Takes the listeners of the process that waits at `path`, ready for tokio; `None` if no process
+/// waits. Blocks for seconds at most, and is meant for process startup. The other process serves
+/// until [`offer`] is called with the [`Predecessor`].
 ///
 /// # Errors
-/// If a process waits there but does not hand its listeners over. Their addresses are then most likely in use.
+/// If a process waits there but does not hand its listeners over. Their addresses are then most
+/// likely in use.
 pub fn take(path: &Path) -> Result<Option<(Listeners, Predecessor)>, Error> {
     take_within(path, ANSWER_TIMEOUT)
 }
@@ -82,11 +86,13 @@ fn take_within(path: &Path, wait: Duration) -> Result<Option<(Listeners, Predece
     Ok(Some((listeners(&message, fds)?, Predecessor(stream))))
 }
 
-/// Waits at `path` for the next process, with `listeners` that this one serves. First tells a predecessor that this
-/// process serves, upon which it drains. Replaces the socket of a dead process at the path.
+/// Waits at `path` for the next process, with `listeners` that this one serves. First tells a
+/// predecessor that this process serves, upon which it drains. Replaces the socket of a dead
+/// process at the path.
 ///
 /// # Errors
-/// If this process cannot wait there. A predecessor then continues to serve, and this process must end.
+/// If this process cannot wait there. A predecessor then continues to serve, and this process must
+/// end.
 pub async fn offer(path: &Path, listeners: Listeners, predecessor: Option<Predecessor>) -> Result<Offer, Error> {
     if listeners.len() > LISTENERS_MAX {
         return Err(Error::TooMany);
@@ -98,8 +104,9 @@ pub async fn offer(path: &Path, listeners: Listeners, predecessor: Option<Predec
 }
 
 impl Offer {
-    /// Resolves once another process serves the listeners and owns the path: this process must not accept any more, and
-    /// may end. Dropping the future withdraws the offer. Requires a runtime with I/O and time.
+    /// Resolves once another process serves the listeners and owns the path: this process must not
+    /// accept any more, and may end. Dropping the future withdraws the offer. Requires a runtime
+    /// with I/O and time.
     pub async fn handed_over(self) {
         let socket = self.socket.set_nonblocking(true).and_then(|()| UnixListener::from_std(self.socket));
         let socket = match socket {
@@ -124,7 +131,8 @@ async fn hand_over(socket: &UnixListener, next: UnixStream, listeners: &Listener
     let mut serving = pin!(serve_next(next, listeners));
     loop {
         tokio::select! {
-            // First, so that a process which connects after the hand-over has failed is not refused.
+            // First, so that a process which connects after the hand-over has failed is not
+            // refused.
             biased;
             done = &mut serving => return done,
             mut other = accept(socket) => {
@@ -142,8 +150,8 @@ async fn serve_next(mut next: UnixStream, listeners: &Listeners) -> Result<(), E
         return Err(Error::Protocol("not the word \"ready\""));
     }
     within(ANSWER_TIMEOUT, next.write_all(GO)).await?;
-    // From here on the next process serves, even if it never gets the path. Until it has the path, others are told that
-    // it is taking over.
+    // From here on the next process serves, even if it never gets the path. Until it has the path,
+    // others are told that it is taking over.
     let _ = within(ANSWER_TIMEOUT, next.read(&mut word)).await;
     Ok(())
 }
@@ -186,8 +194,8 @@ async fn send(stream: &UnixStream, listeners: &Listeners) -> io::Result<()> {
     if sent.await? == message.len() { Ok(()) } else { Err(ErrorKind::WriteZero.into()) }
 }
 
-/// Creates a socket at `path` in place of an old one. A predecessor is relieved just before, when no other step can
-/// fail.
+/// Creates a socket at `path` in place of an old one. A predecessor is relieved just before, when
+/// no other step can fail.
 fn take_path(path: &Path, predecessor: Option<Predecessor>) -> Result<StdUnixListener, Error> {
     is_our_socket(path)?;
     let temporary = TempName::new(path);
@@ -243,7 +251,8 @@ fn is_our_socket(path: &Path) -> Result<bool, Error> {
     }
 }
 
-/// Connects with a deadline: the standard library's method waits as long as the queue of the other end is full.
+/// Connects with a deadline: the standard library's method waits as long as the queue of the other
+/// end is full.
 fn connect(path: &Path, wait: Duration) -> io::Result<StdUnixStream> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.set_write_timeout(Some(wait))?;

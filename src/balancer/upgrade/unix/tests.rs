@@ -45,8 +45,8 @@ fn copy(listeners: &Listeners) -> Listeners {
     listeners.iter().map(|(address, listener)| (*address, listener.try_clone().unwrap())).collect()
 }
 
-/// A server that writes `name` to every connection and closes it, until stopped. An accepted connection is always
-/// served.
+/// A server that writes `name` to every connection and closes it, until stopped. An accepted
+/// connection is always served.
 struct Server {
     stop: CancellationToken,
     serving: JoinHandle<()>,
@@ -138,7 +138,8 @@ async fn more_listeners_than_a_message_holds_are_refused() {
     assert_eq!(taken(&dir.socket()).await.0.len(), 8);
 }
 
-/// Connects repeatedly and sends the names of the servers, until the receiver is dropped. Panics if no server responds.
+/// Connects repeatedly and sends the names of the servers, until the receiver is dropped. Panics if
+/// no server responds.
 fn connect_repeatedly(address: SocketAddr) -> UnboundedReceiver<String> {
     let (answered, answers) = unbounded_channel();
     thread::spawn(move || {

@@ -8,10 +8,12 @@ use tokio::sync::Notify;
 use crate::protocol::headers::SessionId;
 use crate::sync;
 
-/// Limit of the queue. Beyond it a change is not written; the record in the store then ends with its time, or is written at its next change.
+/// Limit of the queue. Beyond it a change is not written; the record in the store then ends with
+/// its time, or is written at its next change.
 const QUEUE_MAX: usize = 131_072;
 
-/// Sessions whose records are to be written, each once, the one that changed first at the front. Empty unless a store keeps the records.
+/// Sessions whose records are to be written, each once, the one that changed first at the front.
+/// Empty unless a store keeps the records.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     /// The queue, or `None` without a store.

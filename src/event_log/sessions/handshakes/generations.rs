@@ -1,13 +1,16 @@
-//! Generations of one session: its names at the server one after another, and the IDs of the server's requests in them.
+//! Generations of one session: its names at the server one after another, and the IDs of the
+//! server's requests in them.
 //!
-//! A server numbers its requests from 0 in each session that it opens, and a client's response has the ID of the request and nothing else. The
-//! client's session outlives the server's, so one ID may name the requests of two generations. Owned here: the names; the IDs of requests that
-//! earlier generations have left without a response; and IDs of the proxy's own, `mr-<generation>-<number>`, for requests that would have one
-//! of these IDs, and for all requests of a generation that is over. The IDs end with the process: in a session that was restored from a store
-//! each ID counts as one that an earlier generation has left. Invariants: an ID that an earlier generation has left without a response
-//! names no request of a later one, even after a late response; of each kind the newest are kept, and a request without a response outlives those
-//! that have one. Absent: the messages
-//! (`protocol/jsonrpc`), and the streams that carry them.
+//! A server numbers its requests from 0 in each session that it opens, and a client's response has
+//! the ID of the request and nothing else. The client's session outlives the server's, so one ID
+//! may name the requests of two generations. Owned here: the names; the IDs of requests that
+//! earlier generations have left without a response; and IDs of the proxy's own,
+//! `mr-<generation>-<number>`, for requests that would have one of these IDs, and for all requests
+//! of a generation that is over. The IDs end with the process: in a session that was restored from
+//! a store each ID counts as one that an earlier generation has left. Invariants: an ID that an
+//! earlier generation has left without a response names no request of a later one, even after a
+//! late response; of each kind the newest are kept, and a request without a response outlives those
+//! that have one. Absent: the messages (`protocol/jsonrpc`), and the streams that carry them.
 
 use std::collections::VecDeque;
 
@@ -23,9 +26,11 @@ use crate::simulation::{self, Bug};
 const OWN: &str = "mcp-resume-";
 /// Limit of the kept names.
 const NAMES_MAX: usize = 8;
-/// Limit of the kept IDs that earlier generations have left, and of those of the proxy's own for pings and for requests with a response.
+/// Limit of the kept IDs that earlier generations have left, and of those of the proxy's own for
+/// pings and for requests with a response.
 const IDS_MAX: usize = 64;
-/// Limit of the kept IDs of the proxy's own for other requests: a client may still answer each of them.
+/// Limit of the kept IDs of the proxy's own for other requests: a client may still answer each of
+/// them.
 const OUTSTANDING_MAX: usize = 1024;
 /// Size limit of a kept ID, in bytes. A request with a longer one keeps it.
 const ID_LEN_MAX: usize = 256;
@@ -37,7 +42,8 @@ const ID_COST: usize = 64;
 pub enum UpstreamName {
     /// The name that clients use, without any owner that the proxy has put before it.
     Original,
-    /// A name that only the server uses, or `None` if it gave none when the session was opened again.
+    /// A name that only the server uses, or `None` if it gave none when the session was opened
+    /// again.
     Renamed(Option<SessionId>),
 }
 
@@ -74,7 +80,8 @@ pub(super) struct Generations {
     renamed: VecDeque<Renamed>,
     /// Number of requests that were renamed.
     count: u64,
-    /// Generation that was restored from a store, or `None` if all requests came here. It and those before it may have left any ID.
+    /// Generation that was restored from a store, or `None` if all requests came here. It and those
+    /// before it may have left any ID.
     restored: Option<SessionGeneration>,
 }
 
@@ -92,7 +99,8 @@ struct Renamed {
 }
 
 impl Renamed {
-    /// Returns whether the request may be forgotten before others. A ping is answered at once, and people take their time with an elicitation.
+    /// Returns whether the request may be forgotten before others. A ping is answered at once, and
+    /// people take their time with an elicitation.
     fn is_settled(&self) -> bool {
         self.is_ping || self.is_answered
     }
@@ -112,7 +120,8 @@ impl Generations {
         }
     }
 
-    /// Restores the present generation of a session from a store. The IDs of its requests, and of those before it, are not known.
+    /// Restores the present generation of a session from a store. The IDs of its requests, and of
+    /// those before it, are not known.
     pub(super) fn restored(generation: SessionGeneration, name: UpstreamName) -> Self {
         Self {
             names: VecDeque::from([(generation, name)]),
@@ -164,7 +173,8 @@ impl Generations {
         self.names.back().map_or(self.current, |(generation, _)| *generation)
     }
 
-    /// Returns the newest generation with this name at the server, as requests have it; the first for an unknown name.
+    /// Returns the newest generation with this name at the server, as requests have it; the first
+    /// for an unknown name.
     pub(super) fn named(&self, name: Option<&[u8]>) -> SessionGeneration {
         let is_named = |known: &UpstreamName| match known {
             UpstreamName::Original => false,
@@ -179,7 +189,8 @@ impl Generations {
         self.names.iter().find(|(generation, _)| *generation == wanted).map(|(_, name)| name.clone())
     }
 
-    /// Keeps the IDs of requests that have no response, before the first request of the newest generation comes.
+    /// Keeps the IDs of requests that have no response, before the first request of the newest
+    /// generation comes.
     pub(super) fn leave_unanswered(&mut self, ids: impl IntoIterator<Item = RequestId>) {
         for id in ids {
             // Those of the proxy's own are never used again.
@@ -194,13 +205,15 @@ impl Generations {
         }
     }
 
-    /// Returns whether a response with this ID may be late: one for a request of an earlier generation.
+    /// Returns whether a response with this ID may be late: one for a request of an earlier
+    /// generation.
     pub(super) fn have_left_unanswered(&self, id: &RequestId) -> bool {
         let may_be_unknown = self.restored.is_some_and(|restored| restored < self.newest());
         self.unanswered.contains(id) || (may_be_unknown && id.text().len() <= ID_LEN_MAX)
     }
 
-    /// Returns the ID of the proxy's own for a request of the server, or `None` if the request keeps its ID.
+    /// Returns the ID of the proxy's own for a request of the server, or `None` if the request
+    /// keeps its ID.
     pub(super) fn rename(&mut self, generation: SessionGeneration, id: &RequestId, is_ping: bool) -> Option<RequestId> {
         let is_new = (generation == self.newest() && !self.have_left_unanswered(id)) || simulation::has(Bug::ReusesIds);
         if is_new || !self.are_several() || id.text().len() > ID_LEN_MAX {
@@ -231,7 +244,8 @@ impl Generations {
         });
     }
 
-    /// Returns the ID of the proxy's own for the newest request with this ID of the server, or `None` if it kept its ID.
+    /// Returns the ID of the proxy's own for the newest request with this ID of the server, or
+    /// `None` if it kept its ID.
     pub(super) fn id_of(&self, generation: SessionGeneration, server_id: &RequestId) -> Option<RequestId> {
         let is_it = |renamed: &&Renamed| renamed.generation == generation && renamed.server_id == *server_id;
         self.renamed.iter().rev().find(is_it).map(|renamed| renamed.id.clone())
@@ -243,7 +257,8 @@ impl Generations {
         Some((renamed.generation, renamed.server_id.clone()))
     }
 
-    /// Notes that a request with an ID of the proxy's own gets a response. Returns its ID at the server.
+    /// Notes that a request with an ID of the proxy's own gets a response. Returns its ID at the
+    /// server.
     pub(super) fn answer(&mut self, id: &RequestId) -> Option<RequestId> {
         let at = self.position_of(id)?;
         let renamed = self.renamed.get_mut(at)?;

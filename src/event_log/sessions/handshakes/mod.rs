@@ -1,12 +1,17 @@
-//! Records of the handshakes that opened sessions, by which the proxy can open a session again after its server forgot it.
+//! Records of the handshakes that opened sessions, by which the proxy can open a session again
+//! after its server forgot it.
 //!
-//! Owned here: one record for each session, for all principals that use it, and the two names of a session that was opened again: clients
-//! keep the name that they were given, and the server gets its own. A new session gets a second name if its first belongs to another client. Invariants: a record holds at most 16 KiB of parameters, as much of what
-//! the server stated, and 256 subscriptions; a session beyond that is not opened again. All records together hold 2 KiB for each of the most
-//! sessions. They may hold secrets, so none is logged. Locks are taken in one order: an entry of the session table ([`super::Sessions`]), an
-//! entry of the records, the state of a record, the queue of changes. The names at the server are a leaf beside them ([`renamed`]). Nothing
-//! that holds one of these locks calls back into an earlier table: `in_use` of [`Handshakes::sweep`] is called without any. Absent: the
-//! exchange with the server (`upstream/revival`), and the store of the records (`recovery/handshakes.rs`).
+//! Owned here: one record for each session, for all principals that use it, and the two names of a
+//! session that was opened again: clients keep the name that they were given, and the server gets
+//! its own. A new session gets a second name if its first belongs to another client. Invariants: a
+//! record holds at most 16 KiB of parameters, as much of what the server stated, and 256
+//! subscriptions; a session beyond that is not opened again. All records together hold 2 KiB for
+//! each of the most sessions. They may hold secrets, so none is logged. Locks are taken in one
+//! order: an entry of the session table ([`super::Sessions`]), an entry of the records, the state
+//! of a record, the queue of changes. The names at the server are a leaf beside them ([`renamed`]).
+//! Nothing that holds one of these locks calls back into an earlier table: `in_use` of
+//! [`Handshakes::sweep`] is called without any. Absent: the exchange with the server
+//! (`upstream/revival`), and the store of the records (`recovery/handshakes.rs`).
 
 mod changes;
 mod generations;
@@ -79,8 +84,8 @@ impl Handshakes {
         self.changes.keep();
     }
 
-    /// Waits for a change of a record, and returns its session. The record is gone if the session is over or was evicted. To be called by one
-    /// task.
+    /// Waits for a change of a record, and returns its session. The record is gone if the session
+    /// is over or was evicted. To be called by one task.
     pub(in crate::event_log) async fn next_change(&self) -> SessionId {
         self.changes.next().await
     }
@@ -95,7 +100,8 @@ impl Handshakes {
         !self.changes.is_empty()
     }
 
-    /// Waits until one more change may be written at a time. Its write lasts until the permit is dropped.
+    /// Waits until one more change may be written at a time. Its write lasts until the permit is
+    /// dropped.
     pub(in crate::event_log) async fn begin_write(&self) -> Option<OwnedSemaphorePermit> {
         self.writes.clone().acquire_owned().await.ok()
     }
@@ -127,7 +133,8 @@ impl Handshakes {
         !self.has_warned_of_names.swap(true, Ordering::Relaxed)
     }
 
-    /// Keeps the record of a session. Beyond the limits of number and bytes those that were used longest ago go.
+    /// Keeps the record of a session. Beyond the limits of number and bytes those that were used
+    /// longest ago go.
     pub fn record(&self, id: SessionId, handshake: Arc<Handshake>) {
         self.make_room(&handshake);
         handshake.change.note_session(&id, &self.changes);
@@ -163,7 +170,8 @@ impl Handshakes {
         evict_if_full(&self.by_session, most, used, |id| self.changes.push(id.clone()));
     }
 
-    /// Keeps the record of a session whose clients know it as `id`, a name of the proxy's own, and its server as `name`.
+    /// Keeps the record of a session whose clients know it as `id`, a name of the proxy's own, and
+    /// its server as `name`.
     pub fn record_named(&self, id: SessionId, handshake: Arc<Handshake>, name: SessionId) {
         handshake.set_first_name(name.clone());
         self.record(id.clone(), handshake);
@@ -176,12 +184,14 @@ impl Handshakes {
         generations::own_name()
     }
 
-    /// Returns the record of a session, or `None` if it has none. A session without a record cannot be opened again.
+    /// Returns the record of a session, or `None` if it has none. A session without a record cannot
+    /// be opened again.
     pub fn find(&self, id: &SessionId) -> Option<Arc<Handshake>> {
         self.by_session.get(id).map(|entry| entry.value().clone())
     }
 
-    /// Forgets the record of a session that its client has ended, or that its server cannot serve again. An attempt in progress fails.
+    /// Forgets the record of a session that its client has ended, or that its server cannot serve
+    /// again. An attempt in progress fails.
     pub fn forget(&self, id: &SessionId) {
         if let Some((_, handshake)) = self.by_session.remove(id) {
             handshake.lock().is_over = true;
@@ -206,8 +216,9 @@ impl Handshakes {
         }
     }
 
-    /// Forgets records that were not used for their time, except those of the sessions that `in_use` returns, and names of sessions without a
-    /// record. `in_use` is called under no lock of the records: it may use the session table, under whose entries records are used.
+    /// Forgets records that were not used for their time, except those of the sessions that
+    /// `in_use` returns, and names of sessions without a record. `in_use` is called under no lock
+    /// of the records: it may use the session table, under whose entries records are used.
     pub(super) fn sweep(&self, now: Instant, in_use: impl FnOnce() -> HashSet<SessionId>) {
         let is_due = |handshake: &Handshake| now.saturating_duration_since(handshake.lock().used) >= handshake.keep;
         if self.by_session.iter().any(|entry| is_due(entry.value())) {
@@ -233,9 +244,10 @@ impl Handshakes {
         self.has_renamed.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the name of a session at the server in one of its generations: `Some(None)` if it has none. Returns `None` if the name is no
-    /// longer known, and if the server has given it to another session since. `original` is the server's first name for the session, and
-    /// `visible` returns the name that a client would have got for one.
+    /// Returns the name of a session at the server in one of its generations: `Some(None)` if it
+    /// has none. Returns `None` if the name is no longer known, and if the server has given it to
+    /// another session since. `original` is the server's first name for the session, and `visible`
+    /// returns the name that a client would have got for one.
     pub fn name_in(
         &self,
         id: &SessionId,
@@ -254,8 +266,9 @@ impl Handshakes {
         if has_other_holder || has_newcomer { None } else { Some(Some(name)) }
     }
 
-    /// Gives a session the name at the server under which it was opened again. Returns false if the session is over. `visible` is the name that
-    /// a client would have got for it; see [`Self::displace`].
+    /// Gives a session the name at the server under which it was opened again. Returns false if the
+    /// session is over. `visible` is the name that a client would have got for it; see
+    /// [`Self::displace`].
     pub fn rename(
         &self,
         id: &SessionId,
@@ -286,8 +299,9 @@ impl Handshakes {
         true
     }
 
-    /// Notes that the server has given `name`, of which a client would see `visible`, to the session `keeper` or to a new one. A session that
-    /// had it before is gone at the server: it gets a name that no server has, and is refused and opened again in its turn.
+    /// Notes that the server has given `name`, of which a client would see `visible`, to the
+    /// session `keeper` or to a new one. A session that had it before is gone at the server: it
+    /// gets a name that no server has, and is refused and opened again in its turn.
     pub fn displace(&self, name: &SessionId, visible: &SessionId, keeper: Option<&SessionId>) {
         let renamed = self.renamed.take_from_other(name, keeper).and_then(|holder| self.find(&holder));
         let original = if keeper == Some(visible) { None } else { self.find(visible) };
@@ -315,7 +329,8 @@ impl Handshakes {
         handshake.map_or(UpstreamName::Original, |handshake| handshake.name())
     }
 
-    /// Returns the name that clients use for a session that was opened again as `name`, or `None` for any other.
+    /// Returns the name that clients use for a session that was opened again as `name`, or `None`
+    /// for any other.
     pub fn client_name(&self, name: &SessionId) -> Option<SessionId> {
         if !self.has_renamed() {
             return None;
@@ -439,8 +454,9 @@ mod tests {
         assert!(handshake.is_unlocked(), "the record is locked");
     }
 
-    /// A thread that has an entry of the session table uses a record; one that sweeps the records uses the session table. With a lock of the
-    /// records held meanwhile, the two could wait for each other.
+    /// A thread that has an entry of the session table uses a record; one that sweeps the records
+    /// uses the session table. With a lock of the records held meanwhile, the two could wait for
+    /// each other.
     #[test]
     fn the_session_table_is_used_under_no_lock_of_the_records() {
         let handshakes = Handshakes::new(8);

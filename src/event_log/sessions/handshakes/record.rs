@@ -1,7 +1,8 @@
 //! Record of the handshake that opened a session.
 //!
-//! Owned here: all that a later handshake repeats or compares, the state that the client has set in the session, the session's name at its
-//! server, and the attempts to open it again. Absent: the other records, and the limit of their bytes together ([`super`]).
+//! Owned here: all that a later handshake repeats or compares, the state that the client has set in
+//! the session, the session's name at its server, and the attempts to open it again. Absent: the
+//! other records, and the limit of their bytes together ([`super`]).
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -27,7 +28,8 @@ use crate::sync;
 const SUBSCRIPTIONS_MAX: usize = 256;
 /// Approximate size of a record beside its variable parts.
 const RECORD_COST: usize = 512;
-/// Size limit of the URI of a subscription, in bytes, and the approximate size of one beside its URI.
+/// Size limit of the URI of a subscription, in bytes, and the approximate size of one beside its
+/// URI.
 const URI_MAX: usize = 2048;
 const SUBSCRIPTION_COST: usize = 64;
 /// Size limit of the name of a log level, in bytes.
@@ -78,7 +80,8 @@ impl fmt::Debug for Handshake {
 
 pub(super) struct State {
     pub(super) name: UpstreamName,
-    /// True once the store has had the record, so that a missing or a later one there means something.
+    /// True once the store has had the record, so that a missing or a later one there means
+    /// something.
     pub(super) was_written: bool,
     /// Number of replicas that took the session over.
     takeovers: u32,
@@ -101,7 +104,8 @@ pub(super) struct State {
     last_end: AttemptEnd,
     /// True once the server has answered a request in the session.
     was_answered: bool,
-    /// Status with which the server has refused the standalone stream of the session while that lived, or `None`.
+    /// Status with which the server has refused the standalone stream of the session while that
+    /// lived, or `None`.
     pub(super) refused_get: Option<u16>,
     pub(super) is_over: bool,
     pub(super) used: Instant,
@@ -135,7 +139,8 @@ impl State {
 }
 
 impl Handshake {
-    /// Creates the record of a session that `opener` has opened, kept for `keep` after the last use of the session.
+    /// Creates the record of a session that `opener` has opened, kept for `keep` after the last use
+    /// of the session.
     pub fn new(
         params: InitializeParams,
         version: ProtocolVersion,
@@ -187,8 +192,8 @@ impl Handshake {
         Self::with(params, version, server, keep, state)
     }
 
-    /// Returns the record for a store, in which `home` has the session. `name` is that of a session that was opened again and has its old name
-    /// here still.
+    /// Returns the record for a store, in which `home` has the session. `name` is that of a session
+    /// that was opened again and has its old name here still.
     pub(in crate::event_log) fn to_stored(&self, home: Owner, name: Option<&UpstreamName>) -> StoredHandshake {
         let state = self.lock();
         StoredHandshake {
@@ -214,14 +219,16 @@ impl Handshake {
         self.write_turn.lock().await
     }
 
-    /// Notes that the record is about to be read for the store, and returns whether the store has had it before.
+    /// Notes that the record is about to be read for the store, and returns whether the store has
+    /// had it before.
     pub(in crate::event_log) fn begin_write(&self) -> bool {
         let mut state = self.lock();
         state.kept_from = state.used;
         state.was_written
     }
 
-    /// Notes that the store has the record, with this replica as the home of the session. That counts in `term`.
+    /// Notes that the store has the record, with this replica as the home of the session. That
+    /// counts in `term`.
     pub(in crate::event_log) fn note_written(&self, term: Option<HomeTerm>) {
         let mut state = self.lock();
         state.was_written = true;
@@ -262,8 +269,8 @@ impl Handshake {
         }
     }
 
-    /// Notes that the client has subscribed to a resource. Beyond 256 subscriptions, with a URI of more than 2 KiB, and where all records
-    /// hold too much, the session is not opened again.
+    /// Notes that the client has subscribed to a resource. Beyond 256 subscriptions, with a URI of
+    /// more than 2 KiB, and where all records hold too much, the session is not opened again.
     pub fn note_subscription(&self, uri: &str) {
         let mut state = self.lock();
         if state.is_over || !state.subscriptions.insert(uri.into()) {
@@ -287,15 +294,16 @@ impl Handshake {
         }
     }
 
-    /// Notes that the server has accepted a principal in the session. The last seven, and the one that opened the session, may cause it to be opened
-    /// again.
+    /// Notes that the server has accepted a principal in the session. The last seven, and the one
+    /// that opened the session, may cause it to be opened again.
     pub fn note_accepted(&self, principal: Principal) {
         let mut state = self.lock();
         if state.principals.contains(&principal) {
             return;
         }
         if state.principals.len() == PRINCIPALS_MAX {
-            // A client whose token is refreshed is another principal each time. The one that opened the session stays.
+            // A client whose token is refreshed is another principal each time. The one that opened
+            // the session stays.
             state.principals.remove(1);
         }
         state.principals.push(principal);
@@ -316,13 +324,14 @@ impl Handshake {
         self.lock().was_answered
     }
 
-    /// Notes the status with which the server has refused the standalone stream of the session, which lives. It counts until the session is opened
-    /// again.
+    /// Notes the status with which the server has refused the standalone stream of the session,
+    /// which lives. It counts until the session is opened again.
     pub fn note_refused_get(&self, status: u16) {
         self.lock().refused_get = Some(status);
     }
 
-    /// Returns the status with which the server has refused the standalone stream of the session, or `None` if it has not.
+    /// Returns the status with which the server has refused the standalone stream of the session,
+    /// or `None` if it has not.
     pub fn refused_get(&self) -> Option<u16> {
         self.lock().refused_get
     }
@@ -358,7 +367,8 @@ impl Handshake {
         self.lock().name.clone()
     }
 
-    /// Returns the newest name of the session at its server: that of a handshake in progress, once the server has given it.
+    /// Returns the newest name of the session at its server: that of a handshake in progress, once
+    /// the server has given it.
     pub fn newest_name(&self) -> UpstreamName {
         let state = self.lock();
         state.opening.clone().map_or_else(|| state.name.clone(), UpstreamName::Renamed)
@@ -369,7 +379,8 @@ impl Handshake {
         self.lock().opening.is_some()
     }
 
-    /// Returns the name that the server has given in a handshake that is in progress: `Some(None)` if it gave none.
+    /// Returns the name that the server has given in a handshake that is in progress: `Some(None)`
+    /// if it gave none.
     pub fn opening_name(&self) -> Option<Option<SessionId>> {
         self.lock().opening.clone()
     }
@@ -384,7 +395,8 @@ impl Handshake {
         self.lock().ended
     }
 
-    /// Gives the session a name that no server has, if its present one is `name`. Returns whether it was.
+    /// Gives the session a name that no server has, if its present one is `name`. Returns whether
+    /// it was.
     pub(super) fn lose_name(&self, name: &UpstreamName) -> bool {
         let mut state = self.lock();
         let is_lost = state.name == *name;
@@ -401,7 +413,8 @@ impl Handshake {
         if state.ended > before { Some(state.last_end) } else { None }
     }
 
-    /// Begins an attempt to open the session again. Returns false beyond three a minute if it `is_limited`, and for a session that is over.
+    /// Begins an attempt to open the session again. Returns false beyond three a minute if it
+    /// `is_limited`, and for a session that is over.
     pub fn begin_attempt(&self, now: Instant, is_limited: bool) -> bool {
         let mut state = self.lock();
         state.attempts.retain(|begun| now.saturating_duration_since(*begun) < ATTEMPTS_PER);
@@ -437,17 +450,20 @@ impl Handshake {
         state.opening = Some(name);
     }
 
-    /// Returns whether the session was opened again, or is being opened: then it has several generations.
+    /// Returns whether the session was opened again, or is being opened: then it has several
+    /// generations.
     pub fn has_generations(&self) -> bool {
         self.lock().generations.are_several()
     }
 
-    /// Returns the newest generation: that of a handshake in progress, once the server has given its name.
+    /// Returns the newest generation: that of a handshake in progress, once the server has given
+    /// its name.
     pub fn newest_generation(&self) -> SessionGeneration {
         self.lock().generations.newest()
     }
 
-    /// Returns the newest generation in which the session has this name at the server; the first for an unknown name.
+    /// Returns the newest generation in which the session has this name at the server; the first
+    /// for an unknown name.
     pub fn generation_named(&self, name: Option<&[u8]>) -> SessionGeneration {
         self.lock().generations.named(name)
     }
@@ -457,19 +473,21 @@ impl Handshake {
         self.lock().generations.name_in(generation)
     }
 
-    /// Notes the IDs of the server's requests that have no response when a new generation begins, before the first request of that one. The
-    /// newest 64 are kept, each of at most 256 bytes.
+    /// Notes the IDs of the server's requests that have no response when a new generation begins,
+    /// before the first request of that one. The newest 64 are kept, each of at most 256 bytes.
     pub fn leave_unanswered(&self, ids: impl IntoIterator<Item = RequestId>) {
         self.change_ids(|generations| generations.leave_unanswered(ids));
     }
 
-    /// Returns whether a response with this ID is for a request that an earlier generation has left unanswered.
+    /// Returns whether a response with this ID is for a request that an earlier generation has left
+    /// unanswered.
     pub fn has_left_unanswered(&self, id: &RequestId) -> bool {
         self.lock().generations.have_left_unanswered(id)
     }
 
-    /// Gives the server's requests in a message of this generation IDs of the proxy's own where theirs would be ambiguous; a cancel names
-    /// them so as well. Returns `None` if the message stays as it is.
+    /// Gives the server's requests in a message of this generation IDs of the proxy's own where
+    /// theirs would be ambiguous; a cancel names them so as well. Returns `None` if the message
+    /// stays as it is.
     pub fn rename_server_requests(&self, generation: SessionGeneration, message: &[u8]) -> Option<Vec<u8>> {
         jsonrpc::rename_ids(message, |message, id| match message {
             Message::Request { method, .. } => {
@@ -480,13 +498,15 @@ impl Handshake {
         })
     }
 
-    /// Returns the generation of a request that clients know under an ID of the proxy's own, and its ID at the server; `None` for other IDs.
+    /// Returns the generation of a request that clients know under an ID of the proxy's own, and
+    /// its ID at the server; `None` for other IDs.
     pub fn server_id_of(&self, id: &RequestId) -> Option<(SessionGeneration, RequestId)> {
         self.lock().generations.server_id_of(id)
     }
 
-    /// Returns the server's ID of a request to which a response is about to be sent, or `None` if clients know the request under that ID. From now
-    /// on the request goes before those without a response when IDs are forgotten: the last 64 of the former are kept, and 1024 of the latter.
+    /// Returns the server's ID of a request to which a response is about to be sent, or `None` if
+    /// clients know the request under that ID. From now on the request goes before those without a
+    /// response when IDs are forgotten: the last 64 of the former are kept, and 1024 of the latter.
     pub fn answer(&self, id: &RequestId) -> Option<RequestId> {
         self.lock().generations.answer(id)
     }
@@ -505,7 +525,8 @@ impl Handshake {
         changed
     }
 
-    /// Returns whether the session is over: its client has ended it, or its server cannot serve it again.
+    /// Returns whether the session is over: its client has ended it, or its server cannot serve it
+    /// again.
     pub fn is_over(&self) -> bool {
         self.lock().is_over
     }
@@ -515,7 +536,8 @@ impl Handshake {
         self.listening.notify_waiters();
     }
 
-    /// Waits for the next standalone stream that is opened, from when it is enabled or first polled.
+    /// Waits for the next standalone stream that is opened, from when it is enabled or first
+    /// polled.
     pub fn listening(&self) -> Notified<'_> {
         self.listening.notified()
     }

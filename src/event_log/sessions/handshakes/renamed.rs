@@ -1,7 +1,7 @@
 //! Index of the sessions that were opened again, by their names at the server.
 //!
-//! Invariant: its lock is a leaf. No method calls a function of its caller or returns a guard, so no lock of this index is held while another
-//! table or a record is used.
+//! Invariant: its lock is a leaf. No method calls a function of its caller or returns a guard, so
+//! no lock of this index is held while another table or a record is used.
 
 use dashmap::DashMap;
 
@@ -37,7 +37,8 @@ impl Renamed {
         self.0.remove_if(name, |_, holder| holder == session);
     }
 
-    /// Takes a name from the session that has it, unless that is `keeper`. Returns the session that had it.
+    /// Takes a name from the session that has it, unless that is `keeper`. Returns the session that
+    /// had it.
     pub(super) fn take_from_other(&self, name: &SessionId, keeper: Option<&SessionId>) -> Option<SessionId> {
         self.0.remove_if(name, |_, holder| Some(holder) != keeper).map(|(_, holder)| holder)
     }

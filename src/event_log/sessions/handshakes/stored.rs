@@ -1,8 +1,8 @@
 //! Record of a handshake as a store holds it.
 //!
-//! Owned here: the form of the record, which is JSON. A field that a later version adds must have a default, so that records of older versions
-//! can be read. It may hold secrets of the client, so it is never logged. Absent: the key of the record and its fenced writes
-//! (`recovery/handshakes.rs`).
+//! Owned here: the form of the record, which is JSON. A field that a later version adds must have a
+//! default, so that records of older versions can be read. It may hold secrets of the client, so it
+//! is never logged. Absent: the key of the record and its fenced writes (`recovery/handshakes.rs`).
 
 use std::fmt;
 use std::time::Duration;
@@ -24,7 +24,8 @@ pub(in crate::event_log) struct StoredHandshake {
     pub(in crate::event_log) home: Owner,
     /// Generation of the session's name.
     pub(in crate::event_log) generation: SessionGeneration,
-    /// Number of replicas that took the session over: after a loss in the store, the home of the highest number is the home.
+    /// Number of replicas that took the session over: after a loss in the store, the home of the
+    /// highest number is the home.
     pub(super) takeovers: u32,
     /// Random number of the write, so that no two records are equal.
     pub(super) nonce: u64,
@@ -63,7 +64,8 @@ impl StoredHandshake {
         self.name = UpstreamName::lost();
     }
 
-    /// Returns whether this is the record of a replica that took the session over from the home in `other`, or at the same time.
+    /// Returns whether this is the record of a replica that took the session over from the home in
+    /// `other`, or at the same time.
     pub(in crate::event_log) fn is_later_than(&self, other: &Self) -> bool {
         self.home != other.home && self.takeovers >= other.takeovers
     }

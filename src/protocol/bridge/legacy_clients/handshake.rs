@@ -45,7 +45,8 @@ impl ClientFacts {
         Ok(Self { version, info, declared: Declared::new(&Value::Object(declared)) })
     }
 
-    /// Returns true if the client knows the content of 2025-06-18: links to resources, and structured content.
+    /// Returns true if the client knows the content of 2025-06-18: links to resources, and
+    /// structured content.
     pub fn knows_structured_content(&self) -> bool {
         self.version.is_at_least("2025-06-18")
     }

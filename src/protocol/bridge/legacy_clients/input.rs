@@ -1,4 +1,5 @@
-//! Rounds of input: questions in a result of 2026-07-28, asked as requests of the revisions with sessions.
+//! Rounds of input: questions in a result of 2026-07-28, asked as requests of the revisions with
+//! sessions.
 
 use serde_json::{Map, Value, json};
 
@@ -34,7 +35,8 @@ impl InputRequired {
         jsonrpc::member(message, &["result", "resultType"]) == Some(r#""input_required""#)
     }
 
-    /// Reads a response that asks for input. Returns `None` for another response, and for one that is malformed or asks too much.
+    /// Reads a response that asks for input. Returns `None` for another response, and for one that
+    /// is malformed or asks too much.
     pub fn of(message: &[u8]) -> Option<Self> {
         if !Self::is_in(message) {
             return None;

@@ -1,4 +1,5 @@
-//! `x-mcp-header`: arguments of a tool that a header repeats, for intermediaries ([2026-07-28, custom headers]).
+//! `x-mcp-header`: arguments of a tool that a header repeats, for intermediaries
+//! ([2026-07-28, custom headers]).
 //!
 //! [2026-07-28, custom headers]: https://modelcontextprotocol.io/specification/2026-07-28/basic/transports#custom-headers-from-tool-parameters
 
@@ -7,7 +8,8 @@ use serde_json::Value;
 const KEY: &str = "x-mcp-header";
 /// Deepest schema that is looked through.
 const MAX_DEPTH: usize = 64;
-/// Keywords whose schemas no annotation may be in, each with true if its value has schemas by names.
+/// Keywords whose schemas no annotation may be in, each with true if its value has schemas by
+/// names.
 const OTHER_SCHEMAS: [(&str, bool); 18] = [
     ("items", false),
     ("prefixItems", false),
@@ -38,7 +40,8 @@ pub struct ParamHeader {
 }
 
 impl ParamHeader {
-    /// Returns the text of the argument, or `None` if it is absent, null or no text, integer or truth value.
+    /// Returns the text of the argument, or `None` if it is absent, null or no text, integer or
+    /// truth value.
     pub fn value(&self, arguments: &Value) -> Option<String> {
         let argument = self.path.iter().try_fold(arguments, |value, key| value.get(key))?;
         match argument {

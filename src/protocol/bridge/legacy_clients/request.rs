@@ -1,4 +1,5 @@
-//! Requests of a client of the revisions with sessions, and the requests of 2026-07-28 in their place.
+//! Requests of a client of the revisions with sessions, and the requests of 2026-07-28 in their
+//! place.
 
 use serde_json::{Map, Value, json};
 
@@ -15,8 +16,8 @@ pub struct Round {
     pub state: Option<Value>,
 }
 
-/// Returns a request as the server gets it: under this ID, with the envelope of its revision, and with the answers of a round, if any. Returns `None` for a
-/// body that is no such request.
+/// Returns a request as the server gets it: under this ID, with the envelope of its revision, and
+/// with the answers of a round, if any. Returns `None` for a body that is no such request.
 pub fn translated(
     body: &[u8],
     id: &str,
@@ -68,7 +69,8 @@ pub fn translated(
     Some(jsonrpc::splice(&body, splices))
 }
 
-/// Returns the name that a header of a request repeats: that of a tool or a prompt, or the URI of a resource.
+/// Returns the name that a header of a request repeats: that of a tool or a prompt, or the URI of a
+/// resource.
 pub fn name_header(body: &[u8], method: &str) -> Option<String> {
     let path: &[&str] = match method {
         "tools/call" | "prompts/get" => &["params", "name"],

@@ -14,8 +14,9 @@ const UNSUPPORTED_VERSION: i64 = -32022;
 /// Members of a result that only the later revision has.
 const LATER: [&str; 3] = ["resultType", "ttlMs", "cacheScope"];
 
-/// Returns the response to a request of this method as its client gets it. `is_wrapped` is true for the call of a tool whose schema the client knows as one
-/// of an object around the server's. Returns `None` for a message that is no response.
+/// Returns the response to a request of this method as its client gets it. `is_wrapped` is true for
+/// the call of a tool whose schema the client knows as one of an object around the server's.
+/// Returns `None` for a message that is no response.
 pub fn result_as(
     message: &[u8],
     id: &RequestId,
@@ -49,7 +50,8 @@ pub fn result_as(
     Some(jsonrpc::splice(&message, vec![(own, id.to_json())]))
 }
 
-/// Returns an error of the server as the client gets it, or `None` for another message: codes about the later revision mean nothing to it.
+/// Returns an error of the server as the client gets it, or `None` for another message: codes about
+/// the later revision mean nothing to it.
 pub fn error_of(message: &[u8], id: &RequestId) -> Option<Vec<u8>> {
     let mut error: Value = serde_json::from_str(error_in(message)?).ok()?;
     let members = error.as_object_mut()?;
@@ -60,12 +62,14 @@ pub fn error_of(message: &[u8], id: &RequestId) -> Option<Vec<u8>> {
     Some(response(id, "error", &error))
 }
 
-/// Returns true for a response that says that the headers do not repeat the body: the call has not run.
+/// Returns true for a response that says that the headers do not repeat the body: the call has not
+/// run.
 pub fn is_header_mismatch(message: &[u8]) -> bool {
     jsonrpc::member(message, &["error", "code"]).and_then(|code| code.parse().ok()) == Some(HEADER_MISMATCH)
 }
 
-/// Returns a notification of a subscription without the name of that, or `None` for a message that is none.
+/// Returns a notification of a subscription without the name of that, or `None` for a message that
+/// is none.
 pub fn untagged(message: &[u8]) -> Option<Vec<u8>> {
     let mut message: Map<String, Value> = serde_json::from_slice(message).ok()?;
     if let Some(params) = message.get_mut("params").and_then(Value::as_object_mut) {
@@ -84,7 +88,8 @@ pub fn untagged(message: &[u8]) -> Option<Vec<u8>> {
     Some(Value::Object(message).to_string().into_bytes())
 }
 
-/// Writes the response to a call that could not go on, for want of an answer of its client: of a tool a failed result, else an error.
+/// Writes the response to a call that could not go on, for want of an answer of its client: of a
+/// tool a failed result, else an error.
 pub fn failed_call(id: &RequestId, method: &str, text: &str) -> Vec<u8> {
     if method == "tools/call" {
         let result = json!({"content": [{"type": "text", "text": text}], "isError": true});
@@ -134,7 +139,8 @@ fn call_result(message: Vec<u8>, client: &ClientFacts, is_wrapped: bool) -> Vec<
     jsonrpc::splice(&message, splices)
 }
 
-/// Returns the edit that puts a text with its URI in the place of a link to a resource, or `None` for another block of content.
+/// Returns the edit that puts a text with its URI in the place of a link to a resource, or `None`
+/// for another block of content.
 fn link_as_text(message: &[u8], block: &str) -> Option<(Range<usize>, String)> {
     if !is_of_type(block, "resource_link") {
         return None;

@@ -1,4 +1,5 @@
-//! Lists of tools: schemas that clients of the revisions with sessions can read, and what calls of each tool need.
+//! Lists of tools: schemas that clients of the revisions with sessions can read, and what calls of
+//! each tool need.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -17,7 +18,8 @@ pub struct ToolFacts {
     pub is_wrapped: bool,
 }
 
-/// Returns each tool of a list by its name, as the server sent it, with what its calls need, or `None` if they need nothing.
+/// Returns each tool of a list by its name, as the server sent it, with what its calls need, or
+/// `None` if they need nothing.
 pub fn tool_facts(message: &[u8]) -> Vec<(String, Option<ToolFacts>)> {
     let mut found = Vec::new();
     for_each_tool(message, |tool| {
@@ -30,8 +32,8 @@ pub fn tool_facts(message: &[u8]) -> Vec<(String, Option<ToolFacts>)> {
     found
 }
 
-/// Returns the list as clients get it: each output schema is one of an object, no property has `true` or `false` for a schema, and a tool whose annotations
-/// break the rules is left out.
+/// Returns the list as clients get it: each output schema is one of an object, no property has
+/// `true` or `false` for a schema, and a tool whose annotations break the rules is left out.
 pub(super) fn edited(message: &[u8]) -> Vec<u8> {
     let mut splices: Vec<(Range<usize>, String)> = Vec::new();
     let mut kept = Vec::new();
@@ -131,7 +133,8 @@ fn move_references(schema: &mut Value) {
     }
 }
 
-/// Returns the edits that put objects in the place of the properties' schemas that are `true` or `false`.
+/// Returns the edits that put objects in the place of the properties' schemas that are `true` or
+/// `false`.
 fn boolean_properties(tool: &str, path: &'static [&'static str]) -> Vec<(Range<usize>, String)> {
     let Some(properties) = jsonrpc::member(tool.as_bytes(), path).filter(|properties| properties.starts_with('{'))
     else {

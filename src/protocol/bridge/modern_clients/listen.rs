@@ -1,4 +1,5 @@
-//! `subscriptions/listen`: the changes that a client asks for, and the notifications of a server of 2025-11-25 as the client gets them.
+//! `subscriptions/listen`: the changes that a client asks for, and the notifications of a server of
+//! 2025-11-25 as the client gets them.
 
 use serde_json::{Map, Value, json};
 
@@ -17,7 +18,8 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Reads the filter of a request, less the changes that a server with these capabilities never tells. Returns `None` if there is no valid filter.
+    /// Reads the filter of a request, less the changes that a server with these capabilities never
+    /// tells. Returns `None` if there is no valid filter.
     pub fn of(body: &[u8], capabilities: &Value) -> Option<Self> {
         let asked = jsonrpc::member(body, &["params", "notifications"])?;
         let asked: Map<String, Value> = serde_json::from_str(asked).ok()?;
@@ -59,7 +61,8 @@ impl Filter {
         LISTS.iter().zip(self.lists).any(|((_, _, known), is_asked)| is_asked && *known == method)
     }
 
-    /// Returns the notifications of all lists that the client asks for: after a restart of the server each may have changed.
+    /// Returns the notifications of all lists that the client asks for: after a restart of the
+    /// server each may have changed.
     pub fn list_changes(&self) -> impl Iterator<Item = Vec<u8>> + '_ {
         let asked = LISTS.iter().zip(self.lists).filter(|(_, is_asked)| *is_asked);
         asked.map(|((_, _, method), _)| json!({"jsonrpc": "2.0", "method": method}).to_string().into_bytes())

@@ -55,7 +55,8 @@ pub struct Envelope {
     pub declared: Declared,
     /// Name and version of the client, as JSON.
     pub client_info: String,
-    /// Least level of the log messages that the client wants for this request, or `None` if it wants none.
+    /// Least level of the log messages that the client wants for this request, or `None` if it
+    /// wants none.
     pub log_level: Option<LogLevel>,
 }
 
@@ -87,7 +88,8 @@ impl Envelope {
     }
 }
 
-/// Returns capabilities of 2026-07-28 as those of 2025-11-25: without tasks, which the proxy has itself.
+/// Returns capabilities of 2026-07-28 as those of 2025-11-25: without tasks, which the proxy has
+/// itself.
 fn capabilities(mut kept: Map<String, Value>) -> Declared {
     kept.remove("tasks");
     if let Some(extensions) = kept.get_mut("extensions").and_then(Value::as_object_mut) {
@@ -133,8 +135,9 @@ pub fn given_up(id: &RequestId, method: &str) -> Vec<u8> {
     jsonrpc::error_message(Some(id), -32603, "the client has given up the call", Value::Null)
 }
 
-/// Returns a request as the server gets it: under this ID and this progress token, without the envelope and without what only the later revision has. The
-/// progress token is left out where the client wants no progress. Returns `None` for a body that is no such request.
+/// Returns a request as the server gets it: under this ID and this progress token, without the
+/// envelope and without what only the later revision has. The progress token is left out where the
+/// client wants no progress. Returns `None` for a body that is no such request.
 pub fn translated(body: &[u8], id: &str, progress_token: &str) -> Option<Vec<u8>> {
     let own = [VERSION, CLIENT_INFO, CAPABILITIES, LOG_LEVEL];
     let without = |body: Vec<u8>, path, names: &[&str]| jsonrpc::without_members(&body, path, names).unwrap_or(body);

@@ -29,8 +29,9 @@ pub enum ListHints {
     Uncached,
 }
 
-/// Returns the response to a request as its client gets it: under the client's ID, a result with its type, an error with a code of the later revision.
-/// Returns `None` for a message that is no response.
+/// Returns the response to a request as its client gets it: under the client's ID, a result with
+/// its type, an error with a code of the later revision. Returns `None` for a message that is no
+/// response.
 pub fn result_as(message: &[u8], id: &RequestId, server_info: Option<&Value>, hints: ListHints) -> Option<Vec<u8>> {
     if let Some(error) = error_in(message) {
         return Some(modern_error(id, &serde_json::from_str(error).ok()?));
@@ -113,13 +114,15 @@ impl UrlElicitations {
     }
 }
 
-/// Writes the error for a request of a client that would have to be asked by a page, and has not declared that it can.
+/// Writes the error for a request of a client that would have to be asked by a page, and has not
+/// declared that it can.
 pub fn url_elicitation_missing(id: &RequestId) -> Vec<u8> {
     let data = json!({"requiredCapabilities": {"elicitation": {"url": {}}}});
     jsonrpc::error_message(Some(id), MISSING_CAPABILITY, "Missing required client capability: elicitation.url", data)
 }
 
-/// Writes the error for a call that cannot wait for the answers of its client, or a subscription, because too many do.
+/// Writes the error for a call that cannot wait for the answers of its client, or a subscription,
+/// because too many do.
 pub fn too_many_waiting(id: &RequestId) -> Vec<u8> {
     jsonrpc::error_message(Some(id), INTERNAL_ERROR, "too many requests of this session wait", Value::Null)
 }
@@ -138,7 +141,8 @@ pub fn status_of(message: &[u8]) -> StatusCode {
     }
 }
 
-/// Returns the answer to `server/discover` from the result of `initialize`, or `None` if that is none.
+/// Returns the answer to `server/discover` from the result of `initialize`, or `None` if that is
+/// none.
 pub fn discovered(initialized: &[u8], id: &RequestId) -> Option<Vec<u8>> {
     let result: Map<String, Value> = serde_json::from_str(jsonrpc::member(initialized, &["result"])?).ok()?;
     let mut capabilities = result.get("capabilities").cloned().unwrap_or_else(|| json!({}));
@@ -161,7 +165,8 @@ pub fn discovered(initialized: &[u8], id: &RequestId) -> Option<Vec<u8>> {
     Some(response(id, "result", &found))
 }
 
-/// Returns a progress notification under the client's own token, which is JSON. Returns `None` if the notification names another call than that of `own`.
+/// Returns a progress notification under the client's own token, which is JSON. Returns `None` if
+/// the notification names another call than that of `own`.
 pub fn progress_as(message: &[u8], own: &str, client: &str) -> Option<Vec<u8>> {
     let token = jsonrpc::member(message, &["params", "progressToken"])?;
     let is_own = serde_json::from_str::<String>(token).is_ok_and(|token| token == own);
@@ -181,7 +186,8 @@ pub fn question_of(message: &[u8]) -> Option<(String, Value)> {
     Some((method, params))
 }
 
-/// Writes the result that asks the client for input: each question by its key, with method and parameters.
+/// Writes the result that asks the client for input: each question by its key, with method and
+/// parameters.
 pub fn input_required<'a>(
     id: &RequestId,
     questions: impl Iterator<Item = (&'a str, &'a str, &'a Value)>,

@@ -21,7 +21,8 @@ fn request(method: &str, param: &str, value: &str) -> Bytes {
     json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": {param: value}}).to_string().into()
 }
 
-/// A session's request, as the server gets it under this number. `None` if it is answered in the server's place.
+/// A session's request, as the server gets it under this number. `None` if it is answered in the
+/// server's place.
 fn send(state: &mut SharedState, member: MemberKey, text: &Bytes, n: u64) -> Option<Value> {
     match state.decide(member, text) {
         Decision::Forward(change, text) => {

@@ -1,9 +1,11 @@
 //! The server→client requests of a stream, and the client responses to them.
 //!
-//! Each lookup and each change costs about the same however many requests there were. Memory is bounded: beyond [`REMEMBERED_BYTES`] the
-//! requests that were answered first are forgotten, then those that have waited longest. A response to a forgotten request counts as one
-//! to an unknown request, so the server decides. An event is spent once it holds server requests alone and all are answered; no
-//! replay repeats it. Invariant: a spent event stays spent as long as the log keeps it, even if its requests are forgotten.
+//! Each lookup and each change costs about the same however many requests there were. Memory is
+//! bounded: beyond [`REMEMBERED_BYTES`] the requests that were answered first are forgotten, then
+//! those that have waited longest. A response to a forgotten request counts as one to an unknown
+//! request, so the server decides. An event is spent once it holds server requests alone and all
+//! are answered; no replay repeats it. Invariant: a spent event stays spent as long as the log
+//! keeps it, even if its requests are forgotten.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -23,7 +25,8 @@ pub(super) use packed::PackedRequests;
 
 /// Limit for all remembered requests of one stream: about a thousand with short ids.
 pub(super) const REMEMBERED_BYTES: usize = 256 * 1024;
-/// A request whose id takes more than this part of the limit is not remembered, because it would displace all others.
+/// A request whose id takes more than this part of the limit is not remembered, because it would
+/// displace all others.
 const ID_PART: usize = 4;
 /// Approximate cost of one request beside its id.
 const REQUEST_COST: usize = 256;
@@ -35,13 +38,15 @@ pub enum ClientResponse {
     First,
     /// A response to a request that was answered before: acknowledge and drop it.
     Duplicate,
-    /// The first response, after the stream has ended: the upstream may not accept it. No replay repeats the request.
+    /// The first response, after the stream has ended: the upstream may not accept it. No replay
+    /// repeats the request.
     Late,
     /// No such request on this stream, or none that is remembered.
     Unknown,
 }
 
-/// The server→client requests of one stream. Most streams have none, and a lookup then costs one check.
+/// The server→client requests of one stream. Most streams have none, and a lookup then costs one
+/// check.
 #[derive(Debug, Default)]
 pub struct ServerRequests(Option<Box<Ledger>>);
 
@@ -56,9 +61,11 @@ struct Ledger {
     waiting_in: BTreeMap<Seq, usize>,
     /// Spent events: those of requests alone, all of them answered.
     spent: EventSet,
-    /// True if a request was forgotten: the remembered requests no longer determine the spent events.
+    /// True if a request was forgotten: the remembered requests no longer determine the spent
+    /// events.
     has_forgotten: bool,
-    /// The last event with a request that was forgotten unanswered: answers to its other requests do not spend it.
+    /// The last event with a request that was forgotten unanswered: answers to its other requests
+    /// do not spend it.
     unspendable: Seq,
     next_index: u64,
     bytes: usize,
@@ -72,7 +79,8 @@ struct ServerRequest {
     at: Instant,
     /// True if its event holds requests alone, none of which was forgotten unanswered.
     is_alone: bool,
-    /// True for a ping, which the proxy answers if the client does not. Not recorded: only the process with the upstream call answers.
+    /// True for a ping, which the proxy answers if the client does not. Not recorded: only the
+    /// process with the upstream call answers.
     is_ping: bool,
 }
 
@@ -101,7 +109,8 @@ impl ServerRequests {
         self.0.get_or_insert_default().add(id, seq, is_alone, at);
     }
 
-    /// Counts every outstanding request as answered: no answer to it can reach its session any more.
+    /// Counts every outstanding request as answered: no answer to it can reach its session any
+    /// more.
     pub(super) fn answer_all(&mut self) {
         let waiting: Vec<_> = self.outstanding().cloned().collect();
         for id in waiting {
@@ -133,7 +142,8 @@ impl ServerRequests {
         waiting.filter(|request| request.is_ping).map(|request| (&*request.id, request.at))
     }
 
-    /// Returns a record of each remembered request, and the spent events if the requests do not determine them.
+    /// Returns a record of each remembered request, and the spent events if the requests do not
+    /// determine them.
     pub(super) fn to_parts(&self) -> (Vec<ServerRequestRecord>, Option<EventSet>) {
         let Some(ledger) = &self.0 else { return (Vec::new(), None) };
         let record = |request: &ServerRequest, is_answered| ServerRequestRecord {
@@ -216,7 +226,8 @@ impl ServerRequests {
         self.0.as_ref().is_some_and(|ledger| ledger.by_id.contains_key(id))
     }
 
-    /// Returns true if at least one request of this id is remembered, and all of them were answered.
+    /// Returns true if at least one request of this id is remembered, and all of them were
+    /// answered.
     pub fn has_answered(&self, id: &RequestId) -> bool {
         let same = self.0.as_ref().and_then(|ledger| ledger.by_id.get(id));
         same.is_some_and(|same| same.answered == same.indexes.len())
@@ -243,8 +254,9 @@ impl ServerRequests {
         self.0.as_ref().map_or(0, |ledger| ledger.spent.count(after, upto))
     }
 
-    /// Returns true if the event at `seq` is a request that was answered, which no replay repeats. An array counts once all of it was
-    /// answered, and never if it holds other messages: those are owed to the client.
+    /// Returns true if the event at `seq` is a request that was answered, which no replay repeats.
+    /// An array counts once all of it was answered, and never if it holds other messages: those are
+    /// owed to the client.
     pub fn is_answered(&self, seq: Seq) -> bool {
         self.0.as_ref().is_some_and(|ledger| ledger.spent.contains(seq))
     }
@@ -310,7 +322,8 @@ impl Ledger {
         self.waiting.get(same.indexes.get(same.answered)?)
     }
 
-    /// Counts one request of the event at `seq` as waiting no more. Returns true if it was the last.
+    /// Counts one request of the event at `seq` as waiting no more. Returns true if it was the
+    /// last.
     fn count_answered(&mut self, seq: Seq) -> bool {
         let Some(waiting) = self.waiting_in.get_mut(&seq) else { return true };
         *waiting -= 1;
@@ -342,8 +355,8 @@ impl Ledger {
         }
     }
 
-    /// A request of the event at `seq` was forgotten unanswered: answers to the others do not spend the event. Among the remembered
-    /// requests the others are the first or the last.
+    /// A request of the event at `seq` was forgotten unanswered: answers to the others do not spend
+    /// the event. Among the remembered requests the others are the first or the last.
     fn keep_unspent(&mut self, seq: Seq) {
         self.unspendable = self.unspendable.max(seq);
         for requests in [&mut self.waiting, &mut self.answered] {

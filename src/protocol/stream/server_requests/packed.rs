@@ -1,5 +1,5 @@
-//! Server→client requests of a stream that has ended, in short: the same records in one allocation, without the indexes by which a running
-//! stream finds them.
+//! Server→client requests of a stream that has ended, in short: the same records in one allocation,
+//! without the indexes by which a running stream finds them.
 
 use std::collections::HashSet;
 use std::time::Instant;

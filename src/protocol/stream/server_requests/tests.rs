@@ -100,7 +100,8 @@ proptest! {
     }
 }
 
-/// Returns the requests after `times` pings, each answered before the next or not at all, and the comparisons for the last thousand.
+/// Returns the requests after `times` pings, each answered before the next or not at all, and the
+/// comparisons for the last thousand.
 fn pinged(times: usize, answers: bool) -> (ServerRequests, usize) {
     let mut requests = ServerRequests::default();
     let ping = |requests: &mut ServerRequests, number: usize| {

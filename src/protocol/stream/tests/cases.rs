@@ -183,7 +183,8 @@ fn a_standalone_stream_backs_off_to_half_a_minute_and_starts_over_once_it_was_op
     assert_eq!(stream.view().stage, Stage::Sealed(Outcome::Failed, now), "a refusal is final");
 }
 
-/// Returns the pauses, in milliseconds, after which a machine opens its stream again while each attempt is refused.
+/// Returns the pauses, in milliseconds, after which a machine opens its stream again while each
+/// attempt is refused.
 fn pauses_of_refused(machine: &mut Machine, mut now: std::time::Instant, attempts: usize) -> Vec<u128> {
     let mut pauses = Vec::new();
     for _ in 0..attempts {
@@ -228,7 +229,8 @@ fn a_standalone_stream_without_its_session_is_tried_once_a_minute() {
     assert!(!reopened.is_dormant());
 }
 
-/// Returns the number of id comparisons for the end of a batch of `requests` requests without a response.
+/// Returns the number of id comparisons for the end of a batch of `requests` requests without a
+/// response.
 fn failed(requests: usize) -> usize {
     let setup = Setup::plain();
     let ids = (0..requests).map(|number| RequestId::Number(number.to_string().into()));

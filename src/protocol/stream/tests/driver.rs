@@ -197,7 +197,7 @@ impl<S: Subject> Driver<S> {
         self.accepted = self.model.tail();
     }
 
-    // ── connections ───────────────────────────────────────────────────────────────────────────────────────────────────
+    // ── connections ──────────────────────────────────────────────────────────────────────────────
 
     fn attach(&mut self, share: u8) -> Checked {
         self.attaches += 1;
@@ -235,7 +235,7 @@ impl<S: Subject> Driver<S> {
         require(Promise::Invariant(5), "the read of a displaced connection", wanted, got)
     }
 
-    // ── comparing ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    // ── comparing ────────────────────────────────────────────────────────────────────────────────
 
     fn compare(&mut self, leaves: bool) -> Checked {
         let (wanted, got) = (self.model.view(), self.subject.view());
@@ -293,7 +293,8 @@ impl<S: Subject> Driver<S> {
         require(Promise::Invariant(3), "the later events", wanted, got)
     }
 
-    /// Checks without the model that a sealed request stream has a response, or a cancel, for every id.
+    /// Checks without the model that a sealed request stream has a response, or a cancel, for every
+    /// id.
     fn owes_nothing(&self, got: &View) -> Checked {
         let sealed = matches!(got.stage, Stage::Sealed(..)) && self.kind == StreamKind::Request;
         let opened = matches!(self.model.head, Some(Head::Theirs | Head::Ours));
@@ -301,7 +302,8 @@ impl<S: Subject> Driver<S> {
         require(Promise::Invariant(7), "sealed with an owed response", false, sealed && opened && due)
     }
 
-    /// Ends the run: the store accepts every event, every client leaves, and all timers expire, so that every stream ends.
+    /// Ends the run: the store accepts every event, every client leaves, and all timers expire, so
+    /// that every stream ends.
     fn finish(&mut self) -> Checked {
         for _ in 0..3 {
             self.take(&Step::TakeBatch)?;

@@ -1,4 +1,5 @@
-//! Mutants: streams with one planted bug each. The comparison has to notice the promise that it breaks.
+//! Mutants: streams with one planted bug each. The comparison has to notice the promise that it
+//! breaks.
 
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
@@ -11,7 +12,8 @@ use crate::stream::{ClientResponse, Effect};
 /// Number of random cases, far more than any mutant needs.
 const CASES: usize = 3000;
 
-/// Returns the number of random cases before `S` was seen to break `promise`. Other promises may break before.
+/// Returns the number of random cases before `S` was seen to break `promise`. Other promises may
+/// break before.
 fn caught<S: Subject>(promise: Promise) -> Option<usize> {
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[7; 32]);
     let mut runner = TestRunner::new_with_rng(Config::default(), rng);

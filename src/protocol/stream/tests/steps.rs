@@ -106,7 +106,8 @@ pub(super) enum Step {
     Message(Payload),
     End(Ending),
     Fail,
-    /// A new connection, with a cursor at this share (of 255) of the events that the client has seen.
+    /// A new connection, with a cursor at this share (of 255) of the events that the client has
+    /// seen.
     Attach(u8),
     Detach,
     DetachOld,
@@ -118,7 +119,8 @@ pub(super) enum Step {
     Cancel(usize),
     ClientResponse(u8),
     ClientResponseLost(u8),
-    /// The store accepts every event, this time passes, and the connection begins its client's turn if it is due.
+    /// The store accepts every event, this time passes, and the connection begins its client's turn
+    /// if it is due.
     Turn(u64),
     Expire,
     Delivered,
@@ -214,7 +216,8 @@ impl Payload {
         }
     }
 
-    /// Returns this payload with a response to one of `ids` requests, or a notification if there are none.
+    /// Returns this payload with a response to one of `ids` requests, or a notification if there
+    /// are none.
     pub(super) fn fitted(&self, ids: usize) -> Self {
         match *self {
             Payload::Response { .. } | Payload::ResponseAndRequest { .. } if ids == 0 => Payload::Notification,

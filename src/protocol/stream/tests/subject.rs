@@ -1,4 +1,5 @@
-//! The subject: the machine and the tail together, as their caller uses them, behind methods that a mutant can override.
+//! The subject: the machine and the tail together, as their caller uses them, behind methods that a
+//! mutant can override.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-//! Calls that become tasks, and the streams of tasks, through random steps against a model of a few lines each.
+//! Calls that become tasks, and the streams of tasks, through random steps against a model of a few
+//! lines each.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

@@ -1,7 +1,9 @@
-//! Tasks of the revision [2025-11-25]: the client asks for one with `params.task`, and reads the outcome by `tasks/result`.
+//! Tasks of the revision [2025-11-25]: the client asks for one with `params.task`, and reads the
+//! outcome by `tasks/result`.
 //!
-//! Owned here: the offer in the results of `initialize` and `tools/list`, the request for a task, the mark of the messages that belong to one, and the
-//! messages that the proxy writes. Absent: the state of a task, which is that of the stream of its call ([`stream`](crate::stream)).
+//! Owned here: the offer in the results of `initialize` and `tools/list`, the request for a task,
+//! the mark of the messages that belong to one, and the messages that the proxy writes. Absent: the
+//! state of a task, which is that of the stream of its call ([`stream`](crate::stream)).
 //!
 //! [2025-11-25]: https://modelcontextprotocol.io/specification/2025-11-25/basic/utilities/tasks
 

@@ -7,8 +7,9 @@ const SUPPORT: &str = r#""taskSupport":"optional""#;
 const OPTIONAL: &str = r#""optional""#;
 const FORBIDDEN: &str = r#""forbidden""#;
 
-/// Returns a result of `initialize` with tasks among the capabilities of the server. Returns `None` if the server has tasks of its own, speaks another
-/// revision, or the message is no such result. Every other byte stays.
+/// Returns a result of `initialize` with tasks among the capabilities of the server. Returns `None`
+/// if the server has tasks of its own, speaks another revision, or the message is no such result.
+/// Every other byte stays.
 pub fn offered(message: &[u8]) -> Option<Vec<u8>> {
     if jsonrpc::initialize_result(message)?.protocol_version != super::REVISION {
         return None;
@@ -20,8 +21,8 @@ pub fn offered(message: &[u8]) -> Option<Vec<u8>> {
     Some(jsonrpc::splice(message, vec![jsonrpc::first_members(message, capabilities, CAPABILITY)?]))
 }
 
-/// Returns a result of `tools/list` in which each tool that `is_offered` selects says that its calls may be tasks, also where its server forbids them.
-/// Returns `None` if nothing changes.
+/// Returns a result of `tools/list` in which each tool that `is_offered` selects says that its
+/// calls may be tasks, also where its server forbids them. Returns `None` if nothing changes.
 pub fn with_support(message: &[u8], is_offered: impl Fn(&str) -> bool) -> Option<Vec<u8>> {
     let tools = jsonrpc::member(message, &["result", "tools"])?;
     let mut splices = Vec::new();

@@ -9,8 +9,9 @@ use crate::jsonrpc::{self, Message};
 const RELATED: &str = "io.modelcontextprotocol/related-task";
 const META: &str = "_meta";
 
-/// Returns the messages of a body with the mark of the task: requests and notifications in their parameters, results in themselves. Errors have no place
-/// for it. Returns `None` if nothing changes. A mark of the server's own is replaced.
+/// Returns the messages of a body with the mark of the task: requests and notifications in their
+/// parameters, results in themselves. Errors have no place for it. Returns `None` if nothing
+/// changes. A mark of the server's own is replaced.
 pub fn tagged(data: &[u8], task_id: &str) -> Option<Vec<u8>> {
     let body = jsonrpc::peek(data).ok()?;
     let mark = format!(r#""{RELATED}":{}"#, json!({ "taskId": task_id }));

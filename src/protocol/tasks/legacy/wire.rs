@@ -11,7 +11,8 @@ use crate::tasks::{ID_PREFIX, Status};
 
 const INTERNAL_ERROR: i64 = -32603;
 
-/// A task at one moment, as its client sees it. Times are those of the wall clock, in milliseconds since 1970.
+/// A task at one moment, as its client sees it. Times are those of the wall clock, in milliseconds
+/// since 1970.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LegacyView {
     /// ID.

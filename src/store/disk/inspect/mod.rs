@@ -1,16 +1,17 @@
 //! Verification of a closed database before the database itself opens it. Nothing is changed.
 //!
-//! When it opens, the database deletes every keyspace without its file `current` and every table that no manifest
-//! lists, cuts its journals, and only then finds damage. Everything that it relies on is therefore verified here first:
+//! When it opens, the database deletes every keyspace without its file `current` and every table
+//! that no manifest lists, cuts its journals, and only then finds damage. Everything that it relies
+//! on is therefore verified here first:
 //!
 //! - the format mark, the lock and the journals ([`Journals`]);
-//! - each keyspace ([`Keyspace`]): the manifest that `current` names, by its checksum, and every table in it, by its
-//!   own;
-//! - that the three keyspaces are there and belong to the store epoch, and that no journal ends before the data flushed
-//!   from it.
+//! - each keyspace ([`Keyspace`]): the manifest that `current` names, by its checksum, and every
+//!   table in it, by its own;
+//! - that the three keyspaces are there and belong to the store epoch, and that no journal ends
+//!   before the data flushed from it.
 //!
-//! Data blocks in tables of `events` are left out on purpose: damage there concerns single streams, is found when they
-//! are read, and must not prevent the start. Absent: repairs.
+//! Data blocks in tables of `events` are left out on purpose: damage there concerns single streams,
+//! is found when they are read, and must not prevent the start. Absent: repairs.
 
 mod keyspace;
 

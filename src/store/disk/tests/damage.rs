@@ -20,8 +20,8 @@ async fn written() -> (TemporaryDirectory, StreamId, Vec<String>) {
     (directory, stream, texts)
 }
 
-/// Returns such a store with the writes of the journal in three files. The database begins a new journal only after so
-/// many writes that a test would take long.
+/// Returns such a store with the writes of the journal in three files. The database begins a new
+/// journal only after so many writes that a test would take long.
 async fn written_in_three() -> (TemporaryDirectory, StreamId, Vec<String>) {
     let (directory, stream, texts) = written().await;
     let journal = |number: usize| directory.0.join(format!("db/{number}.jnl"));
@@ -48,7 +48,8 @@ enum Outcome {
     Unreadable,
 }
 
-/// Opens a damaged copy. Permitted are an error, or a store in which the stream, if readable, has lost at most its end.
+/// Opens a damaged copy. Permitted are an error, or a store in which the stream, if readable, has
+/// lost at most its end.
 async fn look_at(directory: &TemporaryDirectory, stream: StreamId, texts: &[String], what: &str) -> Outcome {
     let before = directory.contents();
     let opened = Disk::open_with(directory.options(Fsync::Always), "replica", SIZES);
@@ -69,8 +70,8 @@ async fn look_at(directory: &TemporaryDirectory, stream: StreamId, texts: &[Stri
     }
 }
 
-/// Returns whether the file is a version of a keyspace that its `current` file no longer names. The database removes
-/// such a file some time after the next version, or at the next open.
+/// Returns whether the file is a version of a keyspace that its `current` file no longer names. The
+/// database removes such a file some time after the next version, or at the next open.
 fn is_superseded_version(directory: &TemporaryDirectory, name: &Path) -> bool {
     let file = directory.0.join(name);
     let version = name.file_name().and_then(|name| name.to_str()?.strip_prefix('v')?.parse::<u64>().ok());
@@ -94,8 +95,8 @@ fn allowed(name: &Path, is_flip: bool) -> &'static [Outcome] {
     }
 }
 
-/// Damages the file in each way: removed, emptied, truncated at several places, and with flipped bits at several
-/// places.
+/// Damages the file in each way: removed, emptied, truncated at several places, and with flipped
+/// bits at several places.
 fn damages(bytes: &[u8]) -> Vec<(String, Option<Vec<u8>>, bool)> {
     let len = bytes.len();
     let mut damages = vec![("missing".into(), None, false), ("empty".into(), Some(Vec::new()), false)];
@@ -159,7 +160,8 @@ async fn damage_to_a_journal_that_others_follow_is_refused_with_nothing_changed(
     }
 }
 
-/// Appends the beginning of a write to the journal, as a power failure does. An open would cut it off.
+/// Appends the beginning of a write to the journal, as a power failure does. An open would cut it
+/// off.
 fn tear(directory: &TemporaryDirectory) {
     let journal = directory.0.join("db/0.jnl");
     let mut bytes = fs::read(&journal).unwrap();
@@ -244,7 +246,8 @@ async fn a_name_the_database_does_not_know_is_refused_with_nothing_changed() {
 #[tokio::test]
 async fn a_directory_after_a_crash_is_opened() {
     let (directory, stream, texts) = written().await;
-    // Unfinished files: a table and a manifest, a `current` that was not renamed yet, and a journal just begun.
+    // Unfinished files: a table and a manifest, a `current` that was not renamed yet, and a journal
+    // just begun.
     for name in ["db/keyspaces/2/tables/999", "db/keyspaces/2/v999", "db/keyspaces/2/.tmpAbCdEf", "db/1.jnl"] {
         let copy = directory.copy();
         fs::write(copy.0.join(name), "").unwrap();

@@ -1,4 +1,5 @@
-//! Random calls to the disk store and to the store in memory, with restarts, failures and time between them.
+//! Random calls to the disk store and to the store in memory, with restarts, failures and time
+//! between them.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;

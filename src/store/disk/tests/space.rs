@@ -36,7 +36,8 @@ async fn the_space_of_expired_data_is_used_again() {
         store.clean().await;
         assert_eq!(store.shared.index.streams.len(), 1);
         let bytes = table_bytes(&directory);
-        // The events of one round may be on their way to the disk, and a second time on their way between tables.
+        // The events of one round may be on their way to the disk, and a second time on their way
+        // between tables.
         assert!(bytes < 16 << 20, "{bytes} bytes of {written} are there after round {round}");
     }
     assert!(written > 40 << 20);
@@ -160,8 +161,8 @@ mod full_disk {
         }
     }
 
-    /// Time limit of a test that waits for a change, so that it fails and does not hang. The threads of the store take
-    /// their time independently of the clock of the test.
+    /// Time limit of a test that waits for a change, so that it fails and does not hang. The
+    /// threads of the store take their time independently of the clock of the test.
     struct Patience(std::time::Instant);
 
     impl Patience {
@@ -201,8 +202,8 @@ mod full_disk {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_disk_that_is_full_for_a_compaction_stays_full_until_there_is_space() {
-        // Four tables of one MiB and a journal of that size leave room for commits and flushes, but not for a second
-        // copy of the tables.
+        // Four tables of one MiB and a journal of that size leave room for commits and flushes, but
+        // not for a second copy of the tables.
         fill_and_free(Sizes { memtable: 1 << 20, ..SIZES }, DISK - (1 << 20)).await;
     }
 
@@ -348,7 +349,8 @@ mod full_disk {
         assert_eq!(store.health(), StoreHealth::Full);
         fs::remove_file(rest).unwrap();
         leaves(&store, StoreHealth::Full).await;
-        // A flush of the reopened database may have begun before there was space: it fails, and the database is opened once more.
+        // A flush of the reopened database may have begun before there was space: it fails, and the
+        // database is opened once more.
         let patience = Patience::new();
         let read = loop {
             match store.read(stream, Seq(0), usize::MAX).wait().await {

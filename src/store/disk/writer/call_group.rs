@@ -1,6 +1,8 @@
-//! Group of store calls for one commit: the check of each call, its changes, and their effect on memory once they are written.
+//! Group of store calls for one commit: the check of each call, its changes, and their effect on
+//! memory once they are written.
 //!
-//! Absent: the commit itself (`Writer::commit` in the module above), which writes the group by `Database::commit`.
+//! Absent: the commit itself (`Writer::commit` in the module above), which writes the group by
+//! `Database::commit`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -76,7 +78,8 @@ impl Group {
         self.bytes
     }
 
-    /// Returns the changes to write, or `None` if there are none, and the work for after the commit.
+    /// Returns the changes to write, or `None` if there are none, and the work for after the
+    /// commit.
     pub(super) fn into_changes(self) -> (Pending, Option<Changes>) {
         let is_empty = self.metas.is_empty() && self.rows.is_empty() && self.records.is_empty();
         let written = self.metas.iter().filter(|(_, change)| change.is_written);
@@ -135,7 +138,8 @@ struct Append {
 }
 
 impl Append {
-    /// Returns the metadata of the stream after the append. A repeated batch changes no more than the expiry.
+    /// Returns the metadata of the stream after the append. A repeated batch changes no more than
+    /// the expiry.
     fn meta_after(&self, before: StreamMeta, is_new: bool, at: u64) -> StreamMeta {
         let mut meta = before;
         if !meta.sealed {
@@ -393,7 +397,8 @@ impl Writer {
         Ok(Appended::Ok)
     }
 
-    /// Creates a stream, appends `append` and seals it. There is space for all of it before anything is changed.
+    /// Creates a stream, appends `append` and seals it. There is space for all of it before
+    /// anything is changed.
     fn write_whole(
         &mut self,
         stream: StreamId,
@@ -443,7 +448,8 @@ impl Writer {
         }
     }
 
-    /// Writes `value` in the place of a record that is `before`. Returns whether the record is `value` after that.
+    /// Writes `value` in the place of a record that is `before`. Returns whether the record is
+    /// `value` after that.
     fn replace(&mut self, key: Arc<[u8]>, before: &[u8], value: Bytes, until: u64, at: u64) -> Result<bool, Error> {
         match self.record(&key, at)? {
             Some(there) if there == before || there == value => self.put(key, value, until, at).map(|()| true),
@@ -451,7 +457,8 @@ impl Writer {
         }
     }
 
-    /// Extends a record to `until`, or removes it if that is `None`, provided that it still equals `value`.
+    /// Extends a record to `until`, or removes it if that is `None`, provided that it still equals
+    /// `value`.
     fn expire_if_equal(&mut self, key: Arc<[u8]>, value: &[u8], until: Option<u64>, at: u64) -> Result<(), Error> {
         if let Some(there) = self.record(&key, at)?.filter(|there| there == value) {
             let size = self.sized(&key).map_or(0, |(_, size)| size);
@@ -586,13 +593,15 @@ impl Writer {
 }
 
 impl StreamMeta {
-    /// Trims the stream. A fenced writer changes nothing, and neither does a number beyond the tail.
+    /// Trims the stream. A fenced writer changes nothing, and neither does a number beyond the
+    /// tail.
     fn trim(&mut self, epoch: WriterEpoch, upto: Seq) {
         let upto = upto.min(self.tail);
         if epoch < self.epoch || upto <= self.trimmed {
             return;
         }
-        // The size of the remaining events is on disk only. Their average size is taken for that of the dropped ones.
+        // The size of the remaining events is on disk only. Their average size is taken for that of
+        // the dropped ones.
         let (before, after) = (self.tail.0 - self.trimmed.0, self.tail.0 - upto.0);
         self.events = (u128::from(self.events) * u128::from(after) / u128::from(before)) as u64;
         self.trimmed = upto;

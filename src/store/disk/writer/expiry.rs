@@ -1,7 +1,7 @@
 //! Expiry of streams and records: the queue in which they are due, and the sweep that removes them.
 //!
-//! Each stream and record is due at its expiry, or earlier if it was extended meanwhile. Absent: the space of the removed
-//! data, which the compaction frees (`compaction.rs`).
+//! Each stream and record is due at its expiry, or earlier if it was extended meanwhile. Absent:
+//! the space of the removed data, which the compaction frees (`compaction.rs`).
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -20,7 +20,8 @@ pub(super) enum Item {
     Record(Arc<[u8]>),
 }
 
-/// An extension, which each append is, costs nothing here: the caller sets the item again when its old time comes.
+/// An extension, which each append is, costs nothing here: the caller sets the item again when its
+/// old time comes.
 #[derive(Default)]
 pub(super) struct ExpiryQueue {
     heap: BinaryHeap<Reverse<(u64, Item)>>,

@@ -1,7 +1,9 @@
-//! The writer thread: takes calls, forms groups of them, commits, and delivers the results. It also removes expired data.
+//! The writer thread: takes calls, forms groups of them, commits, and delivers the results. It also
+//! removes expired data.
 //!
-//! A group has all waiting calls, up to [`MAX_GROUP_BYTES`] and [`MAX_GROUP_CALLS`]. Each call is checked against the
-//! state in memory as changed by the earlier calls of the group. Readers see none of that before the commit.
+//! A group has all waiting calls, up to [`MAX_GROUP_BYTES`] and [`MAX_GROUP_CALLS`]. Each call is
+//! checked against the state in memory as changed by the earlier calls of the group. Readers see
+//! none of that before the commit.
 
 mod call_group;
 mod compaction;
@@ -31,14 +33,16 @@ use mcp_resume_base::backoff::Backoff;
 use mcp_resume_base::clock;
 use mcp_resume_protocol::ids::{Seq, StoreEpoch, StreamId};
 
-/// Maximum size of a group: large enough that many calls share a sync, small enough that none waits long.
+/// Maximum size of a group: large enough that many calls share a sync, small enough that none waits
+/// long.
 const MAX_GROUP_BYTES: usize = 2 << 20;
 const MAX_GROUP_CALLS: usize = 4096;
 /// Longest time that a commit stays unsynced with [`Fsync::Interval`].
 const INTERVAL: Duration = Duration::from_millis(200);
 /// Least interval between two removals of expired data, in milliseconds.
 const SWEEP_EVERY: u64 = 1000;
-/// Longest and shortest wait for a call. A failed flush or compaction is noticed after the longest wait.
+/// Longest and shortest wait for a call. A failed flush or compaction is noticed after the longest
+/// wait.
 const MAX_WAIT: Duration = Duration::from_secs(2);
 const MIN_WAIT: Duration = Duration::from_millis(10);
 /// Interval of the checks for the end of a compaction.
@@ -330,7 +334,8 @@ impl Writer {
         self.database = None;
     }
 
-    /// Tries until writes succeed again. Calls are refused meanwhile. `unused` was opened and not written to yet.
+    /// Tries until writes succeed again. Calls are refused meanwhile. `unused` was opened and not
+    /// written to yet.
     fn reopen(&mut self, mut failure: Failure, mut unused: Option<Arc<Database>>) {
         warn!(error = failure.problem, "the store cannot write, and tries again until it can");
         let mut backoff = BACKOFF;
@@ -353,9 +358,10 @@ impl Writer {
         self.shared.subscriptions.notify_all();
     }
 
-    /// Checks for room, and makes the database do the due flushes and compactions, which a full disk would fail. A
-    /// database with a failed write is opened again before that: it takes no more writes, and the files that they left
-    /// behind are removed. Returns `None` if no caller is left.
+    /// Checks for room, and makes the database do the due flushes and compactions, which a full
+    /// disk would fail. A database with a failed write is opened again before that: it takes no
+    /// more writes, and the files that they left behind are removed. Returns `None` if no caller is
+    /// left.
     fn try_again(
         &mut self,
         unused: &mut Option<Arc<Database>>,
@@ -378,9 +384,9 @@ impl Writer {
         Ok(if is_called { Some(database) } else { None })
     }
 
-    /// Drops tables with expired streams alone: the store may need their space to go on. Returns false if there are
-    /// none. These streams are gone for every call, also for one made before they expired; their rows are removed with
-    /// the next sweep.
+    /// Drops tables with expired streams alone: the store may need their space to go on. Returns
+    /// false if there are none. These streams are gone for every call, also for one made before
+    /// they expired; their rows are removed with the next sweep.
     fn forget_expired(&self, database: &Database) -> Result<bool, Failure> {
         let now = now();
         for mut meta in self.shared.index.streams.iter_mut().filter(|meta| !meta.lives(now)) {
@@ -406,7 +412,8 @@ impl Writer {
         opened.map(Some)
     }
 
-    /// Does the due work of the database on a thread of its own. Returns false if no caller is left.
+    /// Does the due work of the database on a thread of its own. Returns false if no caller is
+    /// left.
     fn catch_up(&mut self, database: &Arc<Database>, failure: &Failure) -> Result<bool, Failure> {
         let catching_up = database.clone();
         let thread = thread::Builder::new().name("disk-opener".into()).spawn(move || catching_up.catch_up());
@@ -434,7 +441,8 @@ impl Writer {
         }
     }
 
-    /// Reads the state on disk into memory. Concurrent readers find each stream in its old or new state, never missing.
+    /// Reads the state on disk into memory. Concurrent readers find each stream in its old or new
+    /// state, never missing.
     fn read_index(&mut self, database: &Database) -> Result<(), Failure> {
         let (index, now) = (&self.shared.index, now());
         let (metas, records) = (database.metas()?, database.records()?);

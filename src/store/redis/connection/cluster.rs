@@ -1,5 +1,5 @@
-//! A connection to a Cluster: each command goes to the node of its slot. Calls of one order are made one after the other,
-//! because a redirection could let one overtake another.
+//! A connection to a Cluster: each command goes to the node of its slot. Calls of one order are
+//! made one after the other, because a redirection could let one overtake another.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -28,7 +28,8 @@ enum Done {
     Probe(Result<(), Failure>),
 }
 
-/// Serves calls until the connection breaks, and returns its failure; `None` if the store is dropped.
+/// Serves calls until the connection breaks, and returns its failure; `None` if the store is
+/// dropped.
 pub(super) async fn serve(
     core: &Arc<Core>,
     connection: ClusterConnection,
@@ -96,7 +97,8 @@ fn start(core: &Core, tasks: &mut JoinSet<Done>, connection: &ClusterConnection,
     let mut connection = connection.clone();
     let steps = match &mut call.work {
         Work::Steps(steps) => std::mem::take(steps),
-        // The connection reconnects by itself without a notice, so it gets no permit for plain additions.
+        // The connection reconnects by itself without a notice, so it gets no permit for plain
+        // additions.
         Work::Append(append) => vec![append.script(&core.names, "")],
     };
     tasks.spawn(async move {

@@ -45,7 +45,8 @@ pub(super) async fn run(core: Arc<Core>, connector: Arc<Connector>, mut link: Li
     }
 }
 
-/// Tries to connect until it succeeds; calls fail meanwhile. Returns `None` if the store is dropped.
+/// Tries to connect until it succeeds; calls fail meanwhile. Returns `None` if the store is
+/// dropped.
 async fn reconnect(core: &Core, connector: &Connector, calls: &mut mpsc::Receiver<Call>) -> Option<Link> {
     let trying = async {
         let mut backoff = BACKOFF;
@@ -91,7 +92,8 @@ pub(super) async fn prepare(core: &Core, link: &mut Link) -> Result<(), Failure>
     apply_probe(core, probed)
 }
 
-/// Checks that Redis has the known contents and accepts writes, and publishes a heartbeat to this replica's own subscription.
+/// Checks that Redis has the known contents and accepts writes, and publishes a heartbeat to this
+/// replica's own subscription.
 async fn probe(core: &Core, connection: &mut impl ConnectionLike) -> Result<(), Failure> {
     check_generation(core, connection).await?;
     let name = core.names.probe(core.owner);
@@ -100,8 +102,8 @@ async fn probe(core: &Core, connection: &mut impl ConnectionLike) -> Result<(), 
     Ok(())
 }
 
-/// Compares the generation in Redis with the known one. If the contents were lost, the replica that first writes the
-/// signing keys again begins a new store epoch.
+/// Compares the generation in Redis with the known one. If the contents were lost, the replica that
+/// first writes the signing keys again begins a new store epoch.
 async fn check_generation(core: &Core, connection: &mut impl ConnectionLike) -> Result<(), Failure> {
     let known = core.keys();
     let name = core.names.contents();

@@ -1,4 +1,5 @@
-//! One connection to one server: waiting calls are sent together, and their replies come in that order.
+//! One connection to one server: waiting calls are sent together, and their replies come in that
+//! order.
 
 use std::collections::{HashSet, VecDeque};
 use std::future::Future;
@@ -60,7 +61,8 @@ struct ServerConnection<'a> {
     probing: InOrder<Result<(), Failure>>,
 }
 
-/// Serves calls until the connection breaks, and returns its failure; `None` if the store is dropped.
+/// Serves calls until the connection breaks, and returns its failure; `None` if the store is
+/// dropped.
 pub(super) async fn serve(
     core: &Arc<Core>,
     connection: MultiplexedConnection,
@@ -166,7 +168,8 @@ impl ServerConnection<'_> {
         }
     }
 
-    /// Delivers the replies, and keeps the calls that must be made again. A failure ends the connection.
+    /// Delivers the replies, and keeps the calls that must be made again. A failure ends the
+    /// connection.
     fn handle_replies(&mut self, flight: Flight) -> Option<Failure> {
         let answers = match flight.answers {
             Ok(answers) => answers,
@@ -192,7 +195,8 @@ impl ServerConnection<'_> {
                 }
             };
             let commands = sent.by_ref().take(call.count);
-            // Calls after one that must be made again may have failed for that alone. To make a call twice is safe.
+            // Calls after one that must be made again may have failed for that alone. To make a
+            // call twice is safe.
             if matches!(answer, Some(Err(Failure::UnknownScript))) || self.resend.orders.contains(&call.order) {
                 match &mut call.work {
                     Work::Steps(steps) => steps.extend(commands.cloned()),
@@ -271,8 +275,8 @@ impl<T> InOrder<T> {
 /// Sends the calls, whose commands are `sent`.
 fn send_calls(connection: &MultiplexedConnection, calls: Vec<Call>, sent: Pipeline) -> BoxFuture<Flight> {
     let mut connection = connection.clone();
-    // The connection's queue has room for all calls in flight, and without a budget nothing else delays the first poll:
-    // the commands are in that queue afterwards.
+    // The connection's queue has room for all calls in flight, and without a budget nothing else
+    // delays the first poll: the commands are in that queue afterwards.
     let mut flight = Box::pin(unconstrained(async move {
         let count = sent.len();
         let answers = connection.send_packed_commands(&sent, 0, count).await;

@@ -140,7 +140,8 @@ mod clause {
     }
 
     pub(super) async fn messages_come_in_order_each_once(two: Two) {
-        // More messages than are taken at once: to another replica and to itself, before and during its wait.
+        // More messages than are taken at once: to another replica and to itself, before and during
+        // its wait.
         let texts = |from: &str| (0..300).map(|number| format!("{from} {number} \0").into_bytes()).collect::<Vec<_>>();
         let receiver = tokio::spawn({
             let two = two.two.clone();

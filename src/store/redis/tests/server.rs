@@ -1,4 +1,5 @@
-//! Redis servers for tests: each is a process on 127.0.0.1, which ends with its last user or with the tests.
+//! Redis servers for tests: each is a process on 127.0.0.1, which ends with its last user or with
+//! the tests.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -17,7 +18,8 @@ use mcp_resume_base::sync;
 
 /// Waits for the end of its input, which comes when the tests end for any reason.
 const KEEPER: &str = r#""$@" </dev/null & exec >/dev/null; read _; kill -9 $!; wait"#;
-/// First port: below the ephemeral ports of the system, also with 10000 added for the bus of a Cluster.
+/// First port: below the ephemeral ports of the system, also with 10000 added for the bus of a
+/// Cluster.
 const PORTS: std::ops::Range<u16> = 11000..21000;
 const TRIES: usize = 20;
 

@@ -151,7 +151,8 @@ async fn contents_of_a_later_version_are_left_alone() {
     assert!(matches!(refused(Options::new("redis://127.0.0.1:1")).await, OpenError::Unreachable(_)));
 }
 
-/// Makes calls without waiting between them: they take effect in their order, even if their results are dropped.
+/// Makes calls without waiting between them: they take effect in their order, even if their results
+/// are dropped.
 async fn in_order(store: &Redis, admins: &mut [Admin]) {
     const LAST: u64 = 1500;
     let (stream, epoch) = create(store).await;

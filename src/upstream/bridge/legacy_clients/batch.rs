@@ -1,4 +1,5 @@
-//! Batches of 2025-03-26: each request is one of its own at the server, and all are answered on one stream.
+//! Batches of 2025-03-26: each request is one of its own at the server, and all are answered on one
+//! stream.
 
 use std::sync::Arc;
 

@@ -116,7 +116,8 @@ impl LegacyClients {
         }
         let told = match call.told(&message) {
             Some(told) => {
-                // Clients read the error of a response that is a success, and of no other; a 404 would end the session.
+                // Clients read the error of a response that is a success, and of no other; a 404
+                // would end the session.
                 parts.status = StatusCode::OK;
                 told.into()
             }
@@ -161,7 +162,8 @@ impl Call {
         Ok(First::Message(Box::new(parts), message))
     }
 
-    /// Returns true if another server is in the place of the session's, which speaks the older revisions.
+    /// Returns true if another server is in the place of the session's, which speaks the older
+    /// revisions.
     async fn is_replaced(&self) -> bool {
         self.clients.era.has_changed(&self.request.template, Era::Modern).await
     }
@@ -172,7 +174,8 @@ impl Call {
         json_response(StatusCode::BAD_GATEWAY, message)
     }
 
-    /// Reads the list of tools, if a result may have to be wrapped as the list says and none was read in this session.
+    /// Reads the list of tools, if a result may have to be wrapped as the list says and none was
+    /// read in this session.
     async fn learn_tools_for(&self, message: &[u8]) {
         let has_structure = self.request.method == "tools/call"
             && self.session.client.knows_structured_content()
@@ -216,8 +219,8 @@ impl Call {
         upstream.exchange(&template, sent).await
     }
 
-    /// If the server says that the headers do not repeat the arguments of a tool, reads which do. Returns true if they were read: the call has not run, and
-    /// may be sent again.
+    /// If the server says that the headers do not repeat the arguments of a tool, reads which do.
+    /// Returns true if they were read: the call has not run, and may be sent again.
     async fn knows_headers_after(&self, response: &mut Response<ResponseBody>) -> Result<bool, Unanswered> {
         let may_be = self.request.method == "tools/call"
             && response.status() == StatusCode::BAD_REQUEST
@@ -234,7 +237,8 @@ impl Call {
         Ok(is_mismatch && self.clients.list_tools(&self.session, &self.request.template).await)
     }
 
-    /// Returns what the calls of the tool need that the request calls, or `None` if they need nothing, or it calls none.
+    /// Returns what the calls of the tool need that the request calls, or `None` if they need
+    /// nothing, or it calls none.
     fn tool_facts(&self) -> Option<ToolFacts> {
         let is_call = self.request.method == "tools/call";
         self.session.tool_facts(&jsonrpc::tool_name(self.request.template.body()).filter(|_| is_call)?)

@@ -1,4 +1,5 @@
-//! Subscription of a session at the server, whose notifications its client gets on the session's own stream.
+//! Subscription of a session at the server, whose notifications its client gets on the session's
+//! own stream.
 
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
@@ -24,8 +25,9 @@ const WAIT: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 impl LegacyClients {
-    /// Subscribes anew to all that the session is to hear of, with the headers of this request. The subscription before ends once this one is acknowledged.
-    /// Returns false if the server does not agree.
+    /// Subscribes anew to all that the session is to hear of, with the headers of this request. The
+    /// subscription before ends once this one is acknowledged. Returns false if the server does not
+    /// agree.
     pub(super) async fn subscribe(self: &Arc<Self>, session: &Arc<Session>, template: &Template) -> bool {
         let _changing = session.subscribing.lock().await;
         self.subscribe_anew(session, template).await
@@ -97,7 +99,8 @@ async fn read(clients: Weak<LegacyClients>, session: Weak<Session>, mut reader: 
     tokio::spawn(renewed(clients, session));
 }
 
-/// Makes a subscription that was lost anew. Boxed, since the task of the new one may come to the same.
+/// Makes a subscription that was lost anew. Boxed, since the task of the new one may come to the
+/// same.
 fn renewed(clients: Weak<LegacyClients>, session: Weak<Session>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
     Box::pin(async move {
         let mut pause = PAUSE;

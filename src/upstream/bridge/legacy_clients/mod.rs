@@ -1,8 +1,11 @@
 //! Requests of clients of the revisions with sessions at a server that speaks 2026-07-28 alone.
 //!
-//! To all above it the server has sessions. Each request becomes one of the later revision, with what the client has said in `initialize`. Input that the
-//! server requires is asked for on the stream of the call, and the call is sent again with the answers. Owned here: the sessions, and the calls between their
-//! rounds. Absent: the bytes of the messages (`protocol/bridge/legacy_clients/`), and the records with which sessions are opened again after a restart.
+//! To all above it the server has sessions. Each request becomes one of the later revision, with
+//! what the client has said in `initialize`. Input that the server requires is asked for on the
+//! stream of the call, and the call is sent again with the answers. Owned here: the sessions, and
+//! the calls between their rounds. Absent: the bytes of the messages
+//! (`protocol/bridge/legacy_clients/`), and the records with which sessions are opened again after
+//! a restart.
 
 mod batch;
 mod call;
@@ -113,7 +116,8 @@ impl LegacyClients {
         Ok(response)
     }
 
-    /// Returns the session that a request names, if it is its caller's. A refreshed token is the same caller's if the server confirms it.
+    /// Returns the session that a request names, if it is its caller's. A refreshed token is the
+    /// same caller's if the server confirms it.
     async fn session_of(&self, upstream: &Upstream, template: &Template) -> Option<Arc<Session>> {
         let name = template.session_name()?;
         let (session, caller) = (self.sessions.find(name)?, template.caller());
@@ -181,8 +185,9 @@ impl LegacyClients {
         response
     }
 
-    /// Subscribes to the changes of lists for a client that has only begun: it asks for the session's own stream beside its first call, and what the server
-    /// tells in between waits for the stream.
+    /// Subscribes to the changes of lists for a client that has only begun: it asks for the
+    /// session's own stream beside its first call, and what the server tells in between waits for
+    /// the stream.
     fn expect_stream(self: &Arc<Self>, session: &Arc<Session>, template: &Template) {
         if session.server.told_lists().is_empty() || !session.expect_stream() {
             return;
@@ -244,7 +249,8 @@ impl LegacyClients {
         result(id)
     }
 
-    /// Reads the list of tools with the headers of this request. Returns false if it cannot be read.
+    /// Reads the list of tools with the headers of this request. Returns false if it cannot be
+    /// read.
     async fn list_tools(&self, session: &Session, template: &Template) -> bool {
         const METHOD: &str = "tools/list";
         let reading = async {

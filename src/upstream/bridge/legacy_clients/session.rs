@@ -1,6 +1,7 @@
 //! Sessions of clients, which the proxy keeps in the server's place.
 //!
-//! The sessions are in memory. One that is not there is refused as a server refuses a session that it has forgotten, and is opened again as that one would be.
+//! The sessions are in memory. One that is not there is refused as a server refuses a session that
+//! it has forgotten, and is opened again as that one would be.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,7 +34,8 @@ const MAX_OF_CALLER: usize = 256;
 const MAX_RESOURCES: usize = 256;
 /// Most tokens of a session's caller that are known beside the first.
 const MAX_LATER_CALLERS: usize = 8;
-/// Time for which a call waits for the subscription that is being made: what the server tells before is lost.
+/// Time for which a call waits for the subscription that is being made: what the server tells
+/// before is lost.
 const SUBSCRIBING_WAIT: Duration = Duration::from_secs(2);
 /// Most messages that wait for the reader of the session's own stream. Further ones are lost.
 const QUEUE: usize = 256;
@@ -156,7 +158,8 @@ impl Sessions {
         session.end();
     }
 
-    /// Ends a session in which nothing has happened for this long. Returns the time of the next look, or `None` once it has ended.
+    /// Ends a session in which nothing has happened for this long. Returns the time of the next
+    /// look, or `None` once it has ended.
     pub(super) fn end_if_idle(&self, session: &Session, idle: Duration) -> Option<Instant> {
         let until = session.used() + idle;
         if clock::now() < until {
@@ -167,7 +170,8 @@ impl Sessions {
     }
 }
 
-/// Ends the session that is idle longest of those for which this holds. Returns `None` if none of them is idle.
+/// Ends the session that is idle longest of those for which this holds. Returns `None` if none of
+/// them is idle.
 fn end_idlest(sessions: &mut HashMap<String, Arc<Session>>, concerns: impl Fn(&Session) -> bool) -> Option<()> {
     let idle = sessions.values().filter(|session| concerns(session) && !session.is_busy());
     let name = idle.min_by_key(|session| session.used())?.name.clone();
@@ -176,7 +180,8 @@ fn end_idlest(sessions: &mut HashMap<String, Arc<Session>>, concerns: impl Fn(&S
 }
 
 impl Session {
-    /// Returns true if the session is that of this caller. Callers without credentials are told apart by the name alone.
+    /// Returns true if the session is that of this caller. Callers without credentials are told
+    /// apart by the name alone.
     pub(super) fn is_of(&self, caller: Option<&Arc<Caller>>) -> bool {
         let caller = known(caller);
         self.caller.as_ref() == caller
@@ -202,7 +207,8 @@ impl Session {
         sync::lock(&self.state).tools.is_some()
     }
 
-    /// Returns what the calls of a tool need, or `None` if they need nothing, or no list has the tool.
+    /// Returns what the calls of a tool need, or `None` if they need nothing, or no list has the
+    /// tool.
     pub(super) fn tool_facts(&self, name: &str) -> Option<ToolFacts> {
         sync::lock(&self.state).tools.as_ref()?.get(name).cloned()
     }
@@ -279,7 +285,8 @@ impl Session {
         sync::lock(&self.state).resources.remove(uri);
     }
 
-    /// Begins a call under the ID of its client. Returns `None` if too many run, or one of that ID does.
+    /// Begins a call under the ID of its client. Returns `None` if too many run, or one of that ID
+    /// does.
     pub(super) fn begin(self: &Arc<Self>, id: &RequestId) -> Option<Running> {
         let cancelled = Arc::new(Notify::new());
         let mut state = sync::lock(&self.state);
@@ -313,7 +320,8 @@ impl Session {
         }
     }
 
-    /// Begins the session's own stream, in place of the one before. Messages that have waited for it come first.
+    /// Begins the session's own stream, in place of the one before. Messages that have waited for
+    /// it come first.
     pub(super) fn begin_stream(&self) -> mpsc::Receiver<Bytes> {
         let mut state = sync::lock(&self.state);
         if let Some(expected) = state.expected.take() {
@@ -368,7 +376,8 @@ impl Session {
         }
     }
 
-    /// Puts a subscription at the server in place of the one before, which ends: with lists or not, and to these resources.
+    /// Puts a subscription at the server in place of the one before, which ends: with lists or not,
+    /// and to these resources.
     pub(super) fn set_subscription(&self, subscription: Option<Subscription>, subscribed: (bool, Vec<String>)) {
         let mut state = sync::lock(&self.state);
         (state.subscription, state.subscribed) = (subscription, subscribed);

@@ -13,14 +13,16 @@ use crate::protocol::bridge::modern_clients as bridge;
 use crate::protocol::jsonrpc::RequestId;
 use crate::upstream::synthetic;
 
-/// A request whose response has not begun. Dropped, it is cancelled at the server: a disconnect cancels nothing there.
+/// A request whose response has not begun. Dropped, it is cancelled at the server: a disconnect
+/// cancels nothing there.
 pub(super) struct Awaited {
     clients: Arc<ModernClients>,
     session: Arc<LegacySession>,
     request: ClientRequest,
     /// ID at the server.
     own: String,
-    /// Messages on the session's own stream that concern the request, or `None` for one in which nothing can be asked.
+    /// Messages on the session's own stream that concern the request, or `None` for one in which
+    /// nothing can be asked.
     inbox: Option<mpsc::Receiver<Bytes>>,
     early: Option<Bytes>,
     is_cancelled_by_drop: bool,
@@ -67,7 +69,8 @@ impl Awaited {
         self.is_cancelled_by_drop = false;
     }
 
-    /// Hands the request over: its ID, its messages, and the first of them if it came before the response began.
+    /// Hands the request over: its ID, its messages, and the first of them if it came before the
+    /// response began.
     pub(super) fn into_parts(mut self) -> (String, mpsc::Receiver<Bytes>, Option<Bytes>) {
         self.is_cancelled_by_drop = false;
         let inbox = self.inbox.take().unwrap_or_else(|| self.begin());

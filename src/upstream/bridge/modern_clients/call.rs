@@ -34,7 +34,8 @@ const LONGEST_RETRY: Duration = Duration::from_secs(60);
 const MAX_REOPENINGS: u32 = 10;
 /// Most questions of one round.
 const MAX_QUESTIONS: usize = 64;
-/// Longest time after the first question at which a round is told, in times of the time without a further one.
+/// Longest time after the first question at which a round is told, in times of the time without a
+/// further one.
 const LONGEST_GRACE: u32 = 5;
 /// Time for which a response waits for the first message of the server.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
@@ -100,7 +101,8 @@ pub(super) struct BridgedBody {
 /// Beginning of the response to a call.
 pub(super) enum Begun {
     Stream(BridgedBody),
-    /// The server refused the call at once, by an error that has a status at the revision of the client.
+    /// The server refused the call at once, by an error that has a status at the revision of the
+    /// client.
     Refused(Bytes),
 }
 
@@ -264,7 +266,8 @@ impl BridgedCall {
         gathered.error.is_some() || gathered.ending.is_some()
     }
 
-    /// Reads on after the end of the server's stream without a response, if the server can resume it. Returns false if it cannot.
+    /// Reads on after the end of the server's stream without a response, if the server can resume
+    /// it. Returns false if it cannot.
     async fn reads_on(&mut self) -> bool {
         let Some(last) = self.last_event_id.clone() else { return false };
         while self.reopenings < MAX_REOPENINGS {
@@ -363,7 +366,8 @@ impl BridgedCall {
         self.due = Some((clock::now() + grace).min(latest));
     }
 
-    /// Waits for the answers of the client, which gets the questions. Returns the last event of the response.
+    /// Waits for the answers of the client, which gets the questions. Returns the last event of the
+    /// response.
     fn park(mut self: Box<Self>) -> Bytes {
         self.due = None;
         self.asked_since = None;
@@ -401,7 +405,8 @@ impl BridgedCall {
         }
     }
 
-    /// Returns what the server is told at the end of the call: that the questions have no answers, and that it is cancelled.
+    /// Returns what the server is told at the end of the call: that the questions have no answers,
+    /// and that it is cancelled.
     fn last_messages(&mut self) -> Vec<Vec<u8>> {
         // What names no call and was not told may be another call's.
         let mut unnamed: Vec<Bytes> = Vec::new();

@@ -19,7 +19,8 @@ use crate::upstream::{ResponseBody, Unanswered};
 /// A request whose response has not begun.
 pub(super) type Exchange = Pin<Box<dyn Future<Output = Result<Response<ResponseBody>, Unanswered>> + Send>>;
 
-/// Events of the response. One that is no stream is one event; a refusal is an error to the request.
+/// Events of the response. One that is no stream is one event; a refusal is an error to the
+/// request.
 pub(super) enum LateResponse {
     Awaited(Pin<Box<dyn Future<Output = Begun> + Send>>),
     Begun(ResponseBody),

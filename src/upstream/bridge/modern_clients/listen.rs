@@ -71,7 +71,8 @@ impl ModernClients {
         Ok(event_stream(ResponseBody::Translated(body)).into())
     }
 
-    /// Begins the subscriptions to resources at the server, some at once. Returns those to which the server does not agree within ten seconds.
+    /// Begins the subscriptions to resources at the server, some at once. Returns those to which
+    /// the server does not agree within ten seconds.
     pub(super) async fn subscribe_all(
         self: &Arc<Self>,
         session: &Arc<LegacySession>,
@@ -99,7 +100,8 @@ impl ModernClients {
         refused
     }
 
-    /// Begins or ends the subscription to a resource at the server. Returns true if the server agrees.
+    /// Begins or ends the subscription to a resource at the server. Returns true if the server
+    /// agrees.
     pub(super) async fn subscribe(
         &self,
         session: &LegacySession,

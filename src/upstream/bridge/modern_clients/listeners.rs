@@ -1,4 +1,5 @@
-//! Subscriptions of the clients of one session: each hears of the changes that it asked for, until its stream ends.
+//! Subscriptions of the clients of one session: each hears of the changes that it asked for, until
+//! its stream ends.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -19,10 +20,12 @@ use crate::upstream::bridge::pressure::{is_pressed, relieved};
 
 /// Most subscriptions of one session.
 const MAX_LISTENERS: usize = 64;
-/// Most messages that wait for the reader of a subscription, without its result. It ends if there are more.
+/// Most messages that wait for the reader of a subscription, without its result. It ends if there
+/// are more.
 const QUEUE: usize = 256;
 
-/// The subscriptions. They outlive the session if the server forgets that, and go on in the one that is opened in its place.
+/// The subscriptions. They outlive the session if the server forgets that, and go on in the one
+/// that is opened in its place.
 #[derive(Default)]
 pub(super) struct Listeners(Mutex<State>);
 
@@ -61,7 +64,8 @@ pub(super) struct Listening {
 }
 
 impl Listeners {
-    /// Adds a subscription, which begins with its acknowledgement. Returns `None` if there are too many.
+    /// Adds a subscription, which begins with its acknowledgement. Returns `None` if there are too
+    /// many.
     pub(super) fn add(self: &Arc<Self>, id: &RequestId, filter: Filter, resources: HeldResources) -> Option<Listening> {
         let (sender, receiver) = mpsc::channel(QUEUE + 1);
         let mut state = sync::lock(&self.0);
@@ -166,7 +170,8 @@ impl Listeners {
 }
 
 impl HeldResources {
-    /// Holds one more. Returns true if no other subscription has it, so that the server has to be told.
+    /// Holds one more. Returns true if no other subscription has it, so that the server has to be
+    /// told.
     pub(super) fn add(&mut self, uri: &str) -> bool {
         self.held.push(uri.to_owned());
         let mut state = sync::lock(&self.listeners.0);

@@ -1,9 +1,10 @@
 //! Requests of clients of 2026-07-28 at a server that speaks the revisions with sessions alone.
 //!
-//! To all above it the server speaks the client's revision. Each caller gets a session at the server, opened with the capabilities of its client when it is
-//! first needed. A question of the server in mid-call ends the response with `input_required`, and the call waits, at the server as it was, for the request
-//! that brings the answers: no tool runs again. Owned here: the sessions, and the calls that wait. Absent: the bytes of the messages
-//! (`protocol/bridge/modern_clients/`).
+//! To all above it the server speaks the client's revision. Each caller gets a session at the
+//! server, opened with the capabilities of its client when it is first needed. A question of the
+//! server in mid-call ends the response with `input_required`, and the call waits, at the server as
+//! it was, for the request that brings the answers: no tool runs again. Owned here: the sessions,
+//! and the calls that wait. Absent: the bytes of the messages (`protocol/bridge/modern_clients/`).
 
 mod awaited;
 mod call;
@@ -52,11 +53,14 @@ use crate::{clock, config, sync};
 
 const INVALID_REQUEST: i64 = -32600;
 const INVALID_PARAMS: i64 = -32602;
-/// Attempts of a request: in the session, and in the one that is opened if the server has forgotten that.
+/// Attempts of a request: in the session, and in the one that is opened if the server has forgotten
+/// that.
 const ATTEMPTS: usize = 2;
-/// Time for which a server counts as one that names sessions. None may be opened for some callers meanwhile.
+/// Time for which a server counts as one that names sessions. None may be opened for some callers
+/// meanwhile.
 const NAMED_TTL: Duration = Duration::from_secs(300);
-/// Time for which a call that failed for want of a page waits for the page after its client has answered.
+/// Time for which a call that failed for want of a page waits for the page after its client has
+/// answered.
 const PAGE_WAIT: Duration = Duration::from_secs(2);
 
 /// Translates requests. All workers share it.
@@ -68,7 +72,8 @@ pub(super) struct ModernClients {
     parked: ParkedCalls,
     /// True if the server gave no name to the session that was begun last.
     is_sessionless: AtomicBool,
-    /// Time until which the server counts as one that names sessions, or `None` if it gave none a name.
+    /// Time until which the server counts as one that names sessions, or `None` if it gave none a
+    /// name.
     named: Mutex<Option<Instant>>,
 }
 
@@ -81,7 +86,8 @@ struct ClientRequest {
     envelope: Envelope,
     /// Token under which the client wants progress, as JSON.
     progress_token: Option<String>,
-    /// Digest of the call: equal for each request of it. `None` if the request cannot be translated.
+    /// Digest of the call: equal for each request of it. `None` if the request cannot be
+    /// translated.
     digest: Option<CallDigest>,
     /// Rounds of input so far.
     rounds: u32,
@@ -106,7 +112,8 @@ impl From<Response<ResponseBody>> for Called {
 pub(super) enum Translated {
     /// Of a request in a session.
     Answered(Answer),
-    /// The server did not open a session, or refuses its revision: it has run nothing of the request.
+    /// The server did not open a session, or refuses its revision: it has run nothing of the
+    /// request.
     Unopened(Answer),
 }
 
@@ -162,13 +169,15 @@ impl ModernClients {
         sync::lock(&self.named).is_some_and(|until| clock::now() < until)
     }
 
-    /// Returns true if a session may be opened for the caller of this request: it is no session of others.
+    /// Returns true if a session may be opened for the caller of this request: it is no session of
+    /// others.
     fn may_have_session(&self, request: &ClientRequest) -> bool {
         let is_known = request.template.caller().is_some_and(|caller| !caller.is_anonymous());
         self.settings.config.modern_clients == config::ModernClients::Always && (is_known || self.settings.is_loopback)
     }
 
-    /// Answers a request of a client of 2026-07-28. Returns `None` if it goes to the server as it is.
+    /// Answers a request of a client of 2026-07-28. Returns `None` if it goes to the server as it
+    /// is.
     pub(super) async fn send(
         self: &Arc<Self>,
         upstream: &Upstream,
@@ -308,8 +317,8 @@ impl ModernClients {
         Ok(self.whole(request, &session, parts, body))
     }
 
-    /// Returns whether the server has forgotten the session in which it has answered a request so. A response that may be a tool's is none of
-    /// that by itself: the server is asked.
+    /// Returns whether the server has forgotten the session in which it has answered a request so.
+    /// A response that may be a tool's is none of that by itself: the server is asked.
     async fn is_lost(
         &self,
         upstream: &Upstream,
@@ -366,7 +375,8 @@ impl ModernClients {
         if is_refused { Called::RevisionRefused(Box::new(response)) } else { response.into() }
     }
 
-    /// Returns a response of the server as the client gets it, or `None` for a message that is no response.
+    /// Returns a response of the server as the client gets it, or `None` for a message that is no
+    /// response.
     fn response_to(
         self: &Arc<Self>,
         request: &ClientRequest,

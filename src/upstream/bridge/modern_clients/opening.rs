@@ -85,7 +85,8 @@ impl ModernClients {
         }
     }
 
-    /// Returns true if requests of this caller go to the server as they are: no session may be opened for it.
+    /// Returns true if requests of this caller go to the server as they are: no session may be
+    /// opened for it.
     fn passes(&self, request: &ClientRequest) -> bool {
         self.names_sessions() && !self.may_have_session(request)
     }
@@ -198,7 +199,8 @@ impl ModernClients {
         }
     }
 
-    /// Ends all calls that wait, and all sessions, at the end of the process. Returns after three seconds at the latest.
+    /// Ends all calls that wait, and all sessions, at the end of the process. Returns after three
+    /// seconds at the latest.
     pub(in super::super) async fn end_all(self: &Arc<Self>) {
         let mut ending = JoinSet::new();
         for call in self.parked.take_all() {
@@ -223,7 +225,8 @@ impl ModernClients {
         tokio::spawn(async move { clients.end(&session).await });
     }
 
-    /// Returns a refusal of `initialize` as the response to the client's request, if it is an error in JSON.
+    /// Returns a refusal of `initialize` as the response to the client's request, if it is an error
+    /// in JSON.
     async fn translated(&self, refusal: Response<ResponseBody>, id: &RequestId) -> Response<ResponseBody> {
         let (refusal, whole) = begun(refusal, REFUSAL_MAX, ASK_WAIT).await;
         let Some(told) = whole.and_then(|whole| bridge::result_as(&whole, id, None, bridge::ListHints::Absent)) else {
@@ -235,7 +238,8 @@ impl ModernClients {
     }
 }
 
-/// Returns true for a refusal of the caller, or of the number of its requests, and not of the request.
+/// Returns true for a refusal of the caller, or of the number of its requests, and not of the
+/// request.
 fn is_about_caller(status: StatusCode) -> bool {
     matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS)
 }

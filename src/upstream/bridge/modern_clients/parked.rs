@@ -162,7 +162,8 @@ impl ModernClients {
         self.park(Parked::Call(call))
     }
 
-    /// Keeps a call. Returns the state by which it is found, or `None` if too many of its session wait: then the call is dropped.
+    /// Keeps a call. Returns the state by which it is found, or `None` if too many of its session
+    /// wait: then the call is dropped.
     fn park(self: Arc<Self>, call: Parked) -> Option<String> {
         let waiting = call.session().begin_waiting(MAX_OF_SESSION)?;
         let state = ParkedCall::from_bytes(self.settings.owner, random::bytes()).to_string();
@@ -177,14 +178,15 @@ impl ModernClients {
         Some(state)
     }
 
-    /// Returns the time for which a call waits for its client: one that may have become a task waits as a task does.
+    /// Returns the time for which a call waits for its client: one that may have become a task
+    /// waits as a task does.
     fn max_wait(&self, request: &ClientRequest) -> Duration {
         let Settings { max_wait, task_wait, .. } = self.settings;
         task_wait.filter(|_| tasks::declares(request.template.body())).map_or(max_wait, |wait| wait.max(max_wait))
     }
 
-    /// Returns the response to a request that the server has refused until its user has opened pages: the questions, or an error if the client cannot
-    /// be asked.
+    /// Returns the response to a request that the server has refused until its user has opened
+    /// pages: the questions, or an error if the client cannot be asked.
     pub(super) fn ask_for_pages(
         self: &Arc<Self>,
         request: &ClientRequest,

@@ -1,4 +1,5 @@
-//! Running calls of a session, which get the messages of the server that name no call, and questions that wait for one.
+//! Running calls of a session, which get the messages of the server that name no call, and
+//! questions that wait for one.
 
 use std::sync::Mutex;
 use std::time::Instant;
@@ -23,7 +24,8 @@ struct State {
     calls: Vec<RunningCall>,
     /// Questions, each with the time until which it waits.
     waiting: Vec<(Bytes, Instant)>,
-    /// True if the server was told that there are no roots, or was not answered, since it was last told to ask again.
+    /// True if the server was told that there are no roots, or was not answered, since it was last
+    /// told to ask again.
     has_refused_roots: bool,
 }
 
@@ -71,7 +73,8 @@ impl RunningCalls {
         Begun { inbox, tells_roots }
     }
 
-    /// Notes whether a call waits for the answers of its client. Returns questions for one that goes on.
+    /// Notes whether a call waits for the answers of its client. Returns questions for one that
+    /// goes on.
     pub(super) fn set_parked(&self, own: &str, is_parked: bool) -> Vec<Bytes> {
         let mut state = sync::lock(&self.0);
         let Some(call) = state.calls.iter_mut().find(|call| call.own == own) else { return Vec::new() };
@@ -84,7 +87,8 @@ impl RunningCalls {
         sync::lock(&self.0).calls.retain(|call| call.own != own);
     }
 
-    /// Gives a message to the call that it names. Returns false if that runs no more, or has too many messages.
+    /// Gives a message to the call that it names. Returns false if that runs no more, or has too
+    /// many messages.
     pub(super) fn give(&self, own: &str, message: Bytes) -> bool {
         let state = sync::lock(&self.0);
         state.calls.iter().find(|call| call.own == own).is_some_and(|call| call.inbox.try_send(message).is_ok())
@@ -109,14 +113,16 @@ impl RunningCalls {
         }
     }
 
-    /// Gives a message to all calls that may ask: the server has withdrawn a question of one of them.
+    /// Gives a message to all calls that may ask: the server has withdrawn a question of one of
+    /// them.
     pub(super) fn give_all(&self, message: &Bytes) {
         for call in sync::lock(&self.0).calls.iter().filter(|call| call.traits.may_ask) {
             let _ = call.inbox.try_send(message.clone());
         }
     }
 
-    /// Gives a log message to the only call whose client wants any. Returns false if there is none, or are several.
+    /// Gives a log message to the only call whose client wants any. Returns false if there is none,
+    /// or are several.
     pub(super) fn give_log(&self, message: Bytes) -> bool {
         let state = sync::lock(&self.0);
         let mut wanting = state.calls.iter().filter(|call| call.traits.wants_logs);
@@ -126,7 +132,8 @@ impl RunningCalls {
         }
     }
 
-    /// Gives a question to the oldest call that may ask, or lets it wait until this time. Returns false if too many wait.
+    /// Gives a question to the oldest call that may ask, or lets it wait until this time. Returns
+    /// false if too many wait.
     pub(super) fn ask(&self, question: Bytes, until: Instant) -> bool {
         let mut state = sync::lock(&self.0);
         let of_call = |call: &&RunningCall| call.traits.may_ask && !call.is_parked && call.inbox.capacity() > 0;

@@ -18,7 +18,8 @@ use crate::protocol::bridge::modern_clients::{Declared, Envelope, LogLevel};
 use crate::protocol::jsonrpc;
 use crate::{clock, sync};
 
-/// Most sessions of all callers. Made-up credentials at a server that checks none are callers of their own.
+/// Most sessions of all callers. Made-up credentials at a server that checks none are callers of
+/// their own.
 const MAX_SESSIONS: usize = 4096;
 /// Most pages of which a session remembers that they are done.
 const MAX_COMPLETE: usize = 64;
@@ -92,8 +93,9 @@ impl Key {
 }
 
 impl Sessions {
-    /// Returns the place of a session. If the caller has `most` others, or all callers together [`MAX_SESSIONS`], the one that is idle longest is taken out,
-    /// to be ended. Returns `None` if none of them is idle.
+    /// Returns the place of a session. If the caller has `most` others, or all callers together
+    /// [`MAX_SESSIONS`], the one that is idle longest is taken out, to be ended. Returns `None` if
+    /// none of them is idle.
     pub(super) fn slot(&self, key: &Key, most: usize) -> Option<(Slot, Option<Arc<LegacySession>>)> {
         let mut sessions = sync::lock(&self.0);
         if let Some(slot) = sessions.get(key) {
@@ -112,7 +114,8 @@ impl Sessions {
         Some((sessions.entry(key.clone()).or_default().clone(), evicted))
     }
 
-    /// Returns the session of another caller who claims the same subject for the same client, with its place, or `None` if this key has a place itself.
+    /// Returns the session of another caller who claims the same subject for the same client, with
+    /// its place, or `None` if this key has a place itself.
     pub(super) fn of_subject(&self, key: &Key) -> Option<(Slot, Arc<LegacySession>)> {
         let sessions = sync::lock(&self.0);
         let caller = key.caller.as_ref().filter(|_| !sessions.contains_key(key))?;
@@ -151,7 +154,8 @@ impl Sessions {
     }
 }
 
-/// Takes out the session that is idle longest of those for which this holds, or returns `None` if none is idle.
+/// Takes out the session that is idle longest of those for which this holds, or returns `None` if
+/// none is idle.
 fn take_idlest(sessions: &mut HashMap<Key, Slot>, concerns: impl Fn(&Key) -> bool) -> Option<Arc<LegacySession>> {
     let idle =
         |slot: &Slot| slot.try_lock().ok().and_then(|session| session.clone()).filter(|session| !session.is_busy());
@@ -164,7 +168,8 @@ fn take_idlest(sessions: &mut HashMap<Key, Slot>, concerns: impl Fn(&Key) -> boo
 }
 
 impl LegacySession {
-    /// Creates the session that a response to `initialize` opens, or returns `None` for an error. `listeners` are those of the session before.
+    /// Creates the session that a response to `initialize` opens, or returns `None` for an error.
+    /// `listeners` are those of the session before.
     pub(super) fn of(
         name: Option<HeaderValue>,
         initialized: Bytes,
@@ -267,7 +272,8 @@ impl LegacySession {
         Some(Waiting(self.clone()))
     }
 
-    /// Returns true if the server must be told to send messages of this level, which no request wanted before.
+    /// Returns true if the server must be told to send messages of this level, which no request
+    /// wanted before.
     pub(super) fn lowers_log_level(&self, level: LogLevel) -> bool {
         let declares = jsonrpc::member(&self.initialized, &["result", "capabilities", "logging"]).is_some();
         let mut state = sync::lock(&self.state);

@@ -1,7 +1,8 @@
 //! The session's own stream, on which the server sends the messages that name no call.
 //!
-//! The stream is open for as long as the session lives. A notification is for the call or the subscriptions that it concerns; a question is for a running call that may
-//! ask, or waits for one. Absent: messages on the streams of calls (`call.rs`).
+//! The stream is open for as long as the session lives. A notification is for the call or the
+//! subscriptions that it concerns; a question is for a running call that may ask, or waits for one.
+//! Absent: messages on the streams of calls (`call.rs`).
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -48,7 +49,8 @@ pub(super) async fn read(clients: Weak<ModernClients>, session: Weak<LegacySessi
             }
             // The server has no such stream.
             Ok(response) if response.status() == StatusCode::METHOD_NOT_ALLOWED => return,
-            // The server has forgotten the session: the clients are to ask anew for what they want to hear.
+            // The server has forgotten the session: the clients are to ask anew for what they want
+            // to hear.
             Ok(response) if response.status() == StatusCode::NOT_FOUND => {
                 if let Some(session) = reader.session.upgrade() {
                     session.listeners.end_all(session.server_info.as_ref());
@@ -131,7 +133,8 @@ impl Reader {
     }
 }
 
-/// Gives a question that names no call, and that the call which got it did not tell, to another one.
+/// Gives a question that names no call, and that the call which got it did not tell, to another
+/// one.
 pub(super) fn ask_again(clients: &Arc<ModernClients>, session: &Arc<LegacySession>, question: &Bytes) {
     let Ok(jsonrpc::Body::Single(Message::Request { id, method })) = jsonrpc::peek(question) else { return };
     if session.calls.ask(question.clone(), clock::now() + QUESTION_WAIT) {

@@ -1,4 +1,5 @@
-//! Downstream client with control of every byte: it can stop reading anywhere, reset, end, and send any bytes.
+//! Downstream client with control of every byte: it can stop reading anywhere, reset, end, and send
+//! any bytes.
 
 mod request;
 mod response;

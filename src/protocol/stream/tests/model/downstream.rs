@@ -84,7 +84,8 @@ impl Model {
         self.events.iter().flat_map(|event| &event.requests).any(|(_, answered)| !answered)
     }
 
-    /// Returns the time of the client's turn. Modern clients have none, and neither has a stream that is about to end.
+    /// Returns the time of the client's turn. Modern clients have none, and neither has a stream
+    /// that is about to end.
     pub(super) fn input_turn_at(&self) -> Option<u64> {
         let goes_on = self.has_log() && self.ending.is_none() && self.quiet_end_at().is_none();
         let waits = goes_on && self.setup.era == Era::Legacy && self.has_open_requests();

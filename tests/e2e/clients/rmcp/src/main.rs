@@ -1,9 +1,11 @@
 //! Tool calls through the stock rmcp client, told as JSON lines on stdout.
 //!
-//! The flags and the lines are those of every client of the suite (`clients/README.md`). The runtime is
-//! current-thread on purpose: rmcp hands each notification to a task of its own, and only there do they keep their order.
+//! The flags and the lines are those of every client of the suite (`clients/README.md`). The
+//! runtime is current-thread on purpose: rmcp hands each notification to a task of its own, and
+//! only there do they keep their order.
 
-// Sampling, roots and logging are deprecated as of 2026-07-28; the suite asks for them at older revisions.
+// Sampling, roots and logging are deprecated as of 2026-07-28; the suite asks for them at older
+// revisions.
 #![allow(deprecated)]
 
 mod tasks;
@@ -137,7 +139,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     std::process::exit(0);
 }
 
-/// Calls the tool, with a limit that progress extends if there is a `deadline`. Without one a result that asks is answered, by another call.
+/// Calls the tool, with a limit that progress extends if there is a `deadline`. Without one a
+/// result that asks is answered, by another call.
 async fn call_tool(
     client: &RunningService<RoleClient, Witness>,
     params: CallToolRequestParams,
@@ -204,7 +207,8 @@ async fn listen(client: &RunningService<RoleClient, Witness>) -> Result<(), Serv
     Ok(())
 }
 
-/// Calls a tool, lists or listens to all, sets the level of log messages, or subscribes to a resource. Returns the line about its end.
+/// Calls a tool, lists or listens to all, sets the level of log messages, or subscribes to a
+/// resource. Returns the line about its end.
 async fn make_call(
     client: &RunningService<RoleClient, Witness>,
     mut asked: Value,

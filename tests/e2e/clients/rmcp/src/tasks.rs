@@ -1,4 +1,5 @@
-//! Calls of a client that declares tasks: it polls the task behind a handle, answers its questions, and polls again if a poll is lost.
+//! Calls of a client that declares tasks: it polls the task behind a handle, answers its questions,
+//! and polls again if a poll is lost.
 
 use std::time::Duration;
 
@@ -18,7 +19,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// Polls that may be lost, together, before the call is.
 const LOST_MAX: usize = 40;
 
-/// Calls a tool; returns its result, immediate or of its task. `cancels`: cancels the task as soon as there is one.
+/// Calls a tool; returns its result, immediate or of its task. `cancels`: cancels the task as soon
+/// as there is one.
 pub async fn call(peer: Peer<RoleClient>, mut params: CallToolRequestParams, cancels: bool) -> Result<Value, String> {
     let task = loop {
         match peer.call_tool_once(params.clone()).await.map_err(told)? {

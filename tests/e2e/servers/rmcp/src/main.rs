@@ -1,8 +1,9 @@
 //! A server on the stock rmcp SDK; it keeps sessions, and the events of a call that runs.
 //!
-//! `PORT`: the port of the loopback interface (0 or unset: any), told on stdout. `KEEP_ALIVE_SECS`: the time without a
-//! message after which a session ends (unset: rmcp's own 300). With the argument `stdio` it is on stdio, and notes its runs
-//! in files of the folder `COUNTERS`. The tools and the counters are those of every server of the suite (`servers/README.md`).
+//! `PORT`: the port of the loopback interface (0 or unset: any), told on stdout. `KEEP_ALIVE_SECS`:
+//! the time without a message after which a session ends (unset: rmcp's own 300). With the argument
+//! `stdio` it is on stdio, and notes its runs in files of the folder `COUNTERS`. The tools and the
+//! counters are those of every server of the suite (`servers/README.md`).
 
 use std::{
     collections::HashMap,
@@ -89,7 +90,8 @@ fn question() -> InputRequiredResult {
 }
 
 impl Server {
-    /// Sends progress 1 … `steps`, one each interval; returns false if the client cancelled the call.
+    /// Sends progress 1 … `steps`, one each interval; returns false if the client cancelled the
+    /// call.
     async fn progress(&self, steps: u64, interval: Duration, context: &RequestContext<RoleServer>) -> bool {
         for n in 1..=steps {
             tokio::select! {
