@@ -1,4 +1,4 @@
-//! Body of a response of the inner server: the events of one call, or of a session's GET.
+//! Body of a response of the inner server: the messages of one call, or of a session's GET.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -6,29 +6,24 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use http_body::{Body as HttpBody, Frame, SizeHint};
+use futures_util::Stream;
 
-use crate::body::BoxError;
 use crate::protocol::channel::ids::Receiver;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::jsonrpc::{self, Message};
 use crate::sync;
-
-/// Bytes around a message that make it an event.
-const BEFORE: Bytes = Bytes::from_static(b"event: message\ndata: ");
-const AFTER: Bytes = Bytes::from_static(b"\n\n");
 
 /// Body of a response.
 #[derive(Debug)]
 pub enum Body {
     /// A JSON response, until it is read.
     Whole(Option<Bytes>),
-    /// An event stream.
+    /// The messages of an event stream.
     Events(Events),
 }
 
-/// The reading end of a response with events. Dropping it tells the channel that the events are not
-/// wanted any more.
+/// Reading end of a response that is an event stream. Dropping it cancels the interest in further
+/// messages at the channel.
 #[derive(Debug)]
 pub struct Events {
     queue: Arc<Queue>,
@@ -43,7 +38,7 @@ pub(super) trait Channel: std::fmt::Debug + Send + Sync {
     fn leave(&self, receiver: Receiver, queue: &Queue);
 }
 
-/// Events that wait to be read.
+/// Messages that wait for their reader.
 #[derive(Debug, Default)]
 pub(super) struct Queue(Mutex<State>);
 
@@ -51,35 +46,16 @@ pub(super) struct Queue(Mutex<State>);
 struct State {
     messages: VecDeque<Bytes>,
     bytes: usize,
-    part: Part,
     is_over: bool,
     /// Error of the responses that the server owed when it was lost, or `None` if it was not.
     lost: Option<ErrorCode>,
     waker: Option<Waker>,
 }
 
-/// Next piece of an event.
-#[derive(Clone, Copy, Debug, Default)]
-enum Part {
-    #[default]
-    Before,
-    Message,
-    After,
-}
-
 impl Body {
     /// Creates the body of a response that is there.
     pub fn whole(body: impl Into<Bytes>) -> Self {
         Self::Whole(Some(body.into()))
-    }
-
-    /// Returns the error of the responses that the server owed when it was lost, or `None` if it
-    /// was not.
-    pub fn lost(&self) -> Option<ErrorCode> {
-        match self {
-            Self::Whole(_) => None,
-            Self::Events(events) => events.lost(),
-        }
     }
 }
 
@@ -90,28 +66,29 @@ impl Events {
 
     /// Returns the error of the responses that the server owed when it was lost, or `None` if it
     /// was not. Known before they are read.
-    fn lost(&self) -> Option<ErrorCode> {
+    pub fn lost(&self) -> Option<ErrorCode> {
         sync::lock(&self.queue.0).lost
+    }
+
+    fn poll_message(&self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        let mut state = sync::lock(&self.queue.0);
+        match state.messages.pop_front() {
+            Some(message) => {
+                state.bytes -= message.len();
+                Poll::Ready(Some(message))
+            }
+            None if state.is_over => Poll::Ready(None),
+            None => {
+                state.waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
     }
 
     /// Waits for the first message alone, in place of the event stream. `None` if the stream ends
     /// without one.
     pub(super) async fn first_message(&self) -> Option<Bytes> {
-        std::future::poll_fn(|cx| {
-            let mut state = sync::lock(&self.queue.0);
-            match state.messages.pop_front() {
-                Some(message) => {
-                    state.bytes -= message.len();
-                    Poll::Ready(Some(message))
-                }
-                None if state.is_over => Poll::Ready(None),
-                None => {
-                    state.waker = Some(cx.waker().clone());
-                    Poll::Pending
-                }
-            }
-        })
-        .await
+        std::future::poll_fn(|cx| self.poll_message(cx)).await
     }
 
     /// Waits for the first response, in place of the event stream; messages before it are dropped.
@@ -175,58 +152,10 @@ fn wake(waker: Option<Waker>) {
     }
 }
 
-impl State {
-    /// Returns the next piece of the first event.
-    fn next_piece(&mut self) -> Option<Bytes> {
-        match self.part {
-            Part::Before if self.messages.is_empty() => None,
-            Part::Before => {
-                self.part = Part::Message;
-                Some(BEFORE)
-            }
-            Part::Message => {
-                self.part = Part::After;
-                let message = self.messages.pop_front()?;
-                self.bytes -= message.len();
-                Some(message)
-            }
-            Part::After => {
-                self.part = Part::Before;
-                Some(AFTER)
-            }
-        }
-    }
-}
+impl Stream for Events {
+    type Item = Bytes;
 
-impl HttpBody for Body {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        match self.get_mut() {
-            Body::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Body::Events(events) => {
-                let mut state = sync::lock(&events.queue.0);
-                match state.next_piece() {
-                    Some(piece) => Poll::Ready(Some(Ok(Frame::data(piece)))),
-                    None if state.is_over => Poll::Ready(None),
-                    None => {
-                        state.waker = Some(cx.waker().clone());
-                        Poll::Pending
-                    }
-                }
-            }
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        matches!(self, Body::Whole(None))
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
-            Body::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
-            Body::Events(_) => SizeHint::default(),
-        }
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        self.poll_message(cx)
     }
 }

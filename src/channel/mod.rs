@@ -53,7 +53,7 @@ use http::{HeaderValue, Method, StatusCode};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
-pub use body::Body;
+pub use body::{Body, Events};
 pub use caller::Caller;
 use caller::Sharers;
 use connection::{Begun, Refused};

@@ -64,12 +64,12 @@ impl Upstream {
         let (parts, body) = request.into_parts();
         // A page can send other content to any address without being asked.
         if parts.method == Method::POST && !headers::is_json(&parts.headers) {
-            return channel::empty(StatusCode::UNSUPPORTED_MEDIA_TYPE).map(ResponseBody::Channel);
+            return channel::empty(StatusCode::UNSUPPORTED_MEDIA_TYPE).map(ResponseBody::from);
         }
         let body = match http_body_util::Limited::new(body, MAX_FORWARDED).collect().await {
             Ok(body) if self.config.url.is_endpoint(parts.uri.path()) => body.to_bytes(),
-            Ok(_) => return channel::empty(StatusCode::NOT_FOUND).map(ResponseBody::Channel),
-            Err(_) => return channel::empty(StatusCode::BAD_REQUEST).map(ResponseBody::Channel),
+            Ok(_) => return channel::empty(StatusCode::NOT_FOUND).map(ResponseBody::from),
+            Err(_) => return channel::empty(StatusCode::BAD_REQUEST).map(ResponseBody::from),
         };
         let lines = self.address(headers::end_to_end(&parts.headers), None, client, Some(&self.sessions));
         let template = Template::new(&parts, lines, body);
@@ -101,5 +101,5 @@ pub(super) async fn exchange_by_channel(
         start_kind: template.start_kind(),
         on_begin: Box::new(on_begin),
     };
-    channels.send(request).await.map(ResponseBody::Channel)
+    channels.send(request).await.map(ResponseBody::from)
 }

@@ -538,9 +538,7 @@ impl Upstream {
 /// Checks the length that a head declares. The proxy's own client has checked it.
 fn check_head(response: &mut Response<ResponseBody>) -> Result<(), HeadError> {
     match response.body() {
-        ResponseBody::Http1(_) | ResponseBody::Channel(_) | ResponseBody::Translated(_) | ResponseBody::Begun(_) => {
-            Ok(())
-        }
+        ResponseBody::Http1(_) | ResponseBody::Whole(_) | ResponseBody::Messages(_) | ResponseBody::Begun(_) => Ok(()),
         ResponseBody::Hyper(_) => check_length(response.status(), response.headers_mut()),
     }
 }

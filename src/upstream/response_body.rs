@@ -1,16 +1,20 @@
-//! Response bodies of either client.
+//! Response bodies: bytes of a server on HTTP, or what was made in this process.
 
+use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use futures_util::{Stream, StreamExt, stream};
 use http_body::{Body, Frame, SizeHint};
+use tokio::sync::mpsc;
 
 use super::http1;
 use super::sent_flag::Slot;
-use crate::body::{BoxBody, BoxError, Incoming};
+use crate::body::{BoxError, Incoming};
 use crate::channel;
 use crate::protocol::error::ErrorCode;
+use crate::protocol::sse;
 
 /// Body of an upstream response.
 #[derive(Debug)]
@@ -19,13 +23,26 @@ pub enum ResponseBody {
     Http1(Box<http1::Body>),
     /// Body of hyper's client: the connection's task reads the connection.
     Hyper(Incoming<Option<Slot>>),
-    /// Body of a server that is not on HTTP.
-    Channel(channel::Body),
-    /// Body whose messages are translated from those of the server.
-    Translated(BoxBody),
+    /// Body in memory, until it is read.
+    Whole(Option<Bytes>),
+    /// Messages of an event stream of this process. As a body of bytes each is one event.
+    Messages(Messages),
     /// A body of either whose beginning was read already.
     Begun(Box<Begun>),
 }
+
+/// Messages of an event stream that no transport has encoded.
+pub enum Messages {
+    /// Messages of a server on a channel.
+    Channel(channel::Events),
+    /// Messages of the bridge.
+    Bridge(Pin<Box<dyn Stream<Item = Result<Bytes, Broken>> + Send>>),
+}
+
+/// Error of a stream of messages that ends before it is complete.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the response broke off")]
+pub struct Broken;
 
 /// A body whose beginning was read.
 #[derive(Debug)]
@@ -34,28 +51,75 @@ pub struct Begun {
     rest: ResponseBody,
 }
 
-impl ResponseBody {
-    /// Puts the bytes that were read of a body before the rest of it.
-    pub(super) fn begun(first: Bytes, rest: Self) -> Self {
-        ResponseBody::Begun(Box::new(Begun { first: Some(first).filter(|first| !first.is_empty()), rest }))
+impl Messages {
+    /// Returns the messages of `stream`, which is complete when it ends.
+    pub(super) fn of(stream: impl Stream<Item = Bytes> + Send + 'static) -> Self {
+        Self::Bridge(Box::pin(stream.map(Ok)))
+    }
+
+    /// Returns the messages that another task sends. They end when all senders are dropped.
+    pub(super) fn received(mut receiver: mpsc::Receiver<Bytes>) -> Self {
+        Self::of(stream::poll_fn(move |cx| receiver.poll_recv(cx)))
+    }
+
+    /// Returns messages that break off before the first.
+    pub(super) fn broken() -> Self {
+        Self::Bridge(Box::pin(stream::iter([Err(Broken)])))
     }
 
     /// Returns the error of the responses that a server on a channel owed when it was lost, or
     /// `None` if it was not.
     pub(super) fn lost(&self) -> Option<ErrorCode> {
         match self {
-            ResponseBody::Channel(body) => body.lost(),
-            ResponseBody::Begun(begun) => begun.rest.lost(),
-            ResponseBody::Http1(_) | ResponseBody::Hyper(_) | ResponseBody::Translated(_) => None,
+            Self::Channel(events) => events.lost(),
+            Self::Bridge(_) => None,
         }
+    }
+}
+
+impl Stream for Messages {
+    type Item = Result<Bytes, Broken>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        match self.get_mut() {
+            Self::Channel(events) => events.poll_next_unpin(cx).map(|message| message.map(Ok)),
+            Self::Bridge(messages) => messages.poll_next_unpin(cx),
+        }
+    }
+}
+
+impl fmt::Debug for Messages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Messages").finish_non_exhaustive()
+    }
+}
+
+impl From<channel::Body> for ResponseBody {
+    fn from(body: channel::Body) -> Self {
+        match body {
+            channel::Body::Whole(whole) => Self::Whole(whole),
+            channel::Body::Events(events) => Self::Messages(Messages::Channel(events)),
+        }
+    }
+}
+
+impl ResponseBody {
+    /// Returns a body that is in memory.
+    pub(super) fn whole(body: impl Into<Bytes>) -> Self {
+        Self::Whole(Some(body.into()))
+    }
+
+    /// Puts the bytes that were read of a body before the rest of it.
+    pub(super) fn begun(first: Bytes, rest: Self) -> Self {
+        ResponseBody::Begun(Box::new(Begun { first: Some(first).filter(|first| !first.is_empty()), rest }))
     }
 
     /// Returns true if the body's reader reads the connection itself. The other kind hands over one
     /// read at a time, through another task.
     pub(super) fn is_gathered(&self) -> bool {
         match self {
-            ResponseBody::Http1(_) | ResponseBody::Channel(_) => true,
-            ResponseBody::Hyper(_) | ResponseBody::Translated(_) => false,
+            ResponseBody::Http1(_) | ResponseBody::Whole(_) => true,
+            ResponseBody::Hyper(_) | ResponseBody::Messages(_) => false,
             ResponseBody::Begun(begun) => begun.first.is_none() && begun.rest.is_gathered(),
         }
     }
@@ -69,8 +133,11 @@ impl Body for ResponseBody {
         match &mut *self {
             ResponseBody::Http1(body) => Pin::new(body).poll_frame(cx),
             ResponseBody::Hyper(body) => Pin::new(body).poll_frame(cx),
-            ResponseBody::Channel(body) => Pin::new(body).poll_frame(cx),
-            ResponseBody::Translated(body) => Pin::new(body).poll_frame(cx),
+            ResponseBody::Whole(body) => Poll::Ready(body.take().map(|body| Ok(Frame::data(body)))),
+            ResponseBody::Messages(messages) => messages.poll_next_unpin(cx).map(|message| {
+                let event = message.map(|message| message.map(|message| Frame::data(sse::message_event(&message))));
+                event.map(|event| event.map_err(Into::into))
+            }),
             ResponseBody::Begun(begun) => match begun.first.take() {
                 Some(first) => Poll::Ready(Some(Ok(Frame::data(first)))),
                 None => Pin::new(&mut begun.rest).poll_frame(cx),
@@ -82,8 +149,8 @@ impl Body for ResponseBody {
         match self {
             ResponseBody::Http1(body) => body.is_end_stream(),
             ResponseBody::Hyper(body) => body.is_end_stream(),
-            ResponseBody::Channel(body) => body.is_end_stream(),
-            ResponseBody::Translated(body) => body.is_end_stream(),
+            ResponseBody::Whole(body) => body.is_none(),
+            ResponseBody::Messages(_) => false,
             ResponseBody::Begun(begun) => begun.first.is_none() && begun.rest.is_end_stream(),
         }
     }
@@ -92,8 +159,8 @@ impl Body for ResponseBody {
         match self {
             ResponseBody::Http1(body) => body.size_hint(),
             ResponseBody::Hyper(body) => body.size_hint(),
-            ResponseBody::Channel(body) => body.size_hint(),
-            ResponseBody::Translated(body) => body.size_hint(),
+            ResponseBody::Whole(body) => SizeHint::with_exact(body.as_ref().map_or(0, Bytes::len) as u64),
+            ResponseBody::Messages(_) => SizeHint::default(),
             ResponseBody::Begun(begun) => {
                 let (first, mut hint) = (begun.first.as_ref().map_or(0, Bytes::len) as u64, begun.rest.size_hint());
                 if let Some(upper) = hint.upper() {

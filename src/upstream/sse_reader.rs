@@ -1,14 +1,17 @@
-//! Reader of an upstream SSE body: gathers the ready bytes, and returns complete events. Absent:
-//! the error with which the call ends if an event cannot be read (`pump`).
+//! Readers of event streams: gather the ready bytes of a server on HTTP, or the ready messages of
+//! this process, and return complete events. Absent: the error with which the call ends if an event
+//! cannot be read (`pump`).
 
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures_util::StreamExt;
 use http::Response;
 use http_body_util::BodyExt;
 
 use super::ResponseBody;
 use super::body::collect;
+use super::response_body::{Broken, Messages};
 use crate::clock;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers;
@@ -22,28 +25,17 @@ const GATHER_MAX: usize = 64 * 1024;
 /// lone event is not delayed.
 const BURST: Duration = Duration::from_micros(200);
 
-/// One SSE response of the upstream.
+/// Body of one SSE response.
 #[derive(Debug)]
-pub(super) struct EventReader {
+pub(super) struct SseReader {
     body: ResponseBody,
     decoder: Decoder,
     last_piece: Option<Instant>,
 }
 
-impl EventReader {
+impl SseReader {
     pub(super) fn new(body: ResponseBody, max_event_bytes: usize) -> Self {
         Self { body, decoder: Decoder::new(max_event_bytes), last_piece: None }
-    }
-
-    /// Returns the bytes held of an incomplete event.
-    pub(super) fn held(&self) -> usize {
-        self.decoder.bytes_held()
-    }
-
-    /// Returns the error of the responses that a server on a channel owed when it was lost; see
-    /// [`ResponseBody::lost`].
-    pub(super) fn lost(&self) -> Option<ErrorCode> {
-        self.body.lost()
     }
 
     /// Waits for the next piece of the body, or its end. Dropping the future loses nothing.
@@ -62,16 +54,8 @@ impl EventReader {
         }
     }
 
-    /// Decodes `first` and all further pieces that are ready. In a burst it yields to the
-    /// connection's task and tries again until that brings nothing.
-    pub(super) async fn gather(&mut self, first: Bytes) -> GatherResult {
-        let mut gathered = GatherResult::default();
-        gathered.ending = self.decode_ready(first, |decoder| gathered.decode(decoder)).await;
-        gathered
-    }
-
-    /// Does as [`Self::gather`], but goes on behind events over the limit. Returns the end of the
-    /// body behind the items, or `None` if it goes on.
+    /// Does as [`EventReader::gather`], and continues behind events over the limit. Returns the end
+    /// of the body behind the items, or `None` if there is more.
     pub(super) async fn gather_items(&mut self, first: Bytes) -> (Vec<sse::Item>, Option<Ending>) {
         let mut items = Vec::new();
         let decode = |decoder: &mut Decoder| {
@@ -93,21 +77,22 @@ impl EventReader {
     }
 
     /// Feeds the decoder with `first` and all further pieces that are ready, and calls `decode`
-    /// after each, until that returns false. Returns the end of the body if it has come.
+    /// after each, until that returns false. In a burst it yields to the connection's task and
+    /// tries again until that brings nothing. Returns the end of the body if it has come.
     async fn decode_ready(&mut self, first: Bytes, mut decode: impl FnMut(&mut Decoder) -> bool) -> Option<Ending> {
         let mut gathered_bytes = first.len();
         let now = clock::now();
         let in_burst = self.last_piece.replace(now).is_some_and(|last| now - last < BURST);
         let mut may_yield = in_burst && !self.body.is_gathered();
         self.decoder.feed(first);
-        let mut goes_on = decode(&mut self.decoder);
-        while gathered_bytes < GATHER_MAX && goes_on {
+        let mut continues = decode(&mut self.decoder);
+        while gathered_bytes < GATHER_MAX && continues {
             match poll_once(self.next()).await {
                 Some(Ok(more)) => {
                     gathered_bytes += more.len();
                     may_yield = !self.body.is_gathered();
                     self.decoder.feed(more);
-                    goes_on = decode(&mut self.decoder);
+                    continues = decode(&mut self.decoder);
                 }
                 Some(Err(ending)) => return Some(ending),
                 None if may_yield => {
@@ -118,6 +103,92 @@ impl EventReader {
             }
         }
         None
+    }
+}
+
+/// Events of one response.
+#[derive(Debug)]
+pub(super) enum EventReader {
+    /// Bytes of a server on HTTP.
+    Sse(SseReader),
+    /// Messages of this process, each of at most `limit` bytes.
+    Messages {
+        /// The messages.
+        messages: Messages,
+        /// Size limit of one.
+        limit: usize,
+    },
+}
+
+impl EventReader {
+    /// Creates the reader of an event stream with events of at most `limit` bytes.
+    pub(super) fn new(body: ResponseBody, limit: usize) -> Self {
+        match body {
+            ResponseBody::Messages(messages) => Self::Messages { messages, limit },
+            body => Self::Sse(SseReader::new(body, limit)),
+        }
+    }
+
+    /// Returns the bytes held of an incomplete event.
+    pub(super) fn held(&self) -> usize {
+        match self {
+            Self::Sse(reader) => reader.decoder.bytes_held(),
+            Self::Messages { .. } => 0,
+        }
+    }
+
+    /// Returns the error of the responses that a server on a channel owed when it was lost; see
+    /// [`Messages::lost`].
+    pub(super) fn lost(&self) -> Option<ErrorCode> {
+        match self {
+            Self::Sse(_) => None,
+            Self::Messages { messages, .. } => messages.lost(),
+        }
+    }
+
+    /// Waits for the next piece of the response, or its end. Dropping the future loses nothing.
+    pub(super) async fn next(&mut self) -> Result<Bytes, Ending> {
+        match self {
+            Self::Sse(reader) => reader.next().await,
+            Self::Messages { messages, .. } => match messages.next().await {
+                Some(message) => message.map_err(|Broken| Ending::Broken),
+                None => Err(Ending::Clean),
+            },
+        }
+    }
+
+    /// Returns the events of `first` and of all further pieces that are ready, up to 64 KiB and one
+    /// piece.
+    pub(super) async fn gather(&mut self, first: Bytes) -> GatherResult {
+        let mut gathered = GatherResult::default();
+        match self {
+            Self::Sse(reader) => gathered.ending = reader.decode_ready(first, |decoder| gathered.decode(decoder)).await,
+            Self::Messages { messages, limit } => {
+                let (mut next, mut bytes) = (first, 0);
+                loop {
+                    bytes += next.len();
+                    if !gathered.take(next, *limit) || bytes >= GATHER_MAX {
+                        break;
+                    }
+                    next = match poll_once(messages.next()).await {
+                        Some(Some(Ok(message))) => message,
+                        Some(end) => {
+                            gathered.ending = Some(if end.is_none() { Ending::Clean } else { Ending::Broken });
+                            break;
+                        }
+                        None => break,
+                    };
+                }
+            }
+        }
+        gathered
+    }
+
+    /// Waits for events, and returns all that are ready. Returns `None` at the end of the response.
+    /// Dropping the future may lose events.
+    pub(super) async fn batch(&mut self) -> Option<GatherResult> {
+        let first = self.next().await.ok()?;
+        Some(self.gather(first).await)
     }
 }
 
@@ -133,12 +204,11 @@ pub(super) async fn first_message(
     }
     let mut reader = EventReader::new(response.into_body(), limit);
     loop {
-        let piece = reader.next().await.ok()?;
-        let gathered = reader.gather(piece).await;
-        if let Some(event) = gathered.events.into_iter().find(|event| is_wanted(&event.data)) {
-            return Some(event.data);
+        let gathered = reader.batch().await?;
+        if let Some(event) = gathered.events.iter().find(|event| is_wanted(&event.data)) {
+            return Some(event.data.clone());
         }
-        if gathered.error.is_some() || gathered.ending.is_some() {
+        if gathered.is_last() {
             return None;
         }
     }
@@ -150,11 +220,16 @@ pub(super) struct GatherResult {
     pub(super) events: Vec<sse::Event>,
     /// Error of an event over the limit.
     pub(super) error: Option<sse::Error>,
-    /// End of the body behind the events, or `None` if it goes on.
+    /// End of the response behind the events, or `None` if there is more.
     pub(super) ending: Option<Ending>,
 }
 
 impl GatherResult {
+    /// Returns true if no event follows that could be read.
+    pub(super) fn is_last(&self) -> bool {
+        self.error.is_some() || self.ending.is_some()
+    }
+
     /// Takes the complete events. Returns false behind an error.
     fn decode(&mut self, decoder: &mut Decoder) -> bool {
         loop {
@@ -167,6 +242,16 @@ impl GatherResult {
                 }
             }
         }
+    }
+
+    /// Takes a message of this process. Returns false behind an error.
+    fn take(&mut self, message: Bytes, limit: usize) -> bool {
+        if message.len() > limit {
+            self.error = Some(sse::Error::TooLarge { limit });
+            return false;
+        }
+        self.events.push(sse::Event::message(message));
+        true
     }
 }
 

@@ -21,7 +21,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::debug;
 
 use super::request::Template;
-use super::sse_reader::EventReader;
+use super::sse_reader::SseReader;
 use super::wait::Attempts;
 use super::{ResponseBody, Unanswered, Upstream, body};
 use crate::channel::{self, Input, Link, LinkFuture, Memory, Open, OpenError, Output, Program, ProgramEnd, WriteError};
@@ -97,7 +97,7 @@ async fn open(upstream: Arc<Upstream>, mut headers: HeaderMap, message_bytes: us
         return Err(unusable("the GET was not answered with an event stream"));
     }
     let mut events = Events {
-        reader: EventReader::new(response.into_body(), message_bytes),
+        reader: SseReader::new(response.into_body(), message_bytes),
         lines: VecDeque::new(),
         is_cut: false,
         endpoint: None,
@@ -171,7 +171,7 @@ async fn collected(mut response: Response<ResponseBody>) -> channel::Response {
 
 /// Events of the GET.
 struct Events {
-    reader: EventReader,
+    reader: SseReader,
     lines: VecDeque<Line>,
     /// True while a message over the limit is skipped.
     is_cut: bool,

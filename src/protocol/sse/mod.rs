@@ -54,6 +54,13 @@ pub struct Event {
     pub retry: Option<Duration>,
 }
 
+impl Event {
+    /// Returns a JSON-RPC message as an event without an ID.
+    pub fn message(data: Bytes) -> Self {
+        Self { name: Bytes::from_static(b"message"), data, id: None, retry: None }
+    }
+}
+
 /// An event, or a part of one that is skipped: see [`Decoder::poll_item`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Item {

@@ -24,13 +24,13 @@ use self::server_era::ServerEra;
 use super::body::begun;
 use super::sse_reader::first_message;
 use super::{ResponseBody, Template, Unanswered, Upstream};
+use crate::config;
 use crate::event_log::Stream;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Era, ProtocolVersion, names};
 use crate::protocol::ids::Owner;
 use crate::protocol::jsonrpc;
 use crate::protocol::tasks;
-use crate::{channel, config};
 
 /// Size limit of the answer to a question of the bridge's own.
 const ANSWER_MAX: usize = 1024 * 1024;
@@ -294,7 +294,7 @@ fn is_translated(parts: &Parts) -> bool {
 
 /// Returns a JSON response.
 fn json_response(status: StatusCode, message: Vec<u8>) -> Response<ResponseBody> {
-    let mut response = Response::new(ResponseBody::Channel(channel::Body::whole(message)));
+    let mut response = Response::new(ResponseBody::whole(message));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response

@@ -142,7 +142,7 @@ impl Revivals {
 /// Returns the response to requests with these IDs whose session has no server, because none could
 /// be started for the given reason.
 async fn unstarted(reason: Option<Response<ResponseBody>>, ids: &[RequestId]) -> Response<ResponseBody> {
-    let Some(reason) = reason else { return channel::no_server(ids).map(ResponseBody::Channel) };
+    let Some(reason) = reason else { return channel::no_server(ids).map(ResponseBody::from) };
     let (parts, mut body) = reason.into_parts();
     let mut begun = BytesMut::new();
     read_up_to(&mut body, &mut begun, session_refusal::BODY_MAX).await;

@@ -5,17 +5,15 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
-use http_body_util::BodyExt;
 use tokio::sync::mpsc;
 
 use super::session::Session;
-use super::{INTERNAL_ERROR, INVALID_REQUEST, LegacyClients, empty, error, stream_body};
+use super::{INTERNAL_ERROR, INVALID_REQUEST, LegacyClients, empty, error, sent_messages};
 use crate::event_log::Stream;
 use crate::protocol::headers;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
-use crate::protocol::sse;
 use crate::upstream::body::collect;
-use crate::upstream::bridge::event_stream;
+use crate::upstream::sse_reader::EventReader;
 use crate::upstream::{ResponseBody, Template};
 
 /// Messages that wait for the reader of a batch.
@@ -63,7 +61,7 @@ impl LegacyClients {
                     let limit = clients.settings.max_event_bytes;
                     tokio::select! {
                         () = out.closed() => {}
-                        () = pass_on(answer.ok(), &id, &out, limit) => {}
+                        () = send_messages(answer.ok(), &id, &out, limit) => {}
                     }
                 }
             });
@@ -71,23 +69,30 @@ impl LegacyClients {
         if !has_requests {
             return empty(StatusCode::ACCEPTED);
         }
-        event_stream(stream_body(receiver))
+        sent_messages(receiver)
     }
 }
 
-/// Passes the response to one request of a batch on.
-async fn pass_on(answer: Option<Response<ResponseBody>>, id: &RequestId, out: &mpsc::Sender<Bytes>, limit: usize) {
-    let failed = |text: &str| {
-        sse::message_event(&jsonrpc::error_message(Some(id), INTERNAL_ERROR, text, serde_json::Value::Null))
-    };
-    let told = match answer {
+/// Sends the messages of the response to one request of a batch.
+async fn send_messages(
+    response: Option<Response<ResponseBody>>,
+    id: &RequestId,
+    out: &mpsc::Sender<Bytes>,
+    limit: usize,
+) {
+    let failed = |text: &str| jsonrpc::error_message(Some(id), INTERNAL_ERROR, text, serde_json::Value::Null).into();
+    let message = match response {
         Some(response) if headers::is_sse(response.headers()) => {
-            let mut body = response.into_body();
-            while let Some(Ok(frame)) = body.frame().await {
-                if let Ok(data) = frame.into_data()
-                    && out.send(data).await.is_err()
-                {
-                    return;
+            let mut reader = EventReader::new(response.into_body(), limit);
+            while let Some(gathered) = reader.batch().await {
+                let is_last = gathered.is_last();
+                for event in gathered.events {
+                    if out.send(event.data).await.is_err() {
+                        return;
+                    }
+                }
+                if is_last {
+                    break;
                 }
             }
             return;
@@ -95,11 +100,11 @@ async fn pass_on(answer: Option<Response<ResponseBody>>, id: &RequestId, out: &m
         Some(response) => {
             let (status, is_json) = (response.status(), headers::is_json(response.headers()));
             match collect(response.into_body(), limit).await {
-                Ok(message) if is_json && jsonrpc::peek(&message).is_ok() => sse::message_event(&message),
+                Ok(message) if is_json && jsonrpc::peek(&message).is_ok() => message,
                 Ok(_) | Err(_) => failed(&format!("the server answered with status {}", status.as_u16())),
             }
         }
         None => failed("the server did not answer"),
     };
-    let _ = out.send(told).await;
+    let _ = out.send(message).await;
 }

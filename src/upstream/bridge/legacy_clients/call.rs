@@ -11,8 +11,7 @@ use serde_json::Map;
 use tokio::sync::mpsc;
 
 use super::session::{Answer, Asked, Running, Session};
-use super::{INVALID_PARAMS, LegacyClients, METHOD_NOT_FOUND, forgotten, stream_body};
-use crate::channel;
+use super::{INVALID_PARAMS, LegacyClients, METHOD_NOT_FOUND, forgotten, sent_messages};
 use crate::clock;
 use crate::event_log::Stream;
 use crate::protocol::bridge::legacy_clients::{self as bridge, InputRequired, MAX_ROUNDS, Round, ToolFacts};
@@ -20,11 +19,11 @@ use crate::protocol::channel::envelope;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Era, names};
 use crate::protocol::jsonrpc::{self, Message, RequestId};
-use crate::protocol::sse;
 use crate::upstream::body::collect;
 use crate::upstream::bridge::{
-    HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_VERSION, error_code, event_stream, is_translated, json_response,
+    HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_VERSION, error_code, is_translated, json_response,
 };
+use crate::upstream::response_body::Messages;
 use crate::upstream::sse_reader::EventReader;
 use crate::upstream::{ResponseBody, Template, Unanswered, Upstream};
 
@@ -96,7 +95,7 @@ impl LegacyClients {
             // The client awaits nothing more.
             () = cancelled.notified() => {
                 let (_, nothing) = mpsc::channel(1);
-                return Ok(event_stream(stream_body(nothing)));
+                return Ok(sent_messages(nothing));
             }
         };
         let (mut parts, message) = match first {
@@ -123,7 +122,7 @@ impl LegacyClients {
             }
             None => message,
         };
-        Ok(Response::from_parts(parts, ResponseBody::Channel(channel::Body::whole(told))))
+        Ok(Response::from_parts(parts, ResponseBody::whole(told)))
     }
 }
 
@@ -228,12 +227,12 @@ impl Call {
         if !may_be {
             return Ok(false);
         }
-        let body = std::mem::replace(response.body_mut(), ResponseBody::Channel(channel::Body::whole(Bytes::new())));
+        let body = std::mem::replace(response.body_mut(), ResponseBody::whole(Bytes::new()));
         let Ok(message) = collect(body, self.clients.settings.max_event_bytes).await else {
             return Err(Failure::after_send(ErrorCode::UpstreamBroke).into());
         };
         let is_mismatch = bridge::is_header_mismatch(&message);
-        *response.body_mut() = ResponseBody::Channel(channel::Body::whole(message));
+        *response.body_mut() = ResponseBody::whole(message);
         Ok(is_mismatch && self.clients.list_tools(&self.session, &self.request.template).await)
     }
 
@@ -258,7 +257,7 @@ impl Call {
     fn stream(self, reply: Reply) -> ResponseBody {
         let (out, receiver) = mpsc::channel(QUEUE);
         tokio::spawn(self.run(reply, out));
-        stream_body(receiver)
+        ResponseBody::Messages(Messages::received(receiver))
     }
 
     async fn run(mut self, reply: Reply, out: mpsc::Sender<Bytes>) {
@@ -296,7 +295,7 @@ impl Call {
                 None => self.told(&message),
             };
             if let Some(told) = told {
-                let _ = out.send(sse::message_event(&told)).await;
+                let _ = out.send(told.into()).await;
             }
             return;
         }
@@ -305,8 +304,7 @@ impl Call {
     /// Reads events up to the response to the request. Other messages are the client's.
     async fn read(&self, mut reader: EventReader, out: &mpsc::Sender<Bytes>) -> Option<Bytes> {
         loop {
-            let piece = reader.next().await.ok()?;
-            let gathered = reader.gather(piece).await;
+            let gathered = reader.batch().await?;
             for read in &gathered.events {
                 let Ok(body) = jsonrpc::peek(&read.data) else { continue };
                 for (message, text) in body.messages().iter().zip(jsonrpc::messages(&read.data)) {
@@ -314,13 +312,13 @@ impl Call {
                         Message::Response { id: Some(id), .. } if id.text() == self.own => {
                             return Some(Bytes::copy_from_slice(text.as_bytes()));
                         }
-                        Message::Notification { .. } => out.send(sse::message_event(text.as_bytes())).await.ok()?,
+                        Message::Notification { .. } => out.send(Bytes::copy_from_slice(text.as_bytes())).await.ok()?,
                         // A server of this revision asks in its results alone.
                         Message::Response { .. } | Message::Request { .. } => {}
                     }
                 }
             }
-            if gathered.error.is_some() || gathered.ending.is_some() {
+            if gathered.is_last() {
                 return None;
             }
         }
@@ -347,7 +345,7 @@ impl Call {
         }
         let asked: Vec<Asked> = required.questions.iter().map(|_| self.session.ask()).collect();
         for (question, asked) in required.questions.iter().zip(&asked) {
-            if out.send(sse::message_event(&question.request(asked.id()))).await.is_err() {
+            if out.send(question.request(asked.id()).into()).await.is_err() {
                 return Err("the client has left".to_owned());
             }
         }

@@ -67,13 +67,12 @@ impl LegacyClients {
 async fn acknowledged(response: Response<ResponseBody>, limit: usize) -> Option<(EventReader, Vec<(String, String)>)> {
     let mut reader = EventReader::new(response.into_body(), limit);
     loop {
-        let piece = reader.next().await.ok()?;
-        let gathered = reader.gather(piece).await;
+        let gathered = reader.batch().await?;
         let mut notifications = gathered.events.iter().flat_map(|event| notifications(&event.data)).collect::<Vec<_>>();
         if let Some(at) = notifications.iter().position(|(method, _)| method == ACKNOWLEDGED) {
             return Some((reader, notifications.split_off(at + 1)));
         }
-        if gathered.error.is_some() || gathered.ending.is_some() {
+        if gathered.is_last() {
             return None;
         }
     }
@@ -81,8 +80,7 @@ async fn acknowledged(response: Response<ResponseBody>, limit: usize) -> Option<
 
 /// Reads a subscription to its end, and then makes it anew for as long as the session lives.
 async fn read(clients: Weak<LegacyClients>, session: Weak<Session>, mut reader: EventReader) {
-    while let Ok(piece) = reader.next().await {
-        let gathered = reader.gather(piece).await;
+    while let Some(gathered) = reader.batch().await {
         let Some(session) = session.upgrade() else { return };
         for event in &gathered.events {
             for (method, text) in notifications(&event.data) {
@@ -90,7 +88,7 @@ async fn read(clients: Weak<LegacyClients>, session: Weak<Session>, mut reader: 
                 session.wait_for_reader().await;
             }
         }
-        if gathered.error.is_some() || gathered.ending.is_some() {
+        if gathered.is_last() {
             break;
         }
     }

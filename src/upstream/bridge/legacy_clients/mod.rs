@@ -13,16 +13,12 @@ mod listen;
 mod opening;
 mod session;
 
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Method, Response, StatusCode};
-use http_body::{Body, Frame};
-use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -30,7 +26,6 @@ use self::call::ClientRequest;
 use self::session::{Answer as ClientAnswer, Session, Sessions};
 use super::server_era::ServerEra;
 use super::{Answer, Settings, event_stream, json_response, response_in};
-use crate::body::BoxError;
 use crate::channel;
 use crate::clock;
 use crate::event_log::Stream;
@@ -38,6 +33,7 @@ use crate::protocol::bridge::LogLevel;
 use crate::protocol::bridge::legacy_clients::{self as bridge, Discovered};
 use crate::protocol::headers::SessionId;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::upstream::response_body::Messages;
 use crate::upstream::token_probe::outside_sessions;
 use crate::upstream::{ResponseBody, Template, Upstream, synthetic};
 
@@ -180,7 +176,7 @@ impl LegacyClients {
 
     /// Answers with the session's own stream.
     fn stream(self: &Arc<Self>, session: &Arc<Session>, template: &Template) -> Response<ResponseBody> {
-        let response = event_stream(stream_body(session.begin_stream()));
+        let response = sent_messages(session.begin_stream());
         self.begin_subscription(session, template);
         response
     }
@@ -275,20 +271,9 @@ impl LegacyClients {
     }
 }
 
-/// Body whose events another task sends.
-struct Events(mpsc::Receiver<Bytes>);
-
-impl Body for Events {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        self.0.poll_recv(cx).map(|event| event.map(|event| Ok(Frame::data(event))))
-    }
-}
-
-fn stream_body(events: mpsc::Receiver<Bytes>) -> ResponseBody {
-    ResponseBody::Translated(Events(events).boxed_unsync())
+/// Returns the response whose messages another task sends.
+fn sent_messages(messages: mpsc::Receiver<Bytes>) -> Response<ResponseBody> {
+    event_stream(ResponseBody::Messages(Messages::received(messages)))
 }
 
 /// Takes a notification of the client. None goes to the server: that knows of no session.
@@ -342,5 +327,5 @@ fn error(status: StatusCode, id: Option<&RequestId>, code: i64, text: &str) -> R
 }
 
 fn empty(status: StatusCode) -> Response<ResponseBody> {
-    channel::empty(status).map(ResponseBody::Channel)
+    channel::empty(status).map(ResponseBody::from)
 }

@@ -71,7 +71,7 @@ impl LegacyClients {
         let Some(session) = self.sessions.open(client, self.shared(server), template.caller()) else {
             let text = "there are too many sessions";
             let refusal = channel::refusal_about(ErrorCode::NoServer, text, std::slice::from_ref(id));
-            return Ok(refusal.map(ResponseBody::Channel));
+            return Ok(refusal.map(ResponseBody::from));
         };
         if let Ok(name) = HeaderValue::from_str(&session.name) {
             response.headers_mut().insert(names::MCP_SESSION_ID, name);

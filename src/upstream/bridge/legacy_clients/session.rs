@@ -17,7 +17,6 @@ use crate::channel::Caller;
 use crate::protocol::bridge::legacy_clients::{ClientFacts, Discovered, ToolFacts, new_session_name, tool_facts};
 use crate::protocol::headers::Lines;
 use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::sse;
 use crate::upstream::Template;
 use crate::upstream::bridge::pressure::{is_pressed, relieved};
 use crate::{clock, random, sync};
@@ -356,7 +355,7 @@ impl Session {
     /// Tells a message on the session's own stream. Without a reader it is lost.
     pub(super) fn tell(&self, message: &[u8]) {
         if let Some(stream) = &sync::lock(&self.state).stream {
-            let _ = stream.try_send(sse::message_event(message));
+            let _ = stream.try_send(Bytes::copy_from_slice(message));
         }
     }
 

@@ -1,31 +1,28 @@
 //! One call in a session of the bridge: the messages of the server as its client gets them.
 
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
 use http::StatusCode;
-use http_body::{Body, Frame};
 use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::awaited::Awaited;
 use super::session::{Busy, LegacySession};
-use super::{ClientRequest, ModernClients, ResponseBody, in_session, standalone};
-use crate::body::BoxError;
+use super::{ClientRequest, ModernClients, in_session, standalone};
 use crate::clock;
 use crate::protocol::bridge::modern_clients::{self as bridge, LogLevel, MAX_ROUNDS, listen};
 use crate::protocol::dialect::resume_tokens::CallDigest;
 use crate::protocol::headers;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
-use crate::protocol::sse;
-use crate::upstream::sse_reader::EventReader;
+use crate::protocol::stream::Ending;
+use crate::upstream::response_body::Messages;
+use crate::upstream::sse_reader::{EventReader, GatherResult};
 use crate::upstream::synthetic;
-use crate::upstream::tool_schemas::events;
 
 /// Pause before a stream of the server is read on, unless the server says another, and the longest.
 const RETRY: Duration = Duration::from_secs(1);
@@ -49,7 +46,7 @@ pub(super) struct BridgedCall {
     request: ClientRequest,
     /// ID and progress token at the server.
     own: String,
-    reader: EventReader,
+    source: Source,
     /// Messages on the session's own stream that concern the call.
     inbox: mpsc::Receiver<Bytes>,
     /// The first of them, if it came before the response of the server began.
@@ -91,61 +88,41 @@ enum Place {
     Session,
 }
 
-/// Body of the response to a call.
-pub(super) struct BridgedBody {
-    /// Bytes that were read before the response began.
-    first: Option<Bytes>,
-    rest: Option<Pin<Box<dyn Future<Output = Step> + Send>>>,
+/// Messages of the server.
+pub(super) enum Source {
+    /// A response that has not begun.
+    Late(Pin<Box<dyn Future<Output = EventReader> + Send>>),
+    /// A response that has begun.
+    Begun(EventReader),
 }
 
 /// Beginning of the response to a call.
 pub(super) enum Begun {
-    Stream(BridgedBody),
+    /// Messages for the client.
+    Stream(Messages),
     /// The server refused the call at once, by an error that has a status at the revision of the
     /// client.
     Refused(Bytes),
 }
 
-/// Next bytes of a response, and the call if it goes on.
-type Step = (Bytes, Option<Box<BridgedCall>>);
-
-impl BridgedBody {
-    pub(super) fn new(call: Box<BridgedCall>) -> Self {
-        Self { first: None, rest: Some(Box::pin(call.step())) }
-    }
-
-    /// Waits a moment for the first message: an error may have a status, which goes first.
-    pub(super) async fn begun(call: Box<BridgedCall>) -> Begun {
-        let mut step: Pin<Box<dyn Future<Output = Step> + Send>> = Box::pin(call.step());
-        match tokio::time::timeout(FIRST_WAIT, &mut step).await {
-            Ok((bytes, None)) => match &events(&bytes)[..] {
-                [message] if bridge::status_of(message) != StatusCode::OK => Begun::Refused(message.clone()),
-                _ => Begun::Stream(Self { first: Some(bytes), rest: None }),
-            },
-            Ok((bytes, Some(call))) => Begun::Stream(Self { first: Some(bytes), rest: Some(Box::pin(call.step())) }),
-            Err(_) => Begun::Stream(Self { first: None, rest: Some(step) }),
+impl Source {
+    /// Waits for the next piece of the response, or its end. Dropping the future loses nothing.
+    async fn next(&mut self) -> Result<Bytes, Ending> {
+        if let Self::Late(late) = self {
+            *self = Self::Begun(late.await);
+        }
+        match self {
+            Self::Begun(reader) => reader.next().await,
+            Self::Late(_) => std::future::pending().await,
         }
     }
-}
 
-impl fmt::Debug for BridgedBody {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BridgedBody").finish_non_exhaustive()
-    }
-}
-
-impl Body for BridgedBody {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        if let Some(first) = self.first.take().filter(|first| !first.is_empty()) {
-            return Poll::Ready(Some(Ok(Frame::data(first))));
+    /// Returns the events of `piece` and of all further pieces that are ready.
+    async fn gather(&mut self, piece: Bytes) -> GatherResult {
+        match self {
+            Self::Begun(reader) => reader.gather(piece).await,
+            Self::Late(_) => GatherResult::default(),
         }
-        let Some(step) = &mut self.rest else { return Poll::Ready(None) };
-        let (bytes, call) = ready!(step.as_mut().poll(cx));
-        self.rest = call.map(|call| Box::pin(call.step()) as Pin<Box<dyn Future<Output = Step> + Send>>);
-        Poll::Ready(if bytes.is_empty() { None } else { Some(Ok(Frame::data(bytes))) })
     }
 }
 
@@ -156,7 +133,7 @@ impl BridgedCall {
         busy: Busy,
         request: &ClientRequest,
         awaited: Awaited,
-        body: ResponseBody,
+        source: Source,
     ) -> Box<Self> {
         let (own, inbox, early) = awaited.into_parts();
         Box::new(Self {
@@ -165,7 +142,7 @@ impl BridgedCall {
             _busy: busy,
             request: request.clone(),
             own,
-            reader: EventReader::new(body, clients.settings.max_event_bytes),
+            source,
             inbox,
             early,
             questions: Vec::new(),
@@ -177,6 +154,25 @@ impl BridgedCall {
             reopenings: 0,
             is_over: false,
         })
+    }
+
+    /// Returns the messages for the client, up to the response or to a round of input.
+    pub(super) fn messages(self: Box<Self>) -> Messages {
+        let steps = stream::unfold(Some(self), async |call| {
+            let (messages, call) = call?.step().await;
+            Some((stream::iter(messages), call))
+        });
+        Messages::of(steps.flatten())
+    }
+
+    /// Waits a moment for the first message: an error may have a status, which precedes it.
+    pub(super) async fn begun(self: Box<Self>) -> Begun {
+        let mut messages = self.messages().peekable();
+        let is_refusal = |message: &Bytes| bridge::status_of(message) != StatusCode::OK;
+        match tokio::time::timeout(FIRST_WAIT, Pin::new(&mut messages).peek()).await {
+            Ok(Some(Ok(message))) if is_refusal(message) => Begun::Refused(message.clone()),
+            Ok(_) | Err(_) => Begun::Stream(Messages::Bridge(Box::pin(messages))),
+        }
     }
 
     /// Returns true for this call of this session.
@@ -208,7 +204,7 @@ impl BridgedCall {
         }
         self.post(answered);
         for question in self.session.calls.set_parked(&self.own, false) {
-            self.handle(&question, &mut BytesMut::new(), Place::Session);
+            self.handle(&question, &mut Vec::new(), Place::Session);
         }
         // What is left is asked again.
         self.due = (!self.questions.is_empty()).then(clock::now);
@@ -216,14 +212,14 @@ impl BridgedCall {
     }
 
     /// Reads on until there is something for the client.
-    async fn step(mut self: Box<Self>) -> Step {
-        let mut out = BytesMut::new();
+    async fn step(mut self: Box<Self>) -> (Vec<Bytes>, Option<Box<Self>>) {
+        let mut out = Vec::new();
         if let Some(message) = self.early.take() {
             self.handle(&message, &mut out, Place::Session);
         }
         loop {
             if !out.is_empty() {
-                return (out.freeze(), Some(self));
+                return (out, Some(self));
             }
             let due = self.due;
             let is_due = async {
@@ -234,25 +230,26 @@ impl BridgedCall {
             };
             tokio::select! {
                 biased;
-                piece = self.reader.next() => {
+                piece = self.source.next() => {
                     let has_ended = match piece {
                         Ok(piece) => self.take(piece, &mut out).await,
                         Err(_) => true,
                     };
                     if self.is_over || (has_ended && !self.reads_on().await) {
                         self.is_over = true;
-                        return (out.freeze(), None);
+                        return (out, None);
                     }
                 }
                 Some(message) = self.inbox.recv() => self.handle(&message, &mut out, Place::Session),
-                () = is_due => return (self.park(), None),
+                () = is_due => return (vec![self.park()], None),
             }
         }
     }
 
     /// Takes bytes of the server's stream. Returns true if the stream has ended.
-    async fn take(&mut self, piece: Bytes, out: &mut BytesMut) -> bool {
-        let gathered = self.reader.gather(piece).await;
+    async fn take(&mut self, piece: Bytes, out: &mut Vec<Bytes>) -> bool {
+        let gathered = self.source.gather(piece).await;
+        let has_ended = gathered.is_last();
         for event in gathered.events {
             if let Some(id) = event.id.filter(|id| !id.is_empty()) {
                 self.last_event_id = Some(Bytes::copy_from_slice(&id));
@@ -263,7 +260,7 @@ impl BridgedCall {
                 self.handle(&event.data, out, Place::Call);
             }
         }
-        gathered.error.is_some() || gathered.ending.is_some()
+        has_ended
     }
 
     /// Reads on after the end of the server's stream without a response, if the server can resume
@@ -276,7 +273,8 @@ impl BridgedCall {
             let get = in_session(&self.session, &self.request.template.to_get(Some(&last)));
             match self.clients.upstream.exchange(&get, None).await {
                 Ok(response) if response.status().is_success() && headers::is_sse(response.headers()) => {
-                    self.reader = EventReader::new(response.into_body(), self.clients.settings.max_event_bytes);
+                    let limit = self.clients.settings.max_event_bytes;
+                    self.source = Source::Begun(EventReader::new(response.into_body(), limit));
                     return true;
                 }
                 Ok(response) if response.status().is_client_error() => return false,
@@ -287,7 +285,7 @@ impl BridgedCall {
     }
 
     /// Handles one message of the server.
-    fn handle(&mut self, data: &[u8], out: &mut BytesMut, place: Place) {
+    fn handle(&mut self, data: &[u8], out: &mut Vec<Bytes>, place: Place) {
         let Ok(body) = jsonrpc::peek(data) else { return };
         for (message, text) in body.messages().iter().zip(jsonrpc::messages(data)) {
             let text = text.as_bytes();
@@ -303,9 +301,7 @@ impl BridgedCall {
                 }
                 Message::Notification { method } => self.notification(method, text),
             };
-            if let Some(told) = told {
-                sse::encode_event(out, b"message", &told);
-            }
+            out.extend(told.map(Bytes::from));
         }
     }
 
@@ -393,7 +389,7 @@ impl BridgedCall {
             // The call was dropped, and so cancelled at the server.
             None => bridge::too_many_waiting(&id),
         };
-        sse::message_event(&message)
+        message.into()
     }
 
     /// Ends the call at the server. Returns once that is told.

@@ -4,19 +4,17 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::BodyExt;
+use futures_util::stream;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::session::{Key, LegacySession};
 use super::{Called, ClientRequest, INVALID_PARAMS, ModernClients, refusal};
-use crate::body::BoxBody;
 use crate::protocol::bridge::modern_clients::listen::{self, Filter};
 use crate::protocol::bridge::modern_clients::too_many_waiting;
-use crate::protocol::sse;
 use crate::upstream::bridge::{event_stream, json_response};
+use crate::upstream::response_body::Messages;
 use crate::upstream::{ResponseBody, Template, Unanswered, synthetic};
 
 /// Subscriptions to resources that are begun at once, and time limit for all of them.
@@ -56,19 +54,18 @@ impl ModernClients {
             held.remove(&uri);
             filter.remove_resource(&uri);
         }
-        let body: BoxBody = if filter.is_empty() {
-            // Nothing will be told.
-            let first = sse::message_event(&listen::acknowledged(&request.id, &filter));
-            let last = sse::message_event(&listen::ended(&request.id, session.server_info.as_ref()));
-            let both = Bytes::from([first, last].concat());
-            http_body_util::Full::new(both).map_err(|never| match never {}).boxed_unsync()
+        let messages = if filter.is_empty() {
+            // The server announces no change of this kind.
+            let first = listen::acknowledged(&request.id, &filter);
+            let last = listen::ended(&request.id, session.server_info.as_ref());
+            Messages::of(stream::iter([first.into(), last.into()]))
         } else {
             match session.listeners.add(&request.id, filter, held) {
-                Some(listening) => listening.boxed_unsync(),
+                Some(listening) => Messages::of(listening),
                 None => return Ok(json_response(http::StatusCode::OK, too_many_waiting(&request.id)).into()),
             }
         };
-        Ok(event_stream(ResponseBody::Translated(body)).into())
+        Ok(event_stream(ResponseBody::Messages(messages)).into())
     }
 
     /// Begins the subscriptions to resources at the server, some at once. Returns those to which

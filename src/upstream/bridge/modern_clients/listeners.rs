@@ -7,14 +7,12 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http_body::{Body, Frame};
+use futures_util::Stream;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
-use crate::body::BoxError;
 use crate::protocol::bridge::modern_clients::listen::{self, Filter};
 use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::sse;
 use crate::sync;
 use crate::upstream::bridge::pressure::{is_pressed, relieved};
 
@@ -73,7 +71,7 @@ impl Listeners {
             return None;
         }
         // The queue is empty.
-        let _ = sender.try_send(sse::message_event(&listen::acknowledged(id, &filter)));
+        let _ = sender.try_send(listen::acknowledged(id, &filter).into());
         let number = state.next;
         state.next += 1;
         state.listeners.insert(number, Listener { id: id.clone(), filter, sender, is_slow: false });
@@ -133,7 +131,7 @@ impl Listeners {
     /// Ends all subscriptions, each with its result.
     pub(super) fn end_all(&self, server_info: Option<&Value>) {
         for (_, listener) in sync::lock(&self.0).listeners.drain() {
-            let _ = listener.sender.try_send(sse::message_event(&listen::ended(&listener.id, server_info)));
+            let _ = listener.sender.try_send(listen::ended(&listener.id, server_info).into());
         }
     }
 
@@ -156,11 +154,10 @@ impl Listeners {
             let told = told.iter().filter_map(|message| listen::tagged(message, &listener.id));
             let mut is_told = true;
             for message in told {
-                is_told =
-                    listener.sender.capacity() > 1 && listener.sender.try_send(sse::message_event(&message)).is_ok();
+                is_told = listener.sender.capacity() > 1 && listener.sender.try_send(message.into()).is_ok();
                 if !is_told {
                     // One that does not read in time ends: its client asks anew.
-                    let _ = listener.sender.try_send(sse::message_event(&listen::ended(&listener.id, None)));
+                    let _ = listener.sender.try_send(listen::ended(&listener.id, None).into());
                     break;
                 }
             }
@@ -198,12 +195,11 @@ impl Drop for HeldResources {
     }
 }
 
-impl Body for Listening {
-    type Data = Bytes;
-    type Error = BoxError;
+impl Stream for Listening {
+    type Item = Bytes;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        self.receiver.poll_recv(cx).map(|event| event.map(|event| Ok(Frame::data(event))))
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        self.receiver.poll_recv(cx)
     }
 }
 
@@ -215,7 +211,7 @@ impl Drop for Listening {
 
 #[cfg(test)]
 mod tests {
-    use http_body_util::BodyExt;
+    use futures_util::StreamExt;
     use serde_json::json;
 
     use super::*;
@@ -227,9 +223,7 @@ mod tests {
     }
 
     async fn next(listening: &mut Listening) -> Value {
-        let frame = listening.frame().await.expect("a message").expect("no error").into_data().expect("data");
-        let text = String::from_utf8(frame.to_vec()).expect("text");
-        serde_json::from_str(text.split_once("data: ").expect("data").1.trim()).expect("JSON")
+        serde_json::from_slice(&listening.next().await.expect("a message")).expect("JSON")
     }
 
     #[tokio::test]
@@ -262,7 +256,7 @@ mod tests {
             assert!(next(&mut listening).await["method"].is_string());
         }
         assert_eq!(next(&mut listening).await["id"], 7);
-        assert!(listening.frame().await.is_none());
+        assert!(listening.next().await.is_none());
     }
 
     #[test]

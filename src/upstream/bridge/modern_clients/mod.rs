@@ -25,12 +25,11 @@ use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE};
 use http::response::Parts;
 use http::{HeaderName, HeaderValue, Method, Response, StatusCode};
-use http_body_util::BodyExt;
 use serde_json::{Value, json};
 
 use self::awaited::Awaited;
-use self::call::{Begun, BridgedBody, BridgedCall};
-use self::late_response::{Exchange, LateResponse};
+use self::call::{Begun, BridgedCall, Source};
+use self::late_response::{Exchange, late_response};
 use self::parked::{AfterPages, Parked, ParkedCalls};
 use self::session::{Busy, Key, LegacySession, Sessions};
 use super::{
@@ -48,6 +47,7 @@ use crate::protocol::jsonrpc::{self, Message, RequestId, ServerFacts};
 use crate::protocol::session_refusal::{Refusal, Verdict};
 use crate::upstream::body::collect;
 use crate::upstream::revival::Inquiry;
+use crate::upstream::sse_reader::EventReader;
 use crate::upstream::{ResponseBody, Template, Unanswered, Upstream};
 use crate::{clock, config, sync};
 
@@ -186,7 +186,7 @@ impl ModernClients {
     ) -> Option<Translated> {
         if *template.method() != Method::POST {
             // The revision has POST alone.
-            let mut refusal = channel::empty(StatusCode::METHOD_NOT_ALLOWED).map(ResponseBody::Channel);
+            let mut refusal = channel::empty(StatusCode::METHOD_NOT_ALLOWED).map(ResponseBody::from);
             refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
             return Some(Translated::Answered(Ok(refusal)));
         }
@@ -196,7 +196,7 @@ impl ModernClients {
         };
         let Message::Request { id, method } = message else {
             // No notification of a client means anything on HTTP at this revision.
-            return Some(Translated::Answered(Ok(channel::empty(StatusCode::ACCEPTED).map(ResponseBody::Channel))));
+            return Some(Translated::Answered(Ok(channel::empty(StatusCode::ACCEPTED).map(ResponseBody::from))));
         };
         let request = match checked(template, &id, &method) {
             Ok(request) => request,
@@ -275,10 +275,9 @@ impl ModernClients {
             biased;
             response = &mut exchange => response,
             () = awaited.early_message() => {
-                let late = LateResponse::new(exchange, own, self.settings.max_event_bytes);
-                let body = ResponseBody::Translated(late.boxed_unsync());
-                let call = BridgedCall::new(self, session, busy, request, awaited, body);
-                return Ok(event_stream(ResponseBody::Translated(BridgedBody::new(call).boxed_unsync())).into());
+                let late = late_response(exchange, own, self.settings.max_event_bytes);
+                let call = BridgedCall::new(self, session, busy, request, awaited, Source::Late(Box::pin(late)));
+                return Ok(event_stream(ResponseBody::Messages(call.messages())).into());
             }
         };
         let mut response = match response {
@@ -304,7 +303,8 @@ impl ModernClients {
         let (mut parts, body) = response.into_parts();
         if parts.status.is_success() && headers::is_sse(&parts.headers) {
             parts.headers.remove(CONTENT_LENGTH);
-            let call = BridgedCall::new(self, session, busy, request, awaited, body);
+            let reader = EventReader::new(body, self.settings.max_event_bytes);
+            let call = BridgedCall::new(self, session, busy, request, awaited, Source::Begun(reader));
             return Ok(streamed(parts, call).await.into());
         }
         if !is_translated(&parts) {
@@ -371,7 +371,7 @@ impl ModernClients {
             }
             None => body,
         };
-        let response = Response::from_parts(parts, ResponseBody::Channel(channel::Body::whole(body)));
+        let response = Response::from_parts(parts, ResponseBody::whole(body));
         if is_refused { Called::RevisionRefused(Box::new(response)) } else { response.into() }
     }
 
@@ -412,8 +412,8 @@ impl ModernClients {
                 if let Some(stream) = sent {
                     stream.note_sent();
                 }
-                let body = BridgedBody::new(call.go_on(request, &answers));
-                Ok(event_stream(ResponseBody::Translated(body.boxed_unsync())).into())
+                let messages = call.go_on(request, &answers).messages();
+                Ok(event_stream(ResponseBody::Messages(messages)).into())
             }
             Parked::Pages(pages) => match pages.after(request, &answers) {
                 AfterPages::Again(request) => {
@@ -437,12 +437,12 @@ impl ModernClients {
 
 /// Returns the stream of a call, or the refusal with which the server answers at once.
 async fn streamed(mut parts: Parts, call: Box<BridgedCall>) -> Response<ResponseBody> {
-    let body = match BridgedBody::begun(call).await {
-        Begun::Stream(body) => ResponseBody::Translated(body.boxed_unsync()),
+    let body = match call.begun().await {
+        Begun::Stream(messages) => ResponseBody::Messages(messages),
         Begun::Refused(message) => {
             parts.status = bridge::status_of(&message);
             parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-            ResponseBody::Channel(channel::Body::whole(message))
+            ResponseBody::whole(message)
         }
     };
     Response::from_parts(parts, body)
@@ -511,5 +511,5 @@ fn refusal(id: Option<&RequestId>, code: i64, text: &str, data: Value) -> Respon
 
 fn unavailable(id: &RequestId) -> Response<ResponseBody> {
     channel::refusal_about(ErrorCode::UpstreamGarbage, "no session could be opened", std::slice::from_ref(id))
-        .map(ResponseBody::Channel)
+        .map(ResponseBody::from)
 }

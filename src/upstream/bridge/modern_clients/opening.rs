@@ -49,7 +49,7 @@ impl ModernClients {
         let Some((slot, evicted)) = self.sessions.slot(key, self.settings.config.sessions_per_principal) else {
             let ids = std::slice::from_ref(&request.id);
             let refusal = channel::refusal_about(ErrorCode::NoServer, "there are too many sessions", ids);
-            return Err(refused(Ok(refusal.map(ResponseBody::Channel))));
+            return Err(refused(Ok(refusal.map(ResponseBody::from))));
         };
         if let Some(evicted) = evicted {
             self.end_apart(evicted);
@@ -234,7 +234,7 @@ impl ModernClients {
         };
         let (mut parts, _) = refusal.into_parts();
         parts.headers.remove(CONTENT_LENGTH);
-        Response::from_parts(parts, ResponseBody::Channel(channel::Body::whole(told)))
+        Response::from_parts(parts, ResponseBody::whole(told))
     }
 }
 

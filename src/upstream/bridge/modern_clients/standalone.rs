@@ -81,8 +81,7 @@ impl Reader {
         let mut has_told = false;
         let Some(limit) = self.clients.upgrade().map(|clients| clients.settings.max_event_bytes) else { return false };
         let mut events = EventReader::new(body, limit);
-        while let Ok(piece) = events.next().await {
-            let gathered = events.gather(piece).await;
+        while let Some(gathered) = events.batch().await {
             let (Some(clients), Some(session)) = (self.clients.upgrade(), self.session.upgrade()) else {
                 return has_told;
             };
@@ -103,7 +102,7 @@ impl Reader {
                     }
                 }
             }
-            if gathered.error.is_some() || gathered.ending.is_some() {
+            if gathered.is_last() {
                 break;
             }
         }
