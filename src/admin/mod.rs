@@ -77,7 +77,7 @@ impl Admin {
             "/page.js" => page("text/javascript; charset=utf-8", include_str!("page.js")),
             "/healthz" | "/livez" => text(StatusCode::OK, "ok\n"),
             "/readyz" => self.readyz().await,
-            "/upstreamz" => match self.upstream.reachability().await {
+            "/upstreamz" => match self.upstream.server().reachability().await {
                 Reachability::Accepting => text(StatusCode::OK, "ok\n"),
                 Reachability::Unknown => text(StatusCode::SERVICE_UNAVAILABLE, Readiness::NoUpstream.text()),
                 Reachability::Lost => text(StatusCode::SERVICE_UNAVAILABLE, Readiness::UpstreamLost.text()),
@@ -86,7 +86,7 @@ impl Admin {
                 let readiness = self.readiness().await;
                 self.metrics.set_ready(readiness.can_take_calls());
                 self.metrics.store.set_ready(self.log.store_health() == StoreHealth::Ready);
-                self.metrics.upstream.set_ready(self.upstream.reachability().await == Reachability::Accepting);
+                self.metrics.upstream.set_ready(self.upstream.server().reachability().await == Reachability::Accepting);
                 let kind = HeaderValue::from_static("text/plain; version=0.0.4");
                 with_type(respond::status(StatusCode::OK), kind, self.metrics.render())
             }

@@ -23,7 +23,7 @@ use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::SessionId;
 use crate::protocol::sse::{Decoder, Event};
 use crate::tls;
-use crate::upstream::{Body, Forwarded, Upstream};
+use crate::upstream::{Body, Forwarded, Server, Upstream};
 
 /// Size after which a response is not read further.
 const MAX_RESPONSE: usize = 16 * 1024 * 1024;
@@ -162,13 +162,13 @@ impl Client {
         channels: Option<&Arc<Channels>>,
     ) -> Result<Self, tls::Error> {
         let foreign = config::Upstream { host: HostHeader::Name(FOREIGN_HOST), ..config.upstream.clone() };
-        let mut upstream = Upstream::new(config.upstream.clone())?;
+        let mut server = Server::new(config.upstream.clone())?;
         if let Some(channels) = channels {
-            upstream = upstream.with_channels(channels.clone());
+            server = server.with_channels(channels.clone());
         }
         Ok(Self {
-            upstream,
-            foreign: Upstream::new(foreign)?,
+            upstream: Upstream::plain(server),
+            foreign: Upstream::plain(Server::new(foreign)?),
             peer: Forwarded::new(config.listen.address.ip(), "http", false),
             host: HeaderValue::from_str(&config.listen.address.to_string()).ok(),
             headers,
@@ -260,7 +260,7 @@ impl Client {
     /// origin.
     async fn send(&self, request: Request) -> Result<http::Response<BoxBody>, ExchangeError> {
         let upstream = if request.has_foreign_host { &self.foreign } else { &self.upstream };
-        let mut target = request.path.clone().unwrap_or_else(|| upstream.endpoint_target(None));
+        let mut target = request.path.clone().unwrap_or_else(|| upstream.server().endpoint_target(None));
         for _ in 0..=MAX_REDIRECTS {
             let response = upstream.forward(self.build(&request, &target)?, &self.peer).await;
             let response = response.map_err(|failure| match failure.code {

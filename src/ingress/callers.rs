@@ -20,7 +20,7 @@ use crate::protocol::headers::{SessionId, names};
 use crate::protocol::ids::IssuedSession;
 use crate::protocol::trace::RequestTrace;
 use crate::store;
-use crate::upstream::{Credentials, Upstream};
+use crate::upstream::{Bridge, Credentials, Upstream};
 
 /// Time by which a lease that is not renewed may seem to run longer. One that runs for longer still
 /// is renewed: its replica lives.
@@ -102,9 +102,12 @@ impl Callers {
         let counted_as = || QuotaKey::of(&principal, is_proven, None, address);
         let is_bridged = id.as_ref().is_some_and(|id| is_session_name(id.as_str().as_bytes()));
         if is_bridged {
-            self.upstream.note_bridged_session();
+            if let Some(bridge) = self.upstream.bridge() {
+                bridge.note_bridged_session();
+            }
         }
-        let has_own_server = is_bridged || self.upstream.has_channels() || self.upstream.may_bridge();
+        let has_own_server =
+            is_bridged || self.upstream.has_channels() || self.upstream.bridge().is_some_and(Bridge::may_translate);
         let caller = has_own_server.then(|| Arc::new(Caller::new(principal, counted_as()).claiming(subject)));
         let arrival = self
             .log

@@ -60,7 +60,7 @@ impl Forwarder {
             if let Some(path) = path
                 && !self.has_warned_unprotected.swap(true, Ordering::Relaxed)
             {
-                let endpoint = self.upstream.endpoint_path();
+                let endpoint = self.upstream.server().endpoint_path();
                 warn!(
                     path,
                     endpoint,
@@ -101,7 +101,7 @@ impl Forwarder {
         body: Incoming,
         client: &Forwarded,
     ) -> Response<BoxBody> {
-        let target = self.upstream.endpoint_target(parts.uri.query());
+        let target = self.upstream.server().endpoint_target(parts.uri.query());
         if let Ok(uri) = target.parse::<Uri>() {
             parts.uri = uri;
         }
@@ -139,7 +139,7 @@ impl Forwarder {
     pub(super) async fn send_examined(&self, template: &Template) -> (Response<BoxBody>, bool) {
         match self.upstream.send(template, None).await {
             Ok(response) => {
-                let (response, is_refused) = self.upstream.is_session_refused(response).await;
+                let (response, is_refused) = self.upstream.revivals().is_session_refused(response).await;
                 (self.pass_response(template, response), is_refused)
             }
             Err(failure) => (self.refusals.fail_forward(failure), false),
@@ -151,7 +151,7 @@ impl Forwarder {
         let (mut parts, body) = response.into_parts();
         self.note_cors(template.origin(), &parts.headers);
         headers::remove_hop_by_hop(&mut parts.headers);
-        self.upstream.rewrite_location(&mut parts.headers);
+        self.upstream.server().rewrite_location(&mut parts.headers);
         headers::expose_ours(&mut parts.headers);
         Response::from_parts(parts, body.boxed_unsync())
     }

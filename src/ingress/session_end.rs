@@ -103,7 +103,7 @@ impl SessionEnds {
         let (mut response, mut is_refused) = self.forwarder.send_examined(template).await;
         if is_refused
             && may_revive
-            && let Some(again) = self.upstream.renamed_since(template, &handshake)
+            && let Some(again) = template.renamed_since(&handshake)
         {
             // The session was opened again meanwhile.
             (response, is_refused) = self.forwarder.send_examined(&again).await;

@@ -41,7 +41,7 @@ impl Readiness {
         if replicas.is_some_and(Replicas::is_name_taken) {
             return Self::NameTaken;
         }
-        match upstream.reachability().await {
+        match upstream.server().reachability().await {
             Reachability::Unknown => return Self::NoUpstream,
             Reachability::Lost => return Self::UpstreamLost,
             Reachability::Accepting => {}

@@ -81,7 +81,7 @@ impl Lifecycle {
         let mut tasks = JoinSet::new();
         let mut reloaders: Vec<Reloader> = Vec::new();
         reloaders.extend(certificates.map(reload_task::reloader));
-        reloaders.extend(components.upstream.tls_files().cloned().map(reload_task::reloader));
+        reloaders.extend(components.upstream.server().tls_files().cloned().map(reload_task::reloader));
         if !reloaders.is_empty() {
             let metrics = metrics.tls.clone();
             tasks.spawn(reload_task::run(reloaders, move |side, reload| metrics.observe_reload(side, reload)));
@@ -125,8 +125,7 @@ impl Lifecycle {
         if tokio::time::timeout(STOP_GRACE, self.data_ended.recv()).await.is_err() {
             warn!("stopped while responses were still running");
         }
-        self.components.upstream.end_bridge().await;
-        self.components.upstream.end_channels().await;
+        self.components.upstream.end().await;
         if tokio::time::timeout(STOP_GRACE, self.components.log.flush_handshakes()).await.is_err() {
             warn!("stopped before the store had all records of sessions");
         }

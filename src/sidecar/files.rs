@@ -9,7 +9,7 @@ use crate::config::{self, Config, RedisStore, UpstreamTls};
 use crate::otel;
 use crate::store::redis::Redis;
 use crate::tls::{self, Certificates, Source};
-use crate::upstream::Upstream;
+use crate::upstream::Server;
 
 /// Reads all certificates and keys that `serve` would read, and returns the errors. A key file that
 /// other users may read is one.
@@ -19,7 +19,7 @@ pub fn check_files(config: &Config) -> Vec<Error> {
         errors.extend(unusable(listener, || Certificates::load(listener.clone()).map(|_| ()).map_err(Error::Tls)));
     }
     errors.extend(unusable(&config.upstream.tls, || {
-        Upstream::new(config.upstream.clone()).map(|_| ()).map_err(Error::Tls)
+        Server::new(config.upstream.clone()).map(|_| ()).map_err(Error::Tls)
     }));
     if let Some(otel) = &config.otel {
         let files = UpstreamTls { ca: otel.ca.clone(), identity: None };

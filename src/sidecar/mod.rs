@@ -42,7 +42,7 @@ use crate::random;
 use crate::server::listener::stopped;
 use crate::server::{self, Accept, ConnectionLimit, ListenerConfig, Protocols, distribute, start_worker};
 use crate::tls::{Certificates, ClientFiles};
-use crate::upstream::{BridgeSettings, Dial, Upstream};
+use crate::upstream::{BridgeSettings, Dial, Server as McpServer, SessionRules, Upstream};
 
 /// Connections that may wait for one worker. Few: each holds a descriptor and is not yet counted.
 /// The kernel keeps the others.
@@ -91,24 +91,24 @@ impl Server {
         setup: StoreSetup,
         metrics: Metrics,
     ) -> Result<Self, Error> {
-        let mut upstream = Upstream::new(config.upstream.clone())?;
+        let mut server = McpServer::new(config.upstream.clone())?;
         // Elsewhere the configuration is refused.
         #[cfg(unix)]
         if let Some(command) = &config.upstream.command {
-            upstream = upstream.with_channels(stdio::channels(&config, command, &metrics)?);
+            server = server.with_channels(stdio::channels(&config, command, &metrics)?);
         }
-        if let Some(server) = &config.upstream.sse {
-            upstream = upstream.with_channels(sse::channels(&config, server, &metrics.channel)?);
+        if let Some(at) = &config.upstream.sse {
+            server = server.with_channels(sse::channels(&config, at, &metrics.channel)?);
         }
-        if let Some(server) = &config.upstream.recognisable {
+        if let Some(at) = &config.upstream.recognisable {
             let owner = setup.identity.owner;
-            upstream = upstream.with_recognition(sse::recognition(&config, server, owner, &metrics.channel));
+            server = server.with_recognition(sse::recognition(&config, at, owner, &metrics.channel));
         }
         let traces = match &config.otel {
             Some(otel) => Some(Traces::start(otel, replica_name(&config, listeners.data.1), metrics.otel.clone())?),
             None => None,
         };
-        let components = recover(compose(config, setup, &metrics, upstream, traces)).await?;
+        let components = recover(compose(config, setup, &metrics, server, traces)).await?;
         Ok(Self { listeners, components, metrics })
     }
 
@@ -129,7 +129,7 @@ impl Server {
 
     /// Returns the TLS files for the upstream, or `None` if it is spoken to without TLS.
     pub fn upstream_files(&self) -> Option<&Arc<ClientFiles>> {
-        self.components.upstream.tls_files()
+        self.components.upstream.server().tls_files()
     }
 
     /// Returns the address of the admin listener, or `None` if there is none.
@@ -141,7 +141,7 @@ impl Server {
     pub fn look_for_upstream(&self) -> impl Future<Output = ()> + use<> {
         let upstream = self.components.upstream.clone();
         async move {
-            upstream.reachability().await;
+            upstream.server().reachability().await;
         }
     }
 
@@ -219,11 +219,11 @@ impl Sidecar {
     /// # Errors
     /// If two metrics have the same name, or the key file cannot be used.
     pub fn new(config: Config, dialer: Arc<dyn Dial>) -> Result<Self, Error> {
-        let upstream = Upstream::with_dialer(config.upstream.clone(), dialer)?;
+        let server = McpServer::with_dialer(config.upstream.clone(), dialer)?;
         let metrics = Metrics::new()?;
         let name = replica_name(&config, config.listen.address);
         let setup = StoreSetup::in_memory(&name, store_setup::load_keys(&config)?.as_ref());
-        Ok(Self { components: compose(config, setup, &metrics, upstream, None), metrics })
+        Ok(Self { components: compose(config, setup, &metrics, server, None), metrics })
     }
 
     /// Returns all metrics.
@@ -290,7 +290,7 @@ fn compose(
     config: Config,
     setup: StoreSetup,
     metrics: &Metrics,
-    upstream: Upstream,
+    server: McpServer,
     traces: Option<Arc<Traces>>,
 ) -> Components {
     let StoreSetup { identity, principal_key, backing } = setup;
@@ -310,20 +310,19 @@ fn compose(
     };
     let log = EventLog::new(identity, bounds, allowance, metrics.ingress.event_log.clone(), backing);
     let log = Arc::new(log.with_traces(traces));
-    let upstream = upstream.with_sessions(owner, &config.sessions, log.sessions().handshakes().clone());
-    let upstream = match &config.bridge {
-        Some(bridge) => upstream.with_bridge(BridgeSettings {
-            config: bridge.clone(),
-            max_wait: config.streams.max_wait.unwrap_or(LONGEST_INPUT_WAIT),
-            task_wait: config.tasks.as_ref().map(|tasks| tasks.max_wait),
-            input_grace: config.dialects.input_grace,
-            connect_wait: config.upstream.wait,
-            is_loopback: config.listen.address.ip().is_loopback(),
-            max_event_bytes: config.streams.max_event_bytes,
-            owner: log.owner(),
-        }),
-        None => upstream,
-    };
+    let bridge = config.bridge.as_ref().map(|bridge| BridgeSettings {
+        config: bridge.clone(),
+        max_wait: config.streams.max_wait.unwrap_or(LONGEST_INPUT_WAIT),
+        task_wait: config.tasks.as_ref().map(|tasks| tasks.max_wait),
+        input_grace: config.dialects.input_grace,
+        connect_wait: config.upstream.wait,
+        is_loopback: config.listen.address.ip().is_loopback(),
+        max_event_bytes: config.streams.max_event_bytes,
+        owner: log.owner(),
+    });
+    let handshakes = log.sessions().handshakes().clone();
+    let sessions = SessionRules { owner, config: &config.sessions, handshakes };
+    let upstream = Upstream::new(server, sessions, bridge);
     let retry = match config.delivery.mode {
         Mode::Stream => config.delivery.retry,
         Mode::Poll => config.delivery.poll_retry,

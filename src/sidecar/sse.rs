@@ -8,7 +8,7 @@ use crate::channel::{self, Channels, Sharing};
 use crate::config::{self, AnswerPings, Config};
 use crate::protocol::ids::Owner;
 use crate::tls;
-use crate::upstream::{Recognition, SseServer, Upstream};
+use crate::upstream::{Recognition, SseServer};
 
 /// Returns the channels of a sidecar. Connects nothing yet.
 ///
@@ -35,7 +35,7 @@ pub(super) fn channels(
         sharing: Sharing::Off,
         answers_pings: config.upstream.answer_pings == AnswerPings::Absent,
     };
-    let open = SseServer::new(Upstream::new(own)?, message_bytes);
+    let open = SseServer::new(own, message_bytes)?;
     Ok(Channels::new(Box::new(open), settings, metrics.clone()))
 }
 

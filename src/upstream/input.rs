@@ -9,8 +9,9 @@ use http::{Response, StatusCode};
 use http_body_util::BodyExt;
 
 use super::revival::Settled;
-use super::sse_reader::{EventReader, poll_once};
-use super::{ResponseBody, Template};
+use super::server::request::Template;
+use super::server::response_body::ResponseBody;
+use super::server::sse_reader::{EventReader, poll_once};
 use crate::event_log::UpstreamState;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::stream::Ending;

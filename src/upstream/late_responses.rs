@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use dashmap::DashMap;
 use http::StatusCode;
 
-use super::Credentials;
+use super::observed::Credentials;
 use crate::eviction::evict_if_full;
 use crate::protocol::call_name::CallName;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use prometheus::{IntCounterVec, IntGauge};
 
-use super::ProbeOutcome;
+use super::token_probe::ProbeOutcome;
 use crate::event_log;
 use crate::metrics::{Counter, Counters, Error, Errors, Histogram, Registrar, Tally};
 use crate::protocol::stream::Outcome;

@@ -10,7 +10,7 @@ use dashmap::DashMap;
 use http::header::{ACCESS_CONTROL_ALLOW_ORIGIN, AUTHORIZATION, COOKIE};
 use http::{HeaderMap, HeaderValue, StatusCode};
 
-use super::TokenSubjects;
+use super::token_subjects::TokenSubjects;
 use crate::event_log::Principal;
 use crate::eviction::evict_if_full;
 use crate::protocol::headers::{self, Lines, names};

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use dashmap::DashMap;
 
-use super::Template;
+use super::server::request::Template;
 use crate::event_log::{Binding, Principal};
 use crate::protocol::headers::SessionId;
 

@@ -14,9 +14,11 @@ use std::time::Duration;
 use http::StatusCode;
 use tracing::{Instrument, debug};
 
-use super::body::collect;
 use super::metrics::{Metrics, PingOutcome};
-use super::{Template, Upstream, synthetic};
+use super::server::body::collect;
+use super::server::request::Template;
+use super::server::synthetic;
+use super::stack::Upstream;
 use crate::backoff::Backoff;
 use crate::clock;
 use crate::event_log::Stream;

@@ -10,8 +10,10 @@ use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, ETAG};
 use http::{HeaderMap, HeaderValue, Response};
 
+use super::observed::Credentials;
+use super::server::response_body::ResponseBody;
 use super::session_names::FreshName;
-use super::{Credentials, ResponseBody, Upstream};
+use super::stack::Upstream;
 use crate::clock;
 use crate::config::{LegacyTasks, ResumeTokens};
 use crate::event_log::{EventLog, Handshake, Opened};
@@ -114,17 +116,17 @@ impl ResponseObserver {
     pub(super) fn open_session(&mut self, response: &mut Response<ResponseBody>, upstream: &Upstream, log: &EventLog) {
         let Some(initialize) = &self.initialize else { return };
         if response.status().is_success() {
-            upstream.note_session();
+            upstream.server().note_session();
         }
         self.session = SessionId::from_headers(response.headers());
         if let Some(session) = &self.session
             && response.status().is_success()
-            && let Some(FreshName { visible, server }) = upstream.sessions.open(session)
+            && let Some(FreshName { visible, server }) = upstream.names().open(session)
             && let Ok(value) = HeaderValue::from_str(visible.as_str())
         {
             response.headers_mut().insert(headers::names::MCP_SESSION_ID, value);
             // The client may use the name even if the session cannot be opened again.
-            let names = Handshake::for_names(upstream.revivals.keep());
+            let names = Handshake::for_names(upstream.revivals().keep());
             log.sessions().handshakes().record_named(visible.clone(), names, server.clone());
             (self.session, self.server_name) = (Some(visible), Some(server));
         }
@@ -218,7 +220,7 @@ impl ResponseObserver {
                 && !self.is_issued
                 && let Some(server) = ServerFacts::of(message)
             {
-                let keep = upstream.revivals.keep();
+                let keep = upstream.revivals().keep();
                 let handshake = Handshake::new(params, version.clone(), server, credentials.principal, keep);
                 let handshakes = log.sessions().handshakes();
                 match &self.server_name {

@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use tracing::{Instrument, debug};
 
-use super::{Template, Upstream, synthetic};
+use super::server::request::Template;
+use super::server::synthetic;
+use super::stack::Upstream;
 use crate::backoff::Backoff;
 use crate::clock;
 use crate::event_log::{Reservation, Stream};

@@ -23,7 +23,7 @@ use crate::protocol::routing;
 #[derive(Debug, Default)]
 pub(super) struct SessionNames {
     /// Owner in the names for clients; without one both names are the same.
-    owner: OnceLock<Owner>,
+    owner: Arc<OnceLock<Owner>>,
     /// Names of the sessions that were opened again, or `None` if sessions are not.
     handshakes: Option<Arc<Handshakes>>,
     has_warned: AtomicBool,
@@ -50,15 +50,10 @@ pub(super) enum OwnName<'a> {
 }
 
 impl SessionNames {
-    /// Creates a translation that puts `owner`, if any, into the names for clients, and knows the
-    /// sessions that were opened again.
-    pub(super) fn new(owner: Option<Owner>, handshakes: Option<Arc<Handshakes>>) -> Self {
-        Self { owner: owner.map(OnceLock::from).unwrap_or_default(), handshakes, has_warned: AtomicBool::new(false) }
-    }
-
-    /// Puts `owner` into the names for clients from now on, unless there is one.
-    pub(super) fn set_owner(&self, owner: Owner) {
-        let _ = self.owner.set(owner);
+    /// Creates a translation that puts `owner` into the names for clients, from when it is set, and
+    /// knows the sessions that were opened again.
+    pub(super) fn new(owner: Arc<OnceLock<Owner>>, handshakes: Option<Arc<Handshakes>>) -> Self {
+        Self { owner, handshakes, has_warned: AtomicBool::new(false) }
     }
 
     fn owner(&self) -> Option<Owner> {
@@ -172,7 +167,7 @@ mod tests {
 
     #[test]
     fn a_name_is_wrapped_in_responses_and_unwrapped_in_requests() {
-        let sessions = SessionNames::new(Some(OWN), None);
+        let sessions = SessionNames::new(Arc::new(OWN.into()), None);
         for name in ["s", "a~b", "deadbeef~s", "0badcafe~s"] {
             let seen = wrapped(&sessions, name);
             assert_eq!(seen, format!("0badcafe~{name}"));
@@ -182,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_name_with_another_owner_or_none_passes_unchanged() {
-        let sessions = SessionNames::new(Some(OWN), None);
+        let sessions = SessionNames::new(Arc::new(OWN.into()), None);
         for name in ["s", "deadbeef~s", "0badcafe~", "0badcafe", "0BADCAFE~s"] {
             assert_eq!(unwrapped(&sessions, &HeaderValue::from_str(name).unwrap()), None, "{name}");
         }
@@ -192,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_name_that_is_too_long_stays_unchanged() {
-        let sessions = SessionNames::new(Some(OWN), None);
+        let sessions = SessionNames::new(Arc::new(OWN.into()), None);
         let longest = "s".repeat(1024 - "0badcafe~".len());
         assert_eq!(wrapped(&sessions, &longest).len(), 1024);
         let longer = format!("{longest}s");
@@ -202,7 +197,7 @@ mod tests {
     #[test]
     fn a_used_name_is_replaced_by_one_with_the_owner() {
         let handshakes = Arc::new(Handshakes::new(10));
-        let sessions = SessionNames::new(Some(OWN), Some(handshakes.clone()));
+        let sessions = SessionNames::new(Arc::new(OWN.into()), Some(handshakes.clone()));
         let visible = SessionId::parse("0badcafe~1").unwrap();
         assert_eq!(sessions.open(&visible), None);
         handshakes.record(visible.clone(), Handshake::for_names(Duration::from_secs(60)));

@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use http::request::Parts;
 
-use super::body::collect;
-use super::{Forwarded, Upstream, synthetic};
+use super::forwarded::Forwarded;
+use super::server::sse_reader::messages;
+use super::server::synthetic;
+use super::stack::Upstream;
 use crate::config::ResumeTokens;
 use crate::protocol::dialect::resume_tokens::ToolList;
-use crate::protocol::{headers, jsonrpc, sse};
+use crate::protocol::jsonrpc;
 
 /// Time limit of the lookup. A call waits meanwhile.
 const WAIT: Duration = Duration::from_secs(5);
@@ -54,20 +56,10 @@ impl Upstream {
         if !response.status().is_success() {
             return None;
         }
-        let is_sse = headers::is_sse(response.headers());
-        let body = collect(response.into_body(), PAGE_MAX).await.ok()?;
-        let messages = if is_sse { events(&body) } else { vec![body] };
-        messages.iter().find_map(|message| {
+        messages(response, PAGE_MAX).await?.iter().find_map(|message| {
             let ToolList { tools, .. } = ToolList::of(message, |name| tokens.tools.contains(name));
             self.observed().note_tools(tools);
             jsonrpc::member(message, &["result", "nextCursor"]).filter(|cursor| *cursor != "null").map(str::to_owned)
         })
     }
-}
-
-/// Returns the data of the events of a whole body.
-pub(super) fn events(body: &[u8]) -> Vec<bytes::Bytes> {
-    let mut decoder = sse::Decoder::new(PAGE_MAX);
-    decoder.feed(bytes::Bytes::copy_from_slice(body));
-    std::iter::from_fn(|| decoder.poll_event().ok().flatten()).map(|event| event.data).collect()
 }

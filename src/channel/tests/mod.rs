@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::Method;
-use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf};
 use tokio::runtime::Handle;
@@ -22,7 +21,7 @@ use tokio::task::JoinHandle;
 
 use super::pipe::{PipeReader, PipeWriter};
 use super::{
-    Bounds, Caller, Channels, Link, LinkFuture, Metrics, Open, OpenError, Program, ProgramEnd, Request, Response,
+    Body, Bounds, Caller, Channels, Link, LinkFuture, Metrics, Open, OpenError, Program, ProgramEnd, Request, Response,
     Settings, Sharing, StartKind,
 };
 use crate::event_log::{Principal, QuotaKey};
@@ -180,7 +179,7 @@ impl Setup {
             let status = response.status().as_u16();
             let header = |name| response.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
             let (session, retry_after) = (header("mcp-session-id"), header("retry-after"));
-            let body = response.into_body().collect().await.expect("a whole body").to_bytes();
+            let Body::Whole(Some(body)) = response.into_body() else { panic!("an event stream") };
             Outcome { status, session, retry_after, body: serde_json::from_slice(&body).expect("JSON") }
         })
     }

@@ -30,7 +30,7 @@ use crate::protocol::headers::Era;
 use crate::protocol::ids::{Seq, StreamKind};
 use crate::protocol::stream::Policy;
 use crate::protocol::tasks::legacy::LegacyView;
-use crate::upstream::{InlineTask, ProgressRule, Upstream};
+use crate::upstream::{Bridge, InlineTask, ProgressRule, Upstream};
 
 /// A request's attachment to the stream of the call that it began or came back to.
 pub(super) struct StartedCall {
@@ -191,7 +191,7 @@ impl CallStarter {
             retry: self.config.delivery.retry,
             // Events that no client reads as a stream are never written, and must not fill it up.
             can_pause: !call.has_listen() && accept.sse,
-            should_resume_hard_cuts: self.upstream.resumes_hard_cuts(),
+            should_resume_hard_cuts: self.upstream.server().resumes_hard_cuts(),
             should_refuse_requests: !accept.sse,
             should_answer_pings: call.era() == Era::Legacy && self.config.upstream.answer_pings == AnswerPings::Absent,
             should_announce_cancel: call.era() == Era::Legacy && !call.has_initialize(),
@@ -238,7 +238,7 @@ impl CallStarter {
         let template = self.upstream.call(parts, connection.forwarded(), detached(request.body.clone()));
         let caller = match caller {
             // The proxy may have to keep the session in the server's place.
-            None if request.call.has_initialize() && self.upstream.bridges_older_clients() => {
+            None if request.call.has_initialize() && self.upstream.bridge().is_some_and(Bridge::has_legacy_clients) => {
                 let Binding { principal, subject, .. } = request.context.binding;
                 let counted_as = QuotaKey::of(&principal, false, None, connection.client(&parts.headers));
                 Some(Arc::new(Caller::new(principal, counted_as).claiming(subject)))

@@ -21,9 +21,14 @@ use http::{HeaderValue, Response, StatusCode};
 use self::legacy_clients::LegacyClients;
 use self::modern_clients::{ModernClients, Translated};
 use self::server_era::ServerEra;
-use super::body::begun;
-use super::sse_reader::first_message;
-use super::{ResponseBody, Template, Unanswered, Upstream};
+use super::observed::Observed;
+use super::server::Server;
+use super::server::body::begun;
+use super::server::exchange::{Exchange, Exchanged};
+use super::server::request::Template;
+use super::server::response_body::ResponseBody;
+use super::server::sse_reader::first_message;
+use super::session_refusals::Revivals;
 use crate::config;
 use crate::event_log::Stream;
 use crate::protocol::error::{ErrorCode, Failure};
@@ -65,7 +70,7 @@ pub struct Settings {
 }
 
 /// Translates requests. All workers share it.
-pub(super) struct Bridge {
+pub struct Bridge {
     mode: config::ModernClients,
     era: Arc<ServerEra>,
     modern_clients: Arc<ModernClients>,
@@ -73,18 +78,21 @@ pub(super) struct Bridge {
     legacy_clients: Option<Arc<LegacyClients>>,
 }
 
-type Answer = Result<Response<ResponseBody>, Unanswered>;
-
 impl Bridge {
-    /// Creates a bridge. `upstream` has connections of the bridge's own.
-    pub(super) fn new(settings: Settings, upstream: Arc<Upstream>) -> Arc<Self> {
-        let era = Arc::new(ServerEra::new(upstream.clone()));
-        let legacy_clients = || LegacyClients::new(settings.clone(), upstream.clone(), era.clone());
+    /// Creates a bridge. `server` has connections of the bridge's own.
+    pub(super) fn new(
+        settings: Settings,
+        server: Arc<Server>,
+        revivals: Arc<Revivals>,
+        observed: Arc<Observed>,
+    ) -> Arc<Self> {
+        let era = Arc::new(ServerEra::new(server.clone()));
+        let legacy_clients = || LegacyClients::new(settings.clone(), server.clone(), observed.clone(), era.clone());
         Arc::new(Self {
             mode: settings.config.modern_clients,
             legacy_clients: settings.config.legacy_clients.then(legacy_clients),
             era: era.clone(),
-            modern_clients: ModernClients::new(settings, upstream),
+            modern_clients: ModernClients::new(settings, server, revivals, observed.clone()),
         })
     }
 
@@ -92,16 +100,16 @@ impl Bridge {
     /// with sessions, or the server speaks its revision.
     pub(super) async fn send(
         &self,
-        upstream: &Upstream,
+        server: &Server,
         template: &Template,
         sent: Option<&Arc<Stream>>,
-    ) -> Option<Answer> {
+    ) -> Option<Exchanged> {
         if let Some(legacy) = self.legacy_clients.as_ref().filter(|_| LegacyClients::names_session(template)) {
-            return Some(legacy.send(upstream, template, sent).await);
+            return Some(legacy.send(server, template, sent).await);
         }
         if self.modern_clients.has_parked(template) {
             // The call runs already: the era of the server now is none of it.
-            let answer = self.modern_clients.send(upstream, template, sent).await;
+            let answer = self.modern_clients.send(server, template, sent).await;
             return Some(match answer {
                 Some(Translated::Unopened(answer) | Translated::Answered(answer)) => answer,
                 None => Err(Failure::before_run(ErrorCode::Unreachable).into()),
@@ -112,14 +120,14 @@ impl Bridge {
             return None;
         }
         if self.era.of(template).await? == Era::Legacy {
-            let answer = self.modern_clients.send(upstream, template, sent).await?;
+            let answer = self.modern_clients.send(server, template, sent).await?;
             // Nothing has run. A server that was replaced may speak the revision by now.
             return match answer {
                 Translated::Unopened(_) if self.era.has_changed(template, Era::Legacy).await => None,
                 Translated::Unopened(answer) | Translated::Answered(answer) => Some(answer),
             };
         }
-        let response = match upstream.exchange(template, sent).await {
+        let response = match server.exchange(template, sent).await {
             Ok(response) => response,
             unanswered => return Some(unanswered),
         };
@@ -128,14 +136,14 @@ impl Bridge {
         if !is_refused || !self.era.has_changed(template, Era::Modern).await {
             return Some(Ok(response));
         }
-        Some(match self.modern_clients.send(upstream, template, sent).await {
+        Some(match self.modern_clients.send(server, template, sent).await {
             Some(Translated::Unopened(answer) | Translated::Answered(answer)) => answer,
             None => Ok(response),
         })
     }
 
     /// Returns true if requests may have to be translated now.
-    pub(super) fn may_translate(&self) -> bool {
+    pub fn may_translate(&self) -> bool {
         self.translates_modern() || self.has_legacy_sessions()
     }
 
@@ -154,12 +162,12 @@ impl Bridge {
     }
 
     /// Returns true if the requests of older clients may be translated.
-    pub(super) fn has_legacy_clients(&self) -> bool {
+    pub fn has_legacy_clients(&self) -> bool {
         self.legacy_clients.is_some()
     }
 
     /// Notes that a client names a session of the bridge.
-    pub(super) fn note_bridged_session(&self) {
+    pub fn note_bridged_session(&self) {
         if let Some(legacy) = &self.legacy_clients {
             legacy.note_session();
         }
@@ -188,15 +196,15 @@ impl Bridge {
     /// the server speaks the later one alone. Other responses pass.
     pub(super) async fn after_refusal(
         &self,
-        upstream: &Upstream,
+        server: &Server,
         template: &Template,
         response: Response<ResponseBody>,
-    ) -> Answer {
+    ) -> Exchanged {
         let Some(legacy) = &self.legacy_clients else { return Ok(response) };
         if self.keeps_session_of(template) {
             // A session of a server that was replaced, which the bridge had opened again before a
             // restart.
-            return legacy.send(upstream, template, None).await;
+            return legacy.send(server, template, None).await;
         }
         if is_modern(template) {
             return Ok(response);

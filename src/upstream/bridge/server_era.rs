@@ -9,8 +9,10 @@ use http::header::WWW_AUTHENTICATE;
 use super::response_in;
 use crate::channel::era_of;
 use crate::protocol::headers::Era;
-use crate::upstream::discovery::discover_request;
-use crate::upstream::{Template, Upstream};
+use crate::upstream::server::Server;
+use crate::upstream::server::exchange::Exchange;
+use crate::upstream::server::request::Template;
+use crate::upstream::server::synthetic::discover_request;
 use crate::{clock, sync};
 
 /// Time for which the answer counts.
@@ -36,7 +38,7 @@ const MIN_AGE: Duration = Duration::from_secs(5);
 
 /// Era of the server, as it was last found.
 pub(super) struct ServerEra {
-    upstream: Arc<Upstream>,
+    server: Arc<Server>,
     known: Mutex<Option<Known>>,
 }
 
@@ -51,8 +53,8 @@ struct Known {
 }
 
 impl ServerEra {
-    pub(super) fn new(upstream: Arc<Upstream>) -> Self {
-        Self { upstream, known: Mutex::default() }
+    pub(super) fn new(server: Arc<Server>) -> Self {
+        Self { server, known: Mutex::default() }
     }
 
     /// Returns the era, or `None` if it was never found. Asks with the headers of this request,
@@ -93,7 +95,7 @@ impl ServerEra {
     async fn ask(&self, template: &Template) -> Option<Era> {
         let request = discover_request(&template.clone().without_session(), None);
         let asking = async {
-            let response = self.upstream.exchange(&request, None).await.ok()?;
+            let response = self.server.exchange(&request, None).await.ok()?;
             let (status, challenges) = (response.status(), response.headers().contains_key(WWW_AUTHENTICATE));
             // The refusal of the request itself tells the client more.
             let shows_era = (status.is_success() || LEGACY_STATUSES.contains(&status)) && !challenges;

@@ -25,13 +25,17 @@ use tracing::{Instrument, Level, debug, enabled, info};
 use self::legacy_task::StatusNotices;
 use super::input::{InputSource, UpstreamInput};
 use super::metrics::Metrics;
+use super::observed::Credentials;
 use super::pings::Pings;
 use super::response_observer::ResponseObserver;
 use super::revival::{Refused, Settled};
+use super::server::request::Template;
+use super::server::response_body::ResponseBody;
+use super::server::sse_reader::{EventReader, GatherResult};
+use super::server::synthetic;
 use super::server_request_refusals::Refusals;
-use super::sse_reader::{EventReader, GatherResult};
-use super::synthetic;
-use super::{Credentials, ResponseBody, Template, Upstream, wait};
+use super::stack::Upstream;
+use super::wait;
 use crate::clock::{self, Alarm};
 use crate::config::Tasks;
 use crate::event_log::{AskingRequests, EventLog, Head, Next, Session, Stream, Subject, Writer};
@@ -433,7 +437,7 @@ impl Pump {
             // too.
             let may_revive = may_revive && (!was_refused || has_waited);
             match response {
-                Ok(response) if may_revive && upstream.revivals.may_concern(response.status()) => {
+                Ok(response) if may_revive && upstream.revivals().may_concern(response.status()) => {
                     let (upstream, log, metrics) = (&upstream, &log, &metrics);
                     let refused = Refused { upstream, log, metrics, stream: &stream, template: &template, is_routed };
                     // Boxed: each call would carry the size of this future.

@@ -6,9 +6,9 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::{HeaderValue, Response, StatusCode};
 
-use super::super::ResponseBody;
-use super::super::body::{passing_body, read_into};
 use super::super::input::{CollectedResponse, InputSource, refused_by};
+use super::super::server::body::{passing_body, read_into};
+use super::super::server::response_body::ResponseBody;
 use super::late_response::{is_without_response, refusal_headers};
 use super::{Call, Pump, is_compressed};
 use crate::event_log::{Handshake, Head, Plain};
@@ -163,7 +163,7 @@ impl Pump {
             // A retry of a call that was refused as a whole is a new call.
             self.writer.stream().forget_retries();
         }
-        self.upstream.rewrite_location(&mut parts.headers);
+        self.upstream.server().rewrite_location(&mut parts.headers);
         headers::expose_ours(&mut parts.headers);
         let mut buffer = BytesMut::new();
         let (limit, wait) = if self.call.observer.is_active() {

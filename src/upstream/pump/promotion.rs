@@ -11,7 +11,8 @@ use std::sync::Arc;
 use serde_json::json;
 use tracing::{debug, info};
 
-use super::super::synthetic;
+use super::super::discovery::discover;
+use super::super::server::synthetic;
 use super::Pump;
 use crate::clock;
 use crate::event_log::{TaskTerms, Writer};
@@ -92,7 +93,7 @@ impl Pump {
             Some(discovery) if is_accepted => !discovery.has_tasks,
             Some(discovery) if discovery.has_tasks => false,
             Some(_) | None => {
-                self.upstream.discover(&self.call.template, self.call.credentials);
+                discover(&self.upstream, &self.call.template, self.call.credentials);
                 false
             }
         }

@@ -10,8 +10,10 @@ use http::{Response, StatusCode};
 use tracing::info;
 
 use super::super::input::InputSource;
-use super::super::sse_reader::EventReader;
-use super::super::{ResponseBody, Template, synthetic};
+use super::super::server::request::Template;
+use super::super::server::response_body::ResponseBody;
+use super::super::server::sse_reader::EventReader;
+use super::super::server::synthetic;
 use super::late_response::refusal_headers;
 use super::{Pump, is_compressed};
 use crate::event_log::{Handshake, UpstreamName};
@@ -43,7 +45,7 @@ impl Pump {
         let Some(session) = &stream.binding().session else { return };
         let Some(handshake) = self.log.sessions().handshakes().find(session) else { return };
         let name = match handshake.newest_name() {
-            UpstreamName::Original => UpstreamName::Renamed(Some(self.upstream.sessions.first_name(session))),
+            UpstreamName::Original => UpstreamName::Renamed(Some(self.upstream.names().first_name(session))),
             name @ UpstreamName::Renamed(_) => name,
         };
         if !self.call.template.is_in_session(&name) {
@@ -95,7 +97,7 @@ impl Pump {
         let is_standalone =
             self.writer.stream().with_machine(|machine| machine.policy().kind == StreamKind::Standalone);
         if is_standalone && let Some(handshake) = self.handshake() {
-            let (_, is_refused) = self.upstream.is_session_refused(*response).await;
+            let (_, is_refused) = self.upstream.revivals().is_session_refused(*response).await;
             handshake.note_listening();
             if is_refused && !handshake.is_over() {
                 return self.end(Ending::SessionLost).await;

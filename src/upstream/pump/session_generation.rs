@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use super::super::Template;
+use super::super::server::request::Template;
 use super::Pump;
 use crate::event_log::Handshake;
 use crate::protocol::jsonrpc::RequestId;

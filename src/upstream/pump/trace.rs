@@ -10,8 +10,8 @@ use http::StatusCode;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 
-use super::super::Template;
 use super::super::input::UpstreamInput;
+use super::super::server::request::Template;
 use super::Pump;
 use crate::body::{BoxBody, BoxError};
 use crate::otel::{CallEnd, CallSpan, Span, SpanKind};
@@ -25,7 +25,7 @@ impl Pump {
         let mut span = call.begin("upstream", SpanKind::Client);
         span.set("http.request.method", template.method().to_string());
         span.set("mcp_resume.upstream.reopened", is_reopening);
-        self.upstream.describe_in(&mut span);
+        self.upstream.server().describe_in(&mut span);
         let template = template.below(span.context());
         self.span = Some(span);
         Arc::new(template)

@@ -5,10 +5,11 @@
 
 use std::sync::Arc;
 
-use super::super::{Template, Upstream};
 use crate::event_log::{EventLog, Handshake, UpstreamName};
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::SessionGeneration;
+use crate::upstream::server::request::Template;
+use crate::upstream::stack::Upstream;
 
 impl Upstream {
     /// Returns the record of a session that was opened again or is being opened again, or `None`
@@ -37,8 +38,8 @@ impl Upstream {
             let is_opening = handshake.is_opening();
             return Some(if is_opening { template.in_session(&handshake.newest_name()) } else { template });
         };
-        let original = self.sessions.first_name(id);
-        let visible = |name: &SessionId| self.sessions.visible_name(name);
+        let original = self.names().first_name(id);
+        let visible = |name: &SessionId| self.names().visible_name(name);
         let name = log.sessions().handshakes().name_in(id, generation, original, visible)?;
         Some(template.in_session(&UpstreamName::Renamed(name)))
     }

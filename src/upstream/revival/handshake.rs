@@ -14,9 +14,6 @@ use http::header::{ACCEPT, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::super::body::collect;
-use super::super::sse_reader::first_message;
-use super::super::{ResponseBody, Template, Upstream, synthetic};
 use crate::backoff::Backoff;
 use crate::clock;
 use crate::event_log::{EventLog, Handshake, Saved, Stream};
@@ -25,6 +22,13 @@ use crate::protocol::headers::{ProtocolVersion, SessionId, names};
 use crate::protocol::ids::Owner;
 use crate::protocol::jsonrpc::{self, Message, RequestId, ServerFacts};
 use crate::simulation::{self, Bug};
+use crate::upstream::server::body::collect;
+use crate::upstream::server::exchange::Exchange;
+use crate::upstream::server::request::Template;
+use crate::upstream::server::response_body::ResponseBody;
+use crate::upstream::server::sse_reader::first_message;
+use crate::upstream::server::synthetic;
+use crate::upstream::stack::Upstream;
 
 /// Time limit for a handshake.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -93,7 +97,7 @@ impl Handshaking {
     /// server has opened is ended. `permit` is held until `initialize` is answered.
     pub(super) async fn run(self, permit: OwnedSemaphorePermit) -> Opened {
         // The start of a server has a limit of its own.
-        let limit = LIMIT + self.upstream.start_limit().unwrap_or_default();
+        let limit = LIMIT + self.upstream.server().start_limit().unwrap_or_default();
         let opened = match tokio::time::timeout(limit, self.open(permit)).await {
             Ok(opened) => opened,
             Err(_) => Opened::Failed("no complete handshake in time"),
@@ -132,7 +136,7 @@ impl Handshaking {
             if matches!(interrupted, Interrupted::Broken) {
                 let _ = tokio::time::timeout(END_WAIT, self.end(name.as_ref())).await;
             }
-            permit = match self.upstream.revivals.permits.clone().acquire_owned().await {
+            permit = match self.upstream.revivals().permits.clone().acquire_owned().await {
                 Ok(permit) => permit,
                 Err(_) => return Opened::Failed("the proxy ends"),
             };
@@ -195,7 +199,7 @@ impl Handshaking {
     /// Gives the client's session its new name at the server, unless the session is over or has
     /// another home.
     async fn adopt(&self, name: Option<SessionId>, standalone: &[Arc<Stream>]) -> Opened {
-        let visible = name.as_ref().map(|name| self.upstream.sessions.visible_name(name));
+        let visible = name.as_ref().map(|name| self.upstream.names().visible_name(name));
         let handshakes = self.log.sessions().handshakes();
         // Requests get the name only if no other replica has become the home.
         let saved = self.log.save_revival(&self.id, name.clone()).await;
@@ -227,7 +231,7 @@ impl Handshaking {
         let template = self.request.beside(Method::POST, &headers, body.into()).for_revival();
         let mut pauses = PAUSES;
         loop {
-            match self.upstream.send_unnamed(&template).await {
+            match self.upstream.unnamed().exchange(&template, None).await {
                 Ok(response) => return Ok(response),
                 Err(_) if self.handshake.is_over() => return Err("the session was ended"),
                 Err(_) => clock::sleep(pauses.next_pause()).await,
@@ -308,11 +312,11 @@ impl Handshaking {
     /// Sends a message in the new session.
     async fn post(&self, name: Option<&SessionId>, message: String) -> Posted {
         let template = self.request.beside(Method::POST, &self.headers_in(name), message.into());
-        let Ok(response) = self.upstream.send_unnamed(&template).await else {
+        let Ok(response) = self.upstream.unnamed().exchange(&template, None).await else {
             return Posted::Interrupted(Interrupted::Broken);
         };
         let is_accepted = response.status().is_success();
-        let (response, is_forgotten) = self.upstream.is_session_refused(response).await;
+        let (response, is_forgotten) = self.upstream.revivals().is_session_refused(response).await;
         // A response that is read to its end leaves its connection to the next request.
         let _ = tokio::time::timeout(ANSWER_WAIT, collect(response.into_body(), RESPONSE_MAX)).await;
         match (is_accepted, is_forgotten) {
@@ -341,7 +345,7 @@ impl Handshaking {
         let mut headers = self.headers_in(name);
         headers.remove(CONTENT_TYPE);
         let template = self.request.beside(Method::DELETE, &headers, Bytes::new());
-        let _ = self.upstream.send_unnamed(&template).await;
+        let _ = self.upstream.unnamed().exchange(&template, None).await;
     }
 }
 

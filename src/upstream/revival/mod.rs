@@ -2,35 +2,34 @@
 //! sent once more.
 //!
 //! A server forgets its sessions when it restarts, and some end idle ones. Owned here: the
-//! recognition of a refused session, the decision whether it may be opened again, and the limits.
+//! decision whether a refused session may be opened again.
 //! Invariants: one question and one handshake at a time in a session; a session in which the server
 //! answers a question is not opened again; a request that was refused is sent again once, or twice
 //! if the server was restarted in between; a request with effects only after a refusal in known
-//! words. Absent: the question whether the session lives ([`inquiry`]), the handshake
+//! words. Absent: the recognition of a refusal (`session_refusals/`), the handshake
 //! ([`handshake`]), its record (`event_log`), and the wordings of refusals (`protocol`). A
 //! notification or a client response causes no revival: refused, it is dropped.
 
-mod affinity;
 mod generations;
 mod handshake;
-mod inquiry;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
 use http::{Method, Response, StatusCode};
-use tokio::sync::Semaphore;
 use tracing::{Instrument, debug, info};
 
-use affinity::AffinitySigns;
 use handshake::{Handshaking, Opened};
-pub(super) use inquiry::Inquiry;
-use inquiry::may_refuse;
 
-use super::body::{begun, read_up_to};
 use super::metrics::{Metrics, RevivalOutcome};
-use super::{ProbeOutcome, ResponseBody, Template, Upstream};
+use super::server::body::read_up_to;
+use super::server::exchange::Exchange;
+use super::server::request::Template;
+use super::server::response_body::ResponseBody;
+use super::session_refusals::Inquiry;
+use super::stack::Upstream;
+use super::token_probe::ProbeOutcome;
 use crate::channel;
 use crate::clock;
 use crate::event_log::{AttemptEnd, Binding, EventLog, Handshake, Home, Principal, Stream};
@@ -40,28 +39,14 @@ use crate::protocol::error::Failure;
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::Owner;
 use crate::protocol::jsonrpc::{self, RequestId};
-use crate::protocol::session_refusal::{self, Refusal, SessionRefusals, Verdict, Words};
+use crate::protocol::session_refusal::{self, Refusal, Verdict, Words};
 
-/// Limit of handshakes at once with one upstream.
-const HANDSHAKES_MAX: usize = 32;
-/// Time limit for the wait for one of them to end.
+/// Time limit for the wait for one of the running handshakes to end.
 const PERMIT_WAIT: Duration = Duration::from_secs(30);
-/// Time limit for the body of a response that may be a refusal.
-const BODY_WAIT: Duration = Duration::from_secs(1);
 /// Time for which a stream of the session must stay open after a refusal to show that the session
 /// lives.
 const LIVING_FOR: Duration = Duration::from_secs(1);
 const LIVING_STEP: Duration = Duration::from_millis(50);
-
-/// Rules for sessions that the server has forgotten.
-#[derive(Debug)]
-pub(super) struct Revivals {
-    refusals: SessionRefusals,
-    is_enabled: bool,
-    keep: Duration,
-    permits: Arc<Semaphore>,
-    signs: AffinitySigns,
-}
 
 /// Outcome of a request after a possible revival.
 pub(super) enum Settled {
@@ -93,50 +78,6 @@ enum Attempt {
     Displaced(Owner),
     /// The session was not opened.
     Failed,
-}
-
-impl Revivals {
-    /// Creates the rules. The record of a session is kept for `keep` after its last use.
-    pub(super) fn new(refusals: SessionRefusals, is_enabled: bool, keep: Duration) -> Self {
-        let permits = Arc::new(Semaphore::new(HANDSHAKES_MAX));
-        Self { refusals, is_enabled, keep, permits, signs: AffinitySigns::default() }
-    }
-
-    /// Returns whether sessions are opened again.
-    pub(super) fn is_enabled(&self) -> bool {
-        self.is_enabled
-    }
-
-    /// Returns the lifetime of the record of a session after its last use.
-    pub(super) fn keep(&self) -> Duration {
-        self.keep
-    }
-
-    /// Returns whether a response of this status may refuse a session that could be opened again.
-    pub(super) fn may_concern(&self, status: StatusCode) -> bool {
-        self.is_enabled && self.refusals.may_have(status.as_u16())
-    }
-
-    /// Returns the known refusals.
-    pub(super) fn refusals(&self) -> &SessionRefusals {
-        &self.refusals
-    }
-
-    /// Reads as much of a response as shows whether it refuses the session. The returned response
-    /// has its whole body.
-    pub(super) async fn examine(
-        &self,
-        response: Response<ResponseBody>,
-        ids: &[RequestId],
-    ) -> (Response<ResponseBody>, Refusal) {
-        if !may_refuse(&self.refusals, &response) {
-            return (response, Refusal::None);
-        }
-        let status = response.status().as_u16();
-        let (response, whole) = begun(response, session_refusal::BODY_MAX, BODY_WAIT).await;
-        let refusal = self.refusals.judge(status, whole.as_deref(), ids);
-        (response, refusal)
-    }
 }
 
 /// Returns the response to requests with these IDs whose session has no server, because none could
@@ -183,7 +124,7 @@ impl Refused<'_> {
         }
         let ids =
             self.stream.with_machine(|machine| machine.owed_responses().unanswered().cloned().collect::<Vec<_>>());
-        let (mut response, refusal) = self.upstream.revivals.examine(response, &ids).await;
+        let (mut response, refusal) = self.upstream.revivals().examine(response, &ids).await;
         let refused = RefusedAs { status: response.status().as_u16(), refusal: self.as_own(refusal) };
         if !refused.refusal.is_possible() {
             return pass(response);
@@ -232,7 +173,7 @@ impl Refused<'_> {
     /// not asked for one again.
     fn note_living(&self, handshake: &Handshake, refused: &RefusedAs) {
         match refused.refusal {
-            Refusal::Known => self.upstream.revivals.signs.note_living_refused(),
+            Refusal::Known => self.upstream.revivals().signs.note_living_refused(),
             Refusal::Possible(_) if *self.template.method() == Method::GET => {
                 handshake.note_refused_get(refused.status);
             }
@@ -244,13 +185,13 @@ impl Refused<'_> {
     async fn verdict(&self, refused: &RefusedAs, handshake: Option<&Handshake>) -> Verdict {
         let upstream = self.upstream;
         let inquiry = Inquiry {
-            refusals: &upstream.revivals.refusals,
+            refusals: upstream.revivals().refusals(),
             request: self.template,
             version: handshake.map(|handshake| &handshake.version),
             server: handshake.map(|handshake| &handshake.server),
             refused: (refused.status, &refused.refusal),
         };
-        inquiry.ask(async |question| upstream.send_unnamed(&question).await.ok()).await
+        inquiry.ask(async |question| upstream.unnamed().exchange(&question, None).await.ok()).await
     }
 
     /// Returns whether the server here does not know the session, whose home is another replica.
@@ -355,8 +296,8 @@ impl Refused<'_> {
             return Attempt::Lives;
         }
         // After a restart many sessions are opened again at once, each for a moment.
-        let permit = self.upstream.revivals.permits.clone().acquire_owned();
-        let wait = self.upstream.start_limit().unwrap_or(PERMIT_WAIT);
+        let permit = self.upstream.revivals().permits.clone().acquire_owned();
+        let wait = self.upstream.server().start_limit().unwrap_or(PERMIT_WAIT);
         let Ok(Ok(permit)) = tokio::time::timeout(wait, permit).await else {
             self.metrics.observe_revival(RevivalOutcome::Limited);
             // Those that wait behind this request do not wait anew.
@@ -396,7 +337,7 @@ impl Refused<'_> {
                 Opened::Failed(_) | Opened::Unstarted(_) => RevivalOutcome::Failed,
             };
             if matches!(opened, Opened::Revived) && is_limited {
-                upstream.revivals.signs.note_revival(handshake.note_revival(clock::now()));
+                upstream.revivals().signs.note_revival(handshake.note_revival(clock::now()));
             }
             handshake.end_attempt(match opened {
                 Opened::Failed(_) | Opened::Unstarted(_) => AttemptEnd::Failed,
@@ -468,7 +409,7 @@ impl Upstream {
         template: &Template,
         response: Response<ResponseBody>,
     ) -> (Response<ResponseBody>, bool) {
-        if !self.revivals.may_concern(response.status()) {
+        if !self.revivals().may_concern(response.status()) {
             return (response, false);
         }
         let Some(handshake) = log.sessions().handshakes().find(id) else { return (response, false) };
@@ -478,24 +419,7 @@ impl Upstream {
         if !handshake.may_revive(principal) || is_living {
             return (response, false);
         }
-        let (response, refusal) = self.revivals.examine(response, &[]).await;
-        (response, refusal.is_possible())
-    }
-
-    /// Returns the request in the session under its present name, or `None` if it names the session
-    /// so.
-    pub fn renamed_since(&self, template: &Template, handshake: &Handshake) -> Option<Template> {
-        let name = handshake.name();
-        if template.is_in_session(&name) { None } else { Some(template.clone().in_session(&name)) }
-    }
-
-    /// Returns whether the response to a DELETE or to the re-opening of a stream may refuse its
-    /// session. The returned response has its whole body.
-    pub async fn is_session_refused(&self, response: Response<ResponseBody>) -> (Response<ResponseBody>, bool) {
-        if !self.revivals.may_concern(response.status()) {
-            return (response, false);
-        }
-        let (response, refusal) = self.revivals.examine(response, &[]).await;
+        let (response, refusal) = self.revivals().examine(response, &[]).await;
         (response, refusal.is_possible())
     }
 }

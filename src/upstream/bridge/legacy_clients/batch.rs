@@ -12,9 +12,10 @@ use super::{INTERNAL_ERROR, INVALID_REQUEST, LegacyClients, empty, error, sent_m
 use crate::event_log::Stream;
 use crate::protocol::headers;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
-use crate::upstream::body::collect;
-use crate::upstream::sse_reader::EventReader;
-use crate::upstream::{ResponseBody, Template};
+use crate::upstream::server::body::collect;
+use crate::upstream::server::request::Template;
+use crate::upstream::server::response_body::ResponseBody;
+use crate::upstream::server::sse_reader::EventReader;
 
 /// Messages that wait for the reader of a batch.
 const QUEUE: usize = 16;
@@ -55,8 +56,8 @@ impl LegacyClients {
                     Message::Request { id, .. } => Some(id.clone()),
                     Message::Notification { .. } | Message::Response { .. } => None,
                 };
-                let upstream = clients.upstream.clone();
-                let answer = Box::pin(clients.message(&upstream, &session, &template, message, None)).await;
+                let server = clients.server.clone();
+                let answer = Box::pin(clients.message(&server, &session, &template, message, None)).await;
                 if let Some(id) = id {
                     let limit = clients.settings.max_event_bytes;
                     tokio::select! {

@@ -19,13 +19,16 @@ use crate::protocol::channel::envelope;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Era, names};
 use crate::protocol::jsonrpc::{self, Message, RequestId};
-use crate::upstream::body::collect;
 use crate::upstream::bridge::{
     HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_VERSION, error_code, is_translated, json_response,
 };
-use crate::upstream::response_body::Messages;
-use crate::upstream::sse_reader::EventReader;
-use crate::upstream::{ResponseBody, Template, Unanswered, Upstream};
+use crate::upstream::server::Server;
+use crate::upstream::server::body::collect;
+use crate::upstream::server::exchange::{Exchange, Unanswered};
+use crate::upstream::server::request::Template;
+use crate::upstream::server::response_body::Messages;
+use crate::upstream::server::response_body::ResponseBody;
+use crate::upstream::server::sse_reader::EventReader;
 
 /// Pause before a call without questions is sent again, which doubles up to the longest.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -75,7 +78,7 @@ impl LegacyClients {
     /// Makes a call for a client, and answers with its outcome.
     pub(super) async fn call(
         self: &Arc<Self>,
-        upstream: &Upstream,
+        server: &Server,
         session: Arc<Session>,
         request: ClientRequest,
         sent: Option<&Arc<Stream>>,
@@ -91,7 +94,7 @@ impl LegacyClients {
             Call { clients: self.clone(), own: session.next_id(), session, request, running, rounds: 0, pause: PAUSE };
         let cancelled = call.running.cancelled.clone();
         let first = tokio::select! {
-            first = call.first(upstream, sent) => first?,
+            first = call.first(server, sent) => first?,
             // The client awaits nothing more.
             () = cancelled.notified() => {
                 let (_, nothing) = mpsc::channel(1);
@@ -128,10 +131,10 @@ impl LegacyClients {
 
 impl Call {
     /// Sends the request for the first time, and reads as much of the response as shows its kind.
-    async fn first(&self, upstream: &Upstream, sent: Option<&Arc<Stream>>) -> Result<First, Unanswered> {
-        let mut response = self.send(upstream, None, sent).await?;
+    async fn first(&self, server: &Server, sent: Option<&Arc<Stream>>) -> Result<First, Unanswered> {
+        let mut response = self.send(server, None, sent).await?;
         if self.knows_headers_after(&mut response).await? {
-            response = self.send(upstream, None, None).await?;
+            response = self.send(server, None, None).await?;
         }
         let (mut parts, body) = response.into_parts();
         if parts.status.is_success() && headers::is_sse(&parts.headers) {
@@ -188,7 +191,7 @@ impl Call {
     /// Sends the request, with the answers of a round if there were questions.
     async fn send(
         &self,
-        upstream: &Upstream,
+        server: &Server,
         round: Option<&Round>,
         sent: Option<&Arc<Stream>>,
     ) -> Result<Response<ResponseBody>, Unanswered> {
@@ -215,7 +218,7 @@ impl Call {
                 template = template.with(name, value);
             }
         }
-        upstream.exchange(&template, sent).await
+        server.exchange(&template, sent).await
     }
 
     /// If the server says that the headers do not repeat the arguments of a tool, reads which do.
@@ -369,7 +372,7 @@ impl Call {
     async fn reply(&self, round: &Round) -> Result<Reply, String> {
         let until = clock::now() + self.clients.settings.connect_wait;
         let response = loop {
-            match self.send(&self.clients.upstream, Some(round), None).await {
+            match self.send(&self.clients.server, Some(round), None).await {
                 Ok(response) => break response,
                 // A server that is restarting has not got it.
                 Err(unanswered) if unanswered.is_unconnected && clock::now() < until => clock::sleep(PAUSE).await,

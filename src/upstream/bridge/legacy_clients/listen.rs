@@ -14,8 +14,11 @@ use crate::clock;
 use crate::protocol::bridge::legacy_clients as bridge;
 use crate::protocol::headers;
 use crate::protocol::jsonrpc::{self, Message};
-use crate::upstream::sse_reader::EventReader;
-use crate::upstream::{ResponseBody, Template, synthetic};
+use crate::upstream::server::exchange::Exchange;
+use crate::upstream::server::request::Template;
+use crate::upstream::server::response_body::ResponseBody;
+use crate::upstream::server::sse_reader::EventReader;
+use crate::upstream::server::synthetic;
 
 const LISTEN: &str = "subscriptions/listen";
 const ACKNOWLEDGED: &str = "notifications/subscriptions/acknowledged";
@@ -49,7 +52,7 @@ impl LegacyClients {
         let body = bridge::listen(&session.next_id(), &session.client, &lists, &wanted.1);
         let post = modern(&synthetic::post(template, body), LISTEN);
         let opening = async {
-            let response = self.upstream.exchange(&post, None).await.ok()?;
+            let response = self.server.exchange(&post, None).await.ok()?;
             let is_stream = response.status().is_success() && headers::is_sse(response.headers());
             if is_stream { acknowledged(response, self.settings.max_event_bytes).await } else { None }
         };

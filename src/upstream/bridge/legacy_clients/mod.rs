@@ -25,7 +25,7 @@ use tokio::sync::mpsc;
 use self::call::ClientRequest;
 use self::session::{Answer as ClientAnswer, Session, Sessions};
 use super::server_era::ServerEra;
-use super::{Answer, Settings, event_stream, json_response, response_in};
+use super::{Exchanged, Settings, event_stream, json_response, response_in};
 use crate::channel;
 use crate::clock;
 use crate::event_log::Stream;
@@ -33,9 +33,14 @@ use crate::protocol::bridge::LogLevel;
 use crate::protocol::bridge::legacy_clients::{self as bridge, Discovered};
 use crate::protocol::headers::SessionId;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
-use crate::upstream::response_body::Messages;
-use crate::upstream::token_probe::outside_sessions;
-use crate::upstream::{ResponseBody, Template, Upstream, synthetic};
+use crate::upstream::observed::Observed;
+use crate::upstream::server::Server;
+use crate::upstream::server::exchange::Exchange;
+use crate::upstream::server::request::Template;
+use crate::upstream::server::response_body::Messages;
+use crate::upstream::server::response_body::ResponseBody;
+use crate::upstream::server::synthetic;
+use crate::upstream::token_probe::{confirms_token, outside_sessions};
 
 const INVALID_REQUEST: i64 = -32600;
 const METHOD_NOT_FOUND: i64 = -32601;
@@ -51,7 +56,9 @@ const STREAM_WAIT: Duration = Duration::from_secs(10);
 pub(super) struct LegacyClients {
     settings: Settings,
     /// Connections of requests of the bridge's own.
-    upstream: Arc<Upstream>,
+    server: Arc<Server>,
+    /// Tokens of which the server has been asked whether they are one caller's.
+    observed: Arc<Observed>,
     sessions: Sessions,
     /// True once a session was opened, or a request named one.
     is_active: AtomicBool,
@@ -62,10 +69,16 @@ pub(super) struct LegacyClients {
 
 impl LegacyClients {
     /// Creates a bridge with connections of its own.
-    pub(super) fn new(settings: Settings, upstream: Arc<Upstream>, era: Arc<ServerEra>) -> Arc<Self> {
+    pub(super) fn new(
+        settings: Settings,
+        server: Arc<Server>,
+        observed: Arc<Observed>,
+        era: Arc<ServerEra>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             settings,
-            upstream,
+            server,
+            observed,
             sessions: Sessions::default(),
             is_active: AtomicBool::default(),
             discovered: Mutex::default(),
@@ -91,11 +104,11 @@ impl LegacyClients {
     /// Answers a request in a session of the bridge.
     pub(super) async fn send(
         self: &Arc<Self>,
-        upstream: &Upstream,
+        server: &Server,
         template: &Template,
         sent: Option<&Arc<Stream>>,
-    ) -> Answer {
-        let Some(session) = self.session_of(upstream, template).await else { return Ok(forgotten()) };
+    ) -> Exchanged {
+        let Some(session) = self.session_of(server, template).await else { return Ok(forgotten()) };
         match *template.method() {
             Method::GET => return Ok(self.stream(&session, template)),
             Method::DELETE => {
@@ -105,7 +118,7 @@ impl LegacyClients {
             _ => {}
         }
         let response = match jsonrpc::peek(template.body()) {
-            Ok(jsonrpc::Body::Single(message)) => self.message(upstream, &session, template, message, sent).await?,
+            Ok(jsonrpc::Body::Single(message)) => self.message(server, &session, template, message, sent).await?,
             Ok(jsonrpc::Body::Batch(messages)) => self.batch(&session, template, messages, sent),
             Err(_) => error(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, "Invalid request"),
         };
@@ -114,13 +127,14 @@ impl LegacyClients {
 
     /// Returns the session that a request names, if it is its caller's. A refreshed token is the
     /// same caller's if the server confirms it.
-    async fn session_of(&self, upstream: &Upstream, template: &Template) -> Option<Arc<Session>> {
+    async fn session_of(&self, server: &Server, template: &Template) -> Option<Arc<Session>> {
         let name = template.session_name()?;
         let (session, caller) = (self.sessions.find(name)?, template.caller());
         if !session.is_of(caller) {
             let later = caller.filter(|caller| session.may_be_of(caller))?;
             let used_in = std::str::from_utf8(name).ok().and_then(SessionId::parse);
-            if !upstream.confirms_token(later, used_in, outside_sessions(template.clone())).await {
+            let (tokens, probe) = (self.observed.tokens(), outside_sessions(template.clone()));
+            if !confirms_token(server, tokens, later, used_in, probe).await {
                 return None;
             }
             session.add_caller(later);
@@ -131,12 +145,12 @@ impl LegacyClients {
 
     async fn message(
         self: &Arc<Self>,
-        upstream: &Upstream,
+        server: &Server,
         session: &Arc<Session>,
         template: &Template,
         message: Message,
         sent: Option<&Arc<Stream>>,
-    ) -> Answer {
+    ) -> Exchanged {
         let (id, method) = match message {
             Message::Request { id, method } => (id, method.to_string()),
             Message::Notification { method } => {
@@ -165,7 +179,7 @@ impl LegacyClients {
             _ => {
                 session.wait_for_subscription().await;
                 let request = ClientRequest { template: template.clone(), id, method };
-                return self.call(upstream, session.clone(), request, sent).await;
+                return self.call(server, session.clone(), request, sent).await;
             }
         };
         if let Some(stream) = sent {
@@ -256,7 +270,7 @@ impl LegacyClients {
                 let body = json!({"jsonrpc": "2.0", "id": id, "method": METHOD, "params": params}).to_string();
                 let body = bridge::translated(body.as_bytes(), &id, &session.client, None, None)?;
                 let post = call::modern(&synthetic::post(template, body), METHOD);
-                let page = response_in(self.upstream.exchange(&post, None).await.ok()?).await?;
+                let page = response_in(self.server.exchange(&post, None).await.ok()?).await?;
                 jsonrpc::member(&page, &["result", "tools"])?;
                 session.note_tools(&page);
                 let next = jsonrpc::member(&page, &["result", "nextCursor"]).filter(|cursor| *cursor != "null");

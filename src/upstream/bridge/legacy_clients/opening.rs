@@ -7,14 +7,16 @@ use http::{HeaderValue, StatusCode};
 use tracing::debug;
 
 use super::session::Session;
-use super::{Answer, LegacyClients, error, json_response, response_in};
+use super::{Exchanged, LegacyClients, error, json_response, response_in};
 use crate::channel;
 use crate::protocol::bridge::legacy_clients::{self as bridge, ClientFacts, Discovered};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::names;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
-use crate::upstream::discovery::discover_request;
-use crate::upstream::{ResponseBody, Template, Unanswered};
+use crate::upstream::server::exchange::{Exchange, Unanswered};
+use crate::upstream::server::request::Template;
+use crate::upstream::server::response_body::ResponseBody;
+use crate::upstream::server::synthetic::discover_request;
 use crate::{clock, sync};
 
 /// Time limit of the question for the server's capabilities.
@@ -33,7 +35,7 @@ impl LegacyClients {
     }
 
     /// Answers an `initialize` from the server's `server/discover`.
-    pub(in super::super) async fn open(self: &Arc<Self>, template: &Template, id: &RequestId) -> Answer {
+    pub(in super::super) async fn open(self: &Arc<Self>, template: &Template, id: &RequestId) -> Exchanged {
         let client = match ClientFacts::of(template.body()) {
             Ok(client) => client,
             Err(reason) => {
@@ -42,7 +44,7 @@ impl LegacyClients {
             }
         };
         let asking = async {
-            let response = self.upstream.exchange(&discover_request(template, None), None).await?;
+            let response = self.server.exchange(&discover_request(template, None), None).await?;
             let status = response.status();
             if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) || status.is_server_error() {
                 return Ok(Err(response));

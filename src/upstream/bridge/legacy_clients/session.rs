@@ -17,8 +17,8 @@ use crate::channel::Caller;
 use crate::protocol::bridge::legacy_clients::{ClientFacts, Discovered, ToolFacts, new_session_name, tool_facts};
 use crate::protocol::headers::Lines;
 use crate::protocol::jsonrpc::RequestId;
-use crate::upstream::Template;
 use crate::upstream::bridge::pressure::{is_pressed, relieved};
+use crate::upstream::server::request::Template;
 use crate::{clock, random, sync};
 
 /// Most sessions. For one more the one that is idle longest ends.

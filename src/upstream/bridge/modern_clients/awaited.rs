@@ -11,7 +11,7 @@ use super::session::LegacySession;
 use super::{ClientRequest, ModernClients, standalone};
 use crate::protocol::bridge::modern_clients as bridge;
 use crate::protocol::jsonrpc::RequestId;
-use crate::upstream::synthetic;
+use crate::upstream::server::synthetic;
 
 /// A request whose response has not begun. Dropped, it is cancelled at the server: a disconnect
 /// cancels nothing there.

@@ -20,9 +20,10 @@ use crate::protocol::dialect::resume_tokens::CallDigest;
 use crate::protocol::headers;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::protocol::stream::Ending;
-use crate::upstream::response_body::Messages;
-use crate::upstream::sse_reader::{EventReader, GatherResult};
-use crate::upstream::synthetic;
+use crate::upstream::server::exchange::Exchange;
+use crate::upstream::server::response_body::Messages;
+use crate::upstream::server::sse_reader::{EventReader, GatherResult};
+use crate::upstream::server::synthetic;
 
 /// Pause before a stream of the server is read on, unless the server says another, and the longest.
 const RETRY: Duration = Duration::from_secs(1);
@@ -271,7 +272,7 @@ impl BridgedCall {
             self.reopenings += 1;
             clock::sleep(self.retry).await;
             let get = in_session(&self.session, &self.request.template.to_get(Some(&last)));
-            match self.clients.upstream.exchange(&get, None).await {
+            match self.clients.server.exchange(&get, None).await {
                 Ok(response) if response.status().is_success() && headers::is_sse(response.headers()) => {
                     let limit = self.clients.settings.max_event_bytes;
                     self.source = Source::Begun(EventReader::new(response.into_body(), limit));

@@ -9,18 +9,19 @@ use serde_json::Value;
 
 use crate::protocol::headers;
 use crate::protocol::jsonrpc::{self, RequestId};
-use crate::upstream::body::collect;
-use crate::upstream::response_body::Messages;
-use crate::upstream::sse_reader::EventReader;
-use crate::upstream::{ResponseBody, Unanswered};
+use crate::upstream::server::body::collect;
+use crate::upstream::server::exchange::Unanswered;
+use crate::upstream::server::response_body::Messages;
+use crate::upstream::server::response_body::ResponseBody;
+use crate::upstream::server::sse_reader::EventReader;
 
 /// A request whose response has not begun.
-pub(super) type Exchange = Pin<Box<dyn Future<Output = Result<Response<ResponseBody>, Unanswered>> + Send>>;
+pub(super) type Exchanging = Pin<Box<dyn Future<Output = Result<Response<ResponseBody>, Unanswered>> + Send>>;
 
 /// Waits for the response to the request that is sent under the ID `own`, and returns its messages,
 /// each of at most `limit` bytes. A response that is no event stream is one message; a refusal is
 /// an error to the request.
-pub(super) async fn late_response(exchange: Exchange, own: String, limit: usize) -> EventReader {
+pub(super) async fn late_response(exchange: Exchanging, own: String, limit: usize) -> EventReader {
     let reader = |messages| EventReader::Messages { messages, limit };
     let Ok(response) = exchange.await else { return reader(Messages::broken()) };
     let (status, is_json) = (response.status(), headers::is_json(response.headers()));

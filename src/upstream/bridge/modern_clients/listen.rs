@@ -14,8 +14,11 @@ use super::{Called, ClientRequest, INVALID_PARAMS, ModernClients, refusal};
 use crate::protocol::bridge::modern_clients::listen::{self, Filter};
 use crate::protocol::bridge::modern_clients::too_many_waiting;
 use crate::upstream::bridge::{event_stream, json_response};
-use crate::upstream::response_body::Messages;
-use crate::upstream::{ResponseBody, Template, Unanswered, synthetic};
+use crate::upstream::server::exchange::Unanswered;
+use crate::upstream::server::request::Template;
+use crate::upstream::server::response_body::Messages;
+use crate::upstream::server::response_body::ResponseBody;
+use crate::upstream::server::synthetic;
 
 /// Subscriptions to resources that are begun at once, and time limit for all of them.
 const AT_ONCE: usize = 8;

@@ -29,11 +29,11 @@ use serde_json::{Value, json};
 
 use self::awaited::Awaited;
 use self::call::{Begun, BridgedCall, Source};
-use self::late_response::{Exchange, late_response};
+use self::late_response::{Exchanging, late_response};
 use self::parked::{AfterPages, Parked, ParkedCalls};
 use self::session::{Busy, Key, LegacySession, Sessions};
 use super::{
-    Answer, HEADER_MISMATCH, Settings, UNSUPPORTED_VERSION, error_code, event_stream, is_translated, json_response,
+    Exchanged, HEADER_MISMATCH, Settings, UNSUPPORTED_VERSION, error_code, event_stream, is_translated, json_response,
 };
 use crate::channel;
 use crate::event_log::Stream;
@@ -45,10 +45,14 @@ use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, names};
 use crate::protocol::jsonrpc::{self, Message, RequestId, ServerFacts};
 use crate::protocol::session_refusal::{Refusal, Verdict};
-use crate::upstream::body::collect;
-use crate::upstream::revival::Inquiry;
-use crate::upstream::sse_reader::EventReader;
-use crate::upstream::{ResponseBody, Template, Unanswered, Upstream};
+use crate::upstream::observed::Observed;
+use crate::upstream::server::Server;
+use crate::upstream::server::body::collect;
+use crate::upstream::server::exchange::{Exchange, Unanswered};
+use crate::upstream::server::request::Template;
+use crate::upstream::server::response_body::ResponseBody;
+use crate::upstream::server::sse_reader::EventReader;
+use crate::upstream::session_refusals::{Inquiry, Revivals};
 use crate::{clock, config, sync};
 
 const INVALID_REQUEST: i64 = -32600;
@@ -67,7 +71,10 @@ const PAGE_WAIT: Duration = Duration::from_secs(2);
 pub(super) struct ModernClients {
     settings: Settings,
     /// Connections of requests of the bridge's own.
-    upstream: Arc<Upstream>,
+    server: Arc<Server>,
+    revivals: Arc<Revivals>,
+    /// Tokens of which the server has been asked whether they are one caller's.
+    observed: Arc<Observed>,
     sessions: Sessions,
     parked: ParkedCalls,
     /// True if the server gave no name to the session that was begun last.
@@ -111,28 +118,35 @@ impl From<Response<ResponseBody>> for Called {
 /// Answer to a request.
 pub(super) enum Translated {
     /// Of a request in a session.
-    Answered(Answer),
+    Answered(Exchanged),
     /// The server did not open a session, or refuses its revision: it has run nothing of the
     /// request.
-    Unopened(Answer),
+    Unopened(Exchanged),
 }
 
 /// Reason why a request has no session.
 enum NoSession {
     /// The server has refused `initialize`, or the revision, in this way.
-    Refused(Box<Answer>),
+    Refused(Box<Exchanged>),
     /// This is the answer.
-    Answered(Box<Answer>),
+    Answered(Box<Exchanged>),
     /// Requests of this caller are not translated.
     Unbridged,
 }
 
 impl ModernClients {
     /// Creates a bridge with connections of its own.
-    pub(super) fn new(settings: Settings, upstream: Arc<Upstream>) -> Arc<Self> {
+    pub(super) fn new(
+        settings: Settings,
+        server: Arc<Server>,
+        revivals: Arc<Revivals>,
+        observed: Arc<Observed>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             settings,
-            upstream,
+            server,
+            revivals,
+            observed,
             sessions: Sessions::default(),
             parked: ParkedCalls::default(),
             is_sessionless: AtomicBool::default(),
@@ -180,7 +194,7 @@ impl ModernClients {
     /// is.
     pub(super) async fn send(
         self: &Arc<Self>,
-        upstream: &Upstream,
+        server: &Server,
         template: &Template,
         sent: Option<&Arc<Stream>>,
     ) -> Option<Translated> {
@@ -206,7 +220,7 @@ impl ModernClients {
             let refused = json_response(StatusCode::NOT_FOUND, bridge::method_not_found(&request.id));
             return Some(Translated::Answered(Ok(refused)));
         }
-        match self.answer(upstream, request, sent).await {
+        match self.answer(server, request, sent).await {
             Ok(response) => Some(Translated::Answered(Ok(response))),
             Err(NoSession::Answered(answer)) => Some(Translated::Answered(*answer)),
             Err(NoSession::Refused(answer)) => Some(Translated::Unopened(*answer)),
@@ -216,7 +230,7 @@ impl ModernClients {
 
     async fn answer(
         self: &Arc<Self>,
-        upstream: &Upstream,
+        server: &Server,
         request: ClientRequest,
         sent: Option<&Arc<Stream>>,
     ) -> Result<Response<ResponseBody>, NoSession> {
@@ -239,8 +253,8 @@ impl ModernClients {
             }
             let sending = match jsonrpc::member(request.template.body(), &["params", "requestState"]) {
                 _ if request.kind == Kind::Listen => self.listen(&key, &session, &request).await,
-                Some(state) => self.go_on(upstream, (session.clone(), busy), &request, state, sent).await,
-                None => self.call(upstream, (session.clone(), busy), &request, sent).await,
+                Some(state) => self.go_on(server, (session.clone(), busy), &request, state, sent).await,
+                None => self.call(server, (session.clone(), busy), &request, sent).await,
             };
             match sending.map_err(|unanswered| NoSession::Answered(Box::new(Err(unanswered))))? {
                 Called::Response(response) => return Ok(*response),
@@ -255,7 +269,7 @@ impl ModernClients {
     /// Sends a request in the session.
     async fn call(
         self: &Arc<Self>,
-        upstream: &Upstream,
+        server: &Server,
         (session, busy): (Arc<LegacySession>, Busy),
         request: &ClientRequest,
         sent: Option<&Arc<Stream>>,
@@ -269,8 +283,9 @@ impl ModernClients {
         }
         let template = in_session(&session, &request.template).with_body(body.into());
         let mut awaited = Awaited::new(self, &session, request, own.clone());
-        let (own_connections, sent) = (self.upstream.clone(), sent.cloned());
-        let mut exchange: Exchange = Box::pin(async move { own_connections.exchange(&template, sent.as_ref()).await });
+        let (own_connections, sent) = (self.server.clone(), sent.cloned());
+        let mut exchange: Exchanging =
+            Box::pin(async move { own_connections.exchange(&template, sent.as_ref()).await });
         let response = tokio::select! {
             biased;
             response = &mut exchange => response,
@@ -290,8 +305,8 @@ impl ModernClients {
         response.headers_mut().remove(names::MCP_SESSION_ID);
         if session.is_named() {
             let ids = [RequestId::String(own.as_str().into())];
-            let (examined, refused) = upstream.revivals.examine(response, &ids).await;
-            if self.is_lost(upstream, &session, request, (examined.status(), &refused)).await {
+            let (examined, refused) = self.revivals.examine(response, &ids).await;
+            if self.is_lost(server, &session, request, (examined.status(), &refused)).await {
                 session.note_lost();
                 if refused.is_known() || effects::are_absent(request.template.body()) {
                     awaited.note_answered();
@@ -321,7 +336,7 @@ impl ModernClients {
     /// A response that may be a tool's is none of that by itself: the server is asked.
     async fn is_lost(
         &self,
-        upstream: &Upstream,
+        server: &Server,
         session: &LegacySession,
         request: &ClientRequest,
         (status, refused): (StatusCode, &Refusal),
@@ -332,18 +347,18 @@ impl ModernClients {
         match refused {
             Refusal::None => return false,
             // A server on a channel gives no statuses: they are the proxy's own words.
-            Refusal::Known | Refusal::Possible(_) if upstream.has_channels() => return true,
+            Refusal::Known | Refusal::Possible(_) if server.has_channels() => return true,
             Refusal::Known | Refusal::Possible(_) => {}
         }
         let server = ServerFacts::of(&session.initialized);
         let inquiry = Inquiry {
-            refusals: upstream.revivals.refusals(),
+            refusals: self.revivals.refusals(),
             request: &in_session(session, &request.template),
             version: None,
             server: server.as_ref(),
             refused: (status.as_u16(), refused),
         };
-        let asking = inquiry.ask(async |question| self.upstream.exchange(&question, None).await.ok());
+        let asking = inquiry.ask(async |question| self.server.exchange(&question, None).await.ok());
         match asking.await {
             Verdict::Dead => true,
             Verdict::RefusedAlike => session.was_answered(),
@@ -394,7 +409,7 @@ impl ModernClients {
     /// Goes on with a call that waits for the answers of its client.
     async fn go_on(
         self: &Arc<Self>,
-        upstream: &Upstream,
+        server: &Server,
         (session, busy): (Arc<LegacySession>, Busy),
         request: &ClientRequest,
         state: &str,
@@ -418,7 +433,7 @@ impl ModernClients {
             Parked::Pages(pages) => match pages.after(request, &answers) {
                 AfterPages::Again(request) => {
                     session.wait_for_pages(pages.ids(), clock::now() + PAGE_WAIT).await;
-                    Box::pin(self.call(upstream, (session, busy), &request, sent)).await
+                    Box::pin(self.call(server, (session, busy), &request, sent)).await
                 }
                 AfterPages::Asked => {
                     let asked =

@@ -19,9 +19,13 @@ use crate::protocol::bridge::modern_clients::{self as bridge, LogLevel};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::names;
 use crate::protocol::jsonrpc::{self, RequestId};
-use crate::upstream::body::begun;
 use crate::upstream::bridge::{json_response, response_in};
-use crate::upstream::{ResponseBody, Template, synthetic};
+use crate::upstream::server::body::begun;
+use crate::upstream::server::exchange::{Exchange, Exchanged};
+use crate::upstream::server::request::Template;
+use crate::upstream::server::response_body::ResponseBody;
+use crate::upstream::server::synthetic;
+use crate::upstream::token_probe::confirms_token;
 
 /// Time limit of `initialize`: a server on stdio may have to be installed first.
 const OPENING_WAIT: Duration = Duration::from_secs(60);
@@ -80,7 +84,7 @@ impl ModernClients {
             return;
         };
         let ping = synthetic::post(&plain(&request.template).with_body(Bytes::new()), synthetic::ping());
-        if self.upstream.confirms_token(caller, None, in_session(&session, &ping)).await {
+        if confirms_token(&*self.server, self.observed.tokens(), caller, None, in_session(&session, &ping)).await {
             self.sessions.add_key(key, slot);
         }
     }
@@ -102,7 +106,7 @@ impl ModernClients {
         let initialize = synthetic::post(&plain(&request.template), bridge::initialize(&id, &request.envelope));
         let initialize = initialize.with(names::MCP_PROTOCOL_VERSION, version);
         let opening = async {
-            let response = match self.upstream.exchange(&initialize, None).await {
+            let response = match self.server.exchange(&initialize, None).await {
                 Ok(response) if response.status().is_success() => response,
                 Ok(refusal) if refusal.status().is_client_error() && !is_about_caller(refusal.status()) => {
                     return Err(NoSession::Refused(Box::new(Ok(self.translated(refusal, &request.id).await))));
@@ -162,14 +166,14 @@ impl ModernClients {
     /// Posts a message in the session. Returns true if the server has taken it.
     pub(super) async fn post(&self, session: &LegacySession, template: &Template, body: Vec<u8>) -> bool {
         let post = in_session(session, &synthetic::post(template, body));
-        let posted = tokio::time::timeout(ASK_WAIT, self.upstream.exchange(&post, None)).await;
+        let posted = tokio::time::timeout(ASK_WAIT, self.server.exchange(&post, None)).await;
         matches!(posted, Ok(Ok(response)) if response.status().is_success())
     }
 
     /// Posts a request in the session. Returns its response, or `None` if there is none.
     pub(super) async fn ask(&self, session: &LegacySession, template: &Template, body: Vec<u8>) -> Option<Bytes> {
         let post = in_session(session, &synthetic::post(template, body));
-        let asking = async { response_in(self.upstream.exchange(&post, None).await.ok()?).await };
+        let asking = async { response_in(self.server.exchange(&post, None).await.ok()?).await };
         tokio::time::timeout(ASK_WAIT, asking).await.ok()?
     }
 
@@ -195,7 +199,7 @@ impl ModernClients {
             let latest = session.latest();
             let delete = latest.beside(Method::DELETE, &latest.own_headers(), Bytes::new());
             let delete = in_session(session, &delete);
-            drop(tokio::time::timeout(ASK_WAIT, self.upstream.exchange(&delete, None)).await);
+            drop(tokio::time::timeout(ASK_WAIT, self.server.exchange(&delete, None)).await);
         }
     }
 
@@ -244,6 +248,6 @@ fn is_about_caller(status: StatusCode) -> bool {
     matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS)
 }
 
-fn refused(answer: super::Answer) -> NoSession {
+fn refused(answer: Exchanged) -> NoSession {
     NoSession::Answered(Box::new(answer))
 }

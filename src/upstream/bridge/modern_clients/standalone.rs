@@ -17,8 +17,9 @@ use crate::clock;
 use crate::protocol::bridge::modern_clients::{self as bridge, listen};
 use crate::protocol::headers;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
-use crate::upstream::sse_reader::EventReader;
-use crate::upstream::synthetic;
+use crate::upstream::server::exchange::Exchange;
+use crate::upstream::server::sse_reader::EventReader;
+use crate::upstream::server::synthetic;
 
 /// Pause before the stream is opened again, which doubles after each refusal up to the longest.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -36,7 +37,7 @@ pub(super) async fn read(clients: Weak<ModernClients>, session: Weak<LegacySessi
         let response = {
             let (Some(clients), Some(session)) = (reader.clients.upgrade(), reader.session.upgrade()) else { return };
             let get = session.latest().to_get(reader.last_event_id.as_deref());
-            let response = clients.upstream.exchange(&in_session(&session, &get), None).await;
+            let response = clients.server.exchange(&in_session(&session, &get), None).await;
             session.note_stream();
             response
         };

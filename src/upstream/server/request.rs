@@ -15,7 +15,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use super::sent_flag::SentFlag;
 use crate::body::{BoxBody, BoxError};
 use crate::channel::{Caller, StartKind};
-use crate::event_log::{Stream, UpstreamName};
+use crate::event_log::{Handshake, Stream, UpstreamName};
 use crate::protocol::headers::{self, Lines};
 use crate::protocol::trace::{TRACEPARENT, TRACESTATE, TraceContext, TraceId};
 
@@ -53,14 +53,14 @@ impl Template {
     /// Creates a request with headers for the endpoint that do not describe the body. Those are the
     /// proxy's to write: a length without its bytes would make the server read the next request as
     /// a body. `parts` is the client's.
-    pub(super) fn new(parts: &Parts, lines: Lines, body: Bytes) -> Self {
+    pub(in crate::upstream) fn new(parts: &Parts, lines: Lines, body: Bytes) -> Self {
         let origin = parts.headers.get(ORIGIN).and_then(|origin| HeaderValue::from_bytes(origin.as_bytes()).ok());
         let query = parts.uri.query().map(Into::into);
         Self { method: parts.method.clone(), lines, origin, query, body, caller: None, start_kind: StartKind::First }
     }
 
     /// Returns another request with the caller and query of this one.
-    pub(super) fn beside(&self, method: Method, headers: &HeaderMap, body: Bytes) -> Self {
+    pub(in crate::upstream) fn beside(&self, method: Method, headers: &HeaderMap, body: Bytes) -> Self {
         let (origin, query, caller) = (self.origin.clone(), self.query.clone(), self.caller.clone());
         Self { method, lines: headers.into(), origin, query, body, caller, start_kind: StartKind::First }
     }
@@ -71,22 +71,22 @@ impl Template {
     }
 
     /// Returns the same request, which opens a session again that existed.
-    pub(super) fn for_revival(self) -> Self {
+    pub(in crate::upstream) fn for_revival(self) -> Self {
         Self { start_kind: StartKind::Revival, ..self }
     }
 
     /// Returns the occasion of the start of a server that an `initialize` needs.
-    pub(super) fn start_kind(&self) -> StartKind {
+    pub(in crate::upstream) fn start_kind(&self) -> StartKind {
         self.start_kind
     }
 
     /// Returns the caller for whom a server may be started.
-    pub(super) fn caller(&self) -> Option<&Arc<Caller>> {
+    pub(in crate::upstream) fn caller(&self) -> Option<&Arc<Caller>> {
         self.caller.as_ref()
     }
 
     /// Creates a request without a page that sent it and without a query of a client.
-    pub(super) fn plain(method: Method, headers: &HeaderMap, body: Bytes) -> Self {
+    pub(in crate::upstream) fn plain(method: Method, headers: &HeaderMap, body: Bytes) -> Self {
         let (lines, start_kind) = (headers.into(), StartKind::First);
         Self { method, lines, origin: None, query: None, body, caller: None, start_kind }
     }
@@ -97,17 +97,17 @@ impl Template {
     }
 
     /// Returns the method.
-    pub(super) fn method(&self) -> &Method {
+    pub(in crate::upstream) fn method(&self) -> &Method {
         &self.method
     }
 
     /// Returns the body.
-    pub(super) fn body(&self) -> &Bytes {
+    pub(in crate::upstream) fn body(&self) -> &Bytes {
         &self.body
     }
 
     /// Returns the headers, except those that describe the body.
-    pub(super) fn lines(&self) -> &Lines {
+    pub(in crate::upstream) fn lines(&self) -> &Lines {
         &self.lines
     }
 
@@ -122,13 +122,13 @@ impl Template {
     }
 
     /// Returns the same request with another body.
-    pub(super) fn with_body(&self, body: Bytes) -> Self {
+    pub(in crate::upstream) fn with_body(&self, body: Bytes) -> Self {
         Self { body, ..self.clone() }
     }
 
     /// Returns the call as it goes on for a client that has sent `later` since: its credentials are
     /// those of the later request, and all that describes the call stays.
-    pub(super) fn going_on(&self, later: &Lines) -> Self {
+    pub(in crate::upstream) fn going_on(&self, later: &Lines) -> Self {
         let of_the_call = [ACCEPT, CONTENT_TYPE, headers::names::LAST_EVENT_ID];
         let describes_call = |name: &HeaderName| name.as_str().starts_with("mcp-") || of_the_call.contains(name);
         let mut headers = later.to_map();
@@ -160,7 +160,7 @@ impl Template {
     }
 
     /// Removes the credentials other than `Authorization`: API keys, cookies and the query.
-    pub(super) fn with_token_alone(self) -> Self {
+    pub(in crate::upstream) fn with_token_alone(self) -> Self {
         let mut headers = self.lines.to_map();
         for name in [headers::names::X_API_KEY, COOKIE] {
             headers.remove(name);
@@ -170,7 +170,7 @@ impl Template {
 
     /// Returns the same request below a span of the proxy's. The state of another trace than the
     /// span's is left out.
-    pub(super) fn below(&self, parent: TraceContext) -> Self {
+    pub(in crate::upstream) fn below(&self, parent: TraceContext) -> Self {
         let mut headers = self.lines.to_map();
         if TraceId::from_headers(&headers) != Some(parent.trace) {
             headers.remove(TRACESTATE);
@@ -180,15 +180,22 @@ impl Template {
     }
 
     /// Sets this header, in place of any of that name.
-    pub(super) fn with(mut self, name: HeaderName, value: HeaderValue) -> Self {
+    pub(in crate::upstream) fn with(mut self, name: HeaderName, value: HeaderValue) -> Self {
         let mut headers = self.lines.to_map();
         headers.insert(name, value);
         self.lines = Lines::from(&headers);
         self
     }
 
+    /// Returns the request in the session under its present name, or `None` if it names the session
+    /// so.
+    pub fn renamed_since(&self, handshake: &Handshake) -> Option<Self> {
+        let name = handshake.name();
+        if self.is_in_session(&name) { None } else { Some(self.clone().in_session(&name)) }
+    }
+
     /// Returns the same request in a session with another name at the server.
-    pub(super) fn in_session(mut self, name: &UpstreamName) -> Self {
+    pub(in crate::upstream) fn in_session(mut self, name: &UpstreamName) -> Self {
         let UpstreamName::Renamed(name) = name else { return self };
         let mut headers = self.lines.to_map();
         match name.as_ref().map(|name| HeaderValue::from_str(name.as_str())) {
@@ -200,29 +207,29 @@ impl Template {
     }
 
     /// Returns the same request outside a session.
-    pub(super) fn without_session(self) -> Self {
+    pub(in crate::upstream) fn without_session(self) -> Self {
         self.in_session(&UpstreamName::Renamed(None))
     }
 
     /// Returns true if the request names a session.
-    pub(super) fn names_session(&self) -> bool {
+    pub(in crate::upstream) fn names_session(&self) -> bool {
         self.session_name().is_some()
     }
 
     /// Returns the server's name of the session, or `None` if the request names none.
-    pub(super) fn session_name(&self) -> Option<&[u8]> {
+    pub(in crate::upstream) fn session_name(&self) -> Option<&[u8]> {
         self.lines.get(&headers::names::MCP_SESSION_ID)
     }
 
     /// Returns true if the request names its session as the server does now.
-    pub(super) fn is_in_session(&self, name: &UpstreamName) -> bool {
+    pub(in crate::upstream) fn is_in_session(&self, name: &UpstreamName) -> bool {
         let UpstreamName::Renamed(name) = name else { return true };
         self.session_name() == name.as_ref().map(|name| name.as_str().as_bytes())
     }
 
     /// Returns the same request in the session that `other` names: streams of one session may have
     /// begun under different names of it.
-    pub(super) fn in_session_of(&self, other: &Self) -> Cow<'_, Self> {
+    pub(in crate::upstream) fn in_session_of(&self, other: &Self) -> Cow<'_, Self> {
         let name = |template: &Self| template.session_name().map(<[u8]>::to_vec);
         let wanted = name(other);
         if name(self) == wanted {
@@ -245,7 +252,12 @@ impl Template {
         self.beside(Method::GET, &headers, Bytes::new())
     }
 
-    pub(super) fn to_request(&self, target: Uri, sent_flag: &SentFlag, sent: Option<&Arc<Stream>>) -> Request<Body> {
+    pub(in crate::upstream) fn to_request(
+        &self,
+        target: Uri,
+        sent_flag: &SentFlag,
+        sent: Option<&Arc<Stream>>,
+    ) -> Request<Body> {
         let mut request = Request::new(Body::Whole {
             bytes: Some(self.body.clone()).filter(|bytes| !bytes.is_empty()),
             sent_flag: sent_flag.clone(),

@@ -23,7 +23,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 const ANSWER_WITHIN: Duration = Duration::from_millis(500);
 
 /// Reachability of one server.
-pub(super) struct Reach {
+pub(in crate::upstream) struct Reach {
     /// Server address for the log.
     address: String,
     unready_after: Duration,
@@ -62,7 +62,7 @@ pub enum Reachability {
 impl Reach {
     /// Reachability of the server at `address`, which is lost once connections have failed for
     /// `unready_after`.
-    pub(super) fn new(address: String, unready_after: Duration) -> Self {
+    pub(in crate::upstream) fn new(address: String, unready_after: Duration) -> Self {
         Self {
             address,
             unready_after,
@@ -74,26 +74,26 @@ impl Reach {
     }
 
     /// Returns true if the last attempts failed.
-    pub(super) fn is_failing(&self) -> bool {
+    pub(in crate::upstream) fn is_failing(&self) -> bool {
         self.lock().failing_since.is_some()
     }
 
     /// Waits for the next connection that is accepted after a failure, from when it is enabled or
     /// first polled. Those that wait are notified in the order in which they began.
-    pub(super) fn accepted(&self) -> Notified<'_> {
+    pub(in crate::upstream) fn accepted(&self) -> Notified<'_> {
         self.accepted.notified()
     }
 
     /// Waits for the turn to try to connect, which one waiting call has at a time, in the order of
     /// their requests for it.
-    pub(super) async fn turn(&self) -> OwnedMutexGuard<()> {
+    pub(in crate::upstream) async fn turn(&self) -> OwnedMutexGuard<()> {
         self.turn.clone().lock_owned().await
     }
 
     /// Returns the state after `check`, which makes a connection and notes its outcome. Returns the
     /// last state if the last check began less than a second ago. Waits half a second at most; a
     /// check that takes longer goes on.
-    pub(super) async fn ask<F>(self: &Arc<Self>, check: impl FnOnce(Reachability) -> F) -> Reachability
+    pub(in crate::upstream) async fn ask<F>(self: &Arc<Self>, check: impl FnOnce(Reachability) -> F) -> Reachability
     where
         F: Future<Output = ()> + Send + 'static,
     {
@@ -115,7 +115,7 @@ impl Reach {
 
     /// Notes that the server accepted a connection. A connection alone does not make a never
     /// reached server reachable: TLS may still fail.
-    pub(super) fn note_accepted(&self) {
+    pub(in crate::upstream) fn note_accepted(&self) {
         let mut state = self.lock();
         state.accepted = Some(clock::now());
         if state.failing_since.take().is_some() {
@@ -128,7 +128,7 @@ impl Reach {
     }
 
     /// Notes that a connection can be used: it was accepted, and any TLS handshake succeeded.
-    pub(super) fn note_usable(&self) {
+    pub(in crate::upstream) fn note_usable(&self) {
         let mut state = self.lock();
         if state.reachability == Reachability::Unknown {
             state.reachability = Reachability::Accepting;
@@ -137,7 +137,7 @@ impl Reach {
     }
 
     /// Notes that an attempt that began at `began` failed.
-    pub(super) fn note_failed(&self, began: Instant, error: &(dyn Error + 'static)) {
+    pub(in crate::upstream) fn note_failed(&self, began: Instant, error: &(dyn Error + 'static)) {
         let mut state = self.lock();
         let accepted = state.accepted;
         let since = *state.failing_since.get_or_insert_with(|| accepted.map_or(began, |accepted| accepted.max(began)));
@@ -177,7 +177,7 @@ mod tests {
     use super::super::connect::{Dial, DialFuture, Transport};
     use super::*;
     use crate::config::Config;
-    use crate::upstream::connect::Connector;
+    use crate::upstream::server::connect::Connector;
 
     #[derive(Clone, Copy)]
     enum Behaviour {

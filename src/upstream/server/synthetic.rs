@@ -2,42 +2,50 @@
 
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method};
+use serde_json::{Value, json};
 
-use super::Template;
+use super::request::Template;
+use crate::protocol::headers::names;
 use crate::protocol::jsonrpc::{self, RequestId, ServerFacts};
 use crate::random;
 
+/// Protocol version of `server/discover` if the caller names none.
+pub(in crate::upstream) const MODERN: &str = "2026-07-28";
+const VERSION: &str = "io.modelcontextprotocol/protocolVersion";
+pub(in crate::upstream) const CLIENT_INFO: &str = "io.modelcontextprotocol/clientInfo";
+pub(in crate::upstream) const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
+
 /// Returns a JSON POST with the credentials and the session of a call.
-pub(super) fn post(call: &Template, body: Vec<u8>) -> Template {
+pub(in crate::upstream) fn post(call: &Template, body: Vec<u8>) -> Template {
     let mut headers = call.own_headers();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     call.beside(Method::POST, &headers, body.into())
 }
 
 /// Returns the notification that cancels a request whose result no client awaits any more.
-pub(super) fn cancelled(id: &RequestId) -> Vec<u8> {
+pub(in crate::upstream) fn cancelled(id: &RequestId) -> Vec<u8> {
     let head = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"#;
     format!("{head}{},\"reason\":\"the call was given up\"}}}}", id.to_json()).into_bytes()
 }
 
 /// Returns the answer to a ping of the server.
-pub(super) fn pong(id: &RequestId) -> Vec<u8> {
+pub(in crate::upstream) fn pong(id: &RequestId) -> Vec<u8> {
     format!(r#"{{"jsonrpc":"2.0","id":{},"result":{{}}}}"#, id.to_json()).into_bytes()
 }
 
 /// Returns an ID for a request of the proxy's own: an ID is used once in a session, and the client
 /// chooses its own.
-pub(super) fn own_id() -> String {
+pub(in crate::upstream) fn own_id() -> String {
     format!("mcp-resume-{:016x}", u64::from_be_bytes(random::bytes()))
 }
 
 /// Returns a ping.
-pub(super) fn ping() -> Vec<u8> {
+pub(in crate::upstream) fn ping() -> Vec<u8> {
     format!(r#"{{"jsonrpc":"2.0","id":"{}","method":"ping"}}"#, own_id()).into_bytes()
 }
 
 /// Returns the error for a server's request to a client that takes no stream.
-pub(super) fn refusal(id: &RequestId) -> Vec<u8> {
+pub(in crate::upstream) fn refusal(id: &RequestId) -> Vec<u8> {
     const METHOD_NOT_FOUND: i64 = -32601;
     let text = "this client takes JSON answers only and can be asked nothing";
     jsonrpc::error_message(Some(id), METHOD_NOT_FOUND, text, serde_json::json!({ "fault": "client" }))
@@ -45,7 +53,7 @@ pub(super) fn refusal(id: &RequestId) -> Vec<u8> {
 
 /// Returns the messages for a client whose session was opened again: the change of each list that
 /// the server announces, and a warning if the server declared `logging`.
-pub(super) fn revival_messages(server: &ServerFacts) -> Vec<Vec<u8>> {
+pub(in crate::upstream) fn revival_messages(server: &ServerFacts) -> Vec<Vec<u8>> {
     let changed = |method| serde_json::json!({ "jsonrpc": "2.0", "method": method }).to_string().into_bytes();
     let mut messages: Vec<_> = server.list_changes().map(changed).collect();
     if server.has_logging() {
@@ -65,11 +73,39 @@ fn warning(text: &str) -> Vec<u8> {
     message.to_string().into_bytes()
 }
 
+/// Returns the request `server/discover` with the credentials of `call`, at this revision or the
+/// first of its era.
+pub(in crate::upstream) fn discover_request(call: &Template, version: Option<String>) -> Template {
+    discover_request_as(call, version, None, None)
+}
+
+pub(in crate::upstream) fn discover_request_as(
+    call: &Template,
+    version: Option<String>,
+    client: Option<Value>,
+    capabilities: Option<Value>,
+) -> Template {
+    let client = client.unwrap_or_else(|| json!({ "name": "mcp-resume", "version": env!("CARGO_PKG_VERSION") }));
+    let version = version.unwrap_or_else(|| MODERN.to_owned());
+    let method = "server/discover";
+    let meta = json!({
+        VERSION: version,
+        CLIENT_INFO: client,
+        CAPABILITIES: capabilities.unwrap_or_else(|| json!({})),
+    });
+    let id = own_id();
+    let discover = json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": { "_meta": meta } });
+    let version = HeaderValue::from_str(&version).unwrap_or(HeaderValue::from_static(MODERN));
+    post(call, discover.to_string().into_bytes())
+        .with(names::MCP_PROTOCOL_VERSION, version)
+        .with(names::MCP_METHOD, HeaderValue::from_static(method))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const PAGE: &str = include_str!("../../docs/added-messages.md");
+    const PAGE: &str = include_str!("../../../docs/added-messages.md");
 
     /// Returns the message as the page has it, with `…` in the place of `id`.
     fn shown(message: Vec<u8>, id: &str) -> String {

@@ -9,9 +9,8 @@ use futures_util::StreamExt;
 use http::Response;
 use http_body_util::BodyExt;
 
-use super::ResponseBody;
 use super::body::collect;
-use super::response_body::{Broken, Messages};
+use super::response_body::{Broken, Messages, ResponseBody};
 use crate::clock;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers;
@@ -27,19 +26,19 @@ const BURST: Duration = Duration::from_micros(200);
 
 /// Body of one SSE response.
 #[derive(Debug)]
-pub(super) struct SseReader {
+pub(in crate::upstream) struct SseReader {
     body: ResponseBody,
     decoder: Decoder,
     last_piece: Option<Instant>,
 }
 
 impl SseReader {
-    pub(super) fn new(body: ResponseBody, max_event_bytes: usize) -> Self {
+    pub(in crate::upstream) fn new(body: ResponseBody, max_event_bytes: usize) -> Self {
         Self { body, decoder: Decoder::new(max_event_bytes), last_piece: None }
     }
 
     /// Waits for the next piece of the body, or its end. Dropping the future loses nothing.
-    pub(super) async fn next(&mut self) -> Result<Bytes, Ending> {
+    pub(in crate::upstream) async fn next(&mut self) -> Result<Bytes, Ending> {
         loop {
             match self.body.frame().await {
                 Some(Ok(frame)) => {
@@ -56,7 +55,7 @@ impl SseReader {
 
     /// Does as [`EventReader::gather`], and continues behind events over the limit. Returns the end
     /// of the body behind the items, or `None` if there is more.
-    pub(super) async fn gather_items(&mut self, first: Bytes) -> (Vec<sse::Item>, Option<Ending>) {
+    pub(in crate::upstream) async fn gather_items(&mut self, first: Bytes) -> (Vec<sse::Item>, Option<Ending>) {
         let mut items = Vec::new();
         let decode = |decoder: &mut Decoder| {
             items.extend(std::iter::from_fn(|| decoder.poll_item()));
@@ -67,12 +66,12 @@ impl SseReader {
     }
 
     /// Returns the data of the incomplete event.
-    pub(super) fn partial_data(&self) -> &[u8] {
+    pub(in crate::upstream) fn partial_data(&self) -> &[u8] {
         self.decoder.partial_data()
     }
 
     /// Skips the rest of the incomplete event, whose end [`Self::gather_items`] returns.
-    pub(super) fn cut(&mut self) -> sse::Cut {
+    pub(in crate::upstream) fn cut(&mut self) -> sse::Cut {
         self.decoder.cut()
     }
 
@@ -108,7 +107,7 @@ impl SseReader {
 
 /// Events of one response.
 #[derive(Debug)]
-pub(super) enum EventReader {
+pub(in crate::upstream) enum EventReader {
     /// Bytes of a server on HTTP.
     Sse(SseReader),
     /// Messages of this process, each of at most `limit` bytes.
@@ -122,7 +121,7 @@ pub(super) enum EventReader {
 
 impl EventReader {
     /// Creates the reader of an event stream with events of at most `limit` bytes.
-    pub(super) fn new(body: ResponseBody, limit: usize) -> Self {
+    pub(in crate::upstream) fn new(body: ResponseBody, limit: usize) -> Self {
         match body {
             ResponseBody::Messages(messages) => Self::Messages { messages, limit },
             body => Self::Sse(SseReader::new(body, limit)),
@@ -130,7 +129,7 @@ impl EventReader {
     }
 
     /// Returns the bytes held of an incomplete event.
-    pub(super) fn held(&self) -> usize {
+    pub(in crate::upstream) fn held(&self) -> usize {
         match self {
             Self::Sse(reader) => reader.decoder.bytes_held(),
             Self::Messages { .. } => 0,
@@ -139,7 +138,7 @@ impl EventReader {
 
     /// Returns the error of the responses that a server on a channel owed when it was lost; see
     /// [`Messages::lost`].
-    pub(super) fn lost(&self) -> Option<ErrorCode> {
+    pub(in crate::upstream) fn lost(&self) -> Option<ErrorCode> {
         match self {
             Self::Sse(_) => None,
             Self::Messages { messages, .. } => messages.lost(),
@@ -147,7 +146,7 @@ impl EventReader {
     }
 
     /// Waits for the next piece of the response, or its end. Dropping the future loses nothing.
-    pub(super) async fn next(&mut self) -> Result<Bytes, Ending> {
+    pub(in crate::upstream) async fn next(&mut self) -> Result<Bytes, Ending> {
         match self {
             Self::Sse(reader) => reader.next().await,
             Self::Messages { messages, .. } => match messages.next().await {
@@ -159,7 +158,7 @@ impl EventReader {
 
     /// Returns the events of `first` and of all further pieces that are ready, up to 64 KiB and one
     /// piece.
-    pub(super) async fn gather(&mut self, first: Bytes) -> GatherResult {
+    pub(in crate::upstream) async fn gather(&mut self, first: Bytes) -> GatherResult {
         let mut gathered = GatherResult::default();
         match self {
             Self::Sse(reader) => gathered.ending = reader.decode_ready(first, |decoder| gathered.decode(decoder)).await,
@@ -186,7 +185,7 @@ impl EventReader {
 
     /// Waits for events, and returns all that are ready. Returns `None` at the end of the response.
     /// Dropping the future may lose events.
-    pub(super) async fn batch(&mut self) -> Option<GatherResult> {
+    pub(in crate::upstream) async fn batch(&mut self) -> Option<GatherResult> {
         let first = self.next().await.ok()?;
         Some(self.gather(first).await)
     }
@@ -194,7 +193,7 @@ impl EventReader {
 
 /// Returns the first message that is wanted in a response of JSON or of events, whose rest is not
 /// read.
-pub(super) async fn first_message(
+pub(in crate::upstream) async fn first_message(
     response: Response<ResponseBody>,
     limit: usize,
     is_wanted: impl Fn(&[u8]) -> bool,
@@ -214,19 +213,41 @@ pub(super) async fn first_message(
     }
 }
 
+/// Returns all messages of a response of JSON or of events, of at most `limit` bytes each. Returns
+/// `None` if the response breaks off.
+pub(in crate::upstream) async fn messages(response: Response<ResponseBody>, limit: usize) -> Option<Vec<Bytes>> {
+    if !headers::is_sse(response.headers()) {
+        return collect(response.into_body(), limit).await.ok().map(|body| vec![body]);
+    }
+    let mut reader = EventReader::new(response.into_body(), limit);
+    let mut messages = Vec::new();
+    loop {
+        match reader.next().await {
+            Ok(first) => {
+                let gathered = reader.gather(first).await;
+                messages.extend(gathered.events.into_iter().map(|event| event.data));
+                if gathered.error.is_some() {
+                    return None;
+                }
+            }
+            Err(ending) => return (ending == Ending::Clean).then_some(messages),
+        }
+    }
+}
+
 /// Result of one gather.
 #[derive(Debug, Default)]
-pub(super) struct GatherResult {
-    pub(super) events: Vec<sse::Event>,
+pub(in crate::upstream) struct GatherResult {
+    pub(in crate::upstream) events: Vec<sse::Event>,
     /// Error of an event over the limit.
-    pub(super) error: Option<sse::Error>,
+    pub(in crate::upstream) error: Option<sse::Error>,
     /// End of the response behind the events, or `None` if there is more.
-    pub(super) ending: Option<Ending>,
+    pub(in crate::upstream) ending: Option<Ending>,
 }
 
 impl GatherResult {
     /// Returns true if no event follows that could be read.
-    pub(super) fn is_last(&self) -> bool {
+    pub(in crate::upstream) fn is_last(&self) -> bool {
         self.error.is_some() || self.ending.is_some()
     }
 
@@ -256,7 +277,7 @@ impl GatherResult {
 }
 
 /// Polls the future once, and returns its result if it is ready.
-pub(super) async fn poll_once<F: Future>(future: F) -> Option<F::Output> {
+pub(in crate::upstream) async fn poll_once<F: Future>(future: F) -> Option<F::Output> {
     let mut future = std::pin::pin!(future);
     std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
         std::task::Poll::Ready(value) => std::task::Poll::Ready(Some(value)),

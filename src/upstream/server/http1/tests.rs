@@ -9,7 +9,7 @@ use http_body_util::BodyExt;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufStream, DuplexStream, ReadBuf};
 
 use super::*;
-use crate::upstream::connect::{Dial, DialFuture, Transport, Wire};
+use crate::upstream::server::connect::{Dial, DialFuture, Transport, Wire};
 
 const IDLE: Duration = Duration::from_secs(4);
 /// Capacity of a pipe.

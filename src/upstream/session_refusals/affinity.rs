@@ -3,7 +3,7 @@
 //!
 //! Such a server refuses sessions that live, and a session that is opened again there is refused
 //! again soon. Owned here: the count of these signs, and the one warning of the process. Absent:
-//! the refusals themselves ([`super`]).
+//! the refusals themselves (`mod.rs`).
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -15,14 +15,14 @@ const SIGNS: usize = 3;
 
 /// Count of the signs.
 #[derive(Debug, Default)]
-pub(super) struct AffinitySigns {
+pub(in crate::upstream) struct AffinitySigns {
     refusals: AtomicUsize,
     has_warned: AtomicBool,
 }
 
 impl AffinitySigns {
     /// Notes the refusal of a session that lives.
-    pub(super) fn note_living_refused(&self) {
+    pub(in crate::upstream) fn note_living_refused(&self) {
         let refusals = self.refusals.fetch_add(1, Ordering::Relaxed) + 1;
         if self.is_due(refusals) {
             warn!(
@@ -33,7 +33,7 @@ impl AffinitySigns {
 
     /// Notes a revival of a session that was opened again so often within the last minute, this
     /// time included.
-    pub(super) fn note_revival(&self, in_last_minute: usize) {
+    pub(in crate::upstream) fn note_revival(&self, in_last_minute: usize) {
         if self.is_due(in_last_minute) {
             warn!(
                 "a session was opened again three times within a minute: the server forgets its sessions, or its balancer does not keep them"

@@ -10,7 +10,7 @@ use http::Response;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Frame;
 
-use super::ResponseBody;
+use super::response_body::ResponseBody;
 use crate::body::{BoxBody, BoxError};
 use crate::clock::Alarm;
 use crate::event_log::Writer;
@@ -20,7 +20,7 @@ use crate::protocol::stream::Ending;
 /// Reads a body into `buffer` until its end or the limit. Returns true if it is complete. A body in
 /// several pieces counts as bytes of the stream, and is read on only when the stream has memory for
 /// it, or its turn.
-pub(super) async fn read_into(
+pub(in crate::upstream) async fn read_into(
     body: &mut ResponseBody,
     buffer: &mut BytesMut,
     limit: usize,
@@ -48,7 +48,7 @@ pub(super) async fn read_into(
 }
 
 /// Collects a whole body of at most `limit` bytes.
-pub(super) async fn collect(body: ResponseBody, limit: usize) -> Result<Bytes, ErrorCode> {
+pub(in crate::upstream) async fn collect(body: ResponseBody, limit: usize) -> Result<Bytes, ErrorCode> {
     let whole = Limited::new(body, limit).collect().await;
     whole.map(|whole| whole.to_bytes()).map_err(|error| {
         let too_large = error.downcast_ref::<LengthLimitError>().is_some();
@@ -58,7 +58,7 @@ pub(super) async fn collect(body: ResponseBody, limit: usize) -> Result<Bytes, E
 
 /// Reads the body of a response up to a size at which it proves nothing, for this long at most.
 /// Returns the response with its whole body, and the body if that is complete.
-pub(super) async fn begun(
+pub(in crate::upstream) async fn begun(
     response: Response<ResponseBody>,
     limit: usize,
     wait: Duration,
@@ -73,7 +73,7 @@ pub(super) async fn begun(
 
 /// Reads a body into `begun` up to a size at which it proves nothing. Returns true if it is
 /// complete.
-pub(super) async fn read_up_to(body: &mut ResponseBody, begun: &mut BytesMut, limit: usize) -> bool {
+pub(in crate::upstream) async fn read_up_to(body: &mut ResponseBody, begun: &mut BytesMut, limit: usize) -> bool {
     while let Some(frame) = body.frame().await {
         let Ok(frame) = frame else { return false };
         begun.extend_from_slice(&frame.into_data().unwrap_or_default());
@@ -112,7 +112,7 @@ impl hyper::body::Body for PrefixedBody {
 
 /// Returns a body that passes on `first` and then `rest`. It fails with [`io::ErrorKind::TimedOut`]
 /// at `until`.
-pub(super) fn passing_body(first: Bytes, rest: ResponseBody, until: Option<Instant>) -> BoxBody {
+pub(in crate::upstream) fn passing_body(first: Bytes, rest: ResponseBody, until: Option<Instant>) -> BoxBody {
     let mut alarm = Alarm::new();
     alarm.set(until);
     PrefixedBody { first: Some(first).filter(|first| !first.is_empty()), rest, until: alarm }.boxed_unsync()

@@ -11,7 +11,7 @@ use super::pool::Pool;
 use super::wire::Wire;
 use crate::body::BoxError;
 use crate::protocol::http1::{Decoder, Error, Head};
-use crate::upstream::connect::Socket;
+use crate::upstream::server::connect::Socket;
 
 /// Response body. Its connection returns to the pool as soon as the last byte is here, and is
 /// closed if the body is dropped before.

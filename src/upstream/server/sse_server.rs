@@ -20,17 +20,22 @@ use tokio::runtime::Handle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::debug;
 
+use super::attempts::Attempts;
+use super::body;
+use super::exchange::{Exchange, Unanswered};
+use super::http::HttpServer;
 use super::request::Template;
+use super::response_body::ResponseBody;
 use super::sse_reader::SseReader;
-use super::wait::Attempts;
-use super::{ResponseBody, Unanswered, Upstream, body};
 use crate::channel::{self, Input, Link, LinkFuture, Memory, Open, OpenError, Output, Program, ProgramEnd, WriteError};
 use crate::clock;
+use crate::config;
 use crate::protocol::channel::line::Line;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Era, Lines, names};
 use crate::protocol::jsonrpc::{self, RequestId};
 use crate::protocol::sse::{Cut, Item};
+use crate::tls;
 
 /// Largest body of a response other than the channel's, in bytes.
 const MAX_BODY: usize = 1024 * 1024;
@@ -47,22 +52,25 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 /// A server on HTTP+SSE.
 pub struct SseServer {
     /// Client whose endpoint is the place of the GET.
-    upstream: Arc<Upstream>,
+    http: Arc<HttpServer>,
     message_bytes: usize,
 }
 
 impl SseServer {
-    /// Creates a server at the endpoint of `upstream`. A message of the server may have
+    /// Creates a server at the configured endpoint. A message of the server may have
     /// `message_bytes` bytes.
-    pub fn new(upstream: Upstream, message_bytes: usize) -> Self {
-        Self { upstream: Arc::new(upstream), message_bytes }
+    ///
+    /// # Errors
+    /// If the TLS files cannot be loaded.
+    pub fn new(config: config::Upstream, message_bytes: usize) -> Result<Self, tls::Error> {
+        Ok(Self { http: Arc::new(HttpServer::new(config)?), message_bytes })
     }
 }
 
 impl Open for SseServer {
     fn open(&self, head: Option<&Lines>, _: &Handle) -> LinkFuture<'static, Result<Link, OpenError>> {
-        let (upstream, headers, message_bytes) = (self.upstream.clone(), own_headers(head), self.message_bytes);
-        Box::pin(async move { open(upstream, headers, message_bytes).await })
+        let (http, headers, message_bytes) = (self.http.clone(), own_headers(head), self.message_bytes);
+        Box::pin(async move { open(http, headers, message_bytes).await })
     }
 
     /// The server is probed as one on Streamable HTTP is.
@@ -80,11 +88,11 @@ impl Open for SseServer {
     }
 }
 
-async fn open(upstream: Arc<Upstream>, mut headers: HeaderMap, message_bytes: usize) -> Result<Link, OpenError> {
+async fn open(http: Arc<HttpServer>, mut headers: HeaderMap, message_bytes: usize) -> Result<Link, OpenError> {
     headers.remove(CONTENT_TYPE);
     headers.insert(ACCEPT, EVENT_STREAM);
     let template = Template::plain(Method::GET, &headers, Bytes::new());
-    let response = get(&upstream, &template)
+    let response = get(&http, &template)
         .await
         .map_err(|failure| OpenError::Failed { code: failure.code, detail: String::new() })?;
     if response.status().is_redirection() {
@@ -105,10 +113,10 @@ async fn open(upstream: Arc<Upstream>, mut headers: HeaderMap, message_bytes: us
     };
     let endpoint =
         events.endpoint().await.ok_or_else(|| unusable("the event stream does not begin with an endpoint"))?;
-    let target = upstream.reference(&endpoint).ok_or_else(|| unusable("the endpoint is not of the server's origin"))?;
+    let target = http.reference(&endpoint).ok_or_else(|| unusable("the endpoint is not of the server's origin"))?;
     let end = CancellationToken::new();
     let input = ReadUntilEnd { events, end: end.clone(), _guard: end.clone().drop_guard() };
-    let output = Posts { upstream, target, end: end.clone() };
+    let output = Posts { http, target, end: end.clone() };
     // All channels share the connections of the client, so these must not end with a worker.
     let runtime = Handle::current();
     Ok(Link { input: Box::new(input), output: Box::new(output), runtime, program: Box::new(Connection(end)) })
@@ -128,11 +136,11 @@ fn refusal(detail: &str, message: &[u8]) -> channel::Response {
 }
 
 /// Sends the GET. Waits for a server that accepts no connection, as calls to other servers do.
-async fn get(upstream: &Upstream, template: &Template) -> Result<Response<ResponseBody>, Failure> {
-    let until = clock::now() + upstream.config.wait;
-    let mut attempts = Attempts::new(&upstream.connector.reach);
+async fn get(http: &HttpServer, template: &Template) -> Result<Response<ResponseBody>, Failure> {
+    let until = clock::now() + http.config.wait;
+    let mut attempts = Attempts::new(http.reach());
     loop {
-        let Unanswered { failure, is_unconnected } = match upstream.exchange(template, None).await {
+        let Unanswered { failure, is_unconnected } = match http.exchange(template, None).await {
             Ok(response) => return Ok(response),
             Err(unanswered) => unanswered,
         };
@@ -277,7 +285,7 @@ impl Input for ReadUntilEnd {
 
 /// POSTs to the endpoint of a channel.
 struct Posts {
-    upstream: Arc<Upstream>,
+    http: Arc<HttpServer>,
     target: Uri,
     end: CancellationToken,
 }
@@ -292,9 +300,9 @@ impl Output for Posts {
         let mut headers = own_headers(head);
         headers.insert(CONTENT_TYPE, JSON);
         let template = Template::plain(Method::POST, &headers, message);
-        let (upstream, target, end) = (self.upstream.clone(), self.target.clone(), self.end.clone());
+        let (http, target, end) = (self.http.clone(), self.target.clone(), self.end.clone());
         Box::pin(async move {
-            let mut post = tokio::spawn(post(upstream, target, template, end.clone()));
+            let mut post = tokio::spawn(post(http, target, template, end.clone()));
             let outcome = match tokio::time::timeout(RESPONSE_WAIT, &mut post).await {
                 Ok(outcome) => outcome.unwrap_or(Posted::Lost { may_have_run: true }),
                 // Some servers run a request before they answer its POST, and may wait for a later
@@ -337,9 +345,9 @@ enum Posted {
 }
 
 /// Sends a message, unless the channel ends meanwhile.
-async fn post(upstream: Arc<Upstream>, target: Uri, template: Template, end: CancellationToken) -> Posted {
+async fn post(http: Arc<HttpServer>, target: Uri, template: Template, end: CancellationToken) -> Posted {
     let response = tokio::select! {
-        response = upstream.exchange_at(&template, Cow::Borrowed(&target), None) => response,
+        response = http.exchange_at(&template, Cow::Borrowed(&target), None) => response,
         () = end.cancelled() => return Posted::Lost { may_have_run: true },
     };
     let response = match response {

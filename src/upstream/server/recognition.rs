@@ -9,24 +9,24 @@
 //! not looked at again; one search runs at a time, and an unsuccessful one is not repeated at once.
 //! Absent: the channels ([`super::sse_server`], `channel/`).
 
-use std::borrow::Cow;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use http::header::{ACCEPT, CONTENT_TYPE};
-use http::{HeaderValue, Method, Response, StatusCode};
-use serde_json::json;
+use http::{Method, Response, StatusCode};
 use tokio::sync::Mutex;
 use tracing::{debug, info};
 
 use super::channels::exchange_by_channel;
-use super::{ResponseBody, Template, Upstream, body, synthetic};
+use super::exchange::Exchange;
+use super::http::HttpServer;
+use super::request::Template;
+use super::response_body::ResponseBody;
+use super::{Server, body, synthetic};
 use crate::channel::{Channels, OpenError};
 use crate::clock;
 use crate::event_log::Stream;
-use crate::protocol::headers::names;
 use crate::protocol::ids::Owner;
 use crate::protocol::jsonrpc::{self, Message};
 use crate::tls;
@@ -39,9 +39,6 @@ const TURN_LIMIT: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(30);
 /// Size limit of the response to `server/discover`.
 const MAX_BODY: usize = 1024 * 1024;
-/// Revision in which the server is asked.
-const ASKED: &str = "2026-07-28";
-const METHOD: &str = "server/discover";
 
 /// Search for the transport of a server.
 pub struct Recognition {
@@ -82,28 +79,12 @@ impl Recognition {
     pub(super) fn note_streamable(&self) {
         self.is_streamable.store(true, Ordering::Relaxed);
     }
-}
-
-impl Upstream {
-    /// Returns the same upstream, which recognises a server on HTTP+SSE.
-    pub fn with_recognition(self, recognition: Recognition) -> Self {
-        Self { recognition: Some(Arc::new(recognition)), ..self }
-    }
-
-    /// Notes that the server has opened a session. Later it is not taken for one on HTTP+SSE.
-    pub(super) fn note_session(&self) {
-        if let Some(recognition) = &self.recognition
-            && !self.has_channels()
-        {
-            recognition.note_streamable();
-        }
-    }
 
     /// Takes the response to a refused request. If it refuses an `initialize`, and the server turns
     /// out to be on HTTP+SSE, returns the response to that `initialize` on a channel.
     pub(super) async fn recognise(
         &self,
-        recognition: &Recognition,
+        server: &Server,
         template: &Template,
         refusal: Response<ResponseBody>,
         sent: Option<&Arc<Stream>>,
@@ -111,45 +92,45 @@ impl Upstream {
         if !opens_session(template) {
             return refusal;
         }
-        if self.channels.get().is_none() && !recognition.is_streamable.load(Ordering::Relaxed) {
-            let search = self.search(recognition, template);
+        if !server.has_channels() && !self.is_streamable.load(Ordering::Relaxed) {
+            let search = self.search(server, template);
             let _ = tokio::time::timeout(TURN_LIMIT + 2 * LIMIT, search).await;
         }
-        match self.channels.get() {
+        match server.channels.get() {
             Some(channels) => exchange_by_channel(channels, template, sent).await,
             None => refusal,
         }
     }
 
     /// Searches once, unless another search has just ended.
-    async fn search(&self, recognition: &Recognition, template: &Template) {
-        let Ok(mut not_before) = tokio::time::timeout(TURN_LIMIT, recognition.not_before.lock()).await else { return };
+    async fn search(&self, server: &Server, template: &Template) {
+        let Ok(mut not_before) = tokio::time::timeout(TURN_LIMIT, self.not_before.lock()).await else { return };
         let must_wait = not_before.is_some_and(|until| clock::now() < until);
-        if must_wait || self.channels.get().is_some() || recognition.is_streamable.load(Ordering::Relaxed) {
+        if must_wait || server.has_channels() || self.is_streamable.load(Ordering::Relaxed) {
             return;
         }
         // For the case that this is dropped in the middle.
         *not_before = Some(clock::now() + PAUSE);
-        match self.find(recognition, template).await {
+        match self.find(&server.http, template).await {
             Found::Sse(channels) => {
-                self.sessions.set_owner(recognition.owner);
-                let _ = self.channels.set(channels);
+                let _ = server.owner.set(self.owner);
+                let _ = server.channels.set(channels);
                 info!(
-                    upstream = %self.config.place(),
+                    upstream = %server.http.config.place(),
                     "the server is on HTTP+SSE: its clients get sessions on event streams (--upstream-sse says so from the start)"
                 );
             }
-            Found::Streamable => recognition.note_streamable(),
+            Found::Streamable => self.note_streamable(),
             Found::Unauthorized => *not_before = None,
             Found::Nothing => {}
         }
     }
 
-    async fn find(&self, recognition: &Recognition, template: &Template) -> Found {
-        if within(LIMIT, self.knows_discover(template)).await == Some(true) {
+    async fn find(&self, http: &HttpServer, template: &Template) -> Found {
+        if within(LIMIT, knows_discover(http, template)).await == Some(true) {
             return Found::Streamable;
         }
-        let channels = match (recognition.make)() {
+        let channels = match (self.make)() {
             Ok(channels) => channels,
             Err(error) => {
                 debug!(%error, "no channel to the server could be created");
@@ -165,31 +146,18 @@ impl Upstream {
             Err(OpenError::Failed { .. }) => Found::Nothing,
         }
     }
+}
 
-    /// Returns true if the server answers `server/discover` as one on Streamable HTTP does: with
-    /// success, or with an error of JSON-RPC.
-    async fn knows_discover(&self, template: &Template) -> bool {
-        let id = synthetic::own_id();
-        let meta = json!({
-            "io.modelcontextprotocol/protocolVersion": ASKED,
-            "io.modelcontextprotocol/clientInfo": {"name": "mcp-resume", "version": env!("CARGO_PKG_VERSION")},
-            "io.modelcontextprotocol/clientCapabilities": {},
-        });
-        let message = json!({"jsonrpc": "2.0", "id": id, "method": METHOD, "params": {"_meta": meta}});
-        let mut headers = template.own_headers();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.insert(ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
-        headers.insert(names::MCP_PROTOCOL_VERSION, HeaderValue::from_static(ASKED));
-        headers.insert(names::MCP_METHOD, HeaderValue::from_static(METHOD));
-        let question = template.beside(Method::POST, &headers, message.to_string().into());
-        let Ok(target) = self.uri(&self.endpoint_target(template.query())) else { return false };
-        let Ok(response) = self.exchange_at(&question, Cow::Owned(target), None).await else { return false };
-        if response.status().is_success() {
-            return true;
-        }
-        let body = body::collect(response.into_body(), MAX_BODY).await.unwrap_or_default();
-        jsonrpc::peek(&body).is_ok_and(|body| matches!(body.messages(), [Message::Response { .. }]))
+/// Returns true if the server answers `server/discover` as one on Streamable HTTP does: with
+/// success, or with an error of JSON-RPC.
+async fn knows_discover(http: &HttpServer, template: &Template) -> bool {
+    let request = synthetic::discover_request(template, None);
+    let Ok(response) = http.exchange(&request, None).await else { return false };
+    if response.status().is_success() {
+        return true;
     }
+    let body = body::collect(response.into_body(), MAX_BODY).await.unwrap_or_default();
+    jsonrpc::peek(&body).is_ok_and(|body| matches!(body.messages(), [Message::Response { .. }]))
 }
 
 /// Returns true for an `initialize` without a session.

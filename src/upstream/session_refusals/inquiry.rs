@@ -4,7 +4,7 @@
 //! nothing, and shows the difference. Some servers have no `ping` and refuse it as they refuse
 //! everything unknown, so a list that the server has declared is the second question. Owned here:
 //! both questions, their headers and their time limit. Invariant: no question has effects. Absent:
-//! the verdict of an answer (`protocol`), and its consequence ([`super`]).
+//! the verdict of an answer (`protocol`), and its consequence (`revival/`).
 
 use std::time::Duration;
 
@@ -13,17 +13,20 @@ use http::header::{ACCEPT, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, Response};
 use tracing::Instrument;
 
-use super::super::body::{begun, collect};
-use super::super::{ResponseBody, Template, synthetic};
-use super::BODY_WAIT;
 use crate::protocol::headers::{self, ProtocolVersion, names};
 use crate::protocol::jsonrpc::{RequestId, ServerFacts};
 use crate::protocol::session_refusal::{self, Refusal, SessionRefusals, Verdict};
+use crate::upstream::server::body::{begun, collect};
+use crate::upstream::server::request::Template;
+use crate::upstream::server::response_body::ResponseBody;
+use crate::upstream::server::synthetic;
 
 /// Time limit for the head of an answer. A server that is slower counts as busy, with its session.
 /// Shorter than the time after which the proxy begins a response: the refusal has come, and passes
 /// with its status.
 const ANSWER_WAIT: Duration = Duration::from_millis(1500);
+/// Time limit for the body of a response that may be a refusal.
+pub(super) const BODY_WAIT: Duration = Duration::from_secs(1);
 /// Limits of the rest of an answer. A response that is read to its end leaves its connection to the
 /// next request.
 const REST_MAX: usize = 64 * 1024;

@@ -53,23 +53,23 @@ pub struct Begun {
 
 impl Messages {
     /// Returns the messages of `stream`, which is complete when it ends.
-    pub(super) fn of(stream: impl Stream<Item = Bytes> + Send + 'static) -> Self {
+    pub(in crate::upstream) fn of(stream: impl Stream<Item = Bytes> + Send + 'static) -> Self {
         Self::Bridge(Box::pin(stream.map(Ok)))
     }
 
     /// Returns the messages that another task sends. They end when all senders are dropped.
-    pub(super) fn received(mut receiver: mpsc::Receiver<Bytes>) -> Self {
+    pub(in crate::upstream) fn received(mut receiver: mpsc::Receiver<Bytes>) -> Self {
         Self::of(stream::poll_fn(move |cx| receiver.poll_recv(cx)))
     }
 
     /// Returns messages that break off before the first.
-    pub(super) fn broken() -> Self {
+    pub(in crate::upstream) fn broken() -> Self {
         Self::Bridge(Box::pin(stream::iter([Err(Broken)])))
     }
 
     /// Returns the error of the responses that a server on a channel owed when it was lost, or
     /// `None` if it was not.
-    pub(super) fn lost(&self) -> Option<ErrorCode> {
+    pub(in crate::upstream) fn lost(&self) -> Option<ErrorCode> {
         match self {
             Self::Channel(events) => events.lost(),
             Self::Bridge(_) => None,
@@ -105,18 +105,18 @@ impl From<channel::Body> for ResponseBody {
 
 impl ResponseBody {
     /// Returns a body that is in memory.
-    pub(super) fn whole(body: impl Into<Bytes>) -> Self {
+    pub(in crate::upstream) fn whole(body: impl Into<Bytes>) -> Self {
         Self::Whole(Some(body.into()))
     }
 
     /// Puts the bytes that were read of a body before the rest of it.
-    pub(super) fn begun(first: Bytes, rest: Self) -> Self {
+    pub(in crate::upstream) fn begun(first: Bytes, rest: Self) -> Self {
         ResponseBody::Begun(Box::new(Begun { first: Some(first).filter(|first| !first.is_empty()), rest }))
     }
 
     /// Returns true if the body's reader reads the connection itself. The other kind hands over one
     /// read at a time, through another task.
-    pub(super) fn is_gathered(&self) -> bool {
+    pub(in crate::upstream) fn is_gathered(&self) -> bool {
         match self {
             ResponseBody::Http1(_) | ResponseBody::Whole(_) => true,
             ResponseBody::Hyper(_) | ResponseBody::Messages(_) => false,

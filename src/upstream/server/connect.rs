@@ -22,8 +22,9 @@ use tracing::warn;
 
 use super::reach::{Reach, Reachability};
 use crate::body::BoxError;
+use crate::clock;
+use crate::config::{self, UpstreamUrl};
 use crate::tls::{self, ClientFiles};
-use crate::{clock, config};
 
 /// Silence after which the kernel sends the first keep-alive probe.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
@@ -102,7 +103,7 @@ struct Tls {
 impl Connector {
     /// Creates a connector to the origin of the configured server.
     pub(super) fn new(transport: Transport, config: &config::Upstream) -> Result<Self, tls::Error> {
-        let (origin, timeout) = (super::origin(&config.url), config.connect_timeout);
+        let (origin, timeout) = (origin(&config.url), config.connect_timeout);
         let reach = Arc::new(Reach::new(config.url.authority().to_string(), config.unready));
         let transport = match transport {
             Transport::Tcp => TransportConnector::Tcp(tcp(timeout)),
@@ -124,6 +125,11 @@ impl Connector {
             TransportConnector::Tcp(_) | TransportConnector::Dialed(_) => None,
         }
     }
+}
+
+fn origin(url: &UpstreamUrl) -> Uri {
+    let parts = Uri::builder().scheme(url.scheme()).authority(url.authority().clone()).path_and_query("/");
+    parts.build().expect("the parts were taken from a URL")
 }
 
 fn tcp(timeout: Duration) -> HttpConnector {

@@ -7,14 +7,15 @@ use http::header::LOCATION;
 use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, Uri};
 
-use super::{ResponseBody, Upstream};
+use super::http::HttpServer;
+use super::response_body::ResponseBody;
 use crate::config::HostHeader;
 use crate::protocol::error::{ErrorCode, Failure};
 
-impl Upstream {
+impl HttpServer {
     /// Returns the path and query of the endpoint: the configured query is always sent, the
     /// client's is added.
-    pub fn endpoint_target(&self, client_query: Option<&str>) -> String {
+    pub(super) fn endpoint_target(&self, client_query: Option<&str>) -> String {
         let mut target = self.config.url.endpoint_path().to_owned();
         let queries = [self.config.url.query(), client_query].into_iter().flatten().filter(|query| !query.is_empty());
         for (index, query) in queries.enumerate() {
@@ -48,7 +49,7 @@ impl Upstream {
     /// ([RFC 3986 §4.2]).
     ///
     /// [RFC 3986 §4.2]: https://www.rfc-editor.org/rfc/rfc3986#section-4.2
-    pub fn rewrite_location(&self, headers: &mut HeaderMap) {
+    pub(super) fn rewrite_location(&self, headers: &mut HeaderMap) {
         let Some(location) = headers.get(LOCATION) else { return };
         let Some(path) = self.path_within_origin(location) else { return };
         let mut reference = if has_host(&path) { format!("/.{path}") } else { path };

@@ -8,8 +8,9 @@ use super::*;
 use crate::config::{self, Config};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::Lines;
-use crate::upstream::Upstream;
-use crate::upstream::connect::{Dial, DialFuture};
+use crate::upstream::server::connect::{Dial, DialFuture};
+use crate::upstream::server::exchange::Exchange;
+use crate::upstream::server::http::HttpServer;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 const TIMEOUT: Duration = Duration::from_secs(8);
@@ -25,14 +26,14 @@ impl Dial for Pipe {
 }
 
 /// Returns an upstream over HTTP/2, and the server's end of its connection.
-fn upstream(with: impl FnOnce(&mut config::Upstream)) -> (Arc<Upstream>, DuplexStream) {
+fn upstream(with: impl FnOnce(&mut config::Upstream)) -> (Arc<HttpServer>, DuplexStream) {
     let (ours, theirs) = tokio::io::duplex(1 << 16);
     let mut config = Config::for_upstream("http://there/mcp").unwrap().upstream;
     config.http2 = true;
     config.connect_timeout = CONNECT_TIMEOUT;
     with(&mut config);
     let dialer = Arc::new(Pipe(Mutex::new(Some(ours))));
-    (Arc::new(Upstream::with_dialer(config, dialer).unwrap()), theirs)
+    (Arc::new(HttpServer::with_dialer(config, dialer).unwrap()), theirs)
 }
 
 fn template() -> Template {
@@ -57,7 +58,7 @@ async fn withdrawn_calls_prolong_no_other_call() {
         let upstream = upstream.clone();
         calls.push(tokio::spawn(async move {
             let begun = clock::now();
-            let failure = upstream.send(&template(), None).await.unwrap_err();
+            let failure = upstream.exchange(&template(), None).await.unwrap_err().failure;
             (failure, clock::now().saturating_duration_since(begun))
         }));
         tokio::time::sleep(TIMEOUT / 8).await;

@@ -1,0 +1,64 @@
+//! Requests to a server that is not on Streamable HTTP: it has channels in place of connections.
+//!
+//! Absent: the channels themselves (`channel/`), and the moment at which a server turns out to have
+//! them ([`super::recognition`]).
+
+use std::sync::Arc;
+
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::BodyExt;
+
+use super::request::{Body, Template};
+use super::response_body::ResponseBody;
+use crate::channel::{self, Channels};
+use crate::event_log::Stream;
+use crate::protocol::headers::{self, Lines};
+
+/// Limit of the body of a request that passes unchanged to a server that is not on HTTP.
+const MAX_FORWARDED: usize = 4 * 1024 * 1024;
+
+/// Sends a request for any path. A server that is not on HTTP has the endpoint alone.
+pub(super) async fn forward_by_channel(
+    channels: &Arc<Channels>,
+    request: Request<Body>,
+    lines: Lines,
+    is_endpoint: bool,
+) -> Response<ResponseBody> {
+    let empty = |status| channel::empty(status).map(ResponseBody::from);
+    let (parts, body) = request.into_parts();
+    // A page can send other content to any address without being asked.
+    if parts.method == Method::POST && !headers::is_json(&parts.headers) {
+        return empty(StatusCode::UNSUPPORTED_MEDIA_TYPE);
+    }
+    let body = match http_body_util::Limited::new(body, MAX_FORWARDED).collect().await {
+        Ok(body) if is_endpoint => body.to_bytes(),
+        Ok(_) => return empty(StatusCode::NOT_FOUND),
+        Err(_) => return empty(StatusCode::BAD_REQUEST),
+    };
+    exchange_by_channel(channels, &Template::new(&parts, lines, body), None).await
+}
+
+/// Sends a request to a server that is not on HTTP. Each error is a response.
+pub(super) async fn exchange_by_channel(
+    channels: &Arc<Channels>,
+    template: &Template,
+    sent: Option<&Arc<Stream>>,
+) -> Response<ResponseBody> {
+    let stream = sent.cloned();
+    let on_begin = move || {
+        if let Some(stream) = stream {
+            stream.note_sent();
+        }
+    };
+    let request = channel::Request {
+        method: template.method(),
+        headers: template.lines(),
+        session: template.session_name(),
+        body: template.body(),
+        stream: sent,
+        caller: template.caller(),
+        start_kind: template.start_kind(),
+        on_begin: Box::new(on_begin),
+    };
+    channels.send(request).await.map(ResponseBody::from)
+}

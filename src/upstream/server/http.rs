@@ -1,0 +1,246 @@
+//! A server on HTTP: its connections, the requests to its origin, and redirects within that.
+//!
+//! Absent: channels to servers that are not on Streamable HTTP ([`super::channels`]).
+
+use std::borrow::Cow;
+use std::error::Error;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+
+use http::{HeaderValue, Request, Response, StatusCode, Uri, Version};
+
+use super::client::{self, Clients};
+use super::connect::{Connector, Dial, TooMany, Transport};
+use super::exchange::{Exchange, Exchanged, Unanswered};
+use super::reach::{Reach, Reachability};
+use super::request::{Body, Template};
+use super::response_body::ResponseBody;
+use super::sent_flag::SentFlag;
+use crate::config::{self, HostHeader};
+use crate::event_log::Stream;
+use crate::otel::Span;
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::headers;
+use crate::protocol::http1::{Error as HeadError, check_length};
+use crate::tls::{self, ClientFiles};
+use crate::upstream::observed::Observed;
+
+/// Limit of redirects for one request: more is a loop.
+const MAX_REDIRECTS: usize = 3;
+
+/// A server on HTTP.
+pub(in crate::upstream) struct HttpServer {
+    pub(super) clients: Clients,
+    connector: Connector,
+    pub(super) config: config::Upstream,
+    /// URI of the endpoint with the configured query.
+    endpoint: Option<Uri>,
+    observed: Arc<Observed>,
+}
+
+impl HttpServer {
+    /// Creates a client for the configured upstream. Connects nothing yet.
+    ///
+    /// # Errors
+    /// If the TLS files cannot be loaded.
+    pub(super) fn new(config: config::Upstream) -> Result<Self, tls::Error> {
+        let transport = if config.url.is_https() { Transport::tls(&config.tls)? } else { Transport::Tcp };
+        Ok(Self::by(Connector::new(transport, &config)?, config, Arc::default()))
+    }
+
+    /// Creates a client for the configured upstream with connections from `dialer`, without TLS.
+    ///
+    /// # Errors
+    /// None at present.
+    pub(super) fn with_dialer(config: config::Upstream, dialer: Arc<dyn Dial>) -> Result<Self, tls::Error> {
+        Ok(Self::by(Connector::new(Transport::Dialed(dialer), &config)?, config, Arc::default()))
+    }
+
+    fn by(connector: Connector, config: config::Upstream, observed: Arc<Observed>) -> Self {
+        let version = match (config.url.is_https(), config.http2) {
+            (true, _) => client::Version::Agreed,
+            (false, true) => client::Version::Http2,
+            (false, false) => client::Version::Http1,
+        };
+        let clients = Clients::new(connector.clone(), version, config.url.authority().as_str(), config.pool_idle);
+        let mut server = Self { clients, connector, config, endpoint: None, observed };
+        server.endpoint = server.uri(&server.endpoint_target(None)).ok();
+        server
+    }
+
+    /// Returns the same server with connections of its own. A connection belongs to the runtime it
+    /// was made on; requests from another runtime would pass between threads.
+    pub(super) fn with_own_connections(&self) -> Self {
+        Self::by(self.connector.clone(), self.config.clone(), self.observed.clone())
+    }
+
+    /// Returns the configuration.
+    pub(in crate::upstream) fn config(&self) -> &config::Upstream {
+        &self.config
+    }
+
+    /// Returns `Host` of every request, or `None` for the client's.
+    pub(in crate::upstream) fn host(&self) -> Option<HeaderValue> {
+        match &self.config.host {
+            HostHeader::Upstream => HeaderValue::from_str(self.config.url.authority().as_str()).ok(),
+            HostHeader::Client => None,
+            HostHeader::Name(name) => Some(name.clone()),
+        }
+    }
+
+    /// Returns the facts observed in responses.
+    pub(in crate::upstream) fn observed(&self) -> &Arc<Observed> {
+        &self.observed
+    }
+
+    /// Returns the reachability as connection attempts have found it.
+    pub(in crate::upstream) fn reach(&self) -> &Reach {
+        &self.connector.reach
+    }
+
+    /// Returns the reachability of the server, after an attempt if the last check began a second
+    /// ago or more. Takes half a second at most.
+    pub(super) async fn reachability(&self) -> Reachability {
+        self.connector.reachability().await
+    }
+
+    /// Returns the TLS files, or `None` without TLS. New connections use the newest.
+    pub(super) fn tls_files(&self) -> Option<&Arc<ClientFiles>> {
+        self.connector.tls_files()
+    }
+
+    /// Sets the attributes that name the server in the span of a request.
+    pub(super) fn describe_in(&self, span: &mut Span) {
+        let authority = self.config.url.authority();
+        span.set("server.address", authority.host().to_owned());
+        let default_port = if self.config.url.is_https() { 443 } else { 80 };
+        span.set("server.port", i64::from(authority.port_u16().unwrap_or(default_port)));
+    }
+
+    /// Does as [`Exchange::exchange`], with a place other than the endpoint. Follows 307 and 308
+    /// within the origin, with the body.
+    pub(super) async fn exchange_at(
+        &self,
+        template: &Template,
+        mut target: Cow<'_, Uri>,
+        sent: Option<&Arc<Stream>>,
+    ) -> Exchanged {
+        for _ in 0..=MAX_REDIRECTS {
+            let sent_flag = if template.is_empty() { SentFlag::always_sent() } else { SentFlag::default() };
+            let response = {
+                let sending = pin!(self.clients.send(template, &target, &sent_flag, sent));
+                self.await_head(sending, &sent_flag).await?
+            };
+            match self.redirect_target(&response) {
+                Some(next) => target = Cow::Owned(self.uri(&next)?),
+                None => return Ok(response),
+            }
+        }
+        Err(Failure::after_send(ErrorCode::UpstreamGarbage).into())
+    }
+
+    /// Sends a request for `path` with its body, and waits for the response head.
+    pub(super) async fn forward(
+        &self,
+        mut request: Request<Body>,
+        path: &str,
+    ) -> Result<Response<ResponseBody>, Failure> {
+        *request.uri_mut() = self.uri(path)?;
+        *request.version_mut() = Version::HTTP_11;
+        let sending = pin!(self.clients.forward(request));
+        let head = self.await_head(sending, &SentFlag::always_sent()).await;
+        let mut response = head.map_err(|unanswered| unanswered.failure)?;
+        headers::remove_hop_by_hop(response.headers_mut());
+        Ok(response)
+    }
+
+    pub(super) async fn await_head(
+        &self,
+        sending: Pin<&mut impl Future<Output = Result<Response<ResponseBody>, client::Error>>>,
+        sent_flag: &SentFlag,
+    ) -> Exchanged {
+        let outcome = match self.config.header_timeout {
+            Some(limit) => tokio::time::timeout(limit, sending).await.map_err(|_| ErrorCode::UpstreamTimeout),
+            None => Ok(sending.await),
+        };
+        let code = match outcome {
+            // No request asks for another protocol.
+            Ok(Ok(response)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => ErrorCode::UpstreamGarbage,
+            Ok(Ok(mut response)) => match check_head(&mut response) {
+                Ok(()) => {
+                    self.observed.note_any_status(response.status());
+                    return Ok(response);
+                }
+                Err(_) => ErrorCode::UpstreamGarbage,
+            },
+            Ok(Err(error)) if error.is_unsent() || sent_flag.withdraw() => {
+                let code = if is_caused_by_limit(&error) {
+                    ErrorCode::TooManyConnections
+                } else if error.is_stuck() || is_caused_by_timeout(&error) {
+                    ErrorCode::UpstreamTimeout
+                } else {
+                    ErrorCode::Unreachable
+                };
+                // A server whose HTTP/2 connection takes no request is there.
+                let is_unconnected =
+                    code != ErrorCode::TooManyConnections && !error.is_stuck() && !is_caused_by_tls(&error);
+                return Err(Unanswered { failure: Failure::before_run(code), is_unconnected });
+            }
+            // The server promises that it did not process the request.
+            Ok(Err(error)) if is_refused_stream(&error) => {
+                return Err(Failure::before_run(ErrorCode::UpstreamBroke).into());
+            }
+            Ok(Err(error)) if error.is_garbage() => ErrorCode::UpstreamGarbage,
+            Ok(Err(_)) => ErrorCode::UpstreamBroke,
+            Err(code) => code,
+        };
+        // The connection may be about to take the request at this moment.
+        Err(match sent_flag.withdraw() {
+            true => Unanswered { failure: Failure::before_run(code), is_unconnected: true },
+            false => Failure::after_send(code).into(),
+        })
+    }
+}
+
+impl Exchange for HttpServer {
+    async fn exchange(&self, template: &Template, sent: Option<&Arc<Stream>>) -> Exchanged {
+        let target = match (template.query(), &self.endpoint) {
+            (None, Some(endpoint)) => Cow::Borrowed(endpoint),
+            (query, _) => Cow::Owned(self.uri(&self.endpoint_target(query))?),
+        };
+        self.exchange_at(template, target, sent).await
+    }
+}
+
+/// Checks the length that a head declares. The proxy's own client has checked it.
+fn check_head(response: &mut Response<ResponseBody>) -> Result<(), HeadError> {
+    match response.body() {
+        ResponseBody::Http1(_) | ResponseBody::Whole(_) | ResponseBody::Messages(_) | ResponseBody::Begun(_) => Ok(()),
+        ResponseBody::Hyper(_) => check_length(response.status(), response.headers_mut()),
+    }
+}
+
+fn is_caused_by_timeout(error: &(dyn Error + 'static)) -> bool {
+    let timed_out = |io: &std::io::Error| io.kind() == std::io::ErrorKind::TimedOut;
+    causes(error).any(|cause| cause.downcast_ref().is_some_and(timed_out))
+}
+
+/// Returns true for a failed TLS handshake: the server is there, and does not speak TLS or shows a
+/// wrong certificate.
+fn is_caused_by_tls(error: &(dyn Error + 'static)) -> bool {
+    let is_invalid = |io: &std::io::Error| io.kind() == std::io::ErrorKind::InvalidData;
+    causes(error).any(|cause| cause.downcast_ref().is_some_and(is_invalid))
+}
+
+fn is_caused_by_limit(error: &(dyn Error + 'static)) -> bool {
+    causes(error).any(<dyn Error>::is::<TooMany>)
+}
+
+fn is_refused_stream(error: &(dyn Error + 'static)) -> bool {
+    let refused = |error: &h2::Error| error.is_remote() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
+    causes(error).any(|cause| cause.downcast_ref().is_some_and(refused))
+}
+
+fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(error.source(), |&cause| cause.source())
+}

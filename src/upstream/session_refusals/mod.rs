@@ -1,0 +1,90 @@
+//! Responses that may refuse a session, and the rules for such sessions.
+//!
+//! Owned here: the recognition of a refusal, the limits of revival, the request that shows whether
+//! the session lives ([`inquiry`]), and the signs of a server that tells callers apart
+//! ([`affinity`]). Absent: the handshake that opens a session again (`revival/`), and the wordings
+//! of refusals (`protocol`).
+
+mod affinity;
+mod inquiry;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Response, StatusCode};
+use tokio::sync::Semaphore;
+
+use self::affinity::AffinitySigns;
+pub(super) use self::inquiry::Inquiry;
+use self::inquiry::{BODY_WAIT, may_refuse};
+use super::server::body::begun;
+use super::server::response_body::ResponseBody;
+use crate::protocol::jsonrpc::RequestId;
+use crate::protocol::session_refusal::{self, Refusal, SessionRefusals};
+
+/// Limit of handshakes at once with one upstream.
+const HANDSHAKES_MAX: usize = 32;
+
+/// Rules for sessions that the server has forgotten.
+#[derive(Debug)]
+pub struct Revivals {
+    refusals: SessionRefusals,
+    is_enabled: bool,
+    keep: Duration,
+    pub(in crate::upstream) permits: Arc<Semaphore>,
+    pub(in crate::upstream) signs: AffinitySigns,
+}
+
+impl Revivals {
+    /// Creates the rules. The record of a session is kept for `keep` after its last use.
+    pub(in crate::upstream) fn new(refusals: SessionRefusals, is_enabled: bool, keep: Duration) -> Self {
+        let permits = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+        Self { refusals, is_enabled, keep, permits, signs: AffinitySigns::default() }
+    }
+
+    /// Returns whether sessions are opened again.
+    pub(in crate::upstream) fn is_enabled(&self) -> bool {
+        self.is_enabled
+    }
+
+    /// Returns the lifetime of the record of a session after its last use.
+    pub(in crate::upstream) fn keep(&self) -> Duration {
+        self.keep
+    }
+
+    /// Returns whether a response of this status may refuse a session that could be opened again.
+    pub(in crate::upstream) fn may_concern(&self, status: StatusCode) -> bool {
+        self.is_enabled && self.refusals.may_have(status.as_u16())
+    }
+
+    /// Returns the known refusals.
+    pub(in crate::upstream) fn refusals(&self) -> &SessionRefusals {
+        &self.refusals
+    }
+
+    /// Reads as much of a response as shows whether it refuses the session. The returned response
+    /// has its whole body.
+    pub(in crate::upstream) async fn examine(
+        &self,
+        response: Response<ResponseBody>,
+        ids: &[RequestId],
+    ) -> (Response<ResponseBody>, Refusal) {
+        if !may_refuse(&self.refusals, &response) {
+            return (response, Refusal::None);
+        }
+        let status = response.status().as_u16();
+        let (response, whole) = begun(response, session_refusal::BODY_MAX, BODY_WAIT).await;
+        let refusal = self.refusals.judge(status, whole.as_deref(), ids);
+        (response, refusal)
+    }
+
+    /// Returns whether the response to a DELETE, to the re-opening of a stream, or to a probe may
+    /// refuse its session. The returned response has its whole body.
+    pub async fn is_session_refused(&self, response: Response<ResponseBody>) -> (Response<ResponseBody>, bool) {
+        if !self.may_concern(response.status()) {
+            return (response, false);
+        }
+        let (response, refusal) = self.examine(response, &[]).await;
+        (response, refusal.is_possible())
+    }
+}

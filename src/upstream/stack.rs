@@ -1,0 +1,298 @@
+//! The layers of the upstream: what a call goes through on its way to the server.
+//!
+//! [`Named`] gives sessions their names for clients, [`Bridged`] translates for clients of another
+//! era, and the server is below both. Revival is no layer: it needs the stream of the call and the
+//! log, and its outcome is a further request of the pump (`revival/`).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::HOST;
+use http::request::Parts;
+use http::{HeaderValue, Request, Response};
+
+use super::bridge::{self, Bridge};
+use super::forwarded::{Forwarded, ReceivedHeaders};
+use super::late_responses::LateResponses;
+use super::observed::Observed;
+use super::ping_headers::PingHeaders;
+use super::server::Server;
+use super::server::exchange::{Exchange, Exchanged};
+use super::server::request::{Body, Template};
+use super::server::response_body::ResponseBody;
+use super::session_names::{OwnName, SessionNames};
+use super::session_refusals::Revivals;
+use crate::config;
+use crate::event_log::{Handshakes, Stream};
+use crate::protocol::error::Failure;
+use crate::protocol::headers::{self, Line, Lines};
+use crate::protocol::ids::Owner;
+use crate::protocol::session_refusal::SessionRefusals;
+
+/// Usual size of a request's headers. For larger ones memory is allocated once more.
+const USUAL_HEAD: usize = 512;
+
+/// The server behind the bridge to clients of another era.
+pub(super) struct Bridged {
+    server: Server,
+    /// The bridge, or `None` if nothing is translated.
+    bridge: Option<Arc<Bridge>>,
+}
+
+impl Exchange for Bridged {
+    async fn exchange(&self, template: &Template, sent: Option<&Arc<Stream>>) -> Exchanged {
+        let bridge = self.bridge.as_ref();
+        if let Some(bridge) = bridge.filter(|bridge| bridge.may_concern(template))
+            && let Some(exchanged) = Box::pin(bridge.send(&self.server, template, sent)).await
+        {
+            return exchanged;
+        }
+        let response = self.server.exchange(template, sent).await?;
+        match bridge {
+            Some(bridge) if bridge.may_be_refusal(&response, self.server.has_channels()) => {
+                Box::pin(bridge.after_refusal(&self.server, template, response)).await
+            }
+            Some(_) | None => Ok(response),
+        }
+    }
+}
+
+/// The server, whose sessions have their names for clients in responses.
+struct Named {
+    names: Arc<SessionNames>,
+    bridged: Bridged,
+}
+
+impl Exchange for Named {
+    async fn exchange(&self, template: &Template, sent: Option<&Arc<Stream>>) -> Exchanged {
+        let mut response = self.bridged.exchange(template, sent).await?;
+        let is_new = self.names.has_renamed() && !template.names_session();
+        self.names.wrap(response.headers_mut(), is_new);
+        Ok(response)
+    }
+}
+
+/// Rules for the sessions of a server.
+pub struct SessionRules<'a> {
+    /// Owner in the names for clients, or `None` if clients get the names of the server.
+    pub owner: Option<Owner>,
+    /// Configuration.
+    pub config: &'a config::Sessions,
+    /// Sessions that can be opened again.
+    pub handshakes: Arc<Handshakes>,
+}
+
+/// The MCP server behind the proxy, with all that is known about it.
+pub struct Upstream {
+    named: Named,
+    /// `Host` of every request, or `None` for the client's.
+    host: Option<HeaderValue>,
+    late_responses: Arc<LateResponses>,
+    revivals: Arc<Revivals>,
+    ping_headers: Arc<PingHeaders>,
+}
+
+impl Upstream {
+    /// Puts the layers over a server: names by `sessions`, and a bridge by `bridge`, if any.
+    pub fn new(server: Server, sessions: SessionRules<'_>, bridge: Option<bridge::Settings>) -> Self {
+        let SessionRules { owner, config, handshakes } = sessions;
+        let handshakes = if config.revive { Some(handshakes) } else { None };
+        let refusals = SessionRefusals::new(config.refusals.clone());
+        let revivals = Arc::new(Revivals::new(refusals, config.revive, config.keep));
+        let bridge = bridge.map(|settings| {
+            let (server, observed) = (server.with_own_connections(), server.http().observed().clone());
+            Bridge::new(settings, Arc::new(server), revivals.clone(), observed)
+        });
+        if let Some(owner) = owner {
+            let _ = server.owner().set(owner);
+        }
+        let names = Arc::new(SessionNames::new(server.owner().clone(), handshakes));
+        Self::over(Named { names, bridged: Bridged { server, bridge } }, revivals)
+    }
+
+    /// Puts no layer over a server: names of sessions and messages are the server's.
+    pub fn plain(server: Server) -> Self {
+        let revivals = Arc::new(Revivals::new(SessionRefusals::default(), false, Duration::ZERO));
+        let names = Arc::new(SessionNames::new(server.owner().clone(), None));
+        Self::over(Named { names, bridged: Bridged { server, bridge: None } }, revivals)
+    }
+
+    fn over(named: Named, revivals: Arc<Revivals>) -> Self {
+        let host = named.bridged.server.http().host();
+        Self { named, host, revivals, late_responses: Arc::default(), ping_headers: Arc::default() }
+    }
+
+    /// Returns the same upstream with connections of its own. A connection belongs to the runtime
+    /// it was made on; requests from another runtime would pass between threads.
+    pub fn with_own_connections(&self) -> Self {
+        let Named { names, bridged: Bridged { server, bridge } } = &self.named;
+        let bridged = Bridged { server: server.with_own_connections(), bridge: bridge.clone() };
+        Self {
+            named: Named { names: names.clone(), bridged },
+            host: self.host.clone(),
+            late_responses: self.late_responses.clone(),
+            revivals: self.revivals.clone(),
+            ping_headers: self.ping_headers.clone(),
+        }
+    }
+
+    /// Returns the server below all layers.
+    pub fn server(&self) -> &Server {
+        &self.named.bridged.server
+    }
+
+    /// Returns the layers below the names of sessions: the sessions in their responses have the
+    /// server's names.
+    pub(super) fn unnamed(&self) -> &Bridged {
+        &self.named.bridged
+    }
+
+    /// Returns the bridge, or `None` if nothing is translated.
+    pub fn bridge(&self) -> Option<&Bridge> {
+        self.named.bridged.bridge.as_deref()
+    }
+
+    /// Returns the names of sessions.
+    pub(super) fn names(&self) -> &SessionNames {
+        &self.named.names
+    }
+
+    /// Returns the rules for sessions that the server refuses.
+    pub fn revivals(&self) -> &Revivals {
+        &self.revivals
+    }
+
+    /// Returns the facts observed in responses.
+    pub fn observed(&self) -> &Observed {
+        self.server().http().observed()
+    }
+
+    /// Returns the calls whose responses came late.
+    pub(super) fn late_responses(&self) -> &LateResponses {
+        &self.late_responses
+    }
+
+    /// Returns the headers of pings in sessions whose own were refused.
+    pub fn ping_headers(&self) -> &PingHeaders {
+        &self.ping_headers
+    }
+
+    /// Returns true if the server is not on Streamable HTTP; see [`Server::has_channels`].
+    pub fn has_channels(&self) -> bool {
+        self.server().has_channels()
+    }
+
+    /// Returns the time for which a full stream pauses the server: `configured`, or none on a
+    /// channel, which one full stream must not stop.
+    pub fn full_wait(&self, configured: Duration) -> Duration {
+        if self.has_channels() { Duration::ZERO } else { configured }
+    }
+
+    /// Returns whether sessions that the server has forgotten are opened again.
+    pub fn revives_sessions(&self) -> bool {
+        self.revivals.is_enabled()
+    }
+
+    /// Notes that a client has begun a session, to which the server has given a name or none.
+    pub(super) fn note_begun(&self, is_named: bool) {
+        if let Some(bridge) = self.bridge() {
+            bridge.note_begun(is_named);
+        }
+    }
+
+    /// Ends what the process has at the server: calls and sessions of the bridge, within three
+    /// seconds, and then all channels.
+    pub async fn end(&self) {
+        if let Some(bridge) = self.bridge() {
+            bridge.end().await;
+        }
+        self.server().end_channels().await;
+    }
+
+    /// Makes a client's POST or GET a call to the endpoint.
+    pub fn call(&self, parts: &Parts, client: &Forwarded, body: Bytes) -> Template {
+        self.template(parts, headers::to_upstream(&parts.headers), client, body)
+    }
+
+    /// Makes a client's request a request to the endpoint that is no call: `Accept` and
+    /// `Accept-Encoding` stay the client's.
+    pub fn pass(&self, parts: &Parts, client: &Forwarded, body: Bytes) -> Template {
+        self.template(parts, headers::to_endpoint(&parts.headers), client, body)
+    }
+
+    fn template<'a>(
+        &self,
+        parts: &'a Parts,
+        kept: impl Iterator<Item = Line<'a>>,
+        client: &Forwarded,
+        body: Bytes,
+    ) -> Template {
+        let lines = self.address(kept, parts.headers.get(HOST), client, Some(&self.named.names));
+        Template::new(parts, lines, body)
+    }
+
+    /// Builds the headers of a request: the client's `kept` headers, the host, the forwarding
+    /// headers, and the session under the server's name for it.
+    fn address<'a>(
+        &self,
+        kept: impl Iterator<Item = Line<'a>>,
+        client_host: Option<&HeaderValue>,
+        client: &Forwarded,
+        sessions: Option<&SessionNames>,
+    ) -> Lines {
+        let mut lines = Lines::with_capacity(USUAL_HEAD);
+        if let Some(host) = self.host.as_ref().or(client_host) {
+            lines.push(&HOST, host);
+        }
+        let mut received = ReceivedHeaders::default();
+        for (name, value) in kept {
+            if client.collects((name, value), &mut received) {
+                continue;
+            }
+            match sessions.map_or(OwnName::Unchanged, |sessions| sessions.own_name(name, value)) {
+                OwnName::Unchanged => lines.push(name, value),
+                OwnName::Part(own) => lines.push_pieces(name, [own]),
+                OwnName::Renamed(Some(own)) => lines.push_pieces(name, [own.as_str().as_bytes()]),
+                OwnName::Renamed(None) => {}
+            }
+        }
+        client.append_to(&received, client_host, &mut lines);
+        lines
+    }
+
+    /// Does as [`Exchange::exchange`], without a word on whether a connection could be made.
+    pub async fn send(
+        &self,
+        template: &Template,
+        sent: Option<&Arc<Stream>>,
+    ) -> Result<Response<ResponseBody>, Failure> {
+        self.exchange(template, sent).await.map_err(|unanswered| unanswered.failure)
+    }
+
+    /// Sends a request for any path with its body, and waits for the response head.
+    pub async fn forward(&self, request: Request<Body>, client: &Forwarded) -> Result<Response<ResponseBody>, Failure> {
+        let server = self.server();
+        let path = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
+        let is_for_channel = server.forwards_to_channels();
+        let client_host = request.headers().get(HOST).filter(|_| !is_for_channel);
+        // Sessions of other paths are not the endpoint's.
+        let is_endpoint = is_for_channel || server.http().config().url.is_endpoint(request.uri().path());
+        let names = if is_endpoint { Some(self.names()) } else { None };
+        let lines = self.address(headers::end_to_end(request.headers()), client_host, client, names);
+        let mut response = server.forward(request, lines, &path).await?;
+        if let Some(names) = names {
+            names.wrap(response.headers_mut(), false);
+        }
+        if !is_for_channel {
+            server.rewrite_location(response.headers_mut());
+        }
+        Ok(response)
+    }
+}
+
+impl Exchange for Upstream {
+    async fn exchange(&self, template: &Template, sent: Option<&Arc<Stream>>) -> Exchanged {
+        self.named.exchange(template, sent).await
+    }
+}
