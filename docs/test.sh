@@ -38,8 +38,13 @@ reference() {
     docs/site/reference.py --root "${1:-.}" --binary "$binary" --check
 }
 
+files() {
+    docs/site/files.py --root "${1:-.}" --check
+}
+
 docs/site/build.py
 reference
+files
 
 fresh_tree
 echo '[gone](gone.md)' >>"$work/root/docs/faq.md"
@@ -68,3 +73,7 @@ refused "a metric that does not exist" "mcp_resume_retried_total is no metric" r
 fresh_tree
 sed -i 's/`fastmcp` [0-9.]*/`fastmcp` 1.2.3/' "$work/root/docs/clients/README.md"
 refused "a version that is not tested" "fastmcp 1.2.3 is not a version" reference "$work/root"
+
+fresh_tree
+sed -i '/^| `src\/cli.rs`/d' "$work/root/docs/files.md"
+refused "a list of files that lacks one" "docs/files.md differs" files "$work/root"

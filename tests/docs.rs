@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::process::Command;
 
 use mcp_resume::check::{
     Contact, Facts, Form, Guard, Identity, Legacy, Report, ResumeOutcome, Resumption, SessionState, Standalone,
@@ -17,7 +18,6 @@ const SECURITY: &str = include_str!("../docs/security.md");
 const EXAMPLE: &str = include_str!("../config.example.toml");
 const README: &str = include_str!("../README.md");
 const ARCHITECTURE: &str = include_str!("../ARCHITECTURE.md");
-const FILES: &str = include_str!("../docs/files.md");
 
 /// The cells of the table under `heading`, row by row, without its head.
 fn table(text: &'static str, heading: &str) -> Vec<Vec<&'static str>> {
@@ -214,22 +214,10 @@ fn add_files(root: &Path, folder: &Path, found: &mut BTreeSet<String>) {
 }
 
 #[test]
-fn every_file_of_the_large_folders_has_one_line() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut files = BTreeSet::new();
-    for folder in ["balancer", "event_log", "ingress", "protocol", "store", "upstream"] {
-        add_files(root, &root.join("src").join(folder), &mut files);
-    }
-    let is_test = |path: &str| {
-        path.contains("/tests/")
-            || ["/tests.rs", "/contract.rs", "/test_store.rs"].iter().any(|end| path.ends_with(end))
-    };
-    files.retain(|path| path.ends_with(".rs") && !is_test(path));
-    let lines = FILES.lines().filter_map(|line| line.strip_prefix("| `src/")?.split('`').next());
-    let lines: Vec<String> = lines.map(|path| format!("src/{path}")).collect();
-    let listed: BTreeSet<String> = lines.iter().cloned().collect();
-    assert_eq!(lines.len(), listed.len(), "docs/files.md has a file twice");
-    assert_eq!(listed, files, "docs/files.md and src/ have different files");
+fn the_page_of_files_is_the_documentation_of_the_modules() {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/site/files.py");
+    let output = Command::new(script).arg("--check").output().expect("Python 3.11 or later");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]

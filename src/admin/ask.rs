@@ -1,4 +1,4 @@
-//! Client of the admin listener, for the commands that ask a running process.
+//! Client of the admin listener: requests of the commands to a running process.
 //!
 //! Each request has a connection of its own. Absent: the address of the listener (configuration),
 //! and the exit code (binary).

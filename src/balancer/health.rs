@@ -1,5 +1,5 @@
-//! Health checks: each replica is asked for a report at `/.well-known/mcp-resume`, at an interval,
-//! and at once if a request names an unknown owner.
+//! Health checks: requests for the report of each replica, at an interval, and at once if a request
+//! names an unknown owner.
 //!
 //! Discovery supplies the addresses; both run in Pingora's [`Backends`]. The results go to the
 //! [`Table`]. Absent: conclusions from the results.

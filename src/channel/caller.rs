@@ -1,4 +1,4 @@
-//! Callers, as servers are counted and kept for them.
+//! Callers: the parties for which servers are counted and kept.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;

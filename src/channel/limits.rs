@@ -1,4 +1,4 @@
-//! Bounds of one channel.
+//! Bounds of one channel: bytes of a message, of a response, and of what waits to be written.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! MCP servers that are not on Streamable HTTP, as if they were.
+//! Channels: MCP servers on stdio or HTTP+SSE, served as if they were on Streamable HTTP.
 //!
 //! A server on stdio or HTTP+SSE has a *channel*: JSON-RPC messages in order, both ways, without
 //! event IDs and without replay. This module is the server that such a one would be on Streamable

@@ -1,4 +1,4 @@
-//! Bounds of the servers that run at once and of their starts.
+//! Bounds of the servers that run at once, and of their starts.
 
 use std::time::{Duration, Instant};
 

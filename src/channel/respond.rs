@@ -1,4 +1,4 @@
-//! Responses of the inner server.
+//! Responses that a channel makes itself, as a server on Streamable HTTP would.
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, RETRY_AFTER};

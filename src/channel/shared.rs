@@ -1,4 +1,4 @@
-//! Sessions that share a server: those of one caller with equal parameters.
+//! Shared servers: the sessions of one caller with equal parameters use one server.
 //!
 //! The first `initialize` starts the server; later ones are answered with what it said then. Owned
 //! here: who shares a server, and the sessions of each beyond the first. Absent: the start

@@ -1,4 +1,4 @@
-//! The start of a session, or of several at once that will share it: a new server and its answer to
+//! Start of a session, or of several that will share a server: a new server, and its response to
 //! `initialize`.
 //!
 //! A start goes on in a task of its own, also without the request that wants it; see

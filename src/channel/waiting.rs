@@ -1,4 +1,4 @@
-//! Order of the starts that wait.
+//! Order of the starts that wait for a turn.
 //!
 //! Turns rotate over callers: a caller with a hundred starts delays each other caller by one turn.
 //! A caller's own starts keep their order. A start for a session that existed comes before first

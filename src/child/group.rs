@@ -1,4 +1,4 @@
-//! A process group.
+//! The process group of a child, and the signals to it.
 
 use std::time::{Duration, Instant};
 

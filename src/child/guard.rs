@@ -1,4 +1,4 @@
-//! The proxy's side of the guard; see [`super::guard_process`].
+//! Guard: keeps the [guard process](super::guard_process) running, and reports each group to it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;

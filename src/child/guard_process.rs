@@ -1,4 +1,4 @@
-//! The guard: a process that ends the children of a proxy that is gone.
+//! Guard process: ends the children of a proxy that is gone.
 //!
 //! Stdin has a line for each change: `+GROUP` and `-GROUP`. The guard answers `+GROUP` on stdout
 //! once it knows the group. The proxy alone has the other end of stdin. The system closes it with

@@ -1,4 +1,4 @@
-//! The launcher: the first process of a child, before it becomes the program.
+//! Launcher: the first process of a child, before it becomes the program.
 //!
 //! A program that ran before the guard knows its group could be left behind by a proxy that is
 //! killed in between. So the launcher waits for [`GO`] on stdin. Without it, at the end of stdin,

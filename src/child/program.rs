@@ -1,4 +1,4 @@
-//! The file of a child's program.
+//! Search for the file of a child's program.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! The end of a child.
+//! Supervisor: watches a child, and ends it step by step.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;

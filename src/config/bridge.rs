@@ -1,4 +1,4 @@
-//! Bridge between the eras.
+//! The section `[bridge]`: translation between the eras.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The program of a server on stdio.
+//! The server on stdio: its command, its environment, and the bounds of its processes.
 
 use std::fmt;
 use std::path::PathBuf;

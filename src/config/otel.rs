@@ -1,4 +1,4 @@
-//! Traces of calls for a collector of OpenTelemetry.
+//! The section `[otel]`: traces of calls for an OpenTelemetry collector.
 
 use std::collections::HashSet;
 use std::fmt;

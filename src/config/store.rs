@@ -1,4 +1,4 @@
-//! The store of events.
+//! The section `[store]`: the store of events.
 
 use std::fmt;
 use std::path::PathBuf;

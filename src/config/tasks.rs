@@ -1,4 +1,4 @@
-//! Tasks: calls whose clients get a handle in place of the result.
+//! The section `[tasks]`: calls whose clients get a handle in place of the result.
 
 use std::collections::HashSet;
 use std::sync::Arc;

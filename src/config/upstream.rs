@@ -1,4 +1,4 @@
-//! The MCP server of a sidecar, and the connections to it.
+//! The section `[upstream]`: the MCP server of a sidecar, and the connections to it.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! From a cursor to a response body.
+//! Delivery: response bodies from a cursor.
 //!
 //! Owned here: following a stream on one connection (priming, replay, the live tail, heartbeats,
 //! beats, closing early), proofs that a response has arrived, and the event that reports a lost

@@ -1,5 +1,5 @@
-//! Accept loop. It is generic over the transport, so that the same code serves TCP, pipes and
-//! simulated networks.
+//! Accept loop of a listener. It is generic over the transport, so that the same code serves TCP,
+//! pipes and simulated networks.
 
 use std::future::Future;
 use std::io;

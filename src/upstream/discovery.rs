@@ -1,4 +1,4 @@
-//! Question of the proxy's own, by `server/discover`: whether the server has tasks.
+//! The proxy's own `server/discover`, which shows whether the server has tasks.
 //!
 //! Clients ask it too, and the proxy reads the answers that they get. It asks by itself only where
 //! a call could become a task and no answer is known. Absent: the meaning of the answer

@@ -1,4 +1,4 @@
-//! Probe that asks the upstream whether a token is genuine: only the upstream can tell.
+//! Token probe: a harmless request that shows whether the server verifies signatures.
 //!
 //! The probe is a harmless request with the caller's own headers, but without credentials beside
 //! the token: those may be what the upstream accepts. It is sent three times. If the upstream

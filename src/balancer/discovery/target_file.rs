@@ -1,4 +1,4 @@
-//! The file that lists targets.
+//! The file of `balance.file`, which lists targets.
 
 use std::fs::File;
 use std::io::{self, Read};

@@ -1,5 +1,5 @@
-//! The scripts. Every change of a stream is one of them, on the slot of its keys, but for the plain
-//! addition of [`super::append`].
+//! The scripts that Redis runs to change streams. Every change of a stream is one of them, on the
+//! slot of its keys, but for the plain addition of [`super::append`].
 //!
 //! They are written for Redis 6.2 and later, and for a Cluster, where a script touches only the
 //! keys that it is given. Outside a Cluster, the key of the events may have a generation number

@@ -1,4 +1,4 @@
-//! Pressure of messages that come faster than their reader takes them.
+//! Back-pressure on messages that come faster than their reader takes them.
 
 use std::time::Duration;
 

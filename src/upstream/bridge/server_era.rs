@@ -1,4 +1,4 @@
-//! Era of the server, which the proxy asks by itself: a call in the wrong era may run.
+//! Era of the server, found by a request of the proxy's own: a call in the wrong era may run.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! Connections to the upstream. Only this file knows their transport: TCP, TLS, or a test's dialer.
+//! Connections to the server: over TCP, TLS or a test's dialer, and the limit of open ones. Only
+//! this file knows their transport.
 
 use std::future::Future;
 use std::io;

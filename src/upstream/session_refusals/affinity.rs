@@ -1,5 +1,4 @@
-//! Signs that the server tells callers apart, or that it is a group whose balancer does not keep
-//! sessions.
+//! Signs that the server tells callers apart, or is a group without sticky sessions.
 //!
 //! Such a server refuses sessions that live, and a session that is opened again there is refused
 //! again soon. Owned here: the count of these signs, and the one warning of the process. Absent:

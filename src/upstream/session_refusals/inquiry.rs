@@ -1,4 +1,4 @@
-//! The question to a server whether a session lives, before it is opened again.
+//! Inquiry whether a session lives, before it is opened again.
 //!
 //! A refusal may be the response of a tool that ran, in any words. A `ping` in the session costs
 //! nothing, and shows the difference. Some servers have no `ping` and refuse it as they refuse

@@ -1,5 +1,5 @@
-//! The sockets, and the messages sent over them. A message consists of lines of text and ends with
-//! an empty one.
+//! Upgrade over a Unix socket: the listening sockets, and the messages sent with them. A message
+//! consists of lines of text and ends with an empty one.
 
 use std::ffi::OsString;
 use std::fs::{self, Permissions};

@@ -1,5 +1,4 @@
-//! Batches of 2025-03-26: each request is one of its own at the server, and all are answered on one
-//! stream.
+//! Batches of 2025-03-26: one request each at the server, and one stream for all responses.
 
 use std::sync::Arc;
 

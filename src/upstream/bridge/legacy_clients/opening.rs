@@ -1,4 +1,4 @@
-//! `initialize`, which the server has refused: the session is the bridge's.
+//! Opening of a session of the bridge, for an `initialize` that the server has refused.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! A request of a client at the server, until its response begins.
+//! A client's request at the server, until its response begins.
 
 use std::future::pending;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! `subscriptions/listen`: the server's notifications of changes, for a client that asked for them.
+//! `subscriptions/listen`: the server's notifications of changes, for a client that has subscribed.
 
 use std::collections::HashSet;
 use std::sync::Arc;

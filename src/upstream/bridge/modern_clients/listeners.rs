@@ -1,5 +1,4 @@
-//! Subscriptions of the clients of one session: each hears of the changes that it asked for, until
-//! its stream ends.
+//! Listeners of one session: the changes for which each client has subscribed.
 
 use std::collections::HashMap;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! Opening and end of the sessions.
+//! Opening and end of the sessions at the server.
 
 use std::sync::Arc;
 use std::time::Duration;

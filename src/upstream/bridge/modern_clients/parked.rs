@@ -1,4 +1,4 @@
-//! Calls that wait for the answers of their clients, each found by the state that its client got.
+//! Parked calls: calls that wait for client responses, each found by its `requestState`.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

@@ -1,5 +1,4 @@
-//! Running calls of a session, which get the messages of the server that name no call, and
-//! questions that wait for one.
+//! Running calls of a session, and server requests that wait for one.
 
 use std::sync::Mutex;
 use std::time::Instant;

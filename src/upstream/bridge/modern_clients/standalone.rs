@@ -1,4 +1,4 @@
-//! The session's own stream, on which the server sends the messages that name no call.
+//! The session's own stream, with the server's messages that name no call.
 //!
 //! The stream is open for as long as the session lives. A notification is for the call or the
 //! subscriptions that it concerns; a question is for a running call that may ask, or waits for one.

@@ -1,4 +1,4 @@
-//! HTTP clients of the upstream, with their pooled connections.
+//! Choice of the HTTP client for a call: the proxy's own, or hyper's for HTTP/2.
 //!
 //! Over HTTP/1.1 every call has a connection of its own, served by the proxy's own client; bodies
 //! that pass through and all else use hyper's. In TLS the server chooses the version with each
