@@ -233,6 +233,27 @@ fn source_files_that_the_architecture_names_exist() {
 }
 
 #[test]
+fn functions_that_the_architecture_names_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut checked = 0;
+    let mut missing = Vec::new();
+    for (before, after) in ARCHITECTURE.match_indices("` in `src/").map(|(at, _)| ARCHITECTURE.split_at(at)) {
+        let name = before.rsplit('`').next().expect("a name");
+        let file = after.split('`').nth(2).expect("a file");
+        if !file.ends_with(".rs") || !name.starts_with(char::is_lowercase) {
+            continue;
+        }
+        let text = std::fs::read_to_string(root.join(file)).expect("a file of src");
+        checked += 1;
+        if !["(", "<"].iter().any(|sign| text.contains(&format!("fn {name}{sign}"))) {
+            missing.push(format!("{name} in {file}"));
+        }
+    }
+    assert!(checked > 30, "{checked}");
+    assert!(missing.is_empty(), "named in ARCHITECTURE.md, but not there: {missing:?}");
+}
+
+#[test]
 fn stores_are_named_on_the_command_line_in_one_way() {
     let documents = [
         README,
