@@ -161,7 +161,7 @@ async fn stage() -> (Upstream, Proxy) {
 async fn discover(transcript: &mut Transcript, upstream: &mut Upstream, proxy: &Proxy) {
     let discover = request(1, "server/discover", None, "", META);
     transcript
-        .request("The client asks what the server can do. The server has no tasks; mcp-resume offers them.", &discover);
+        .request("The client sends `server/discover`. The server has no tasks; mcp-resume offers them.", &discover);
     let asked = discover.start(proxy.addr).await;
     let answer = r#"{"jsonrpc":"2.0","id":1,"result":{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{}},"ttlMs":0,"cacheScope":"private"}}"#;
     upstream.expect("server/discover").await.json(200, answer).await;
@@ -210,11 +210,11 @@ async fn completes() -> String {
     let (mut upstream, proxy) = stage().await;
     let mut transcript = Transcript::default();
     discover(&mut transcript, &mut upstream, &proxy).await;
-    let title = "A call. Its stream has the server's progress. After `tasks.after_ms` its response is the handle, and the stream ends; the server's call goes on.";
+    let title = "A call. Its stream has the server's progress. After `tasks.after_ms` its response is the handle, and the stream ends. The call continues at the server.";
     let (sse, task) = promote(&mut transcript, title, &mut upstream, &proxy).await;
-    let title = "A poll by a client that accepts JSON alone is answered at once.";
+    let title = "A poll by a client that accepts JSON alone gets its response at once.";
     transcript.exchange(title, &get(3, &task, true), &proxy).await;
-    let title = "A poll by a client that accepts event streams is held. Here the call ends meanwhile, and the poll tells it. A client that is cut before comes back with `Last-Event-ID: STREAM-2.0`.";
+    let title = "A poll by a client that accepts event streams is held. Here the call ends meanwhile, and the response to the poll has the result. A client that is cut before returns with `Last-Event-ID: STREAM-2.0`.";
     let held = hold(&mut transcript, title, &get(4, &task, false), &proxy).await;
     sse.finish(r#"{"jsonrpc":"2.0","id":2,"result":{"content":[{"type":"text","text":"built all"}],"isError":false}}"#)
         .await;
@@ -228,12 +228,12 @@ async fn asks() -> String {
     discover(&mut Transcript::default(), &mut upstream, &proxy).await;
     let (sse, task) = promote(&mut Transcript::default(), "", &mut upstream, &proxy).await;
     transcript.name(task.strip_prefix("mrt1.").expect("a task of the proxy's"), "TASK");
-    let title = "The server ends its response with a question. The poll that is held tells it.";
+    let title = "The server ends its response with a server request. The poll that is held has it.";
     let held = hold(&mut transcript, title, &get(3, &task, false), &proxy).await;
     sse.finish(r#"{"jsonrpc":"2.0","id":2,"result":{"resultType":"input_required","requestState":"S","inputRequests":{"ok":{"method":"elicitation/create","params":{"mode":"form","message":"Overwrite?","requestedSchema":{"type":"object","properties":{"ok":{"type":"boolean"}}}}}}}}"#).await;
     transcript.rest(held).await;
     let answers = r#","inputResponses":{"1-ok":{"action":"accept","content":{"ok":true}}}"#;
-    let title = "The answer. mcp-resume now calls the server again, with the answer and the server's `requestState`.";
+    let title = "The client response. mcp-resume now calls the server again, with the client response and the server's `requestState`.";
     transcript.exchange(title, &of_task(4, "tasks/update", &task, answers), &proxy).await;
     let again = upstream.expect("tools/call").await;
     let body = again.json_body();
@@ -259,7 +259,7 @@ async fn cancels() -> String {
     sse.closed().await;
     let second = of_task(3, "tasks/cancel", &task, "").send(proxy.addr).await.json().await;
     assert_eq!(second, serde_json::json!({"jsonrpc": "2.0", "id": 3, "result": {"resultType": "complete"}}));
-    let title = "The state from then on. A second cancel has the same answer as the first.";
+    let title = "The state from then on. A second cancel has the same response as the first.";
     transcript.exchange(title, &get(4, &task, false), &proxy).await;
     transcript.text
 }
@@ -273,7 +273,7 @@ async fn refused() -> String {
     let undeclared = request(3, "tasks/get", Some(&task), &format!(r#""taskId":"{task}""#), PLAIN_META);
     transcript.exchange("A poll that does not declare the extension.", &undeclared, &proxy).await;
     let title =
-        "A poll of a task that is unknown, expired, or another caller's: the answer is the same for all of them.";
+        "A poll of a task that is unknown, expired, or another caller's: the response is the same in all cases.";
     transcript.exchange(title, &get(4, "mrt1.unknown", false), &proxy).await;
     transcript.text
 }
