@@ -7,8 +7,8 @@
 //! and their channels, the response that each message belongs to, the bounds of servers and of
 //! their starts. Each session has a channel, and with it a server, of its own, or shares that of
 //! its caller ([`shared`]); requests of revisions without sessions always do. Absent: how a channel
-//! is opened (`child/` and `upstream/sse_server.rs`, behind [`Open`]), resumption (the event log),
-//! sessions whose channel has ended (`upstream/revival/` opens them again).
+//! is opened (`child/` and `upstream/server/sse_server.rs`, behind [`Open`]), resumption (the event
+//! log), sessions whose channel has ended (`upstream/revival/` opens them again).
 //!
 //! | request | response |
 //! |---|---|

@@ -17,7 +17,7 @@ const ACCEPTED: HeaderValue = HeaderValue::from_static("application/json, text/e
 impl Upstream {
     /// Probes the token of the request `parts`, which is a JWT.
     pub async fn probe(&self, parts: &Parts, client: &Forwarded, era: Era) -> ProbeOutcome {
-        compare_tokens(self, self.probe_request(parts, client, era), None).await
+        compare_tokens(self, probe_request(self, parts, client, era), None).await
     }
 
     /// Probes the token of a request that the upstream refused with its session, where the token is
@@ -27,34 +27,34 @@ impl Upstream {
     /// lives.
     pub(super) async fn probe_outside_session(&self, refused: &Template) -> ProbeOutcome {
         let call = refused.clone().with_token_alone();
-        if self.names_bridged_session(&call) {
+        if names_bridged_session(self, &call) {
             return compare_tokens(self, outside_sessions(call), None).await;
         }
         let ping = synthetic::post(&call, synthetic::ping()).with(ACCEPT, ACCEPTED);
         compare_tokens(self, ping, Some(self.revivals())).await
     }
+}
 
-    /// Returns true if the request is one in a session that the proxy keeps in the server's place.
-    fn names_bridged_session(&self, template: &Template) -> bool {
-        self.bridge().is_some_and(|bridge| bridge.keeps_session_of(template))
+/// Returns true if the request is one in a session that the proxy keeps in the server's place.
+fn names_bridged_session(upstream: &Upstream, template: &Template) -> bool {
+    upstream.bridge().is_some_and(|bridge| bridge.keeps_session_of(template))
+}
+
+fn probe_request(upstream: &Upstream, parts: &Parts, client: &Forwarded, era: Era) -> Template {
+    let call = upstream.call(parts, client, bytes::Bytes::new()).with_token_alone();
+    if names_bridged_session(upstream, &call) {
+        return outside_sessions(call);
     }
-
-    fn probe_request(&self, parts: &Parts, client: &Forwarded, era: Era) -> Template {
-        let call = self.call(parts, client, bytes::Bytes::new()).with_token_alone();
-        if self.names_bridged_session(&call) {
-            return outside_sessions(call);
+    match era {
+        Era::Legacy => {
+            let id = synthetic::own_id();
+            let ping = serde_json::json!({ "jsonrpc": "2.0", "id": id, "method": "ping" });
+            synthetic::post(&call, ping.to_string().into_bytes())
         }
-        match era {
-            Era::Legacy => {
-                let id = synthetic::own_id();
-                let ping = serde_json::json!({ "jsonrpc": "2.0", "id": id, "method": "ping" });
-                synthetic::post(&call, ping.to_string().into_bytes())
-            }
-            Era::Modern => {
-                let requested =
-                    ProtocolVersion::from_headers(&parts.headers).filter(|version| version.era() == Era::Modern);
-                discover_request(&call, requested.map(|version| version.as_str().to_owned()))
-            }
+        Era::Modern => {
+            let requested =
+                ProtocolVersion::from_headers(&parts.headers).filter(|version| version.era() == Era::Modern);
+            discover_request(&call, requested.map(|version| version.as_str().to_owned()))
         }
     }
 }

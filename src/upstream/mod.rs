@@ -37,6 +37,7 @@ pub use observed::{CredentialKind, Credentials, Observed};
 pub use ping_headers::PingHeaders;
 pub use pump::{Call, ProgressRule, Pump};
 pub use response_observer::ResponseObserver;
+pub use revival::reopened_session;
 pub use server::reach::Reachability;
 pub use server::request::{Body, Template};
 pub use server::response_body::ResponseBody;

@@ -30,7 +30,7 @@ impl Upstream {
         let asking = async {
             let mut cursor = None;
             for _ in 0..PAGES_MAX {
-                cursor = self.list_tools(parts, client, tokens, cursor.as_deref()).await;
+                cursor = list_tools(self, parts, client, tokens, cursor.as_deref()).await;
                 if cursor.is_none() || self.observed().has_listed(tool) {
                     return;
                 }
@@ -39,27 +39,27 @@ impl Upstream {
         // Facts observed until the timeout stay.
         let _ = tokio::time::timeout(WAIT, asking).await;
     }
+}
 
-    /// Reads one page. Returns the cursor of the next one, as JSON.
-    async fn list_tools(
-        &self,
-        parts: &Parts,
-        client: &Forwarded,
-        tokens: &ResumeTokens,
-        cursor: Option<&str>,
-    ) -> Option<String> {
-        let id = synthetic::own_id();
-        let params = cursor.map(|cursor| format!(r#""cursor":{cursor}"#)).unwrap_or_default();
-        let request = format!(r#"{{"jsonrpc":"2.0","id":"{id}","method":"tools/list","params":{{{params}}}}}"#);
-        let call = self.call(parts, client, bytes::Bytes::new());
-        let response = self.send(&synthetic::post(&call, request.into_bytes()), None).await.ok()?;
-        if !response.status().is_success() {
-            return None;
-        }
-        messages(response, PAGE_MAX).await?.iter().find_map(|message| {
-            let ToolList { tools, .. } = ToolList::of(message, |name| tokens.tools.contains(name));
-            self.observed().note_tools(tools);
-            jsonrpc::member(message, &["result", "nextCursor"]).filter(|cursor| *cursor != "null").map(str::to_owned)
-        })
+/// Reads one page. Returns the cursor of the next one, as JSON.
+async fn list_tools(
+    upstream: &Upstream,
+    parts: &Parts,
+    client: &Forwarded,
+    tokens: &ResumeTokens,
+    cursor: Option<&str>,
+) -> Option<String> {
+    let id = synthetic::own_id();
+    let params = cursor.map(|cursor| format!(r#""cursor":{cursor}"#)).unwrap_or_default();
+    let request = format!(r#"{{"jsonrpc":"2.0","id":"{id}","method":"tools/list","params":{{{params}}}}}"#);
+    let call = upstream.call(parts, client, bytes::Bytes::new());
+    let response = upstream.send(&synthetic::post(&call, request.into_bytes()), None).await.ok()?;
+    if !response.status().is_success() {
+        return None;
     }
+    messages(response, PAGE_MAX).await?.iter().find_map(|message| {
+        let ToolList { tools, .. } = ToolList::of(message, |name| tokens.tools.contains(name));
+        upstream.observed().note_tools(tools);
+        jsonrpc::member(message, &["result", "nextCursor"]).filter(|cursor| *cursor != "null").map(str::to_owned)
+    })
 }

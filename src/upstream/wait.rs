@@ -1,9 +1,10 @@
 //! Wait of calls for a server that accepts no connections, as while it restarts.
 //!
 //! Owned here: the further attempts of one call until `upstream.wait_secs` after its first. A call
-//! waits until its request is sent; its run is no part of the wait. Invariants: a request is sent again only if no byte of it left; a call
-//! that ended or was cancelled before its request was sent is not sent. Absent: the reachability of
-//! the server (`server/reach.rs`), and the end of a call whose client is away (the stream machine).
+//! waits until its request is sent; its run is no part of the wait. Invariants: a request is sent
+//! again only if no byte of it left; a call that ended or was cancelled before its request was sent
+//! is not sent. Absent: the reachability of the server (`server/reach.rs`), and the end of a call
+//! whose client is away (the stream machine).
 
 use std::future::poll_fn;
 use std::pin::pin;

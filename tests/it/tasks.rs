@@ -61,8 +61,8 @@ async fn discover(upstream: &mut Upstream, proxy: &Proxy, capabilities: Value) -
     discover_by(upstream, proxy, declaring(0, "server/discover", json!({})), capabilities).await
 }
 
-/// Does as [`discover`] with this request. Its credentials are accepted by the server from then on: the proxy sends no
-/// `server/discover` of its own for a later call with them.
+/// Does as [`discover`] with this request. Its credentials are accepted by the server from then on:
+/// the proxy sends no `server/discover` of its own for a later call with them.
 async fn discover_by(upstream: &mut Upstream, proxy: &Proxy, request: Request, capabilities: Value) -> Value {
     let asked = request.start(proxy.addr).await;
     let result = json!({"jsonrpc": "2.0", "id": 0, "result": {"resultType": "complete", "supportedVersions": [V2026],

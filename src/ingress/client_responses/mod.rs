@@ -200,7 +200,7 @@ impl ClientResponses {
             Message::Response { id, .. } => Some((index, id.as_ref()?)),
             Message::Request { .. } | Message::Notification { .. } => None,
         });
-        let route = GenerationRoute::choose(&self.upstream, &self.log, post.id, responses, asking, cancelled);
+        let route = GenerationRoute::choose(&self.log, post.id, responses, asking, cancelled);
         let (answered, mut unwanted) = if is_proven {
             note_responses(&self.log, post.id, records(), messages)
         } else {

@@ -16,7 +16,7 @@ use crate::event_log::{EventLog, Handshake, Session, Stream};
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::SessionGeneration;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
-use crate::upstream::{Template, Upstream};
+use crate::upstream::{Template, Upstream, reopened_session};
 
 /// Way of a POST in a session that was opened again.
 pub(super) struct GenerationRoute {
@@ -33,14 +33,13 @@ impl GenerationRoute {
     /// `cancelled` those of the calls that the POST cancels. Returns `None` for a session that was
     /// never opened again.
     pub(super) fn choose<'a>(
-        upstream: &Upstream,
         log: &EventLog,
         id: &SessionId,
         responses: impl Iterator<Item = (usize, &'a RequestId)>,
         asking: impl FnOnce() -> Vec<Arc<Stream>>,
         cancelled: impl FnOnce() -> Vec<Arc<Stream>>,
     ) -> Option<Self> {
-        let handshake = upstream.reopened_session(log, id)?;
+        let handshake = reopened_session(log, id)?;
         let asking = asking();
         let wanted: Vec<_> = responses.map(|(index, id)| (index, generation_of(&handshake, &asking, id))).collect();
         let cancelled = cancelled().into_iter().map(|stream| stream.session_generation());

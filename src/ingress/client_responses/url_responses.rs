@@ -214,7 +214,7 @@ impl UrlResponses {
     ) -> Option<GenerationRoute> {
         let ids = responses.iter().map(|(_, id)| id).enumerate();
         let session = context.binding.session.as_ref()?;
-        GenerationRoute::choose(&self.upstream, &self.log, session, ids, || vec![stream.clone()], Vec::new)
+        GenerationRoute::choose(&self.log, session, ids, || vec![stream.clone()], Vec::new)
     }
 
     /// Returns the request with one response, or `None` if the server has lost the session that it

@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use super::super::revival::reopened_session;
 use super::super::server::request::Template;
 use super::Pump;
 use crate::event_log::Handshake;
@@ -47,6 +48,6 @@ impl Pump {
     }
 
     fn reopened_session(&self) -> Option<Arc<Handshake>> {
-        self.upstream.reopened_session(&self.log, self.writer.stream().binding().session.as_ref()?)
+        reopened_session(&self.log, self.writer.stream().binding().session.as_ref()?)
     }
 }

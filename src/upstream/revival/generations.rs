@@ -11,17 +11,17 @@ use crate::protocol::ids::SessionGeneration;
 use crate::upstream::server::request::Template;
 use crate::upstream::stack::Upstream;
 
-impl Upstream {
-    /// Returns the record of a session that was opened again or is being opened again, or `None`
-    /// for any other.
-    pub fn reopened_session(&self, log: &EventLog, id: &SessionId) -> Option<Arc<Handshake>> {
-        let handshakes = log.sessions().handshakes();
-        if !handshakes.has_renamed() {
-            return None;
-        }
-        handshakes.find(id).filter(|handshake| handshake.has_generations())
+/// Returns the record of a session that was opened again or is being opened again, or `None`
+/// for any other.
+pub fn reopened_session(log: &EventLog, id: &SessionId) -> Option<Arc<Handshake>> {
+    let handshakes = log.sessions().handshakes();
+    if !handshakes.has_renamed() {
+        return None;
     }
+    handshakes.find(id).filter(|handshake| handshake.has_generations())
+}
 
+impl Upstream {
     /// Returns a POST for a generation of its session, or for the newest if `generation` is `None`.
     /// Returns `None` if the server cannot know that generation any more: its name was given to
     /// another session, or is one of those used longest ago.

@@ -20,6 +20,7 @@ use bytes::BytesMut;
 use http::{Method, Response, StatusCode};
 use tracing::{Instrument, debug, info};
 
+pub use generations::reopened_session;
 use handshake::{Handshaking, Opened};
 
 use super::metrics::{Metrics, RevivalOutcome};
