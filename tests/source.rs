@@ -40,6 +40,22 @@ const FLOORS: &[&str] = &[
 /// the room.
 const CRATES: &[&str] = &["base", "protocol", "metrics", "store"];
 
+/// Folders whose `mod.rs` uses its files and is used by them. No other one may become so.
+const ENTANGLED: &[&str] = &[
+    "event_log::backing",
+    "event_log::sessions",
+    "event_log::stream",
+    "protocol::stream",
+    "store::disk",
+    "store::disk::inspect",
+    "store::disk::writer",
+    "store::redis",
+    "upstream::bridge",
+    "upstream::bridge::legacy_clients",
+    "upstream::bridge::modern_clients",
+    "upstream::pump",
+];
+
 /// Words with which no documentation of an item begins: they put a clause where a noun or a verb
 /// belongs.
 const OPENINGS: &[&str] = &[
@@ -122,6 +138,22 @@ fn imports(module: &[String], code: &str) -> BTreeSet<Vec<String>> {
     found
 }
 
+/// Returns the path of each name that `code`, the code of a `mod.rs`, takes from a file beside it.
+/// Names that it hands on are not among them.
+fn child_imports(module: &[String], code: &str) -> BTreeSet<Vec<String>> {
+    let mut found = BTreeSet::new();
+    let folder = root().join("src").join(PathBuf::from_iter(module));
+    for line in code.split('\n').enumerate().filter(|(_, line)| line.starts_with("use ")).map(|(number, _)| number) {
+        let text = code.split('\n').skip(line).collect::<Vec<_>>().join("\n");
+        let text = text.trim_start_matches("use ").trim_start_matches("self::");
+        let child = text.split("::").next().unwrap_or_default();
+        if folder.join(format!("{child}.rs")).is_file() || folder.join(child).is_dir() {
+            collect(text, &mut module.to_vec(), &mut found);
+        }
+    }
+    found
+}
+
 /// The names that the modules with children hand on, each with the path it comes from.
 fn exports(files: &BTreeMap<PathBuf, String>) -> BTreeMap<Vec<String>, Vec<String>> {
     let mut found = BTreeMap::new();
@@ -129,7 +161,7 @@ fn exports(files: &BTreeMap<PathBuf, String>) -> BTreeMap<Vec<String>, Vec<Strin
         let folder = module(path);
         for rest in text.split("use ").skip(1) {
             let mut names = BTreeSet::new();
-            collect(rest, &mut Vec::new(), &mut names);
+            collect(rest.trim_start_matches("self::"), &mut Vec::new(), &mut names);
             for name in names.into_iter().filter(|name| name.len() > 1) {
                 let is_child = |suffix: &str| {
                     root().join("src").join(PathBuf::from_iter(&folder)).join(format!("{}{suffix}", name[0])).exists()
@@ -212,12 +244,15 @@ fn rooms_import_only_rooms_below_them() {
 fn siblings_import_each_other_in_one_direction() {
     let files = sources("src");
     let exports = exports(&files);
+    let own = "mod.rs".to_owned();
     // By folder: which of its files and folders imports which other one, and a file in which it
     // does.
     let mut arrows: BTreeMap<Vec<String>, BTreeMap<String, BTreeMap<String, String>>> = BTreeMap::new();
     for (path, text) in files.iter().filter(|(path, _)| !is_test(path)) {
         let module = module(path);
-        for import in imports(&module, &production(text)) {
+        let code = production(text);
+        let from_files = if path.ends_with("mod.rs") { child_imports(&module, &code) } else { BTreeSet::new() };
+        for import in imports(&module, &code).into_iter().chain(from_files) {
             let mut target = import;
             // A name may be handed on by a folder within a folder.
             for _ in 0..3 {
@@ -226,16 +261,21 @@ fn siblings_import_each_other_in_one_direction() {
                 }
             }
             let shared = module.iter().zip(&target).take_while(|(own, other)| own == other).count();
-            let (Some(from), Some(to)) = (module.get(shared), target.get(shared)) else { continue };
+            let Some(to) = target.get(shared) else { continue };
             let place = root().join("src").join(PathBuf::from_iter(&target[..=shared]));
-            if place.is_dir() || place.with_extension("rs").is_file() {
+            let is_sibling = place.is_dir() || place.with_extension("rs").is_file();
+            // The items of the folder itself are those of its `mod.rs`, which may use its files or
+            // be used by them. What it hands on is the file's that it comes from.
+            let to = if is_sibling { to } else { &own };
+            let from = module.get(shared).unwrap_or(&own);
+            if shared > 0 && from != to {
                 let folder = arrows.entry(target[..shared].to_vec()).or_default();
                 let name = format!("{} -> {}", path.display(), target.join("::"));
                 folder.entry(from.clone()).or_default().insert(to.clone(), name);
             }
         }
     }
-    let mut circles = Vec::new();
+    let mut circles = BTreeMap::new();
     for (folder, arrows) in &arrows {
         let reach = |start: &String| {
             let mut reached = BTreeSet::new();
@@ -249,12 +289,16 @@ fn siblings_import_each_other_in_one_direction() {
         };
         for (from, targets) in arrows {
             for (to, name) in targets.iter().filter(|(to, _)| reach(to).contains(from)) {
-                circles.push(format!("{}: {from} -> {to} ({name})", folder.join("::")));
+                let folder: &mut Vec<_> = circles.entry(folder.join("::")).or_default();
+                folder.push(format!("{from} -> {to} ({name})"));
             }
         }
     }
     assert!(arrows.len() > 10, "imports are not found: {arrows:?}");
-    assert!(circles.is_empty(), "imports that make circles:\n{}", circles.join("\n"));
+    for folder in ENTANGLED {
+        assert!(circles.remove(*folder).is_some(), "{folder} is in order: it needs no exception any more");
+    }
+    assert!(circles.is_empty(), "imports that make circles: {circles:#?}");
 }
 
 /// Returns the module path of a file of `src`.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::metrics::EndReason;
 use super::pending::{Failed, Pending, TakenOver};
 use super::pool::{self, Admission, Bounds};
+use super::table::{Channels, State};
 use super::waiting::{Full, StartKind};
-use super::{Channels, State};
 use crate::event_log::QuotaKey;
 use crate::protocol::error::ErrorCode;
 use crate::{clock, sync};
@@ -14,7 +14,7 @@ use crate::{clock, sync};
 /// The right to start a server, until this is dropped.
 pub(super) struct Admitted {
     pub(super) channels: Arc<Channels>,
-    /// Number of the start in [`super::State::starting`].
+    /// Number of the start in [`State::starting`].
     pub(super) number: u64,
 }
 
@@ -29,7 +29,7 @@ impl Drop for Admitted {
 struct Turn {
     channels: Arc<Channels>,
     caller: Option<QuotaKey>,
-    /// Number of the start in [`super::State::waiting`].
+    /// Number of the start in [`State::waiting`].
     number: u64,
 }
 

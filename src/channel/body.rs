@@ -13,6 +13,9 @@ use crate::protocol::error::ErrorCode;
 use crate::protocol::jsonrpc::{self, Message};
 use crate::sync;
 
+/// A response of the inner server.
+pub type Response = http::Response<Body>;
+
 /// Body of a response.
 #[derive(Debug)]
 pub enum Body {

@@ -3,8 +3,7 @@
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use super::Sharing;
-use super::connection::Users;
+use super::settings::Sharing;
 use crate::event_log::{Principal, QuotaKey, Subject};
 use crate::protocol::jsonrpc::InitializeParams;
 
@@ -89,12 +88,6 @@ impl Sharing {
         };
         is_shared.then(|| Sharers { caller: caller.clone(), params: params.clone() })
     }
-}
-
-/// Returns the users of a channel that requests without sessions share: those of a caller, or the
-/// proxy's own.
-pub(super) fn users_of(caller: Option<&Arc<Caller>>) -> Users {
-    if caller.is_some_and(|caller| caller.is_anonymous()) { Users::Anonymous } else { Users::Principal }
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::PartialMemory;
 use super::metrics::Metrics;
+use super::partial::PartialMemory;
 
 /// Bounds of a channel, with the counters of all channels.
 #[derive(Clone, Debug)]

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use bytes::Bytes;
 use tokio::runtime::Handle;
 
-use super::Response;
+use super::body::Response;
 use crate::protocol::channel::line::Line;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{Era, Lines};

@@ -35,163 +35,54 @@ mod partial;
 mod pending;
 pub mod pipe;
 mod pool;
+mod request;
 mod respond;
 mod server;
+mod server_era;
+mod settings;
 mod shared;
 mod start;
+mod table;
 #[cfg(test)]
 mod tests;
 mod waiting;
 
-use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::header::ALLOW;
 use http::{HeaderValue, Method, StatusCode};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
-pub use body::{Body, Events};
+pub use body::{Body, Events, Response};
 pub use caller::Caller;
-use caller::Sharers;
 use connection::{Begun, Refused};
-use era::ServerEra;
-pub(crate) use era::era_of;
 use limits::Limits;
 pub use link::{Input, Link, LinkFuture, Memory, Open, OpenError, Output, Program, ProgramEnd, WriteError};
 use metrics::EndReason;
 pub use metrics::Metrics;
-use modern::Opening;
-use partial::{PartialMemory, PartialShare};
-use pending::Pending;
+use partial::PartialMemory;
 pub use pool::Bounds;
-use pool::{Occupant, Starts};
+pub use request::{OnBegin, Request, request_id};
 pub use respond::{empty, no_server, refusal_about};
 use respond::{event_stream, refusal};
 use server::Server;
-use shared::SharedServer;
+use server_era::ServerEra;
+pub(crate) use server_era::era_of;
+pub use settings::{Settings, Sharing};
+pub use table::Channels;
+use table::Session;
 pub use waiting::StartKind;
-use waiting::Waiting;
 
-use crate::event_log::Stream;
-use crate::protocol::channel::ids::{ID_MAX, MemberKey};
+use crate::protocol::channel::ids::ID_MAX;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::Lines;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
-use crate::{clock, random, sync};
+use crate::{clock, sync};
 
 /// Interval at which idle sessions are looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Called once the first byte of a request was written to its server.
-pub type OnBegin = Box<dyn FnOnce() + Send>;
-
-/// A response of the inner server.
-pub type Response = http::Response<Body>;
-
-/// Configuration of all channels.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Largest message of a server, in bytes.
-    pub message_bytes: usize,
-    /// Most bytes of large messages that count for no caller, of all servers together.
-    pub unclaimed_bytes: usize,
-    /// Most bytes that wait to be written to one server.
-    pub outgoing_bytes: usize,
-    /// Most messages in an array.
-    pub batch: usize,
-    /// Time without a call after which a server is ended, or `None` for never.
-    pub idle: Option<Duration>,
-    /// Longest time from a session's `initialize` to its answer.
-    pub start: Duration,
-    /// Time for which a session is kept whose client gave up before it was open.
-    pub keep: Duration,
-    /// Bounds of servers, or `None` for servers that run already.
-    pub bounds: Option<Bounds>,
-    /// Callers whose sessions share a server.
-    pub sharing: Sharing,
-    /// True if pings of a server are answered that no client is there to answer.
-    pub answers_pings: bool,
-}
-
-/// Callers of whom each has one server for all sessions with equal parameters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sharing {
-    /// No caller: each session has a server of its own.
-    Off,
-    /// Callers with credentials.
-    Known,
-    /// All callers. Those without credentials at one address are one caller.
-    All,
-}
-
-/// A request of the upstream client.
-pub struct Request<'a> {
-    /// The method.
-    pub method: &'a Method,
-    /// The headers, except those that describe the body.
-    pub headers: &'a Lines,
-    /// The server's name of the session, or `None` if the request names none.
-    pub session: Option<&'a [u8]>,
-    /// The body.
-    pub body: &'a Bytes,
-    /// Stream of the request, or `None` for one without.
-    pub stream: Option<&'a Arc<Stream>>,
-    /// Caller for whom a server is started, or `None` for the proxy itself.
-    pub caller: Option<&'a Arc<Caller>>,
-    /// Occasion of the start that an `initialize` needs.
-    pub start_kind: StartKind,
-    /// Told of the beginning of a request.
-    pub on_begin: OnBegin,
-}
-
-/// All channels of one server. Clones of the `Arc` share them.
-pub struct Channels {
-    open: Box<dyn Open>,
-    settings: Settings,
-    limits: Limits,
-    /// Runtime of all starts and ends: it outlives those of the workers.
-    runtime: Handle,
-    state: Mutex<State>,
-    era: ServerEra,
-    /// Notified when a server has ended or became idle, and when another start may be next.
-    room: Notify,
-}
-
-/// A session at its server.
-#[derive(Clone)]
-struct Session {
-    server: Arc<Server>,
-    member: MemberKey,
-}
-
-impl Session {
-    /// Returns a name that cannot be guessed.
-    fn new_name() -> String {
-        random::bytes::<16>().iter().map(|byte| format!("{byte:02x}")).collect()
-    }
-}
-
-#[derive(Default)]
-struct State {
-    /// Sessions by the names that they were given.
-    sessions: HashMap<String, Session>,
-    /// Servers that sessions share.
-    shared: HashMap<Sharers, SharedServer>,
-    /// Channels without sessions, by the callers that share them.
-    without_sessions: HashMap<Option<Arc<Caller>>, Opening>,
-    /// All sessions whose servers are there, those without a name included.
-    servers: HashMap<u64, Arc<Server>>,
-    /// Sessions that are being opened, by numbers of their own.
-    starting: BTreeMap<u64, Pending>,
-    starts: Starts,
-    /// Starts that wait for their turn, or for room. `None` for one that needs none any more.
-    waiting: Waiting<Option<Pending>>,
-    next_start: u64,
-    is_over: bool,
-}
 
 impl Channels {
     /// Creates the channels on the caller's runtime. Opens none.
@@ -322,7 +213,7 @@ impl Channels {
         if ids.is_empty() {
             return match server.connection.post(member, messages, body, self.head(&request)) {
                 Ok(()) => empty(StatusCode::ACCEPTED),
-                Err(refused) => refusal(code_of(refused), &ids),
+                Err(refused) => refusal(refused.code(), &ids),
             };
         }
         let head = self.head(&request);
@@ -334,7 +225,7 @@ impl Channels {
                 // Nothing of the request has reached the server.
                 Begun::Ended => refusal(ErrorCode::SessionUnknown, &ids),
             },
-            Err(refused) => refusal(code_of(refused), &ids),
+            Err(refused) => refusal(refused.code(), &ids),
         }
     }
 
@@ -375,42 +266,5 @@ impl Channels {
                 server.end(EndReason::Idle);
             }
         }
-    }
-}
-
-impl State {
-    fn occupants(&self) -> Vec<Occupant> {
-        let given_up = |server: &Server| {
-            let of_server = |start: &&Pending| start.server.as_ref().is_some_and(|it| it.number == server.number);
-            self.starting.values().find(of_server).and_then(Pending::unwanted_since)
-        };
-        let counted_as = |caller: &Option<Arc<Caller>>| caller.as_ref().map(|caller| caller.counted_as().clone());
-        let servers = self.servers.values().filter(|server| server.connection.ending().is_none());
-        let servers = servers.map(|server| Occupant {
-            number: Some(server.number),
-            caller: counted_as(&server.caller),
-            unused_since: server.unused_since().or_else(|| given_up(server)),
-        });
-        let starting = self.starting.values().filter(|start| start.server.is_none());
-        let starting =
-            starting.map(|start| Occupant { number: None, caller: counted_as(&start.caller), unused_since: None });
-        servers.chain(starting).collect()
-    }
-}
-
-/// Returns the ID of a request.
-pub fn request_id(message: &Message) -> Option<&RequestId> {
-    match message {
-        Message::Request { id, .. } => Some(id),
-        Message::Notification { .. } | Message::Response { .. } => None,
-    }
-}
-
-fn code_of(refused: Refused) -> ErrorCode {
-    match refused {
-        Refused::Ended => ErrorCode::SessionUnknown,
-        Refused::Full => ErrorCode::ChannelFull,
-        Refused::IdInUse(_) => ErrorCode::IdInUse,
-        Refused::Listening | Refused::TwoIds => ErrorCode::BadRequest,
     }
 }

@@ -15,16 +15,19 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::admission::Entrance;
-use super::caller::{Caller, users_of};
-use super::connection::{Begun, Refused, Waiting};
-use super::era::{UNSUPPORTED_VERSION, error_code};
+use super::body::Response;
+use super::caller::Caller;
+use super::connection::{Begun, Refused, Users, Waiting};
 use super::link::OpenError;
-use super::metrics::StartOutcome;
+use super::metrics::{EndReason, StartOutcome};
 use super::pending::{Failed, Pending, Waiter};
+use super::request::{OnBegin, Request, request_id};
 use super::respond::{empty, event_stream, json, refusal, refusal_about};
 use super::server::Server;
+use super::server_era::{UNSUPPORTED_VERSION, error_code};
 use super::start::until;
-use super::{Channels, OnBegin, Request, Response, StartKind, code_of, request_id};
+use super::table::{Channels, Opening};
+use super::waiting::StartKind;
 use crate::protocol::channel::envelope;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{Era, ProtocolVersion, names};
@@ -40,9 +43,6 @@ pub(super) const ATTEMPTS: usize = 3;
 const INVALID_REQUEST: i64 = -32600;
 /// Error of a request whose headers and body disagree.
 const HEADER_MISMATCH: i64 = -32020;
-
-/// A shared channel: its outcome once it is open.
-pub(super) type Opening = watch::Receiver<Option<Result<Arc<Server>, Failed>>>;
 
 /// Returns true if a request that names no session is one of a revision without sessions, by its
 /// header or its `_meta`.
@@ -107,7 +107,7 @@ impl Channels {
                     Begun::Ended => {}
                 },
                 Err(Refused::Ended) => {}
-                Err(refused) => return refusal(code_of(refused), &ids),
+                Err(refused) => return refusal(refused.code(), &ids),
             }
         }
         refusal(ErrorCode::ServerEnded, &ids)
@@ -199,7 +199,7 @@ impl Channels {
         let is_wanted = self.note_server(admitted.number, &server);
         drop(admitted);
         if !is_wanted {
-            server.end(super::EndReason::Shutdown);
+            server.end(EndReason::Shutdown);
             return (StartOutcome::Failed, failed(ErrorCode::Draining, String::new()));
         }
         (StartOutcome::Opened, Ok(server))
@@ -252,4 +252,10 @@ fn status_of(response: &[u8]) -> StatusCode {
 /// Returns an error that a server on HTTP would give.
 fn error(id: &RequestId, code: i64, message: &str, data: Value) -> Response {
     json(StatusCode::BAD_REQUEST, jsonrpc::error_message(Some(id), code, message, data))
+}
+
+/// Returns the users of a channel that requests without sessions share: those of a caller, or the
+/// proxy's own.
+fn users_of(caller: Option<&Arc<Caller>>) -> Users {
+    if caller.is_some_and(|caller| caller.is_anonymous()) { Users::Anonymous } else { Users::Principal }
 }

@@ -12,7 +12,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use super::Response;
+use super::body::Response;
 use super::caller::{Caller, Sharers};
 use super::server::Server;
 use crate::clock;

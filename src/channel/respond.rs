@@ -4,8 +4,7 @@ use bytes::Bytes;
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, StatusCode};
 
-use super::Response;
-use super::body::{Body, Events};
+use super::body::{Body, Events, Response};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::jsonrpc::RequestId;
 

@@ -13,15 +13,9 @@ use super::caller::Sharers;
 use super::metrics::EndReason;
 use super::pending::{Started, Waiter};
 use super::server::Server;
-use super::{Channels, Session, State};
+use super::table::{Channels, Session, SharedServer, State};
+use crate::protocol::channel::ids::MemberKey;
 use crate::{clock, sync};
-
-/// A server that sessions share.
-pub(super) struct SharedServer {
-    pub(super) server: Arc<Server>,
-    /// Answer of the server to `initialize`.
-    answer: Bytes,
-}
 
 impl Channels {
     /// Gives `waiter` a session at the server of its sharers, if that runs.
@@ -95,7 +89,7 @@ fn open(state: &mut State, server: &Arc<Server>) -> Option<String> {
 }
 
 /// Ends a session. The state is held, so that none comes to a server that ends with its last one.
-fn end_member(state: &mut State, server: &Server, member: super::MemberKey, reason: EndReason) {
+fn end_member(state: &mut State, server: &Server, member: MemberKey, reason: EndReason) {
     if server.connection.end_member(member) {
         // Its names are forgotten with it.
         return server.end(reason);

@@ -13,15 +13,16 @@ use tokio::runtime::Handle;
 use tracing::{info, warn};
 
 use super::admission::{Admitted, Entrance};
-use super::body::Events;
+use super::body::{Events, Response};
 use super::caller::Sharers;
 use super::connection::{Begun, Connection, End, Refused, Users};
 use super::link::{OpenError, ProgramEnd};
 use super::metrics::{EndReason, StartOutcome};
 use super::pending::{Failed, Pending, Started, Taken, TakenOver, Waiter};
+use super::request::{OnBegin, Request, request_id};
 use super::respond::{json, refusal, refusal_about};
 use super::server::Server;
-use super::{Channels, OnBegin, Request, Response, Session, State, request_id};
+use super::table::{Channels, Session, State};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{Lines, names};
 use crate::protocol::jsonrpc::{self, InitializeParams, Message, RequestId};

@@ -4,7 +4,7 @@
 
 use std::ffi::OsString;
 
-use super::Settings;
+use super::settings::Settings;
 
 /// Variables of the proxy that every child gets, as from the SDKs' clients.
 const INHERITED: [&str; 6] = ["HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"];

@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use super::{Settings, StartError, environment};
+use super::environment;
+use super::settings::{Settings, StartError};
 
 /// A program that was found, with its environment.
 pub(super) struct Program {

@@ -57,13 +57,13 @@ mod linux {
     use tokio::signal::unix::{Signal, SignalKind, signal};
     use tracing::{debug, warn};
 
-    use super::Own;
+    use crate::child::reaper::Own;
     use crate::sync;
 
     impl Own {
         /// Collects the processes of others from now on, in a task of its own on the caller's
         /// runtime.
-        pub(in super::super) fn collect_others(&self) {
+        pub(in crate::child) fn collect_others(&self) {
             let begun = set_child_subreaper(Some(getpid())).map_err(io::Error::from);
             match begun.and_then(|()| signal(SignalKind::child())) {
                 Ok(ended) => drop(tokio::spawn(self.clone().collect(ended))),

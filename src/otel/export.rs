@@ -26,7 +26,8 @@ use tokio::runtime::Handle;
 use tokio_rustls::rustls::ClientConfig;
 use tracing::{info, warn};
 
-use super::{Error, Metrics};
+use super::error::Error;
+use super::metrics::Metrics;
 use crate::config::{self, UpstreamTls};
 use crate::sync;
 use crate::tls::{self, ClientFiles};

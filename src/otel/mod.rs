@@ -10,6 +10,7 @@
 //! lines (`log`), and the form of `traceparent` (`protocol`).
 
 mod call_span;
+mod error;
 mod export;
 mod metrics;
 mod span;
@@ -29,11 +30,12 @@ use opentelemetry_sdk::trace::{
 };
 
 pub use self::call_span::{CallEnd, CallRecord, CallSpan};
+pub use self::error::Error;
 use self::export::Exporter;
 pub use self::metrics::Metrics;
 pub use self::span::Span;
 use crate::protocol::trace::{RequestTrace, SpanId, TraceContext, TraceId};
-use crate::{clock, config, random, tls};
+use crate::{clock, config, random};
 
 /// Spans that wait for the collector. Further ones are dropped.
 const QUEUED_MAX: usize = 8192;
@@ -43,17 +45,6 @@ const BATCH: usize = 512;
 const GATHER: Duration = Duration::from_secs(1);
 /// Time that the end of the process waits for the last spans.
 const FLUSH: Duration = Duration::from_secs(5);
-
-/// Error at the start of the export.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The authorities cannot be used.
-    #[error("otel: {0}")]
-    Tls(#[from] tls::Error),
-    /// The exporter refuses the configuration.
-    #[error("otel.endpoint: {0}")]
-    Exporter(String),
-}
 
 /// The spans of a process, on their way to the collector.
 pub struct Traces {

@@ -7,11 +7,12 @@
 
 use std::sync::Arc;
 
+use super::core::Connection;
 use super::held::{FREE, Held};
 use super::state::State;
-use super::{Connection, Users};
-use crate::channel::PartialMemory;
+use super::types::Users;
 use crate::channel::link::Memory;
+use crate::channel::partial::PartialMemory;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::excerpt::{EXCERPT, Excerpt, Kind};
 use crate::sync;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tracing::warn;
 
-use super::Connection;
+use super::core::Connection;
 use super::state::{INVALID_REQUEST, Response, State, error};
 use crate::channel::limits::Limits;
 use crate::channel::metrics::Skipped;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::channel::PartialShare;
+use crate::channel::partial::PartialShare;
 use crate::event_log::{Reservation, Stream};
 use crate::protocol::error::ErrorCode;
 

@@ -8,10 +8,12 @@
 //! Lock order: the state of a channel, then a stream, then a queue of a response.
 
 mod arriving;
+mod core;
 mod cut;
 mod held;
 mod member;
 mod state;
+mod types;
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -21,17 +23,19 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 
-use arriving::Arriving;
-use cut::{Cut, CutLog};
-use state::{Begin, Outgoing, Response, State};
+use self::arriving::Arriving;
+pub(super) use self::core::Connection;
+use self::cut::{Cut, CutLog};
+use self::state::{Begin, Outgoing, Response, State};
+pub(super) use self::types::{Activity, Begun, End, Refused, Users, Waiting};
 
 use super::body::{Channel, Events, Queue};
 use super::limits::Limits;
 use super::link::{Input, Output, WriteError};
 use super::metrics::Skipped;
-use super::{OnBegin, Response as HttpResponse};
+use super::request::OnBegin;
 use crate::event_log::Stream;
-use crate::protocol::channel::ids::{CallKey, IdInUse, MemberKey, Owed, Receiver};
+use crate::protocol::channel::ids::{CallKey, MemberKey, Owed, Receiver};
 use crate::protocol::channel::line::Line;
 use crate::protocol::channel::second_id::has_second_id;
 use crate::protocol::headers::Lines;
@@ -42,92 +46,6 @@ use crate::{clock, sync};
 const MEMBERS_MAX: usize = 1024;
 /// Bytes that a message takes beside its text while it waits.
 const OUTGOING_EACH: usize = 128;
-
-/// Users of a channel.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) enum Users {
-    /// One session.
-    #[default]
-    Session,
-    /// Sessions of one caller with equal parameters. Calls have ids of the proxy's towards the
-    /// server.
-    Sessions,
-    /// One principal, without sessions. Calls have ids as those of [`Users::Sessions`].
-    Principal,
-    /// Callers without credentials and sessions, as [`Users::Principal`]. A message that names no
-    /// call may be for any of them, so none gets it.
-    Anonymous,
-}
-
-/// Reason for the end of a channel.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum End {
-    /// The session was ended on purpose.
-    Closed,
-    /// The server has ended, closed its output, or takes nothing more.
-    Lost,
-}
-
-/// One channel.
-#[derive(Debug)]
-pub(super) struct Connection {
-    limits: Limits,
-    state: Mutex<State>,
-    /// Responses that are not read any more. A lock of its own: a response may be dropped under any
-    /// other.
-    left: Mutex<Vec<Receiver>>,
-    /// Notified of work for the writer.
-    work: Notify,
-    /// Notified at the end.
-    ended: Notify,
-}
-
-/// Use of a channel.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Activity {
-    /// True while a call runs.
-    pub(super) is_busy: bool,
-    /// Last message for the server, or last end of a call.
-    pub(super) last_use: Option<Instant>,
-}
-
-/// A message was not taken.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub(super) enum Refused {
-    #[error("the channel has ended")]
-    Ended,
-    #[error("too much waits to be written")]
-    Full,
-    #[error(transparent)]
-    IdInUse(#[from] IdInUse),
-    #[error("the session has a GET already")]
-    Listening,
-    #[error("the message has two ids")]
-    TwoIds,
-}
-
-/// A call that waits to be written.
-pub(super) struct Waiting {
-    pub(super) events: Events,
-    begun: oneshot::Receiver<Begun>,
-}
-
-/// The beginning of a call.
-pub(super) enum Begun {
-    /// The server may have some of the request.
-    Written,
-    /// The server has refused the request.
-    Refused(Box<HttpResponse>),
-    /// The channel has ended before.
-    Ended,
-}
-
-impl Waiting {
-    /// Waits for the beginning of the call.
-    pub(super) async fn begun(&mut self) -> Begun {
-        (&mut self.begun).await.unwrap_or(Begun::Ended)
-    }
-}
 
 impl Connection {
     /// The session of a channel that has one.
@@ -498,16 +416,6 @@ impl Connection {
             }
         }
         self.end(End::Lost);
-    }
-
-    /// Changes the state for a message of the server, and has the writer send what follows from it.
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
-        let mut state = sync::lock(&self.state);
-        let result = change(&mut state);
-        if state.has_outgoing() {
-            self.work.notify_one();
-        }
-        result
     }
 
     /// Hands the messages of a line to the responses that they belong to.

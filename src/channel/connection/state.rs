@@ -11,11 +11,11 @@ use tokio::sync::oneshot;
 
 use super::held::counted;
 use super::member::{Member, Place};
-use super::{Begun, End, Users};
-use crate::channel::OnBegin;
+use super::types::{Begun, End, Users};
 use crate::channel::body::Queue;
 use crate::channel::limits::Limits;
 use crate::channel::metrics::Skipped;
+use crate::channel::request::OnBegin;
 use crate::clock;
 use crate::event_log::Stream;
 use crate::protocol::channel::ids::{CallKey, MemberKey, Owed, Receiver};

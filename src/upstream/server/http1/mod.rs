@@ -7,13 +7,13 @@
 //! request.
 
 mod body;
+mod error;
 mod pool;
 #[cfg(test)]
 mod tests;
 mod wire;
 
 use std::future::poll_fn;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,11 +22,11 @@ use http::{Method, Response};
 
 pub(super) use body::Body;
 use body::BodyStart;
+pub(super) use error::Error;
 use pool::Pool;
 use wire::{Outgoing, Wire};
 
 use super::connect::{Connector, Socket};
-use crate::body::BoxError;
 use crate::protocol::headers::Lines;
 use crate::protocol::http1::{self, Head, HeadReader};
 
@@ -48,23 +48,6 @@ pub(super) struct Request<'a> {
     /// Headers, except those that describe the body.
     pub(super) lines: &'a Lines,
     pub(super) body: &'a Bytes,
-}
-
-/// Error of a request without a response.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Error {
-    #[error("there is no connection to the upstream")]
-    Connect(#[source] BoxError),
-    /// The server chose HTTP/2 for a new connection, on which nothing was sent.
-    #[error("the upstream speaks HTTP/2")]
-    Http2,
-    /// No byte of the request had left.
-    #[error("the connection broke before the request")]
-    Unsent(#[source] io::Error),
-    #[error("the connection broke before the response")]
-    Broken(#[source] io::Error),
-    #[error(transparent)]
-    Malformed(#[from] http1::Error),
 }
 
 impl Client {

@@ -1,4 +1,5 @@
 use std::collections::VecDeque;
+use std::io;
 use std::pin::Pin;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,6 +10,7 @@ use http_body_util::BodyExt;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufStream, DuplexStream, ReadBuf};
 
 use super::*;
+use crate::body::BoxError;
 use crate::upstream::server::connect::{Dial, DialFuture, Transport, Wire};
 
 const IDLE: Duration = Duration::from_secs(4);

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::Error;
+use super::error::Error;
 use crate::protocol::http1::{self, Head, HeadReader};
 
 /// Size limit of one read.

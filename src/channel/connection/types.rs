@@ -1,0 +1,93 @@
+//! Users of a channel, its end, and the beginning of a call on it.
+
+use std::time::Instant;
+
+use tokio::sync::oneshot;
+
+use crate::channel::body::{Events, Response as HttpResponse};
+use crate::protocol::channel::ids::IdInUse;
+use crate::protocol::error::ErrorCode;
+
+/// Users of a channel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(in crate::channel) enum Users {
+    /// One session.
+    #[default]
+    Session,
+    /// Sessions of one caller with equal parameters. Calls have ids of the proxy's towards the
+    /// server.
+    Sessions,
+    /// One principal, without sessions. Calls have ids as those of [`Users::Sessions`].
+    Principal,
+    /// Callers without credentials and sessions, as [`Users::Principal`]. A message that names no
+    /// call may be for any of them, so none gets it.
+    Anonymous,
+}
+
+/// Reason for the end of a channel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::channel) enum End {
+    /// The session was ended on purpose.
+    Closed,
+    /// The server has ended, closed its output, or takes nothing more.
+    Lost,
+}
+
+/// Use of a channel.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::channel) struct Activity {
+    /// True while a call runs.
+    pub(in crate::channel) is_busy: bool,
+    /// Last message for the server, or last end of a call.
+    pub(in crate::channel) last_use: Option<Instant>,
+}
+
+/// A message was not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub(in crate::channel) enum Refused {
+    #[error("the channel has ended")]
+    Ended,
+    #[error("too much waits to be written")]
+    Full,
+    #[error(transparent)]
+    IdInUse(#[from] IdInUse),
+    #[error("the session has a GET already")]
+    Listening,
+    #[error("the message has two ids")]
+    TwoIds,
+}
+
+impl Refused {
+    /// Returns the error for the client.
+    pub(in crate::channel) fn code(self) -> ErrorCode {
+        match self {
+            Self::Ended => ErrorCode::SessionUnknown,
+            Self::Full => ErrorCode::ChannelFull,
+            Self::IdInUse(_) => ErrorCode::IdInUse,
+            Self::Listening | Self::TwoIds => ErrorCode::BadRequest,
+        }
+    }
+}
+
+/// A call that waits to be written.
+pub(in crate::channel) struct Waiting {
+    pub(in crate::channel) events: Events,
+    pub(super) begun: oneshot::Receiver<Begun>,
+}
+
+/// The beginning of a call.
+pub(in crate::channel) enum Begun {
+    /// The server may have some of the request.
+    Written,
+    /// The server has refused the request.
+    Refused(Box<HttpResponse>),
+    /// The channel has ended before.
+    Ended,
+}
+
+impl Waiting {
+    /// Waits for the beginning of the call.
+    pub(in crate::channel) async fn begun(&mut self) -> Begun {
+        (&mut self.begun).await.unwrap_or(Begun::Ended)
+    }
+}

@@ -1,0 +1,97 @@
+//! Table of the channels of one server: sessions, servers, and starts.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, watch};
+
+use super::caller::{Caller, Sharers};
+use super::limits::Limits;
+use super::link::Open;
+use super::pending::{Failed, Pending};
+use super::pool::{Occupant, Starts};
+use super::server::Server;
+use super::server_era::ServerEra;
+use super::settings::Settings;
+use super::waiting::Waiting;
+use crate::protocol::channel::ids::MemberKey;
+use crate::random;
+
+/// All channels of one server. Clones of the `Arc` share them.
+pub struct Channels {
+    pub(super) open: Box<dyn Open>,
+    pub(super) settings: Settings,
+    pub(super) limits: Limits,
+    /// Runtime of all starts and ends: it outlives those of the workers.
+    pub(super) runtime: Handle,
+    pub(super) state: Mutex<State>,
+    pub(super) era: ServerEra,
+    /// Notified when a server has ended or became idle, and when another start may be next.
+    pub(super) room: Notify,
+}
+
+/// A server that sessions share.
+pub(super) struct SharedServer {
+    pub(super) server: Arc<Server>,
+    /// Answer of the server to `initialize`.
+    pub(super) answer: Bytes,
+}
+
+/// A shared channel: its outcome once it is open.
+pub(super) type Opening = watch::Receiver<Option<Result<Arc<Server>, Failed>>>;
+
+/// A session at its server.
+#[derive(Clone)]
+pub(super) struct Session {
+    pub(super) server: Arc<Server>,
+    pub(super) member: MemberKey,
+}
+
+impl Session {
+    /// Returns a name that cannot be guessed.
+    pub(super) fn new_name() -> String {
+        random::bytes::<16>().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    /// Sessions by the names that they were given.
+    pub(super) sessions: HashMap<String, Session>,
+    /// Servers that sessions share.
+    pub(super) shared: HashMap<Sharers, SharedServer>,
+    /// Channels without sessions, by the callers that share them.
+    pub(super) without_sessions: HashMap<Option<Arc<Caller>>, Opening>,
+    /// All sessions whose servers are there, those without a name included.
+    pub(super) servers: HashMap<u64, Arc<Server>>,
+    /// Sessions that are being opened, by numbers of their own.
+    pub(super) starting: BTreeMap<u64, Pending>,
+    pub(super) starts: Starts,
+    /// Starts that wait for their turn, or for room. `None` for one that needs none any more.
+    pub(super) waiting: Waiting<Option<Pending>>,
+    pub(super) next_start: u64,
+    pub(super) is_over: bool,
+}
+
+impl State {
+    /// Returns the servers that run or are started, as far as bounds are concerned.
+    pub(super) fn occupants(&self) -> Vec<Occupant> {
+        let given_up = |server: &Server| {
+            let of_server = |start: &&Pending| start.server.as_ref().is_some_and(|it| it.number == server.number);
+            self.starting.values().find(of_server).and_then(Pending::unwanted_since)
+        };
+        let counted_as = |caller: &Option<Arc<Caller>>| caller.as_ref().map(|caller| caller.counted_as().clone());
+        let servers = self.servers.values().filter(|server| server.connection.ending().is_none());
+        let servers = servers.map(|server| Occupant {
+            number: Some(server.number),
+            caller: counted_as(&server.caller),
+            unused_since: server.unused_since().or_else(|| given_up(server)),
+        });
+        let starting = self.starting.values().filter(|start| start.server.is_none());
+        let starting =
+            starting.map(|start| Occupant { number: None, caller: counted_as(&start.caller), unused_since: None });
+        servers.chain(starting).collect()
+    }
+}
