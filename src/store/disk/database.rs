@@ -24,7 +24,7 @@ use super::failure::{Failure, caught, damaged};
 use super::index::{LiveEvents, ObsoleteFilterFactory};
 use super::inspect::inspect;
 use super::layout::{self, EVENTS, RECORDS, STREAMS, StreamMeta};
-use super::{Fsync, Sizes};
+use super::options::{Fsync, Sizes};
 use mcp_resume_protocol::ids::{Seq, StoreEpoch, StreamId};
 
 /// Worker threads of the database. The first one compacts nothing, so that flushes do not wait. It

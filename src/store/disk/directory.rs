@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tracing::warn;
 
-use super::OpenError;
+use super::options::OpenError;
 use crate::Keys;
 use mcp_resume_base::random;
 use mcp_resume_protocol::ids::StoreEpoch;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
+use std::path::Path;
 
 /// Failure of the database. After a failed write it takes no more writes.
 #[derive(Clone, Debug)]
@@ -32,6 +33,11 @@ impl From<fjall::Error> for Failure {
         };
         Self { is_full, problem }
     }
+}
+
+/// Returns the failure for a file that cannot be read.
+pub(super) fn at(path: &Path, error: &io::Error) -> Failure {
+    damaged(format!("{}: {error}", path.display()))
 }
 
 /// Returns the failure for damage.

@@ -23,8 +23,8 @@ use std::path::{Path, PathBuf};
 use tracing::warn;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::Fsync;
 use super::failure::{Failure, damaged};
+use super::options::Fsync;
 
 const START: u8 = 1;
 const ITEM: u8 = 2;

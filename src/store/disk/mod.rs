@@ -28,13 +28,13 @@ mod index;
 mod inspect;
 mod journal;
 mod layout;
+mod options;
 mod reply;
+mod shared;
 #[cfg(test)]
 mod tests;
 mod writer;
 
-use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -48,44 +48,22 @@ use self::database::Database;
 use self::directory::Directory;
 use self::failure::Failure;
 use self::index::Index;
+use self::options::Sizes;
+pub use self::options::{Fsync, OpenError, Options};
 use self::reply::{Completion, Reply};
+use self::shared::{Shared, millis, now};
 use self::writer::{Call, Command, Writer};
 use super::change_subscriptions::ChangeSubscriptions;
 use super::completion::Completions;
 use super::{Appended, ChangeSubscription, Error, Keys, Pending, Read, Store, StoreHealth, Stored, WriterEpoch};
-use mcp_resume_base::clock;
 use mcp_resume_protocol::ids::{Owner, Seq, StreamId};
 use mcp_resume_protocol::stream::Batch;
-
-/// Durability of an event once a client has read it. Every level survives `kill -9`; they differ in
-/// the losses of a power failure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fsync {
-    /// Survives a power failure and a crash of the system: each group of calls is synced before its
-    /// responses.
-    Always,
-    /// Syncs 200 ms later, or as soon as the disk has finished a sync begun then. A power failure
-    /// loses the calls since, the last ones first and each as a whole.
-    Interval,
-}
 
 /// Maximum bytes of calls that wait for the writer. Further calls are refused: the disk does not
 /// keep up.
 const MAX_QUEUED_BYTES: usize = 64 << 20;
 /// Maximum length of the key of a record.
 const MAX_RECORD_KEY: usize = 32 << 10;
-
-/// Location and guarantees of a store.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Directory of the store alone. Created if there is none.
-    pub path: PathBuf,
-    /// Durability in a power failure.
-    pub fsync: Fsync,
-    /// Limit in bytes of live streams and records, beyond which new ones are refused. The directory
-    /// takes up to about twice that, and 200 MiB.
-    pub max_bytes: u64,
-}
 
 /// An opened store.
 pub struct Opened {
@@ -97,85 +75,6 @@ pub struct Opened {
     pub name: String,
 }
 
-/// Error from opening a directory. In a damaged directory every file is left unchanged.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// The operating system returned an error.
-    #[error("{path}: {error}", path = .path.display())]
-    Io {
-        /// File or directory of the failed call.
-        path: PathBuf,
-        /// Error of the system.
-        #[source]
-        error: io::Error,
-    },
-    /// The directory is open in another store, in this process or another one.
-    #[error("{path} is in use by another process", path = .path.display())]
-    Locked {
-        /// The directory.
-        path: PathBuf,
-    },
-    /// The directory holds files of another program.
-    #[error("{path} is not a store of this program and not empty: there is `{found}` in it", path = .path.display())]
-    Foreign {
-        /// The directory.
-        path: PathBuf,
-        /// Name of such a file.
-        found: String,
-    },
-    /// The directory was written by another version.
-    #[error("{path} has format {found}, and this version of the program knows format {known} alone", path = .path.display())]
-    Format {
-        /// The directory.
-        path: PathBuf,
-        /// Format of the directory.
-        found: u32,
-        /// Format of this version.
-        known: u32,
-    },
-    /// The keys cannot be read.
-    #[error("{path} is damaged: {problem}", path = .path.display())]
-    Keys {
-        /// The file.
-        path: PathBuf,
-        /// Description of the damage.
-        problem: String,
-    },
-    /// The database is damaged, or its disk fails or is full.
-    #[error("the database {path} cannot be opened: {problem}", path = .path.display())]
-    Database {
-        /// Directory of the database.
-        path: PathBuf,
-        /// Description of the damage.
-        problem: String,
-    },
-}
-
-impl OpenError {
-    fn at(path: &Path, error: io::Error) -> Self {
-        Self::Io { path: path.into(), error }
-    }
-
-    fn database(path: &Path, failure: Failure) -> Self {
-        Self::Database { path: path.into(), problem: failure.problem }
-    }
-}
-
-/// Sizes of memory and disk besides the live data.
-#[derive(Clone, Copy, Debug)]
-struct Sizes {
-    /// Size of a memtable. Each keyspace has one or two.
-    memtable: u64,
-    /// Bytes of obsolete data on disk that start no compaction.
-    slack: u64,
-}
-
-impl Default for Sizes {
-    fn default() -> Self {
-        Self { memtable: 8 << 20, slack: 64 << 20 }
-    }
-}
-
 /// Inspects a directory without changing it.
 fn check_directory(directory: &Directory, fsync: Fsync) -> Result<(), OpenError> {
     let Some((_, keys)) = directory.keys()? else { return Ok(()) };
@@ -184,21 +83,6 @@ fn check_directory(directory: &Directory, fsync: Fsync) -> Result<(), OpenError>
         Ok(_) => Ok(()),
         Err(failure) => Err(OpenError::database(&path, failure)),
     }
-}
-
-/// State shared by the writer and the readers.
-struct Shared {
-    owner: Owner,
-    index: Index,
-    subscriptions: ChangeSubscriptions,
-    access: Access,
-    queued_bytes: AtomicUsize,
-    /// Number of groups written.
-    #[cfg(test)]
-    groups: AtomicUsize,
-    /// Number of attempts to write again after a failure.
-    #[cfg(test)]
-    attempts: AtomicUsize,
 }
 
 /// The disk store. Dropping the last handle blocks until all calls are written and the database is
@@ -336,15 +220,6 @@ impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         if failure.is_full { Self::Full(failure.problem) } else { Self::Unavailable(failure.problem) }
     }
-}
-
-/// Returns the wall clock, in milliseconds as stored.
-fn now() -> u64 {
-    millis(clock::wall())
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Store for Disk {

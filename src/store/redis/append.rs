@@ -21,7 +21,8 @@ use ::redis::{Cmd, Value};
 
 use super::failure::{Failure, Replies, check_replies};
 use super::keys::{Names, Order};
-use super::{entry, last_words, number, scripts};
+use super::words::{last_words, number};
+use super::{entry, scripts};
 use crate::WriterEpoch;
 use mcp_resume_protocol::ids::{Seq, StreamId};
 use mcp_resume_protocol::stream::Batch;

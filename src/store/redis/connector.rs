@@ -14,10 +14,10 @@ use ::redis::{
 use tokio::sync::mpsc;
 use tokio_rustls::rustls::crypto::ring;
 
-use super::Options;
 use super::address::{Address, Kind};
 use super::command::{ask, cmd};
 use super::failure::Failure;
+use super::options::Options;
 
 /// Attempts of one command in a Cluster, whose slot may be moving.
 const CLUSTER_TRIES: u32 = 4;

@@ -7,7 +7,8 @@ use ::redis::{Cmd, Value};
 use bytes::Bytes;
 use tokio::sync::watch;
 
-use super::core::{Core, unexpected_reply};
+use super::core::Core;
+use super::failure::unexpected_reply;
 use super::keys::{self, Order, order};
 use super::pubsub::MAIL;
 use super::scripts::{self, Script};

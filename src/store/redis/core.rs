@@ -185,8 +185,3 @@ impl Core {
         }))
     }
 }
-
-/// Returns the error for a reply in an unknown form: the key holds data of another program.
-pub(super) fn unexpected_reply() -> Error {
-    Error::Unavailable("Redis sent an invalid reply".to_owned())
-}

@@ -115,6 +115,11 @@ pub(super) fn check_replies(values: Vec<Value>) -> Replies {
     }
 }
 
+/// Returns the error for a reply in an unknown form: the key holds data of another program.
+pub(super) fn unexpected_reply() -> Error {
+    Error::Unavailable("Redis sent an invalid reply".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -44,12 +44,13 @@ mod entry;
 mod failure;
 mod generation;
 mod keys;
+mod options;
 mod pubsub;
 mod scripts;
 #[cfg(test)]
 mod tests;
+mod words;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -62,11 +63,13 @@ pub use self::address::UrlError;
 use self::append::Append;
 use self::command::{Note, ask, cmd};
 use self::connector::{Connector, Link};
-use self::core::{Core, unexpected_reply};
+use self::core::Core;
 use self::entry::{BatchRead, BatchReader};
-use self::failure::Replies;
+use self::failure::unexpected_reply;
 use self::generation::Unusable;
 use self::keys::{Names, order};
+pub use self::options::{Identity, Options};
+use self::words::{last_words, number, words};
 #[cfg(doc)]
 use super::Coordination;
 use super::{Appended, ChangeSubscription, Error, Keys, Pending, Read, Store, StoreHealth, Stored, WriterEpoch};
@@ -79,60 +82,6 @@ const READ_MAX: usize = 8 * 1024 * 1024;
 const KEEP_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// Time for which a stream may be in its owner's index before it is created.
 const INDEXED_BEFORE_MS: u64 = 60_000;
-
-/// Default of [`Options::key_wait`]. A replica that has lost its connection tries again after half
-/// a second at the latest.
-const KEY_WAIT: Duration = Duration::from_secs(2);
-
-/// Address of Redis, and the way to connect.
-#[derive(Clone)]
-pub struct Options {
-    /// `redis://[user:password@]host[:port][/database]`,
-    /// `redis+sentinel://…host[:port],host[:port]/master[/database]` (user and password are those
-    /// of the master), `redis+cluster://…host[:port],host[:port]`; with `rediss` for TLS.
-    pub url: String,
-    /// Prefix of every key and channel: several deployments may share one Redis.
-    pub prefix: String,
-    /// Longest wait for a reply. After it, Redis counts as unreachable.
-    pub response_timeout: Duration,
-    /// Longest time to connect.
-    pub connect_timeout: Duration,
-    /// Time to wait, at a Redis without signing keys, for replicas that lost their connection and
-    /// hold the keys. Then new keys are made. Without the wait, replicas with different keys would
-    /// refuse each other's event IDs.
-    pub key_wait: Duration,
-    /// File of the trusted certificate authorities, in PEM form; `None` for those of the system.
-    pub ca: Option<PathBuf>,
-    /// Client certificate presented to Redis.
-    pub identity: Option<Identity>,
-    /// User and password for the sentinels, or `None` if they need none.
-    pub sentinel_login: Option<(String, String)>,
-}
-
-impl Options {
-    /// Returns the defaults for this URL.
-    pub fn new(url: &str) -> Self {
-        Self {
-            url: url.to_owned(),
-            prefix: "mr:".to_owned(),
-            response_timeout: Duration::from_secs(2),
-            connect_timeout: Duration::from_secs(2),
-            key_wait: KEY_WAIT,
-            ca: None,
-            identity: None,
-            sentinel_login: None,
-        }
-    }
-}
-
-/// PEM files of a client certificate.
-#[derive(Clone, Debug)]
-pub struct Identity {
-    /// The certificate, followed by its intermediate authorities.
-    pub cert: PathBuf,
-    /// The private key.
-    pub key: PathBuf,
-}
 
 /// A store that was opened.
 pub struct Opened {
@@ -590,26 +539,8 @@ fn parse_optional(answer: Value) -> Result<Option<Bytes>, Error> {
     }
 }
 
-/// Returns the words of a reply; a word that is no text is empty.
-fn words(answer: &Value) -> Vec<&str> {
-    let Value::Array(words) = answer else { return Vec::new() };
-    words.iter().map(text).collect()
-}
-
-fn text(word: &Value) -> &str {
-    if let Value::BulkString(text) = word { std::str::from_utf8(text).unwrap_or_default() } else { "" }
-}
-
-fn last_words(answer: &Replies) -> Vec<&str> {
-    answer.as_ref().ok().and_then(|answers| answers.last()).map(words).unwrap_or_default()
-}
-
 fn last(mut answers: Vec<Value>) -> Value {
     answers.pop().unwrap_or_default()
-}
-
-fn number(text: &str) -> Result<u64, Error> {
-    text.parse().map_err(|_| unexpected_reply())
 }
 
 /// Returns a time to live in milliseconds, at least one.

@@ -17,8 +17,7 @@ use std::sync::Arc;
 use lsm_tree::{Cache, Checksum, Table};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 
-use super::at;
-use crate::disk::failure::{Failure, damaged};
+use crate::disk::failure::{Failure, at, damaged};
 
 /// The only kind of checksum in use.
 const XXH3: u8 = 0;

@@ -20,11 +20,11 @@ use std::io;
 use std::path::Path;
 
 use self::keyspace::{Depth, Keyspace};
-use super::Fsync;
-use super::failure::{Failure, caught, damaged};
+use super::failure::{Failure, at, caught, damaged};
 use super::journal::Journals;
 use super::layout;
 use super::layout::{EVENTS, KEYSPACES, STREAMS};
+use super::options::Fsync;
 use mcp_resume_protocol::ids::StoreEpoch;
 
 /// Contents of the file `version` of the database.
@@ -104,8 +104,4 @@ fn check_epoch(streams: &Keyspace, journals: &Journals, epoch: StoreEpoch) -> Re
         Some(_) => Err(damaged("it belongs to other keys")),
         None => Err(damaged("its contents are not there")),
     }
-}
-
-fn at(path: &Path, error: &io::Error) -> Failure {
-    damaged(format!("{}: {error}", path.display()))
 }

@@ -11,10 +11,10 @@ use bytes::Bytes;
 
 use super::{Call, Command, Obsolete, Writer};
 use crate::completion::{self, Queue};
-use crate::disk::Fsync;
 use crate::disk::database::{self, Changes};
 use crate::disk::failure::Failure;
 use crate::disk::layout::{self, OVERHEAD, StreamMeta};
+use crate::disk::options::Fsync;
 use crate::disk::reply::{Completion, Reply};
 use crate::disk::writer::expiry::Item;
 use crate::{Appended, Error, WriterEpoch};
