@@ -8,8 +8,8 @@ use mcp_resume::protocol::classify::{self, Route};
 use mcp_resume::protocol::dialect::Declared;
 use mcp_resume::protocol::headers::names;
 use mcp_resume::protocol::jsonrpc::{
-    Body, Message, PeekError, RequestId, address_error, cancelled_request_id, error_message, initialize_result,
-    meta_protocol_version, peek, tool_name, without_members,
+    Body, Message, PeekError, RequestId, cancelled_request_id, code, initialize_result, meta_protocol_version, peek,
+    response, tool_name, without_members,
 };
 use mcp_resume::protocol::progress;
 use serde_json::Value;
@@ -211,10 +211,10 @@ fn addresses(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     for id in [RequestId::String(text.as_ref().into()), RequestId::Number("-1.50e3".into())] {
         let is_error = Ok(Body::Single(Message::Response { id: Some(id.clone()), is_error: true }));
-        let ours = error_message(Some(&id), -32011, &text, Value::Null);
+        let ours = response::error(&id, code::CALL_GIVEN_UP, &text);
         assert_eq!(peek(&ours), is_error);
         assert!(!ours.contains(&b'\n'));
-        if let Some(message) = address_error(bytes, &id) {
+        if let Some(message) = response::readdressed(bytes, &id) {
             assert_eq!(peek(&message), is_error);
         }
     }

@@ -17,18 +17,17 @@ use super::connection::{Begun, End};
 use super::metrics::EndReason;
 use super::pending::Failed;
 use super::server::Server;
-use super::server_era::{era_of, error_code};
+use super::server_era::era_of;
 use super::start::until;
 use super::table::Channels;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::Era;
-use crate::protocol::jsonrpc::{Message, RequestId};
+use crate::protocol::jsonrpc::{Message, RequestId, error_code};
 use crate::{clock, sync};
 
 /// Revision in which the proxy asks.
 const ASKED: &str = "2026-07-28";
-/// Error of the proxy for a request whose server has ended.
-const SERVER_ENDED: i64 = -32010;
+
 impl Channels {
     /// Returns the era of the server. If it is not known yet, the server is asked on the channel of
     /// `caller`, also if the request is given up. One that ends without an answer counts as a
@@ -62,7 +61,8 @@ impl Channels {
             // The proxy has ended it, which says nothing of the server.
             return Err(Failed::of(ErrorCode::NoServer, String::new()));
         }
-        let has_answered = answer.as_deref().is_some_and(|answer| error_code(answer) != Some(SERVER_ENDED));
+        let has_answered =
+            answer.as_deref().is_some_and(|answer| error_code(answer) != Some(ErrorCode::ServerEnded.json_rpc()));
         if !has_answered && server.connection.ending() == Some(End::Lost) {
             info!("a server has ended when it was asked for its revisions");
             sync::lock(&self.era.retry).note_end(clock::now());

@@ -24,25 +24,18 @@ use super::pending::{Failed, Pending, Waiter};
 use super::request::{OnBegin, Request, request_id};
 use super::respond::{empty, event_stream, json, refusal, refusal_about};
 use super::server::Server;
-use super::server_era::{UNSUPPORTED_VERSION, error_code};
 use super::start::until;
 use super::table::{Channels, Opening};
 use super::waiting::StartKind;
 use crate::protocol::channel::envelope;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{Era, ProtocolVersion, names};
-use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::protocol::jsonrpc::{self, Message, RequestId, code, error_code, response};
 use crate::{clock, sync};
 
 /// Limit of the channels that are tried for one request: each has ended before it took a byte of
 /// it.
 pub(super) const ATTEMPTS: usize = 3;
-/// Error of a request of a revision that a server with sessions does not speak, as the older SDKs
-/// have it: every client that probes falls back to `initialize` from it. From -32022, the error of
-/// the newer revision, not all do.
-const INVALID_REQUEST: i64 = -32600;
-/// Error of a request whose headers and body disagree.
-const HEADER_MISMATCH: i64 = -32020;
 
 /// Returns true if a request that names no session is one of a revision without sessions, by its
 /// header or its `_meta`.
@@ -69,7 +62,7 @@ impl Channels {
         }
         if let Some(header) = envelope::mismatch(&request.headers.to_map(), method, request.body) {
             let text = format!("the header {header} does not match the body");
-            return error(id, HEADER_MISMATCH, &text, Value::Null);
+            return error(id, code::HEADER_MISMATCH, &text, Value::Null);
         }
         let caller = request.caller;
         match self.era(caller).await {
@@ -77,7 +70,9 @@ impl Channels {
             Ok(Era::Legacy) => {
                 let requested = jsonrpc::meta_protocol_version(request.body).unwrap_or_default();
                 let data = json!({"supported": ProtocolVersion::LEGACY, "requested": requested});
-                error(id, INVALID_REQUEST, "Unsupported protocol version: the server has sessions", data)
+                // Every client that probes falls back to `initialize` from the code of the older
+                // SDKs, but not from `UNSUPPORTED_VERSION`.
+                error(id, code::INVALID_REQUEST, "Unsupported protocol version: the server has sessions", data)
             }
             Err(Failed { code, detail, .. }) => refusal_about(code, &detail, &ids),
         }
@@ -241,17 +236,24 @@ async fn respond(messages: &[Message], waiting: Waiting, ids: &[RequestId]) -> R
 
 fn status_of(response: &[u8]) -> StatusCode {
     match error_code(response) {
-        Some(-32700 | -32600 | -32602 | HEADER_MISMATCH | -32021 | UNSUPPORTED_VERSION) => StatusCode::BAD_REQUEST,
-        Some(-32601) => StatusCode::NOT_FOUND,
+        Some(
+            code::PARSE_ERROR
+            | code::INVALID_REQUEST
+            | code::INVALID_PARAMS
+            | code::HEADER_MISMATCH
+            | code::MISSING_CAPABILITY
+            | code::UNSUPPORTED_VERSION,
+        ) => StatusCode::BAD_REQUEST,
+        Some(code::METHOD_NOT_FOUND) => StatusCode::NOT_FOUND,
         // The proxy's own, of a server that has ended.
-        Some(-32010) => StatusCode::BAD_GATEWAY,
+        Some(code::UPSTREAM_FAILED) => StatusCode::BAD_GATEWAY,
         Some(_) | None => StatusCode::OK,
     }
 }
 
 /// Returns an error that a server on HTTP would give.
 fn error(id: &RequestId, code: i64, message: &str, data: Value) -> Response {
-    json(StatusCode::BAD_REQUEST, jsonrpc::error_message(Some(id), code, message, data))
+    json(StatusCode::BAD_REQUEST, response::error_with_data(Some(id), code, message, data))
 }
 
 /// Returns the users of a channel that requests without sessions share: those of a caller, or the

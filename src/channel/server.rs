@@ -15,7 +15,7 @@ use super::limits::Limits;
 use super::link::{Link, Program, ProgramEnd};
 use super::metrics::EndReason;
 use crate::clock;
-use crate::protocol::jsonrpc::{self, RequestId};
+use crate::protocol::jsonrpc::{RequestId, response};
 
 /// Time in which the output of a program that has ended is read to its end, and in which a program
 /// ends whose output has ended.
@@ -152,6 +152,6 @@ impl Server {
         if let Some(signal) = end.and_then(|end| end.signal) {
             data["signal"] = signal.into();
         }
-        jsonrpc::error_message(Some(id), code.json_rpc(), code.message(), data)
+        response::error_with_data(Some(id), code.json_rpc(), code.message(), data)
     }
 }

@@ -5,11 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::backoff::Backoff;
 use crate::protocol::headers::{Era, ProtocolVersion};
-use crate::protocol::jsonrpc;
+use crate::protocol::jsonrpc::{self, code, error_code};
 use crate::sync;
-
-/// Error of a server that does not speak the revision of a request.
-pub(super) const UNSUPPORTED_VERSION: i64 = -32022;
 
 /// Pauses after servers that ended when they were asked.
 const PAUSES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
@@ -68,7 +65,7 @@ impl ServerEra {
     /// Notes that the server has refused `initialize` with this error. One that speaks no revision
     /// with sessions is asked again: it may have been too slow for an answer, or have failed.
     pub(super) fn note_refused_handshake(&self, error: &[u8]) {
-        if error_code(error) == Some(UNSUPPORTED_VERSION) {
+        if error_code(error) == Some(code::UNSUPPORTED_VERSION) {
             *sync::lock(&self.known) = None;
             *sync::lock(&self.retry) = Retry::default();
         }
@@ -81,9 +78,9 @@ impl ServerEra {
 pub(crate) fn era_of(response: Option<&[u8]>) -> Era {
     let Some(response) = response else { return Era::Legacy };
     let path: &[&str] = match error_code(response) {
-        None => &["result", "supportedVersions"],
-        Some(UNSUPPORTED_VERSION) => &["error", "data", "supported"],
-        Some(_) => return Era::Legacy,
+        Some(code::UNSUPPORTED_VERSION) => &["error", "data", "supported"],
+        None if jsonrpc::member(response, &["error"]).is_none() => &["result", "supportedVersions"],
+        Some(_) | None => return Era::Legacy,
     };
     let listed = jsonrpc::member(response, path).and_then(|list| serde_json::from_str::<Vec<String>>(list).ok());
     let is_modern = |text: &String| ProtocolVersion::parse(text).is_some_and(|version| version.era() == Era::Modern);
@@ -91,12 +88,6 @@ pub(crate) fn era_of(response: Option<&[u8]>) -> Era {
         Some(listed) if !listed.iter().any(is_modern) => Era::Legacy,
         Some(_) | None => Era::Modern,
     }
-}
-
-/// Returns the code of an error response, 0 for an error without one, or `None` for a result.
-pub(super) fn error_code(response: &[u8]) -> Option<i64> {
-    jsonrpc::member(response, &["error"])?;
-    Some(jsonrpc::member(response, &["error", "code"]).and_then(|code| code.parse().ok()).unwrap_or_default())
 }
 
 #[cfg(test)]

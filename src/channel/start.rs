@@ -25,7 +25,7 @@ use super::server::Server;
 use super::table::{Channels, Session, State};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{Lines, names};
-use crate::protocol::jsonrpc::{self, InitializeParams, Message, RequestId};
+use crate::protocol::jsonrpc::{self, InitializeParams, Message, RequestId, code, response};
 use crate::{clock, sync};
 
 impl Channels {
@@ -349,11 +349,9 @@ async fn first_answer(events: &Events, connection: &Connection, head: Option<&Li
         let Ok(peeked) = jsonrpc::peek(&message) else { continue };
         let answer = match peeked.messages() {
             [Message::Response { is_error, .. }] => return Some((message, *is_error)),
-            [Message::Request { id, method }] if method == "ping" => {
-                format!(r#"{{"jsonrpc":"2.0","id":{},"result":{{}}}}"#, id.to_json()).into_bytes()
-            }
+            [Message::Request { id, method }] if method == "ping" => response::empty(id),
             [Message::Request { id, .. }] => {
-                jsonrpc::error_message(Some(id), -32600, "the session is not initialized", serde_json::Value::Null)
+                response::error(id, code::INVALID_REQUEST, "the session is not initialized")
             }
             _ => continue,
         };

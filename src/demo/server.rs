@@ -24,6 +24,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use super::accept::serve_each;
+use crate::protocol::jsonrpc::code;
 use crate::sync;
 
 /// The header that names a session.
@@ -146,7 +147,7 @@ impl Tools {
             return empty(StatusCode::PAYLOAD_TOO_LARGE);
         };
         let Ok(message) = serde_json::from_slice::<Value>(&body.to_bytes()) else {
-            return error(StatusCode::BAD_REQUEST, &Value::Null, -32700, "not JSON");
+            return error(StatusCode::BAD_REQUEST, &Value::Null, code::PARSE_ERROR, "not JSON");
         };
         let (id, method) = (&message["id"], message["method"].as_str().unwrap_or_default());
         if method == "initialize" {
@@ -160,8 +161,8 @@ impl Tools {
             "ping" => result(id, &json!({})),
             "tools/list" => result(id, &json!({"tools": [count_tool()]})),
             "tools/call" if message["params"]["name"] == "count" => self.count(id, &message["params"]),
-            "tools/call" => error(StatusCode::OK, id, -32602, "unknown tool"),
-            _ => error(StatusCode::OK, id, -32601, "method not found"),
+            "tools/call" => error(StatusCode::OK, id, code::INVALID_PARAMS, "unknown tool"),
+            _ => error(StatusCode::OK, id, code::METHOD_NOT_FOUND, "method not found"),
         }
     }
 
@@ -192,12 +193,12 @@ impl Tools {
     /// one.
     fn session(&self, headers: &HeaderMap) -> Result<u64, Box<Reply>> {
         let Some(name) = headers.get(SESSION_HEADER) else {
-            return Err(Box::new(error(StatusCode::BAD_REQUEST, &Value::Null, -32600, "no session")));
+            return Err(Box::new(error(StatusCode::BAD_REQUEST, &Value::Null, code::INVALID_REQUEST, "no session")));
         };
         let session = name.to_str().ok().and_then(|name| name.strip_prefix("demo-")).and_then(|n| n.parse().ok());
-        session
-            .filter(|session| self.sessions().live.contains(session))
-            .ok_or_else(|| Box::new(error(StatusCode::NOT_FOUND, &Value::Null, -32600, "unknown session")))
+        session.filter(|session| self.sessions().live.contains(session)).ok_or_else(|| {
+            Box::new(error(StatusCode::NOT_FOUND, &Value::Null, code::INVALID_REQUEST, "unknown session"))
+        })
     }
 
     fn sessions(&self) -> std::sync::MutexGuard<'_, Sessions> {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::ids::Owner;
-use super::jsonrpc::{self, RequestId};
+use super::jsonrpc::{RequestId, code, response};
 use super::refusal::RefusalHeaders;
 
 /// Party at fault for an error; on the wire `data.fault`.
@@ -245,14 +245,14 @@ impl ErrorCode {
             | ErrorCode::ServerEnded
             | ErrorCode::ServerFailed
             | ErrorCode::ServerSlow
-            | ErrorCode::TooMuchInput => -32010,
+            | ErrorCode::TooMuchInput => code::UPSTREAM_FAILED,
             ErrorCode::CallTimedOut
             | ErrorCode::Abandoned
             | ErrorCode::OwnerDied
             | ErrorCode::Draining
             | ErrorCode::NoReplica
-            | ErrorCode::ReplicaBroke => -32011,
-            ErrorCode::StreamLost | ErrorCode::SessionElsewhere | ErrorCode::SessionUnknown => -32012,
+            | ErrorCode::ReplicaBroke => code::CALL_GIVEN_UP,
+            ErrorCode::StreamLost | ErrorCode::SessionElsewhere | ErrorCode::SessionUnknown => code::STREAM_GONE,
             ErrorCode::BoundReached
             | ErrorCode::StoreFailed
             | ErrorCode::BodyTooLarge
@@ -267,9 +267,9 @@ impl ErrorCode {
             | ErrorCode::TooManyConnections
             | ErrorCode::TooManyRequests
             | ErrorCode::NoServer
-            | ErrorCode::ChannelFull => -32013,
-            ErrorCode::NotJson => -32700,
-            ErrorCode::TokenRefused => -32602,
+            | ErrorCode::ChannelFull => code::LIMIT_REACHED,
+            ErrorCode::NotJson => code::PARSE_ERROR,
+            ErrorCode::TokenRefused => code::INVALID_PARAMS,
             ErrorCode::BadRequest
             | ErrorCode::NotInBatch
             | ErrorCode::Misdirected
@@ -278,7 +278,7 @@ impl ErrorCode {
             | ErrorCode::UpgradeRefused
             | ErrorCode::HostRefused
             | ErrorCode::OriginRefused
-            | ErrorCode::IdInUse => -32600,
+            | ErrorCode::IdInUse => code::INVALID_REQUEST,
         }
     }
 
@@ -518,7 +518,7 @@ impl Failure {
                 headers.add_to(&mut data);
             }
         }
-        jsonrpc::error_message(id, self.code.json_rpc(), message, data)
+        response::error_with_data(id, self.code.json_rpc(), message, data)
     }
 
     /// Returns the messages for all `ids` as one JSON body: an object, or an array for a batch.

@@ -11,7 +11,7 @@ use std::str::FromStr;
 
 use serde_json::Value;
 
-use super::jsonrpc::RequestId;
+use super::jsonrpc::{RequestId, code, error_code};
 
 /// Size limit of a body that can show a refusal, in bytes. The body of a larger one has no words.
 pub const BODY_MAX: usize = 4096;
@@ -25,12 +25,6 @@ const NO_REQUEST: &str = "server-error";
 /// Limits of the words that are proposed for a configuration, in characters.
 const WORDING_MIN: usize = 4;
 const WORDING_MAX: usize = 60;
-/// Code of an error for a method that a server does not have: it has looked at more than the
-/// session.
-const METHOD_NOT_FOUND: i64 = -32601;
-/// Code of an error for a revision that a server does not speak: another server is in the place of
-/// the one that opened the session in it.
-const UNSUPPORTED_VERSION: i64 = -32022;
 
 /// Wordings of a 404, in lower case. Those of a 400 count as well.
 const NOT_FOUND_WORDINGS: [&str; 11] = [
@@ -197,13 +191,15 @@ impl SessionRefusals {
             Refusal::Known => return Verdict::Dead,
             Refusal::Possible(Words::Text(_))
                 if (status, refused) == (answer_status, &refusal)
-                    && answer.and_then(error_code) != Some(METHOD_NOT_FOUND) =>
+                    // A server that does not have the method has looked at more than the session.
+                    && answer.and_then(error_code) != Some(code::METHOD_NOT_FOUND) =>
             {
                 return Verdict::RefusedAlike;
             }
             Refusal::Possible(_) | Refusal::None => {}
         }
-        if answer.and_then(error_code) == Some(UNSUPPORTED_VERSION) {
+        // Another server is in the place of the one that opened the session in this revision.
+        if answer.and_then(error_code) == Some(code::UNSUPPORTED_VERSION) {
             return Verdict::Dead;
         }
         if answer_status >= 500 { Verdict::Undecided } else { Verdict::Lives }
@@ -246,12 +242,6 @@ pub fn is_error_without_id(body: &[u8]) -> bool {
     let Ok(message) = serde_json::from_slice::<Value>(body) else { return false };
     let has = |member| message.get(member).is_some_and(|value| !value.is_null());
     has("error") && !has("id") && !has("result")
-}
-
-/// Returns the code of a JSON-RPC error, or `None` for another body.
-fn error_code(body: &[u8]) -> Option<i64> {
-    let message: Value = serde_json::from_slice(body).ok()?;
-    message.pointer("/error/code")?.as_i64()
 }
 
 /// The request that a body concerns.

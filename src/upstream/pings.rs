@@ -22,7 +22,7 @@ use super::stack::Upstream;
 use crate::backoff::Backoff;
 use crate::clock;
 use crate::event_log::Stream;
-use crate::protocol::jsonrpc::RequestId;
+use crate::protocol::jsonrpc::{RequestId, response};
 
 /// Pauses between two attempts to send an answer.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(1));
@@ -94,7 +94,7 @@ impl Pings {
     async fn send_answer(&self, id: &RequestId) -> PingOutcome {
         let mut backoff = BACKOFF;
         loop {
-            match self.send(synthetic::pong(id)).await {
+            match self.send(response::empty(id)).await {
                 Ok(outcome) => return outcome,
                 Err(may_have_arrived) if may_have_arrived => return PingOutcome::Failed,
                 Err(_) if self.stream.with_machine(|machine| machine.is_sealed()) => return PingOutcome::Failed,

@@ -14,14 +14,14 @@ use bytes::Bytes;
 use tracing::warn;
 
 use super::core::Connection;
-use super::state::{INVALID_REQUEST, Response, State, error};
+use super::state::{Response, State, error};
 use crate::channel::limits::Limits;
 use crate::channel::metrics::Skipped;
 use crate::clock;
 use crate::protocol::channel::ids::CallKey;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::excerpt::{EXCERPT, Excerpt, Kind};
-use crate::protocol::jsonrpc::{self, Body, Message, RequestId};
+use crate::protocol::jsonrpc::{self, Body, Message, RequestId, code};
 
 /// Longest wait for the end of a message whose beginning leaves its call open.
 const END_WAIT: Duration = Duration::from_secs(30);
@@ -173,7 +173,7 @@ impl State {
     /// Answers a request of the server that no client gets.
     fn settle_request(&mut self, cut: &mut Cut, id: &RequestId, limits: &Limits) {
         cut.undecided_until = None;
-        self.reply(error(id, INVALID_REQUEST, "the request is larger than this proxy takes"), limits);
+        self.reply(error(id, code::INVALID_REQUEST, "the request is larger than this proxy takes"), limits);
     }
 
     /// Ends a request with an error in place of the response that the server has sent.

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use serde_json::json;
 use tokio::sync::oneshot;
 
 use super::held::counted;
@@ -23,12 +22,8 @@ use crate::protocol::channel::routing::{Routing, Target};
 use crate::protocol::channel::shared_state::{Decision, OwnRequest, SharedState};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::Lines;
-use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::protocol::jsonrpc::{self, Message, RequestId, code, response};
 use crate::random;
-
-/// Errors of JSON-RPC for a request that cannot be asked now, and for one that does not exist.
-pub(super) const INVALID_REQUEST: i64 = -32600;
-const METHOD_NOT_FOUND: i64 = -32601;
 
 #[derive(Debug, Default)]
 pub(super) struct State {
@@ -160,7 +155,7 @@ impl State {
             }
         }
         for id in self.routing.leave(member) {
-            self.enqueue_message(error(&id, INVALID_REQUEST, "the session has ended"));
+            self.enqueue_message(error(&id, code::INVALID_REQUEST, "the session has ended"));
         }
         let requests = self.shared.leave(member);
         self.send_own(requests);
@@ -242,7 +237,7 @@ impl State {
                 Message::Request { id, method } if self.users == Users::Sessions => {
                     if method == "initialize" {
                         // The server has had that of the first session.
-                        self.answer(id, error(id, INVALID_REQUEST, "the session is initialized"), limits);
+                        self.answer(id, error(id, code::INVALID_REQUEST, "the session is initialized"), limits);
                         continue;
                     }
                     screened.extend(self.screen_request(member, id, text, limits));
@@ -271,7 +266,7 @@ impl State {
             }
             Decision::Answer(change) => {
                 self.shared.apply(change, None);
-                self.answer(id, empty_result(id), limits);
+                self.answer(id, response::empty(id).into(), limits);
                 None
             }
         }
@@ -364,7 +359,7 @@ impl State {
                 Users::Session | Users::Sessions => self.ask(message, id, text, limits),
                 Users::Principal | Users::Anonymous => {
                     let text = "this revision has no requests of the server";
-                    self.reply(error(&id, METHOD_NOT_FOUND, text), limits);
+                    self.reply(error(&id, code::METHOD_NOT_FOUND, text), limits);
                 }
             },
             Target::Dropped => limits.metrics.observe_skipped(Skipped::Late),
@@ -378,7 +373,11 @@ impl State {
         let is_ping = matches!(message, Message::Request { method, .. } if method == "ping") && self.answers_pings;
         let asked = self.receiver_of_question();
         let Some((member, receiver)) = asked.filter(|(_, receiver)| !is_ping || self.can_answer(*receiver)) else {
-            let reply = if is_ping { empty_result(&id) } else { error(&id, INVALID_REQUEST, "there is no session") };
+            let reply = if is_ping {
+                response::empty(&id).into()
+            } else {
+                error(&id, code::INVALID_REQUEST, "there is no session")
+            };
             return self.reply(reply, limits);
         };
         self.routing.note_question(&text, id.clone(), receiver, member);
@@ -386,10 +385,10 @@ impl State {
             Receiver::Call(call) => self.deliver_to_call(call, false, text, limits),
             Receiver::Standalone(member) => match self.deliver_standalone(member, &text, limits) {
                 Place::Read => {}
-                Place::Kept | Place::Dropped if is_ping => self.reply(empty_result(&id), limits),
+                Place::Kept | Place::Dropped if is_ping => self.reply(response::empty(&id).into(), limits),
                 Place::Kept => {}
                 // A server that waits for the answer would not end its call.
-                Place::Dropped => self.reply(error(&id, INVALID_REQUEST, "no client can be asked now"), limits),
+                Place::Dropped => self.reply(error(&id, code::INVALID_REQUEST, "no client can be asked now"), limits),
             },
         }
     }
@@ -518,12 +517,8 @@ fn random_number() -> u64 {
     u64::from_ne_bytes(random::bytes())
 }
 
-fn empty_result(id: &RequestId) -> Bytes {
-    format!(r#"{{"jsonrpc":"2.0","id":{},"result":{{}}}}"#, id.to_json()).into()
-}
-
 pub(super) fn error(id: &RequestId, code: i64, text: &str) -> Bytes {
-    jsonrpc::error_message(Some(id), code, text, json!(null)).into()
+    response::error(id, code, text).into()
 }
 
 fn cancel(id: &RequestId) -> String {

@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use crate::jsonrpc::code;
+
 /// Capabilities that a client declares, of either era.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Declared(String);
@@ -24,19 +26,19 @@ impl Declared {
             "elicitation/create" => ("elicitation", Some(params.get("mode").and_then(Value::as_str).unwrap_or("form"))),
             "sampling/createMessage" => ("sampling", None),
             "roots/list" => ("roots", None),
-            _ => return Some((-32601, "the client knows no such request")),
+            _ => return Some((code::METHOD_NOT_FOUND, "the client knows no such request")),
         };
         let declared: Value = serde_json::from_str(&self.0).unwrap_or_default();
         let Some(declared) = declared.get(kind).and_then(Value::as_object) else {
-            return Some((-32601, "the client has not declared this capability"));
+            return Some((code::METHOD_NOT_FOUND, "the client has not declared this capability"));
         };
         match modes {
             // An empty object stands for forms.
             Some("form") if declared.is_empty() || declared.contains_key("form") => None,
             Some(mode) if declared.contains_key(mode) => None,
-            Some(_) => Some((-32602, "the client has not declared this mode of elicitation")),
+            Some(_) => Some((code::INVALID_PARAMS, "the client has not declared this mode of elicitation")),
             None if kind == "sampling" && params.get("tools").is_some() && !declared.contains_key("tools") => {
-                Some((-32602, "the client has not declared tools in sampling"))
+                Some((code::INVALID_PARAMS, "the client has not declared tools in sampling"))
             }
             None => None,
         }

@@ -54,8 +54,3 @@ fn error_in(message: &[u8]) -> Option<&str> {
 fn json_of(id: &RequestId) -> Value {
     serde_json::from_str(&id.to_json()).unwrap_or(Value::Null)
 }
-
-/// Writes a response with this one member, a result or an error.
-fn response(id: &RequestId, member: &str, value: &Value) -> Vec<u8> {
-    format!(r#"{{"jsonrpc":"2.0","id":{},"{member}":{value}}}"#, id.to_json()).into_bytes()
-}

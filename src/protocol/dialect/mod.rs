@@ -14,7 +14,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::jsonrpc::{self, RequestId};
+use super::jsonrpc::{self, RequestId, response};
 
 /// Capability in `initialize` of a client that understands resume policies.
 const RESUMABLE_REQUESTS: &str = "resumableRequests";
@@ -194,7 +194,7 @@ pub fn request_status(id: &RequestId, request: &RequestId, status: Status) -> Ve
         "hasPendingMessage": status.pending > 0,
         "hasInputRequest": status.awaits_input,
     });
-    response(id, &result)
+    response::result(id, &result)
 }
 
 /// Writes the response to `stream/poll` (#899).
@@ -206,12 +206,12 @@ pub fn stream_status(id: &RequestId, stream: &str, status: Status) -> Vec<u8> {
         "hasRequest": status.has_request,
         "hasError": status.has_error,
     });
-    response(id, &result)
+    response::result(id, &result)
 }
 
 /// Writes the response to `stream/resume`, which follows the resumed messages (#899).
 pub fn resumed(id: &RequestId) -> Vec<u8> {
-    response(id, &json!({}))
+    response::empty(id)
 }
 
 fn put(object: &mut Value, name: &str, number: Option<u64>) {
@@ -222,11 +222,6 @@ fn put(object: &mut Value, name: &str, number: Option<u64>) {
 
 fn notification(method: &str, params: Value) -> Vec<u8> {
     json!({ "jsonrpc": "2.0", "method": method, "params": params }).to_string().into_bytes()
-}
-
-/// Writes a response with the id byte for byte as its client wrote it.
-fn response(id: &RequestId, result: &Value) -> Vec<u8> {
-    format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, id.to_json()).into_bytes()
 }
 
 /// Returns an id as a value. A number that the JSON library cannot represent exactly becomes text.

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::jsonrpc::{self, Message, RequestId};
+use crate::jsonrpc::{self, Message, RequestId, response};
 
 /// The method whose arguments may hold the token too, because a model fills in only those.
 pub const CALLS_TOOL: &str = "tools/call";
@@ -156,7 +156,7 @@ pub fn interim_result(id: &RequestId, form: Form, token: &str, ttl: Option<u64>)
     if let Some(ttl) = ttl {
         result[META] = json!({ TTL: ttl });
     }
-    super::response(id, &result)
+    response::result(id, &result)
 }
 
 /// The names that a client gave to its request and its progress.

@@ -4,7 +4,7 @@
 //! deep nesting in a payload is no error. The bytes are forwarded unchanged.
 //!
 //! Deliberately absent: any validation of `params` and `result`, and any change except removed or
-//! replaced members. The only messages written here are the proxy's own errors.
+//! replaced members. The only messages written here are responses ([`response`]).
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -16,12 +16,14 @@ use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+pub mod code;
 #[cfg(test)]
 pub(crate) mod counted;
 mod cut;
 mod edit;
 mod handshake;
 mod rename;
+pub mod response;
 mod scan;
 #[cfg(test)]
 mod tests;
@@ -285,27 +287,9 @@ pub fn initialize_result(bytes: &[u8]) -> Option<Initialized> {
     Some(Initialized { protocol_version, logging: logging.is_some_and(|raw| raw.get() != "null") })
 }
 
-/// Returns an error message under another id, with the same error object byte for byte, or `None`
-/// if there is none.
-pub fn address_error(message: &[u8], id: &RequestId) -> Option<Vec<u8>> {
-    #[derive(serde::Deserialize)]
-    struct Addressed<'a> {
-        #[serde(borrow)]
-        error: &'a RawValue,
-    }
-    let Addressed { error } = serde_json::from_slice(message).ok()?;
-    Some(format!(r#"{{"jsonrpc":"2.0","id":{},"error":{}}}"#, id.to_json(), error.get()).into_bytes())
-}
-
-/// Writes an error response on one line, so that it fits an SSE event. An `id` of `None` becomes
-/// null, and a `data` of null is left out.
-pub fn error_message(id: Option<&RequestId>, code: i64, message: &str, data: serde_json::Value) -> Vec<u8> {
-    let mut error = serde_json::json!({"code": code, "message": message});
-    if !data.is_null() {
-        error["data"] = data;
-    }
-    let id = id.map_or_else(|| "null".to_owned(), RequestId::to_json);
-    format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#).into_bytes()
+/// Returns the code of an error response, or `None` for a result and for an error without one.
+pub fn error_code(message: &[u8]) -> Option<i64> {
+    member(message, &["error", "code"])?.parse().ok()
 }
 
 /// The members that decide the kind of a message. Payloads are reduced to their presence.

@@ -292,13 +292,13 @@ fn an_initialize_result_tells_revision_and_logging() {
 #[test]
 fn an_error_of_ours_is_one_line_of_json_rpc() {
     let id = text("a\"\n");
-    let bytes = error_message(Some(&id), -32010, "line\nbreak", json!({"fault": "upstream"}));
+    let bytes = response::error_with_data(Some(&id), -32010, "line\nbreak", json!({"fault": "upstream"}));
     assert!(!bytes.contains(&b'\n'));
     let parsed: Value = serde_json::from_slice(&bytes).unwrap();
     let error = json!({"code": -32010, "message": "line\nbreak", "data": {"fault": "upstream"}});
     assert_eq!(parsed, json!({"jsonrpc": "2.0", "id": "a\"\n", "error": error}));
     assert_eq!(
-        error_message(None, -32012, "gone", Value::Null),
+        response::error_with_data(None, -32012, "gone", Value::Null),
         br#"{"jsonrpc":"2.0","id":null,"error":{"code":-32012,"message":"gone"}}"#
     );
 }
@@ -306,10 +306,10 @@ fn an_error_of_ours_is_one_line_of_json_rpc() {
 #[test]
 fn an_error_is_given_another_id_and_keeps_its_bytes() {
     let message = br#"{"jsonrpc":"2.0","error":{"code":-32001, "message":"Session \u006eot found"},"id":null}"#;
-    let addressed = address_error(message, &RequestId::String("a\"b".into())).unwrap();
+    let addressed = response::readdressed(message, &RequestId::String("a\"b".into())).unwrap();
     let expected = r#"{"jsonrpc":"2.0","id":"a\"b","error":{"code":-32001, "message":"Session \u006eot found"}}"#;
     assert_eq!(addressed, expected.as_bytes());
-    assert_eq!(address_error(br#"{"result":1}"#, &RequestId::Number("1".into())), None);
+    assert_eq!(response::readdressed(br#"{"result":1}"#, &RequestId::Number("1".into())), None);
 }
 
 #[test]

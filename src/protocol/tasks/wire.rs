@@ -10,13 +10,7 @@ use time::format_description::well_known::Rfc3339;
 use super::state::{Record, Status};
 use super::{EXTENSION, ID_PREFIX};
 use crate::ids::Handle;
-use crate::jsonrpc::{self, RequestId};
-
-/// Errors of the specification.
-pub(super) const INVALID_PARAMS: i64 = -32602;
-pub(super) const METHOD_NOT_FOUND: i64 = -32601;
-const HEADER_MISMATCH: i64 = -32020;
-const MISSING_CAPABILITY: i64 = -32021;
+use crate::jsonrpc::{self, RequestId, code, response};
 
 /// A task at one moment, as its client sees it.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +51,7 @@ impl View<'_> {
 
 /// Writes the handle of a task as the response to the call.
 pub fn created(id: &RequestId, view: &View<'_>) -> Vec<u8> {
-    response(id, &format!(r#"{{"resultType":"task",{}}}"#, view.members()))
+    response::result(id, &format!(r#"{{"resultType":"task",{}}}"#, view.members()))
 }
 
 /// Writes a request `tasks/get` from one replica to another.
@@ -102,40 +96,36 @@ pub fn get_response(id: &RequestId, view: &View<'_>, outcome: Option<&Bytes>) ->
 /// Writes the response to `tasks/update` and `tasks/cancel`. Some clients refuse any further
 /// member.
 pub fn acknowledgement(id: &RequestId) -> Vec<u8> {
-    response(id, r#"{"resultType":"complete"}"#)
+    response::result(id, r#"{"resultType":"complete"}"#)
 }
 
 /// Writes the error for a task that is unknown, foreign or expired: one text for all, so that none
 /// can be told from the others.
 pub fn unknown_task(id: &RequestId) -> Vec<u8> {
     let text = "Failed to retrieve task: Task not found";
-    jsonrpc::error_message(Some(id), INVALID_PARAMS, text, Value::Null)
+    response::error(id, code::INVALID_PARAMS, text)
 }
 
 /// Writes the error for an update without an object of answers.
 pub fn missing_responses(id: &RequestId) -> Vec<u8> {
-    jsonrpc::error_message(Some(id), INVALID_PARAMS, "Invalid params: inputResponses must be an object", Value::Null)
+    response::error(id, code::INVALID_PARAMS, "Invalid params: inputResponses must be an object")
 }
 
 /// Writes the error for a client that has not declared the extension.
 pub fn missing_capability(id: &RequestId) -> Vec<u8> {
     let data = json!({"requiredCapabilities": {"extensions": {EXTENSION: {}}}});
-    jsonrpc::error_message(Some(id), MISSING_CAPABILITY, "Missing required client capability", data)
+    response::error_with_data(Some(id), code::MISSING_CAPABILITY, "Missing required client capability", data)
 }
 
 /// Writes the error for a request whose header differs from its body.
 pub fn header_mismatch(id: &RequestId, header: &str) -> Vec<u8> {
     let text = format!("Header mismatch: {header} does not match the body");
-    jsonrpc::error_message(Some(id), HEADER_MISMATCH, &text, Value::Null)
+    response::error(id, code::HEADER_MISMATCH, &text)
 }
 
 /// Writes the error for a method that the revision has removed.
 pub fn method_not_found(id: &RequestId) -> Vec<u8> {
-    jsonrpc::error_message(Some(id), METHOD_NOT_FOUND, "Method not found", Value::Null)
-}
-
-fn response(id: &RequestId, result: &str) -> Vec<u8> {
-    format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, id.to_json()).into_bytes()
+    response::error(id, code::METHOD_NOT_FOUND, "Method not found")
 }
 
 /// Writes the beginning of a result that has no `resultType`, with one, and returns the rest: some

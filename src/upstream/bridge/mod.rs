@@ -34,7 +34,7 @@ use crate::event_log::Stream;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Era, ProtocolVersion, names};
 use crate::protocol::ids::Owner;
-use crate::protocol::jsonrpc;
+use crate::protocol::jsonrpc::{self, code, error_code};
 use crate::protocol::tasks;
 
 /// Size limit of the answer to a question of the bridge's own.
@@ -42,9 +42,6 @@ const ANSWER_MAX: usize = 1024 * 1024;
 /// Size limit of a refusal of the revision, and time limit for it.
 const REFUSAL_MAX: usize = 4096;
 const REFUSAL_WAIT: Duration = Duration::from_secs(1);
-const HEADER_MISMATCH: i64 = -32020;
-const MISSING_CAPABILITY: i64 = -32021;
-const UNSUPPORTED_VERSION: i64 = -32022;
 
 /// Settings of the bridge.
 #[derive(Clone, Debug)]
@@ -232,7 +229,7 @@ impl Bridge {
             return response;
         }
         let (response, whole) = begun(response, REFUSAL_MAX, REFUSAL_WAIT).await;
-        let is_refused = whole.is_some_and(|whole| error_code(&whole) == Some(UNSUPPORTED_VERSION));
+        let is_refused = whole.is_some_and(|whole| error_code(&whole) == Some(code::UNSUPPORTED_VERSION));
         match is_refused && self.era.is_or_has_become(template, Era::Modern).await {
             true => legacy_clients::forgotten(),
             false => response,
@@ -273,14 +270,9 @@ async fn refuses_era(response: Response<ResponseBody>) -> (Response<ResponseBody
     }
     let (response, whole) = begun(response, REFUSAL_MAX, REFUSAL_WAIT).await;
     // The other codes of the revision show that the server speaks it.
-    let is_refused =
-        whole.is_some_and(|whole| !matches!(error_code(&whole), Some(HEADER_MISMATCH | MISSING_CAPABILITY)));
+    let is_refused = whole
+        .is_some_and(|whole| !matches!(error_code(&whole), Some(code::HEADER_MISMATCH | code::MISSING_CAPABILITY)));
     (response, is_refused)
-}
-
-/// Returns the code of an error.
-fn error_code(message: &[u8]) -> Option<i64> {
-    jsonrpc::member(message, &["error", "code"]).and_then(|code| code.parse().ok())
 }
 
 /// Returns true if the response is no result. The returned response has its whole body.

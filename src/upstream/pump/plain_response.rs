@@ -150,7 +150,7 @@ impl Pump {
             let mut unanswered = machine.owed_responses().unanswered();
             match (messages.messages(), unanswered.next(), unanswered.next()) {
                 ([Message::Response { id: None, is_error: true }], Some(only), None) => {
-                    jsonrpc::address_error(&body, only).map(Into::into)
+                    jsonrpc::response::readdressed(&body, only).map(Into::into)
                 }
                 _ => None,
             }

@@ -89,7 +89,7 @@ async fn unstarted(reason: Option<Response<ResponseBody>>, ids: &[RequestId]) ->
     let mut begun = BytesMut::new();
     read_up_to(&mut body, &mut begun, session_refusal::BODY_MAX).await;
     // The error names the `initialize` of the proxy.
-    let addressed = ids.first().and_then(|id| jsonrpc::address_error(&begun, id));
+    let addressed = ids.first().and_then(|id| jsonrpc::response::readdressed(&begun, id));
     Response::from_parts(parts, ResponseBody::begun(addressed.map_or(begun.freeze(), Into::into), body))
 }
 

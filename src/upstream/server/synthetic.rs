@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::request::Template;
 use crate::protocol::headers::names;
-use crate::protocol::jsonrpc::{self, RequestId, ServerFacts};
+use crate::protocol::jsonrpc::{RequestId, ServerFacts, code, response};
 use crate::random;
 
 /// Protocol version of `server/discover` if the caller names none.
@@ -30,7 +30,7 @@ pub(in crate::upstream) fn cancelled(id: &RequestId) -> Vec<u8> {
 
 /// Returns the answer to a ping of the server.
 pub(in crate::upstream) fn pong(id: &RequestId) -> Vec<u8> {
-    format!(r#"{{"jsonrpc":"2.0","id":{},"result":{{}}}}"#, id.to_json()).into_bytes()
+    response::empty(id)
 }
 
 /// Returns an ID for a request of the proxy's own: an ID is used once in a session, and the client
@@ -46,9 +46,8 @@ pub(in crate::upstream) fn ping() -> Vec<u8> {
 
 /// Returns the error for a server's request to a client that takes no stream.
 pub(in crate::upstream) fn refusal(id: &RequestId) -> Vec<u8> {
-    const METHOD_NOT_FOUND: i64 = -32601;
     let text = "this client takes JSON answers only and can be asked nothing";
-    jsonrpc::error_message(Some(id), METHOD_NOT_FOUND, text, serde_json::json!({ "fault": "client" }))
+    response::error_with_data(Some(id), code::METHOD_NOT_FOUND, text, serde_json::json!({ "fault": "client" }))
 }
 
 /// Returns the messages for a client whose session was opened again: the change of each list that
@@ -116,7 +115,7 @@ mod tests {
     #[test]
     fn the_page_of_added_messages_has_their_bytes() {
         let id = RequestId::Number("7".into());
-        for message in [pong(&id), refusal(&id), cancelled(&id), gap_warning()] {
+        for message in [response::empty(&id), refusal(&id), cancelled(&id), gap_warning()] {
             let shown = shown(message, "7");
             assert!(PAGE.contains(&shown), "docs/added-messages.md has no line {shown}");
         }

@@ -3,9 +3,9 @@
 use serde_json::{Map, Value, json};
 
 use crate::bridge::client_facts::{check_size, client_info};
-use crate::bridge::{Declared, LEGACY, LISTS, SERVER_INFO, TASKS, response};
+use crate::bridge::{Declared, LEGACY, LISTS, SERVER_INFO, TASKS};
 use crate::headers::ProtocolVersion;
-use crate::jsonrpc::{self, RequestId};
+use crate::jsonrpc::{self, RequestId, response};
 
 /// Facts about a client, which each of its requests repeats at the server.
 #[derive(Clone, PartialEq, Debug)]
@@ -103,7 +103,7 @@ impl Discovered {
         if let Some(instructions) = &self.instructions {
             result["instructions"] = instructions.clone();
         }
-        response(id, "result", &result)
+        response::result(id, &result)
     }
 }
 

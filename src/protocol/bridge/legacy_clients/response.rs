@@ -5,12 +5,9 @@ use std::ops::Range;
 use serde_json::{Map, Value, json};
 
 use super::{ClientFacts, tool_list};
-use crate::bridge::{META, SUBSCRIPTION_ID, error_in, response};
-use crate::jsonrpc::{self, RequestId};
+use crate::bridge::{META, SUBSCRIPTION_ID, error_in};
+use crate::jsonrpc::{self, RequestId, code, response};
 
-const INTERNAL_ERROR: i64 = -32603;
-const HEADER_MISMATCH: i64 = -32020;
-const UNSUPPORTED_VERSION: i64 = -32022;
 /// Members of a result that only the later revision has.
 const LATER: [&str; 3] = ["resultType", "ttlMs", "cacheScope"];
 
@@ -55,17 +52,17 @@ pub fn result_as(
 pub fn error_of(message: &[u8], id: &RequestId) -> Option<Vec<u8>> {
     let mut error: Value = serde_json::from_str(error_in(message)?).ok()?;
     let members = error.as_object_mut()?;
-    let code = members.get("code").and_then(Value::as_i64).unwrap_or(INTERNAL_ERROR);
-    if matches!(code, HEADER_MISMATCH | UNSUPPORTED_VERSION) {
-        members.insert("code".to_owned(), INTERNAL_ERROR.into());
+    let code = members.get("code").and_then(Value::as_i64).unwrap_or(code::INTERNAL_ERROR);
+    if matches!(code, code::HEADER_MISMATCH | code::UNSUPPORTED_VERSION) {
+        members.insert("code".to_owned(), code::INTERNAL_ERROR.into());
     }
-    Some(response(id, "error", &error))
+    Some(response::error_object(id, &error))
 }
 
 /// Returns true for a response that says that the headers do not repeat the body: the call has not
 /// run.
 pub fn is_header_mismatch(message: &[u8]) -> bool {
-    jsonrpc::member(message, &["error", "code"]).and_then(|code| code.parse().ok()) == Some(HEADER_MISMATCH)
+    jsonrpc::error_code(message) == Some(code::HEADER_MISMATCH)
 }
 
 /// Returns a notification of a subscription without the name of that, or `None` for a message that
@@ -93,9 +90,9 @@ pub fn untagged(message: &[u8]) -> Option<Vec<u8>> {
 pub fn failed_call(id: &RequestId, method: &str, text: &str) -> Vec<u8> {
     if method == "tools/call" {
         let result = json!({"content": [{"type": "text", "text": text}], "isError": true});
-        return response(id, "result", &result);
+        return response::result(id, &result);
     }
-    jsonrpc::error_message(Some(id), INTERNAL_ERROR, text, Value::Null)
+    response::error(id, code::INTERNAL_ERROR, text)
 }
 
 /// Returns the result of a tool with content that the client's revision has.

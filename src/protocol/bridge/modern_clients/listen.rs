@@ -3,8 +3,8 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::bridge::{LISTS, RESOURCE_SUBSCRIPTIONS, SERVER_INFO, SUBSCRIPTION_ID, json_of, response};
-use crate::jsonrpc::{self, RequestId};
+use crate::bridge::{LISTS, RESOURCE_SUBSCRIPTIONS, SERVER_INFO, SUBSCRIPTION_ID, json_of};
+use crate::jsonrpc::{self, RequestId, response};
 
 const RESOURCE_UPDATED: &str = "notifications/resources/updated";
 /// Most resources of one subscription. Further ones are not acknowledged.
@@ -112,7 +112,7 @@ pub fn ended(id: &RequestId, server_info: Option<&Value>) -> Vec<u8> {
     if let Some(info) = server_info {
         meta[SERVER_INFO] = info.clone();
     }
-    response(id, "result", &json!({"resultType": "complete", "_meta": meta}))
+    response::result(id, &json!({"resultType": "complete", "_meta": meta}))
 }
 
 /// Writes a request of 2025-11-25 that begins or ends the subscription to a resource.

@@ -10,7 +10,9 @@ pub use response::{
     result_as, status_of, too_many_waiting, url_elicitation_missing,
 };
 
+use crate::jsonrpc::code;
+
 pub use super::{Declared, LEGACY, LogLevel, MAX_ROUNDS, MODERN};
 
 /// Error for a request of the server that no client can be asked: code and text.
-pub const NOT_ASKED: (i64, &str) = (-32601, "no client can be asked outside a call");
+pub const NOT_ASKED: (i64, &str) = (code::METHOD_NOT_FOUND, "no client can be asked outside a call");

@@ -3,8 +3,8 @@
 use serde_json::{Map, Value, json};
 
 use crate::bridge::client_facts::{check_size, client_info};
-use crate::bridge::{CAPABILITIES, CLIENT_INFO, Declared, LOG_LEVEL, LogLevel, META, TASKS, VERSION, response};
-use crate::jsonrpc::{self, RequestId};
+use crate::bridge::{CAPABILITIES, CLIENT_INFO, Declared, LOG_LEVEL, LogLevel, META, TASKS, VERSION};
+use crate::jsonrpc::{self, RequestId, code, response};
 
 /// Method of a request, as the bridge treats it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -124,7 +124,7 @@ pub fn roots_changed() -> Vec<u8> {
 
 /// Writes the client's answer to a question.
 pub fn answer(id: &RequestId, result: &Value) -> Vec<u8> {
-    response(id, "result", result)
+    response::result(id, result)
 }
 
 /// Writes the answer to a question whose client has left: a user who says nothing, or an error.
@@ -132,7 +132,7 @@ pub fn given_up(id: &RequestId, method: &str) -> Vec<u8> {
     if method == "elicitation/create" {
         return answer(id, &json!({"action": "cancel"}));
     }
-    jsonrpc::error_message(Some(id), -32603, "the client has given up the call", Value::Null)
+    response::error(id, code::INTERNAL_ERROR, "the client has given up the call")
 }
 
 /// Returns a request as the server gets it: under this ID and this progress token, without the

@@ -3,17 +3,9 @@
 use http::StatusCode;
 use serde_json::{Map, Value, json};
 
-use crate::bridge::{SERVER_INFO, error_in, response};
-use crate::jsonrpc::{self, RequestId};
+use crate::bridge::{SERVER_INFO, error_in};
+use crate::jsonrpc::{self, RequestId, code, response};
 
-/// Error of a call for which the user must first open a page, at 2025-11-25.
-const URL_ELICITATION_REQUIRED: i64 = -32042;
-const MISSING_CAPABILITY: i64 = -32021;
-const METHOD_NOT_FOUND: i64 = -32601;
-const INVALID_PARAMS: i64 = -32602;
-const INTERNAL_ERROR: i64 = -32603;
-/// Error of a resource that is not there, at the revisions with sessions alone.
-const RESOURCE_NOT_FOUND: i64 = -32002;
 /// Codes that the later revision has given a meaning.
 const SPECIFIED: std::ops::RangeInclusive<i64> = -32099..=-32020;
 
@@ -74,17 +66,16 @@ pub fn result_as(message: &[u8], id: &RequestId, server_info: Option<&Value>, hi
 
 /// Writes an error of the server with a code that means the same at the later revision.
 pub fn modern_error(id: &RequestId, error: &Value) -> Vec<u8> {
-    let code = error.get("code").and_then(Value::as_i64).unwrap_or(INTERNAL_ERROR);
-    let code = match code {
-        RESOURCE_NOT_FOUND => INVALID_PARAMS,
-        code if SPECIFIED.contains(&code) => INTERNAL_ERROR,
+    let code = match error.get("code").and_then(Value::as_i64).unwrap_or(code::INTERNAL_ERROR) {
+        code::RESOURCE_NOT_FOUND => code::INVALID_PARAMS,
+        code if SPECIFIED.contains(&code) => code::INTERNAL_ERROR,
         code => code,
     };
     let mut error = error.clone();
     if let Some(members) = error.as_object_mut() {
         members.insert("code".to_owned(), code.into());
     }
-    response(id, "error", &error)
+    response::error_object(id, &error)
 }
 
 /// Questions in place of which a call has failed: the user must open a page before each.
@@ -99,10 +90,12 @@ pub struct UrlElicitations {
 impl UrlElicitations {
     /// Returns the questions of a response, or `None` if the response is another.
     pub fn of(message: &[u8]) -> Option<Self> {
-        let code: i64 = jsonrpc::member(message, &["error", "code"])?.parse().ok()?;
+        if jsonrpc::error_code(message) != Some(code::URL_ELICITATION_REQUIRED) {
+            return None;
+        }
         let questions = jsonrpc::member(message, &["error", "data", "elicitations"])?;
         let mut questions: Vec<Map<String, Value>> = serde_json::from_str(questions).ok()?;
-        if code != URL_ELICITATION_REQUIRED || questions.is_empty() || questions.len() > MAX_QUESTIONS {
+        if questions.is_empty() || questions.len() > MAX_QUESTIONS {
             return None;
         }
         let id_of = |question: &mut Map<String, Value>| match question.remove("elicitationId") {
@@ -118,25 +111,26 @@ impl UrlElicitations {
 /// declared that it can.
 pub fn url_elicitation_missing(id: &RequestId) -> Vec<u8> {
     let data = json!({"requiredCapabilities": {"elicitation": {"url": {}}}});
-    jsonrpc::error_message(Some(id), MISSING_CAPABILITY, "Missing required client capability: elicitation.url", data)
+    let text = "Missing required client capability: elicitation.url";
+    response::error_with_data(Some(id), code::MISSING_CAPABILITY, text, data)
 }
 
 /// Writes the error for a call that cannot wait for the answers of its client, or a subscription,
 /// because too many do.
 pub fn too_many_waiting(id: &RequestId) -> Vec<u8> {
-    jsonrpc::error_message(Some(id), INTERNAL_ERROR, "too many requests of this session wait", Value::Null)
+    response::error(id, code::INTERNAL_ERROR, "too many requests of this session wait")
 }
 
 /// Writes the error for a method that the later revision does not have.
 pub fn method_not_found(id: &RequestId) -> Vec<u8> {
-    jsonrpc::error_message(Some(id), METHOD_NOT_FOUND, "Method not found", Value::Null)
+    response::error(id, code::METHOD_NOT_FOUND, "Method not found")
 }
 
 /// Returns the status of a response that is one JSON message.
 pub fn status_of(message: &[u8]) -> StatusCode {
-    match jsonrpc::member(message, &["error", "code"]).and_then(|code| code.parse().ok()) {
-        Some(METHOD_NOT_FOUND) => StatusCode::NOT_FOUND,
-        Some(MISSING_CAPABILITY) => StatusCode::BAD_REQUEST,
+    match jsonrpc::error_code(message) {
+        Some(code::METHOD_NOT_FOUND) => StatusCode::NOT_FOUND,
+        Some(code::MISSING_CAPABILITY) => StatusCode::BAD_REQUEST,
         Some(_) | None => StatusCode::OK,
     }
 }
@@ -162,7 +156,7 @@ pub fn discovered(initialized: &[u8], id: &RequestId) -> Option<Vec<u8>> {
     if let Some(info) = result.get("serverInfo") {
         found["_meta"] = json!({ SERVER_INFO: info });
     }
-    Some(response(id, "result", &found))
+    Some(response::result(id, &found))
 }
 
 /// Returns a progress notification under the client's own token, which is JSON. Returns `None` if
@@ -196,7 +190,7 @@ pub fn input_required<'a>(
     let requests: Map<String, Value> =
         questions.map(|(key, method, params)| (key.to_owned(), json!({"method": method, "params": params}))).collect();
     let result = json!({"resultType": "input_required", "inputRequests": requests, "requestState": state});
-    response(id, "result", &result)
+    response::result(id, &result)
 }
 
 #[cfg(test)]

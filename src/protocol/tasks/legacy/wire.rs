@@ -5,11 +5,9 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use crate::ids::Handle;
-use crate::jsonrpc::{self, RequestId};
-use crate::tasks::wire::{INVALID_PARAMS, METHOD_NOT_FOUND, timestamp};
+use crate::jsonrpc::{RequestId, code, response};
+use crate::tasks::wire::timestamp;
 use crate::tasks::{ID_PREFIX, Status};
-
-const INTERNAL_ERROR: i64 = -32603;
 
 /// A task at one moment, as its client sees it. Times are those of the wall clock, in milliseconds
 /// since 1970.
@@ -56,12 +54,12 @@ impl LegacyView {
 
 /// Writes the handle of a task as the response to the call.
 pub fn created(id: &RequestId, view: &LegacyView) -> Vec<u8> {
-    response(id, &json!({ "task": view.members() }))
+    response::result(id, &json!({ "task": view.members() }))
 }
 
 /// Writes the response to `tasks/get` and `tasks/cancel`.
 pub fn got(id: &RequestId, view: &LegacyView) -> Vec<u8> {
-    response(id, &Value::Object(view.members()))
+    response::result(id, &Value::Object(view.members()))
 }
 
 /// Writes the notification of a change.
@@ -72,12 +70,12 @@ pub fn status_changed(view: &LegacyView) -> Vec<u8> {
 /// Writes the error for the cancel of a task that has ended.
 pub fn cannot_cancel(id: &RequestId, status: Status) -> Vec<u8> {
     let text = format!("Cannot cancel task: already in terminal status '{}'", status.as_str());
-    jsonrpc::error_message(Some(id), INVALID_PARAMS, &text, Value::Null)
+    response::error(id, code::INVALID_PARAMS, &text)
 }
 
 /// Writes the response to the call of a task that its client has cancelled.
 pub fn cancelled(id: &RequestId) -> Vec<u8> {
-    jsonrpc::error_message(Some(id), INTERNAL_ERROR, "The task was cancelled", Value::Null)
+    response::error(id, code::INTERNAL_ERROR, "The task was cancelled")
 }
 
 /// Writes the notification that a question needs no answer any more.
@@ -90,11 +88,7 @@ pub fn withdrawn(question: &RequestId) -> Vec<u8> {
 /// Writes the error for a task of a tool whose calls are none.
 pub fn unsupported(id: &RequestId) -> Vec<u8> {
     let text = "The tool does not support task-augmented execution (tasks.legacy_tools does not name it)";
-    jsonrpc::error_message(Some(id), METHOD_NOT_FOUND, text, Value::Null)
-}
-
-fn response(id: &RequestId, result: &Value) -> Vec<u8> {
-    format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, id.to_json()).into_bytes()
+    response::error(id, code::METHOD_NOT_FOUND, text)
 }
 
 #[cfg(test)]

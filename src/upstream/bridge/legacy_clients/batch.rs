@@ -7,10 +7,10 @@ use http::{Response, StatusCode};
 use tokio::sync::mpsc;
 
 use super::session::Session;
-use super::{INTERNAL_ERROR, INVALID_REQUEST, LegacyClients, empty, error, sent_messages};
+use super::{LegacyClients, empty, error, sent_messages};
 use crate::event_log::Stream;
 use crate::protocol::headers;
-use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::protocol::jsonrpc::{self, Message, RequestId, code, response};
 use crate::upstream::server::body::collect;
 use crate::upstream::server::request::Template;
 use crate::upstream::server::response_body::ResponseBody;
@@ -33,10 +33,20 @@ impl LegacyClients {
         sent: Option<&Arc<Stream>>,
     ) -> Response<ResponseBody> {
         if session.client.version.as_str() != REVISION {
-            return error(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, "Invalid request: one message is expected");
+            return error(
+                StatusCode::BAD_REQUEST,
+                None,
+                code::INVALID_REQUEST,
+                "Invalid request: one message is expected",
+            );
         }
         if messages.len() > MAX_MESSAGES {
-            return error(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, "Invalid request: the batch is too long");
+            return error(
+                StatusCode::BAD_REQUEST,
+                None,
+                code::INVALID_REQUEST,
+                "Invalid request: the batch is too long",
+            );
         }
         if let Some(stream) = sent {
             stream.note_sent();
@@ -80,7 +90,7 @@ async fn send_messages(
     out: &mpsc::Sender<Bytes>,
     limit: usize,
 ) {
-    let failed = |text: &str| jsonrpc::error_message(Some(id), INTERNAL_ERROR, text, serde_json::Value::Null).into();
+    let failed = |text: &str| response::error(id, code::INTERNAL_ERROR, text).into();
     let message = match response {
         Some(response) if headers::is_sse(response.headers()) => {
             let mut reader = EventReader::new(response.into_body(), limit);

@@ -11,16 +11,16 @@ use serde_json::Map;
 use tokio::sync::mpsc;
 
 use super::session::{Answer, Asked, Running, Session};
-use super::{INVALID_PARAMS, LegacyClients, METHOD_NOT_FOUND, forgotten, sent_messages};
+use super::{LegacyClients, forgotten, sent_messages};
 use crate::clock;
 use crate::event_log::Stream;
 use crate::protocol::bridge::legacy_clients::{self as bridge, InputRequired, MAX_ROUNDS, Round, ToolFacts};
 use crate::protocol::channel::envelope;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Era, names};
-use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::protocol::jsonrpc::{self, Message, RequestId, code, response};
 use crate::upstream::bridge::{
-    HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_VERSION, error_code, is_translated, json_response,
+    is_translated, json_response,
 };
 use crate::upstream::server::Server;
 use crate::upstream::server::body::collect;
@@ -87,7 +87,7 @@ impl LegacyClients {
             let text = "too many calls run in this session, or one of this ID does";
             return Ok(json_response(
                 StatusCode::BAD_REQUEST,
-                jsonrpc::error_message(Some(&request.id), -32600, text, serde_json::Value::Null),
+                response::error(&request.id, code::INVALID_REQUEST, text),
             ));
         };
         let call =
@@ -172,7 +172,7 @@ impl Call {
 
     fn not_found(&self) -> Response<ResponseBody> {
         let text = "the server answered with status 404";
-        let message = jsonrpc::error_message(Some(&self.request.id), -32603, text, serde_json::Value::Null);
+        let message = response::error(&self.request.id, code::INTERNAL_ERROR, text);
         json_response(StatusCode::BAD_GATEWAY, message)
     }
 
@@ -199,12 +199,8 @@ impl Call {
         let level = self.session.log_level();
         let Some(translated) = bridge::translated(body, &self.own, &self.session.client, level.as_deref(), round)
         else {
-            let message = jsonrpc::error_message(
-                Some(&self.request.id),
-                -32602,
-                "Invalid params: params and _meta are objects",
-                serde_json::Value::Null,
-            );
+            let text = "Invalid params: params and _meta are objects";
+            let message = response::error(&self.request.id, code::INVALID_PARAMS, text);
             return Ok(json_response(StatusCode::OK, message));
         };
         let facts = self.tool_facts();
@@ -396,8 +392,14 @@ impl Call {
 /// Returns true for an error with which a server of 2026-07-28 refuses a request.
 fn is_of_revision(message: &[u8]) -> bool {
     matches!(
-        error_code(message),
-        Some(METHOD_NOT_FOUND | INVALID_PARAMS | HEADER_MISMATCH | MISSING_CAPABILITY | UNSUPPORTED_VERSION)
+        jsonrpc::error_code(message),
+        Some(
+            code::METHOD_NOT_FOUND
+                | code::INVALID_PARAMS
+                | code::HEADER_MISMATCH
+                | code::MISSING_CAPABILITY
+                | code::UNSUPPORTED_VERSION
+        )
     )
 }
 

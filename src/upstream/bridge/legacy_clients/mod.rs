@@ -32,7 +32,7 @@ use crate::event_log::Stream;
 use crate::protocol::bridge::LogLevel;
 use crate::protocol::bridge::legacy_clients::{self as bridge, Discovered};
 use crate::protocol::headers::SessionId;
-use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::protocol::jsonrpc::{self, Message, RequestId, code, response};
 use crate::upstream::observed::Observed;
 use crate::upstream::server::Server;
 use crate::upstream::server::exchange::Exchange;
@@ -42,10 +42,6 @@ use crate::upstream::server::response_body::ResponseBody;
 use crate::upstream::server::synthetic;
 use crate::upstream::token_probe::{confirms_token, outside_sessions};
 
-const INVALID_REQUEST: i64 = -32600;
-const METHOD_NOT_FOUND: i64 = -32601;
-const INVALID_PARAMS: i64 = -32602;
-const INTERNAL_ERROR: i64 = -32603;
 /// Most pages of a list of tools that are read for one call, and time limit for that.
 const MAX_PAGES: usize = 32;
 const LIST_WAIT: Duration = Duration::from_secs(5);
@@ -120,7 +116,7 @@ impl LegacyClients {
         let response = match jsonrpc::peek(template.body()) {
             Ok(jsonrpc::Body::Single(message)) => self.message(server, &session, template, message, sent).await?,
             Ok(jsonrpc::Body::Batch(messages)) => self.batch(&session, template, messages, sent),
-            Err(_) => error(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, "Invalid request"),
+            Err(_) => error(StatusCode::BAD_REQUEST, None, code::INVALID_REQUEST, "Invalid request"),
         };
         Ok(response)
     }
@@ -172,9 +168,11 @@ impl LegacyClients {
             "logging/setLevel" => set_level(session, &id, template.body()),
             "resources/subscribe" => self.subscribe_to(session, &id, template, true).await,
             "resources/unsubscribe" => self.subscribe_to(session, &id, template, false).await,
-            "initialize" => error(StatusCode::BAD_REQUEST, Some(&id), INVALID_REQUEST, "the session is initialized"),
+            "initialize" => {
+                error(StatusCode::BAD_REQUEST, Some(&id), code::INVALID_REQUEST, "the session is initialized")
+            }
             method if method.starts_with("tasks/") => {
-                error(StatusCode::OK, Some(&id), METHOD_NOT_FOUND, "Method not found")
+                error(StatusCode::OK, Some(&id), code::METHOD_NOT_FOUND, "Method not found")
             }
             _ => {
                 session.wait_for_subscription().await;
@@ -240,21 +238,21 @@ impl LegacyClients {
         begins: bool,
     ) -> Response<ResponseBody> {
         if !session.server.tells("resources", "subscribe") {
-            return error(StatusCode::OK, Some(id), METHOD_NOT_FOUND, "Method not found");
+            return error(StatusCode::OK, Some(id), code::METHOD_NOT_FOUND, "Method not found");
         }
         let uri = jsonrpc::member(template.body(), &["params", "uri"]);
         let Some(uri) = uri.and_then(|uri| serde_json::from_str::<String>(uri).ok()) else {
-            return error(StatusCode::OK, Some(id), INVALID_PARAMS, "Invalid params: uri is no text");
+            return error(StatusCode::OK, Some(id), code::INVALID_PARAMS, "Invalid params: uri is no text");
         };
         if begins && !session.add_resource(&uri) {
-            return error(StatusCode::OK, Some(id), INTERNAL_ERROR, "the session has too many subscriptions");
+            return error(StatusCode::OK, Some(id), code::INTERNAL_ERROR, "the session has too many subscriptions");
         }
         if !begins {
             session.remove_resource(&uri);
         }
         if !self.subscribe(session, template).await && begins {
             session.remove_resource(&uri);
-            return error(StatusCode::OK, Some(id), INTERNAL_ERROR, "the server did not take the subscription");
+            return error(StatusCode::OK, Some(id), code::INTERNAL_ERROR, "the server did not take the subscription");
         }
         result(id)
     }
@@ -322,22 +320,21 @@ fn set_level(session: &Session, id: &RequestId, body: &[u8]) -> Response<Respons
             session.set_log_level(level.name().to_owned());
             result(id)
         }
-        None => error(StatusCode::OK, Some(id), INVALID_PARAMS, "Invalid params: level is unknown"),
+        None => error(StatusCode::OK, Some(id), code::INVALID_PARAMS, "Invalid params: level is unknown"),
     }
 }
 
 /// Returns the refusal of a session that is not there: what would have opened it again is above.
 pub(super) fn forgotten() -> Response<ResponseBody> {
-    error(StatusCode::NOT_FOUND, None, INVALID_REQUEST, "Session not found")
+    error(StatusCode::NOT_FOUND, None, code::INVALID_REQUEST, "Session not found")
 }
 
 fn result(id: &RequestId) -> Response<ResponseBody> {
-    let message = format!(r#"{{"jsonrpc":"2.0","id":{},"result":{{}}}}"#, id.to_json());
-    json_response(StatusCode::OK, message.into_bytes())
+    json_response(StatusCode::OK, response::empty(id))
 }
 
 fn error(status: StatusCode, id: Option<&RequestId>, code: i64, text: &str) -> Response<ResponseBody> {
-    json_response(status, jsonrpc::error_message(id, code, text, Value::Null))
+    json_response(status, response::error_with_data(id, code, text, Value::Null))
 }
 
 fn empty(status: StatusCode) -> Response<ResponseBody> {

@@ -12,7 +12,7 @@ use crate::channel;
 use crate::protocol::bridge::legacy_clients::{self as bridge, ClientFacts, Discovered};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::names;
-use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::protocol::jsonrpc::{self, Message, RequestId, code, response};
 use crate::upstream::server::exchange::{Exchange, Unanswered};
 use crate::upstream::server::request::Template;
 use crate::upstream::server::response_body::ResponseBody;
@@ -40,7 +40,7 @@ impl LegacyClients {
             Ok(client) => client,
             Err(reason) => {
                 let text = format!("Invalid params: {reason}");
-                return Ok(error(StatusCode::BAD_REQUEST, Some(id), super::INVALID_PARAMS, &text));
+                return Ok(error(StatusCode::BAD_REQUEST, Some(id), code::INVALID_PARAMS, &text));
             }
         };
         let asking = async {
@@ -58,14 +58,8 @@ impl LegacyClients {
             Err(_) => return Err(Failure::before_run(ErrorCode::UpstreamTimeout).into()),
         };
         let Some(server) = Discovered::of(&message) else {
-            let told = bridge::error_of(&message, id).unwrap_or_else(|| {
-                jsonrpc::error_message(
-                    Some(id),
-                    super::INTERNAL_ERROR,
-                    "the server did not say what it has",
-                    serde_json::Value::Null,
-                )
-            });
+            let told = bridge::error_of(&message, id)
+                .unwrap_or_else(|| response::error(id, code::INTERNAL_ERROR, "the server did not say what it has"));
             return Ok(json_response(StatusCode::BAD_REQUEST, told));
         };
         self.note_session();

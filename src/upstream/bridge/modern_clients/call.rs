@@ -18,7 +18,7 @@ use crate::clock;
 use crate::protocol::bridge::modern_clients::{self as bridge, LogLevel, MAX_ROUNDS, listen};
 use crate::protocol::dialect::resume_tokens::CallDigest;
 use crate::protocol::headers;
-use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::protocol::jsonrpc::{self, Message, RequestId, code, response};
 use crate::protocol::stream::Ending;
 use crate::upstream::server::exchange::Exchange;
 use crate::upstream::server::response_body::Messages;
@@ -336,15 +336,15 @@ impl BridgedCall {
 
     fn handle_question(&mut self, id: &RequestId, method: &str, text: &[u8], place: Place) {
         if method == "ping" {
-            return self.post(vec![synthetic::pong(id)]);
+            return self.post(vec![response::empty(id)]);
         }
         let Some((method, params)) = bridge::question_of(text) else { return };
         let refused = if !self.request.kind.may_ask() {
-            Some((-32603, "no input can be asked for in this request"))
+            Some((code::INTERNAL_ERROR, "no input can be asked for in this request"))
         } else if self.questions.len() >= MAX_QUESTIONS {
-            Some((-32603, "the call asks too much at once"))
+            Some((code::INTERNAL_ERROR, "the call asks too much at once"))
         } else if self.request.rounds >= MAX_ROUNDS {
-            Some((-32603, "the call has asked in too many rounds"))
+            Some((code::INTERNAL_ERROR, "the call has asked in too many rounds"))
         } else {
             self.request.envelope.declared.refuses(&method, &params)
         };
@@ -352,7 +352,7 @@ impl BridgedCall {
             if method == "roots/list" {
                 self.session.calls.note_refused_roots();
             }
-            return self.post(vec![jsonrpc::error_message(Some(id), code, text, Value::Null)]);
+            return self.post(vec![response::error(id, code, text)]);
         }
         self.asked += 1;
         let unnamed = (place == Place::Session).then(|| Bytes::copy_from_slice(text));

@@ -5,10 +5,9 @@ use std::pin::Pin;
 
 use futures_util::stream;
 use http::Response;
-use serde_json::Value;
 
 use crate::protocol::headers;
-use crate::protocol::jsonrpc::{self, RequestId};
+use crate::protocol::jsonrpc::{self, RequestId, code, response};
 use crate::upstream::server::body::collect;
 use crate::upstream::server::exchange::Unanswered;
 use crate::upstream::server::response_body::Messages;
@@ -32,7 +31,7 @@ pub(super) async fn late_response(exchange: Exchanging, own: String, limit: usiz
         Ok(message) if is_json && jsonrpc::peek(&message).is_ok() && status.is_success() => message,
         Ok(_) => {
             let text = format!("the server answered with status {}", status.as_u16());
-            jsonrpc::error_message(Some(&RequestId::String(own.into())), -32603, &text, Value::Null).into()
+            response::error(&RequestId::String(own.into()), code::INTERNAL_ERROR, &text).into()
         }
         Err(_) => return reader(Messages::broken()),
     };

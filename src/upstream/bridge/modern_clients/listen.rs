@@ -10,9 +10,10 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::session::{Key, LegacySession};
-use super::{Called, ClientRequest, INVALID_PARAMS, ModernClients, refusal};
+use super::{Called, ClientRequest, ModernClients, refusal};
 use crate::protocol::bridge::modern_clients::listen::{self, Filter};
 use crate::protocol::bridge::modern_clients::too_many_waiting;
+use crate::protocol::jsonrpc::{self, code};
 use crate::upstream::bridge::{event_stream, json_response};
 use crate::upstream::server::exchange::Unanswered;
 use crate::upstream::server::request::Template;
@@ -34,7 +35,7 @@ impl ModernClients {
     ) -> Result<Called, Unanswered> {
         let Some(mut filter) = Filter::of(request.template.body(), &session.capabilities()) else {
             let text = "Invalid params: notifications is no valid filter";
-            return Ok(refusal(Some(&request.id), INVALID_PARAMS, text, Value::Null).into());
+            return Ok(refusal(Some(&request.id), code::INVALID_PARAMS, text, Value::Null).into());
         };
         session.wait_for_stream().await;
         let (clients, of_key) = (Arc::downgrade(self), key.clone());
@@ -111,7 +112,7 @@ impl ModernClients {
     ) -> bool {
         let request = listen::subscription(&synthetic::own_id(), uri, begins);
         match self.ask(session, template, request).await {
-            Some(message) => crate::protocol::jsonrpc::member(&message, &["result"]).is_some(),
+            Some(message) => jsonrpc::member(&message, &["result"]).is_some(),
             None => false,
         }
     }

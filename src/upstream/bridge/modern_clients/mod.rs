@@ -33,7 +33,7 @@ use self::late_response::{Exchanging, late_response};
 use self::parked::{AfterPages, Parked, ParkedCalls};
 use self::session::{Busy, Key, LegacySession, Sessions};
 use super::{
-    Exchanged, HEADER_MISMATCH, Settings, UNSUPPORTED_VERSION, error_code, event_stream, is_translated, json_response,
+    Exchanged, Settings, event_stream, is_translated, json_response,
 };
 use crate::channel;
 use crate::event_log::Stream;
@@ -43,7 +43,7 @@ use crate::protocol::dialect::resume_tokens::CallDigest;
 use crate::protocol::effects;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, names};
-use crate::protocol::jsonrpc::{self, Message, RequestId, ServerFacts};
+use crate::protocol::jsonrpc::{self, Message, RequestId, ServerFacts, code, response};
 use crate::protocol::session_refusal::{Refusal, Verdict};
 use crate::upstream::observed::Observed;
 use crate::upstream::server::Server;
@@ -55,8 +55,6 @@ use crate::upstream::server::sse_reader::EventReader;
 use crate::upstream::session_refusals::{Inquiry, Revivals};
 use crate::{clock, config, sync};
 
-const INVALID_REQUEST: i64 = -32600;
-const INVALID_PARAMS: i64 = -32602;
 /// Attempts of a request: in the session, and in the one that is opened if the server has forgotten
 /// that.
 const ATTEMPTS: usize = 2;
@@ -206,7 +204,7 @@ impl ModernClients {
         }
         let Ok(jsonrpc::Body::Single(message)) = jsonrpc::peek(template.body()) else {
             let text = "Invalid request: one message is expected";
-            return Some(Translated::Answered(Ok(refusal(None, INVALID_REQUEST, text, Value::Null))));
+            return Some(Translated::Answered(Ok(refusal(None, code::INVALID_REQUEST, text, Value::Null))));
         };
         let Message::Request { id, method } = message else {
             // No notification of a client means anything on HTTP at this revision.
@@ -276,7 +274,7 @@ impl ModernClients {
     ) -> Result<Called, Unanswered> {
         let own = session.next_id();
         let Some(body) = bridge::translated(request.template.body(), &own, &own) else {
-            return Ok(refusal(Some(&request.id), INVALID_REQUEST, "Invalid request", Value::Null).into());
+            return Ok(refusal(Some(&request.id), code::INVALID_REQUEST, "Invalid request", Value::Null).into());
         };
         if let Some(level) = request.envelope.log_level {
             self.lower_log_level(&session, &request.template, level).await;
@@ -375,7 +373,8 @@ impl ModernClients {
         mut parts: Parts,
         body: Bytes,
     ) -> Called {
-        let is_refused = parts.status == StatusCode::BAD_REQUEST && error_code(&body) == Some(UNSUPPORTED_VERSION);
+        let is_refused =
+            parts.status == StatusCode::BAD_REQUEST && jsonrpc::error_code(&body) == Some(code::UNSUPPORTED_VERSION);
         let body = match self.response_to(request, session, &body) {
             Some(message) => {
                 parts.headers.remove(CONTENT_LENGTH);
@@ -418,7 +417,7 @@ impl ModernClients {
         let state: Option<String> = serde_json::from_str(state).ok();
         let Some(parked) = state.and_then(|state| self.parked.take(&state, &session, request.digest.as_ref())) else {
             let text = "Invalid params: requestState is unknown, was used, or is that of another request";
-            return Ok(refusal(Some(&request.id), INVALID_PARAMS, text, Value::Null).into());
+            return Ok(refusal(Some(&request.id), code::INVALID_PARAMS, text, Value::Null).into());
         };
         let answers = jsonrpc::member(request.template.body(), &["params", "inputResponses"]).unwrap_or("{}");
         let answers: Value = serde_json::from_str(answers).unwrap_or_else(|_| json!({}));
@@ -474,16 +473,16 @@ fn checked(template: &Template, id: &RequestId, method: &str) -> Result<ClientRe
     let body = template.body();
     let kind = Kind::of(method);
     let envelope = Envelope::of(body).map_err(|reason| {
-        Box::new(refusal(Some(id), INVALID_PARAMS, &format!("Invalid params: {reason}"), Value::Null))
+        Box::new(refusal(Some(id), code::INVALID_PARAMS, &format!("Invalid params: {reason}"), Value::Null))
     })?;
     if let Some(header) = envelope::mismatch(&template.lines().to_map(), method, body) {
         let text = format!("Header mismatch: {header} does not match the body");
-        return Err(refusal(Some(id), HEADER_MISMATCH, &text, Value::Null).into());
+        return Err(refusal(Some(id), code::HEADER_MISMATCH, &text, Value::Null).into());
     }
     let version = jsonrpc::meta_protocol_version(body).unwrap_or_default();
     if version != bridge::MODERN {
         let data = json!({"supported": [bridge::MODERN], "requested": version});
-        return Err(refusal(Some(id), UNSUPPORTED_VERSION, "Unsupported protocol version", data).into());
+        return Err(refusal(Some(id), code::UNSUPPORTED_VERSION, "Unsupported protocol version", data).into());
     }
     Ok(ClientRequest {
         template: template.clone(),
@@ -521,7 +520,7 @@ fn in_session(session: &LegacySession, template: &Template) -> Template {
 }
 
 fn refusal(id: Option<&RequestId>, code: i64, text: &str, data: Value) -> Response<ResponseBody> {
-    json_response(StatusCode::BAD_REQUEST, jsonrpc::error_message(id, code, text, data))
+    json_response(StatusCode::BAD_REQUEST, response::error_with_data(id, code, text, data))
 }
 
 fn unavailable(id: &RequestId) -> Response<ResponseBody> {

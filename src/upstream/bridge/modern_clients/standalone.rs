@@ -9,14 +9,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::StatusCode;
-use serde_json::Value;
 
 use super::session::LegacySession;
 use super::{ModernClients, ResponseBody, in_session};
 use crate::clock;
 use crate::protocol::bridge::modern_clients::{self as bridge, listen};
 use crate::protocol::headers;
-use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::protocol::jsonrpc::{self, Message, RequestId, response};
 use crate::upstream::server::exchange::Exchange;
 use crate::upstream::server::sse_reader::EventReader;
 use crate::upstream::server::synthetic;
@@ -119,7 +118,7 @@ impl Reader {
         text: &str,
     ) {
         if method == "ping" {
-            clients.post(session, &session.latest(), synthetic::pong(id)).await;
+            clients.post(session, &session.latest(), response::empty(id)).await;
             return;
         }
         let Some((_, params)) = bridge::question_of(text.as_bytes()) else { return };
@@ -166,7 +165,7 @@ async fn refuse(
     if method == "roots/list" {
         session.calls.note_refused_roots();
     }
-    clients.post(session, &session.latest(), jsonrpc::error_message(Some(id), code, text, Value::Null)).await;
+    clients.post(session, &session.latest(), response::error(id, code, text)).await;
 }
 
 /// Waits a moment for those whom a notification was told, if they are behind.
