@@ -204,11 +204,11 @@ impl Channel {
         };
         let requests = self.calls.get_mut(&key).expect("a call that runs");
         requests.iter_mut().filter(|request| request.at_server == named).for_each(|request| request.is_answered = true);
-        let is_over = requests.iter().all(|request| request.is_answered);
-        if is_over {
+        let is_complete = requests.iter().all(|request| request.is_answered);
+        if is_complete {
             self.calls.remove(&key);
         }
-        assert_eq!((target, seen), (Target::Call { call: CallKey(key), is_over }, expected));
+        assert_eq!((target, seen), (Target::Call { call: CallKey(key), is_complete }, expected));
     }
 
     fn answer_to_none(&mut self) {
@@ -279,7 +279,7 @@ impl Channel {
         }
         let receiver =
             if other & 64 == 0 { Receiver::Call(CallKey(self.some_call(one))) } else { Receiver::Standalone(ONLY) };
-        self.routing.note_question(text.as_bytes(), id(&named), receiver, ONLY);
+        self.routing.insert_server_request(text.as_bytes(), id(&named), receiver, ONLY);
         self.questions.insert(("requestId", named.to_string()), receiver);
         self.questions.insert(("elicitationId", elicitation.to_string()), receiver);
     }
@@ -294,7 +294,7 @@ impl Channel {
             let name = format!("flood-{}-{number}", self.floods);
             let text = json!({"params": {"elicitationId": name}}).to_string();
             let named = RequestId::String(name.into());
-            self.routing.note_question(text.as_bytes(), named, Receiver::Standalone(ONLY), ONLY);
+            self.routing.insert_server_request(text.as_bytes(), named, Receiver::Standalone(ONLY), ONLY);
         }
         self.questions.clear();
     }
@@ -341,7 +341,7 @@ impl Channel {
         }
         assert!(!self.routing.is_running());
         let state = format!("{:?}", self.routing);
-        let (of_calls, remembered) = state.split_once("questions").expect("a field");
+        let (of_calls, remembered) = state.split_once("server_requests").expect("a field");
         assert!(!of_calls.contains("CallKey"), "a call is left: {of_calls}");
         assert!(!self.is_shared || !remembered.contains("CallKey"), "a name is left: {remembered}");
         assert!(remembered.matches("flood-").count() <= REMEMBERED_MAX);
@@ -349,7 +349,7 @@ impl Channel {
 }
 
 fn to(key: u64) -> Target {
-    Target::Call { call: CallKey(key), is_over: false }
+    Target::Call { call: CallKey(key), is_complete: false }
 }
 
 fn request(id: &Value, method: &str, token: Option<&Value>, call: u64) -> Value {

@@ -16,15 +16,15 @@ use crate::clock::{self, Alarm};
 use crate::event_log::{Quota, Reservation};
 use crate::protocol::error::ErrorCode;
 
-/// Time for which a refused body is read on, so that its sender can read the refusal before the
+/// Time to keep reading a refused body, so that its sender can read the refusal before the
 /// connection closes.
 const LINGER: Duration = Duration::from_secs(2);
-/// Bytes for which a refused body is read on, in multiples of the limit.
+/// Bytes of a refused body that are still read, in multiples of the limit.
 const LINGER_BODIES: usize = 4;
 
-/// Time without a byte after which a body is given up, as by nginx. A body is also given up after
-/// this time and one more second for each [`LEAST_RATE`] bytes received, so that a slow sender does
-/// not hold it open.
+/// Time without a byte that ends the wait for a body, as in nginx. The wait also ends after this
+/// time and one more second for each [`LEAST_RATE`] bytes received, so that a slow sender does not
+/// hold it open.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Lowest rate in bytes per second. A poor phone line is faster.
 const LEAST_RATE: usize = 512;
@@ -75,8 +75,8 @@ pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
 }
 
 /// Waits for the end of a body that has `read` bytes, all that its head promised. An HTTP/2 client
-/// may send the end in a frame of its own. A response before that asks it to send no more
-/// ([RFC 9113 §8.1]), which some clients take for a broken request.
+/// may send the end in a frame of its own. An earlier response stops it from sending more ([RFC
+/// 9113 §8.1]), which some clients take for a broken request.
 ///
 /// [RFC 9113 §8.1]: https://www.rfc-editor.org/rfc/rfc9113#section-8.1
 async fn wait_for_end<B: Body<Data = Bytes> + Unpin>(
@@ -105,8 +105,7 @@ struct Pace {
 }
 
 impl Pace {
-    /// Returns the next frame of a body of which `read` bytes have come. A body that is complete
-    /// costs no timer.
+    /// Returns the next frame of a body after `read` bytes. A complete body costs no timer.
     async fn next<B: Body + Unpin>(&mut self, body: &mut B, read: usize) -> Result<NextFrame<B>, ErrorCode> {
         let mut waits = false;
         poll_fn(|cx| {

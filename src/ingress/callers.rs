@@ -22,8 +22,8 @@ use crate::protocol::trace::RequestTrace;
 use crate::store;
 use crate::upstream::{Bridge, Credentials, Upstream};
 
-/// Time by which a lease that is not renewed may seem to run longer. One that runs for longer still
-/// is renewed: its replica lives.
+/// Error margin for the rest of a lease without renewal. A lease that seems to last longer was
+/// renewed: its replica lives.
 const LEASE_MARGIN: Duration = Duration::from_secs(2);
 
 /// Identifies the callers of requests.
@@ -217,7 +217,7 @@ impl Callers {
     }
 
     /// Returns the session that a request names. A session that the proxy issued is never named
-    /// upstream. One that claims to be issued, but with another key, counts as none.
+    /// upstream. A session that claims to be issued, but with another key, counts as absent.
     fn session_of(&self, parts: &mut Parts) -> (Option<SessionId>, Option<IssuedSession>) {
         let Some(id) = SessionId::from_headers(&parts.headers) else { return (None, None) };
         if !IssuedSession::is_claimed_by(&id) {

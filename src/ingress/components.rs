@@ -10,7 +10,7 @@ use crate::event_log::{EventLog, Principals};
 use crate::lifecycle::drain::Drain;
 use crate::upstream::Upstream;
 
-/// Components of the sidecar below the ingress. Each handler takes those that it needs.
+/// Components of the sidecar below the ingress. Each handler takes the ones it needs.
 #[derive(Clone)]
 pub struct Components {
     /// Configuration of the sidecar.
@@ -21,7 +21,7 @@ pub struct Components {
     pub upstream: Arc<Upstream>,
     /// Identifies callers, as the owners of streams and sessions.
     pub principals: Principals,
-    /// Identifies credentials, by which the upstream judges a caller.
+    /// Identifies callers by their credentials.
     pub credentials: Principals,
     /// Metrics of the sidecar.
     pub metrics: Arc<Metrics>,
@@ -29,7 +29,7 @@ pub struct Components {
     pub drain: Arc<Drain>,
     /// Replicas that share the store, or `None` if the store is not shared.
     pub replicas: Option<Arc<Replicas>>,
-    /// Random number that tells this process from others of the same name.
+    /// Random number that distinguishes this process from others of the same name.
     pub instance: u64,
     /// True once the log has warned of MCP traffic that passes unprotected.
     pub has_warned_unprotected: Arc<AtomicBool>,

@@ -55,7 +55,7 @@ impl Connection {
     }
 
     /// Returns the address of the client that sent a request with these headers: the peer's, or the
-    /// one that trusted proxies report.
+    /// address reported by trusted proxies.
     pub fn client(&self, headers: &HeaderMap) -> IpAddr {
         if self.is_behind_trusted { self.trust.address(self.peer, headers) } else { self.peer }
     }
@@ -70,7 +70,7 @@ impl Connection {
         self.certificate
     }
 
-    /// Headers that tell the upstream about the peer.
+    /// Headers that describe the peer to the upstream.
     pub fn forwarded(&self) -> &Forwarded {
         &self.forwarded
     }

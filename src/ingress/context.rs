@@ -22,7 +22,7 @@ use crate::upstream::Credentials;
 pub(super) struct RequestContext {
     pub(super) parts: Parts,
     pub(super) binding: Binding,
-    /// Credentials by which the upstream judges the sender.
+    /// Credentials of the sender for the upstream.
     pub(super) credentials: Credentials,
     pub(super) session: Option<Arc<Session>>,
     pub(super) session_kind: SessionKind,
@@ -31,7 +31,7 @@ pub(super) struct RequestContext {
     pub(super) address: IpAddr,
     /// Quota that the sender's requests count against.
     pub(super) quota: Arc<Quota>,
-    /// Caller for whom a server may be started, or `None` where none are.
+    /// Caller of the server to start, or `None` if servers are not started.
     pub(super) caller: Option<Arc<Caller>>,
     /// Size of the head as it was sent; see [`head_bytes`].
     pub(super) head_bytes: usize,
@@ -50,7 +50,7 @@ pub(super) struct RequestContext {
 pub(super) struct Arrival {
     /// Time since 1970.
     pub(super) at: Duration,
-    /// Trace contexts that the request names; those of its message once that was read.
+    /// Trace contexts of the request, or of its message once that was read.
     pub(super) trace: RequestTrace,
 }
 
@@ -101,7 +101,7 @@ impl Sender {
 pub(super) enum SessionKind {
     /// A session of the server here, or none.
     Upstream,
-    /// A session that the proxy issued, of which the upstream knows nothing.
+    /// A session that the proxy issued, unknown to the upstream.
     Issued,
     /// A session of another replica's server: its home. It is never named to the server here.
     Remote,
@@ -121,8 +121,8 @@ impl RequestContext {
         reservation.get_or_insert_with(|| quota.reserve(*head_bytes + *body_bytes))
     }
 
-    /// Notes the trace contexts of a message that was read.
-    pub(super) fn note_message(&mut self, message: &[u8]) {
+    /// Adds the trace contexts of the request's message.
+    pub(super) fn add_message_trace(&mut self, message: &[u8]) {
         if let Some(arrival) = &mut self.arrival {
             arrival.trace = RequestTrace::of(&self.parts.headers, message);
         }
@@ -138,7 +138,7 @@ impl RequestContext {
         self.session_kind == SessionKind::Issued
     }
 
-    /// True if the session is one of another replica's server.
+    /// True if the session belongs to another replica's server.
     pub(super) fn has_remote_session(&self) -> bool {
         self.session_kind == SessionKind::Remote
     }
@@ -149,13 +149,13 @@ impl RequestContext {
         self.session_kind == SessionKind::Upstream && self.session.as_ref().is_some_and(is_home)
     }
 
-    /// Error for a request that only the session's own server can answer, or `None` if that is the
+    /// Error for a request that only the session's own server can serve, or `None` if that is the
     /// server here.
     pub(super) fn remote_session_error(&self) -> Option<ErrorCode> {
         match self.session_kind {
             SessionKind::Upstream | SessionKind::Issued => None,
-            // In the place of a home that is gone, and without a record, this replica answers
-            // clients as their own.
+            // In the place of a lost home, and without a record, this replica serves clients as its
+            // own.
             SessionKind::Remote if matches!(self.sender, Sender::StandIn(_)) && !self.has_remote_home() => {
                 Some(ErrorCode::SessionElsewhere)
             }

@@ -78,8 +78,8 @@ impl DialectRequests {
         }
     }
 
-    /// Returns the response to a request that found `stream`, or `None` if the request is not one
-    /// of that stream.
+    /// Returns the response to a request that found `stream`, or `None` if the request does not
+    /// belong to that stream.
     fn respond(
         &self,
         context: &RequestContext,

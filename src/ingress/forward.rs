@@ -20,7 +20,7 @@ use crate::protocol::error::ErrorCode;
 use crate::protocol::headers;
 use crate::upstream::{self, Forwarded, ResponseBody, Template, Upstream};
 
-/// Paths at which clients look up a server's metadata, with the headers of MCP and without a call.
+/// Paths of a server's metadata, which clients request with the headers of MCP but without a call.
 const WELL_KNOWN: &str = "/.well-known/";
 
 /// Forwards requests to the server, and returns its responses.
@@ -105,11 +105,11 @@ impl Forwarder {
         if let Ok(uri) = target.parse::<Uri>() {
             parts.uri = uri;
         }
-        // Some servers answer a foreign event ID with 500.
+        // Some servers respond to a foreign event ID with 500.
         parts.headers.remove(headers::names::LAST_EVENT_ID);
         let origin = parts.headers.get(ORIGIN).cloned();
         let response = self.forward(parts, body, client).await;
-        self.note_cors(origin.as_ref(), response.headers());
+        self.observe_cors(origin.as_ref(), response.headers());
         response
     }
 
@@ -149,17 +149,17 @@ impl Forwarder {
     /// Returns the endpoint's response to `template` without hop-by-hop headers.
     pub(super) fn pass_response(&self, template: &Template, response: Response<ResponseBody>) -> Response<BoxBody> {
         let (mut parts, body) = response.into_parts();
-        self.note_cors(template.origin(), &parts.headers);
+        self.observe_cors(template.origin(), &parts.headers);
         headers::remove_hop_by_hop(&mut parts.headers);
         self.upstream.server().rewrite_location(&mut parts.headers);
         headers::expose_ours(&mut parts.headers);
         Response::from_parts(parts, body.boxed_unsync())
     }
 
-    /// Notes the CORS headers of a response. Those of a preflight count as well: a page that was
-    /// let in must be able to read the proxy's own responses. Other paths have rules of their own
-    /// and are not noted.
-    fn note_cors(&self, origin: Option<&HeaderValue>, response: &HeaderMap) {
+    /// Observes the CORS headers of a response. The headers of a preflight count as well: a page
+    /// that was let in must be able to read the proxy's own responses. Other paths have rules of
+    /// their own and do not count.
+    fn observe_cors(&self, origin: Option<&HeaderValue>, response: &HeaderMap) {
         if let Some(origin) = origin {
             self.upstream.observed().note_cors(origin, response, clock::now());
         }

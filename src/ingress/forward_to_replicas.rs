@@ -36,7 +36,7 @@ use crate::store::{self, StoreHealth};
 use crate::upstream::Upstream;
 
 /// Time for another replica to respond. After it, the replica holds the request or is about to end,
-/// and the client is told that the request was accepted.
+/// and the client gets 202.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for another replica to respond if the server there may refuse the credentials: its status
 /// is waited for.
@@ -70,7 +70,7 @@ impl OwnerForwarder {
         Self { log: log.clone(), upstream: upstream.clone(), replicas: replicas.clone(), refusals }
     }
 
-    /// Returns the replicas to which a request of `context` may be forwarded. `None` if no replicas
+    /// Returns the possible receivers of a forwarded request of `context`. `None` if no replicas
     /// share the store, or if another replica has forwarded the request already.
     fn replicas_for(&self, context: &RequestContext) -> Option<&Replicas> {
         if context.sender.is_replica() { None } else { self.replicas.as_deref() }
@@ -120,9 +120,9 @@ impl OwnerForwarder {
         })
     }
 
-    /// Forwards the end of a server's session to the replica that opened it, else to one that runs
-    /// calls in it. Returns its response, or a refusal if the client must retry. `None` if this
-    /// replica handles the request.
+    /// Forwards the end of a server's session to the replica that opened it, else to a replica that
+    /// runs calls in it. Returns its response, or a refusal if the client must retry. `None` if
+    /// this replica handles the request.
     ///
     /// # Errors
     /// As for [`Self::forward_to_owner`].
@@ -239,9 +239,9 @@ impl OwnerForwarder {
         }
     }
 
-    /// Forwards the end of an issued session to every other replica concerned. Returns one of their
-    /// responses, or a refusal if one cannot be told and the client must retry. `None` if this
-    /// replica handles the request.
+    /// Forwards the end of an issued session to every other replica concerned. Returns a response
+    /// of theirs, or a refusal if a replica cannot be reached and the client must retry. `None` if
+    /// this replica handles the request.
     ///
     /// # Errors
     /// As for [`Self::forward_to_owner`].

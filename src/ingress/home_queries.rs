@@ -1,11 +1,11 @@
 //! Queries of a balancer for the home of a session.
 //!
-//! A balancer cannot send a long body twice. So before it sends one in a session to a replica, it
-//! asks that replica with the head of the request alone. The response is 421 with the home if
-//! another replica is to get the request, else 204. All that a request of the session does before
-//! its body is read, a query does as well: the wait for the lease of a home that the balancer does
-//! not reach, and the takeover of the session. A query never reaches the MCP server. Absent:
-//! refusals of requests that came whole ([`super::misdirected`]).
+//! A balancer cannot send a long body twice. So before it sends a long body to a replica, it sends
+//! a query: the head of the request alone. The response is 421 with the home if another replica is
+//! to get the request, else 204. All that a request of the session does before its body is read, a
+//! query does as well: the wait for the lease of a home that the balancer does not reach, and the
+//! takeover of the session. A query never reaches the MCP server. Absent: refusals of requests that
+//! came whole ([`super::misdirected`]).
 
 use std::sync::Arc;
 
@@ -28,12 +28,12 @@ pub(super) fn is_query(parts: &Parts) -> bool {
     parts.method == Method::HEAD && parts.headers.contains_key(names::MCP_RESUME_LOCATE)
 }
 
-/// Returns the answer of a replica that takes the request.
+/// Returns the response of a replica that takes the request.
 pub(super) fn here() -> Response<BoxBody> {
     respond::status(StatusCode::NO_CONTENT)
 }
 
-/// Answers queries.
+/// Responds to queries.
 pub(super) struct HomeQueries {
     log: Arc<EventLog>,
     upstream: Arc<Upstream>,
@@ -45,8 +45,8 @@ impl HomeQueries {
         Self { log: components.log.clone(), upstream: components.upstream.clone(), refusals }
     }
 
-    /// Answers the query of an identified caller. `refused` is the error if its session cannot be
-    /// served now.
+    /// Responds to the query of an identified caller. `refused` is the error if its session cannot
+    /// be served now.
     pub(super) async fn answer(&self, context: &RequestContext, refused: Option<ErrorCode>) -> Response<BoxBody> {
         if let Some(code) = refused.or_else(|| context.remote_session_error()) {
             return self.refusals.refuse(code);

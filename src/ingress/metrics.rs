@@ -7,7 +7,7 @@ use prometheus::IntCounterVec;
 use crate::metrics::{Counter, Error, Errors, Registrar};
 use crate::{delivery, event_log, server, upstream};
 
-/// Metrics of the ingress, with those of the components below it.
+/// Metrics of the ingress, and of the components below it.
 pub struct Metrics {
     /// Errors by code.
     pub errors: Arc<Errors>,
@@ -29,7 +29,7 @@ pub struct Metrics {
     notifications_withheld: Counter,
 }
 
-/// Means by which a client resumes a stream.
+/// Means of a resume.
 #[derive(Clone, Copy, Debug)]
 pub enum ResumeMeans {
     /// The header of the specification.

@@ -41,7 +41,7 @@ pub(super) struct OwnerCheck {
     log: Arc<EventLog>,
     /// True if the IDs of the server's sessions name their replica.
     has_wrapped_sessions: bool,
-    /// True if calls can wait for the answers of their clients here, in no store.
+    /// True if calls can wait for client responses here, in no store.
     parks_calls: bool,
 }
 
@@ -71,8 +71,8 @@ impl OwnerCheck {
     }
 
     /// True if a balancer must send the request to another replica, because nothing of others can
-    /// be served here: with a shared store that is a call that waits for answers alone. `url` is
-    /// the stream in its target, `body` the body of a POST.
+    /// be served here: with a shared store that is only a call that waits for client responses.
+    /// `url` is the stream in its target, `body` the body of a POST.
     pub(super) fn is_misdirected(&self, context: &RequestContext, url: Option<&Named>, body: &[u8]) -> bool {
         if !context.sender.is_marked() {
             return false;
@@ -96,8 +96,8 @@ impl OwnerCheck {
             .is_some_and(|owner| self.is_other_replica(owner))
     }
 
-    /// Marks refusals and failures for a balancer, which tells them from the server's own responses
-    /// by that. A request that another replica may take gets the name of this one; a failure of a
+    /// Marks refusals and failures for a balancer, which distinguishes them from the server's own
+    /// responses. A request that another replica may take gets the name of this one; a failure of a
     /// call that the server did not cause is marked as such.
     pub(super) fn sign(&self, response: &mut Response<BoxBody>) {
         if respond::is_call_failure(response) {
@@ -132,7 +132,7 @@ impl OwnerCheck {
     }
 }
 
-/// Error for an event ID `id` if neither the store nor the owner can be asked. `own` is this
+/// Error for an event ID `id` if neither the store nor the owner can be reached. `own` is this
 /// replica.
 pub(super) fn owner_unreachable_error(context: &RequestContext, id: &EventId, own: Owner) -> ErrorCode {
     match id.unverified_owner() {

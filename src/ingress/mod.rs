@@ -295,7 +295,7 @@ impl Ingress {
                 Ok(body) => body,
                 Err(code) => return self.refusals.refuse(code),
             };
-            context.note_message(&body);
+            context.add_message_trace(&body);
             if self.owner_check.is_misdirected(&context, None, &body) {
                 return self.refuse_post(ErrorCode::Misdirected, &context, &body);
             }
@@ -375,7 +375,7 @@ impl Ingress {
         }
     }
 
-    /// Handles a request that concerns a task: one of the proxy's own, else the server answers it.
+    /// Handles a request that concerns a task. A task of the server's own is forwarded.
     async fn task(
         &self,
         mut context: Box<RequestContext>,

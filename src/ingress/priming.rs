@@ -19,8 +19,8 @@ const SPECIFIED_SINCE: &str = "2025-11-25";
 /// 1.3 also take a block with `retry` alone for an event.
 const GO: &[u8] = b"Go-http-client";
 
-/// Returns the form in which a client takes events with empty data. The revision is the session's,
-/// else that of `MCP-Protocol-Version`, else 2025-03-26.
+/// Returns the client's form of events with empty data. The revision is the session's, else
+/// `MCP-Protocol-Version`, else 2025-03-26.
 pub(super) fn empty_events(session: Option<&Session>, headers: &HeaderMap) -> EmptyEvents {
     let is_specified = |version: &ProtocolVersion| version.is_at_least(SPECIFIED_SINCE);
     let is_specified = match session.and_then(Session::version) {

@@ -1,5 +1,5 @@
 //! Error responses of the handlers, each counted by its code. Absent: failures that an earlier
-//! handler or another replica has counted, and those that are kept for a retry (`calls/reply.rs`).
+//! handler or another replica has counted, and failures kept for a retry (`calls/reply.rs`).
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ impl Refusals {
         Self { errors: components.metrics.errors.clone() }
     }
 
-    /// Refuses a request of which nothing reached the upstream.
+    /// Refuses a request that did not reach the upstream.
     pub(super) fn refuse(&self, code: ErrorCode) -> Response<BoxBody> {
         self.errors.observe_reject(code);
         respond::refusal(code)
@@ -37,12 +37,12 @@ impl Refusals {
         respond::access_refused(code, &parts.uri, &parts.headers, &self.errors)
     }
 
-    /// Refuses a call of which nothing reached the upstream, with the IDs of its requests.
+    /// Refuses a call that did not reach the upstream, with the IDs of its requests.
     pub(super) fn refuse_call(&self, code: ErrorCode, call: &classify::Call) -> Response<BoxBody> {
         self.fail_call(Failure::before_run(code), call)
     }
 
-    /// Refuses a request with this ID, of which nothing reached the upstream.
+    /// Refuses a request with this ID that did not reach the upstream.
     pub(super) fn refuse_request(&self, code: ErrorCode, id: &RequestId) -> Response<BoxBody> {
         self.errors.observe_reject(code);
         respond::failure(Failure::before_run(code), std::slice::from_ref(id), false)

@@ -9,7 +9,7 @@ use super::context::RequestContext;
 use super::metrics::{Metrics, ResumeMeans, Resumed};
 use super::refusals::Refusals;
 use super::request_log::log_return;
-use super::standalone::{StandaloneStreams, bring_questions};
+use super::standalone::{StandaloneStreams, move_server_requests};
 use super::stream_finder::StreamFinder;
 use super::stream_response::StreamResponder;
 use super::trace::trace_return;
@@ -101,7 +101,7 @@ impl Resumes {
         }
         let attachment = stream.attach(event_log::new_attach(), cursor).with_slice(slice).answering(request);
         if stream.with_machine(|machine| machine.policy().kind == StreamKind::Standalone) {
-            bring_questions(context, stream);
+            move_server_requests(context, stream);
         }
         let body = self.responder.follow_again(context, attachment, Start::After(cursor), None, None);
         self.responder.respond_with(None, context.parts.uri.query(), body)

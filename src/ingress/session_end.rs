@@ -126,8 +126,8 @@ impl SessionEnds {
     /// Ends the streams of a session that its server has ended under one principal, and forgets its
     /// record, which may be gone already.
     async fn end_record(&self, id: &SessionId, principal: &Principal, session: Option<Arc<Session>>) {
-        // Held while the store is asked: a call that ends meanwhile stays a stream, which its
-        // record finds.
+        // Held while the store is read: a call that ends meanwhile stays a stream, which its record
+        // finds.
         let mut streams: Vec<_> = session.iter().flat_map(|session| session.streams()).collect();
         let removed = self.log.forget_session(id, principal).await;
         let is_removed = |session: &Arc<Session>| removed.as_ref().is_some_and(|removed| Arc::ptr_eq(removed, session));
@@ -144,7 +144,7 @@ impl SessionEnds {
         }
     }
 
-    /// Ends an issued session, of which the upstream knows nothing.
+    /// Ends an issued session, which the upstream does not know.
     async fn end_issued(&self, context: &RequestContext) -> Response<BoxBody> {
         let sessions = self.log.sessions();
         if let (Some(id), Some(session)) = (&context.binding.session, &context.session) {

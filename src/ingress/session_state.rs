@@ -25,15 +25,15 @@ impl SessionStates {
         Self { log: log.clone(), upstream: upstream.clone() }
     }
 
-    /// Returns the parameters with which the session that a call opens can be opened again, or
-    /// `None` if it opens none, or none that can be opened again.
+    /// Returns the parameters to reopen the session that a call opens. Returns `None` if it opens
+    /// no session that can be opened again.
     pub(super) fn params_of(&self, call: &classify::Call, body: &[u8]) -> Option<InitializeParams> {
         let opens = self.upstream.revives_sessions() && call.has_initialize() && !call.is_batch;
         if opens { InitializeParams::of(body) } else { None }
     }
 
-    /// Notes the log level and the subscriptions that a call changes.
-    pub(super) fn note_call(&self, context: &RequestContext, call: &classify::Call, body: &[u8]) {
+    /// Records the log level and the subscriptions that a call changes.
+    pub(super) fn apply_call(&self, context: &RequestContext, call: &classify::Call, body: &[u8]) {
         if !call.changes_session() {
             return;
         }
@@ -46,8 +46,8 @@ impl SessionStates {
         }
     }
 
-    /// Notes that the client has completed the handshake.
-    pub(super) fn note_messages(&self, context: &RequestContext, messages: &[Message]) {
+    /// Records that the client has completed the handshake.
+    pub(super) fn apply_notifications(&self, context: &RequestContext, messages: &[Message]) {
         let is_initialized = |message: &Message| matches!(message, Message::Notification { method } if **method == *"notifications/initialized");
         if messages.iter().any(is_initialized)
             && let Some(handshake) = self.handshake(context)

@@ -67,8 +67,8 @@ impl StandaloneStreams {
         }
     }
 
-    /// Handles a GET without an event ID, or with that of a standalone stream that has ended:
-    /// attaches to the session's standalone stream, after the last event written to any connection.
+    /// Handles a GET without an event ID, or with the ID of an ended standalone stream: attaches to
+    /// the session's standalone stream, after the last event written to any connection.
     pub(super) async fn attach(&self, context: Box<RequestContext>) -> Response<BoxBody> {
         let Some(id) = context.binding.session.clone() else {
             // Without a session the stream could not be found again.
@@ -77,7 +77,7 @@ impl StandaloneStreams {
         if context.has_remote_home()
             && let Some(code) = context.remote_session_error()
         {
-            // A stream that was open here is that of a server which has the session no longer.
+            // A stream that was open here belongs to a server that has lost the session.
             return self.refusals.refuse(code);
         }
         if let Some(session) = &context.session {
@@ -103,7 +103,7 @@ impl StandaloneStreams {
         if context.session.as_ref().is_some_and(|session| session.has_tasks() == Some(true))
             && let Some(question) = stream.with_machine(|machine| machine.server_requests().oldest_question())
         {
-            // A question of a task has no other way to its client.
+            // A server request of a task has no other way to its client.
             written = written.min(Seq(question.0.saturating_sub(1)));
         }
         let preface = if written < trimmed { Some(self.gap_preface(context)) } else { None };
@@ -118,7 +118,7 @@ impl StandaloneStreams {
     }
 
     /// Handles a resume whose event is gone while its session lives: continues with the oldest
-    /// retained event, and tells the client of the gap.
+    /// retained event, and reports the gap to the client.
     pub(super) async fn resume_lost(&self, context: Box<RequestContext>, by: ResumeMeans) -> Response<BoxBody> {
         self.metrics.observe_resume(by, Resumed::Lost);
         let Some(id) = &context.binding.session else {
@@ -146,8 +146,8 @@ impl StandaloneStreams {
         }
     }
 
-    /// Returns the status with which the server has refused the standalone stream of the living
-    /// session before, or `None` if it is to be asked.
+    /// Returns the status of the server's earlier refusal of the session's standalone stream, or
+    /// `None` if a further request is due.
     fn refused_before(&self, context: &RequestContext, id: &SessionId) -> Option<StatusCode> {
         let has_tasks = context.session.as_ref().is_some_and(|session| session.has_tasks() == Some(true));
         let handshake = self.log.sessions().handshakes().find(id)?;
@@ -217,7 +217,7 @@ impl StandaloneStreams {
         // The pump outlives this request as a rule: dropped, it becomes a task of its own.
         drop(self.starter.pump(context, template, terms, &stream));
         let head = poll_fn(|cx| attachment.poll_head(cx)).await;
-        bring_questions(context, &stream);
+        move_server_requests(context, &stream);
         self.reply_standalone(context, head, attachment, Start::First, preface)
     }
 
@@ -236,7 +236,7 @@ impl StandaloneStreams {
             self.upstream.reopen_session(&self.log, &self.metrics.upstream, stream, get);
         }
         let attachment = stream.attach(event_log::new_attach(), cursor);
-        bring_questions(context, stream);
+        move_server_requests(context, stream);
         let head = poll_fn(|cx| attachment.poll_head(cx)).await;
         self.reply_standalone(context, head, attachment, Start::After(cursor), preface)
     }
@@ -252,7 +252,7 @@ impl StandaloneStreams {
         match head {
             Head::Plain(plain) => {
                 let body = plain.kept_body().cloned().map(whole).or_else(|| plain.take_passthrough());
-                // Another GET has the body. This client may ask again.
+                // Another GET has the body. This client may try again.
                 let Some(body) = body else {
                     return respond::failure(Failure::after_send(ErrorCode::UpstreamBroke), &[], false);
                 };
@@ -301,9 +301,9 @@ impl StandaloneStreams {
     }
 }
 
-/// Sends the questions that wait in the tasks of a session to its standalone stream, which has a
-/// reader now.
-pub(super) fn bring_questions(context: &RequestContext, standalone: &Arc<Stream>) {
+/// Sends waiting server requests of a session's tasks to its standalone stream, which now has a
+/// reader.
+pub(super) fn move_server_requests(context: &RequestContext, standalone: &Arc<Stream>) {
     let Some(session) = context.session.as_ref().filter(|session| session.has_tasks() != Some(false)) else {
         return;
     };

@@ -1,5 +1,5 @@
-//! Search for the stream that a client comes back to: in this process, in the store, and under an
-//! older token.
+//! Search for the stream of a returning client: in this process, in the store, and under an older
+//! token.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -96,15 +96,15 @@ impl StreamFinder {
         if self.log.has_store() { 2 } else { 1 }
     }
 
-    /// Restores a stream that only the store has. A store that cannot be asked is not an empty one:
-    /// the client must retry.
+    /// Restores a stream that only the store has. An unreachable store is not an empty one: the
+    /// client must retry.
     async fn restore(
         &self,
         context: &RequestContext,
         id: &EventId,
         verified: Option<&Verified>,
     ) -> Result<(), Unproven> {
-        // A forged ID is not worth a question to the store.
+        // A forged ID is not worth a read of the store.
         let Some(verified) = verified else { return Ok(()) };
         let unreachable = Unproven::Unavailable(owner_unreachable_error(context, id, self.log.owner()));
         match self.log.restore(verified).await {
@@ -157,7 +157,7 @@ impl StreamFinder {
     }
 
     /// Returns the cursor in `stream` that the request's `Last-Event-ID` names, or `None` if it
-    /// names none of this stream.
+    /// names no event of this stream.
     pub(super) fn cursor_in(&self, context: &RequestContext, stream: &Arc<Stream>) -> Option<Seq> {
         let named = context.last_event_id()?;
         let (found, cursor) = self.log.find(self.log.verify(&named).as_ref(), stream.binding())?;

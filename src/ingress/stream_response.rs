@@ -136,7 +136,7 @@ impl StreamResponder {
     }
 
     /// Returns the response that follows a stream and names its URL, under the upstream's head or
-    /// the proxy's own. `query` is that of the request.
+    /// the proxy's own. `query` is the query of the request's target.
     pub(super) fn respond_with(
         &self,
         head: Option<(StatusCode, HeaderMap)>,

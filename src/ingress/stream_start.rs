@@ -27,7 +27,7 @@ pub(super) struct CallTerms {
     pub(super) observer: ResponseObserver,
     /// Progress of the proxy's own, or `None` if connections write none.
     pub(super) progress: Option<ProgressRule>,
-    /// Terms under which the call becomes a task, or `None` if it becomes none.
+    /// Terms of the call's promotion to a task, or `None` if it never becomes one.
     pub(super) tasks: Option<Arc<Tasks>>,
 }
 

@@ -25,7 +25,7 @@ use crate::protocol::stream_url::Named;
 /// Stream that a request names, and the place in it.
 struct Target {
     id: EventId,
-    /// True if the ID is that of an event.
+    /// True if the ID names an event.
     has_cursor: bool,
 }
 

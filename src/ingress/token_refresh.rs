@@ -2,11 +2,11 @@
 //!
 //! A caller is known by its credential. A JWT also claims a subject (`iss` and `sub`), which any
 //! client can invent. The claim therefore only says where to search. Only if something is found
-//! there, the upstream is asked about the token
+//! there, the upstream must confirm the token
 //! ([`Upstream::probe`](crate::upstream::Upstream::probe)). A new call always belongs to the
 //! caller's own credential and claim, and never to an older credential, whose holder may have
 //! invented its claim. The other credentials of a request must stay the same: they are a part of
-//! the claim, and the upstream is asked about the token alone.
+//! the claim, and the probe covers the token alone.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ use crate::upstream::{self, ProbeOutcome, Upstream};
 pub(super) enum Unproven {
     /// The upstream's own refusal of the token.
     Refused(Box<Response<BoxBody>>),
-    /// The upstream or the store could not be asked, as the code says.
+    /// The upstream or the store could not be reached, as the code says.
     Unavailable(ErrorCode),
 }
 
@@ -118,7 +118,7 @@ impl TokenRefresh {
         }
     }
 
-    /// Returns the records of the session under older tokens, if one of them `concerns` the
+    /// Returns the records of the session under older tokens, if any of them `concerns` the
     /// request.
     pub(super) async fn previous_sessions(
         &self,
@@ -155,15 +155,15 @@ impl TokenRefresh {
         others.into_iter().map(|principal| Binding { principal, ..caller.clone() }).collect()
     }
 
-    /// True if the upstream confirms the caller's token. Asks the upstream, unless that was done a
-    /// moment ago. Of several requests at once, the first asks for all. If it learns nothing of the
-    /// token, each asks for itself, since the upstream may answer another request differently.
+    /// True if the upstream confirms the caller's token. Probes the upstream, unless that was done
+    /// a moment ago. Of several requests at once, the first probes for all. If the probe proves
+    /// nothing, each request probes for itself, since the upstream may respond differently.
     pub(super) async fn proves_subject(&self, context: &RequestContext, era: Era) -> Result<bool, Unproven> {
         if context.has_remote_session() {
-            // Only the session's own server could tell, and no other may see the session.
+            // Only the session's own server could confirm it, and no other may see the session.
             return Ok(false);
         }
-        // The request waits for the upstream. One without a body has no reservation yet.
+        // The request waits for the upstream. Without a body it has no reservation yet.
         let head = match context.reservation {
             Some(_) => None,
             None => Some(context.quota.reserve(context.head_bytes)),
@@ -215,8 +215,8 @@ fn era(context: &RequestContext) -> Era {
     context.version().as_ref().map_or(Era::Legacy, ProtocolVersion::era)
 }
 
-/// True if one of `streams` has an open request that one of `messages` answers, or a call that one
-/// of `cancelled` names.
+/// True if `messages` has a response to an open request of these streams, or `cancelled` names a
+/// call of theirs.
 pub(super) fn is_concerned(streams: &[Arc<Stream>], messages: &[Message], cancelled: &[RequestId]) -> bool {
     let response_ids = messages.iter().filter_map(|message| match message {
         Message::Response { id, .. } => id.as_ref(),

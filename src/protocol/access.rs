@@ -1,7 +1,7 @@
-//! The hosts under which the proxy may be addressed, and the web origins that it serves.
+//! The allowed hosts of the proxy, and the web origins that it serves.
 //!
-//! A browser sends the requests of any page to any address. `Host` is the name under which the page
-//! reached the proxy: a page whose own name suddenly resolves to 127.0.0.1 attempts DNS rebinding.
+//! A browser sends the requests of any page to any address. `Host` is the proxy's name in the
+//! page's request: a page whose own name suddenly resolves to 127.0.0.1 attempts DNS rebinding.
 //! `Origin` is the origin of the page. Two pure functions decide: [`AllowedHosts::admit`] and
 //! [`AllowedOrigins::admit`]. Absent: the identity of the caller, since a program that is no
 //! browser can send any header.
@@ -79,8 +79,8 @@ pub enum Name {
 }
 
 impl AllowedHosts {
-    /// Returns true if a request for `uri` with `headers` may be answered: it names a host, and
-    /// every host that it names is allowed. A request names hosts in its target, which is HTTP/2's
+    /// Returns true if a request for `uri` with `headers` is allowed: it names a host, and every
+    /// host that it names is allowed. A request names hosts in its target, which is HTTP/2's
     /// `:authority`, and in `Host`.
     pub fn admit(&self, uri: &Uri, headers: &HeaderMap) -> bool {
         if *self == AllowedHosts::Any {
@@ -113,8 +113,8 @@ impl AllowedHosts {
 }
 
 impl AllowedOrigins {
-    /// Returns true if a request for `uri` with `headers` may be answered: it has no `Origin`, or
-    /// an allowed one.
+    /// Returns true if a request for `uri` with `headers` is allowed: it has no `Origin`, or an
+    /// allowed one.
     pub fn admit(&self, uri: &Uri, headers: &HeaderMap) -> bool {
         let mut origins = headers.get_all(ORIGIN).iter();
         let (Some(origin), second) = (origins.next(), origins.next()) else { return true };

@@ -24,8 +24,8 @@ const SUBJECT_ALT_NAME: &[u8] = &[0x55, 0x1D, 0x11];
 pub struct CertificateNames([u8; 32]);
 
 impl CertificateNames {
-    /// Returns the hash for a certificate in DER. A certificate without names, or one that cannot
-    /// be parsed, is hashed as a whole.
+    /// Returns the hash for a certificate in DER. A certificate without names, or an unreadable
+    /// one, is hashed as a whole.
     pub fn of(der: &[u8]) -> Self {
         let mut hash = Sha256::new();
         match names(der) {

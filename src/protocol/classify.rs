@@ -47,7 +47,7 @@ pub struct Call {
     pub ids: Vec<RequestId>,
     /// True if it is an array.
     pub is_batch: bool,
-    /// The protocol revision: that of the request, else that of its session, else the default.
+    /// The protocol revision of the request, else of its session, else the default.
     pub version: ProtocolVersion,
     /// The method of its request, or `batch` for an array.
     pub method: MethodName,
@@ -177,8 +177,7 @@ fn get(headers: &HeaderMap) -> Route {
     }
 }
 
-/// Returns the era of a head: legacy if it names no revision, and modern if it names one that
-/// cannot be read.
+/// Returns the era of a head: legacy without a revision, and modern with an unreadable one.
 fn era_of(headers: &HeaderMap) -> Era {
     match ProtocolVersion::from_headers(headers) {
         Some(version) => version.era(),
@@ -244,8 +243,8 @@ fn dialect(messages: &[Message], enabled: Declared) -> Option<Route> {
     })
 }
 
-/// Returns the request of a body that concerns a task, or `None` for any other. The usual methods
-/// are told by their kind alone.
+/// Returns the request of a body that concerns a task, or `None` for any other. The kind alone
+/// decides for the usual methods.
 fn task_request(messages: &Body) -> Option<TaskRequest> {
     match messages {
         Body::Single(Message::Request { id, method: MethodName::Owned(method) }) => {

@@ -1,4 +1,4 @@
-//! The client of a request, and the headers with which proxies describe it.
+//! The client of a request, and the headers of proxies that describe it.
 //!
 //! Any sender can write `X-Forwarded-For`, so it counts only as far as its writers are trusted:
 //! from the right, over trusted addresses, to the first that is not trusted. All functions are

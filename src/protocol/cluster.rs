@@ -27,9 +27,9 @@ pub enum Message {
         /// The displaced reader.
         attach: AttachId,
     },
-    /// To the writer of a stream: asks for its tail, which may be ahead of the store.
+    /// To the writer of a stream: requests its tail, which may be ahead of the store.
     Where {
-        /// The replica that asks.
+        /// The requesting replica.
         from: Owner,
         /// The number of the reply.
         number: u64,
@@ -92,7 +92,7 @@ pub enum Message {
 pub struct JoinedSession {
     /// The id of the session.
     pub id: String,
-    /// The principal in whose name the replica serves it.
+    /// The principal that the replica serves.
     pub principal: Base64,
 }
 

@@ -71,7 +71,7 @@ pub enum ErrorCode {
     BodyTooLarge,
     /// The array has more messages than `limits.batch`.
     BatchTooLong,
-    /// An `Idempotency-Key` came back with another body.
+    /// An `Idempotency-Key` was reused with another body.
     KeyReused,
     /// The client accepts neither JSON nor SSE.
     NotAcceptable,
@@ -86,7 +86,7 @@ pub enum ErrorCode {
     /// The request comes from a page whose origin is not in `listen.allowed_origins`.
     OriginRefused,
     /// The requested stream was begun with another token of the same subject, and the upstream
-    /// could not be asked to verify this one.
+    /// could not verify this one.
     TokenUnproven,
     /// The body took too long to arrive.
     BodyTooSlow,
@@ -122,7 +122,7 @@ pub enum ErrorCode {
     ServerEnded,
     /// No server on stdio could be started for a session.
     ServerFailed,
-    /// A server on stdio did not answer `initialize` within `upstream.start_secs`.
+    /// A server on stdio did not respond to `initialize` within `upstream.start_secs`.
     ServerSlow,
     /// There is no room for a further server on stdio.
     NoServer,
@@ -132,7 +132,8 @@ pub enum ErrorCode {
     SessionUnknown,
     /// A request of the session with the same ID runs, or was given up and has no response yet.
     IdInUse,
-    /// The server asked for input in more rounds than a task may have, or for too much in one.
+    /// The server requested more input than a task may have: too many rounds, or too much in one
+    /// round.
     TooMuchInput,
 }
 
@@ -472,7 +473,7 @@ pub struct Failure {
     pub may_have_run: bool,
     /// The status of the upstream's response, or `None` without one.
     pub http_status: Option<u16>,
-    /// Replica that can serve the request, or `None` if it is not known or there is none.
+    /// Replica that can serve the request, or `None` if unknown or absent.
     pub home: Option<Owner>,
 }
 

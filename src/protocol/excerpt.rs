@@ -1,11 +1,11 @@
 //! First and last bytes of a message that is not read as a whole, and the kind and the ID that they
 //! prove.
 //!
-//! A server may send a message that is over the limit. It is dropped while it arrives, and the call
+//! A server may send a message larger than the limit. It is dropped while it arrives, and the call
 //! that waits for it has to end. Its ID stands before or behind the payload, so these two ends are
 //! kept. A kind or an ID counts only if a member of the message itself gives it, whole and in the
-//! excerpt: an `"id"` in a string or in a nested value is none. Absent: validation. In bytes that
-//! are no JSON the excerpt may show a message that does not exist.
+//! excerpt: an `"id"` in a string or in a nested value does not count. Absent: validation. In bytes
+//! that are no JSON the excerpt may show a message that does not exist.
 
 use bytes::Bytes;
 
@@ -108,7 +108,7 @@ impl Excerpt {
         }
     }
 
-    /// Returns true if the message says that it is one of JSON-RPC 2.0.
+    /// Returns true if the message declares JSON-RPC 2.0.
     pub fn is_version_2(&self) -> bool {
         self.is_version_2
     }
@@ -123,7 +123,7 @@ impl Excerpt {
                 }
             }
             "result" | "error" => self.is_response = true,
-            // A null is none, as for most readers.
+            // A null counts as absent, as for most readers.
             "method" | "params" => self.is_request |= value != Some(b"null"),
             _ => {}
         }

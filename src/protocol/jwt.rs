@@ -16,16 +16,16 @@ use serde_json::Value;
 /// Limit for a payload, in bytes of base64. Real ones have about a thousand.
 const MAX_PAYLOAD_BYTES: usize = 16 * 1024;
 
-/// Subject of a token, as the token claims it. A token with one of these claims empty or duplicate
-/// claims nothing, as one whose issuer or subject is no string. A client that is a number counts by
-/// its text, and one that is neither counts as absent.
+/// Subject of a token, as the token claims it. A token claims nothing if one of these claims is
+/// empty or duplicate, or if issuer or subject is no string. A numeric client counts by its text. A
+/// client of any other type counts as absent.
 #[derive(Deserialize)]
 pub struct Claims {
     /// Issuer of the token.
     pub iss: String,
     /// Subject of the token.
     pub sub: String,
-    /// Client to which the token was issued (RFC 9068 §2.2).
+    /// Client of the token (RFC 9068 §2.2).
     #[serde(default, deserialize_with = "client")]
     pub client_id: Option<String>,
     /// Client in an ID token (OpenID Connect Core §2), and in access tokens that are made like one.
@@ -67,16 +67,16 @@ struct Expiry {
     exp: f64,
 }
 
-/// Returns the time since 1970 at which the token in an `Authorization` of the scheme `Bearer`
-/// expires. Returns `None` unless it is a signed JWT with one `exp`. A time before 1970 is returned
-/// as 1970.
+/// Returns the expiry of the token in an `Authorization` of the scheme `Bearer`, as time since
+/// 1970. Returns `None` unless it is a signed JWT with one `exp`. A time before 1970 is returned as
+/// 1970.
 pub fn expires_at(authorization: &HeaderValue) -> Option<Duration> {
     let Expiry { exp } = serde_json::from_slice(&payload(authorization)?).ok()?;
     if exp <= 0.0 { Some(Duration::ZERO) } else { Some(Duration::try_from_secs_f64(exp).unwrap_or(Duration::MAX)) }
 }
 
-/// Returns the decoded payload of a signed token, an object. Returns `None` if it is none or too
-/// long.
+/// Returns the decoded payload of a signed token, an object. Returns `None` if it is too long or
+/// not an object.
 fn payload(authorization: &HeaderValue) -> Option<Vec<u8>> {
     let payload = signed(authorization)?.payload;
     if payload.len() > MAX_PAYLOAD_BYTES {

@@ -1,5 +1,5 @@
-//! Progress of requests: the tokens under which clients ask for it, the reports of servers, and the
-//! notifications of the proxy's own.
+//! Progress of requests: the tokens of clients, the reports of servers, and the proxy's own
+//! notifications.
 //!
 //! Owned here: the tokens of a body, the last progress in a server's message, the value of the next
 //! notification, and its bytes. Absent: the time of a notification (`delivery/beats.rs`), and the
@@ -32,7 +32,7 @@ pub struct ProgressToken(Box<str>);
 /// The token of one request of a body.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct TokenOfRequest {
-    /// Index of the request among those of the body.
+    /// Index of the request in the body.
     pub request: usize,
     /// The token.
     pub token: ProgressToken,
@@ -102,11 +102,11 @@ pub struct Progress {
     pub value: f64,
     /// The progress at the end, or `None` if the server does not know it.
     pub total: Option<f64>,
-    /// The text for the user, or `None` if there is none.
+    /// The text for the user, or `None` if absent.
     pub message: Option<String>,
 }
 
-/// Returns false if `data` holds no progress. A true answer needs [`for_each_progress`] to tell.
+/// Returns false if `data` holds no progress. True is no proof: [`for_each_progress`] decides.
 pub fn may_have_progress(data: &[u8]) -> bool {
     static FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("notifications/progress"));
     FINDER.find(data).is_some()

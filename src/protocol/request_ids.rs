@@ -1,4 +1,4 @@
-//! Use of request IDs in a session, by which a repeated POST is told from a new call.
+//! Use of request IDs in a session, which distinguishes a repeated POST from a new call.
 //!
 //! The specification forbids a client to use an ID twice in a session ([2025-06-18, requests]).
 //! Then a POST with an ID of before is a retry. Some clients give each request the same ID: their

@@ -15,7 +15,7 @@ use super::jsonrpc;
 use super::stream_url;
 use super::tasks;
 
-/// Path under which a sidecar identifies itself to a balancer.
+/// Path of a sidecar's identity, for balancers.
 pub const WELL_KNOWN: &str = "/.well-known/mcp-resume";
 /// Separator between the owner of a session and the session id of its server.
 const WRAPPED: char = '~';
@@ -23,7 +23,7 @@ const WRAPPED: char = '~';
 const TOKEN: &[u8] = b"resumeToken";
 /// Name of the member with the ID of a task.
 const TASK_ID: &[u8] = b"taskId";
-/// Name of the member with the state of a call that waits for answers.
+/// Name of the member with the state of a call that waits for client responses.
 const REQUEST_STATE: &str = "requestState";
 /// Begin of the methods that concern tasks.
 const TASKS: &[u8] = b"tasks/";
@@ -35,8 +35,8 @@ pub fn named(headers: &HeaderMap, target: &Uri, body: &[u8]) -> Option<Owner> {
     of_head(headers, target).or_else(|| of_body(body)).or_else(|| of_session(headers))
 }
 
-/// Returns the replica that `Last-Event-ID` names, else the one of the stream URL, else that of the
-/// task in `Mcp-Name`.
+/// Returns the replica that `Last-Event-ID` names, else the stream URL, else the task in
+/// `Mcp-Name`.
 pub fn of_head(headers: &HeaderMap, target: &Uri) -> Option<Owner> {
     let last_event_id = headers.get(names::LAST_EVENT_ID).and_then(|id| EventId::parse(id.as_bytes()));
     let by_id = last_event_id.or_else(|| stream_url::named(target)).and_then(|id| id.unverified_owner());
@@ -52,14 +52,14 @@ fn of_task_name(headers: &HeaderMap) -> Option<Owner> {
     tasks::owner_of(headers.get(names::MCP_NAME)?.to_str().ok()?)
 }
 
-/// Returns the replica that the first resume token in a POST's body names, else that of the task
-/// whose request it is.
+/// Returns the replica that the first resume token in a POST's body names, else the replica of its
+/// task.
 pub fn of_body(body: &[u8]) -> Option<Owner> {
     of_token(body).or_else(|| of_task(body))
 }
 
-/// Returns the replica in which the call of a POST's body waits for these answers. It may be a
-/// server's own state that looks like it.
+/// Returns the replica whose call waits for the responses in a POST's body. The state may also be a
+/// server's own that looks like it.
 pub fn of_parked_call(body: &[u8]) -> Option<Owner> {
     memchr::memmem::find(body, REQUEST_STATE.as_bytes())?;
     let state: String = serde_json::from_str(jsonrpc::member(body, &["params", REQUEST_STATE])?).ok()?;

@@ -1,10 +1,10 @@
-//! Refusals of a session that a server does not know, as it answers after a restart.
+//! Refusals of an unknown session, as servers send them after a restart.
 //!
-//! The protocol asks for the status 404, and many servers answer otherwise. A tool can answer 404
-//! as well, even in the words of a refusal. Owned here: the wordings of servers in use, those of
-//! the configuration, and the verdict of a server's answer to the question whether a session lives.
-//! Invariant: a response with a result is no refusal. Absent: the question itself, and the
-//! consequence of a refusal.
+//! The protocol specifies the status 404, but many servers use others. A tool can respond with 404
+//! as well, even in the words of a refusal. Owned here: the wordings of known servers and of the
+//! configuration, and the verdict on a server's response to a probe of the session. Invariant: a
+//! response with a result is no refusal. Absent: the probe itself, and the consequence of a
+//! refusal.
 
 use std::fmt;
 use std::str::FromStr;
@@ -26,7 +26,7 @@ const NO_REQUEST: &str = "server-error";
 const WORDING_MIN: usize = 4;
 const WORDING_MAX: usize = 60;
 
-/// Wordings of a 404, in lower case. Those of a 400 count as well.
+/// Wordings of a 404, in lower case. The wordings of a 400 count as well.
 const NOT_FOUND_WORDINGS: [&str; 11] = [
     "session not found",
     "session has been terminated",
@@ -90,7 +90,7 @@ pub enum Refusal {
     Known,
 }
 
-/// Words of a refusal that are not known, for a comparison with those of another response.
+/// Unknown words of a refusal, for a comparison with another response.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Words {
     /// Text of the body. In a JSON-RPC message the ID is left out.
@@ -111,17 +111,16 @@ impl Refusal {
     }
 }
 
-/// Verdict of one answer to the question whether a session lives.
+/// Verdict on one response to a probe of the session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// The server has served the question, or has refused it for another reason than its session.
+    /// The server has served the probe, or has refused it for another reason than its session.
     Lives,
-    /// The server has refused the question in known words.
+    /// The server has refused the probe in known words.
     Dead,
-    /// The server has refused the question as it has refused the request, in words that are not
-    /// known.
+    /// The server has refused probe and request alike, in unknown words.
     RefusedAlike,
-    /// The answer says nothing: it is an error of the server or of a gateway.
+    /// The response proves nothing: it is an error of the server or of a gateway.
     Undecided,
 }
 
@@ -132,7 +131,7 @@ pub struct SessionRefusals {
 }
 
 impl SessionRefusals {
-    /// Returns the built-in refusals and those of the configuration.
+    /// Returns the built-in refusals and the configured ones.
     pub fn new(configured: Vec<RefusalPattern>) -> Self {
         Self { configured }
     }
@@ -143,8 +142,8 @@ impl SessionRefusals {
     }
 
     /// Returns whether the response to a request that named a session refuses that session. `body`
-    /// is `None` if the body is larger than [`BODY_MAX`] or could not be read. `ids` are those of
-    /// the request; a GET, a DELETE, a notification and a client response have none.
+    /// is `None` if the body is larger than [`BODY_MAX`] or could not be read. `ids` are the ids of
+    /// the request; a GET, a DELETE, a notification and a client response have no ids.
     pub fn judge(&self, status: u16, body: Option<&[u8]>, ids: &[RequestId]) -> Refusal {
         if !self.may_have(status) {
             return Refusal::None;
@@ -157,7 +156,7 @@ impl SessionRefusals {
         let subject = Subject::of(body, ids);
         let is_configured = self.configured.iter().any(|it| it.status == status && text.contains(it.wording.as_str()));
         let may_be_configured = match status {
-            // Any other response of such a status may be that of a tool that ran.
+            // Any other response of such a status may come from a tool that ran.
             200..=299 => is_error_without_id(body),
             _ => subject != Subject::Result,
         };
@@ -177,9 +176,8 @@ impl SessionRefusals {
         }
     }
 
-    /// Returns the verdict of an answer to the question whether a session lives in which a request
-    /// was refused. The question has this ID. `refused` is the refusal of the request, which had
-    /// the status `status`.
+    /// Returns the verdict on the response to a probe with this ID, in a session with a refused
+    /// request. `refused` is the refusal of that request, and `status` its status.
     pub fn verdict(
         &self,
         (status, refused): (u16, &Refusal),
@@ -198,7 +196,7 @@ impl SessionRefusals {
             }
             Refusal::Possible(_) | Refusal::None => {}
         }
-        // Another server is in the place of the one that opened the session in this revision.
+        // Another server has replaced the server that opened the session in this revision.
         if answer.and_then(error_code) == Some(code::UNSUPPORTED_VERSION) {
             return Verdict::Dead;
         }
@@ -227,7 +225,7 @@ pub fn wording(body: &[u8]) -> Option<String> {
     let text = paths.into_iter().find_map(member).map_or_else(|| String::from_utf8_lossy(body), Into::into);
     let is_general =
         |c: char| !c.is_control() && !c.is_ascii_digit() && !matches!(c, '"' | '\\' | '<' | '>' | '{' | '}');
-    // The name of the probe's own session is none of the server's words.
+    // The name of the probe's own session does not belong to the server's words.
     let pieces = text
         .split("mcp-resume-")
         .flat_map(|text| text.split(|c| !is_general(c)))
@@ -253,7 +251,7 @@ enum Subject {
     Error,
     /// The body names no request.
     NoRequest,
-    /// The body names another request, or this one without a result or an error.
+    /// The body names another request, or has neither a result nor an error.
     Other,
 }
 
@@ -281,7 +279,7 @@ impl Subject {
     }
 }
 
-/// Compares the IDs of a request and of a response. Some servers answer 7 as 7.0 or as "7": that is
+/// Compares the IDs of a request and of a response. Some servers write 7 as 7.0 or as "7": that is
 /// still the same request.
 fn is_same(own: &RequestId, id: &Value) -> bool {
     let (RequestId::Number(own) | RequestId::String(own)) = own;

@@ -30,7 +30,7 @@ pub enum Named {
     Malformed,
 }
 
-/// Removes the parameter from a request's target and returns its value, or `None` if there is none.
+/// Removes the parameter from a request's target and returns its value, or `None` if it is absent.
 pub fn take(target: &mut Uri) -> Option<Named> {
     let query = target.query()?;
     if !query.contains(PARAMETER) {
@@ -52,7 +52,7 @@ pub fn take(target: &mut Uri) -> Option<Named> {
     Some(named)
 }
 
-/// Returns the target from which [`take`] takes this handle's stream.
+/// Returns the target with this handle's stream, for [`take`].
 pub fn with(target: &Uri, handle: &str) -> String {
     match target.query() {
         Some(query) => format!("{}?{query}&{PARAMETER}={handle}", target.path()),
@@ -60,8 +60,8 @@ pub fn with(target: &Uri, handle: &str) -> String {
     }
 }
 
-/// Returns the stream that a request's target names, or `None` if it names none, several, or one of
-/// another format.
+/// Returns the stream that a request's target names, or `None` if it names no stream, several, or
+/// an unreadable one.
 pub fn named(target: &Uri) -> Option<EventId> {
     match take(&mut target.clone())? {
         Named::Stream(id) => Some(id),

@@ -283,7 +283,7 @@ impl State {
             let Some(number) = self.routing.begin_own() else { return };
             let id = number.to_json();
             self.enqueue_message(format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":{params}}}"#));
-            self.shared.note_own(method, number);
+            self.shared.record_own_request(method, number);
         }
     }
 
@@ -347,7 +347,7 @@ impl State {
         }
         let (target, text) = self.routing.route(message, text);
         match target {
-            Target::Call { call, is_over } => self.deliver_to_call(call, is_over, text, limits),
+            Target::Call { call, is_complete } => self.deliver_to_call(call, is_complete, text, limits),
             Target::Standalone => match self.users {
                 Users::Session | Users::Sessions => self.deliver_to_each(message, &text, limits),
                 Users::Principal | Users::Anonymous => self.deliver_unnamed(text, limits),
@@ -380,7 +380,7 @@ impl State {
             };
             return self.reply(reply, limits);
         };
-        self.routing.note_question(&text, id.clone(), receiver, member);
+        self.routing.insert_server_request(&text, id.clone(), receiver, member);
         match receiver {
             Receiver::Call(call) => self.deliver_to_call(call, false, text, limits),
             Receiver::Standalone(member) => match self.deliver_standalone(member, &text, limits) {
@@ -434,7 +434,7 @@ impl State {
         read.or(refusing).map_or(Receiver::Standalone(member), |(&call, _)| Receiver::Call(call))
     }
 
-    fn deliver_to_call(&mut self, call: CallKey, is_over: bool, text: Bytes, limits: &Limits) {
+    fn deliver_to_call(&mut self, call: CallKey, is_complete: bool, text: Bytes, limits: &Limits) {
         let Some(response) = self.responses.get(&call) else { return };
         // The text of a shared channel is a copy with other names.
         let text = if self.is_shared() { counted(text, response.stream.as_ref()) } else { text };
@@ -442,7 +442,7 @@ impl State {
             // Nothing on a channel can be paused, so the call cannot wait for a reader.
             return self.fail(call, ErrorCode::BoundReached);
         }
-        if is_over && let Some(response) = self.responses.remove(&call) {
+        if is_complete && let Some(response) = self.responses.remove(&call) {
             response.queue.end();
             self.last_use = Some(clock::now());
             if let Some(member) = response.member.and_then(|member| self.members.get_mut(&member)) {

@@ -190,7 +190,7 @@ impl Calls {
         if !context.has_remote_session() {
             self.partial.observe_tool(&context, &call, partial.as_deref()).await;
         }
-        self.session_states.note_call(&context, &call, &body);
+        self.session_states.apply_call(&context, &call, &body);
         let observer = ResponseObserver::new(initialize, self.partial.edited_list(&call))
             .with_ids(&call.ids)
             .with_params(self.session_states.params_of(&call, &body))

@@ -104,13 +104,13 @@ impl TaskRules {
         if !is_candidate || !self.offers_in(session, call) {
             return Ok(None);
         }
-        let Some(wish) = legacy::wish(body) else { return Ok(None) };
+        let Some(params) = legacy::task_params(body) else { return Ok(None) };
         if !jsonrpc::tool_name(body).is_some_and(|tool| legacy.has(&tool)) {
             return Err(Unsupported);
         }
-        let body = legacy::without_wish(body).map_or_else(|| Bytes::copy_from_slice(body), Bytes::from);
+        let body = legacy::without_task(body).map_or_else(|| Bytes::copy_from_slice(body), Bytes::from);
         let longest = u64::try_from(legacy.max_wait.as_millis()).unwrap_or(u64::MAX);
-        let terms = LegacyTask { created_ms: clock::wall_ms(), ttl_ms: wish.ttl_ms.map(|ttl| ttl.min(longest)) };
+        let terms = LegacyTask { created_ms: clock::wall_ms(), ttl_ms: params.ttl_ms.map(|ttl| ttl.min(longest)) };
         let (Some(names), Some(digest)) = (names_of(call, &body), CallDigest::of(&body, CALLS_TOOL)) else {
             return Err(Unsupported);
         };

@@ -1,11 +1,10 @@
 //! POSTs without requests: the client's responses and notifications.
 //!
 //! A POST is forwarded at once, and gets the upstream's status. It is held, and gets 202, only
-//! while the upstream refuses connections or has not responded in time. A POST of which no byte was
-//! sent is tried again, in order. One of which bytes were sent is never sent again. Later POSTs of
-//! the session wait behind it. Before it is sent, it takes a slot among those of its session, and a
-//! reservation of memory if it needs one. It keeps both until the upstream has responded or its
-//! deadline is over.
+//! while the upstream refuses connections or has not responded in time. A POST is tried again, in
+//! order, if no byte of it was sent, and never otherwise. Later POSTs of the session wait behind
+//! it. Before it is sent, it takes a slot of its session, and a reservation of memory if it needs
+//! one. It keeps both until the upstream has responded or its deadline has passed.
 //!
 //! This holds for credentials that the upstream has accepted lately. With other credentials nothing
 //! changes here before the upstream has responded with 2xx: its refusal must reach the client as a
@@ -23,7 +22,7 @@ use serde_json::value::RawValue;
 
 pub(super) use self::post_delivery::PostDelivery;
 use self::post_delivery::{OnAccepted, Outcome, UpstreamPost, reserve_upload, running_calls};
-use self::session_generation::{GenerationRoute, asking_streams};
+use self::session_generation::{GenerationRoute, requesting_streams};
 pub(super) use self::url_responses::{ParsedResponses, UrlResponses};
 use super::components::Components;
 use super::context::{RequestContext, detached};
@@ -71,8 +70,8 @@ struct SessionPost<'a> {
 struct TakenMessages {
     /// Body as the server gets it.
     body: Bytes,
-    /// Requests of the server that are answered for the first time.
-    answered: Vec<(Arc<Stream>, RequestId)>,
+    /// Server requests with their first response.
+    settled: Vec<(Arc<Stream>, RequestId)>,
     /// Way in a session that was opened again, or `None` in any other.
     route: Option<GenerationRoute>,
 }
@@ -111,7 +110,7 @@ impl ClientResponses {
         let (Some(session), Some(id)) = (context.session.clone(), &context.binding.session) else {
             return self.forwarder.forward_post(context, body).await;
         };
-        self.session_states.note_messages(&context, &messages);
+        self.session_states.apply_notifications(&context, &messages);
         let cancelled = jsonrpc::cancelled_request_ids(&messages, &body);
         if messages.len() == 1 && cancelled.iter().any(|id| is_of_task(&session, id)) {
             // A client gives up a request that has its response, or a reader: only `tasks/cancel`
@@ -144,7 +143,7 @@ impl ClientResponses {
         let Some(taken) = self.take_messages(&post, &previous, body, is_proven) else {
             return respond::status(StatusCode::ACCEPTED);
         };
-        let TakenMessages { body, answered, route } = taken;
+        let TakenMessages { body, settled, route } = taken;
         let template = self.upstream.call(&context.parts, context.connection.forwarded(), detached(body));
         let template = template.for_caller(context.caller.clone());
         let template = match &route {
@@ -154,13 +153,13 @@ impl ClientResponses {
         // The server has lost the session that the POST concerns.
         let Some(template) = template else { return respond::status(StatusCode::ACCEPTED) };
         let on_accepted =
-            if is_proven { None } else { Some(note_on_acceptance(id, records().cloned().collect(), messages)) };
+            if is_proven { None } else { Some(settle_on_acceptance(id, records().cloned().collect(), messages)) };
         let post = UpstreamPost {
             template,
             session_id: Some(id.clone()),
             session: Some(session),
             previous,
-            answered,
+            settled,
             cancelled,
             reservation,
             slot,
@@ -190,7 +189,7 @@ impl ClientResponses {
     ) -> Option<TakenMessages> {
         let messages = post.messages;
         let records = || std::iter::once(post.session).chain(previous);
-        let asking = || asking_streams(&self.log, post.id, records());
+        let requesting = || requesting_streams(&self.log, post.id, records());
         let cancelled = || {
             let running = running_calls(records());
             let owing = |id| running.iter().find_map(|running| stream_owing(running, id));
@@ -200,9 +199,9 @@ impl ClientResponses {
             Message::Response { id, .. } => Some((index, id.as_ref()?)),
             Message::Request { .. } | Message::Notification { .. } => None,
         });
-        let route = GenerationRoute::choose(&self.log, post.id, responses, asking, cancelled);
-        let (answered, mut unwanted) = if is_proven {
-            note_responses(&self.log, post.id, records(), messages)
+        let route = GenerationRoute::choose(&self.log, post.id, responses, requesting, cancelled);
+        let (settled, mut unwanted) = if is_proven {
+            settle_requests(&self.log, post.id, records(), messages)
         } else {
             (Vec::new(), repeated_responses(&self.log, post.id, records(), messages))
         };
@@ -218,10 +217,10 @@ impl ClientResponses {
             }
             None => body,
         };
-        Some(TakenMessages { body: without(body, messages.len(), &unwanted)?, answered, route })
+        Some(TakenMessages { body: without(body, messages.len(), &unwanted)?, settled, route })
     }
 
-    /// Forwards the POST if it concerns another replica, and none of the caller's streams here; see
+    /// Forwards the POST if it concerns another replica, and no stream of the caller here; see
     /// [`OwnerForwarder::forward_to_owner`].
     async fn forward_to_owner(
         &self,
@@ -239,8 +238,8 @@ impl ClientResponses {
         Box::pin(self.owners.forward_to_owner(context, body, has_request_id)).await
     }
 
-    /// Returns the records of the session under older tokens, if one of them is concerned. Streams
-    /// of the caller's current token need no older one.
+    /// Returns the records of the session under older tokens, if any of them is concerned. Streams
+    /// of the caller's current token need no older token.
     async fn find_previous_sessions(
         &self,
         context: &RequestContext,
@@ -253,38 +252,37 @@ impl ClientResponses {
         Box::pin(self.tokens.previous_sessions(context, is_concerned)).await
     }
 
-    /// True if the POST answers or cancels a request on a stream of `session`.
+    /// True if the POST responds to or cancels a request on a stream of `session`.
     fn is_concerned(&self, post: &SessionPost<'_>, id: &SessionId, session: &Session) -> bool {
         let streams = self.log.concerned_streams(id, session, post.messages);
         token_refresh::is_concerned(&streams, post.messages, post.cancelled)
     }
 }
 
-/// Returns true if the ID is that of a call which is a task, or of a request that reads one.
+/// Returns true for the ID of a call that is a task, or of a request that reads a task.
 fn is_of_task(session: &Session, id: &RequestId) -> bool {
     session.running().iter().any(|stream| stream.is_legacy_task() && stream.upstream_id(id).is_some())
 }
 
-/// Applies the messages that answer a server's request. Returns those that do so for the first
-/// time, and the indexes of those whose request was answered before. Searches the streams once,
-/// however many messages there are.
-fn note_responses<'a>(
+/// Applies the responses to server requests. Returns the first responses, and the indexes of
+/// repeated ones. Searches the streams once, however many messages there are.
+fn settle_requests<'a>(
     log: &EventLog,
     session_id: &SessionId,
     records: impl Iterator<Item = &'a Arc<Session>>,
     messages: &[Message],
 ) -> (Vec<(Arc<Stream>, RequestId)>, Vec<usize>) {
-    let mut answered = Vec::new();
+    let mut settled = Vec::new();
     let mut repeated = Vec::new();
     if !messages.iter().any(|message| matches!(message, Message::Response { id: Some(_), .. })) {
-        return (answered, repeated);
+        return (settled, repeated);
     }
     let open_streams: Vec<_> = records.map(|session| log.asking_streams(session_id, session, messages)).collect();
     for (index, message) in messages.iter().enumerate() {
         let Message::Response { id: Some(id), .. } = message else { continue };
         let outcomes = open_streams.iter().map(|streams| Sessions::match_client_response(streams, id));
         match { outcomes }.find(|(outcome, _)| *outcome != ClientResponse::Unknown) {
-            Some((ClientResponse::First, Some(stream))) => answered.push((stream, id.clone())),
+            Some((ClientResponse::First, Some(stream))) => settled.push((stream, id.clone())),
             Some((ClientResponse::Duplicate, _)) if !simulation::has(Bug::ForwardsEveryAnswer) => repeated.push(index),
             Some((
                 ClientResponse::First | ClientResponse::Duplicate | ClientResponse::Late | ClientResponse::Unknown,
@@ -293,11 +291,10 @@ fn note_responses<'a>(
             | None => {}
         }
     }
-    (answered, repeated)
+    (settled, repeated)
 }
 
-/// Returns the indexes of the messages that answer a server's request which was answered before.
-/// Changes nothing.
+/// Returns the indexes of repeated responses to server requests. Changes nothing.
 fn repeated_responses<'a>(
     log: &EventLog,
     session_id: &SessionId,
@@ -315,18 +312,18 @@ fn repeated_responses<'a>(
         };
         let has_answered =
             |stream: &Arc<Stream>| stream.with_machine(|machine| machine.server_requests().has_answered(id));
-        let mut asking = open_streams.iter().flat_map(|streams| streams.iter());
-        asking.clone().any(has_answered) && !asking.any(waits)
+        let mut requesting = open_streams.iter().flat_map(|streams| streams.iter());
+        requesting.clone().any(has_answered) && !requesting.any(waits)
     };
     (0..messages.len()).filter(|index| is_repeated(&messages[*index])).collect()
 }
 
 /// Returns the changes that a POST makes once the upstream has accepted it.
-fn note_on_acceptance(id: &SessionId, records: Vec<Arc<Session>>, messages: Vec<Message>) -> OnAccepted {
+fn settle_on_acceptance(id: &SessionId, records: Vec<Arc<Session>>, messages: Vec<Message>) -> OnAccepted {
     let id = id.clone();
     Box::new(move |log| {
         // The upstream has judged the POST as it was: nothing is left out any more.
-        let _ = note_responses(log, &id, records.iter(), &messages);
+        let _ = settle_requests(log, &id, records.iter(), &messages);
     })
 }
 

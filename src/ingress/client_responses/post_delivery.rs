@@ -23,11 +23,10 @@ use crate::upstream::{Credentials, ResponseBody, Template, Upstream};
 
 /// Pauses between two attempts to reach an upstream that refuses connections.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
-/// Longest time for which a response is held if its stream is unknown, and for which an upstream
-/// that has it may give no status.
-const HOLD_TIMEOUT: Duration = Duration::from_secs(600);
-/// Time, from when it was sent, for which a written response keeps later POSTs waiting for its
+/// Maximum time to hold a response whose stream is unknown, and maximum wait for the upstream's
 /// status.
+const HOLD_TIMEOUT: Duration = Duration::from_secs(600);
+/// Time after its sending in which a written response keeps later POSTs waiting for its status.
 const LATE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One POST on its way upstream.
@@ -37,22 +36,22 @@ pub(super) struct UpstreamPost {
     pub(super) session_id: Option<SessionId>,
     /// Session of the POST, if it has one. Later POSTs of the session wait behind it.
     pub(super) session: Option<Arc<Session>>,
-    /// Records of the session under the caller's older tokens, if one of them is concerned.
+    /// Records of the session under the caller's older tokens, if any of them is concerned.
     pub(super) previous: Vec<Arc<Session>>,
-    /// Requests of the server that the POST answers, each for the first time.
-    pub(super) answered: Vec<(Arc<Stream>, RequestId)>,
+    /// Server requests with their first response in the POST.
+    pub(super) settled: Vec<(Arc<Stream>, RequestId)>,
     /// Requests that the POST cancels.
     pub(super) cancelled: Vec<RequestId>,
     /// Reservation for the bytes of the POST, in its sender's quota.
     pub(super) reservation: UploadReservation,
     /// Slot among the POSTs of the session, once it may be sent.
     pub(super) slot: Option<PostSlot>,
-    /// Credentials by which the upstream judges the POST.
+    /// Credentials of the POST for the upstream.
     pub(super) credentials: Credentials,
     /// Changes to make once the upstream has accepted the POST. `None` if the upstream has accepted
     /// these credentials lately: all changes are then made at once.
     pub(super) on_accepted: Option<OnAccepted>,
-    /// True for a status of the upstream after which the client may send its responses again.
+    /// True for an upstream status that allows the client to send its responses again.
     pub(super) may_be_sent_again: fn(StatusCode) -> bool,
 }
 
@@ -81,8 +80,8 @@ pub(in crate::ingress) struct PostDelivery {
     /// does.
     commit_after: Option<Duration>,
     connect_timeout: Duration,
-    /// Longest time for which a POST that no open call waits for, or with credentials that the
-    /// upstream has not accepted lately, is retried while the upstream refuses connections.
+    /// Maximum time to retry while the upstream refuses connections, for a POST that no open call
+    /// waits for, or with credentials that the upstream has not accepted lately.
     wait: Duration,
     /// Largest number of held POSTs of a session.
     max_held: usize,
@@ -137,8 +136,8 @@ impl PostDelivery {
     }
 
     /// Returns whether the server refused the session of a POST, and the next request of the client
-    /// may open it again: then the POST is dropped. The server asks anew for what it still needs.
-    /// The returned response has its whole body.
+    /// may open it again: then the POST is dropped. The server repeats the requests that it still
+    /// needs. The returned response has its whole body.
     async fn is_dropped(
         &self,
         post: &UpstreamPost,
@@ -205,8 +204,7 @@ impl UpstreamPost {
         self.session.iter().chain(&self.previous)
     }
 
-    /// Returns the calls that the POST cancels, each with the ID under which the upstream knows the
-    /// request.
+    /// Returns the calls that the POST cancels, each with the request's ID at the upstream.
     fn owing(&self) -> Vec<(Arc<Stream>, RequestId)> {
         if self.cancelled.is_empty() {
             return Vec::new();
@@ -226,30 +224,29 @@ impl UpstreamPost {
         }
     }
 
-    /// Opens the requests that the POST answers again: it did not arrive.
+    /// Reopens the server requests of the POST: their responses did not arrive.
     pub(super) fn reopen_requests(&self) {
-        for (stream, id) in &self.answered {
+        for (stream, id) in &self.settled {
             stream.note_client_response_lost(id);
         }
     }
 
-    /// True while the POST is to be tried again. A client response is tried while the call whose
-    /// request it answers runs, any other POST until the wait for the server is over, and while a
-    /// call of its session runs. Credentials that the upstream may refuse wait no longer than for
-    /// the server.
+    /// True while the POST is to be tried again. A client response is tried while its call runs,
+    /// any other POST until the wait for the server has ended, and while a call of its session
+    /// runs. Credentials that the upstream may refuse wait no longer than for the server.
     fn is_wanted(&self, until: &Deadlines) -> bool {
         let now = clock::now();
         let until_held = if self.on_accepted.is_some() { until.server } else { until.held };
         let is_open = |stream: &Arc<Stream>| !stream.with_machine(|machine| machine.is_sealed());
-        match self.answered.as_slice() {
+        match self.settled.as_slice() {
             [] if now < until.server => true,
             [] => now < until_held && self.records().any(|session| session.streams().iter().any(is_open)),
-            answered => now < until_held && answered.iter().any(|(stream, _)| is_open(stream)),
+            settled => now < until_held && settled.iter().any(|(stream, _)| is_open(stream)),
         }
     }
 }
 
-/// Ends of the time for which a POST is tried again.
+/// Deadlines of the retries of a POST.
 struct Deadlines {
     /// Without a call that waits for it.
     server: Instant,
@@ -317,8 +314,8 @@ impl Attempt<'_> {
         within_hold_limit(sending).await
     }
 
-    /// Holds the POST: later POSTs of the session wait, and the client goes on, unless the upstream
-    /// may refuse it.
+    /// Holds the POST: later POSTs of the session wait, and the client continues, unless the
+    /// upstream may refuse it.
     ///
     /// # Errors
     /// If there is no room to hold it.

@@ -1,7 +1,7 @@
 //! Client responses and cancels in a session that was opened again: the generation of the session
 //! that each concerns.
 //!
-//! A response goes to the generation in which the server has asked, as a cancel goes to that of the
+//! A response goes to the generation of its server request, and a cancel to the generation of the
 //! cancelled request. Owned here: the choice of one generation for a POST, and the responses that
 //! are dropped since their request is gone. A batch for several generations goes to the newest of
 //! them; its responses to the others are dropped. Absent: the names and the IDs of generations
@@ -21,7 +21,7 @@ use crate::upstream::{Template, Upstream, reopened_session};
 /// Way of a POST in a session that was opened again.
 pub(super) struct GenerationRoute {
     handshake: Arc<Handshake>,
-    /// Generation for which the POST is, or `None` if for none in particular.
+    /// Generation of the POST, or `None` if it concerns no particular one.
     generation: Option<SessionGeneration>,
     /// Indexes of the responses that are dropped, in order.
     dropped: Vec<usize>,
@@ -29,19 +29,19 @@ pub(super) struct GenerationRoute {
 
 impl GenerationRoute {
     /// Chooses the way of a POST with responses to these requests, by the indexes of its messages.
-    /// `asking` are the streams of the session on which the server has sent requests, and
-    /// `cancelled` those of the calls that the POST cancels. Returns `None` for a session that was
-    /// never opened again.
+    /// `requesting` are the streams of the session with server requests, and `cancelled` the
+    /// streams of the calls that the POST cancels. Returns `None` for a session that was never
+    /// opened again.
     pub(super) fn choose<'a>(
         log: &EventLog,
         id: &SessionId,
         responses: impl Iterator<Item = (usize, &'a RequestId)>,
-        asking: impl FnOnce() -> Vec<Arc<Stream>>,
+        requesting: impl FnOnce() -> Vec<Arc<Stream>>,
         cancelled: impl FnOnce() -> Vec<Arc<Stream>>,
     ) -> Option<Self> {
         let handshake = reopened_session(log, id)?;
-        let asking = asking();
-        let wanted: Vec<_> = responses.map(|(index, id)| (index, generation_of(&handshake, &asking, id))).collect();
+        let requesting = requesting();
+        let wanted: Vec<_> = responses.map(|(index, id)| (index, generation_of(&handshake, &requesting, id))).collect();
         let cancelled = cancelled().into_iter().map(|stream| stream.session_generation());
         let generation = wanted.iter().filter_map(|(_, generation)| *generation).chain(cancelled).max();
         let is_dropped = |(index, wanted): (usize, Option<SessionGeneration>)| {
@@ -62,7 +62,7 @@ impl GenerationRoute {
         &self.dropped
     }
 
-    /// Returns the body with the server's own IDs of its requests, which are answered by it.
+    /// Returns the body with the server's own IDs of its requests.
     pub(super) fn restore_ids(&self, body: Bytes) -> Bytes {
         let restored = jsonrpc::rename_ids(&body, |message, id| match message {
             Message::Response { .. } => self.handshake.answer(id),
@@ -84,11 +84,11 @@ impl GenerationRoute {
     }
 }
 
-/// Returns the generation of the request that a response answers, or `None` if the request is gone
-/// with its generation. An unknown request is one for the newest, which decides.
-fn generation_of(handshake: &Handshake, asking: &[Arc<Stream>], id: &RequestId) -> Option<SessionGeneration> {
+/// Returns the generation of a response's request, or `None` if the request is gone with its
+/// generation. An unknown request belongs to the newest generation, which decides.
+fn generation_of(handshake: &Handshake, requesting: &[Arc<Stream>], id: &RequestId) -> Option<SessionGeneration> {
     let since = |stream: &Arc<Stream>| stream.with_machine(|machine| machine.awaits_response_since(id));
-    let oldest = asking.iter().filter_map(|stream| Some((since(stream)?, stream))).min_by_key(|(since, _)| *since);
+    let oldest = requesting.iter().filter_map(|stream| Some((since(stream)?, stream))).min_by_key(|(since, _)| *since);
     let awaiting = oldest.map(|(_, stream)| stream.session_generation());
     let newest = handshake.newest_generation();
     let asked = match handshake.server_id_of(id) {
@@ -100,8 +100,8 @@ fn generation_of(handshake: &Handshake, asking: &[Arc<Stream>], id: &RequestId) 
     if asked == newest || awaiting == Some(asked) { Some(asked) } else { None }
 }
 
-/// Returns the streams of these records on which the server has sent requests.
-pub(super) fn asking_streams<'a>(
+/// Returns the streams of these records with server requests.
+pub(super) fn requesting_streams<'a>(
     log: &EventLog,
     id: &SessionId,
     records: impl Iterator<Item = &'a Arc<Session>>,

@@ -30,7 +30,7 @@ use crate::upstream::{Template, Upstream};
 pub(in crate::ingress) struct ParsedResponses {
     /// Whole body.
     body: Bytes,
-    /// Responses in the body, each with the ID of the request that it answers.
+    /// Responses in the body, each with the ID of its request.
     responses: Vec<(Bytes, RequestId)>,
 }
 
@@ -173,14 +173,14 @@ impl UrlResponses {
         let posts = to_forward.into_iter().filter_map(|(message, id)| {
             Some(UpstreamPost {
                 credentials: context.credentials,
-                on_accepted: if is_proven { None } else { Some(note_on_acceptance(stream.clone(), id.clone())) },
+                on_accepted: if is_proven { None } else { Some(settle_on_acceptance(stream.clone(), id.clone())) },
                 reservation: reserve_upload(context, message.len()),
                 slot: None,
                 template: self.template(context, route.as_ref(), message)?,
                 session_id: context.binding.session.clone(),
                 session: context.session.clone(),
                 previous: Vec::new(),
-                answered: match id {
+                settled: match id {
                     Some(id) if is_proven => vec![(stream.clone(), id)],
                     Some(_) | None => Vec::new(),
                 },
@@ -290,7 +290,7 @@ impl UrlResponses {
 }
 
 /// Returns the responses without those whose request is gone with its generation of the session.
-/// These count as answered.
+/// These count as delivered.
 fn without_dropped(
     route: &GenerationRoute,
     stream: &Stream,
@@ -310,7 +310,7 @@ fn without_dropped(
 
 /// Returns the change that a POST makes once the upstream has accepted it: the request `id` of
 /// `stream` has its response.
-fn note_on_acceptance(stream: Arc<Stream>, id: Option<RequestId>) -> OnAccepted {
+fn settle_on_acceptance(stream: Arc<Stream>, id: Option<RequestId>) -> OnAccepted {
     Box::new(move |_| {
         if let Some(id) = &id {
             // The upstream has accepted the POST, even if it repeats an earlier one.

@@ -92,14 +92,14 @@ impl Polls {
         let until = |time: Duration| clock::sleep_until(now + time);
         tokio::select! {
             biased;
-            () = stream.task_changed(|record| record.asks_as(&known)) => {}
+            () = stream.task_changed(|record| record.is_same_status(&known)) => {}
             () = until(interval.min(hold)) => {}
             () = self.drain.leaving() => {}
         }
         let rest = (now + hold).saturating_duration_since(clock::now());
         tokio::select! {
             biased;
-            () = stream.task_changed(|record| record.asks_as(&known) && record.text() == known.text()) => {}
+            () = stream.task_changed(|record| record.is_same_status(&known) && record.text() == known.text()) => {}
             () = clock::sleep(rest) => {}
             () = self.drain.leaving() => {}
         }
@@ -112,7 +112,7 @@ impl Polls {
     fn held_message(&self, id: &RequestId, stream: &Stream, reading: TaskReading) -> [Bytes; 3] {
         let TaskReading { mut record, outcome } = reading;
         if outcome.as_ref().map_or(record.byte_len(), Bytes::len) > HELD_ANSWER {
-            record.hide_news();
+            record.hide_changes();
             return self.message(id, stream, TaskReading { record, outcome: None });
         }
         self.message(id, stream, TaskReading { record, outcome })

@@ -1,4 +1,4 @@
-//! Capabilities of a client: the questions that it can be asked.
+//! Capabilities of a client: the server requests that it accepts.
 
 use serde_json::Value;
 
@@ -19,8 +19,8 @@ impl Declared {
         &self.0
     }
 
-    /// Returns the error for a question that the client cannot be asked, or `None` if it can: code
-    /// and text.
+    /// Returns code and text of the error for a server request that the client does not accept.
+    /// Returns `None` if it does.
     pub fn refuses(&self, method: &str, params: &Value) -> Option<(i64, &'static str)> {
         let (kind, modes) = match method {
             "elicitation/create" => ("elicitation", Some(params.get("mode").and_then(Value::as_str).unwrap_or("form"))),

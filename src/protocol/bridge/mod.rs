@@ -1,8 +1,7 @@
 //! Translation between the eras, message by message.
 //!
 //! Owned here: the bytes of each message on either side. Members that mean the same on both sides
-//! pass unchanged. Absent: sessions, and calls that wait for the answers of their client
-//! (`upstream/bridge/`).
+//! pass unchanged. Absent: sessions, and calls that wait for client responses (`upstream/bridge/`).
 
 mod client_facts;
 mod declared;
@@ -37,14 +36,14 @@ const LISTS: [(&str, &str, &str); 3] = [
 /// Member of the filter of a subscription that names resources.
 const RESOURCE_SUBSCRIPTIONS: &str = "resourceSubscriptions";
 
-/// Most rounds of input in one call: clients give up a call after as many.
+/// Maximum number of input rounds in one call. Clients abandon a call after as many.
 pub const MAX_ROUNDS: u32 = 10;
 /// Revision without sessions.
 pub const MODERN: &str = "2026-07-28";
 /// Newest revision with sessions.
 pub const LEGACY: &str = "2025-11-25";
 
-/// Returns the error of a response, or `None` if there is none: some servers write `null` beside a
+/// Returns the error of a response. Returns `None` for `null`, which some servers write beside a
 /// result.
 fn error_in(message: &[u8]) -> Option<&str> {
     jsonrpc::member(message, &["error"]).filter(|error| *error != "null")

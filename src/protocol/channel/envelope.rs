@@ -19,8 +19,8 @@ use crate::jsonrpc;
 const ENCODED: (&str, &str) = ("=?base64?", "?=");
 
 /// Returns the name of the first header that does not match the body of a request with this method:
-/// `MCP-Protocol-Version`, `Mcp-Method`, or `Mcp-Name` of a method with a name. One that is absent
-/// or repeated does not match. Returns `None` if all match.
+/// `MCP-Protocol-Version`, `Mcp-Method`, or `Mcp-Name` of a method with a name. An absent or
+/// repeated header does not match. Returns `None` if all match.
 pub fn mismatch(headers: &HeaderMap, method: &str, body: &[u8]) -> Option<HeaderName> {
     let version = jsonrpc::meta_protocol_version(body);
     if version.as_deref().is_none_or(|version| !is(headers, &names::MCP_PROTOCOL_VERSION, version)) {
@@ -42,14 +42,14 @@ pub fn mismatch(headers: &HeaderMap, method: &str, body: &[u8]) -> Option<Header
     }
 }
 
-/// Returns true if the header is there once, with this value, perhaps encoded.
+/// Returns true if the header is present once, with this value, perhaps encoded.
 pub fn is(headers: &HeaderMap, name: &HeaderName, value: &str) -> bool {
     let Some(header) = headers::only(headers, name.clone()) else { return false };
     decoded(header).is_some_and(|header| header == value)
 }
 
-/// Returns the value of a header that repeats this text, encoded if it is no text of a header.
-/// `None` is returned for one that no header can have.
+/// Returns the value of a header that repeats this text, encoded if a header cannot have it as it
+/// is. Returns `None` for a text that cannot be encoded.
 pub fn encoded(text: &str) -> Option<HeaderValue> {
     let is_plain = !text.is_empty()
         && text.trim() == text

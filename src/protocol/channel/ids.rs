@@ -1,11 +1,11 @@
-//! Names of calls and requests on a channel, and those of requests on a channel that several
+//! Names of calls and requests on a channel, and the numbers of requests on a channel that several
 //! callers share.
 //!
-//! Callers choose their ids and progress tokens without each other, so two of them may choose the
-//! same. Towards the server each request has a number of the proxy's, which is its progress token
-//! as well; on the way back the caller's own names take its place. Numbers are random, integers
-//! since some servers take no strings, and none is that of a request which runs or may still be
-//! answered. Every other byte of a message stays.
+//! Callers choose their ids and progress tokens independently, so two of them may choose the same.
+//! Towards the server each request has a number of the proxy's, which is its progress token as
+//! well. On the way back the caller's own names replace it. Numbers are random, and integers since
+//! some servers take no strings. No number belongs to a running request, or to one whose response
+//! may still arrive. Every other byte of a message stays.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -25,7 +25,7 @@ const SUBSCRIPTION_OF_RESULT: &[&str] = &["result", "_meta", SUBSCRIPTION];
 /// Bits of a number: all languages keep an integer of so many, those with doubles alone as well.
 const BITS: u32 = 53;
 
-/// Longest ID of a request or question that is remembered, in bytes.
+/// Size limit of the remembered ID of a request, in bytes.
 pub const ID_MAX: usize = 1024;
 
 /// Source of numbers that cannot be guessed.
@@ -39,7 +39,7 @@ pub struct CallKey(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct MemberKey(pub u64);
 
-/// Receiver of a request of the server.
+/// Receiver of a server request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Receiver {
     /// The response of this call.
@@ -48,7 +48,7 @@ pub enum Receiver {
     Standalone(MemberKey),
 }
 
-/// The id of a request is that of another that runs.
+/// A running request has the same id.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the ID of the request is in use")]
 pub struct IdInUse;
@@ -56,7 +56,7 @@ pub struct IdInUse;
 /// A request that has no response, by both of its names.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Owed {
-    /// The id under which the server knows it.
+    /// Id at the server.
     pub at_server: RequestId,
     /// The id that its caller gave it.
     pub at_caller: RequestId,
@@ -78,7 +78,7 @@ pub(super) struct Ids {
 #[derive(Debug)]
 struct Name {
     call: CallKey,
-    /// Session of the request, or `None` for one without.
+    /// Session of the request, or `None` without a session.
     member: Option<MemberKey>,
     id: RequestId,
     token: Option<RequestId>,
@@ -101,12 +101,12 @@ impl Ids {
         self.calls.is_empty()
     }
 
-    /// Numbers the requests of a call: `messages` and their `texts` are renamed in place. No number
-    /// is one that `is_taken` knows.
+    /// Numbers the requests of a call: `messages` and their `texts` are renamed in place. Skips
+    /// numbers that `is_taken` knows.
     ///
     /// # Errors
-    /// If two requests have the same id, or one has that of another of its session: their responses
-    /// could not be told apart.
+    /// If two requests have the same id, or a running request of the session has it: their
+    /// responses could not be distinguished.
     pub(super) fn begin(
         &mut self,
         call: CallKey,
@@ -145,9 +145,9 @@ impl Ids {
         Ok(())
     }
 
-    /// Returns a number that no request has which runs, or which `is_taken` knows. Numbers in order
-    /// would tell each caller those of the others, and some servers read the `ID` of a message as
-    /// its `id`.
+    /// Returns a number that no running request has, and that `is_taken` does not know. Sequential
+    /// numbers would reveal the requests of other callers, and some servers read the `ID` of a
+    /// message as its `id`.
     pub(super) fn new_number(&self, is_taken: impl Fn(&RequestId) -> bool) -> RequestId {
         loop {
             let number = RequestId::Number(((self.random)() >> (u64::BITS - BITS)).to_string().into());
@@ -162,7 +162,7 @@ impl Ids {
         self.numbers.get(&(member, id.clone()))
     }
 
-    /// Forgets a call that is over.
+    /// Forgets a call that has ended.
     pub(super) fn end(&mut self, call: CallKey) {
         for number in self.calls.remove(&call).unwrap_or_default() {
             let Some(Name { member: Some(member), id, .. }) = self.names.remove(&number) else { continue };
@@ -196,8 +196,8 @@ impl Ids {
         value_at(text, path).and_then(RequestId::from_json)
     }
 
-    /// Returns a message of the server for `call` with the caller's names in place of the numbers,
-    /// or `None` if it has none of the call.
+    /// Returns a message of the server for `call` with the caller's names in place of the numbers.
+    /// Returns `None` if it has no number of the call.
     pub(super) fn to_caller(&self, call: CallKey, message: &Message, text: &[u8]) -> Option<Vec<u8>> {
         let mut splices = Vec::new();
         let mut rename = |path, by: fn(&Name) -> Option<&RequestId>| {
@@ -289,8 +289,8 @@ mod tests {
         }
     }
 
-    fn to(call: u64, is_over: bool) -> Target {
-        Target::Call { call: CallKey(call), is_over }
+    fn to(call: u64, is_complete: bool) -> Target {
+        Target::Call { call: CallKey(call), is_complete }
     }
 
     #[test]
@@ -409,7 +409,7 @@ mod tests {
         token: Option<Value>,
         number: Value,
         listens: bool,
-        is_over: bool,
+        is_complete: bool,
     }
 
     fn begin(channel: &mut Channel, key: u64, step: &Step) -> Option<Running> {
@@ -430,7 +430,7 @@ mod tests {
         }
         sent["id"] = id.clone();
         assert_eq!(sent, request, "nothing else has changed");
-        Some(Running { caller, id, token, number, listens, is_over: false })
+        Some(Running { caller, id, token, number, listens, is_complete: false })
     }
 
     proptest! {
@@ -463,26 +463,26 @@ mod tests {
                 };
                 if let Step::Leave(_) = step {
                     let owed = channel.routing().give_up(CallKey(key));
-                    prop_assert_eq!(owed.len(), usize::from(!call.is_over));
+                    prop_assert_eq!(owed.len(), usize::from(!call.is_complete));
                     for Owed { at_server, at_caller } in owed {
                         prop_assert_eq!(at_server.to_json(), call.number.to_string());
                         prop_assert_eq!(at_caller.to_json(), call.id.to_string());
                     }
-                    call.is_over = true;
+                    call.is_complete = true;
                     continue;
                 }
                 let (target, seen) = channel.say(&message(&call.number, &call.number).to_string());
-                let takes = !call.is_over && (call.token.is_some() || !matches!(step, Step::Progress(_)));
+                let takes = !call.is_complete && (call.token.is_some() || !matches!(step, Step::Progress(_)));
                 if !takes {
                     prop_assert_eq!(target, Target::Dropped);
                     continue;
                 }
-                let is_over = matches!(step, Step::Answer(_));
-                prop_assert_eq!(target, to(key, is_over));
+                let is_complete = matches!(step, Step::Answer(_));
+                prop_assert_eq!(target, to(key, is_complete));
                 let token = call.token.clone().unwrap_or_default();
                 prop_assert_eq!(serde_json::from_str::<Value>(&seen).expect("JSON"), message(&call.id, &token));
-                if is_over {
-                    call.is_over = true;
+                if is_complete {
+                    call.is_complete = true;
                     *answered.entry(key).or_default() += 1;
                 }
             }

@@ -11,7 +11,7 @@ use memchr::{memchr, memchr2};
 use crate::error::ErrorCode;
 use crate::excerpt::{EXCERPT, LastBytes};
 
-/// Bytes with which the other line ends of Unicode begin in UTF-8.
+/// First bytes of the other Unicode line ends in UTF-8.
 const NEL: &[u8] = &[0xC2, 0x85];
 const LS: &[u8] = &[0xE2, 0x80, 0xA8];
 const PS: &[u8] = &[0xE2, 0x80, 0xA9];
@@ -52,7 +52,7 @@ fn next_break(message: &[u8], from: usize) -> Option<(usize, usize, &'static str
 /// Largest capacity of the buffer that is kept behind a line, in bytes.
 const KEPT_CAPACITY: usize = 128 * 1024;
 
-/// A line of a server, or a part of one that is dropped.
+/// A line of a server, or a part of a dropped line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Line {
     /// The bytes of a line without its end. A raw CR inside became a blank: in an event it would be
@@ -75,10 +75,10 @@ pub enum Line {
 #[derive(Debug)]
 pub struct LineReader {
     buffer: BytesMut,
-    /// Bytes of the buffer in which no LF was found.
+    /// Bytes of the buffer that were searched for LF.
     searched: usize,
     limit: usize,
-    /// Last bytes of a line of which the rest is dropped, or `None` if none is.
+    /// Last bytes of a line whose rest is dropped, or `None`.
     dropped: Option<LastBytes>,
 }
 
@@ -98,7 +98,7 @@ impl LineReader {
         &self.buffer
     }
 
-    /// Returns the next line that is complete, or the part at which one is dropped.
+    /// Returns the next complete line, or the part of a dropped line.
     pub fn next_line(&mut self) -> Option<Line> {
         loop {
             let end = memchr(b'\n', &self.buffer[self.searched..]).map(|at| self.searched + at);

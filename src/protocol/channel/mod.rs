@@ -1,5 +1,5 @@
-//! Messages of servers that are not on Streamable HTTP: their lines, and the response to which each
-//! belongs.
+//! Messages of servers that are not on Streamable HTTP: their lines, and their routing to
+//! responses.
 //!
 //! A channel carries JSON-RPC messages in order, both ways, without event IDs and without replay.
 //! Owned here: the [lines](line) of the [stdio transport], the [routing] of a server's messages to
@@ -12,9 +12,9 @@
 pub mod envelope;
 pub mod ids;
 pub mod line;
-mod questions;
 pub mod routing;
 pub mod second_id;
+mod server_requests;
 pub mod shared_state;
 #[cfg(test)]
 mod tests;

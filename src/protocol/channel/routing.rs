@@ -1,40 +1,40 @@
-//! The response to which a message of the server belongs.
+//! The routing of server messages to responses.
 //!
-//! On Streamable HTTP a server says so by the response in which it sends a message. On a channel
-//! only the message itself can: a response by its ID, progress by its token. Owned here: the ids,
-//! tokens and questions of one channel, which one session has to itself, or several sessions or
-//! callers without sessions share. Absent: the choice for a message that names no call, which
-//! depends on clients that are connected.
+//! On Streamable HTTP the response that carries a message shows its call. On a channel only the
+//! message itself can: a response by its ID, progress by its token. Owned here: the ids, tokens and
+//! server requests of one channel. One session owns the channel, or several sessions or callers
+//! without sessions share it. Absent: the choice for a message that names no call, which depends on
+//! clients that are connected.
 
 use std::collections::HashMap;
 
 use bytes::Bytes;
 
 use super::ids::{CallKey, IdInUse, Ids, MemberKey, Owed, Random, Receiver};
-use super::questions::{Questions, Remembered};
+use super::server_requests::{Remembered, ServerRequests};
 use crate::jsonrpc::{self, Message, RequestId};
 
 /// Response for a message of the server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Target {
-    /// That of this call. `is_over` is true behind the last response that the call is owed.
+    /// The response of this call.
     Call {
         /// The call.
         call: CallKey,
-        /// True if no further response is owed.
-        is_over: bool,
+        /// True after the last response that the call is owed.
+        is_complete: bool,
     },
-    /// The standalone stream, that of each session if there are several: the message names no call.
+    /// The standalone stream of each session: the message names no call.
     Standalone,
-    /// The standalone stream of one of several sessions.
+    /// The standalone stream of this session.
     Member(MemberKey),
-    /// A request of the server that names no call. The caller chooses, and says so by
-    /// [`Routing::note_question`].
+    /// A server request that names no call. The caller chooses its receiver, and records it with
+    /// [`Routing::insert_server_request`].
     Unnamed(RequestId),
-    /// None: the response to a call that was given up, or to none; on a shared channel any message
-    /// that names such a call.
+    /// No receiver: the response to an abandoned or unknown call, or, on a shared channel, any
+    /// message that names such a call.
     Dropped,
-    /// None: the response to a request of the proxy's own.
+    /// No receiver: the response to a request of the proxy.
     Own,
 }
 
@@ -44,7 +44,7 @@ pub struct Routing {
     calls: HashMap<CallKey, Call>,
     running: HashMap<RequestId, CallKey>,
     tokens: HashMap<RequestId, CallKey>,
-    questions: Questions,
+    server_requests: ServerRequests,
     given_up: Remembered<()>,
     /// Requests of the proxy's own.
     own: Remembered<()>,
@@ -53,7 +53,7 @@ pub struct Routing {
     /// Numbers in place of ids that are in use, on a channel of one session, or `None` on others.
     /// Most sessions never use an id twice.
     repeated: Option<Ids>,
-    /// True if the callers have sessions, in which the server asks.
+    /// True if the callers have sessions, so that the server can send requests.
     has_sessions: bool,
     /// True once the server has `notifications/initialized`.
     is_initialized: bool,
@@ -89,9 +89,9 @@ impl Routing {
     /// get the names of the server.
     ///
     /// # Errors
-    /// If two requests of it have one id: their responses could not be told apart. Without numbers
-    /// also if one of its ids belongs to a request that runs, or that was given up and is not
-    /// answered yet: its response would be taken for this one's.
+    /// If two of its requests have the same id: their responses could not be distinguished. Without
+    /// numbers also if a running request, or an abandoned one without a response, has one of its
+    /// ids: the responses could be confused.
     pub fn begin(
         &mut self,
         call: CallKey,
@@ -108,10 +108,10 @@ impl Routing {
             let (given_up, own) = (&self.given_up, &self.own);
             ids.begin(call, member, messages, texts, |number| given_up.contains(number) || own.contains(number))?;
         }
-        self.note(call, messages, texts)
+        self.insert_call(call, messages, texts)
     }
 
-    fn note(&mut self, call: CallKey, messages: &[Message], texts: &[Bytes]) -> Result<(), IdInUse> {
+    fn insert_call(&mut self, call: CallKey, messages: &[Message], texts: &[Bytes]) -> Result<(), IdInUse> {
         let ids = messages.iter().filter_map(|message| match message {
             Message::Request { id, .. } => Some(id.clone()),
             Message::Notification { .. } | Message::Response { .. } => None,
@@ -149,10 +149,10 @@ impl Routing {
         self.numbers()?.number_of(member, id)
     }
 
-    /// Returns a notification or a response of a session as the server gets it, or `None` for one
-    /// that it must not get from this session: an answer to a question that another session was
-    /// asked, or a second one, and what names a request of another session. On a channel of several
-    /// sessions one `notifications/initialized` reaches the server.
+    /// Returns a notification or a response of a session as the server gets it. Returns `None` for
+    /// a message that must not reach the server: a response to a request that went to another
+    /// session, a second response, or a notification about a request of another session. On a
+    /// channel of several sessions only one `notifications/initialized` reaches the server.
     pub fn from_member(&mut self, member: MemberKey, message: &Message, text: Bytes) -> Option<Bytes> {
         if !self.has_sessions {
             return Some(self.with_number(member, message, text));
@@ -160,14 +160,14 @@ impl Routing {
         match message {
             Message::Response { id, .. } => {
                 let id = id.as_ref()?;
-                self.questions.take_answer(member, id).then_some(text)
+                self.server_requests.take_response(member, id).then_some(text)
             }
             Message::Notification { method } => match &**method {
                 "notifications/initialized" => (!std::mem::replace(&mut self.is_initialized, true)).then_some(text),
                 "notifications/cancelled" => self.renamed_cancel(member, &text),
                 "notifications/progress" => {
                     let token = jsonrpc::member(&text, &["params", "progressToken"]).and_then(RequestId::from_json)?;
-                    self.questions.has_token(member, &token).then_some(text)
+                    self.server_requests.has_token(member, &token).then_some(text)
                 }
                 _ => Some(text),
             },
@@ -223,8 +223,7 @@ impl Routing {
         !self.calls.is_empty()
     }
 
-    /// Ends a call. Returns the requests that have no response: the server may still answer them,
-    /// and nothing takes that answer.
+    /// Ends a call. Returns its requests without a response. Later responses to them are dropped.
     pub fn give_up(&mut self, call: CallKey) -> Vec<Owed> {
         let Some(Call { unanswered, tokens }) = self.calls.remove(&call) else { return Vec::new() };
         let mut owed = Vec::with_capacity(unanswered.len());
@@ -238,7 +237,7 @@ impl Routing {
         owed
     }
 
-    /// Forgets a call of which nothing has reached the server.
+    /// Forgets a call that did not reach the server.
     pub fn withdraw(&mut self, call: CallKey) {
         let Some(Call { unanswered, tokens }) = self.calls.remove(&call) else { return };
         for id in &unanswered {
@@ -259,8 +258,8 @@ impl Routing {
         }
     }
 
-    /// Returns the response for a message of the server, with the message for the caller, and notes
-    /// the answer of a request.
+    /// Returns the target of a server message, with the message for the caller. A response settles
+    /// its request.
     pub fn route(&mut self, message: &Message, text: Bytes) -> (Target, Bytes) {
         match message {
             Message::Response { id: Some(id), .. } => {
@@ -296,59 +295,58 @@ impl Routing {
         };
         let Some(state) = self.calls.get_mut(&call) else { return Target::Dropped };
         state.unanswered.retain(|other| other != id);
-        let is_over = state.unanswered.is_empty();
-        if is_over && let Some(Call { tokens, .. }) = self.calls.remove(&call) {
+        let is_complete = state.unanswered.is_empty();
+        if is_complete && let Some(Call { tokens, .. }) = self.calls.remove(&call) {
             self.forget_names(call, tokens);
         }
-        Target::Call { call, is_over }
+        Target::Call { call, is_complete }
     }
 
-    /// Returns the response for a notification on a shared channel. One that names a call that is
-    /// over reaches no other one.
+    /// Returns the target of a notification on a shared channel. A notification about an ended call
+    /// reaches no other call.
     fn shared_notification(&self, method: &str, text: &[u8]) -> Target {
         let Some(named) = Ids::named_by(method, text) else { return Target::Standalone };
         let calls = if method == "notifications/progress" { &self.tokens } else { &self.running };
-        calls.get(&named).map_or(Target::Dropped, |&call| Target::Call { call, is_over: false })
+        calls.get(&named).map_or(Target::Dropped, |&call| Target::Call { call, is_complete: false })
     }
 
     fn notification(&self, method: &str, text: &[u8]) -> Target {
-        let names_question = matches!(method, "notifications/cancelled" | "notifications/elicitation/complete");
-        if self.ids.is_some() && !(self.has_sessions && names_question) {
+        let names_request = matches!(method, "notifications/cancelled" | "notifications/elicitation/complete");
+        if self.ids.is_some() && !(self.has_sessions && names_request) {
             return self.shared_notification(method, text);
         }
         if method == "notifications/progress" {
             let token = jsonrpc::member(text, &["params", "progressToken"]).and_then(RequestId::from_json);
             let call = token.and_then(|token| self.tokens.get(&token));
-            return call.map_or(Target::Standalone, |&call| Target::Call { call, is_over: false });
+            return call.map_or(Target::Standalone, |&call| Target::Call { call, is_complete: false });
         }
-        match self.questions.named_by(method, text) {
-            Some(question) => match question.receiver {
-                Receiver::Call(call) if self.calls.contains_key(&call) => Target::Call { call, is_over: false },
-                Receiver::Call(_) | Receiver::Standalone(_) if self.has_sessions => Target::Member(question.member),
+        match self.server_requests.named_by(method, text) {
+            Some(request) => match request.receiver {
+                Receiver::Call(call) if self.calls.contains_key(&call) => Target::Call { call, is_complete: false },
+                Receiver::Call(_) | Receiver::Standalone(_) if self.has_sessions => Target::Member(request.member),
                 Receiver::Call(_) | Receiver::Standalone(_) => Target::Standalone,
             },
-            // A question that is not known is that of one session.
+            // An unknown request belongs to a single session.
             None if self.has_sessions && method == "notifications/cancelled" => Target::Dropped,
             None => Target::Standalone,
         }
     }
 
-    /// Forgets one of several sessions. Returns the requests of the server that it leaves without
-    /// an answer.
+    /// Forgets a session that has ended. Returns its outstanding server requests.
     pub fn leave(&mut self, member: MemberKey) -> Vec<RequestId> {
-        self.questions.leave(member)
+        self.server_requests.leave(member)
     }
 
-    /// Notes the receiver of a request of the server in the session `member`, for the notifications
-    /// that name it, and for its answer.
-    pub fn note_question(&mut self, text: &[u8], id: RequestId, receiver: Receiver, member: MemberKey) {
-        self.questions.note(text, id, receiver, member);
+    /// Records the receiver of a server request in the session `member`, for its response and for
+    /// the notifications that name it.
+    pub fn insert_server_request(&mut self, text: &[u8], id: RequestId, receiver: Receiver, member: MemberKey) {
+        self.server_requests.insert(text, id, receiver, member);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::questions::REMEMBERED;
+    use super::super::server_requests::REMEMBERED;
     use super::*;
     use crate::jsonrpc::peek;
 
@@ -377,11 +375,11 @@ mod tests {
         let mut routing = Routing::default();
         begin(&mut routing, 1, CALL).expect("a new id");
         let progress = r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"t"}}"#;
-        assert_eq!(route(&mut routing, progress), Target::Call { call: CallKey(1), is_over: false });
+        assert_eq!(route(&mut routing, progress), Target::Call { call: CallKey(1), is_complete: false });
         let log = r#"{"jsonrpc":"2.0","method":"notifications/message"}"#;
         assert_eq!(route(&mut routing, log), Target::Standalone);
         let response = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
-        assert_eq!(route(&mut routing, response), Target::Call { call: CallKey(1), is_over: true });
+        assert_eq!(route(&mut routing, response), Target::Call { call: CallKey(1), is_complete: true });
         assert_eq!(route(&mut routing, response), Target::Dropped, "a second response");
         assert_eq!(route(&mut routing, progress), Target::Standalone, "progress behind the response");
         assert!(!routing.is_running());
@@ -393,7 +391,7 @@ mod tests {
         begin(&mut routing, 1, CALL).expect("a new id");
         begin(&mut routing, 2, r#"{"jsonrpc":"2.0","id":"1","method":"ping"}"#).expect("another id");
         let response = r#"{"jsonrpc":"2.0","id":"1","result":{}}"#;
-        assert_eq!(route(&mut routing, response), Target::Call { call: CallKey(2), is_over: true });
+        assert_eq!(route(&mut routing, response), Target::Call { call: CallKey(2), is_complete: true });
     }
 
     #[test]
@@ -416,9 +414,9 @@ mod tests {
         let batch = r#"[{"jsonrpc":"2.0","id":1,"method":"a"},{"jsonrpc":"2.0","method":"n"},{"jsonrpc":"2.0","id":2,"method":"b"}]"#;
         begin(&mut routing, 1, batch).expect("new ids");
         let second = r#"{"jsonrpc":"2.0","id":2,"result":{}}"#;
-        assert_eq!(route(&mut routing, second), Target::Call { call: CallKey(1), is_over: false });
+        assert_eq!(route(&mut routing, second), Target::Call { call: CallKey(1), is_complete: false });
         let first = r#"{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":""}}"#;
-        assert_eq!(route(&mut routing, first), Target::Call { call: CallKey(1), is_over: true });
+        assert_eq!(route(&mut routing, first), Target::Call { call: CallKey(1), is_complete: true });
         assert_eq!(
             begin(&mut routing, 2, r#"[{"jsonrpc":"2.0","id":1,"method":"a"},{"jsonrpc":"2.0","id":1,"method":"a"}]"#),
             Err(IdInUse)
@@ -429,11 +427,11 @@ mod tests {
     fn notices_follow_their_question() {
         let mut routing = Routing::default();
         begin(&mut routing, 1, CALL).expect("a new id");
-        let question = r#"{"jsonrpc":"2.0","id":0,"method":"elicitation/create","params":{"elicitationId":"e"}}"#;
+        let request = r#"{"jsonrpc":"2.0","id":0,"method":"elicitation/create","params":{"elicitationId":"e"}}"#;
         let id = RequestId::from_json("0").expect("an id");
-        assert_eq!(route(&mut routing, question), Target::Unnamed(id.clone()));
-        routing.note_question(question.as_bytes(), id, Receiver::Call(CallKey(1)), MemberKey(0));
-        let to_call = Target::Call { call: CallKey(1), is_over: false };
+        assert_eq!(route(&mut routing, request), Target::Unnamed(id.clone()));
+        routing.insert_server_request(request.as_bytes(), id, Receiver::Call(CallKey(1)), MemberKey(0));
+        let to_call = Target::Call { call: CallKey(1), is_complete: false };
         let complete =
             r#"{"jsonrpc":"2.0","method":"notifications/elicitation/complete","params":{"elicitationId":"e"}}"#;
         assert_eq!(route(&mut routing, complete), to_call);

@@ -1,6 +1,6 @@
 //! Second IDs of a message: members whose name is `id` in other letters.
 //!
-//! Some servers do not tell the case of letters, and read the last of such members. On a channel of
+//! Some servers ignore the case of letters, and read the last of such members. On a channel of
 //! several callers it could name the request of another.
 
 use std::fmt;

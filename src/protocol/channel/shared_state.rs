@@ -1,11 +1,10 @@
-//! State of a session at its server, where several share that server: the level of its log, and its
-//! subscriptions.
+//! State of the sessions that share a server: the level of the log, and subscriptions.
 //!
-//! The server has the lowest level that a session asks for, and a subscription as long as a session
-//! holds it. Owned here: the requests that reach the server, those that are answered in its place,
-//! and the receivers of what they cause. Invariant: a request is answered in the server's place
-//! only if the server has accepted an equal one, and nothing in flight could change that. Absent:
-//! the messages (`routing`), sessions themselves.
+//! The server has the lowest level that a session requests, and a subscription while a session
+//! holds it. Owned here: the decision to send a request or to respond in the server's place, and
+//! the receivers of the resulting notifications. Invariant: the proxy responds in the server's
+//! place only if the server has accepted an equal request, and nothing in flight could change that.
+//! Absent: the messages (`routing`), sessions themselves.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -14,14 +13,14 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::ids::MemberKey;
-use super::questions::Remembered;
+use super::server_requests::Remembered;
 use crate::jsonrpc::{self, RequestId, SessionChange};
 
-/// Most subscriptions of a session.
+/// Maximum number of subscriptions of a session.
 pub(super) const SUBSCRIPTIONS_MAX: usize = 256;
-/// Most bytes of all URIs with subscriptions.
+/// Maximum size of all subscribed URIs, in bytes.
 const URI_BYTES_MAX: usize = 1024 * 1024;
-/// Most requests for one subscription that are waited for. The oldest goes.
+/// Maximum number of outstanding requests for one subscription. The oldest is dropped.
 const REQUESTS_MAX: usize = 64;
 /// Levels of the log, the most verbose first.
 pub(super) const LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
@@ -37,18 +36,18 @@ type Level = usize;
 /// State that the sessions on one channel share. Its size is bounded by their number.
 #[derive(Debug, Default)]
 pub struct SharedState {
-    /// Levels that sessions have asked for.
+    /// Levels that sessions have requested.
     levels: BTreeMap<MemberKey, Level>,
     /// Level that was sent last.
     sent: Option<Level>,
-    /// Request that sent it, until it is answered.
+    /// Request that sent it, until its response.
     in_flight: Option<RequestId>,
     /// True if the server has accepted it.
     is_set: bool,
     subscriptions: HashMap<Arc<str>, Subscription>,
     uris: BTreeMap<MemberKey, BTreeSet<Arc<str>>>,
     uri_bytes: usize,
-    /// Requests that the server has not answered.
+    /// Requests without a response of the server.
     requests: Remembered<Sent>,
 }
 
@@ -57,8 +56,8 @@ pub struct SharedState {
 struct Subscription {
     /// True if the server has accepted it.
     is_accepted: bool,
-    /// Sessions that hold it, each with true if the server has accepted it from this one, or for
-    /// another one before.
+    /// Subscribed sessions. The flag is true if the server has confirmed the subscription for the
+    /// session.
     holders: BTreeMap<MemberKey, bool>,
     /// Requests for it that have no response.
     requests: Vec<(RequestId, MemberKey)>,
@@ -71,7 +70,7 @@ pub enum Decision {
     Pass,
     /// The request goes to the server, with this text.
     Forward(Change, Bytes),
-    /// The request is answered in the server's place.
+    /// The proxy responds in the server's place.
     Answer(Change),
 }
 
@@ -95,7 +94,7 @@ enum Sent {
     /// The session's level, and the one before.
     Level {
         member: MemberKey,
-        asked: Level,
+        requested: Level,
         before: Option<Level>,
     },
     /// A level of the proxy's own choice.
@@ -121,14 +120,14 @@ impl SharedState {
 
     fn decide_level(&self, member: MemberKey, level: &str, text: &Bytes) -> Decision {
         // The server refuses a level that there is not.
-        let Some(asked) = LEVELS.iter().position(|known| *known == level) else { return Decision::Pass };
+        let Some(requested) = LEVELS.iter().position(|known| *known == level) else { return Decision::Pass };
         let others = self.levels.iter().filter(|(other, _)| **other != member).map(|(_, level)| *level);
-        let lowest = others.min().map_or(asked, |others| others.min(asked));
-        let change = Change { member, kind: Kind::Level(asked) };
+        let lowest = others.min().map_or(requested, |others| others.min(requested));
+        let change = Change { member, kind: Kind::Level(requested) };
         if self.sent == Some(lowest) && self.is_set {
             return Decision::Answer(change);
         }
-        let Some(place) = jsonrpc::member(text, &["params", "level"]).filter(|_| lowest != asked) else {
+        let Some(place) = jsonrpc::member(text, &["params", "level"]).filter(|_| lowest != requested) else {
             return Decision::Forward(change, text.clone());
         };
         let lowered = jsonrpc::splice(text, vec![(jsonrpc::span(text, place), format!("{:?}", LEVELS[lowest]))]);
@@ -148,16 +147,16 @@ impl SharedState {
         if is_accepted { Decision::Answer(change) } else { Decision::Forward(change, text.clone()) }
     }
 
-    /// Makes a change, of which the server has the request `number`, or that was answered in its
-    /// place.
+    /// Applies a change. `number` is its request at the server, or `None` if the proxy responded in
+    /// its place.
     pub fn apply(&mut self, change: Change, number: Option<RequestId>) {
         let Change { member, kind } = change;
         match kind {
-            Kind::Level(asked) => {
-                let before = self.levels.insert(member, asked);
+            Kind::Level(requested) => {
+                let before = self.levels.insert(member, requested);
                 if let Some(number) = number {
                     let lowest = self.lowest();
-                    self.note_level_sent(lowest, number, Sent::Level { member, asked, before });
+                    self.record_level_request(lowest, number, Sent::Level { member, requested, before });
                 }
             }
             Kind::Subscribe(uri) => self.subscribe(member, uri, number),
@@ -171,7 +170,7 @@ impl SharedState {
         self.levels.values().min().copied()
     }
 
-    fn note_level_sent(&mut self, level: Option<Level>, number: RequestId, sent: Sent) {
+    fn record_level_request(&mut self, level: Option<Level>, number: RequestId, sent: Sent) {
         (self.sent, self.in_flight, self.is_set) = (level, Some(number.clone()), false);
         self.requests.insert(number, sent);
     }
@@ -212,15 +211,15 @@ impl SharedState {
         is_last
     }
 
-    /// Takes the response to a request. What the server refuses counts for no session. Returns a
-    /// request by which the server forgets what no session holds any more.
+    /// Takes the response to a request. A refused change counts for no session. Returns a request
+    /// that ends a subscription without holders.
     pub fn settle(&mut self, number: &RequestId, is_error: bool) -> Option<OwnRequest> {
         let sent = self.requests.remove(number)?;
         if self.in_flight.as_ref() == Some(number) {
             (self.in_flight, self.is_set) = (None, !is_error);
         }
         match sent {
-            Sent::Level { member, asked, before } if is_error && self.levels.get(&member) == Some(&asked) => {
+            Sent::Level { member, requested, before } if is_error && self.levels.get(&member) == Some(&requested) => {
                 match before {
                     Some(before) => self.levels.insert(member, before),
                     None => self.levels.remove(&member),
@@ -230,7 +229,7 @@ impl SharedState {
             Sent::Level { .. } | Sent::OwnLevel => None,
             Sent::Subscription(member, uri) => {
                 let subscription = self.subscriptions.get_mut(&uri)?;
-                // One of a subscription that has ended meanwhile says nothing of this one.
+                // A request of an ended subscription does not concern this one.
                 let at = subscription.requests.iter().position(|(request, _)| request == number)?;
                 subscription.requests.remove(at);
                 subscription.is_accepted |= !is_error;
@@ -247,8 +246,8 @@ impl SharedState {
         }
     }
 
-    /// Forgets a session that has ended. Returns the requests by which the server forgets what no
-    /// other session holds.
+    /// Forgets a session that has ended. Returns the requests that end its subscriptions without
+    /// other holders, and restore the level.
     pub fn leave(&mut self, member: MemberKey) -> Vec<OwnRequest> {
         let uris = self.uris.get(&member).cloned().unwrap_or_default();
         let freed = uris.into_iter().filter(|uri| self.unsubscribe(member, uri));
@@ -260,18 +259,18 @@ impl SharedState {
         requests
     }
 
-    /// Notes the number of a request of the proxy's own.
-    pub fn note_own(&mut self, method: &str, number: RequestId) {
+    /// Records the number of a request of the proxy's own.
+    pub fn record_own_request(&mut self, method: &str, number: RequestId) {
         if method == SET_LEVEL {
             let lowest = self.lowest();
-            self.note_level_sent(lowest, number, Sent::OwnLevel);
+            self.record_level_request(lowest, number, Sent::OwnLevel);
         }
     }
 
-    /// Returns those of `members` that get a notification which names no call. A message of the log
-    /// is for those whose level it has. The update of a resource is for those that have subscribed
-    /// to it, or to a resource of which it is a part; if there is none, since the server writes the
-    /// URI in another way, for all that have subscribed to something.
+    /// Returns the `members` that get a notification which names no call. A log message goes to
+    /// sessions with its level. The update of a resource goes to subscribers of the resource, or of
+    /// one that contains it. If there are no such subscribers, because the server writes the URI in
+    /// another way, it goes to all subscribers.
     pub fn receivers(&self, method: &str, text: &[u8], members: impl Iterator<Item = MemberKey>) -> Vec<MemberKey> {
         let param = |path| jsonrpc::member(text, path).and_then(|value| serde_json::from_str::<String>(value).ok());
         match method {
@@ -279,7 +278,7 @@ impl SharedState {
                 let level = param(&["params", "level"]);
                 let level = level.and_then(|level| LEVELS.iter().position(|known| *known == level));
                 let is_asked = |member: &MemberKey| match (self.levels.get(member), level) {
-                    (Some(asked), Some(level)) => level >= *asked,
+                    (Some(requested), Some(level)) => level >= *requested,
                     (None, _) | (_, None) => true,
                 };
                 members.filter(is_asked).collect()

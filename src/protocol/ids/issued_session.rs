@@ -52,8 +52,7 @@ impl IssuedSession {
         SessionId::parse(&format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(bytes)))
     }
 
-    /// Returns true if a session ID has the form of those that the proxy issues. The seal is not
-    /// checked.
+    /// Returns true if a session ID has the form of the proxy's own IDs. The seal is not checked.
     pub fn is_claimed_by(id: &SessionId) -> bool {
         id.as_str().starts_with(PREFIX)
     }

@@ -14,7 +14,7 @@ pub(super) const MAC_BYTES: usize = 16;
 /// The label that separates these MACs from other uses of the same key.
 const MAC_LABEL: &[u8] = b"mcp-resume event id\0";
 
-/// The keys of event IDs, with which HMAC-SHA256 is computed and truncated to 128 bits.
+/// The keys of event IDs, for HMAC-SHA256 truncated to 128 bits.
 #[derive(Clone)]
 pub struct Keyring {
     /// The keys, the signing key first. Each has hashed the key and [`MAC_LABEL`] already, which
@@ -43,7 +43,7 @@ impl Keyring {
         truncated_mac(&self.keys[0], bytes)
     }
 
-    /// Returns true if `mac` is that of `bytes` under any key. Every key is always tried, so the
+    /// Returns true if `mac` is the MAC of `bytes` under any key. Every key is always tried, so the
     /// time reveals nothing.
     pub(super) fn accepts(&self, bytes: &[u8], mac: &[u8]) -> bool {
         let any = self.keys.iter().fold(Choice::from(0), |any, key| any | truncated_mac(key, bytes).ct_eq(mac));

@@ -52,7 +52,7 @@ const ID_HEAD_BYTES: usize = 2;
 
 /// Length of the shortest handles, in characters: those without request ids.
 const MIN_HANDLE_LEN: usize = (FIXED_BYTES + MAC_BYTES) * 4 / 3 + 1;
-/// Length of the longest handles, in characters: those of a batch with [`MAX_BATCH_ID_BYTES`] ids
+/// Length of the longest handles, in characters: handles of a batch with [`MAX_BATCH_ID_BYTES`] ids
 /// of one byte.
 const MAX_HANDLE_LEN: usize = (FIXED_BYTES + MAX_BATCH_ID_BYTES * (ID_HEAD_BYTES + 1) + MAC_BYTES) * 4 / 3 + 1;
 /// Number of digits of the largest sequence number and of the largest attach.
@@ -154,14 +154,14 @@ pub enum StreamKind {
     Task,
 }
 
-/// The ids of the JSON-RPC requests that a stream answers, as its handle has them.
+/// The ids of the JSON-RPC requests of a stream, as its handle has them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Requests {
     /// The id of a single request.
     One(RequestId),
     /// The ids of a batch, in order.
     Batch(Vec<RequestId>),
-    /// None: they were too long, there are none, or the handle cannot be parsed.
+    /// No ids: they were too long, the stream has none, or the handle cannot be parsed.
     Unknown,
 }
 
@@ -171,13 +171,13 @@ pub enum Requests {
 pub struct Handle(Arc<str>);
 
 impl Handle {
-    /// Mints the handle of a stream that answers `ids`. `batch` is true if they came in an array,
-    /// even of one element.
+    /// Mints the handle of a stream for the requests `ids`. `batch` is true if they came in an
+    /// array, even of one element.
     ///
-    /// A single id may have 64 bytes, those of a batch 128 in all (each counts as at least one).
+    /// A single id may have 64 bytes, the ids of a batch 128 in all (each counts as at least one).
     /// Longer ids are left out, and the handle then means [`Requests::Unknown`]. A standalone
-    /// stream has no ids. The handle of a task's stream has none, or that of one request for its
-    /// state.
+    /// stream has no ids. The handle of a task's stream has no ids, or the id of one request for
+    /// its state.
     pub fn mint(
         keys: &Keyring,
         kind: StreamKind,
@@ -256,8 +256,8 @@ pub fn write_adopted_id(out: &mut impl fmt::Write, handle: &Handle, seq: Seq, at
     attach.map_or(Ok(()), |attach| write!(out, "{}", attach.0 % ROOM))
 }
 
-/// Writes the ID of the only event in the response for an unreadable stream. The handle is that of
-/// the client, [unverified](EventId::handle_text).
+/// Writes the ID of the only event in the response for an unreadable stream. The handle is the
+/// client's, [unverified](EventId::handle_text).
 ///
 /// # Errors
 /// Those of `out`.
@@ -287,8 +287,8 @@ impl EventId {
     /// Parses an event ID. Returns `None` if the format is not the proxy's.
     ///
     /// A well-formed event ID has a handle of 51 to 563 characters of base64url, a dot, and `end`
-    /// or up to 20 digits, after which a dot and up to 20 letters or digits may follow. A handle
-    /// with unreadable contents or an invalid signature is well-formed too.
+    /// or up to 20 digits. A dot and up to 20 letters or digits may follow. A handle with
+    /// unreadable contents or an invalid signature is well-formed too.
     pub fn parse(text: &[u8]) -> Option<Self> {
         const MAX_LEN: usize = MAX_HANDLE_LEN + 2 * (1 + MAX_NUMBER_LEN);
         if text.len() > MAX_LEN {
@@ -391,7 +391,7 @@ pub struct Verified {
     pub stream: StreamId,
     /// The replica that created the stream.
     pub owner: Owner,
-    /// The epoch of the store in which the stream was created.
+    /// The epoch of the store at the creation of the stream.
     pub epoch: StoreEpoch,
     /// Kind of the stream.
     pub kind: StreamKind,
@@ -399,7 +399,7 @@ pub struct Verified {
     pub seq: Seq,
     /// True if another replica logged that event after the writer's death. It is not signed either.
     pub is_adopted: bool,
-    /// The requests that the stream answers.
+    /// The requests of the stream.
     pub requests: Requests,
     /// The handle, for further event IDs.
     pub handle: Handle,

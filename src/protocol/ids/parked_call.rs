@@ -1,4 +1,4 @@
-//! Names of calls that wait for the answers of their clients in the memory of one replica.
+//! Names of calls that wait for client responses in the memory of one replica.
 
 use std::fmt;
 
@@ -10,8 +10,8 @@ const DIGITS: usize = 32;
 /// Name of a call that waits, which its client sends back as `requestState`:
 /// `<owner>~<32 hexadecimal digits>`.
 ///
-/// The owner serves routing. A client that knows the random part can go on with the call only as
-/// the caller that it is of.
+/// The owner serves routing. A client that knows the random part can continue the call only as its
+/// caller.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ParkedCall {
     /// Replica that has the call.

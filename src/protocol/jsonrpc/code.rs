@@ -1,7 +1,7 @@
 //! Codes of JSON-RPC errors, each with the clause that defines it.
 //!
-//! The first five are those of [JSON-RPC 2.0, section 5.1]. The last four are the proxy's own, for
-//! the errors of `docs/errors.md`.
+//! [JSON-RPC 2.0, section 5.1] defines the first five. The last four are the proxy's own, for the
+//! errors of `docs/errors.md`.
 //!
 //! [JSON-RPC 2.0, section 5.1]: https://www.jsonrpc.org/specification#error_object
 

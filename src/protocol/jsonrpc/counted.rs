@@ -1,4 +1,4 @@
-//! Comparisons of request ids, counted, so that a test can tell linear work from quadratic.
+//! Comparisons of request ids, counted, so that a test can distinguish linear from quadratic work.
 
 use std::cell::Cell;
 

@@ -1,4 +1,4 @@
-//! Members of an object that is there in part: its beginning, or its end.
+//! Members of a cut object, at its beginning or its end.
 //!
 //! Each walk starts at a byte whose meaning is certain, the first or the last one of the object,
 //! and follows the grammar from there. So no part of a string or of a nested value is taken for a

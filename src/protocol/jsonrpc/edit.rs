@@ -14,7 +14,7 @@ pub fn member<'a>(bytes: &'a [u8], path: &'static [&'static str]) -> Option<&'a 
     find(bytes, path).map(RawValue::get)
 }
 
-/// Returns the messages of a body as JSON text: those of an array, else the only one.
+/// Returns the messages of a body as JSON text: each of an array, or the only one.
 pub fn messages(bytes: &[u8]) -> Vec<&str> {
     let mut messages = Vec::new();
     let is_json = for_each_message(bytes, |message| messages.push(message));
@@ -50,8 +50,8 @@ pub fn first_members(whole: &[u8], object: &str, members: &str) -> Option<(Range
     Some((at..at, format!("{members}{comma}")))
 }
 
-/// Splices in pieces, with those of `bytes` uncopied; returns the first piece and the following
-/// ones. The ranges must be in order.
+/// Splices in pieces, without copies of `bytes`. Returns the first piece and the following ones.
+/// The ranges must be in order.
 pub fn splice_apart(mut bytes: Bytes, splices: Vec<(Range<usize>, String)>) -> (Bytes, Vec<Bytes>) {
     let mut pieces = Vec::with_capacity(splices.len() * 2);
     let first = bytes.split_to(splices.first().map_or(bytes.len(), |(place, _)| place.start));
@@ -71,7 +71,7 @@ pub fn splice_apart(mut bytes: Bytes, splices: Vec<(Range<usize>, String)>) -> (
 }
 
 /// Returns `bytes` without the members `names` of the object at `path`, repeated ones included.
-/// Returns `None` if there is no such object or none of these members.
+/// Returns `None` without such an object or such members.
 pub fn without_members(bytes: &[u8], path: &'static [&'static str], names: &[&str]) -> Option<Vec<u8>> {
     let object = find(bytes, path)?.get();
     let members = from_slice(object.as_bytes(), Members)?;

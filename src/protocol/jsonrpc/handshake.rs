@@ -63,7 +63,7 @@ impl InitializeParams {
         &self.json
     }
 
-    /// Returns whether the client declared that it can be asked for its roots.
+    /// Returns true if the client has declared roots.
     pub fn declares_roots(&self) -> bool {
         self.declares_roots
     }
@@ -111,8 +111,8 @@ impl ServerFacts {
         self.size
     }
 
-    /// Returns whether `later` states the same server with all capabilities: each is there, and
-    /// none that was true is false.
+    /// Returns true if `later` states the same server with all capabilities: each is present, and
+    /// no true one has become false.
     pub fn are_kept_by(&self, later: &Self) -> bool {
         self.name == later.name && has_all(&self.capabilities, &later.capabilities)
     }
@@ -145,7 +145,7 @@ impl ServerFacts {
 /// Change of what a server keeps for a session.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SessionChange {
-    /// The client asks for log messages from this level on.
+    /// The client requests log messages from this level on.
     LogLevel(String),
     /// The client subscribes to the resource with this URI.
     Subscribed(String),
@@ -153,7 +153,7 @@ pub enum SessionChange {
     Unsubscribed(String),
 }
 
-/// Returns the change of the session that a request asks for, or `None` for any other message.
+/// Returns the session change that a message requests, or `None` for any other message.
 pub fn session_change(message: &[u8]) -> Option<SessionChange> {
     if message.len() > MESSAGE_MAX {
         return None;

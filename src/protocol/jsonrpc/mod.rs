@@ -143,7 +143,7 @@ impl Body {
     }
 }
 
-/// Reason for which bytes are no JSON-RPC message. In a batch, the first malformed message decides.
+/// Reason why bytes are no JSON-RPC message. In a batch, the first malformed message decides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PeekError {
     /// Not JSON.
@@ -153,8 +153,8 @@ pub enum PeekError {
     /// at least one.
     #[error("not a JSON-RPC 2.0 message")]
     NotMessage,
-    /// A member that decides the kind of the message is repeated: parsers differ in the one that
-    /// counts.
+    /// A member that decides the kind of the message is repeated, and parsers would read different
+    /// values.
     #[error("the member {0:?} is there twice")]
     DuplicateKey(&'static str),
     /// The id is neither a string nor a number, nor the null of a response.
@@ -203,7 +203,7 @@ pub fn may_have_id(bytes: &[u8]) -> bool {
 }
 
 /// Returns `params._meta["io.modelcontextprotocol/protocolVersion"]`, the revision of a modern
-/// request; for a batch, that of the first message that has it. Returns `None` if it is absent or
+/// request. In a batch the first message with the member counts. Returns `None` if it is absent or
 /// no string.
 pub fn meta_protocol_version(bytes: &[u8]) -> Option<String> {
     const KEY: &str = "io.modelcontextprotocol/protocolVersion";
@@ -222,8 +222,8 @@ pub fn cancelled_request_id(bytes: &[u8]) -> Option<RequestId> {
     find(bytes, &["params", "requestId"]).and_then(RequestId::from_raw)
 }
 
-/// Returns the ids of the requests that the notifications of a body cancel. `messages` are those of
-/// `body`, in order.
+/// Returns the ids of the requests that the notifications of a body cancel. `messages` are the
+/// messages of `body`, in order.
 pub fn cancelled_request_ids(messages: &[Message], body: &[u8]) -> Vec<RequestId> {
     let is_cancel =
         |message: &Message| matches!(message, Message::Notification { method } if *method == "notifications/cancelled");

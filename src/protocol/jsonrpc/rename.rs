@@ -7,9 +7,9 @@ use super::{Message, RequestId, cancelled_request_id, member, messages, peek, sp
 
 const CANCELLED: &str = "notifications/cancelled";
 
-/// Replaces the ID of each request and response, and the ID that each `notifications/cancelled`
-/// names, by the one that `renamed` returns for it. An ID for which `renamed` returns `None` stays.
-/// Returns `None` if nothing changes, and for a body that is no message. Walks the body once.
+/// Replaces the ID of each request and response, and the ID in each `notifications/cancelled`, by
+/// the result of `renamed`. An ID stays if `renamed` returns `None`. Returns `None` if nothing
+/// changes, and for a body that is no message. Walks the body once.
 pub fn rename_ids(body: &[u8], mut renamed: impl FnMut(&Message, &RequestId) -> Option<RequestId>) -> Option<Vec<u8>> {
     let peeked = peek(body).ok()?;
     let mut splices = Vec::new();

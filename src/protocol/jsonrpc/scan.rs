@@ -2,7 +2,7 @@
 //!
 //! Nothing is validated: in bytes that are no JSON, any part of them may be found.
 
-/// Returns the value at a path of members, as JSON text, or `None` if there is none. Of a repeated
+/// Returns the value at a path of members, as JSON text, or `None` if it is absent. Of a repeated
 /// member the last one counts, as in every server's JSON parser.
 pub(super) fn scan<'a>(json: &'a [u8], path: &[&str]) -> Option<&'a [u8]> {
     path.iter().try_fold(json, |value, name| last_member(value, name))

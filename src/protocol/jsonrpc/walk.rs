@@ -15,7 +15,7 @@ pub(super) fn find_in_batch<'a>(bytes: &'a [u8], path: &'static [&'static str]) 
     from_slice(bytes, Find { path, in_batch: true })?
 }
 
-/// Calls `visit` with each message of a body as JSON text: those of an array, else the only one.
+/// Calls `visit` with each message of a body as JSON text: each of an array, or the only one.
 /// Returns false if the body is not JSON; messages before the error have been visited then.
 #[must_use]
 pub fn for_each_message<'a>(bytes: &'a [u8], mut visit: impl FnMut(&'a str)) -> bool {
@@ -25,13 +25,13 @@ pub fn for_each_message<'a>(bytes: &'a [u8], mut visit: impl FnMut(&'a str)) -> 
     serde_json::from_slice::<&RawValue>(bytes).map(|only| visit(only.get())).is_ok()
 }
 
-/// Calls `visit` with each element of an array, or never if `array` is none.
+/// Calls `visit` with each element of an array, and never for any other value.
 pub fn for_each_element<'a>(array: &'a str, visit: impl FnMut(&'a str)) {
     from_slice(array.as_bytes(), Elements(visit));
 }
 
-/// Returns the first result of `find` over the messages of a body, or `None` if there is none or
-/// the body is not JSON.
+/// Returns the first result of `find` over the messages of a body, or `None` without a result, or
+/// if the body is not JSON.
 pub fn find_message<'a, T>(bytes: &'a [u8], mut find: impl FnMut(&'a str) -> Option<T>) -> Option<T> {
     let mut found = None;
     let is_json = for_each_message(bytes, |message| {

@@ -17,7 +17,7 @@ use crate::error::Failure;
 use crate::ids::Seq;
 use crate::jsonrpc::{self, Message, RequestId};
 use crate::progress;
-use crate::tasks::{self, Answered, TaskState};
+use crate::tasks::{self, InputProgress, TaskState};
 
 /// Name of the events that hold a record of the state.
 const RECORD: &[u8] = b"mcp-resume-task";
@@ -147,10 +147,10 @@ impl Machine {
     pub fn handle_task_update(&mut self, input_responses: &str, now: Instant) -> TaskChange {
         self.handle_touch(now);
         let Some(task) = self.task.as_mut().filter(|_| self.sealing.is_none()) else { return TaskChange::Unchanged };
-        match task.state.answer(input_responses, now) {
-            Answered::Nothing => return TaskChange::Unchanged,
-            Answered::Partly => {}
-            Answered::Fully(continuation) => self.effects.push_back(Effect::CallAgain(continuation)),
+        match task.state.take_responses(input_responses, now) {
+            InputProgress::None => return TaskChange::Unchanged,
+            InputProgress::Partial => {}
+            InputProgress::Complete(continuation) => self.effects.push_back(Effect::CallAgain(continuation)),
         }
         self.record(now);
         TaskChange::Changed
@@ -261,7 +261,7 @@ impl Machine {
         let Some(text) = progress::status_text(text) else { return };
         let Some(task) = &mut self.task else { return };
         let is_due = now.saturating_duration_since(task.recorded) >= PROGRESS_INTERVAL;
-        if task.state.note_progress(&text, now) && is_due {
+        if task.state.set_text(&text, now) && is_due {
             self.record(now);
         }
     }

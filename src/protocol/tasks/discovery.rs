@@ -1,11 +1,11 @@
-//! The server's answer to `server/discover`, as far as tasks are concerned.
+//! The result of `server/discover`, as far as it concerns tasks.
 
 use std::time::Duration;
 
 use super::EXTENSION;
 use crate::jsonrpc;
 
-/// Least time for which an answer counts.
+/// Minimum validity of a result.
 const LEAST_TTL: Duration = Duration::from_secs(300);
 
 /// Facts from a result of `server/discover`.
@@ -13,7 +13,7 @@ const LEAST_TTL: Duration = Duration::from_secs(300);
 pub struct Discovery {
     /// True if the server has tasks of its own.
     pub has_tasks: bool,
-    /// Time for which the answer counts: what the server says, and five minutes at least.
+    /// Validity of the result: the server's own, but at least five minutes.
     pub ttl: Duration,
 }
 
@@ -29,7 +29,7 @@ impl Discovery {
 }
 
 /// Returns a result of `server/discover` with the extension among the server's, as exactly `{}`, or
-/// `None` if it is there already, or the message is no such result. Every other byte stays.
+/// `None` if it is already present or the message is no such result. Every other byte stays.
 pub fn with_extension(message: &[u8]) -> Option<Vec<u8>> {
     if Discovery::of(message)?.has_tasks {
         return None;
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_counts_for_as_long_as_the_server_says_and_five_minutes_at_least() {
+    fn a_result_is_valid_as_long_as_the_server_says_and_at_least_five_minutes() {
         let of = |members: &str| Discovery::of(result(members).as_bytes()).expect("a result");
         assert_eq!(of(""), Discovery { has_tasks: false, ttl: LEAST_TTL });
         assert_eq!(of(r#","ttlMs":0"#).ttl, LEAST_TTL);

@@ -1,5 +1,5 @@
-//! Tasks in `subscriptions/listen`: the proxy notifies of none, which the extension lets a server
-//! choose.
+//! Tasks in `subscriptions/listen`. The proxy sends no notifications of tasks; the extension leaves
+//! that to the server.
 
 use serde_json::value::RawValue;
 
@@ -14,8 +14,8 @@ pub fn names_tasks(body: &[u8]) -> bool {
     jsonrpc::member(body, TASK_IDS).is_some_and(|ids| ids != "null")
 }
 
-/// Returns a subscription without the proxy's own tasks, so that the server acknowledges none of
-/// them, or `None` if it names none. Every other byte stays.
+/// Returns a subscription without the proxy's own tasks, so that the server does not acknowledge
+/// them. Returns `None` if it names no such task. Every other byte stays.
 pub fn without_own_tasks(body: &[u8]) -> Option<Vec<u8>> {
     let ids = jsonrpc::member(body, TASK_IDS)?;
     let all: Vec<&RawValue> = serde_json::from_str(ids).ok()?;

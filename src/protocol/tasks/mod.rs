@@ -1,11 +1,10 @@
 //! Tasks of the extension [`io.modelcontextprotocol/tasks`] at 2026-07-28: their requests, their
 //! state, and their messages.
 //!
-//! A task is a call whose client has let go of it on purpose: it gets a handle in place of the
-//! result, and asks for the state at its own pace. Owned here: the declaration of a client, the
-//! requests `tasks/*`, the state between the handle and the outcome, and every message that the
-//! proxy writes for them. Absent: the moment at which a call becomes a task
-//! ([`stream`](super::stream)), and the way from a task's ID to its stream (the event log).
+//! A task is a call whose client gets a handle in place of the result, and polls for the state.
+//! Owned here: the declaration of a client, the requests `tasks/*`, the state between the handle
+//! and the outcome, and every message that the proxy writes for them. Absent: the promotion of a
+//! call to a task ([`stream`](super::stream)), and the search for a task's stream (the event log).
 //!
 //! [`io.modelcontextprotocol/tasks`]: https://github.com/modelcontextprotocol/ext-tasks
 
@@ -21,7 +20,7 @@ mod wire;
 pub use discovery::{Discovery, with_extension};
 pub use listen::{names_tasks, without_own_tasks};
 pub use request::{TaskMethod, TaskRequest, declares, handle_of, has_input_responses, task_id_of};
-pub use rounds::{Answered, Continuation};
+pub use rounds::{Continuation, InputProgress};
 pub use server_ids::{owner_of, unwrapped, unwrapped_id, wrapped};
 pub(crate) use state::is_input_required;
 pub use state::{Outcome, Record, Status, TaskState, poll_interval, shortened};
@@ -33,5 +32,5 @@ pub use wire::{
 /// Name of the extension, in declarations of clients and of servers.
 pub const EXTENSION: &str = "io.modelcontextprotocol/tasks";
 
-/// Begin of the IDs of tasks that the proxy made.
+/// Prefix of the IDs of the proxy's own tasks.
 pub const ID_PREFIX: &str = "mrt1.";

@@ -6,7 +6,7 @@ use crate::jsonrpc::{self, RequestId};
 
 const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
 
-/// A method of the extension, or one that it has removed.
+/// A method of the extension, or of the older revision.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TaskMethod {
     /// `tasks/get`
@@ -50,12 +50,12 @@ pub fn declares(body: &[u8]) -> bool {
     declaration.is_some_and(|value| value.starts_with('{'))
 }
 
-/// Returns true if an update has an object of answers.
+/// Returns true if an update has an object of responses.
 pub fn has_input_responses(body: &[u8]) -> bool {
-    jsonrpc::member(body, &["params", "inputResponses"]).is_some_and(|answers| answers.starts_with('{'))
+    jsonrpc::member(body, &["params", "inputResponses"]).is_some_and(|responses| responses.starts_with('{'))
 }
 
-/// Returns `params.taskId` of a request, or `None` if there is none.
+/// Returns `params.taskId` of a request, or `None` if it is absent.
 pub fn task_id_of(body: &[u8]) -> Option<String> {
     serde_json::from_str(jsonrpc::member(body, &["params", "taskId"])?).ok()
 }

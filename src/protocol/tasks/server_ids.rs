@@ -47,8 +47,8 @@ pub fn unwrapped_id(owner: Owner, task_id: &str) -> Option<&str> {
     if Owner::parse(prefix) == Some(owner) { Some(id) } else { None }
 }
 
-/// Returns a request of a client with the server's IDs of the tasks that it names, or `None` if it
-/// names none of `owner`.
+/// Returns a request of a client with the server's own task IDs, or `None` if it names no task of
+/// `owner`.
 pub fn unwrapped(owner: Owner, body: &[u8]) -> Option<Vec<u8>> {
     let mut splices = Vec::new();
     if let Some(id) = task_id_of(body)

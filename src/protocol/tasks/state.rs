@@ -4,17 +4,17 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::rounds::{Answered, Continuation, Rounds};
+use super::rounds::{Continuation, InputProgress, Rounds};
 use crate::error::ErrorCode;
 use crate::jsonrpc;
 
-/// Most rounds of input in one task: clients give up a call after as many.
+/// Maximum number of input rounds in one task. Clients abandon a call after as many.
 const MAX_ROUNDS: u32 = 10;
 /// Limit for the text of a status, in characters.
 const MAX_TEXT: usize = 500;
 /// Shortest and longest interval between two polls.
 const POLL_INTERVAL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
-/// Part of its age after which a task is asked again.
+/// Divisor of a task's age that gives its poll interval.
 const POLLS_IN_AGE: u32 = 10;
 
 /// Status of a task, as clients see it.
@@ -22,7 +22,7 @@ const POLLS_IN_AGE: u32 = 10;
 pub enum Status {
     /// The call runs.
     Working,
-    /// The call waits for answers of the client.
+    /// The call waits for responses of the client.
     InputRequired,
     /// The call has a result.
     Completed,
@@ -66,8 +66,8 @@ impl From<Outcome> for Status {
     }
 }
 
-/// A task without the stream that carries it. Times are those of the wall clock, in milliseconds
-/// since 1970.
+/// A task without the stream that carries it. Times are wall-clock times, in milliseconds since
+/// 1970.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
     #[serde(rename = "created")]
@@ -87,12 +87,12 @@ pub struct TaskState {
     record: Record,
     /// Time of the handle, by the clock of timers.
     created: Instant,
-    /// False if the request is too large to be sent again with answers.
-    may_go_on: bool,
+    /// False if the request is too large to be sent again with responses.
+    may_continue: bool,
 }
 
 impl Record {
-    /// Reads the record of an event, or returns `None` if it is none.
+    /// Parses the record of an event. Returns `None` for any other event.
     pub fn parse(data: &[u8]) -> Option<Self> {
         serde_json::from_slice(data).ok()
     }
@@ -107,18 +107,18 @@ impl Record {
         self.outcome.map_or_else(|| self.open_status(), Status::from)
     }
 
-    /// Returns the status that the task has until its outcome is told.
+    /// Returns the status of the task without its outcome.
     pub fn open_status(&self) -> Status {
-        if self.rounds.is_asking() { Status::InputRequired } else { Status::Working }
+        if self.rounds.has_outstanding() { Status::InputRequired } else { Status::Working }
     }
 
-    /// Returns true if both have the same status and ask for the same.
-    pub fn asks_as(&self, other: &Self) -> bool {
+    /// Returns true if both have the same status and the same outstanding requests.
+    pub fn is_same_status(&self, other: &Self) -> bool {
         self.status() == other.status()
             && self.outstanding().map(|(key, _)| key).eq(other.outstanding().map(|(key, _)| key))
     }
 
-    /// Sets the outcome of a task whose end has no record, as one that another process has ended.
+    /// Sets the outcome of a task whose end has no record: another process has ended it.
     pub fn close(&mut self, outcome: Outcome) {
         if self.outcome.is_none() {
             self.outcome = Some(outcome);
@@ -126,18 +126,18 @@ impl Record {
         }
     }
 
-    /// Makes the record that of a task that works, for a client that cannot be told more yet.
-    pub fn hide_news(&mut self) {
+    /// Hides outcome and requests, so that the client sees a working task.
+    pub fn hide_changes(&mut self) {
         self.outcome = None;
         self.rounds.end();
     }
 
-    /// Returns the memory of questions and answers, in bytes.
+    /// Returns the memory of requests and responses, in bytes.
     pub fn byte_len(&self) -> usize {
         self.rounds.byte_len()
     }
 
-    /// Takes the outcome back: it may not be told yet.
+    /// Removes the outcome, which is not stored yet.
     pub fn reopen(&mut self) {
         self.outcome = None;
     }
@@ -152,7 +152,7 @@ impl Record {
         self.rounds.outstanding()
     }
 
-    /// Returns true if the call goes on with the next poll.
+    /// Returns true if the next poll continues the call.
     pub fn awaits_poll(&self) -> bool {
         self.awaits_poll && self.outcome.is_none()
     }
@@ -167,7 +167,7 @@ impl Record {
         self.updated_ms
     }
 
-    /// Returns the interval after which a client should ask again at `now_ms`: a tenth of the age.
+    /// Returns the poll interval for clients at `now_ms`: a tenth of the age.
     pub fn poll_interval(&self, now_ms: u64) -> Duration {
         poll_interval(self.created_ms, now_ms)
     }
@@ -192,12 +192,12 @@ impl TaskState {
             awaits_poll: false,
             outcome: None,
         };
-        Self { record, created: now, may_go_on: true }
+        Self { record, created: now, may_continue: true }
     }
 
-    /// Sets whether the call may go on with the answers of its client.
-    pub fn with_rounds(self, may_go_on: bool) -> Self {
-        Self { may_go_on, ..self }
+    /// Sets whether the call can continue with the responses of its client.
+    pub fn with_rounds(self, may_continue: bool) -> Self {
+        Self { may_continue, ..self }
     }
 
     /// Returns the state as other processes see it.
@@ -211,8 +211,8 @@ impl TaskState {
         self.record.created_ms.saturating_add(u64::try_from(age).unwrap_or(u64::MAX))
     }
 
-    /// Notes progress of the server. Returns true if the text has changed.
-    pub fn note_progress(&mut self, text: &str, now: Instant) -> bool {
+    /// Sets the text of the server's last progress. Returns true if it has changed.
+    pub fn set_text(&mut self, text: &str, now: Instant) -> bool {
         let text = shortened(text);
         let has_changed = self.record.text.as_ref() != Some(&text);
         if has_changed {
@@ -225,38 +225,38 @@ impl TaskState {
     /// Begins a round of input.
     ///
     /// # Errors
-    /// If the server has asked too often, for too much or for nothing, or the request cannot be
-    /// sent again with the answers.
+    /// If there were too many rounds, the round exceeds its limits or is empty, or the request
+    /// cannot be sent again with the responses.
     pub fn begin_round(&mut self, message: &[u8], now: Instant) -> Result<(), ErrorCode> {
-        if !self.may_go_on {
+        if !self.may_continue {
             return Err(ErrorCode::BodyTooLarge);
         }
         if self.record.rounds.count() >= MAX_ROUNDS {
             return Err(ErrorCode::TooMuchInput);
         }
         self.record.rounds.begin(message)?;
-        self.record.awaits_poll = !self.record.rounds.is_asking();
+        self.record.awaits_poll = !self.record.rounds.has_outstanding();
         self.touch(now);
         Ok(())
     }
 
     /// Takes the `inputResponses` of an update.
-    pub fn answer(&mut self, input_responses: &str, now: Instant) -> Answered {
-        let answered = self.record.rounds.answer(input_responses);
-        if answered != Answered::Nothing {
+    pub fn take_responses(&mut self, input_responses: &str, now: Instant) -> InputProgress {
+        let progress = self.record.rounds.take_responses(input_responses);
+        if progress != InputProgress::None {
             self.touch(now);
         }
-        answered
+        progress
     }
 
-    /// Returns the members with which the call goes on, if its server waits for nothing but a poll.
+    /// Returns the members of the continued call, if the server waits only for a poll.
     pub fn take_polled(&mut self) -> Option<Continuation> {
         std::mem::take(&mut self.record.awaits_poll).then(|| self.record.rounds.continuation())
     }
 
-    /// Returns true if the server has nothing to do until the client has answered, or asked again.
+    /// Returns true if the server waits for responses or a poll of the client.
     pub fn awaits_client(&self) -> bool {
-        self.record.awaits_poll || self.record.rounds.is_asking()
+        self.record.awaits_poll || self.record.rounds.has_outstanding()
     }
 
     /// Ends the task, unless it has ended.
@@ -274,20 +274,19 @@ impl TaskState {
     }
 }
 
-/// Returns true if a response asks for input instead of giving a result.
+/// Returns true for a response with an `input_required` result.
 pub(crate) fn is_input_required(message: &[u8]) -> bool {
     jsonrpc::member(message, &["result", "resultType"]) == Some(r#""input_required""#)
 }
 
-/// Returns the interval after which a client should ask again, as it is known at `now_ms`: a tenth
-/// of its age.
+/// Returns the poll interval of a task at `now_ms`: a tenth of its age.
 pub fn poll_interval(created_ms: u64, now_ms: u64) -> Duration {
     let (shortest, longest) = POLL_INTERVAL;
     let age = Duration::from_millis(now_ms.saturating_sub(created_ms));
     (age / POLLS_IN_AGE).clamp(shortest, longest)
 }
 
-/// Returns the beginning of a text, as long as that of a status may be.
+/// Returns the beginning of a text, up to the limit for the text of a status.
 pub fn shortened(text: &str) -> String {
     text.chars().take(MAX_TEXT).collect()
 }

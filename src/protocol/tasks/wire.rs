@@ -21,9 +21,9 @@ pub struct View<'a> {
     pub record: &'a Record,
     /// Time by the wall clock, in milliseconds since 1970.
     pub now_ms: u64,
-    /// Time for which a task that runs is kept without a poll.
+    /// Retention of a running task without a poll.
     pub max_wait: Duration,
-    /// Time for which an outcome is kept.
+    /// Retention of an outcome.
     pub retention: Duration,
 }
 
@@ -41,7 +41,7 @@ impl View<'_> {
         let ttl = record.lifetime_ms(now_ms, max_wait, retention);
         members.push_str(&format!(r#","createdAt":"{created}","lastUpdatedAt":"{updated}","ttlMs":{ttl}"#));
         if matches!(record.status(), Status::Working | Status::InputRequired) {
-            // A client that asks as it is told to must not be taken for gone.
+            // A client that keeps the interval must not count as gone.
             let interval = record.poll_interval(now_ms).min(max_wait / 2).as_millis();
             members.push_str(&format!(r#","pollIntervalMs":{interval}"#));
         }
@@ -99,14 +99,14 @@ pub fn acknowledgement(id: &RequestId) -> Vec<u8> {
     response::result(id, r#"{"resultType":"complete"}"#)
 }
 
-/// Writes the error for a task that is unknown, foreign or expired: one text for all, so that none
-/// can be told from the others.
+/// Writes the error for a task that is unknown, foreign or expired: one text for all, so that a
+/// caller cannot distinguish them.
 pub fn unknown_task(id: &RequestId) -> Vec<u8> {
     let text = "Failed to retrieve task: Task not found";
     response::error(id, code::INVALID_PARAMS, text)
 }
 
-/// Writes the error for an update without an object of answers.
+/// Writes the error for an update without an object of responses.
 pub fn missing_responses(id: &RequestId) -> Vec<u8> {
     response::error(id, code::INVALID_PARAMS, "Invalid params: inputResponses must be an object")
 }

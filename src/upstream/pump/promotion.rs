@@ -49,10 +49,10 @@ impl Pump {
         let writer = self.log.writer(&task);
         let wall_ms = clock::wall_ms();
         let text = call.last_progress_text();
-        let may_go_on = self.call.template.body().len() <= KEPT_REQUEST;
+        let may_continue = self.call.template.body().len() <= KEPT_REQUEST;
         writer
             .update(|machine, now| {
-                machine.handle_task(TaskState::new(wall_ms, now, text.as_deref()).with_rounds(may_go_on), now)
+                machine.handle_task(TaskState::new(wall_ms, now, text.as_deref()).with_rounds(may_continue), now)
             })
             .await;
         let id = call.with_machine(|machine| machine.owed_responses().due().next().cloned());

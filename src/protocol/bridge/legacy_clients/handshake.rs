@@ -1,4 +1,4 @@
-//! `initialize` of a client, answered from the server's result of `server/discover`.
+//! The response to a client's `initialize`, from the server's result of `server/discover`.
 
 use serde_json::{Map, Value, json};
 
@@ -14,7 +14,7 @@ pub struct ClientFacts {
     pub version: ProtocolVersion,
     /// Name and version of the client, as JSON.
     pub info: String,
-    /// Capabilities of the client, less those that the server's revision does not have.
+    /// Capabilities of the client that the server's revision has.
     pub declared: Declared,
 }
 
@@ -22,7 +22,7 @@ impl ClientFacts {
     /// Reads the facts in an `initialize`.
     ///
     /// # Errors
-    /// The reason why there are none: a member is missing, of another type, or too large.
+    /// The reason: a member is missing, has another type, or is too large.
     pub fn of(body: &[u8]) -> Result<Self, &'static str> {
         let asked = jsonrpc::member(body, &["params", "protocolVersion"]);
         let asked = asked.and_then(|asked| serde_json::from_str::<String>(asked).ok());
@@ -82,15 +82,15 @@ impl Discovered {
         })
     }
 
-    /// Returns true if the server tells the change of a list or of a resource.
-    pub fn tells(&self, kind: &str, what: &str) -> bool {
+    /// Returns true if the server announces the change of a list or of a resource.
+    pub fn announces(&self, kind: &str, what: &str) -> bool {
         self.capabilities[kind][what] == Value::Bool(true)
     }
 
-    /// Returns the members of a filter for all lists whose changes the server tells.
-    pub fn told_lists(&self) -> Vec<&'static str> {
-        let told = LISTS.iter().filter(|(kind, _, _)| self.tells(kind, "listChanged"));
-        told.map(|(_, member, _)| *member).collect()
+    /// Returns the members of a filter for all lists whose changes the server announces.
+    pub fn announced_lists(&self) -> Vec<&'static str> {
+        let announced = LISTS.iter().filter(|(kind, _, _)| self.announces(kind, "listChanged"));
+        announced.map(|(_, member, _)| *member).collect()
     }
 
     /// Writes the response to `initialize`.
@@ -141,8 +141,8 @@ mod tests {
             "ttlMs": 0, "instructions": "i", "_meta": {SERVER_INFO: {"name": "s", "version": "1"}}});
         let message = json!({"jsonrpc": "2.0", "id": "x", "result": result}).to_string();
         let found = Discovered::of(message.as_bytes()).expect("a result");
-        assert!(found.tells("tools", "listChanged") && !found.tells("resources", "subscribe"));
-        assert_eq!(found.told_lists(), ["toolsListChanged"]);
+        assert!(found.announces("tools", "listChanged") && !found.announces("resources", "subscribe"));
+        assert_eq!(found.announced_lists(), ["toolsListChanged"]);
         let id = RequestId::Number("7".into());
         let initialized: Value =
             serde_json::from_slice(&found.initialized(&id, &facts("2025-06-18", json!({})))).expect("JSON");

@@ -1,27 +1,27 @@
-//! Rounds of input: questions in a result of 2026-07-28, asked as requests of the revisions with
-//! sessions.
+//! Rounds of input: input requests in a result of 2026-07-28, and the server requests of the
+//! revisions with sessions in their place.
 
 use serde_json::{Map, Value, json};
 
 use super::ClientFacts;
 use crate::jsonrpc;
 
-/// Most questions of one round.
-const MAX_QUESTIONS: usize = 64;
+/// Maximum number of requests in one round.
+const MAX_REQUESTS: usize = 64;
 
-/// A result that asks for input.
+/// An `input_required` result.
 #[derive(Clone, PartialEq, Debug)]
 pub struct InputRequired {
-    /// Questions, or none for a call that is to be sent again after a while.
-    pub questions: Vec<Question>,
-    /// State of the server, for the request that brings the answers.
+    /// Input requests. Empty for a call to be sent again after a pause.
+    pub requests: Vec<InputRequest>,
+    /// State of the server, for the request with the responses.
     pub state: Option<Value>,
 }
 
-/// One question.
+/// One input request.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Question {
-    /// Key of its answer.
+pub struct InputRequest {
+    /// Key of its response.
     pub key: String,
     /// Method of the request.
     pub method: String,
@@ -30,13 +30,13 @@ pub struct Question {
 }
 
 impl InputRequired {
-    /// Returns true for a response that asks for input, well-formed or not.
+    /// Returns true for a response with an `input_required` result, even a malformed one.
     pub fn is_in(message: &[u8]) -> bool {
         jsonrpc::member(message, &["result", "resultType"]) == Some(r#""input_required""#)
     }
 
-    /// Reads a response that asks for input. Returns `None` for another response, and for one that
-    /// is malformed or asks too much.
+    /// Parses an `input_required` result. Returns `None` for any other response, a malformed
+    /// result, or too many requests.
     pub fn of(message: &[u8]) -> Option<Self> {
         if !Self::is_in(message) {
             return None;
@@ -46,26 +46,26 @@ impl InputRequired {
             Some(requests) => serde_json::from_str(requests).ok()?,
             None => Map::new(),
         };
-        let question = |(key, request): (String, Value)| {
+        let input = |(key, request): (String, Value)| {
             let method = request.get("method")?.as_str()?.to_owned();
             let params = request.get("params").cloned().unwrap_or_else(|| json!({}));
-            Some(Question { key, method, params })
+            Some(InputRequest { key, method, params })
         };
-        let questions: Option<Vec<_>> = requests.into_iter().take(MAX_QUESTIONS + 1).map(question).collect();
-        let questions = questions.filter(|questions| questions.len() <= MAX_QUESTIONS)?;
+        let requests: Option<Vec<_>> = requests.into_iter().take(MAX_REQUESTS + 1).map(input).collect();
+        let requests = requests.filter(|requests| requests.len() <= MAX_REQUESTS)?;
         let state = jsonrpc::member(message, &["result", "requestState"]);
         let state = state.and_then(|state| serde_json::from_str(state).ok());
-        Some(Self { questions, state })
+        Some(Self { requests, state })
     }
 }
 
-impl Question {
-    /// Returns the reason why the client cannot be asked this, or `None` if it can.
+impl InputRequest {
+    /// Returns the reason why the client does not accept this request, or `None` if it does.
     pub fn refused_by(&self, client: &ClientFacts) -> Option<&'static str> {
         client.declared.refuses(&self.method, &self.params).map(|(_, reason)| reason)
     }
 
-    /// Writes the request for the client. A question for a page gets an ID of its own.
+    /// Writes the request for the client. An elicitation in URL mode gets an ID.
     pub fn request(&self, id: &str) -> Vec<u8> {
         let mut params = self.params.clone();
         if params["mode"] == "url"
@@ -88,16 +88,13 @@ mod tests {
     }
 
     #[test]
-    fn questions_of_a_result_are_requests() {
+    fn input_requests_of_a_result_become_server_requests() {
         let requests = json!({"a": {"method": "elicitation/create", "params": {"mode": "url", "url": "u"}}, "b": {"method": "roots/list"}});
         let found = required(json!({"resultType": "input_required", "inputRequests": requests, "requestState": "s"}))
-            .expect("questions");
-        assert_eq!((found.questions.len(), &found.state), (2, &Some(json!("s"))));
-        let asked: Vec<Value> = found
-            .questions
-            .iter()
-            .map(|question| serde_json::from_slice(&question.request("srv-1")).expect("JSON"))
-            .collect();
+            .expect("requests");
+        assert_eq!((found.requests.len(), &found.state), (2, &Some(json!("s"))));
+        let asked: Vec<Value> =
+            found.requests.iter().map(|input| serde_json::from_slice(&input.request("srv-1")).expect("JSON")).collect();
         assert_eq!(
             asked[0],
             json!({"jsonrpc": "2.0", "id": "srv-1", "method": "elicitation/create",
@@ -107,7 +104,7 @@ mod tests {
         let version = ProtocolVersion::parse("2025-11-25").expect("a revision");
         let declared = Declared::new(&json!({"roots": {}, "elicitation": {}}));
         let client = ClientFacts { version, info: "{}".to_owned(), declared };
-        let refused: Vec<_> = found.questions.iter().map(|question| question.refused_by(&client).is_some()).collect();
+        let refused: Vec<_> = found.requests.iter().map(|input| input.refused_by(&client).is_some()).collect();
         assert_eq!(refused, [true, false]);
     }
 
@@ -123,9 +120,9 @@ mod tests {
         }
         assert!(InputRequired::is_in(br#"{"result":{"resultType":"input_required","inputRequests":7}}"#));
         let waits = required(json!({"resultType": "input_required", "requestState": "s"})).expect("a state");
-        assert!(waits.questions.is_empty());
+        assert!(waits.requests.is_empty());
         let many: Map<String, Value> =
-            (0..=MAX_QUESTIONS).map(|n| (n.to_string(), json!({"method": "roots/list"}))).collect();
+            (0..=MAX_REQUESTS).map(|n| (n.to_string(), json!({"method": "roots/list"}))).collect();
         assert_eq!(required(json!({"resultType": "input_required", "inputRequests": many})), None);
     }
 }

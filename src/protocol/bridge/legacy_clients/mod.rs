@@ -9,7 +9,7 @@ mod session_name;
 mod tool_list;
 
 pub use handshake::{ClientFacts, Discovered};
-pub use input::{InputRequired, Question};
+pub use input::{InputRequest, InputRequired};
 pub use request::{Round, listen, name_header, translated};
 pub use response::{error_of, failed_call, is_header_mismatch, result_as, untagged};
 pub use session_name::{is_session_name, new_session_name};

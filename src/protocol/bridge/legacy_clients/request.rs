@@ -7,17 +7,17 @@ use super::ClientFacts;
 use crate::bridge::{CAPABILITIES, CLIENT_INFO, LOG_LEVEL, META, MODERN, RESOURCE_SUBSCRIPTIONS, VERSION};
 use crate::jsonrpc;
 
-/// Answers of one round of input, for the request that goes on with a call.
+/// Responses of one input round, for the request that continues the call.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Round {
-    /// Answers by the keys of the questions.
-    pub answers: Map<String, Value>,
+    /// Responses by the keys of the input requests.
+    pub responses: Map<String, Value>,
     /// State of the server, or `None` if it gave none.
     pub state: Option<Value>,
 }
 
 /// Returns a request as the server gets it: under this ID, with the envelope of its revision, and
-/// with the answers of a round, if any. Returns `None` for a body that is no such request.
+/// with the responses of a round, if any. Returns `None` for a body that is no such request.
 pub fn translated(
     body: &[u8],
     id: &str,
@@ -36,9 +36,9 @@ pub fn translated(
         envelope.insert(LOG_LEVEL.to_owned(), level.into());
     }
     let mut added = Map::new();
-    if let Some(Round { answers, state }) = round {
-        if !answers.is_empty() {
-            added.insert("inputResponses".to_owned(), answers.clone().into());
+    if let Some(Round { responses, state }) = round {
+        if !responses.is_empty() {
+            added.insert("inputResponses".to_owned(), responses.clone().into());
         }
         if let Some(state) = state {
             added.insert("requestState".to_owned(), state.clone());
@@ -69,8 +69,8 @@ pub fn translated(
     Some(jsonrpc::splice(&body, splices))
 }
 
-/// Returns the name that a header of a request repeats: that of a tool or a prompt, or the URI of a
-/// resource.
+/// Returns the value that the name header of a request repeats: the name of a tool or a prompt, or
+/// the URI of a resource.
 pub fn name_header(body: &[u8], method: &str) -> Option<String> {
     let path: &[&str] = match method {
         "tools/call" | "prompts/get" => &["params", "name"],
@@ -138,10 +138,12 @@ mod tests {
     }
 
     #[test]
-    fn a_round_brings_its_answers_and_the_state() {
+    fn a_round_has_its_responses_and_the_state() {
         let body = json!({"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": {"name": "a"}});
-        let round =
-            Round { answers: Map::from_iter([("k".to_owned(), json!({"action": "accept"}))]), state: Some(json!("s")) };
+        let round = Round {
+            responses: Map::from_iter([("k".to_owned(), json!({"action": "accept"}))]),
+            state: Some(json!("s")),
+        };
         let params = sent(&body, None, Some(&round))["params"].clone();
         assert_eq!(
             (&params["inputResponses"], &params["requestState"]),

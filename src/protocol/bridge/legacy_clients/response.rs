@@ -1,4 +1,5 @@
-//! Messages of a server of 2026-07-28, and those of the revisions with sessions in their place.
+//! Messages of a server of 2026-07-28, and the messages of the revisions with sessions in their
+//! place.
 
 use std::ops::Range;
 
@@ -12,8 +13,8 @@ use crate::jsonrpc::{self, RequestId, code, response};
 const LATER: [&str; 3] = ["resultType", "ttlMs", "cacheScope"];
 
 /// Returns the response to a request of this method as its client gets it. `is_wrapped` is true for
-/// the call of a tool whose schema the client knows as one of an object around the server's.
-/// Returns `None` for a message that is no response.
+/// a tool whose output schema the client knows as an object around the server's. Returns `None` for
+/// a message that is no response.
 pub fn result_as(
     message: &[u8],
     id: &RequestId,
@@ -65,8 +66,7 @@ pub fn is_header_mismatch(message: &[u8]) -> bool {
     jsonrpc::error_code(message) == Some(code::HEADER_MISMATCH)
 }
 
-/// Returns a notification of a subscription without the name of that, or `None` for a message that
-/// is none.
+/// Returns a notification without the ID of its subscription, or `None` for any other message.
 pub fn untagged(message: &[u8]) -> Option<Vec<u8>> {
     let mut message: Map<String, Value> = serde_json::from_slice(message).ok()?;
     if let Some(params) = message.get_mut("params").and_then(Value::as_object_mut) {
@@ -85,8 +85,8 @@ pub fn untagged(message: &[u8]) -> Option<Vec<u8>> {
     Some(Value::Object(message).to_string().into_bytes())
 }
 
-/// Writes the response to a call that could not go on, for want of an answer of its client: of a
-/// tool a failed result, else an error.
+/// Writes the response to a call that failed for want of a client response: a failed result for a
+/// tool, otherwise an error.
 pub fn failed_call(id: &RequestId, method: &str, text: &str) -> Vec<u8> {
     if method == "tools/call" {
         let result = json!({"content": [{"type": "text", "text": text}], "isError": true});

@@ -1,5 +1,4 @@
-//! Names of the sessions that the proxy keeps for clients: no server has to be asked whose they
-//! are.
+//! Names of the sessions that the proxy keeps for clients. It recognises them without the server.
 
 const PREFIX: &[u8] = b"mcp-resume-bridge-";
 /// Bytes of the secret in a name, before it is written in hexadecimal digits.

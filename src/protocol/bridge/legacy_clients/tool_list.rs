@@ -32,8 +32,8 @@ pub fn tool_facts(message: &[u8]) -> Vec<(String, Option<ToolFacts>)> {
     found
 }
 
-/// Returns the list as clients get it: each output schema is one of an object, no property has
-/// `true` or `false` for a schema, and a tool whose annotations break the rules is left out.
+/// Returns the list as clients get it: each output schema describes an object, no property has
+/// `true` or `false` as its schema, and a tool with invalid annotations is left out.
 pub(super) fn edited(message: &[u8]) -> Vec<u8> {
     let mut splices: Vec<(Range<usize>, String)> = Vec::new();
     let mut kept = Vec::new();
@@ -95,7 +95,7 @@ fn headers_of(tool: &str) -> Option<Vec<ParamHeader>> {
     schema.map_or(Some(Vec::new()), |schema: Value| param_headers(&schema).ok())
 }
 
-/// Returns the output schema if it is not one of an object.
+/// Returns the output schema if it does not describe an object.
 fn needs_wrapping(tool: &str) -> Option<&str> {
     let schema = jsonrpc::member(tool.as_bytes(), &["outputSchema"]).filter(|schema| *schema != "null")?;
     let kind = jsonrpc::member(tool.as_bytes(), &["outputSchema", "type"]);

@@ -1,5 +1,5 @@
-//! `subscriptions/listen`: the changes that a client asks for, and the notifications of a server of
-//! 2025-11-25 as the client gets them.
+//! `subscriptions/listen`: the changes that a client subscribes to, and the notifications of a
+//! server of 2025-11-25 as the client gets them.
 
 use serde_json::{Map, Value, json};
 
@@ -10,7 +10,7 @@ const RESOURCE_UPDATED: &str = "notifications/resources/updated";
 /// Most resources of one subscription. Further ones are not acknowledged.
 const MAX_RESOURCES: usize = 256;
 
-/// Changes that a client asks for.
+/// Changes that a client subscribes to.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Filter {
     lists: [bool; LISTS.len()],
@@ -18,15 +18,16 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Reads the filter of a request, less the changes that a server with these capabilities never
-    /// tells. Returns `None` if there is no valid filter.
+    /// Parses the filter of a request, without the changes that a server with these capabilities
+    /// never announces. Returns `None` without a valid filter.
     pub fn of(body: &[u8], capabilities: &Value) -> Option<Self> {
-        let asked = jsonrpc::member(body, &["params", "notifications"])?;
-        let asked: Map<String, Value> = serde_json::from_str(asked).ok()?;
+        let requested = jsonrpc::member(body, &["params", "notifications"])?;
+        let requested: Map<String, Value> = serde_json::from_str(requested).ok()?;
         let is_declared = |kind: &str, name: &str| capabilities[kind][name] == Value::Bool(true);
-        let lists = LISTS
-            .map(|(kind, member, _)| asked.get(member) == Some(&Value::Bool(true)) && is_declared(kind, "listChanged"));
-        let mut resources = match asked.get(RESOURCE_SUBSCRIPTIONS) {
+        let lists = LISTS.map(|(kind, member, _)| {
+            requested.get(member) == Some(&Value::Bool(true)) && is_declared(kind, "listChanged")
+        });
+        let mut resources = match requested.get(RESOURCE_SUBSCRIPTIONS) {
             Some(uris) => serde_json::from_value::<Vec<String>>(uris.clone()).ok()?,
             None => Vec::new(),
         };
@@ -51,25 +52,25 @@ impl Filter {
         self.resources.retain(|known| known != uri);
     }
 
-    /// Returns true if the client asks for this notification.
+    /// Returns true if the client subscribes to this notification.
     pub fn matches(&self, method: &str, message: &[u8]) -> bool {
         if method == RESOURCE_UPDATED {
             let uri =
                 jsonrpc::member(message, &["params", "uri"]).and_then(|uri| serde_json::from_str::<String>(uri).ok());
             return uri.is_some_and(|uri| self.resources.iter().any(|known| is_part(&uri, known)));
         }
-        LISTS.iter().zip(self.lists).any(|((_, _, known), is_asked)| is_asked && *known == method)
+        LISTS.iter().zip(self.lists).any(|((_, _, known), is_requested)| is_requested && *known == method)
     }
 
-    /// Returns the notifications of all lists that the client asks for: after a restart of the
-    /// server each may have changed.
+    /// Returns the notifications of all subscribed lists: after a restart of the server each may
+    /// have changed.
     pub fn list_changes(&self) -> impl Iterator<Item = Vec<u8>> + '_ {
-        let asked = LISTS.iter().zip(self.lists).filter(|(_, is_asked)| *is_asked);
-        asked.map(|((_, _, method), _)| json!({"jsonrpc": "2.0", "method": method}).to_string().into_bytes())
+        let requested = LISTS.iter().zip(self.lists).filter(|(_, is_requested)| *is_requested);
+        requested.map(|((_, _, method), _)| json!({"jsonrpc": "2.0", "method": method}).to_string().into_bytes())
     }
 
     fn to_json(&self) -> Value {
-        let lists = LISTS.iter().zip(self.lists).filter(|(_, is_asked)| *is_asked);
+        let lists = LISTS.iter().zip(self.lists).filter(|(_, is_requested)| *is_requested);
         let mut members: Map<String, Value> =
             lists.map(|((_, member, _), _)| ((*member).to_owned(), true.into())).collect();
         if !self.resources.is_empty() {
@@ -97,7 +98,8 @@ pub fn acknowledged(id: &RequestId, filter: &Filter) -> Vec<u8> {
         .into_bytes()
 }
 
-/// Returns a notification as the subscription with this ID has it, or `None` if it is none.
+/// Returns a notification as the subscription with this ID gets it, or `None` for any other
+/// message.
 pub fn tagged(message: &[u8], id: &RequestId) -> Option<Vec<u8>> {
     let mut message: Value = serde_json::from_slice(message).ok()?;
     let params = message.as_object_mut()?.entry("params").or_insert_with(|| json!({}));
@@ -106,7 +108,7 @@ pub fn tagged(message: &[u8], id: &RequestId) -> Option<Vec<u8>> {
     Some(message.to_string().into_bytes())
 }
 
-/// Writes the result with which a subscription ends.
+/// Writes the result that ends a subscription.
 pub fn ended(id: &RequestId, server_info: Option<&Value>) -> Vec<u8> {
     let mut meta = json!({ SUBSCRIPTION_ID: json_of(id) });
     if let Some(info) = server_info {

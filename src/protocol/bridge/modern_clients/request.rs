@@ -9,11 +9,11 @@ use crate::jsonrpc::{self, RequestId, code, response};
 /// Method of a request, as the bridge treats it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// Answered from the result of `initialize`.
+    /// `server/discover`, with a response from the result of `initialize`.
     Discover,
     /// A list, whose result has hints for caches.
     List,
-    /// A call that may ask for input: `tools/call`, `prompts/get`, `resources/read`.
+    /// A call that may require input: `tools/call`, `prompts/get`.
     Call,
     /// `resources/read`, whose result has hints for caches too.
     Read,
@@ -42,8 +42,8 @@ impl Kind {
         }
     }
 
-    /// Returns true if the server may ask for input within the call.
-    pub fn may_ask(self) -> bool {
+    /// Returns true if the server may request input within the call.
+    pub fn may_request_input(self) -> bool {
         matches!(self, Self::Call | Self::Read)
     }
 }
@@ -64,7 +64,7 @@ impl Envelope {
     /// Reads the envelope of a request.
     ///
     /// # Errors
-    /// The reason why there is none: a member is missing, of another type, or too large.
+    /// The reason: a member is missing, has another type, or is too large.
     pub fn of(body: &[u8]) -> Result<Self, &'static str> {
         if jsonrpc::member(body, &["params", META]).is_none_or(|meta| !meta.starts_with('{')) {
             return Err("_meta is missing");
@@ -88,7 +88,7 @@ impl Envelope {
     }
 }
 
-/// Returns capabilities of 2026-07-28 as those of 2025-11-25: without tasks, which the proxy has
+/// Returns capabilities of 2026-07-28 in the form of 2025-11-25, without tasks, which the proxy has
 /// itself.
 fn capabilities(mut kept: Map<String, Value>) -> Declared {
     kept.remove("tasks");
@@ -117,20 +117,20 @@ pub fn initialized() -> Vec<u8> {
     br#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#.to_vec()
 }
 
-/// Writes the notification after which a server asks for roots again.
+/// Writes the notification of changed roots.
 pub fn roots_changed() -> Vec<u8> {
     br#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#.to_vec()
 }
 
-/// Writes the client's answer to a question.
-pub fn answer(id: &RequestId, result: &Value) -> Vec<u8> {
+/// Writes the client response to a server request.
+pub fn client_response(id: &RequestId, result: &Value) -> Vec<u8> {
     response::result(id, result)
 }
 
-/// Writes the answer to a question whose client has left: a user who says nothing, or an error.
-pub fn given_up(id: &RequestId, method: &str) -> Vec<u8> {
+/// Writes the client response for a client that has left: a cancelled elicitation, or an error.
+pub fn abandoned_response(id: &RequestId, method: &str) -> Vec<u8> {
     if method == "elicitation/create" {
-        return answer(id, &json!({"action": "cancel"}));
+        return client_response(id, &json!({"action": "cancel"}));
     }
     response::error(id, code::INTERNAL_ERROR, "the client has given up the call")
 }
@@ -200,10 +200,10 @@ mod tests {
     }
 
     #[test]
-    fn a_question_of_a_call_that_was_given_up_has_an_answer() {
+    fn a_server_request_of_an_abandoned_call_gets_a_response() {
         let id = RequestId::Number("3".into());
-        let answer = |method| serde_json::from_slice::<Value>(&given_up(&id, method)).expect("JSON");
-        assert_eq!(answer("elicitation/create")["result"], json!({"action": "cancel"}));
-        assert_eq!(answer("sampling/createMessage")["error"]["code"], -32603);
+        let sent = |method| serde_json::from_slice::<Value>(&abandoned_response(&id, method)).expect("JSON");
+        assert_eq!(sent("elicitation/create")["result"], json!({"action": "cancel"}));
+        assert_eq!(sent("sampling/createMessage")["error"]["code"], -32603);
     }
 }

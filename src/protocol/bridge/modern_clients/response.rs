@@ -1,4 +1,4 @@
-//! Messages of a server of 2025-11-25, and those of 2026-07-28 in their place.
+//! Messages of a server of 2025-11-25, and the messages of 2026-07-28 in their place.
 
 use http::StatusCode;
 use serde_json::{Map, Value, json};
@@ -9,8 +9,8 @@ use crate::jsonrpc::{self, RequestId, code, response};
 /// Codes that the later revision has given a meaning.
 const SPECIFIED: std::ops::RangeInclusive<i64> = -32099..=-32020;
 
-/// Most questions in the data of one error.
-const MAX_QUESTIONS: usize = 16;
+/// Maximum number of elicitations in the data of one error.
+const MAX_ELICITATIONS: usize = 16;
 
 /// Hints for caches in a result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,45 +78,43 @@ pub fn modern_error(id: &RequestId, error: &Value) -> Vec<u8> {
     response::error_object(id, &error)
 }
 
-/// Questions in place of which a call has failed: the user must open a page before each.
+/// Elicitations in URL mode that a failed call requires first.
 #[derive(Clone, PartialEq, Debug)]
 pub struct UrlElicitations {
-    /// IDs under which the server tells that a page is done.
+    /// IDs that the server reports as complete.
     pub ids: Vec<String>,
-    /// Parameters of each question, as clients of 2026-07-28 get them.
+    /// Parameters of each elicitation, as clients of 2026-07-28 get them.
     pub params: Vec<Value>,
 }
 
 impl UrlElicitations {
-    /// Returns the questions of a response, or `None` if the response is another.
+    /// Parses the error of a call. Returns `None` for any other response.
     pub fn of(message: &[u8]) -> Option<Self> {
         if jsonrpc::error_code(message) != Some(code::URL_ELICITATION_REQUIRED) {
             return None;
         }
-        let questions = jsonrpc::member(message, &["error", "data", "elicitations"])?;
-        let mut questions: Vec<Map<String, Value>> = serde_json::from_str(questions).ok()?;
-        if questions.is_empty() || questions.len() > MAX_QUESTIONS {
+        let elicitations = jsonrpc::member(message, &["error", "data", "elicitations"])?;
+        let mut elicitations: Vec<Map<String, Value>> = serde_json::from_str(elicitations).ok()?;
+        if elicitations.is_empty() || elicitations.len() > MAX_ELICITATIONS {
             return None;
         }
-        let id_of = |question: &mut Map<String, Value>| match question.remove("elicitationId") {
+        let id_of = |params: &mut Map<String, Value>| match params.remove("elicitationId") {
             Some(Value::String(id)) => Some(id),
             Some(_) | None => None,
         };
-        let ids = questions.iter_mut().filter_map(id_of).collect();
-        Some(Self { ids, params: questions.into_iter().map(Value::from).collect() })
+        let ids = elicitations.iter_mut().filter_map(id_of).collect();
+        Some(Self { ids, params: elicitations.into_iter().map(Value::from).collect() })
     }
 }
 
-/// Writes the error for a request of a client that would have to be asked by a page, and has not
-/// declared that it can.
+/// Writes the error for a request that requires URL elicitation, which the client has not declared.
 pub fn url_elicitation_missing(id: &RequestId) -> Vec<u8> {
     let data = json!({"requiredCapabilities": {"elicitation": {"url": {}}}});
     let text = "Missing required client capability: elicitation.url";
     response::error_with_data(Some(id), code::MISSING_CAPABILITY, text, data)
 }
 
-/// Writes the error for a call that cannot wait for the answers of its client, or a subscription,
-/// because too many do.
+/// Writes the error for a call or a subscription that cannot wait, because too many do.
 pub fn too_many_waiting(id: &RequestId) -> Vec<u8> {
     response::error(id, code::INTERNAL_ERROR, "too many requests of this session wait")
 }
@@ -135,8 +133,8 @@ pub fn status_of(message: &[u8]) -> StatusCode {
     }
 }
 
-/// Returns the answer to `server/discover` from the result of `initialize`, or `None` if that is
-/// none.
+/// Returns the response to `server/discover` from the result of `initialize`, or `None` for any
+/// other message.
 pub fn discovered(initialized: &[u8], id: &RequestId) -> Option<Vec<u8>> {
     let result: Map<String, Value> = serde_json::from_str(jsonrpc::member(initialized, &["result"])?).ok()?;
     let mut capabilities = result.get("capabilities").cloned().unwrap_or_else(|| json!({}));
@@ -160,15 +158,15 @@ pub fn discovered(initialized: &[u8], id: &RequestId) -> Option<Vec<u8>> {
 }
 
 /// Returns a progress notification under the client's own token, which is JSON. Returns `None` if
-/// the notification names another call than that of `own`.
+/// the notification has another token than `own`.
 pub fn progress_as(message: &[u8], own: &str, client: &str) -> Option<Vec<u8>> {
     let token = jsonrpc::member(message, &["params", "progressToken"])?;
     let is_own = serde_json::from_str::<String>(token).is_ok_and(|token| token == own);
     is_own.then(|| jsonrpc::splice(message, vec![(jsonrpc::span(message, token), client.to_owned())]))
 }
 
-/// Returns a request of the server as one of a round of input: method and parameters.
-pub fn question_of(message: &[u8]) -> Option<(String, Value)> {
+/// Returns method and parameters of a server request, for an input round.
+pub fn input_request_of(message: &[u8]) -> Option<(String, Value)> {
     let method = serde_json::from_str(jsonrpc::member(message, &["method"])?).ok()?;
     let params = jsonrpc::member(message, &["params"]).and_then(|params| serde_json::from_str(params).ok());
     let mut params: Value = params.unwrap_or_else(|| json!({}));
@@ -180,15 +178,14 @@ pub fn question_of(message: &[u8]) -> Option<(String, Value)> {
     Some((method, params))
 }
 
-/// Writes the result that asks the client for input: each question by its key, with method and
-/// parameters.
+/// Writes an `input_required` result. Each input request has a key, a method and parameters.
 pub fn input_required<'a>(
     id: &RequestId,
-    questions: impl Iterator<Item = (&'a str, &'a str, &'a Value)>,
+    inputs: impl Iterator<Item = (&'a str, &'a str, &'a Value)>,
     state: &str,
 ) -> Vec<u8> {
     let requests: Map<String, Value> =
-        questions.map(|(key, method, params)| (key.to_owned(), json!({"method": method, "params": params}))).collect();
+        inputs.map(|(key, method, params)| (key.to_owned(), json!({"method": method, "params": params}))).collect();
     let result = json!({"resultType": "input_required", "inputRequests": requests, "requestState": state});
     response::result(id, &result)
 }
@@ -246,22 +243,22 @@ mod tests {
     }
 
     #[test]
-    fn an_error_can_stand_for_questions() {
+    fn an_error_can_require_elicitations() {
         let error = |code: i64, elicitations: Value| {
             let error = json!({"code": code, "message": "m", "data": {"elicitations": elicitations}});
             UrlElicitations::of(json!({"jsonrpc": "2.0", "id": "b1", "error": error}).to_string().as_bytes())
         };
-        let question = json!({"mode": "url", "elicitationId": "e1", "url": "https://x", "message": "m"});
+        let elicitation = json!({"mode": "url", "elicitationId": "e1", "url": "https://x", "message": "m"});
         let expected = json!({"mode": "url", "url": "https://x", "message": "m"});
         let found = UrlElicitations { ids: vec!["e1".to_owned()], params: vec![expected] };
-        assert_eq!(error(-32042, json!([question])), Some(found));
-        for (code, questions) in [
-            (-32041, json!([question])),
+        assert_eq!(error(-32042, json!([elicitation])), Some(found));
+        for (code, elicitations) in [
+            (-32041, json!([elicitation])),
             (-32042, json!([])),
             (-32042, json!({})),
-            (-32042, json!(vec![question.clone(); 17])),
+            (-32042, json!(vec![elicitation.clone(); 17])),
         ] {
-            assert_eq!(error(code, questions), None);
+            assert_eq!(error(code, elicitations), None);
         }
         let missing = parsed(url_elicitation_missing(&id()));
         assert_eq!(
@@ -271,14 +268,14 @@ mod tests {
     }
 
     #[test]
-    fn progress_and_questions_are_renamed() {
+    fn progress_and_server_requests_are_renamed() {
         let progress =
             br#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"b1","progress":1}}"#;
         let renamed = progress_as(progress, "b1", "7").expect("progress");
         assert_eq!(parsed(renamed)["params"], json!({"progressToken": 7, "progress": 1}));
         assert_eq!(progress_as(progress, "b2", "7"), None);
-        let question = br#"{"jsonrpc":"2.0","id":3,"method":"elicitation/create","params":{"mode":"url","elicitationId":"e","task":{},"url":"u"}}"#;
-        let (method, params) = question_of(question).expect("a question");
+        let request = br#"{"jsonrpc":"2.0","id":3,"method":"elicitation/create","params":{"mode":"url","elicitationId":"e","task":{},"url":"u"}}"#;
+        let (method, params) = input_request_of(request).expect("a request");
         assert_eq!((method.as_str(), &params), ("elicitation/create", &json!({"mode": "url", "url": "u"})));
         let asked = parsed(input_required(&id(), [("q1", method.as_str(), &params)].into_iter(), "s"));
         assert_eq!(asked["result"]["inputRequests"]["q1"], json!({"method": "elicitation/create", "params": params}));

@@ -10,7 +10,7 @@ use super::super::ids::{CallKey, IdInUse, MemberKey, Owed, Receiver};
 use super::super::routing::{Routing, Target};
 use crate::jsonrpc::{self, Message, RequestId};
 
-/// One step. Sessions, calls and questions are chosen by number.
+/// One step. Sessions, calls and requests are chosen by number.
 #[derive(Clone, Debug)]
 enum Step {
     Begin { member: u64, id: u8, has_token: bool },
@@ -44,10 +44,10 @@ struct Call {
     id: Value,
     number: Value,
     has_token: bool,
-    is_over: bool,
+    is_complete: bool,
 }
 
-struct Question {
+struct ServerRequest {
     member: u64,
     call: Option<usize>,
     is_answered: bool,
@@ -57,7 +57,7 @@ struct Question {
 struct Model {
     routing: Routing,
     calls: Vec<Call>,
-    questions: Vec<Question>,
+    requests: Vec<ServerRequest>,
 }
 
 /// Numbers that differ, in no order.
@@ -91,7 +91,7 @@ impl Model {
     }
 
     fn running(&self, member: u64, id: &Value) -> Option<&Call> {
-        self.calls.iter().find(|call| call.member == member && call.id == *id && !call.is_over)
+        self.calls.iter().find(|call| call.member == member && call.id == *id && !call.is_complete)
     }
 
     fn begin(&mut self, member: u64, id: u8, has_token: bool) {
@@ -115,31 +115,31 @@ impl Model {
             request["params"]["_meta"]["progressToken"] = number.clone();
         }
         assert_eq!(json_of(&texts[0]), request, "nothing else has changed");
-        self.calls.push(Call { member, id, number, has_token, is_over: false });
+        self.calls.push(Call { member, id, number, has_token, is_complete: false });
     }
 
     fn progress(&mut self, at: usize) {
-        let Call { id, number, has_token, is_over, .. } = &self.calls[at];
+        let Call { id, number, has_token, is_complete, .. } = &self.calls[at];
         let message = |token: &Value| json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": token}});
-        let (said, seen, is_taken) = (message(number), message(id), *has_token && !is_over);
+        let (said, seen, is_taken) = (message(number), message(id), *has_token && !is_complete);
         let (target, text) = self.route(&said);
         if is_taken {
-            assert_eq!((target, text), (Target::Call { call: CallKey(at as u64), is_over: false }, seen));
+            assert_eq!((target, text), (Target::Call { call: CallKey(at as u64), is_complete: false }, seen));
         } else {
             assert_eq!(target, Target::Dropped);
         }
     }
 
     fn answer(&mut self, at: usize) {
-        let Call { id, number, is_over, .. } = &self.calls[at];
+        let Call { id, number, is_complete, .. } = &self.calls[at];
         let message = |id: &Value| json!({"jsonrpc": "2.0", "id": id, "result": {"at": at}});
-        let (said, seen, was_over) = (message(number), message(id), *is_over);
+        let (said, seen, was_over) = (message(number), message(id), *is_complete);
         let (target, text) = self.route(&said);
         if was_over {
             assert_eq!(target, Target::Dropped);
         } else {
-            assert_eq!((target, text), (Target::Call { call: CallKey(at as u64), is_over: true }, seen));
-            self.calls[at].is_over = true;
+            assert_eq!((target, text), (Target::Call { call: CallKey(at as u64), is_complete: true }, seen));
+            self.calls[at].is_complete = true;
         }
     }
 
@@ -148,9 +148,9 @@ impl Model {
         let call = &mut self.calls[at];
         let names: Vec<_> =
             owed.iter().map(|Owed { at_server, at_caller }| (at_server.to_json(), at_caller.to_json())).collect();
-        let expected = if call.is_over { vec![] } else { vec![(call.number.to_string(), call.id.to_string())] };
+        let expected = if call.is_complete { vec![] } else { vec![(call.number.to_string(), call.id.to_string())] };
         assert_eq!(names, expected);
-        call.is_over = true;
+        call.is_complete = true;
     }
 
     fn cancel(&mut self, member: u64, id: u8) {
@@ -166,44 +166,44 @@ impl Model {
     }
 
     fn ask(&mut self, member: u64, in_call: bool) {
-        let id = self.questions.len();
-        let call = self.calls.iter().position(|call| call.member == member && !call.is_over).filter(|_| in_call);
+        let id = self.requests.len();
+        let call = self.calls.iter().position(|call| call.member == member && !call.is_complete).filter(|_| in_call);
         let receiver = call.map_or(Receiver::Standalone(MemberKey(member)), |at| Receiver::Call(CallKey(at as u64)));
         let params = json!({"elicitationId": format!("e{id}"), "_meta": {"progressToken": id}});
         let (message, text) =
             parsed(&json!({"jsonrpc": "2.0", "id": id, "method": "elicitation/create", "params": params}));
         let (target, text) = self.routing.route(&message, text);
         let Target::Unnamed(id) = target else { panic!("it names no call: {target:?}") };
-        self.routing.note_question(&text, id, receiver, MemberKey(member));
-        self.questions.push(Question { member, call, is_answered: false });
+        self.routing.insert_server_request(&text, id, receiver, MemberKey(member));
+        self.requests.push(ServerRequest { member, call, is_answered: false });
     }
 
     fn reply(&mut self, member: u64, at: usize) {
         let message = json!({"jsonrpc": "2.0", "id": at, "result": {"of": member}});
-        let question = &mut self.questions[at];
-        let is_taken = question.member == member && !question.is_answered;
-        question.is_answered |= is_taken;
+        let request = &mut self.requests[at];
+        let is_taken = request.member == member && !request.is_answered;
+        request.is_answered |= is_taken;
         assert_eq!(self.say(member, &message), is_taken.then_some(message));
     }
 
     fn progress_of_reply(&mut self, member: u64, at: usize) {
         let message = json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": at}});
-        let is_taken = self.questions[at].member == member;
+        let is_taken = self.requests[at].member == member;
         assert_eq!(self.say(member, &message), is_taken.then_some(message));
     }
 
-    /// The server takes a question back, and completes its elicitation: both follow it.
+    /// The server withdraws a request, and completes its elicitation: both follow it.
     fn withdraw(&mut self, at: usize) {
-        let question = &self.questions[at];
-        let running = question.call.filter(|&call| !self.calls[call].is_over);
+        let request = &self.requests[at];
+        let running = request.call.filter(|&call| !self.calls[call].is_complete);
         let expected = match running {
-            Some(call) => Target::Call { call: CallKey(call as u64), is_over: false },
-            None => Target::Member(MemberKey(question.member)),
+            Some(call) => Target::Call { call: CallKey(call as u64), is_complete: false },
+            None => Target::Member(MemberKey(request.member)),
         };
         let cancel = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": at}});
         let complete = json!({"jsonrpc": "2.0", "method": "notifications/elicitation/complete", "params": {"elicitationId": format!("e{at}")}});
-        // One that is answered cannot be taken back.
-        let of_cancel = if question.is_answered { Target::Dropped } else { expected.clone() };
+        // A request with a response cannot be withdrawn.
+        let of_cancel = if request.is_answered { Target::Dropped } else { expected.clone() };
         for (message, expected) in [(cancel, of_cancel), (complete, expected)] {
             assert_eq!(self.route(&message), (expected, message));
         }
@@ -213,10 +213,10 @@ impl Model {
 proptest! {
     #[test]
     fn sessions_on_one_channel_do_not_meet(steps in proptest::collection::vec(step(), 1..80)) {
-        let mut model = Model { routing: Routing::of_sessions(scattered), calls: Vec::new(), questions: Vec::new() };
+        let mut model = Model { routing: Routing::of_sessions(scattered), calls: Vec::new(), requests: Vec::new() };
         for step in steps {
             let calls = model.calls.len();
-            let questions = model.questions.len();
+            let requests = model.requests.len();
             match step {
                 Step::Begin { member, id, has_token } => model.begin(member, id, has_token),
                 Step::Progress(at) if calls > 0 => model.progress(at % calls),
@@ -224,9 +224,9 @@ proptest! {
                 Step::GiveUp(at) if calls > 0 => model.give_up(at % calls),
                 Step::Cancel { member, id } => model.cancel(member, id),
                 Step::Ask { member, in_call } => model.ask(member, in_call),
-                Step::Reply { member, at } if questions > 0 => model.reply(member, at % questions),
-                Step::ProgressOfReply { member, at } if questions > 0 => model.progress_of_reply(member, at % questions),
-                Step::Withdraw(at) if questions > 0 => model.withdraw(at % questions),
+                Step::Reply { member, at } if requests > 0 => model.reply(member, at % requests),
+                Step::ProgressOfReply { member, at } if requests > 0 => model.progress_of_reply(member, at % requests),
+                Step::Withdraw(at) if requests > 0 => model.withdraw(at % requests),
                 _ => {}
             }
         }
@@ -239,7 +239,7 @@ proptest! {
 
 #[test]
 fn a_request_of_the_proxys_own_has_a_number_of_its_own_and_no_receiver() {
-    let mut model = Model { routing: Routing::of_sessions(scattered), calls: Vec::new(), questions: Vec::new() };
+    let mut model = Model { routing: Routing::of_sessions(scattered), calls: Vec::new(), requests: Vec::new() };
     let own: BTreeSet<String> =
         (0..3).filter_map(|_| model.routing.begin_own()).map(|number| number.to_json()).collect();
     assert_eq!(own.len(), 3);

@@ -21,8 +21,8 @@ fn request(method: &str, param: &str, value: &str) -> Bytes {
     json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": {param: value}}).to_string().into()
 }
 
-/// A session's request, as the server gets it under this number. `None` if it is answered in the
-/// server's place.
+/// A session's request, as the server gets it under this number. `None` if the proxy responds in
+/// the server's place.
 fn send(state: &mut SharedState, member: MemberKey, text: &Bytes, n: u64) -> Option<Value> {
     match state.decide(member, text) {
         Decision::Forward(change, text) => {
@@ -62,7 +62,7 @@ fn the_server_has_the_lowest_level_that_is_asked() {
     assert_eq!(all(&state, "notifications/message", log("error")), [ONE, TWO]);
     assert_eq!(all(&state, "notifications/message", log("unheard")), [ONE, TWO]);
     assert_eq!(state.leave(TWO), [("logging/setLevel", json!({"level": "warning"}))]);
-    state.note_own("logging/setLevel", number(5));
+    state.record_own_request("logging/setLevel", number(5));
     state.settle(&number(5), false);
     assert_eq!(level(&mut state, ONE, "warning", 6), None);
     assert_eq!(state.leave(ONE), []);
@@ -129,7 +129,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A server that takes one request after the other, and accepts it when it answers it.
+/// A server that takes one request after the other, and accepts it with its response.
 #[derive(Default)]
 struct Server {
     last: u64,
@@ -161,7 +161,7 @@ impl Server {
     fn take_own(&mut self, requests: impl IntoIterator<Item = OwnRequest>, state: &mut SharedState) {
         for (method, params) in requests {
             let n = self.take(method, params);
-            state.note_own(method, number(n));
+            state.record_own_request(method, number(n));
         }
     }
 }

@@ -278,7 +278,7 @@ impl Task {
         // Any process that has the events can tell the state.
         let mut records = self.events.iter().filter_map(|event| Record::parse(&crate::sse::encoded_data(event)));
         let last = records.next_back().expect("a record");
-        assert!(last.asks_as(record), "{last:?} {record:?}");
+        assert!(last.is_same_status(record), "{last:?} {record:?}");
         let kept = self.machine.releasable().0 as usize;
         assert!(self.events[kept..].iter().any(|event| Record::parse(&crate::sse::encoded_data(event)).is_some()));
     }

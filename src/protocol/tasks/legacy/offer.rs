@@ -21,8 +21,8 @@ pub fn offered(message: &[u8]) -> Option<Vec<u8>> {
     Some(jsonrpc::splice(message, vec![jsonrpc::first_members(message, capabilities, CAPABILITY)?]))
 }
 
-/// Returns a result of `tools/list` in which each tool that `is_offered` selects says that its
-/// calls may be tasks, also where its server forbids them. Returns `None` if nothing changes.
+/// Returns a result of `tools/list` with task support for each tool that `is_offered` selects, even
+/// if its server forbids it. Returns `None` if nothing changes.
 pub fn with_support(message: &[u8], is_offered: impl Fn(&str) -> bool) -> Option<Vec<u8>> {
     let tools = jsonrpc::member(message, &["result", "tools"])?;
     let mut splices = Vec::new();

@@ -1,24 +1,24 @@
-//! A call whose client asks for a task.
+//! Parameters of a call that requests a task.
 
 use crate::jsonrpc;
 
 const TASK: &str = "task";
 
-/// Wish of a client that its call be a task.
+/// The object `params.task` of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Wish {
-    /// Lifetime that the client asks for, in milliseconds, or `None` if it asks for none.
+pub struct TaskParams {
+    /// Requested lifetime in milliseconds, or `None` if the client does not limit it.
     pub ttl_ms: Option<u64>,
 }
 
-/// Returns the wish in `params.task` of a call, or `None` if there is no such object.
-pub fn wish(body: &[u8]) -> Option<Wish> {
+/// Parses `params.task` of a call. Returns `None` if it is not an object.
+pub fn task_params(body: &[u8]) -> Option<TaskParams> {
     let task = jsonrpc::member(body, &["params", TASK])?;
-    task.starts_with('{').then(|| Wish { ttl_ms: jsonrpc::member(task.as_bytes(), &["ttl"]).and_then(whole_ms) })
+    task.starts_with('{').then(|| TaskParams { ttl_ms: jsonrpc::member(task.as_bytes(), &["ttl"]).and_then(whole_ms) })
 }
 
-/// Returns the call without the wish, for a server that has no tasks.
-pub fn without_wish(body: &[u8]) -> Option<Vec<u8>> {
+/// Returns the call without `params.task`, for a server that has no tasks.
+pub fn without_task(body: &[u8]) -> Option<Vec<u8>> {
     jsonrpc::without_members(body, &["params"], &[TASK])
 }
 
@@ -34,25 +34,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wish_is_an_object_with_a_lifetime_or_without() {
+    fn task_parameters_are_an_object_with_or_without_a_lifetime() {
         let with = |task: &str| {
             format!(r#"{{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{{"name":"a","task":{task}}}}}"#)
         };
-        let of = |task: &str| wish(with(task).as_bytes());
-        assert_eq!(of("{}"), Some(Wish { ttl_ms: None }));
-        assert_eq!(of(r#"{"ttl":60000}"#), Some(Wish { ttl_ms: Some(60_000) }));
-        assert_eq!(of(r#"{"ttl":1500.5}"#), Some(Wish { ttl_ms: Some(1500) }));
+        let of = |task: &str| task_params(with(task).as_bytes());
+        assert_eq!(of("{}"), Some(TaskParams { ttl_ms: None }));
+        assert_eq!(of(r#"{"ttl":60000}"#), Some(TaskParams { ttl_ms: Some(60_000) }));
+        assert_eq!(of(r#"{"ttl":1500.5}"#), Some(TaskParams { ttl_ms: Some(1500) }));
         for none in [r#"{"ttl":null}"#, r#"{"ttl":0}"#, r#"{"ttl":-5}"#, r#"{"ttl":"60"}"#] {
-            assert_eq!(of(none), Some(Wish { ttl_ms: None }), "{none}");
+            assert_eq!(of(none), Some(TaskParams { ttl_ms: None }), "{none}");
         }
         for other in ["null", "1", "[]", r#""task""#] {
             assert_eq!(of(other), None, "{other}");
         }
         assert_eq!(
-            wish(br#"{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"a","arguments":{"task":{}}}}"#),
+            task_params(
+                br#"{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"a","arguments":{"task":{}}}}"#
+            ),
             None
         );
-        let without = without_wish(with("{}").as_bytes()).expect("an edit");
+        let without = without_task(with("{}").as_bytes()).expect("an edit");
         assert_eq!(without, br#"{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"a"}}"#);
     }
 }

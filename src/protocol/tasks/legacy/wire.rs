@@ -9,23 +9,23 @@ use crate::jsonrpc::{RequestId, code, response};
 use crate::tasks::wire::timestamp;
 use crate::tasks::{ID_PREFIX, Status};
 
-/// A task at one moment, as its client sees it. Times are those of the wall clock, in milliseconds
-/// since 1970.
+/// A task at one moment, as its client sees it. Times are wall-clock times, in milliseconds since
+/// 1970.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LegacyView {
     /// ID.
     pub task_id: String,
     /// Status.
     pub status: Status,
-    /// Text of the status, or `None` if there is none.
+    /// Text of the status, or `None` without progress.
     pub text: Option<String>,
     /// Time of the handle.
     pub created_ms: u64,
     /// Time of the last change.
     pub updated_ms: u64,
-    /// Lifetime that the client was promised, or `None` if it asked for none.
+    /// Promised lifetime, or `None` if the client requested no limit.
     pub ttl_ms: Option<u64>,
-    /// Interval after which the client should ask again.
+    /// Poll interval for the client.
     pub poll_interval: Duration,
 }
 
@@ -78,14 +78,14 @@ pub fn cancelled(id: &RequestId) -> Vec<u8> {
     response::error(id, code::INTERNAL_ERROR, "The task was cancelled")
 }
 
-/// Writes the notification that a question needs no answer any more.
-pub fn withdrawn(question: &RequestId) -> Vec<u8> {
-    let id = question.to_json();
+/// Writes the cancel of a server request of a task that the client has cancelled.
+pub fn withdrawn(request: &RequestId) -> Vec<u8> {
+    let id = request.to_json();
     format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id},"reason":"the task was cancelled"}}}}"#)
         .into_bytes()
 }
 
-/// Writes the error for a task of a tool whose calls are none.
+/// Writes the error for a tool that does not support tasks.
 pub fn unsupported(id: &RequestId) -> Vec<u8> {
     let text = "The tool does not support task-augmented execution (tasks.legacy_tools does not name it)";
     response::error(id, code::METHOD_NOT_FOUND, text)

@@ -333,23 +333,23 @@ impl Call {
             return Err("the server has asked for input too often".to_owned());
         }
         if let Some((question, reason)) =
-            required.questions.iter().find_map(|question| Some((question, question.refused_by(&self.session.client)?)))
+            required.requests.iter().find_map(|question| Some((question, question.refused_by(&self.session.client)?)))
         {
             return Err(format!("the server asks by {}: {reason}", question.method));
         }
-        let mut round = Round { answers: Map::new(), state: required.state };
-        if required.questions.is_empty() {
+        let mut round = Round { responses: Map::new(), state: required.state };
+        if required.requests.is_empty() {
             clock::sleep(self.pause).await;
             self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         }
-        let asked: Vec<Asked> = required.questions.iter().map(|_| self.session.ask()).collect();
-        for (question, asked) in required.questions.iter().zip(&asked) {
+        let asked: Vec<Asked> = required.requests.iter().map(|_| self.session.ask()).collect();
+        for (question, asked) in required.requests.iter().zip(&asked) {
             if out.send(question.request(asked.id()).into()).await.is_err() {
                 return Err("the client has left".to_owned());
             }
         }
         let until = clock::now() + self.clients.settings.max_wait;
-        for (question, mut asked) in required.questions.into_iter().zip(asked) {
+        for (question, mut asked) in required.requests.into_iter().zip(asked) {
             let answer = tokio::select! {
                 answer = &mut asked.answer => answer.ok(),
                 () = clock::sleep_until(until) => None,
@@ -358,7 +358,7 @@ impl Call {
                 return Err("the client has not answered".to_owned());
             };
             self.request.template = self.request.template.going_on(&headers);
-            round.answers.insert(question.key, outcome?);
+            round.responses.insert(question.key, outcome?);
         }
         self.own = self.session.next_id();
         self.reply(&round).await

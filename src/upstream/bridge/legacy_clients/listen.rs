@@ -39,7 +39,7 @@ impl LegacyClients {
     /// Does as [`Self::subscribe`], for a caller that holds the lock of the session's subscription.
     pub(super) async fn subscribe_anew(self: &Arc<Self>, session: &Arc<Session>, template: &Template) -> bool {
         let resources = session.resources();
-        let lists = session.server.told_lists();
+        let lists = session.server.announced_lists();
         let wants_lists = session.has_stream() && !lists.is_empty();
         let wanted = (wants_lists, resources);
         if session.is_subscribed_to(&wanted) {

@@ -197,7 +197,7 @@ impl LegacyClients {
     /// session's own stream beside its first call, and what the server tells in between waits for
     /// the stream.
     fn expect_stream(self: &Arc<Self>, session: &Arc<Session>, template: &Template) {
-        if session.server.told_lists().is_empty() || !session.expect_stream() {
+        if session.server.announced_lists().is_empty() || !session.expect_stream() {
             return;
         }
         self.begin_subscription(session, template);
@@ -237,7 +237,7 @@ impl LegacyClients {
         template: &Template,
         begins: bool,
     ) -> Response<ResponseBody> {
-        if !session.server.tells("resources", "subscribe") {
+        if !session.server.announces("resources", "subscribe") {
             return error(StatusCode::OK, Some(id), code::METHOD_NOT_FOUND, "Method not found");
         }
         let uri = jsonrpc::member(template.body(), &["params", "uri"]);

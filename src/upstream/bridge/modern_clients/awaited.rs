@@ -38,14 +38,14 @@ impl Awaited {
     ) -> Self {
         let (clients, session, request) = (clients.clone(), session.clone(), request.clone());
         let mut awaited = Self { clients, session, request, own, inbox: None, early: None, is_cancelled_by_drop: true };
-        if awaited.request.kind.may_ask() {
+        if awaited.request.kind.may_request_input() {
             awaited.inbox = Some(awaited.begin());
         }
         awaited
     }
 
     fn begin(&self) -> mpsc::Receiver<Bytes> {
-        let (may_ask, wants_logs) = (self.request.kind.may_ask(), self.request.envelope.log_level.is_some());
+        let (may_ask, wants_logs) = (self.request.kind.may_request_input(), self.request.envelope.log_level.is_some());
         let Begun { inbox, tells_roots } = self.session.calls.begin(&self.own, Traits { may_ask, wants_logs });
         if tells_roots {
             self.post(bridge::roots_changed());

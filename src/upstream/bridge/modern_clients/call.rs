@@ -198,7 +198,7 @@ impl BridgedCall {
         for question in std::mem::take(&mut self.questions) {
             match answers.get(&question.key) {
                 Some(answer) => {
-                    answered.push(bridge::answer(&question.id, answer));
+                    answered.push(bridge::client_response(&question.id, answer));
                 }
                 None => self.questions.push(question),
             }
@@ -338,8 +338,8 @@ impl BridgedCall {
         if method == "ping" {
             return self.post(vec![response::empty(id)]);
         }
-        let Some((method, params)) = bridge::question_of(text) else { return };
-        let refused = if !self.request.kind.may_ask() {
+        let Some((method, params)) = bridge::input_request_of(text) else { return };
+        let refused = if !self.request.kind.may_request_input() {
             Some((code::INTERNAL_ERROR, "no input can be asked for in this request"))
         } else if self.questions.len() >= MAX_QUESTIONS {
             Some((code::INTERNAL_ERROR, "the call asks too much at once"))
@@ -411,7 +411,7 @@ impl BridgedCall {
         for question in std::mem::take(&mut self.questions) {
             match question.unnamed {
                 Some(text) if !question.is_told => unnamed.push(text),
-                Some(_) | None => messages.push(bridge::given_up(&question.id, &question.method)),
+                Some(_) | None => messages.push(bridge::abandoned_response(&question.id, &question.method)),
             }
         }
         self.inbox.close();

@@ -398,7 +398,7 @@ impl ModernClients {
         text: &[u8],
     ) -> Option<Vec<u8>> {
         if let Some(pages) = UrlElicitations::of(text)
-            && request.kind.may_ask()
+            && request.kind.may_request_input()
         {
             return Some(self.ask_for_pages(request, session, pages, text));
         }
@@ -489,7 +489,7 @@ fn checked(template: &Template, id: &RequestId, method: &str) -> Result<ClientRe
         id: id.clone(),
         envelope,
         progress_token: jsonrpc::progress_token(body).map(str::to_owned),
-        digest: if kind.may_ask() {
+        digest: if kind.may_request_input() {
             bridge::translated(body, "", "").and_then(|body| CallDigest::of(&body, method))
         } else {
             None

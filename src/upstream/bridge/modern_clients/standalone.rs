@@ -121,14 +121,14 @@ impl Reader {
             clients.post(session, &session.latest(), response::empty(id)).await;
             return;
         }
-        let Some((_, params)) = bridge::question_of(text.as_bytes()) else { return };
+        let Some((_, params)) = bridge::input_request_of(text.as_bytes()) else { return };
         let refused = session.declared.refuses(method, &params);
         let until = clock::now() + QUESTION_WAIT;
         if refused.is_none() && session.calls.ask(Bytes::copy_from_slice(text.as_bytes()), until) {
             tokio::spawn(refuse_late(self.clients.clone(), self.session.clone()));
             return;
         }
-        refuse(clients, session, id, method, refused.unwrap_or(bridge::NOT_ASKED)).await;
+        refuse(clients, session, id, method, refused.unwrap_or(bridge::OUTSIDE_CALL)).await;
     }
 }
 
@@ -141,7 +141,7 @@ pub(super) fn ask_again(clients: &Arc<ModernClients>, session: &Arc<LegacySessio
         return;
     }
     let (clients, session) = (clients.clone(), session.clone());
-    tokio::spawn(async move { refuse(&clients, &session, &id, &method, bridge::NOT_ASKED).await });
+    tokio::spawn(async move { refuse(&clients, &session, &id, &method, bridge::OUTSIDE_CALL).await });
 }
 
 /// Refuses the questions that have found no call in time.
@@ -150,7 +150,7 @@ async fn refuse_late(clients: Weak<ModernClients>, session: Weak<LegacySession>)
     let (Some(clients), Some(session)) = (clients.upgrade(), session.upgrade()) else { return };
     for question in session.calls.take_late(clock::now()) {
         if let Ok(jsonrpc::Body::Single(Message::Request { id, method })) = jsonrpc::peek(&question) {
-            refuse(&clients, &session, &id, &method, bridge::NOT_ASKED).await;
+            refuse(&clients, &session, &id, &method, bridge::OUTSIDE_CALL).await;
         }
     }
 }

@@ -1,27 +1,27 @@
-//! Requests of the server: to whom each went, and who may answer it.
+//! Server requests: the receiver of each, and the session that may respond.
 
 use std::collections::{HashMap, VecDeque};
 
 use super::ids::{ID_MAX, MemberKey, Receiver};
 use crate::jsonrpc::{self, RequestId};
 
-/// Limit of what is remembered of one kind. The oldest goes.
+/// Maximum number of entries of one kind. The oldest is dropped.
 pub(super) const REMEMBERED: usize = 1024;
 
 const ELICITATION: &[&str] = &["params", "elicitationId"];
 
-/// Requests of the server on one channel. Its size is bounded by [`REMEMBERED`].
+/// Server requests on one channel. Its size is bounded by [`REMEMBERED`].
 #[derive(Debug, Default)]
-pub(super) struct Questions {
-    asked: Remembered<Question>,
-    elicitations: Remembered<Question>,
-    /// Tokens under which the server takes progress of a session.
+pub(super) struct ServerRequests {
+    outstanding: Remembered<ServerRequest>,
+    elicitations: Remembered<ServerRequest>,
+    /// Sessions by the progress tokens that the server accepts from them.
     tokens: Remembered<MemberKey>,
 }
 
-/// A request of the server.
+/// A server request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Question {
+pub(super) struct ServerRequest {
     pub(super) receiver: Receiver,
     pub(super) member: MemberKey,
 }
@@ -36,45 +36,45 @@ pub(super) struct Remembered<V> {
     last: u64,
 }
 
-impl Questions {
-    /// Notes a request of the server that goes to `receiver` in the session `member`.
-    pub(super) fn note(&mut self, text: &[u8], id: RequestId, receiver: Receiver, member: MemberKey) {
-        let question = Question { receiver, member };
+impl ServerRequests {
+    /// Records a server request that goes to `receiver` in the session `member`.
+    pub(super) fn insert(&mut self, text: &[u8], id: RequestId, receiver: Receiver, member: MemberKey) {
+        let request = ServerRequest { receiver, member };
         let elicitation = jsonrpc::member(text, ELICITATION).and_then(RequestId::from_json);
         let token = jsonrpc::progress_token(text).and_then(RequestId::from_json);
-        self.asked.insert(id, question);
+        self.outstanding.insert(id, request);
         if let Some(elicitation) = elicitation {
-            self.elicitations.insert(elicitation, question);
+            self.elicitations.insert(elicitation, request);
         }
         if let Some(token) = token {
             self.tokens.insert(token, member);
         }
     }
 
-    /// Returns the request that a notification of the server names, or `None` if it names none that
-    /// is known.
-    pub(super) fn named_by(&self, method: &str, text: &[u8]) -> Option<&Question> {
+    /// Returns the request that a notification of the server names, or `None` if it names no known
+    /// one.
+    pub(super) fn named_by(&self, method: &str, text: &[u8]) -> Option<&ServerRequest> {
         let at = |path| jsonrpc::member(text, path).and_then(RequestId::from_json);
         match method {
-            "notifications/cancelled" => self.asked.get(&at(&["params", "requestId"])?),
+            "notifications/cancelled" => self.outstanding.get(&at(&["params", "requestId"])?),
             "notifications/elicitation/complete" => self.elicitations.get(&at(ELICITATION)?),
             _ => None,
         }
     }
 
-    /// Takes the answer of a session. Returns false if the request went to another one, or was
-    /// answered before.
-    pub(super) fn take_answer(&mut self, member: MemberKey, id: &RequestId) -> bool {
-        let is_asked = self.asked.get(id).is_some_and(|question| question.member == member);
-        is_asked && self.asked.remove(id).is_some()
+    /// Takes a client response. Returns false if the request went to another session, or already
+    /// has a response.
+    pub(super) fn take_response(&mut self, member: MemberKey, id: &RequestId) -> bool {
+        let is_receiver = self.outstanding.get(id).is_some_and(|request| request.member == member);
+        is_receiver && self.outstanding.remove(id).is_some()
     }
 
-    /// Forgets a session that has ended. Returns the requests that it leaves without an answer.
+    /// Forgets a session that has ended. Returns its outstanding requests.
     pub(super) fn leave(&mut self, member: MemberKey) -> Vec<RequestId> {
-        let left = self.asked.values.iter().filter(|(_, (_, question))| question.member == member);
+        let left = self.outstanding.values.iter().filter(|(_, (_, request))| request.member == member);
         let left: Vec<RequestId> = left.map(|(id, _)| id.clone()).collect();
         for id in &left {
-            self.asked.remove(id);
+            self.outstanding.remove(id);
         }
         left
     }
@@ -100,15 +100,15 @@ impl<V> Remembered<V> {
         self.last += 1;
         self.values.insert(id.clone(), (self.last, value));
         self.order.push_back((self.last, id));
-        let is_there = |values: &HashMap<_, (u64, V)>, (number, id): &(u64, RequestId)| {
+        let is_current = |values: &HashMap<_, (u64, V)>, (number, id): &(u64, RequestId)| {
             values.get(id).is_some_and(|(other, _)| other == number)
         };
         if self.order.len() > 2 * REMEMBERED {
-            self.order.retain(|insertion| is_there(&self.values, insertion));
+            self.order.retain(|insertion| is_current(&self.values, insertion));
         }
         while self.values.len() > REMEMBERED {
             let Some(oldest) = self.order.pop_front() else { return };
-            if is_there(&self.values, &oldest) {
+            if is_current(&self.values, &oldest) {
                 self.values.remove(&oldest.1);
             }
         }
@@ -144,7 +144,7 @@ mod tests {
     fn what_is_removed_makes_room() {
         let mut remembered = Remembered::default();
         remembered.insert(id(0), 0);
-        // A server may use the ID of an answered question again.
+        // A server may reuse an ID after the response.
         for n in 1..10 * REMEMBERED {
             remembered.insert(id(1 + n % 3), n);
             assert!(remembered.remove(&id(1 + n % 3)).is_some());
