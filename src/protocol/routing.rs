@@ -62,13 +62,13 @@ pub fn of_body(body: &[u8]) -> Option<Owner> {
 /// server's own that looks like it.
 pub fn of_parked_call(body: &[u8]) -> Option<Owner> {
     memchr::memmem::find(body, REQUEST_STATE.as_bytes())?;
-    let state: String = serde_json::from_str(jsonrpc::member(body, &["params", REQUEST_STATE])?).ok()?;
+    let state = jsonrpc::string_member(body, &["params", REQUEST_STATE])?;
     Some(ParkedCall::parse(&state)?.owner)
 }
 
 fn of_task(body: &[u8]) -> Option<Owner> {
     memchr::memmem::find(body, TASK_ID)?;
-    let method: String = serde_json::from_str(jsonrpc::member(body, &["method"])?).ok()?;
+    let method = jsonrpc::string_member(body, &["method"])?;
     let task = if method.as_bytes().starts_with(TASKS) { tasks::task_id_of(body) } else { None };
     tasks::owner_of(&task?)
 }

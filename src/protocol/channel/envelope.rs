@@ -34,7 +34,7 @@ pub fn mismatch(headers: &HeaderMap, method: &str, body: &[u8]) -> Option<Header
         "resources/read" => &["params", "uri"],
         _ => return None,
     };
-    let name = jsonrpc::member(body, path).and_then(|name| serde_json::from_str::<String>(name).ok());
+    let name = jsonrpc::string_member(body, path);
     match name {
         // The server refuses a request without a name in its own words.
         Some(name) if !is(headers, &names::MCP_NAME, &name) => Some(names::MCP_NAME),

@@ -272,7 +272,7 @@ impl SharedState {
     /// one that contains it. If there are no such subscribers, because the server writes the URI in
     /// another way, it goes to all subscribers.
     pub fn receivers(&self, method: &str, text: &[u8], members: impl Iterator<Item = MemberKey>) -> Vec<MemberKey> {
-        let param = |path| jsonrpc::member(text, path).and_then(|value| serde_json::from_str::<String>(value).ok());
+        let param = |path| jsonrpc::string_member(text, path);
         match method {
             "notifications/message" => {
                 let level = param(&["params", "level"]);

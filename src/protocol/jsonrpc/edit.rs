@@ -14,6 +14,11 @@ pub fn member<'a>(bytes: &'a [u8], path: &'static [&'static str]) -> Option<&'a 
     find(bytes, path).map(RawValue::get)
 }
 
+/// Returns the string at a path of members, or `None` for another value.
+pub fn string_member(bytes: &[u8], path: &'static [&'static str]) -> Option<String> {
+    serde_json::from_str(member(bytes, path)?).ok()
+}
+
 /// Returns the messages of a body as JSON text: each of an array, or the only one.
 pub fn messages(bytes: &[u8]) -> Vec<&str> {
     let mut messages = Vec::new();

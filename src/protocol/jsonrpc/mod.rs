@@ -30,7 +30,7 @@ mod tests;
 mod walk;
 
 pub use cut::{leading_members, trailing_members};
-pub use edit::{first_members, member, messages, span, splice, splice_apart, without_members};
+pub use edit::{first_members, member, messages, span, splice, splice_apart, string_member, without_members};
 pub use handshake::{InitializeParams, ServerFacts, SessionChange, session_change};
 pub use rename::{rename_ids, replaced};
 use scan::scan;
@@ -241,7 +241,7 @@ pub fn cancelled_request_ids(messages: &[Message], body: &[u8]) -> Vec<RequestId
 
 /// Returns `params.protocolVersion` of an `initialize`: the requested revision.
 pub fn requested_version(bytes: &[u8]) -> Option<String> {
-    find(bytes, &["params", "protocolVersion"]).and_then(string).map(Cow::into_owned)
+    string_member(bytes, &["params", "protocolVersion"])
 }
 
 /// Returns `params._meta.progressToken` of a request that [`peek`] accepts, as JSON text.
@@ -285,6 +285,11 @@ pub fn initialize_result(bytes: &[u8]) -> Option<Initialized> {
     let protocol_version = find(bytes, &["result", "protocolVersion"]).and_then(string)?.into_owned();
     let logging = find(bytes, &["result", "capabilities", "logging"]);
     Some(Initialized { protocol_version, logging: logging.is_some_and(|raw| raw.get() != "null") })
+}
+
+/// Returns true for a response with an `input_required` result, even a malformed one.
+pub fn is_input_required(message: &[u8]) -> bool {
+    member(message, &["result", "resultType"]) == Some(r#""input_required""#)
 }
 
 /// Returns the code of an error response, or `None` for a result and for an error without one.

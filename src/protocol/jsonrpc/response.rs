@@ -5,7 +5,7 @@ use std::fmt::Display;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::RequestId;
+use super::{RequestId, code};
 
 /// Writes a response with this result, which is JSON text on one line.
 pub fn result(id: &RequestId, result: impl Display) -> Vec<u8> {
@@ -20,6 +20,11 @@ pub fn empty(id: &RequestId) -> Vec<u8> {
 /// Writes an error response without data.
 pub fn error(id: &RequestId, code: i64, message: &str) -> Vec<u8> {
     error_with_data(Some(id), code, message, Value::Null)
+}
+
+/// Writes the error for an unknown method.
+pub fn method_not_found(id: &RequestId) -> Vec<u8> {
+    error(id, code::METHOD_NOT_FOUND, "Method not found")
 }
 
 /// Writes an error response. An `id` of `None` becomes null, and a `data` of null is left out.

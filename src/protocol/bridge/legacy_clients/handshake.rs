@@ -24,11 +24,9 @@ impl ClientFacts {
     /// # Errors
     /// The reason: a member is missing, has another type, or is too large.
     pub fn of(body: &[u8]) -> Result<Self, &'static str> {
-        let asked = jsonrpc::member(body, &["params", "protocolVersion"]);
-        let asked = asked.and_then(|asked| serde_json::from_str::<String>(asked).ok());
-        let asked = asked.ok_or("protocolVersion is missing")?;
+        let requested = jsonrpc::requested_version(body).ok_or("protocolVersion is missing")?;
         // The oldest revision has another transport.
-        let version = match ProtocolVersion::LEGACY[1..].iter().find(|known| **known == asked) {
+        let version = match ProtocolVersion::LEGACY[1..].iter().find(|known| **known == requested) {
             Some(known) => known,
             None => LEGACY,
         };

@@ -30,15 +30,10 @@ pub struct InputRequest {
 }
 
 impl InputRequired {
-    /// Returns true for a response with an `input_required` result, even a malformed one.
-    pub fn is_in(message: &[u8]) -> bool {
-        jsonrpc::member(message, &["result", "resultType"]) == Some(r#""input_required""#)
-    }
-
     /// Parses an `input_required` result. Returns `None` for any other response, a malformed
     /// result, or too many requests.
     pub fn of(message: &[u8]) -> Option<Self> {
-        if !Self::is_in(message) {
+        if !jsonrpc::is_input_required(message) {
             return None;
         }
         let requests = jsonrpc::member(message, &["result", "inputRequests"]);
@@ -118,7 +113,7 @@ mod tests {
         ] {
             assert_eq!(required(result.clone()), None, "{result}");
         }
-        assert!(InputRequired::is_in(br#"{"result":{"resultType":"input_required","inputRequests":7}}"#));
+        assert!(jsonrpc::is_input_required(br#"{"result":{"resultType":"input_required","inputRequests":7}}"#));
         let waits = required(json!({"resultType": "input_required", "requestState": "s"})).expect("a state");
         assert!(waits.requests.is_empty());
         let many: Map<String, Value> =

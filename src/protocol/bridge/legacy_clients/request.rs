@@ -77,7 +77,7 @@ pub fn name_header(body: &[u8], method: &str) -> Option<String> {
         "resources/read" => &["params", "uri"],
         _ => return None,
     };
-    serde_json::from_str(jsonrpc::member(body, path)?).ok()
+    jsonrpc::string_member(body, path)
 }
 
 /// Writes a request for the changes of these lists (members of the filter) and resources.

@@ -147,8 +147,7 @@ fn link_as_text(message: &[u8], block: &str) -> Option<(Range<usize>, String)> {
 }
 
 fn is_of_type(block: &str, kind: &str) -> bool {
-    let found = jsonrpc::member(block.as_bytes(), &["type"]);
-    found.and_then(|found| serde_json::from_str::<String>(found).ok()).is_some_and(|found| found == kind)
+    jsonrpc::string_member(block.as_bytes(), &["type"]).is_some_and(|found| found == kind)
 }
 
 #[cfg(test)]

@@ -23,8 +23,7 @@ pub struct ToolFacts {
 pub fn tool_facts(message: &[u8]) -> Vec<(String, Option<ToolFacts>)> {
     let mut found = Vec::new();
     for_each_tool(message, |tool| {
-        let name = jsonrpc::member(tool.as_bytes(), &["name"]);
-        let Some(name) = name.and_then(|name| serde_json::from_str::<String>(name).ok()) else { return };
+        let Some(name) = jsonrpc::string_member(tool.as_bytes(), &["name"]) else { return };
         let facts =
             ToolFacts { headers: headers_of(tool).unwrap_or_default(), is_wrapped: needs_wrapping(tool).is_some() };
         found.push((name, Some(facts).filter(|facts| *facts != ToolFacts::default())));
@@ -67,9 +66,7 @@ pub fn without_output_schemas(message: &[u8], names: &[String]) -> Vec<u8> {
     let names: HashSet<&str> = names.iter().map(String::as_str).collect();
     let mut splices = Vec::new();
     for_each_tool(message, |tool| {
-        let name =
-            jsonrpc::member(tool.as_bytes(), &["name"]).and_then(|name| serde_json::from_str::<String>(name).ok());
-        if name.is_some_and(|name| names.contains(name.as_str()))
+        if jsonrpc::string_member(tool.as_bytes(), &["name"]).is_some_and(|name| names.contains(name.as_str()))
             && let Some(without) = jsonrpc::without_members(tool.as_bytes(), &[], &["outputSchema"])
         {
             splices.push((jsonrpc::span(message, tool), String::from_utf8(without).unwrap_or_default()));

@@ -55,8 +55,7 @@ impl Filter {
     /// Returns true if the client subscribes to this notification.
     pub fn matches(&self, method: &str, message: &[u8]) -> bool {
         if method == RESOURCE_UPDATED {
-            let uri =
-                jsonrpc::member(message, &["params", "uri"]).and_then(|uri| serde_json::from_str::<String>(uri).ok());
+            let uri = jsonrpc::string_member(message, &["params", "uri"]);
             return uri.is_some_and(|uri| self.resources.iter().any(|known| is_part(&uri, known)));
         }
         LISTS.iter().zip(self.lists).any(|((_, _, known), is_requested)| is_requested && *known == method)

@@ -8,8 +8,8 @@ pub use request::{
     Envelope, Kind, abandoned_response, client_response, initialize, initialized, roots_changed, translated,
 };
 pub use response::{
-    ListHints, UrlElicitations, discovered, input_request_of, input_required, method_not_found, modern_error,
-    progress_as, result_as, status_of, too_many_waiting, url_elicitation_missing,
+    ListHints, UrlElicitations, discovered, input_request_of, input_required, modern_error, progress_as, result_as,
+    status_of, too_many_waiting, url_elicitation_missing,
 };
 
 use crate::jsonrpc::code;

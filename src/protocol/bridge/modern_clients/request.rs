@@ -78,8 +78,7 @@ impl Envelope {
         let client_info = client_info(member(&["params", META, CLIENT_INFO]))?;
         check_size(&client_info, declared)?;
         let declared: Map<String, Value> = serde_json::from_str(declared).map_err(|_| NO_CAPABILITIES)?;
-        let log_level =
-            member(&["params", META, LOG_LEVEL]).and_then(|level| serde_json::from_str::<String>(level).ok());
+        let log_level = jsonrpc::string_member(body, &["params", META, LOG_LEVEL]);
         Ok(Self {
             declared: capabilities(declared),
             client_info,

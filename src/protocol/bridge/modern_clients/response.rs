@@ -119,11 +119,6 @@ pub fn too_many_waiting(id: &RequestId) -> Vec<u8> {
     response::error(id, code::INTERNAL_ERROR, "too many requests of this session wait")
 }
 
-/// Writes the error for a method that the later revision does not have.
-pub fn method_not_found(id: &RequestId) -> Vec<u8> {
-    response::error(id, code::METHOD_NOT_FOUND, "Method not found")
-}
-
 /// Returns the status of a response that is one JSON message.
 pub fn status_of(message: &[u8]) -> StatusCode {
     match jsonrpc::error_code(message) {
@@ -167,7 +162,7 @@ pub fn progress_as(message: &[u8], own: &str, client: &str) -> Option<Vec<u8>> {
 
 /// Returns method and parameters of a server request, for an input round.
 pub fn input_request_of(message: &[u8]) -> Option<(String, Value)> {
-    let method = serde_json::from_str(jsonrpc::member(message, &["method"])?).ok()?;
+    let method = jsonrpc::string_member(message, &["method"])?;
     let params = jsonrpc::member(message, &["params"]).and_then(|params| serde_json::from_str(params).ok());
     let mut params: Value = params.unwrap_or_else(|| json!({}));
     if let Some(members) = params.as_object_mut() {
@@ -227,7 +222,7 @@ mod tests {
             let error = parsed(result_as(message.as_bytes(), &id(), None, ListHints::Absent).expect("an error"));
             assert_eq!(error["error"], json!({"code": after, "message": "m", "data": 1}));
         }
-        assert_eq!(status_of(&method_not_found(&id())), StatusCode::NOT_FOUND);
+        assert_eq!(status_of(&response::method_not_found(&id())), StatusCode::NOT_FOUND);
     }
 
     #[test]

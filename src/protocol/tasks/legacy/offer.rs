@@ -27,9 +27,7 @@ pub fn with_support(message: &[u8], is_offered: impl Fn(&str) -> bool) -> Option
     let tools = jsonrpc::member(message, &["result", "tools"])?;
     let mut splices = Vec::new();
     jsonrpc::for_each_element(tools, |tool| {
-        let name =
-            jsonrpc::member(tool.as_bytes(), &["name"]).and_then(|name| serde_json::from_str::<String>(name).ok());
-        if !name.is_some_and(|name| is_offered(&name)) {
+        if !jsonrpc::string_member(tool.as_bytes(), &["name"]).is_some_and(|name| is_offered(&name)) {
             return;
         }
         match jsonrpc::member(tool.as_bytes(), &["execution"]) {

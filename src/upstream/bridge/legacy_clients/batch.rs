@@ -32,21 +32,12 @@ impl LegacyClients {
         messages: Vec<Message>,
         sent: Option<&Arc<Stream>>,
     ) -> Response<ResponseBody> {
+        let refused = |text| error(StatusCode::BAD_REQUEST, None, code::INVALID_REQUEST, text);
         if session.client.version.as_str() != REVISION {
-            return error(
-                StatusCode::BAD_REQUEST,
-                None,
-                code::INVALID_REQUEST,
-                "Invalid request: one message is expected",
-            );
+            return refused("Invalid request: one message is expected");
         }
         if messages.len() > MAX_MESSAGES {
-            return error(
-                StatusCode::BAD_REQUEST,
-                None,
-                code::INVALID_REQUEST,
-                "Invalid request: the batch is too long",
-            );
+            return refused("Invalid request: the batch is too long");
         }
         if let Some(stream) = sent {
             stream.note_sent();

@@ -112,7 +112,7 @@ impl LegacyClients {
             }
             First::Message(parts, message) => (*parts, message),
         };
-        if InputRequired::is_in(&message) {
+        if jsonrpc::is_input_required(&message) {
             parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
             return Ok(Response::from_parts(parts, call.stream(Reply::Message(message))));
         }
@@ -280,7 +280,7 @@ impl Call {
             };
             self.learn_tools_for(&message).await;
             let told = match InputRequired::of(&message) {
-                None if InputRequired::is_in(&message) => {
+                None if jsonrpc::is_input_required(&message) => {
                     let reason = "the server asks for input that is malformed, or for too much";
                     Some(bridge::failed_call(&self.request.id, &self.request.method, reason))
                 }

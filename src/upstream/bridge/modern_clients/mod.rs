@@ -215,7 +215,7 @@ impl ModernClients {
             Err(refusal) => return Some(Translated::Answered(Ok(*refusal))),
         };
         if request.kind == Kind::Unknown {
-            let refused = json_response(StatusCode::NOT_FOUND, bridge::method_not_found(&request.id));
+            let refused = json_response(StatusCode::NOT_FOUND, response::method_not_found(&request.id));
             return Some(Translated::Answered(Ok(refused)));
         }
         match self.answer(server, request, sent).await {
