@@ -385,8 +385,8 @@ impl Ingress {
     ) -> Response<BoxBody> {
         context.connection.receipts().prove(&self.log);
         if call.era() == Era::Legacy {
-            if self.tasks.legacy.concerns(&context, &request, &body) {
-                return self.tasks.legacy.handle(context, request, call, body, &self.calls).await;
+            if self.tasks.concerns_legacy(&context, &request) {
+                return self.tasks.handle_legacy(context, request, call, body, &self.calls).await;
             }
             return self.calls.handle(context, call, body).await;
         }

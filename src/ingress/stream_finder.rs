@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tracing::debug;
+
 use super::components::Components;
 use super::context::RequestContext;
 use super::metrics::Metrics;
@@ -53,7 +55,7 @@ impl StreamFinder {
     }
 
     /// Returns the stream of a task, for the caller with this credential or an older one. `id` is
-    /// the handle in the ID of the task.
+    /// the handle in the ID of the task. Logs the reason if there is no such task.
     pub(super) async fn find_task(
         &self,
         context: &RequestContext,
@@ -71,7 +73,11 @@ impl StreamFinder {
                 return Ok(found);
             }
         }
-        self.tokens.find_task(context, verified.as_ref()).await
+        let found = self.tokens.find_task(context, verified.as_ref()).await?;
+        if found.is_none() {
+            debug!(reason = self.log.missing_task(verified.as_ref(), &context.binding), "a task was not found");
+        }
+        Ok(found)
     }
 
     async fn find_verified(

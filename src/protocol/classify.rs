@@ -10,7 +10,7 @@ use super::error::ErrorCode;
 use super::headers::{self, Era, ProtocolVersion, names};
 use super::ids::EventId;
 use super::jsonrpc::{self, Body, Message, MethodName, PeekError, RequestId};
-use super::tasks::{TaskMethod, TaskRequest};
+use super::tasks::TaskRequest;
 
 /// Default limit for the messages of an array. Clients of the only revision that has arrays send a
 /// handful.
@@ -216,7 +216,7 @@ pub fn post(
     match version(headers, body, session_version) {
         Some(version) => {
             let (methods, is_batch) = (MethodSet::of(messages.messages()), matches!(messages, Body::Batch(_)));
-            let task = task_request(&messages);
+            let task = task_request(&messages, body);
             let (method, ids) = method_and_ids(messages);
             let call = Call { ids, is_batch, version, method, methods };
             match task {
@@ -245,10 +245,10 @@ fn dialect(messages: &[Message], enabled: Declared) -> Option<Route> {
 
 /// Returns the request of a body that concerns a task, or `None` for any other. The kind alone
 /// decides for the usual methods.
-fn task_request(messages: &Body) -> Option<TaskRequest> {
+fn task_request(messages: &Body, body: &[u8]) -> Option<TaskRequest> {
     match messages {
         Body::Single(Message::Request { id, method: MethodName::Owned(method) }) => {
-            Some(TaskRequest { id: id.clone(), method: TaskMethod::parse(method)? })
+            TaskRequest::parse(id, method, body)
         }
         Body::Single(_) | Body::Batch(_) => None,
     }

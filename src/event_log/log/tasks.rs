@@ -8,9 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock;
+use crate::event_log::identity::binding::Binding;
 use crate::event_log::log::EventLog;
 use crate::event_log::stream::{Spec, Stream};
 use crate::protocol::error::ErrorCode;
+use crate::protocol::ids::Verified;
 use crate::protocol::stream::Policy;
 use crate::simulation::{self, Bug};
 use crate::store::StoreHealth;
@@ -78,6 +80,18 @@ impl EventLog {
         if let Some(backing) = &self.backing {
             // A store that cannot be reached forgets it with its retention.
             let _ = backing.store.expire(task.id()).wait().await;
+        }
+    }
+
+    /// Returns the reason why [`Self::find_task`] finds no task. Only for the log: a caller must
+    /// not be able to distinguish them.
+    pub fn missing_task(&self, handle: Option<&Verified>, binding: &Binding) -> &'static str {
+        let Some(verified) = handle else { return "the ID is forged, or signed with another key" };
+        match self.streams.entries.get(&verified.stream) {
+            Some(entry) if entry.binding().principal != binding.principal => "the task belongs to another caller",
+            Some(_) => "the stream is no task, or has moved",
+            None if verified.epoch != self.epoch() => "the task belongs to an earlier process or store",
+            None => "the task has expired, or its stream was lost",
         }
     }
 

@@ -14,9 +14,7 @@ use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::protocol::sse;
 use crate::protocol::stream::{Machine, Outcome, Phase};
-use crate::protocol::tasks::Status;
-use crate::protocol::tasks::legacy::{self, LegacyView};
-use crate::protocol::tasks::{poll_interval, shortened};
+use crate::protocol::tasks::{Status, TaskView, legacy, poll_interval, shortened};
 use crate::sync;
 
 /// Most bytes of messages that a stream takes beside those of its pump, while the store is behind.
@@ -47,7 +45,7 @@ struct Notes {
 
 impl Stream {
     /// Returns the task as its client sees it, or `None` for a stream of any other kind.
-    pub fn legacy_view(&self) -> Option<LegacyView> {
+    pub fn legacy_view(&self) -> Option<TaskView> {
         let (terms, max_wait, sealed_at) = self.with_machine(|machine| {
             let policy = machine.policy();
             let sealed_at = if let Phase::Sealed { at, .. } = machine.phase() { Some(at) } else { None };
@@ -68,14 +66,14 @@ impl Stream {
             None => state.as_ref().and_then(|state| state.changed_ms).unwrap_or(terms.created_ms),
         };
         let interval = poll_interval(terms.created_ms, now_ms);
-        Some(LegacyView {
-            task_id: LegacyView::id_of(self.handle()),
+        Some(TaskView {
+            task_id: TaskView::id_of(self.handle()),
             status,
             text: ended_as.or_else(|| state.and_then(|state| state.text.clone())),
             created_ms: terms.created_ms,
             updated_ms: updated_ms.max(terms.created_ms),
             ttl_ms: terms.ttl_ms,
-            // A client that asks as it is told to must not be taken for gone.
+            // A client that keeps the interval must not count as gone.
             poll_interval: max_wait.map_or(interval, |max_wait| interval.min(max_wait / 2)),
         })
     }
@@ -264,7 +262,7 @@ impl Stream {
             return (Status::Cancelled, None);
         }
         let Some(response) = self.collect().map(|collected| collected.body) else { return (Status::Failed, None) };
-        let text = |path| jsonrpc::member(&response, path).and_then(|text| serde_json::from_str::<String>(text).ok());
+        let text = |path| jsonrpc::string_member(&response, path);
         if has_error {
             return (Status::Failed, text(&["error", "message"]).as_deref().map(shortened));
         }
@@ -274,8 +272,7 @@ impl Stream {
         let mut said = None;
         if let Some(content) = jsonrpc::member(&response, &["result", "content"]) {
             jsonrpc::for_each_element(content, |part| {
-                let text = jsonrpc::member(part.as_bytes(), &["text"]);
-                said = said.take().or_else(|| serde_json::from_str::<String>(text?).ok());
+                said = said.take().or_else(|| jsonrpc::string_member(part.as_bytes(), &["text"]));
             });
         }
         (Status::Failed, said.as_deref().map(shortened))

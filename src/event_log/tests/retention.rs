@@ -1,7 +1,7 @@
 //! Lookup of streams, by caller and over time. Time is paused and moved by hand.
 
 use super::*;
-use crate::protocol::ids::EventId;
+use crate::protocol::ids::{EventId, Verified};
 use crate::protocol::request_ids::IdUse;
 
 /// Creates a finished stream that the log keeps, with the event ID of a client that has no event of
@@ -90,6 +90,22 @@ async fn a_stream_is_found_by_its_owner() {
     assert!(log.find(log.verify(&id).as_ref(), &other).is_none());
     let foreign = log_with(None);
     assert!(foreign.find(foreign.verify(&id).as_ref(), &binding()).is_none(), "another log has no such stream");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_reason_for_a_missing_task_is_known() {
+    let log = log_with(None);
+    let (_stream, id) = ended(&log);
+    let verified = log.verify(&id);
+    let other = Binding { principal: Principal::Known([1; 16]), subject: None, session: None };
+    assert_eq!(log.missing_task(None, &binding()), "the ID is forged, or signed with another key");
+    assert_eq!(log.missing_task(verified.as_ref(), &other), "the task belongs to another caller");
+    assert_eq!(log.missing_task(verified.as_ref(), &binding()), "the stream is no task, or has moved");
+    let foreign = log_with(None);
+    assert_eq!(foreign.missing_task(verified.as_ref(), &binding()), "the task has expired, or its stream was lost");
+    let restarted = verified.map(|verified| Verified { epoch: StoreEpoch(2), ..verified });
+    let reason = "the task belongs to an earlier process or store";
+    assert_eq!(foreign.missing_task(restarted.as_ref(), &binding()), reason);
 }
 
 #[tokio::test(start_paused = true)]

@@ -29,7 +29,7 @@ use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::Era;
 use crate::protocol::ids::{Seq, StreamKind};
 use crate::protocol::stream::Policy;
-use crate::protocol::tasks::legacy::LegacyView;
+use crate::protocol::tasks::TaskView;
 use crate::upstream::{Bridge, InlineTask, ProgressRule, Upstream};
 
 /// A request's attachment to the stream of the call that it began or came back to.
@@ -250,7 +250,7 @@ impl CallStarter {
         if let Some(tasks) = &tasks {
             stream.promote_at(stream.created() + tasks.after);
         }
-        let task_id = request.task.as_ref().map(|_| LegacyView::id_of(stream.handle()).into());
+        let task_id = request.task.as_ref().map(|_| TaskView::id_of(stream.handle()).into());
         let terms = CallTerms {
             tasks,
             method: Some(request.call.method.clone()),

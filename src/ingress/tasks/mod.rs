@@ -1,9 +1,9 @@
 //! POSTs with requests that concern tasks: `tasks/get`, `tasks/update`, `tasks/cancel`
 //! ([extension `io.modelcontextprotocol/tasks`]).
 //!
-//! Owned here: the checks of such a request, and the responses for tasks of the proxy's own. Every
-//! other request goes to the server: one for a task that it may have itself. Absent: the moment at
-//! which a call becomes a task (the pump), and the forms of the messages (`protocol/tasks/`).
+//! Owned here: the checks of such a request, and the responses for the proxy's own tasks. A request
+//! for a task of the server goes to the server. Absent: the promotion of a call to a task (the
+//! pump), and the forms of the messages (`protocol/tasks/`).
 //!
 //! [extension `io.modelcontextprotocol/tasks`]: https://github.com/modelcontextprotocol/ext-tasks
 
@@ -16,10 +16,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Response, StatusCode};
 use http_body_util::BodyExt;
+use tracing::debug;
 
-use self::legacy::LegacyTasks;
 use self::poll::Polls;
-
 use super::components::Components;
 use super::context::RequestContext;
 use super::forward_to_replicas::OwnerForwarder;
@@ -36,17 +35,17 @@ use crate::protocol::channel::envelope;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{self, names};
 use crate::protocol::ids::{Cursor, EventId, Requests};
-use crate::protocol::jsonrpc::{self, Message};
+use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::protocol::tasks::{self, TaskMethod, TaskRequest};
 use crate::server::respond;
 use crate::upstream::Upstream;
 
-/// Handles requests for tasks of the proxy's own.
+/// Handles requests for the proxy's own tasks.
 pub(super) struct Tasks {
-    /// Configuration, or `None` if calls become no tasks.
+    /// Configuration, or `None` if calls never become tasks.
     config: Option<Arc<config::Tasks>>,
     drain: Arc<Drain>,
-    /// Time after which a client that is cut comes back.
+    /// Time to the next attempt of a cut client.
     retry: Duration,
     upstream: Arc<Upstream>,
     refusals: Refusals,
@@ -55,9 +54,10 @@ pub(super) struct Tasks {
     log: Arc<EventLog>,
     /// True if the IDs of the server's own tasks have the owner before them.
     wraps_ids: bool,
-    /// Requests for tasks of 2025-11-25.
-    pub(super) legacy: LegacyTasks,
 }
+
+/// Reason for an unknown task: its stream was found, but has no state.
+const NO_STATE: &str = "the stream has no state of a task";
 
 impl Tasks {
     pub(super) fn new(
@@ -66,25 +66,22 @@ impl Tasks {
         finder: Arc<StreamFinder>,
         owners: Arc<OwnerForwarder>,
     ) -> Self {
-        let legacy = LegacyTasks::new(components, refusals.clone(), finder.clone(), owners.clone());
         let Components { config, log, drain, upstream, .. } = components;
-        let (tasks, retry, wraps_ids) = (config.tasks.clone(), config.delivery.retry, config.replica.wrap_sessions);
         Self {
-            config: tasks,
+            config: config.tasks.clone(),
             drain: drain.clone(),
-            retry,
+            retry: config.delivery.retry,
             upstream: upstream.clone(),
             refusals,
             finder,
             owners,
             log: log.clone(),
-            wraps_ids,
-            legacy,
+            wraps_ids: config.replica.wrap_sessions,
         }
     }
 
-    /// Handles the request, or returns `None` if the server must answer it: it has tasks of its
-    /// own, or may have them and the ID is none of the proxy's.
+    /// Handles the request. Returns `None` if it must be forwarded: the ID is not the proxy's, and
+    /// the server may have tasks.
     pub(super) async fn handle(
         &self,
         context: &mut RequestContext,
@@ -92,58 +89,75 @@ impl Tasks {
         body: &Bytes,
     ) -> Option<Response<BoxBody>> {
         let config = self.config.as_ref()?;
-        let task_id = tasks::task_id_of(body);
-        let is_own = task_id.as_deref().is_some_and(|id| id.starts_with(tasks::ID_PREFIX));
         let offers_none = self.upstream.observed().discovery(clock::now()).is_some_and(|known| !known.has_tasks);
-        if !is_own && !offers_none {
+        if !request.is_own() && !offers_none {
             return None;
         }
-        let TaskRequest { id, method } = request;
+        let TaskRequest { id, method, .. } = request;
         if matches!(method, TaskMethod::Result | TaskMethod::List) {
-            return Some(respond::json(StatusCode::NOT_FOUND, tasks::method_not_found(id).into()));
+            return Some(respond::json(StatusCode::NOT_FOUND, jsonrpc::response::method_not_found(id).into()));
         }
         if !tasks::declares(body) {
             return Some(respond::json(StatusCode::BAD_REQUEST, tasks::missing_capability(id).into()));
         }
-        if let Some(header) = mismatch(context, request, task_id.as_deref()) {
+        if let Some(header) = mismatch(context, request) {
             return Some(respond::json(StatusCode::BAD_REQUEST, tasks::header_mismatch(id, header.as_str()).into()));
         }
         if *method == TaskMethod::Update && !tasks::has_input_responses(body) {
             return Some(respond::json(StatusCode::BAD_REQUEST, tasks::missing_responses(id).into()));
         }
-        self.finder.wait_for_resume_rate(context).await;
-        let handle = task_id.as_deref().and_then(tasks::handle_of);
-        let found = match &handle {
-            Some(handle) => self.finder.find_task(context, handle).await,
-            None => Ok(None),
-        };
-        let stream = match found {
+        let stream = match self.find(context, request).await {
             Ok(stream) => stream,
-            Err(Unproven::Unavailable(code)) => return Some(self.refusals.refuse_request(code, id)),
-            Err(unproven) => return Some(unproven.into_response(&self.refusals)),
+            Err(response) => return Some(*response),
         };
-        let response = match (stream, handle) {
-            (Some(stream), Some(_)) if *method == TaskMethod::Get => {
+        Some(match method {
+            TaskMethod::Get => {
                 if self.log.refresh(&stream).await.is_err() {
                     return Some(self.refusals.refuse_request(ErrorCode::StoreFailed, id));
                 }
-                self.note_poll(context, &stream).await;
-                self.polls(config).respond(id, &stream, headers::accept(&context.parts.headers).sse)
+                self.continue_call(context, &stream).await;
+                let accepts_stream = headers::accept(&context.parts.headers).sse;
+                let response = self.polls(config).respond(id, &stream, accepts_stream);
+                response.unwrap_or_else(|| unknown(id, Some(NO_STATE)))
             }
-            (Some(stream), Some(_)) if !stream.is_remote() => Some(self.change(context, request, body, &stream).await),
-            (Some(_), Some(handle)) => {
-                let forwarded = self.owners.forward_task(context, &handle, body).await;
-                // Without a reply the call is another replica's still, and ends with its lease.
-                let refused = |code| self.refusals.refuse_request(code, id);
-                Some(match forwarded {
-                    Ok(Some(response)) => response,
-                    Ok(None) => refused(ErrorCode::StoreFailed),
-                    Err(code) => refused(code),
-                })
-            }
-            (_, _) => None,
-        };
-        Some(response.unwrap_or_else(|| respond::json(StatusCode::OK, tasks::unknown_task(id).into())))
+            _ if stream.is_remote() => self.forward(context, request, body).await,
+            _ => self.change(context, request, body, &stream).await,
+        })
+    }
+
+    /// Returns the stream of the task that a request names, at the resume rate of its caller.
+    ///
+    /// # Errors
+    /// The response to the request if the task is unknown, or cannot be searched now.
+    async fn find(
+        &self,
+        context: &mut RequestContext,
+        TaskRequest { id, handle, .. }: &TaskRequest,
+    ) -> Result<Arc<Stream>, Box<Response<BoxBody>>> {
+        self.finder.wait_for_resume_rate(context).await;
+        let Some(handle) = handle else { return Err(Box::new(unknown(id, Some("the ID is malformed")))) };
+        Err(Box::new(match self.finder.find_task(context, handle).await {
+            Ok(Some(stream)) => return Ok(stream),
+            Ok(None) => unknown(id, None),
+            Err(Unproven::Unavailable(code)) => self.refusals.refuse_request(code, id),
+            Err(unproven) => unproven.into_response(&self.refusals),
+        }))
+    }
+
+    /// Forwards a change of a task to the replica that runs its call.
+    async fn forward(
+        &self,
+        context: &RequestContext,
+        TaskRequest { id, handle, .. }: &TaskRequest,
+        body: &Bytes,
+    ) -> Response<BoxBody> {
+        let Some(handle) = handle else { return unknown(id, None) };
+        match self.owners.forward_task(context, handle, body).await {
+            Ok(Some(response)) => response,
+            // The call still belongs to another replica, and ends with its lease.
+            Ok(None) => self.refusals.refuse_request(ErrorCode::StoreFailed, id),
+            Err(code) => self.refusals.refuse_request(code, id),
+        }
     }
 
     /// Handles a change of a task that another replica forwards. `None` if the task is not here.
@@ -154,13 +168,13 @@ impl Tasks {
         body: &[u8],
     ) -> Option<Response<BoxBody>> {
         let Ok(jsonrpc::Body::Single(Message::Request { id, method })) = jsonrpc::peek(body) else { return None };
-        let request = TaskRequest { id, method: TaskMethod::parse(&method)? };
+        let request = TaskRequest::parse(&id, &method, body)?;
         let stream = self.finder.find_task(context, task).await.ok()??;
         if stream.is_remote() {
             return None;
         }
         if stream.is_legacy_task() {
-            return Some(self.legacy.cancel(&request.id, &stream).await);
+            return Some(self.cancel_legacy(&request.id, &stream).await);
         }
         Some(self.change(context, &request, body, &stream).await)
     }
@@ -170,7 +184,7 @@ impl Tasks {
     async fn change(
         &self,
         context: &RequestContext,
-        TaskRequest { id, method }: &TaskRequest,
+        TaskRequest { id, method, .. }: &TaskRequest,
         body: &[u8],
         stream: &Stream,
     ) -> Response<BoxBody> {
@@ -210,7 +224,7 @@ impl Tasks {
         tasks::unwrapped(owner, &body).map_or(body, Bytes::from)
     }
 
-    /// Answers a client that comes back for the answer to a held poll, whose event ID this is.
+    /// Resumes a held poll at this event ID.
     pub(super) async fn resume(&self, mut context: Box<RequestContext>, event: &EventId) -> Response<BoxBody> {
         self.finder.wait_for_resume_rate(&mut context).await;
         let (Some(config), Requests::One(id)) = (&self.config, event.unverified_requests()) else {
@@ -228,17 +242,17 @@ impl Tasks {
                     if self.log.refresh(stream).await.is_err() {
                         return self.refusals.refuse(ErrorCode::StoreFailed);
                     }
-                    self.note_poll(&context, stream).await;
+                    self.continue_call(&context, stream).await;
                 }
-                let response = stream.and_then(|stream| self.polls(config).respond_again(&id, &stream));
+                let response = stream.and_then(|stream| self.polls(config).resume(&id, &stream));
                 response.unwrap_or_else(|| respond::stream(whole(lost_event(event)).map_err(Into::into)))
             }
         }
     }
 
-    /// Lets a call go on that waits for a poll: here with the next reading, or at the replica that
-    /// has it.
-    async fn note_poll(&self, context: &RequestContext, stream: &Stream) {
+    /// Continues a call that waits for a poll: here with the next reading, or at the replica that
+    /// runs it.
+    async fn continue_call(&self, context: &RequestContext, stream: &Stream) {
         if !stream.is_remote() {
             return self.keep_headers(context, stream);
         }
@@ -263,9 +277,18 @@ impl Tasks {
     }
 }
 
+/// Returns the response for an unknown task. It is the same for each reason, so that a caller
+/// cannot distinguish them. The log has the reason, by the search if `reason` is `None`.
+fn unknown(id: &RequestId, reason: Option<&'static str>) -> Response<BoxBody> {
+    if let Some(reason) = reason {
+        debug!(reason, "a task was not found");
+    }
+    respond::json(StatusCode::OK, tasks::unknown_task(id).into())
+}
+
 /// Returns the first header that does not match the body. `Mcp-Name` may be absent: a stock client
 /// never sends it.
-fn mismatch(context: &RequestContext, request: &TaskRequest, task_id: Option<&str>) -> Option<HeaderName> {
+fn mismatch(context: &RequestContext, request: &TaskRequest) -> Option<HeaderName> {
     let headers = &context.parts.headers;
     let method = match request.method {
         TaskMethod::Get => "tasks/get",
@@ -277,5 +300,5 @@ fn mismatch(context: &RequestContext, request: &TaskRequest, task_id: Option<&st
     if differs(&names::MCP_METHOD, method) {
         return Some(names::MCP_METHOD);
     }
-    task_id.filter(|id| differs(&names::MCP_NAME, id)).map(|_| names::MCP_NAME)
+    request.task_id.as_deref().filter(|id| differs(&names::MCP_NAME, id)).map(|_| names::MCP_NAME)
 }

@@ -1,8 +1,8 @@
-//! `tasks/get`: the state of a task at once, or as soon as there is news.
+//! `tasks/get`: the state of a task at once, or at its next change.
 //!
-//! A poll of a task that runs is held for a client that takes a stream: its end is then told at
-//! once, and a poll that is cut is not lost. A held poll is no stream: nothing of it is logged, and
-//! its event IDs name the task and the request. Absent: the body (`delivery/held_poll.rs`).
+//! A poll of a running task is held for a client that accepts a stream. Such a client gets the end
+//! of the task at once, and can resume a cut poll. A held poll is no stream of the event log: its
+//! event IDs name the task and the request. Absent: the body (`delivery/held_poll.rs`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,76 +17,82 @@ use crate::config;
 use crate::delivery::HeldPoll;
 use crate::event_log::{Stream, TaskReading};
 use crate::lifecycle::drain::Drain;
+use crate::protocol::ids::Handle;
 use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::tasks::{self, Record, Status, View};
+use crate::protocol::tasks::{self, Record, Status};
 use crate::server::respond;
 
-/// Largest outcome, or questions, that a held poll tells. Larger ones are told by the next poll, as
-/// JSON: some clients refuse events of a megabyte.
-const HELD_ANSWER: usize = 512 * 1024;
-/// Most polls of one task that are held at once. A further one is answered at once.
-const HELD_POLLS: u32 = 8;
+/// Size limit of the outcome or the input requests in a held poll, in bytes. The next poll returns
+/// larger ones as JSON: some clients refuse events of a megabyte.
+const HELD_MESSAGE_MAX: usize = 512 * 1024;
+/// Maximum number of held polls of one task. Any further poll gets its response at once.
+const HELD_POLLS_MAX: u32 = 8;
 
-/// Answers polls.
+/// Responds to polls.
 #[derive(Clone)]
 pub(super) struct Polls {
     pub(super) config: Arc<config::Tasks>,
     pub(super) drain: Arc<Drain>,
-    /// Time after which a client that is cut comes back.
+    /// Time to the next attempt of a cut client.
     pub(super) retry: Duration,
 }
 
 impl Polls {
-    /// Returns the response to a poll, or `None` if nothing of the task is left. `takes_stream` is
-    /// true for a client that may be answered later.
+    /// Returns the response to a poll, or `None` if the task has no state. `accepts_stream` is true
+    /// for a client that accepts a held poll.
     pub(super) fn respond(
         &self,
         id: &RequestId,
         stream: &Arc<Stream>,
-        takes_stream: bool,
+        accepts_stream: bool,
     ) -> Option<Response<BoxBody>> {
         let reading = stream.poll_task()?;
-        if takes_stream
+        if accepts_stream
             && reading.record.status() == Status::Working
             && let Some(hold) = self.config.hold
             && let Some(handle) = stream.poll_handle(id)
-            && let Some(holding) = stream.hold_poll(HELD_POLLS)
+            && let Some(holding) = stream.hold_poll(HELD_POLLS_MAX)
         {
-            let (polls, id, stream) = (self.clone(), id.clone(), stream.clone());
-            let answer = async move {
-                let reading = polls.news(&stream, reading.record, hold).await;
-                drop(holding);
-                polls.held_message(&id, &stream, reading)
-            };
-            return Some(respond::stream(HeldPoll::new(handle, self.retry, answer)));
+            return Some(self.held(handle, id, stream, reading, Some((hold, holding))));
         }
         let mut response = respond::json(StatusCode::OK, Bytes::new());
         *response.body_mut() = Pieces::from_iter(self.message(id, stream, reading)).boxed_unsync();
         Some(response)
     }
 
-    /// Returns the response to a client that comes back for the answer to its poll, or `None` if
-    /// nothing of the task is left.
-    pub(super) fn respond_again(&self, id: &RequestId, stream: &Arc<Stream>) -> Option<Response<BoxBody>> {
+    /// Returns the response to a client that resumes its poll, or `None` if the task has no state.
+    pub(super) fn resume(&self, id: &RequestId, stream: &Arc<Stream>) -> Option<Response<BoxBody>> {
         let reading = stream.poll_task()?;
         let handle = stream.poll_handle(id)?;
-        let holding = stream.hold_poll(HELD_POLLS);
-        let hold = self.config.hold.filter(|_| holding.is_some() && reading.record.status() == Status::Working);
-        let (polls, id, stream) = (self.clone(), id.clone(), stream.clone());
-        let answer = async move {
-            let reading = match hold {
-                Some(hold) => polls.news(&stream, reading.record, hold).await,
-                None => reading,
-            };
-            drop(holding);
-            polls.held_message(&id, &stream, reading)
-        };
-        Some(respond::stream(HeldPoll::new(handle, self.retry, answer)))
+        let is_working = reading.record.status() == Status::Working;
+        let hold = self.config.hold.filter(|_| is_working).zip(stream.hold_poll(HELD_POLLS_MAX));
+        Some(self.held(handle, id, stream, reading, hold))
     }
 
-    /// Waits for another status, for questions, or, when the next poll would be due, for another
-    /// text; for `hold` at most.
-    async fn news(&self, stream: &Stream, known: Record, hold: Duration) -> TaskReading {
+    /// Returns a stream with the task at its next change, or at once without `hold`: the longest
+    /// wait, with the place among the held polls.
+    fn held(
+        &self,
+        handle: Handle,
+        id: &RequestId,
+        stream: &Arc<Stream>,
+        reading: TaskReading,
+        hold: Option<(Duration, impl Send + 'static)>,
+    ) -> Response<BoxBody> {
+        let (polls, id, stream) = (self.clone(), id.clone(), stream.clone());
+        let message = async move {
+            let reading = match hold {
+                Some((hold, _holding)) => polls.next_change(&stream, reading.record, hold).await,
+                None => reading,
+            };
+            polls.held_message(&id, &stream, reading)
+        };
+        respond::stream(HeldPoll::new(handle, self.retry, message))
+    }
+
+    /// Waits for another status, for input requests, or, when the next poll would be due, for
+    /// another text, up to `hold`.
+    async fn next_change(&self, stream: &Stream, known: Record, hold: Duration) -> TaskReading {
         let now = clock::now();
         let interval = known.poll_interval(clock::wall_ms());
         let until = |time: Duration| clock::sleep_until(now + time);
@@ -107,11 +113,11 @@ impl Polls {
         stream.read_task().unwrap_or(ended)
     }
 
-    /// Returns the answer as the event of a held poll: a large one says that the task runs, since
-    /// some clients refuse large events.
+    /// Returns the message of a held poll. A large one is replaced by a working task, since some
+    /// clients refuse large events.
     fn held_message(&self, id: &RequestId, stream: &Stream, reading: TaskReading) -> [Bytes; 3] {
         let TaskReading { mut record, outcome } = reading;
-        if outcome.as_ref().map_or(record.byte_len(), Bytes::len) > HELD_ANSWER {
+        if outcome.as_ref().map_or(record.byte_len(), Bytes::len) > HELD_MESSAGE_MAX {
             record.hide_changes();
             return self.message(id, stream, TaskReading { record, outcome: None });
         }
@@ -119,11 +125,11 @@ impl Polls {
     }
 
     fn message(&self, id: &RequestId, stream: &Stream, TaskReading { record, outcome }: TaskReading) -> [Bytes; 3] {
-        if !matches!(record.status(), Status::Working | Status::InputRequired) {
+        if !record.status().is_open() {
             stream.note_outcome_told();
         }
         let config::Tasks { max_wait, retention, .. } = *self.config;
-        let view = View { handle: stream.handle(), record: &record, now_ms: clock::wall_ms(), max_wait, retention };
-        tasks::get_response(id, &view, outcome.as_ref())
+        let view = record.view(stream.handle(), clock::wall_ms(), max_wait, retention);
+        tasks::get_response(id, &view, &record, outcome.as_ref())
     }
 }

@@ -241,7 +241,7 @@ impl Machine {
         if self.owed_responses.is_settled() {
             return;
         }
-        if !is_error && tasks::is_input_required(text) {
+        if !is_error && jsonrpc::is_input_required(text) {
             return match task.state.begin_round(text, now) {
                 Ok(()) => self.record(now),
                 Err(code) => self.fail(Outcome::Failed, Failure::after_send(code), now),

@@ -15,6 +15,7 @@ mod request;
 mod rounds;
 mod server_ids;
 mod state;
+mod view;
 mod wire;
 
 pub use discovery::{Discovery, with_extension};
@@ -22,11 +23,11 @@ pub use listen::{names_tasks, without_own_tasks};
 pub use request::{TaskMethod, TaskRequest, declares, handle_of, has_input_responses, task_id_of};
 pub use rounds::{Continuation, InputProgress};
 pub use server_ids::{owner_of, unwrapped, unwrapped_id, wrapped};
-pub(crate) use state::is_input_required;
-pub use state::{Outcome, Record, Status, TaskState, poll_interval, shortened};
+pub use state::{Outcome, Record, TaskState, poll_interval, shortened};
+pub use view::{Status, TaskView};
 pub use wire::{
-    View, acknowledgement, created, get_request, get_response, header_mismatch, method_not_found, missing_capability,
-    missing_responses, unknown_task,
+    acknowledgement, created, get_request, get_response, header_mismatch, missing_capability, missing_responses,
+    unknown_task,
 };
 
 /// Name of the extension, in declarations of clients and of servers.

@@ -36,12 +36,32 @@ impl TaskMethod {
 }
 
 /// A request that concerns a task.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct TaskRequest {
     /// ID of the request.
     pub id: RequestId,
     /// Method.
     pub method: TaskMethod,
+    /// `params.taskId`, or `None` if it is absent.
+    pub task_id: Option<String>,
+    /// The handle in it, unverified, or `None` if the ID is not one of the proxy's.
+    pub handle: Option<EventId>,
+}
+
+impl TaskRequest {
+    /// Parses the request in `body` with this ID and method. Returns `None` if it does not concern
+    /// tasks.
+    pub fn parse(id: &RequestId, method: &str, body: &[u8]) -> Option<Self> {
+        let method = TaskMethod::parse(method)?;
+        let task_id = task_id_of(body);
+        let handle = task_id.as_deref().and_then(handle_of);
+        Some(Self { id: id.clone(), method, task_id, handle })
+    }
+
+    /// Returns true if the ID of the task has the form of the proxy's own.
+    pub fn is_own(&self) -> bool {
+        self.task_id.as_deref().is_some_and(|id| id.starts_with(ID_PREFIX))
+    }
 }
 
 /// Returns true if a request declares the extension among the capabilities of its client.
@@ -57,7 +77,7 @@ pub fn has_input_responses(body: &[u8]) -> bool {
 
 /// Returns `params.taskId` of a request, or `None` if it is absent.
 pub fn task_id_of(body: &[u8]) -> Option<String> {
-    serde_json::from_str(jsonrpc::member(body, &["params", "taskId"])?).ok()
+    jsonrpc::string_member(body, &["params", "taskId"])
 }
 
 /// Returns the handle in the ID of a task, unverified, or `None` if the ID is not one of the

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::rounds::{Continuation, InputProgress, Rounds};
+use super::view::{Status, TaskView};
 use crate::error::ErrorCode;
-use crate::jsonrpc;
+use crate::ids::Handle;
 
 /// Maximum number of input rounds in one task. Clients abandon a call after as many.
 const MAX_ROUNDS: u32 = 10;
@@ -16,34 +17,6 @@ const MAX_TEXT: usize = 500;
 const POLL_INTERVAL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 /// Divisor of a task's age that gives its poll interval.
 const POLLS_IN_AGE: u32 = 10;
-
-/// Status of a task, as clients see it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Status {
-    /// The call runs.
-    Working,
-    /// The call waits for responses of the client.
-    InputRequired,
-    /// The call has a result.
-    Completed,
-    /// The call has an error.
-    Failed,
-    /// The client has cancelled the call.
-    Cancelled,
-}
-
-impl Status {
-    /// Returns the word on the wire.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Working => "working",
-            Self::InputRequired => "input_required",
-            Self::Completed => "completed",
-            Self::Failed => "failed",
-            Self::Cancelled => "cancelled",
-        }
-    }
-}
 
 /// End of a task.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -157,11 +130,6 @@ impl Record {
         self.awaits_poll && self.outcome.is_none()
     }
 
-    /// Returns the time of the handle.
-    pub fn created_ms(&self) -> u64 {
-        self.created_ms
-    }
-
     /// Returns the time of the last change.
     pub fn updated_ms(&self) -> u64 {
         self.updated_ms
@@ -172,9 +140,25 @@ impl Record {
         poll_interval(self.created_ms, now_ms)
     }
 
+    /// Returns the task at `now_ms` as its client sees it. `handle` is the handle of its stream,
+    /// `max_wait` the retention of a running task without a poll, and `retention` the retention of
+    /// an outcome.
+    pub fn view(&self, handle: &Handle, now_ms: u64, max_wait: Duration, retention: Duration) -> TaskView {
+        TaskView {
+            task_id: TaskView::id_of(handle),
+            status: self.status(),
+            text: self.text.clone(),
+            created_ms: self.created_ms,
+            updated_ms: self.updated_ms,
+            ttl_ms: Some(self.lifetime_ms(now_ms, max_wait, retention)),
+            // A client that keeps the interval must not count as gone.
+            poll_interval: self.poll_interval(now_ms).min(max_wait / 2),
+        }
+    }
+
     /// Returns the lifetime in milliseconds since the handle, as it is known at `now_ms`:
     /// `max_wait` more while the call runs, and `retention` more than its age at its end.
-    pub fn lifetime_ms(&self, now_ms: u64, max_wait: Duration, retention: Duration) -> u64 {
+    fn lifetime_ms(&self, now_ms: u64, max_wait: Duration, retention: Duration) -> u64 {
         let (until, more) = if self.outcome.is_some() { (self.updated_ms, retention) } else { (now_ms, max_wait) };
         let more = u64::try_from(more.as_millis()).unwrap_or(u64::MAX);
         until.saturating_sub(self.created_ms).saturating_add(more)
@@ -272,11 +256,6 @@ impl TaskState {
     fn touch(&mut self, now: Instant) {
         self.record.updated_ms = self.wall_ms(now);
     }
-}
-
-/// Returns true for a response with an `input_required` result.
-pub(crate) fn is_input_required(message: &[u8]) -> bool {
-    jsonrpc::member(message, &["result", "resultType"]) == Some(r#""input_required""#)
 }
 
 /// Returns the poll interval of a task at `now_ms`: a tenth of its age.

@@ -16,8 +16,7 @@ use crate::event_log::Stream;
 use crate::protocol::jsonrpc::{self, Message};
 use crate::protocol::progress;
 use crate::protocol::sse;
-use crate::protocol::tasks::Status;
-use crate::protocol::tasks::legacy::{self, LegacyView};
+use crate::protocol::tasks::{Status, TaskView, legacy};
 
 /// Least time between two notifications of changes.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -78,13 +77,12 @@ impl Pump {
             return;
         }
         let now = clock::now();
-        let is_over = !matches!(view.status, Status::Working | Status::InputRequired);
-        if now < notices.next && !is_over {
+        if now < notices.next && view.status.is_open() {
             notices.is_due = true;
             return;
         }
         notices.next = now + INTERVAL;
-        let LegacyView { status, text, .. } = &view;
+        let TaskView { status, text, .. } = &view;
         notices.told = (*status, text.clone());
         standalone.append_message(&legacy::status_changed(&view));
     }

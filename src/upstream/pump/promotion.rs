@@ -19,7 +19,7 @@ use crate::event_log::{TaskTerms, Writer};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::jsonrpc::{self, RequestId};
 use crate::protocol::stream::{Machine, Phase, UpstreamCursor};
-use crate::protocol::tasks::{self, Continuation, TaskState, View};
+use crate::protocol::tasks::{self, Continuation, TaskState};
 use crate::simulation::{self, Bug};
 
 /// Largest request of a call that may go on with answers, in bytes.
@@ -58,13 +58,7 @@ impl Pump {
         let id = call.with_machine(|machine| machine.owed_responses().due().next().cloned());
         let record = task.read_task().map(|reading| reading.record).filter(|_| self.log.is_recorded(&task));
         let (Some(id), Some(record)) = (id, record) else { return self.give_up(writer).await };
-        let view = View {
-            handle: task.handle(),
-            record: &record,
-            now_ms: wall_ms,
-            max_wait: terms.max_wait,
-            retention: terms.retention,
-        };
+        let view = record.view(task.handle(), wall_ms, terms.max_wait, terms.retention);
         let handle = tasks::created(&id, &view);
         self.publish();
         let hand_over = |machine: &mut Machine, now| {

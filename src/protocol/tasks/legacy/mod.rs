@@ -15,7 +15,7 @@ mod wire;
 pub use offer::{offered, with_support};
 pub use related::tagged;
 pub use request::{TaskParams, task_params, without_task};
-pub use wire::{LegacyView, cancelled, cannot_cancel, created, got, status_changed, unsupported, withdrawn};
+pub use wire::{cancelled, cannot_cancel, created, got, status_changed, unsupported, withdrawn};
 
 /// Name of the only revision with these tasks.
 pub const REVISION: &str = "2025-11-25";

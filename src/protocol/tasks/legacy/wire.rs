@@ -1,70 +1,23 @@
 //! Messages that the proxy writes for tasks of 2025-11-25.
 
-use std::time::Duration;
-
 use serde_json::{Map, Value, json};
 
-use crate::ids::Handle;
 use crate::jsonrpc::{RequestId, code, response};
-use crate::tasks::wire::timestamp;
-use crate::tasks::{ID_PREFIX, Status};
-
-/// A task at one moment, as its client sees it. Times are wall-clock times, in milliseconds since
-/// 1970.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LegacyView {
-    /// ID.
-    pub task_id: String,
-    /// Status.
-    pub status: Status,
-    /// Text of the status, or `None` without progress.
-    pub text: Option<String>,
-    /// Time of the handle.
-    pub created_ms: u64,
-    /// Time of the last change.
-    pub updated_ms: u64,
-    /// Promised lifetime, or `None` if the client requested no limit.
-    pub ttl_ms: Option<u64>,
-    /// Poll interval for the client.
-    pub poll_interval: Duration,
-}
-
-impl LegacyView {
-    /// Returns the ID of a task whose stream has this handle.
-    pub fn id_of(handle: &Handle) -> String {
-        format!("{ID_PREFIX}{}", handle.as_str())
-    }
-
-    fn members(&self) -> Map<String, Value> {
-        let mut members = Map::new();
-        members.insert("taskId".into(), self.task_id.as_str().into());
-        members.insert("status".into(), self.status.as_str().into());
-        if let Some(text) = &self.text {
-            members.insert("statusMessage".into(), text.as_str().into());
-        }
-        members.insert("createdAt".into(), timestamp(self.created_ms).into());
-        members.insert("lastUpdatedAt".into(), timestamp(self.updated_ms).into());
-        members.insert("ttl".into(), self.ttl_ms.into());
-        if matches!(self.status, Status::Working | Status::InputRequired) {
-            members.insert("pollInterval".into(), json!(self.poll_interval.as_millis() as u64));
-        }
-        members
-    }
-}
+use crate::tasks::{Status, TaskView};
 
 /// Writes the handle of a task as the response to the call.
-pub fn created(id: &RequestId, view: &LegacyView) -> Vec<u8> {
-    response::result(id, &json!({ "task": view.members() }))
+pub fn created(id: &RequestId, view: &TaskView) -> Vec<u8> {
+    response::result(id, json!({ "task": task(view) }))
 }
 
 /// Writes the response to `tasks/get` and `tasks/cancel`.
-pub fn got(id: &RequestId, view: &LegacyView) -> Vec<u8> {
-    response::result(id, &Value::Object(view.members()))
+pub fn got(id: &RequestId, view: &TaskView) -> Vec<u8> {
+    response::result(id, task(view))
 }
 
 /// Writes the notification of a change.
-pub fn status_changed(view: &LegacyView) -> Vec<u8> {
-    json!({"jsonrpc": "2.0", "method": "notifications/tasks/status", "params": view.members()}).to_string().into_bytes()
+pub fn status_changed(view: &TaskView) -> Vec<u8> {
+    json!({"jsonrpc": "2.0", "method": "notifications/tasks/status", "params": task(view)}).to_string().into_bytes()
 }
 
 /// Writes the error for the cancel of a task that has ended.
@@ -91,13 +44,20 @@ pub fn unsupported(id: &RequestId) -> Vec<u8> {
     response::error(id, code::METHOD_NOT_FOUND, text)
 }
 
+fn task(view: &TaskView) -> Value {
+    let members = view.members("ttl", "pollInterval").into_iter().map(|(name, value)| (name.to_owned(), value));
+    Value::Object(Map::from_iter(members))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn a_task_is_nested_in_the_handle_and_flat_elsewhere() {
-        let view = LegacyView {
+        let view = TaskView {
             task_id: "mrt1.x".into(),
             status: Status::Working,
             text: Some("3 of 10".into()),
@@ -112,7 +72,7 @@ mod tests {
         let id = RequestId::Number("5".into());
         assert_eq!(parsed(created(&id, &view)), json!({"jsonrpc": "2.0", "id": 5, "result": {"task": task}}));
         assert_eq!(parsed(got(&id, &view)), json!({"jsonrpc": "2.0", "id": 5, "result": task}));
-        let ended = LegacyView { status: Status::Failed, text: None, ttl_ms: Some(60_000), ..view };
+        let ended = TaskView { status: Status::Failed, text: None, ttl_ms: Some(60_000), ..view };
         let notification = parsed(status_changed(&ended));
         assert_eq!(notification["method"], "notifications/tasks/status");
         assert_eq!(notification["params"]["ttl"], 60_000);
