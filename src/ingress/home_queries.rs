@@ -47,7 +47,7 @@ impl HomeQueries {
 
     /// Responds to the query of an identified caller. `refused` is the error if its session cannot
     /// be served now.
-    pub(super) async fn answer(&self, context: &RequestContext, refused: Option<ErrorCode>) -> Response<BoxBody> {
+    pub(super) async fn respond(&self, context: &RequestContext, refused: Option<ErrorCode>) -> Response<BoxBody> {
         if let Some(code) = refused.or_else(|| context.remote_session_error()) {
             return self.refusals.refuse(code);
         }

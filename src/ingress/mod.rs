@@ -275,7 +275,7 @@ impl Ingress {
                 if self.owner_check.is_misdirected(&context, None, &[]) {
                     return self.refusals.refuse(ErrorCode::Misdirected);
                 }
-                return Box::pin(self.home_queries.answer(&context, refused)).await;
+                return Box::pin(self.home_queries.respond(&context, refused)).await;
             }
         }
         if !context.has_remote_session() {

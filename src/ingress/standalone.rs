@@ -101,10 +101,10 @@ impl StandaloneStreams {
     fn after_written(&self, context: &RequestContext, stream: &Stream) -> (Seq, Option<Vec<u8>>) {
         let (mut written, trimmed) = stream.with_machine(|machine| (machine.reader().written(), machine.trimmed()));
         if context.session.as_ref().is_some_and(|session| session.has_tasks() == Some(true))
-            && let Some(question) = stream.with_machine(|machine| machine.server_requests().oldest_question())
+            && let Some(request) = stream.with_machine(|machine| machine.server_requests().oldest_question())
         {
             // A server request of a task has no other way to its client.
-            written = written.min(Seq(question.0.saturating_sub(1)));
+            written = written.min(Seq(request.0.saturating_sub(1)));
         }
         let preface = if written < trimmed { Some(self.gap_preface(context)) } else { None };
         (written.max(trimmed), preface)

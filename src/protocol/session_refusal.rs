@@ -181,26 +181,26 @@ impl SessionRefusals {
     pub fn verdict(
         &self,
         (status, refused): (u16, &Refusal),
-        (answer_status, answer): (u16, Option<&[u8]>),
+        (response_status, response): (u16, Option<&[u8]>),
         id: &RequestId,
     ) -> Verdict {
-        let refusal = self.judge(answer_status, answer, std::slice::from_ref(id));
+        let refusal = self.judge(response_status, response, std::slice::from_ref(id));
         match refusal {
             Refusal::Known => return Verdict::Dead,
             Refusal::Possible(Words::Text(_))
-                if (status, refused) == (answer_status, &refusal)
+                if (status, refused) == (response_status, &refusal)
                     // A server that does not have the method has looked at more than the session.
-                    && answer.and_then(error_code) != Some(code::METHOD_NOT_FOUND) =>
+                    && response.and_then(error_code) != Some(code::METHOD_NOT_FOUND) =>
             {
                 return Verdict::RefusedAlike;
             }
             Refusal::Possible(_) | Refusal::None => {}
         }
         // Another server has replaced the server that opened the session in this revision.
-        if answer.and_then(error_code) == Some(code::UNSUPPORTED_VERSION) {
+        if response.and_then(error_code) == Some(code::UNSUPPORTED_VERSION) {
             return Verdict::Dead;
         }
-        if answer_status >= 500 { Verdict::Undecided } else { Verdict::Lives }
+        if response_status >= 500 { Verdict::Undecided } else { Verdict::Lives }
     }
 }
 
@@ -459,10 +459,10 @@ mod tests {
     #[test]
     fn a_session_is_dead_only_by_a_refusal_of_the_question() {
         let refusals = SessionRefusals::default();
-        let question = RequestId::String("q".into());
-        let verdict = |refused: (u16, &str), answer: (u16, &str)| {
+        let probe = RequestId::String("q".into());
+        let verdict = |refused: (u16, &str), response: (u16, &str)| {
             let refusal = read(refused.0, refused.1);
-            refusals.verdict((refused.0, &refusal), (answer.0, Some(answer.1.as_bytes())), &question)
+            refusals.verdict((refused.0, &refusal), (response.0, Some(response.1.as_bytes())), &probe)
         };
         let known = (404, "Session not found");
         for refused in [known, (404, "no visitor"), (404, "")] {
@@ -491,7 +491,7 @@ mod tests {
         assert_eq!(verdict((404, &lacks("7")), (404, &lacks("\"q\""))), Verdict::Lives);
         let unspoken = r#"{"jsonrpc":"2.0","id":"q","error":{"code":-32022,"message":"Unsupported protocol version"}}"#;
         assert_eq!(verdict(known, (400, unspoken)), Verdict::Dead);
-        let long = refusals.verdict((404, &Refusal::Possible(Words::Unread)), (404, None), &question);
+        let long = refusals.verdict((404, &Refusal::Possible(Words::Unread)), (404, None), &probe);
         assert_eq!(long, Verdict::Lives, "bodies that were not read are not equal");
     }
 

@@ -91,13 +91,13 @@ fn generation_of(handshake: &Handshake, requesting: &[Arc<Stream>], id: &Request
     let oldest = requesting.iter().filter_map(|stream| Some((since(stream)?, stream))).min_by_key(|(since, _)| *since);
     let awaiting = oldest.map(|(_, stream)| stream.session_generation());
     let newest = handshake.newest_generation();
-    let asked = match handshake.server_id_of(id) {
+    let requested = match handshake.server_id_of(id) {
         Some((generation, _)) => generation,
         // Later requests with this ID have one of the proxy's own.
         None if handshake.has_left_unanswered(id) => return awaiting.filter(|generation| *generation < newest),
         None => awaiting.unwrap_or(newest),
     };
-    if asked == newest || awaiting == Some(asked) { Some(asked) } else { None }
+    if requested == newest || awaiting == Some(requested) { Some(requested) } else { None }
 }
 
 /// Returns the streams of these records with server requests.

@@ -307,11 +307,11 @@ mod tests {
             r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1,"progress":1}}"#;
         let seen = r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"a","progress":1}}"#;
         assert_eq!(channel.say(progress), (to(7, false), seen.to_owned()));
-        let answer = r#"{"jsonrpc":"2.0", "id":1,"result":{"id":1,"_meta":{"progressToken":1}}}"#;
+        let response = r#"{"jsonrpc":"2.0", "id":1,"result":{"id":1,"_meta":{"progressToken":1}}}"#;
         let seen = r#"{"jsonrpc":"2.0", "id":"a","result":{"id":1,"_meta":{"progressToken":1}}}"#;
-        assert_eq!(channel.say(answer), (to(7, true), seen.to_owned()));
+        assert_eq!(channel.say(response), (to(7, true), seen.to_owned()));
         assert_eq!(channel.say(progress).0, Target::Dropped, "its call is over");
-        assert_eq!(channel.say(answer).0, Target::Dropped, "a second answer");
+        assert_eq!(channel.say(response).0, Target::Dropped, "a second response");
     }
 
     #[test]

@@ -277,11 +277,11 @@ impl SharedState {
             "notifications/message" => {
                 let level = param(&["params", "level"]);
                 let level = level.and_then(|level| LEVELS.iter().position(|known| *known == level));
-                let is_asked = |member: &MemberKey| match (self.levels.get(member), level) {
+                let is_requested = |member: &MemberKey| match (self.levels.get(member), level) {
                     (Some(requested), Some(level)) => level >= *requested,
                     (None, _) | (_, None) => true,
                 };
-                members.filter(is_asked).collect()
+                members.filter(is_requested).collect()
             }
             "notifications/resources/updated" => match param(&["params", "uri"]) {
                 Some(uri) => self.subscribers(&uri),

@@ -117,14 +117,14 @@ mod tests {
 
     #[test]
     fn a_client_keeps_its_revision_and_its_capabilities_less_what_the_later_one_lacks() {
-        for (asked, spoken) in [
+        for (requested, spoken) in [
             ("2025-03-26", "2025-03-26"),
             ("2025-11-25", "2025-11-25"),
             ("2024-11-05", LEGACY),
             ("2026-07-28", LEGACY),
             ("x", LEGACY),
         ] {
-            assert_eq!(facts(asked, json!({})).version.as_str(), spoken, "{asked}");
+            assert_eq!(facts(requested, json!({})).version.as_str(), spoken, "{requested}");
         }
         let declared = facts(LEGACY, json!({"roots": {"listChanged": true}, "tasks": {}, "sampling": {}}));
         assert_eq!(declared.declared, Declared::new(&json!({"roots": {}, "sampling": {}})));

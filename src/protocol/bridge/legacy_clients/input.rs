@@ -88,14 +88,14 @@ mod tests {
         let found = required(json!({"resultType": "input_required", "inputRequests": requests, "requestState": "s"}))
             .expect("requests");
         assert_eq!((found.requests.len(), &found.state), (2, &Some(json!("s"))));
-        let asked: Vec<Value> =
+        let sent: Vec<Value> =
             found.requests.iter().map(|input| serde_json::from_slice(&input.request("srv-1")).expect("JSON")).collect();
         assert_eq!(
-            asked[0],
+            sent[0],
             json!({"jsonrpc": "2.0", "id": "srv-1", "method": "elicitation/create",
             "params": {"mode": "url", "url": "u", "elicitationId": "srv-1"}})
         );
-        assert_eq!(asked[1]["params"], json!({}));
+        assert_eq!(sent[1]["params"], json!({}));
         let version = ProtocolVersion::parse("2025-11-25").expect("a revision");
         let declared = Declared::new(&json!({"roots": {}, "elicitation": {}}));
         let client = ClientFacts { version, info: "{}".to_owned(), declared };

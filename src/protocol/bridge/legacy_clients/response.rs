@@ -164,10 +164,10 @@ mod tests {
     fn called(version: &str, result: Value, is_wrapped: bool) -> Value {
         let message = json!({"jsonrpc": "2.0", "id": "b1", "result": result}).to_string();
         let id = RequestId::Number("7".into());
-        let told = result_as(message.as_bytes(), &id, "tools/call", &client(version), is_wrapped).expect("a response");
-        let told: Value = serde_json::from_slice(&told).expect("JSON");
-        assert_eq!(told["id"], 7);
-        told["result"].clone()
+        let seen = result_as(message.as_bytes(), &id, "tools/call", &client(version), is_wrapped).expect("a response");
+        let seen: Value = serde_json::from_slice(&seen).expect("JSON");
+        assert_eq!(seen["id"], 7);
+        seen["result"].clone()
     }
 
     #[test]
@@ -214,28 +214,28 @@ mod tests {
     fn content_of_later_revisions_becomes_text() {
         let link = json!({"type": "resource_link", "uri": "a:1", "name": "n"});
         let text = json!({"type": "text", "text": "x"});
-        let told = called("2025-03-26", json!({"content": [link, text], "structuredContent": {"a": 1}}), false);
-        assert_eq!(told, json!({"content": [{"type": "text", "text": "a:1"}, text]}));
+        let seen = called("2025-03-26", json!({"content": [link, text], "structuredContent": {"a": 1}}), false);
+        assert_eq!(seen, json!({"content": [{"type": "text", "text": "a:1"}, text]}));
         assert_eq!(called("2025-06-18", json!({"content": [link]}), false), json!({"content": [link]}));
         let prompt =
             json!({"jsonrpc": "2.0", "id": 1, "result": {"messages": [{"role": "user", "content": link}]}}).to_string();
         let id = RequestId::Number("7".into());
-        let told = result_as(prompt.as_bytes(), &id, "prompts/get", &client("2025-03-26"), false).expect("a response");
-        let told: Value = serde_json::from_slice(&told).expect("JSON");
-        assert_eq!(told["result"]["messages"][0]["content"], json!({"type": "text", "text": "a:1"}));
+        let seen = result_as(prompt.as_bytes(), &id, "prompts/get", &client("2025-03-26"), false).expect("a response");
+        let seen: Value = serde_json::from_slice(&seen).expect("JSON");
+        assert_eq!(seen["result"]["messages"][0]["content"], json!({"type": "text", "text": "a:1"}));
     }
 
     #[test]
     fn a_notification_of_a_subscription_is_told_without_its_name() {
-        let told = |message: Value| {
+        let seen = |message: Value| {
             serde_json::from_slice::<Value>(&untagged(message.to_string().as_bytes()).expect("a message"))
                 .expect("JSON")
         };
         let method = "notifications/resources/updated";
         let meta = json!({ SUBSCRIPTION_ID: 7 });
         let updated = json!({"jsonrpc": "2.0", "method": method, "params": {"uri": "a:1", "_meta": meta}});
-        assert_eq!(told(updated), json!({"jsonrpc": "2.0", "method": method, "params": {"uri": "a:1"}}));
-        assert_eq!(told(json!({"method": "m", "params": {"_meta": meta}})), json!({"method": "m"}));
+        assert_eq!(seen(updated), json!({"jsonrpc": "2.0", "method": method, "params": {"uri": "a:1"}}));
+        assert_eq!(seen(json!({"method": "m", "params": {"_meta": meta}})), json!({"method": "m"}));
         assert_eq!(untagged(b"[]"), None);
     }
 
@@ -247,14 +247,14 @@ mod tests {
         {
             let message =
                 json!({"jsonrpc": "2.0", "id": "b1", "error": {"code": before, "message": "m", "data": 1}}).to_string();
-            let told: Value =
+            let seen: Value =
                 serde_json::from_slice(&error_of(message.as_bytes(), &id).expect("an error")).expect("JSON");
-            assert_eq!(told, json!({"jsonrpc": "2.0", "id": 7, "error": {"code": after, "message": "m", "data": 1}}));
+            assert_eq!(seen, json!({"jsonrpc": "2.0", "id": 7, "error": {"code": after, "message": "m", "data": 1}}));
             assert_eq!(is_header_mismatch(message.as_bytes()), before == -32020);
         }
         let both = br#"{"jsonrpc":"2.0","id":"b1","error":null,"result":{}}"#;
-        let told = result_as(both, &id, "x", &client("2025-11-25"), false).expect("a response");
-        assert_eq!(serde_json::from_slice::<Value>(&told).expect("JSON")["result"], json!({}));
+        let seen = result_as(both, &id, "x", &client("2025-11-25"), false).expect("a response");
+        assert_eq!(serde_json::from_slice::<Value>(&seen).expect("JSON")["result"], json!({}));
         let failed: Value = serde_json::from_slice(&failed_call(&id, "tools/call", "no")).expect("JSON");
         assert_eq!(failed["result"], json!({"content": [{"type": "text", "text": "no"}], "isError": true}));
         let failed: Value = serde_json::from_slice(&failed_call(&id, "prompts/get", "no")).expect("JSON");

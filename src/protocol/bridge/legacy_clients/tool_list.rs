@@ -161,31 +161,31 @@ mod tests {
         json!({"jsonrpc": "2.0", "id": 1, "result": {"tools": tools, "nextCursor": "c"}}).to_string().into_bytes()
     }
 
-    fn told(tools: Value) -> Value {
-        let told: Value = serde_json::from_slice(&edited(&listed(&tools))).expect("JSON");
-        assert_eq!(told["result"]["nextCursor"], "c");
-        told["result"]["tools"].clone()
+    fn seen(tools: Value) -> Value {
+        let seen: Value = serde_json::from_slice(&edited(&listed(&tools))).expect("JSON");
+        assert_eq!(seen["result"]["nextCursor"], "c");
+        seen["result"]["tools"].clone()
     }
 
     #[test]
     fn an_output_schema_is_one_of_an_object() {
         let object = json!([{"name": "a", "outputSchema": {"type": "object", "properties": {"x": {"$ref": "#/$defs/y"}}}}, {"name": "b"}]);
-        assert_eq!(told(object.clone()), object);
+        assert_eq!(seen(object.clone()), object);
         let schema = json!({"type": "array", "items": {"$ref": "#/$defs/y"}, "$defs": {"y": {"anyOf": [{"$ref": "#"}, {"$ref": "other"}]}}});
         let moved = json!({"type": "array", "items": {"$ref": "#/properties/result/$defs/y"},
             "$defs": {"y": {"anyOf": [{"$ref": "#/properties/result"}, {"$ref": "other"}]}}});
         let around =
             |schema: Value| json!({"type": "object", "properties": {"result": schema}, "required": ["result"]});
         assert_eq!(
-            told(json!([{"name": "a", "outputSchema": schema}])),
+            seen(json!([{"name": "a", "outputSchema": schema}])),
             json!([{"name": "a", "outputSchema": around(moved)}])
         );
         let named = json!({"$id": "x", "anyOf": [{"$ref": "#/$defs/y"}]});
         assert_eq!(
-            told(json!([{"name": "a", "outputSchema": named}])),
+            seen(json!([{"name": "a", "outputSchema": named}])),
             json!([{"name": "a", "outputSchema": around(named)}])
         );
-        assert_eq!(told(json!([{"name": "a", "outputSchema": true}]))[0]["outputSchema"], around(json!({})));
+        assert_eq!(seen(json!([{"name": "a", "outputSchema": true}]))[0]["outputSchema"], around(json!({})));
     }
 
     #[test]
@@ -194,7 +194,7 @@ mod tests {
             "outputSchema": {"type": "object", "properties": {"x": true}}}]);
         let expected = json!([{"name": "a", "inputSchema": {"type": "object", "properties": {"x": {}, "y": {"not": {}}, "z": {}}},
             "outputSchema": {"type": "object", "properties": {"x": {}}}}]);
-        assert_eq!(told(tools), expected);
+        assert_eq!(seen(tools), expected);
     }
 
     #[test]
@@ -219,7 +219,7 @@ mod tests {
             (of("a").expect("headers").headers[0].name.as_str(), of("c").expect("a schema").is_wrapped),
             ("R", true)
         );
-        let names: Vec<_> = told(tools).as_array().expect("a list").iter().map(|tool| tool["name"].clone()).collect();
+        let names: Vec<_> = seen(tools).as_array().expect("a list").iter().map(|tool| tool["name"].clone()).collect();
         assert_eq!(names, ["a", "c", "d"]);
         assert!(tool_facts(br#"{"result":{"tools":7}}"#).is_empty());
     }

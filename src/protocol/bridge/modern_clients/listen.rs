@@ -113,7 +113,7 @@ pub fn ended(id: &RequestId, server_info: Option<&Value>) -> Vec<u8> {
     if let Some(info) = server_info {
         meta[SERVER_INFO] = info.clone();
     }
-    response::result(id, &json!({"resultType": "complete", "_meta": meta}))
+    response::result(id, json!({"resultType": "complete", "_meta": meta}))
 }
 
 /// Writes a request of 2025-11-25 that begins or ends the subscription to a resource.
@@ -126,9 +126,8 @@ pub fn subscription(id: &str, uri: &str, begins: bool) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    fn filter(asked: Value, capabilities: Value) -> Option<Filter> {
-        let body =
-            json!({"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen", "params": {"notifications": asked}});
+    fn filter(requested: Value, capabilities: Value) -> Option<Filter> {
+        let body = json!({"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen", "params": {"notifications": requested}});
         Filter::of(body.to_string().as_bytes(), &capabilities)
     }
 
@@ -138,10 +137,10 @@ mod tests {
 
     #[test]
     fn changes_that_the_server_declares_are_acknowledged() {
-        let asked = json!({"toolsListChanged": true, "promptsListChanged": true, "resourcesListChanged": false,
+        let requested = json!({"toolsListChanged": true, "promptsListChanged": true, "resourcesListChanged": false,
             "resourceSubscriptions": ["a:1", "a:1", "a:2"]});
         let declared = json!({"tools": {"listChanged": true}, "prompts": {}, "resources": {"subscribe": true, "listChanged": true}});
-        let mut filter_ = filter(asked.clone(), declared).expect("a filter");
+        let mut filter_ = filter(requested.clone(), declared).expect("a filter");
         assert_eq!(filter_.resources(), ["a:1", "a:2"]);
         filter_.remove_resource("a:2");
         let id = RequestId::String("s".into());
@@ -151,7 +150,7 @@ mod tests {
             filter_.list_changes().map(parsed).collect::<Vec<_>>(),
             [json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})]
         );
-        assert!(filter(asked, json!({})).expect("a filter").is_empty());
+        assert!(filter(requested, json!({})).expect("a filter").is_empty());
         assert_eq!(filter(json!({"resourceSubscriptions": 7}), json!({})), None);
         assert_eq!(filter(json!([]), json!({})), None);
     }

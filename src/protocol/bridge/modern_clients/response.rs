@@ -272,10 +272,10 @@ mod tests {
         let request = br#"{"jsonrpc":"2.0","id":3,"method":"elicitation/create","params":{"mode":"url","elicitationId":"e","task":{},"url":"u"}}"#;
         let (method, params) = input_request_of(request).expect("a request");
         assert_eq!((method.as_str(), &params), ("elicitation/create", &json!({"mode": "url", "url": "u"})));
-        let asked = parsed(input_required(&id(), [("q1", method.as_str(), &params)].into_iter(), "s"));
-        assert_eq!(asked["result"]["inputRequests"]["q1"], json!({"method": "elicitation/create", "params": params}));
+        let sent = parsed(input_required(&id(), [("q1", method.as_str(), &params)].into_iter(), "s"));
+        assert_eq!(sent["result"]["inputRequests"]["q1"], json!({"method": "elicitation/create", "params": params}));
         assert_eq!(
-            (&asked["result"]["resultType"], &asked["result"]["requestState"]),
+            (&sent["result"]["resultType"], &sent["result"]["requestState"]),
             (&json!("input_required"), &json!("s"))
         );
     }

@@ -15,7 +15,7 @@ use crate::jsonrpc::{self, Message, RequestId};
 enum Step {
     Begin { member: u64, id: u8, has_token: bool },
     Progress(usize),
-    Answer(usize),
+    Response(usize),
     GiveUp(usize),
     Cancel { member: u64, id: u8 },
     Ask { member: u64, in_call: bool },
@@ -29,7 +29,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => begin.prop_map(|(member, id, has_token)| Step::Begin { member, id, has_token }),
         2 => (0..20usize).prop_map(Step::Progress),
-        2 => (0..20usize).prop_map(Step::Answer),
+        2 => (0..20usize).prop_map(Step::Response),
         1 => (0..20usize).prop_map(Step::GiveUp),
         2 => (0..3u64, 0..3u8).prop_map(|(member, id)| Step::Cancel { member, id }),
         2 => (0..3u64, any::<bool>()).prop_map(|(member, in_call)| Step::Ask { member, in_call }),
@@ -130,7 +130,7 @@ impl Model {
         }
     }
 
-    fn answer(&mut self, at: usize) {
+    fn respond(&mut self, at: usize) {
         let Call { id, number, is_complete, .. } = &self.calls[at];
         let message = |id: &Value| json!({"jsonrpc": "2.0", "id": id, "result": {"at": at}});
         let (said, seen, was_over) = (message(number), message(id), *is_complete);
@@ -220,7 +220,7 @@ proptest! {
             match step {
                 Step::Begin { member, id, has_token } => model.begin(member, id, has_token),
                 Step::Progress(at) if calls > 0 => model.progress(at % calls),
-                Step::Answer(at) if calls > 0 => model.answer(at % calls),
+                Step::Response(at) if calls > 0 => model.respond(at % calls),
                 Step::GiveUp(at) if calls > 0 => model.give_up(at % calls),
                 Step::Cancel { member, id } => model.cancel(member, id),
                 Step::Ask { member, in_call } => model.ask(member, in_call),

@@ -95,7 +95,7 @@ fn a_subscription_ends_with_the_last_session_that_holds_it() {
     assert_eq!(all(&state, "notifications/resources/updated", json!({"uri": "U:a"})), [ONE]);
     assert_eq!(state.leave(ONE), [("resources/unsubscribe", json!({"uri": "u:a"}))]);
     assert!(state.is_empty());
-    assert!(ask(&mut state, TWO, unsubscribe, 5), "none holds it, so the server answers");
+    assert!(ask(&mut state, TWO, unsubscribe, 5), "none holds it, so the server responds");
 }
 
 #[test]
@@ -145,7 +145,7 @@ impl Server {
         self.last
     }
 
-    fn answer(&mut self, is_error: bool, state: &mut SharedState) {
+    fn respond(&mut self, is_error: bool, state: &mut SharedState) {
         let (n, method, params) = self.waiting.remove(0);
         let param = |name: &str| params[name].as_str().map(str::to_owned);
         match (&*method, is_error) {
@@ -180,7 +180,7 @@ proptest! {
                     for _ in 0..count.min(server.waiting.len()) {
                         // Only the first kind may be refused: what ends a subscription cannot.
                         let may_fail = server.waiting[0].1 != "resources/unsubscribe";
-                        server.answer(is_error && may_fail, &mut state);
+                        server.respond(is_error && may_fail, &mut state);
                     }
                     continue;
                 }
@@ -206,9 +206,9 @@ proptest! {
                         "resources/subscribe" => drop(held.insert((member, value))),
                         "resources/unsubscribe" => {}
                         _ => {
-                            let asked = LEVELS.iter().position(|known| *known == value).expect("a level");
+                            let requested = LEVELS.iter().position(|known| *known == value).expect("a level");
                             let set = server.level.as_ref().and_then(|set| LEVELS.iter().position(|known| known == set));
-                            prop_assert!(set.is_some_and(|set| set <= asked), "told {value}, and the server has {set:?}");
+                            prop_assert!(set.is_some_and(|set| set <= requested), "told {value}, and the server has {set:?}");
                         }
                     }
                     state.apply(change, None);
@@ -222,14 +222,14 @@ proptest! {
             }
         }
         while !server.waiting.is_empty() {
-            server.answer(false, &mut state);
+            server.respond(false, &mut state);
         }
         for member in 0..3 {
             let own = state.leave(MemberKey(member));
             server.take_own(own, &mut state);
         }
         while !server.waiting.is_empty() {
-            server.answer(false, &mut state);
+            server.respond(false, &mut state);
         }
         prop_assert!(server.subscribed.is_empty(), "a subscription outlives the sessions");
         prop_assert!(state.is_empty());
