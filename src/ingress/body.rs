@@ -22,9 +22,9 @@ const LINGER: Duration = Duration::from_secs(2);
 /// Bytes of a refused body that are still read, in multiples of the limit.
 const LINGER_BODIES: usize = 4;
 
-/// Time without a byte that ends the wait for a body, as in nginx. The wait also ends after this
-/// time and one more second for each [`LEAST_RATE`] bytes received, so that a slow sender does not
-/// hold it open.
+/// Time without a byte that ends the wait for a body, as in nginx. It also ends after this time
+/// plus one second for each [`LEAST_RATE`] bytes received, so that a slow sender cannot hold it
+/// open.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Lowest rate in bytes per second. A poor phone line is faster.
 const LEAST_RATE: usize = 512;

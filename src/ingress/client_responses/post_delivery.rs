@@ -80,8 +80,8 @@ pub(in crate::ingress) struct PostDelivery {
     /// does.
     commit_after: Option<Duration>,
     connect_timeout: Duration,
-    /// Maximum time to retry while the upstream refuses connections, for a POST that no open call
-    /// waits for, or with credentials that the upstream has not accepted lately.
+    /// Maximum time to retry while the upstream refuses connections. Limits a POST that no open
+    /// call waits for, or with credentials that the upstream has not accepted lately.
     wait: Duration,
     /// Largest number of held POSTs of a session.
     max_held: usize,
@@ -231,9 +231,9 @@ impl UpstreamPost {
         }
     }
 
-    /// True while the POST is to be tried again. A client response is tried while its call runs,
-    /// any other POST until the wait for the server has ended, and while a call of its session
-    /// runs. Credentials that the upstream may refuse wait no longer than for the server.
+    /// True while the POST is to be tried again. A client response is tried while its call runs.
+    /// Any other POST is tried until the wait for the server has ended, and while a call of its
+    /// session runs. Credentials that the upstream may refuse wait no longer than for the server.
     fn is_wanted(&self, until: &Deadlines) -> bool {
         let now = clock::now();
         let until_held = if self.on_accepted.is_some() { until.server } else { until.held };
