@@ -1,98 +1,93 @@
-//! Findings of the report, derived from the facts: additions of the proxy, notes for clients,
-//! warnings, open questions.
+//! Findings about a server: the conditions of each.
 //!
-//! Each list has one function: conditions with their sentences, in the order of the report. A
-//! sentence is true of this version of the proxy, or was measured with the clients that it names.
+//! The order of the report, and the sentences, are in the table of [`Findings`].
 
 use std::time::Duration;
 
 use super::eras;
 use super::facts::{
-    Contact, Facts, Form, Guard, Legacy, SessionState, Standalone, ToolOutcome, UnknownSession, Watch, millis,
-    printable,
+    Contact, Facts, Form, Guard, SessionState, Standalone, ToolOutcome, UnknownSession, Watch, millis, printable,
 };
+use super::findings::Findings;
 use super::verdict::Verdict;
 use crate::config::{AnswerPings, Config, HostHeader, PrincipalSource, Store, Tasks};
 
-/// Returns the features that the proxy adds in front of the server.
-pub(super) fn adds(facts: &Facts, config: &Config) -> Vec<String> {
-    if facts.mcp_resume || !Verdict::of(facts).can_stand_in_front() {
-        return Vec::new();
+/// Returns the findings about a server, for a proxy with this configuration.
+pub(super) fn findings(facts: &Facts, config: &Config) -> Findings {
+    let mut found = Findings::default();
+    find_places(facts, config, &mut found);
+    if Verdict::of(facts).can_stand_in_front() {
+        if !facts.mcp_resume {
+            find_additions(facts, config, &mut found);
+            eras::find(facts, config, &mut found);
+        }
+        find_limits_of_clients(facts, config, &mut found);
+        find_limits_of_tasks(facts, config, &mut found);
+        find_risks(facts, config, &mut found);
     }
-    let mut lines = Lines::default();
-    if facts.is_numbered() {
-        lines.add("ids of its own on every event; clients no longer see or need the server's");
-    } else {
-        lines.add("an id on every event, and an empty event with an id at the head of every event stream");
+    find_unknown(facts, &mut found);
+    found
+}
+
+/// Finds the endpoints to use in place of the configured one, or beside it.
+fn find_places(facts: &Facts, config: &Config, found: &mut Findings) {
+    let origin = config.upstream.url.origin();
+    found.add_if(matches!(facts.contact, Contact::NotMcp { redirects: true, .. }), "redirect");
+    if let Some(path) = &facts.endpoint_at {
+        found.add("other-path", &[&origin, path]);
+    } else if matches!(facts.contact, Contact::NotMcp { status: 404, .. }) {
+        let place = if facts.event_stream.is_some() { "event stream" } else { "MCP endpoint" };
+        found.add("wrong-path", &[&place]);
     }
-    let kept = config.streams.max_wait.map_or("until it ends".to_owned(), |wait| format!("for {}", in_words(wait)));
-    lines.add(format!(
-        "a call goes on when its client is gone ({kept}), and the client that comes back gets the rest, the result included"
-    ));
-    match config.delivery.commit_after.map(in_words) {
+    found.add_if(matches!(facts.contact, Contact::NotStarted { .. }), "environment");
+    for document in facts.oauth.iter().filter(|document| document.names_upstream) {
+        found.add("oauth", &[&document.path]);
+    }
+    for path in &facts.http_sse {
+        found.add("http-sse", &[path, &origin, path]);
+    }
+}
+
+/// Finds the features that the proxy adds.
+fn find_additions(facts: &Facts, config: &Config, found: &mut Findings) {
+    found.add(if facts.is_numbered() { "own-ids" } else { "ids" }, &[]);
+    let wait = config.streams.max_wait.map_or("until it ends".to_owned(), |wait| format!("for {}", in_words(wait)));
+    found.add("kept-calls", &[&wait]);
+    match config.delivery.commit_after {
         _ if !has_json(facts) => {}
-        None => lines.add("an answer in JSON passes as it is (commit_after_ms is 0); nothing of it can be resumed"),
-        Some(after) => lines.add(format!(
-            "an answer in JSON passes as it is if it comes within {after}; a later one comes as an event stream that can be \
-             resumed, for callers whom the server has lately accepted"
-        )),
+        None => found.add("json", &[]),
+        Some(after) => found.add("late-json", &[&in_words(after)]),
     }
-    if has_sessions(facts) {
-        lines.add("the same POST again in its session finds the running call, and the tool runs once");
-    }
+    found.add_if(has_sessions(facts), "repeated-posts");
     if facts.program.is_some() {
         let idle = config.upstream.command.as_ref().and_then(|command| command.idle).map(in_words);
-        let idle = idle.map_or(String::new(), |idle| format!("after {idle} without a call, "));
-        lines.add(format!(
-            "a process for each session, ended with the session, {idle}and with mcp-resume, even if that is killed"
-        ));
+        found.add("processes", &[&idle.map_or(String::new(), |idle| format!("after {idle} without a call, "))]);
     }
     if facts.event_stream.is_some() {
         let idle = config.upstream.sse.as_ref().and_then(|server| server.idle).map(in_words);
-        let idle = idle.map_or(String::new(), |idle| format!(", and after {idle} without a call"));
-        lines.add(format!("an event stream at the server for each session, closed with the session{idle}"));
+        found.add("event-streams", &[&idle.map_or(String::new(), |idle| format!(", and after {idle} without a call"))]);
     }
     if config.sessions.revive && facts.event_stream.is_some() {
-        lines.add("a session whose event stream has ended is opened again, on a new one, by its client's next request");
+        found.add("revived-stream", &[]);
     } else if config.sessions.revive && facts.program.is_some() {
-        lines.add("a session whose process has ended is opened again, at a new process, by its client's next request");
-    } else if config.sessions.revive && matches!(unknown_session(facts), UnknownSession::Recognised { .. }) {
-        lines.add(
-            "a session that the server has forgotten, as after a restart, is opened again by its client's next request",
-        );
+        found.add("revived-process", &[]);
+    } else if matches!(unknown_session(facts), UnknownSession::Recognised { .. }) {
+        found.add_if(config.sessions.revive, "revived-session");
     }
-    if pings(facts) && config.upstream.answer_pings == AnswerPings::Absent {
-        lines.add("the server's pings are answered where no client can, so that the session does not end by them");
-    }
+    found.add_if(pings(facts) && config.upstream.answer_pings == AnswerPings::Absent, "answered-pings");
     if let (Some(silence), Some(keepalive)) = (fatal_silence(facts), config.upstream.keepalive)
         && keepalive < silence
     {
-        lines.add(format!(
-            "while a call runs, the server gets a ping after {} without a message (upstream.keepalive_secs), sooner than it ended \
-             the silent session",
-            in_words(keepalive)
-        ));
+        found.add("keepalive", &[&in_words(keepalive)]);
     }
-    if has_standalone(facts) {
-        lines.add("the session's GET stream is kept while its client is away, and reopened if the server drops it");
-    }
+    found.add_if(has_standalone(facts), "kept-stream");
     if facts.modern.is_some() {
         let grace = config.streams.modern_grace.unwrap_or(config.delivery.retry * 2 + Duration::from_secs(1));
-        let grace = in_words(grace);
-        lines.add(format!(
-            "at 2026-07-28, where to disconnect is to cancel, a call waits {grace} for its client before it is cancelled"
-        ));
-    }
-    if let Some(line) = eras::adds(facts, config) {
-        lines.add(line);
+        found.add("grace", &[&in_words(grace)]);
     }
     if let Some(tasks) = added_tasks(facts, config) {
-        lines.add(format!(
-            "a tool call that runs for {} becomes a task, where its client declares the extension: the server has no tasks",
-            in_words(tasks.after)
-        ));
+        found.add("tasks", &[&in_words(tasks.after)]);
     }
-    lines.0
 }
 
 /// Returns the terms of tasks that the proxy adds, or `None` if it adds none.
@@ -101,288 +96,114 @@ fn added_tasks<'a>(facts: &Facts, config: &'a Config) -> Option<&'a Tasks> {
     config.tasks.as_deref().filter(|_| has_none)
 }
 
-/// Returns the notes for the server's clients.
-pub(super) fn clients(facts: &Facts, config: &Config) -> Vec<String> {
-    if !Verdict::of(facts).can_stand_in_front() {
-        return Vec::new();
-    }
-    let (retry, outage) = (in_words(config.delivery.retry), in_words(config.delivery.retry * 2));
-    let is_anonymous = facts.anonymous == Guard::Accepted;
-    let mut lines = Lines::default();
-    lines.add(
-        "the TypeScript SDK since 1.23, the Python SDK since 1.23, FastMCP 4 and rmcp 3 come back by themselves; older \
-         TypeScript and Python ones never do",
-    );
-    lines.add(format!(
-        "TypeScript and Python try twice, {retry} apart: they survive an outage of about {outage} (delivery.retry_ms)"
-    ));
-    lines.add("a TypeScript client gives a request 60 s unless the application says otherwise, and being away counts");
-    lines.add(
-        "a Python client survives two hard cuts of one call, more where graceful ends lie between; others any number",
-    );
-    if has_standalone(facts) {
-        lines.add(
-            "a Python client survives two hard cuts of its GET stream in its life, more where graceful ends lie between",
-        );
-    }
-    if has_json(facts) {
-        lines.add("a client that is cut before the first byte of an answer has no id to resume with");
-    }
-    if !has_sessions(facts) {
-        lines.add(
-            "without a session, a POST that is sent again runs its tool again, unless it has credentials and an \
-             Idempotency-Key",
-        );
-    }
-    if is_anonymous && has_sessions(facts) {
-        lines.add(
-            "the stream of a caller without credentials can be read with the session's id and an event's id: keep both out \
-             of logs",
-        );
-    }
-    if is_anonymous && (!has_sessions(facts) || facts.modern.is_some()) {
-        lines.add(
-            "of a caller without credentials and session, an event's id is the only key to its stream: keep it out of logs",
-        );
-    }
-    if added_tasks(facts, config).is_some() {
-        lines.add(
-            "a client gets tasks if it declares io.modelcontextprotocol/tasks on every request, as FastMCP 4 does with \
-             fastmcp-tasks and rmcp 3 with enable_tasks(); every other one gets ordinary responses",
-        );
-    }
-    if let Some(line) = eras::clients(facts, config).filter(|_| !facts.mcp_resume) {
-        lines.add(line);
-    }
+/// Finds the limits of the server's clients.
+fn find_limits_of_clients(facts: &Facts, config: &Config, found: &mut Findings) {
+    let (is_anonymous, has_sessions) = (facts.anonymous == Guard::Accepted, has_sessions(facts));
+    found.add("resuming-clients", &[]);
+    found.add("attempts", &[&in_words(config.delivery.retry), &in_words(config.delivery.retry * 2)]);
+    found.add("client-timeout", &[]);
+    found.add("hard-cuts", &[]);
+    found.add_if(has_standalone(facts), "hard-cuts-of-stream");
+    found.add_if(has_json(facts), "cut-before-first-byte");
+    found.add_if(!has_sessions, "repeated-tools");
+    found.add_if(is_anonymous && has_sessions, "session-as-key");
+    found.add_if(is_anonymous && (!has_sessions || facts.modern.is_some()), "event-id-as-key");
     let unsliced = unsliced(facts, config);
     if !unsliced.is_empty() {
-        lines.add(format!(
-            "calls of {} are never answered in slices, even if [dialects.resume_tokens] names them: a tool with an \
-             outputSchema has results that can only come whole",
-            unsliced.join(", ")
-        ));
+        found.add("unsliced-tools", &[&unsliced.join(", ")]);
     }
-    lines.0
 }
 
 fn unknown_session(facts: &Facts) -> &UnknownSession {
     facts.legacy.as_ref().map_or(&UnknownSession::Unknown, |legacy| &legacy.unknown_session)
 }
 
-/// Returns the tools that the configuration answers in slices although their results must come
-/// whole.
+/// Returns the tools with partial results in the configuration that can only have whole results.
 fn unsliced<'a>(facts: &'a Facts, config: &Config) -> Vec<&'a str> {
     let (Some(tools), Some(tokens)) = (&facts.tools, &config.dialects.resume_tokens) else { return Vec::new() };
     let structured = tools.with_output_schema.iter().map(String::as_str);
     structured.filter(|name| tokens.tools.iter().any(|tool| printable(tool) == *name)).collect()
 }
 
-/// Returns the warnings for a proxy in front of the server.
-pub(super) fn warnings(facts: &Facts, config: &Config) -> Vec<String> {
-    let is_useful = Verdict::of(facts).can_stand_in_front();
-    let mut lines = Lines::default();
-    if matches!(facts.contact, Contact::NotMcp { redirects: true, .. }) {
-        lines.add("the endpoint redirects to another place, which is not followed: give the place itself");
-    }
-    if let Some(found) = &facts.endpoint_at {
-        let origin = config.upstream.url.origin();
-        lines.add(format!("an MCP endpoint answers at another path: give --upstream {origin}{found}"));
-    } else if matches!(facts.contact, Contact::NotMcp { status: 404, .. }) {
-        let place = if facts.event_stream.is_some() { "event stream" } else { "MCP endpoint" };
-        lines.add(format!("there is nothing at this path: give the URL with the path of the server's {place}"));
-    }
-    if matches!(facts.contact, Contact::NotStarted { .. }) {
-        lines.add(
-            "the program has the variables HOME, LOGNAME, PATH, SHELL, TERM and USER, and no other of this shell: a key or a \
-             path that it needs is given by upstream.env, or passed on by upstream.inherit_env",
-        );
-    }
-    if is_useful && facts.mcp_resume {
-        lines.add("what answers is an mcp-resume: clients can be given this URL; a second one in front adds nothing");
-    }
-    for document in facts.oauth.iter().filter(|document| document.names_upstream) {
-        lines.add(format!(
-            "{} names the server's own origin and is not rewritten: clients that follow it go around the proxy",
-            document.path
-        ));
-    }
-    if facts.event_stream.is_some() && is_useful {
-        lines.add(
-            "when the server's event stream breaks, its running calls fail at once (upstream_broke, mayHaveRun), and what the \
-             server sends until the session is opened again is lost: events have no ids there",
-        );
-        lines.add(format!("serve it by --upstream-sse {}", facts.upstream));
-    }
-    for path in &facts.http_sse {
-        let origin = config.upstream.url.origin();
-        lines.add(format!(
-            "HTTP+SSE of 2024-11-05 at {path}: its old clients pass through and cannot resume; give --upstream-sse \
-             {origin}{path}, and clients of Streamable HTTP can"
-        ));
-    }
-    if !is_useful {
-        return lines.0;
+/// Finds the losses and attacks that the configuration does not prevent.
+fn find_risks(facts: &Facts, config: &Config, found: &mut Findings) {
+    found.add_if(facts.mcp_resume, "mcp-resume");
+    if facts.event_stream.is_some() {
+        found.add("broken-stream", &[]);
+        found.add("serve-http-sse", &[&facts.upstream]);
     }
     match unknown_session(facts) {
-        UnknownSession::Unrecognised { status, words: Some(words) } => lines.add(format!(
-            "the server refuses a session that it does not know with {status}, in words that mcp-resume does not know: with this line \
-             under [sessions] its clients outlive its restarts: refusals = [\"{status} {words}\"]"
-        )),
-        UnknownSession::Unrecognised { status: status @ 404, words: None } => lines.add(format!(
-            "the server refuses a session that it does not know with {status} and without words, as a tool may: a call that finds \
-             its session forgotten fails, and the next one finds a new session"
-        )),
-        UnknownSession::Unrecognised { status, words: None } => lines.add(format!(
-            "the server refuses a session that it does not know with {status} and without words: its clients do not outlive its restarts"
-        )),
+        UnknownSession::Unrecognised { status, words: Some(words) } => {
+            found.add("unknown-words", &[status, status, words]);
+        }
+        UnknownSession::Unrecognised { status: status @ 404, words: None } => found.add("no-words-404", &[status]),
+        UnknownSession::Unrecognised { status, words: None } => found.add("no-words", &[status]),
         UnknownSession::Recognised { .. } | UnknownSession::Accepted | UnknownSession::Unknown => {}
     }
-    warn_of_ends(facts, config, &mut lines);
-    warn_of_lost_tasks(facts, config, &mut lines);
-    if !facts.mcp_resume {
-        eras::warnings(facts, config).into_iter().for_each(|line| lines.add(line));
+    found.add_if(pings(facts) && config.upstream.answer_pings == AnswerPings::Never, "unanswered-pings");
+    if let Some(silence) = fatal_silence(facts) {
+        if config.upstream.keepalive.is_none_or(|keepalive| keepalive >= silence) {
+            found.add("fatal-silence", &[&about(millis(silence))]);
+        }
+        found.add_if(!config.sessions.revive, "no-revival");
     }
-    match facts.foreign_host {
-        Guard::Refused { .. } if config.upstream.host != HostHeader::Client => lines.add(
-            "the server checks Host, but the proxy tells it the name it expects (upstream.host): the proxy's own check is \
-             listen.allowed_hosts, which takes any name unless it listens on a loopback address",
-        ),
-        Guard::Accepted => lines.add(
-            "the server does not check Host: a web page can reach it by DNS rebinding unless something in front of it does",
-        ),
-        Guard::Refused { .. } | Guard::Unknown => {}
-    }
-    if facts.foreign_origin == Guard::Accepted {
-        lines.add("the server does not check Origin: any web page may call it unless something in front of it does");
-    }
-    lines.0
+    let is_host_checked = matches!(facts.foreign_host, Guard::Refused { .. });
+    found.add_if(is_host_checked && config.upstream.host != HostHeader::Client, "checked-host");
+    found.add_if(facts.foreign_host == Guard::Accepted, "unchecked-host");
+    found.add_if(facts.foreign_origin == Guard::Accepted, "unchecked-origin");
 }
 
-/// Warns of ends of sessions that the configuration does not prevent.
-fn warn_of_ends(facts: &Facts, config: &Config, lines: &mut Lines) {
-    if pings(facts) && config.upstream.answer_pings == AnswerPings::Never {
-        lines.add(
-            "the server pings, and upstream.answer_pings is \"never\": if it ends sessions of clients that do not answer, \
-             their calls end with them",
-        );
-    }
-    let Some(silence) = fatal_silence(facts) else { return };
-    if config.upstream.keepalive.is_none_or(|keepalive| keepalive >= silence) {
-        lines.add(format!(
-            "the server ends a session after {} without a message, and with it a silent call: give upstream.keepalive_secs \
-             a shorter time",
-            about(millis(silence))
-        ));
-    }
-    if !config.sessions.revive {
-        lines.add(
-            "the server ends sessions whose clients are silent, and sessions.revive is \"never\": most clients cannot go on \
-             until they are restarted",
-        );
-    }
-}
-
-/// Warns of events that tasks do not survive.
-fn warn_of_lost_tasks(facts: &Facts, config: &Config, lines: &mut Lines) {
+/// Finds the terms of tasks, and the events that tasks do not survive.
+fn find_limits_of_tasks(facts: &Facts, config: &Config, found: &mut Findings) {
     if added_tasks(facts, config).is_none() {
         return;
     }
+    found.add("declared-tasks", &[]);
     let rest = match config.store {
         Store::Memory => "; with the store in memory the outcomes of ended ones are lost, too",
         Store::Disk(_) | Store::Redis(_) => "",
     };
-    lines.add(format!(
-        "a restart or deploy of mcp-resume fails the tasks that run for longer than its drain \
-         (replica.drain_timeout_secs, {}){rest}",
-        in_words(config.replica.drain_timeout)
-    ));
-    if matches!(facts.anonymous, Guard::Refused { .. }) && config.auth.principal == PrincipalSource::Auto {
-        lines.add(
-            "a task belongs to the credentials of its call: a caller whose opaque token is refreshed loses its tasks, unless \
-             auth.principal names it by a header that stays",
-        );
-    }
+    found.add("drained-tasks", &[&in_words(config.replica.drain_timeout), &rest]);
+    let has_credentials = matches!(facts.anonymous, Guard::Refused { .. });
+    found.add_if(has_credentials && config.auth.principal == PrincipalSource::Auto, "tasks-of-tokens");
 }
 
-/// Returns the open questions, each with a way to settle it.
-pub(super) fn unknown(facts: &Facts) -> Vec<String> {
-    let mut lines = Lines::default();
-    if facts.fell_silent {
-        lines.add("the server stopped answering: what is not said here was not asked");
-    }
+/// Finds the facts that are unknown, each with the way to find it out.
+fn find_unknown(facts: &Facts, found: &mut Findings) {
+    found.add_if(facts.fell_silent, "silence");
     match (&facts.contact, &facts.tool) {
         // A server on a channel resumes nothing, and its calls run on.
-        (Contact::Speaks, _) if facts.has_channels() => {}
+        (Contact::Speaks, _) if facts.has_channels() => return,
+        (Contact::Speaks, None) => found.add("no-tool", &[]),
+        (Contact::Speaks, Some(run)) if run.outcome != ToolOutcome::Result => found.add("no-result", &[]),
+        (Contact::Speaks, Some(run)) if !run.numbered => found.add("no-ids", &[]),
+        (Contact::Speaks, Some(_)) => found.add_if(facts.resumption.running.is_none(), "no-cut"),
         (Contact::Refused { scheme, .. }, _) => {
             let refused = if facts.with_headers { "those that were given were refused; " } else { "" };
-            let header = credentials_header(scheme.as_deref());
-            lines.add(format!("everything behind the credentials: {refused}{header}"));
+            let code = match scheme.as_deref() {
+                None => "no-scheme",
+                Some(scheme) if scheme.eq_ignore_ascii_case("bearer") => "bearer",
+                Some(scheme) if scheme.eq_ignore_ascii_case("basic") => "basic",
+                Some(_) => "scheme",
+            };
+            return found.add(code, &[&refused, &scheme.as_deref().unwrap_or_default()]);
         }
-        (Contact::Speaks, None) => lines.add(
-            "how a long call is answered, cut and resumed: name a tool that is safe to run, with --tool and --arguments",
-        ),
-        (Contact::Speaks, Some(run)) if run.outcome != ToolOutcome::Result => {
-            lines.add("how a long call is cut and resumed: the tool gave no result");
-        }
-        (Contact::Speaks, Some(run)) if !run.numbered => lines.add(
-            "whether a tool runs on when its client leaves: without ids that cannot be seen from outside; servers with \
-             sessions tend to run on and lose the result, others to cancel. Behind the proxy the client does not leave",
-        ),
-        (Contact::Speaks, Some(_)) if facts.resumption.running.is_none() => lines.add(
-            "how a running call is resumed: the tool sends nothing before its response, so it could not be cut",
-        ),
-        _ => {}
+        _ => return,
     }
-    if matches!(facts.contact, Contact::Speaks) && has_sessions(facts) && !facts.has_channels() {
-        lines.0.extend(unwatched(facts));
+    if has_sessions(facts) {
+        find_unwatched(facts, found);
     }
-    lines.0
 }
 
-/// Returns the question about the session that its watch leaves open.
-fn unwatched(facts: &Facts) -> Option<String> {
-    let Some(watch) = facts.watch else {
-        return Some("whether the server pings its clients, and ends silent sessions: give --watch SECS".to_owned());
-    };
+/// Finds the facts about the session that its watch does not show.
+fn find_unwatched(facts: &Facts, found: &mut Findings) {
+    let Some(watch) = facts.watch else { return found.add("no-watch", &[]) };
     if watch.pings == 0 && !watch.ended_in_silence() {
         let tool = if facts.tool.is_none() { ", or after a call of a tool (--tool)" } else { "" };
         let (watched, silent) = (about(watch.watched_ms), about(watch.silent_ms.unwrap_or(0)));
-        return Some(format!(
-            "whether the server pings its clients after more than {watched}{tool}, and ends sessions that are silent for more \
-             than {silent}: --watch SECS watches for up to an hour"
-        ));
+        found.add("longer-watch", &[&watched, &tool, &silent]);
     }
-    let is_open = watch.pings > 0 && watch.session == SessionState::Lives;
-    is_open.then(|| {
-        "whether the server ends a session whose client answers no ping for longer: give --watch SECS".to_owned()
-    })
-}
-
-/// Returns advice on the header that a server wants which refuses requests and names this
-/// authentication scheme.
-fn credentials_header(scheme: Option<&str>) -> String {
-    match scheme {
-        Some(scheme) if scheme.eq_ignore_ascii_case("bearer") => {
-            "give --header 'Authorization: Bearer TOKEN'".to_owned()
-        }
-        Some(scheme) if scheme.eq_ignore_ascii_case("basic") => {
-            "give --header 'Authorization: Basic …', with base64 of user:password".to_owned()
-        }
-        Some(scheme) => format!("give --header 'Authorization: {scheme} …'"),
-        None => "the server does not say which header it wants; usual are --header 'Authorization: Bearer TOKEN' and \
-                 --header 'X-API-Key: KEY'"
-            .to_owned(),
-    }
-}
-
-/// Sentences of one list, in order.
-#[derive(Default)]
-struct Lines(Vec<String>);
-
-impl Lines {
-    fn add(&mut self, line: impl Into<String>) {
-        self.0.push(line.into());
-    }
+    found.add_if(watch.pings > 0 && watch.session == SessionState::Lives, "longer-silence");
 }
 
 /// Returns true if any response, or the tool's, was JSON.
@@ -396,7 +217,7 @@ fn has_json(facts: &Facts) -> bool {
 }
 
 fn has_sessions(facts: &Facts) -> bool {
-    matches!(facts.legacy, Some(Legacy { session: true, .. }))
+    facts.legacy.as_ref().is_some_and(|legacy| legacy.session)
 }
 
 /// Returns true if the server was seen to ping.
@@ -404,14 +225,14 @@ fn pings(facts: &Facts) -> bool {
     facts.watch.is_some_and(|watch| watch.pings > 0)
 }
 
-/// Returns the time without a message after which the server ended a session, at most.
+/// Returns the longest time without a message that a session can have survived.
 fn fatal_silence(facts: &Facts) -> Option<Duration> {
     let watch = facts.watch.filter(Watch::ended_in_silence)?;
     watch.silent_ms.map(Duration::from_millis)
 }
 
 fn has_standalone(facts: &Facts) -> bool {
-    matches!(facts.legacy, Some(Legacy { standalone: Standalone::Stream, .. }))
+    facts.legacy.as_ref().is_some_and(|legacy| legacy.standalone == Standalone::Stream)
 }
 
 /// Formats a measured time: milliseconds below a second, else seconds with one digit at most.
@@ -444,6 +265,22 @@ mod tests {
 
     fn config() -> Config {
         Config::for_upstream("http://127.0.0.1:3000").unwrap()
+    }
+
+    fn adds(facts: &Facts, config: &Config) -> Vec<String> {
+        findings(facts, config).list(0)
+    }
+
+    fn clients(facts: &Facts, config: &Config) -> Vec<String> {
+        findings(facts, config).list(1)
+    }
+
+    fn warnings(facts: &Facts, config: &Config) -> Vec<String> {
+        findings(facts, config).list(2)
+    }
+
+    fn unknown(facts: &Facts) -> Vec<String> {
+        findings(facts, &config()).list(3)
     }
 
     fn nothing_there() -> Contact {

@@ -1,10 +1,11 @@
-//! Findings about the revisions of a server, and about the clients that share none with it.
+//! Findings about the revisions of a server, and about the clients that share no revision with it.
 //!
-//! Clients of 2026-07-28 and those of the older revisions share none, unless one of them, or the
-//! server, speaks both. The proxy translates as its `[bridge]` says; here is the sentence that says
-//! so, or the setting that would do it.
+//! Clients of 2026-07-28 and clients of the older revisions share no revision, unless a client or
+//! the server speaks both. The proxy translates as its `[bridge]` says; the findings say so, or
+//! name the setting for it.
 
-use super::facts::{Facts, Guard, Legacy};
+use super::facts::{Facts, Guard};
+use super::findings::Findings;
 use crate::config::{Config, ModernClients};
 
 /// Revisions that a server speaks.
@@ -27,9 +28,10 @@ impl Eras {
     pub(super) fn of(facts: &Facts) -> Option<Self> {
         match (&facts.legacy, &facts.modern) {
             (Some(_), Some(_)) => Some(Eras::Both),
-            (Some(Legacy { session, .. }), None) if !facts.fell_silent => Some(Eras::Older { has_sessions: *session }),
-            (None, Some(_)) if !facts.fell_silent => Some(Eras::Later),
-            (Some(_), None) | (None, Some(_) | None) => None,
+            _ if facts.fell_silent => None,
+            (Some(legacy), None) => Some(Eras::Older { has_sessions: legacy.session }),
+            (None, Some(_)) => Some(Eras::Later),
+            (None, None) => None,
         }
     }
 
@@ -43,111 +45,34 @@ impl Eras {
     }
 }
 
-/// Settings of the bridge that matter here.
-struct Bridge {
-    modern_clients: ModernClients,
-    legacy_clients: bool,
-    has_tasks: bool,
-}
-
-impl Bridge {
-    fn of(config: &Config) -> Self {
-        let bridge = config.bridge.as_ref();
-        Self {
-            modern_clients: bridge.map_or(ModernClients::Never, |bridge| bridge.modern_clients),
-            legacy_clients: bridge.is_some_and(|bridge| bridge.legacy_clients),
-            has_tasks: config.tasks.is_some(),
-        }
-    }
-
-    /// Returns true if clients of 2026-07-28 that declare tasks are translated for a server of the
-    /// older revisions, and others are not.
-    fn is_for_tasks(&self, has_sessions: bool) -> bool {
-        self.modern_clients == ModernClients::Auto && self.has_tasks && !has_sessions
-    }
-}
-
-/// Returns the sentence for clients that the proxy translates.
-pub(super) fn adds(facts: &Facts, config: &Config) -> Option<String> {
-    let bridge = Bridge::of(config);
-    match Eras::of(facts)? {
-        Eras::Both => None,
-        Eras::Older { .. } if bridge.modern_clients == ModernClients::Always => Some(
-            "clients of 2026-07-28 can use the server, and get tasks: their requests are translated \
-             (bridge.modern_clients is \"always\")"
-                .to_owned(),
-        ),
-        Eras::Older { has_sessions } if bridge.is_for_tasks(has_sessions) => Some(
-            "a client of 2026-07-28 that declares tasks gets them, after the first client without a session: its requests are \
-             translated (bridge.modern_clients is \"auto\")"
-                .to_owned(),
-        ),
-        Eras::Older { .. } => None,
-        Eras::Later if bridge.legacy_clients => Some(
-            "clients of the older revisions can use the server: their requests are translated (bridge.legacy_clients is \"auto\")"
-                .to_owned(),
-        ),
-        Eras::Later => None,
-    }
-}
-
-/// Returns the sentence for clients that share no revision with the server, and are not translated.
-pub(super) fn clients(facts: &Facts, config: &Config) -> Option<String> {
-    let bridge = Bridge::of(config);
-    match Eras::of(facts)? {
-        Eras::Both => None,
-        Eras::Older { .. } if bridge.modern_clients == ModernClients::Always => None,
-        Eras::Older { has_sessions: true } if bridge.has_tasks => Some(
-            "a client of 2026-07-28 that has given up the older revisions cannot use the server, and one that declares tasks \
-             gets none, unless bridge.modern_clients is \"always\""
-                .to_owned(),
-        ),
-        Eras::Older { has_sessions } if has_sessions || bridge.is_for_tasks(has_sessions) || !bridge.has_tasks => Some(
-            "a client of 2026-07-28 that has given up the older revisions cannot use the server, unless bridge.modern_clients \
-             is \"always\""
-                .to_owned(),
-        ),
-        Eras::Older { .. } => Some(
-            "a client of 2026-07-28 that has given up the older revisions cannot use the server, unless bridge.modern_clients \
-             is \"always\"; \"auto\" is enough to give tasks to one that declares them"
-                .to_owned(),
-        ),
-        Eras::Later if bridge.legacy_clients => None,
-        Eras::Later => Some(
-            "a client of the older revisions cannot use the server, unless bridge.legacy_clients is \"auto\"".to_owned(),
-        ),
-    }
-}
-
-/// Returns the warnings about clients that are translated.
-pub(super) fn warnings(facts: &Facts, config: &Config) -> Vec<String> {
-    let is_always = Bridge::of(config).modern_clients == ModernClients::Always;
-    if !is_always {
-        return Vec::new();
-    }
+/// Finds the clients that the proxy translates, and the clients that it leaves out.
+pub(super) fn find(facts: &Facts, config: &Config, found: &mut Findings) {
+    let bridge = config.bridge.as_ref();
+    let modern_clients = bridge.map_or(ModernClients::Never, |bridge| bridge.modern_clients);
+    let has_tasks = config.tasks.is_some();
     match Eras::of(facts) {
-        Some(Eras::Older { has_sessions: true }) => {
-            let mut lines = vec![
-                "the server keeps sessions, and bridge.modern_clients is \"always\": all windows of one client and user share one \
-                 session at 2026-07-28, and the state in it; clients that ask for that revision first (Python 2, FastMCP 4, Go, C#) \
-                 no longer open one each"
-                    .to_owned(),
-            ];
-            if facts.anonymous == Guard::Accepted && !config.listen.address.ip().is_loopback() {
-                lines.push(
-                    "callers without credentials are not translated, since they would share a session: on a loopback address \
-                     they are"
-                        .to_owned(),
-                );
-            }
-            lines
+        Some(Eras::Both) | None => {}
+        Some(Eras::Later) => {
+            let is_translated = bridge.is_some_and(|bridge| bridge.legacy_clients);
+            found.add(if is_translated { "translated-older" } else { "excluded-older" }, &[]);
         }
-        Some(Eras::Older { has_sessions: false }) if config.tasks.is_some() => vec![
-            "bridge.modern_clients is \"always\": \"auto\" is enough to give tasks to clients that declare them, if all clients know \
-             the older revisions, too"
-                .to_owned(),
-        ],
-        Some(Eras::Older { has_sessions: false } | Eras::Both | Eras::Later) | None => Vec::new(),
+        Some(Eras::Older { has_sessions }) if modern_clients == ModernClients::Always => {
+            let is_exposed = facts.anonymous == Guard::Accepted && !config.listen.address.ip().is_loopback();
+            found.add("translated-later", &[]);
+            found.add_if(has_sessions, "shared-session");
+            found.add_if(has_sessions && is_exposed, "not-translated");
+            found.add_if(!has_sessions && has_tasks, "auto-is-enough");
+        }
+        Some(Eras::Older { has_sessions }) => {
+            let gives_tasks = modern_clients == ModernClients::Auto && has_tasks && !has_sessions;
+            found.add_if(gives_tasks, "translated-tasks");
+            let code = match (has_tasks, has_sessions) {
+                (true, true) => "excluded-later-and-tasks",
+                (true, false) if !gives_tasks => "excluded-later-but-tasks",
+                (true | false, true | false) => "excluded-later",
+            };
+            found.add(code, &[]);
+        }
     }
 }
 
@@ -176,6 +101,13 @@ mod tests {
         Facts { legacy: None, modern: Some(modern()), ..speaks() }
     }
 
+    /// Returns a list of the findings.
+    fn list(facts: &Facts, config: &Config, number: usize) -> Vec<String> {
+        let mut found = Findings::default();
+        find(facts, config, &mut found);
+        found.list(number)
+    }
+
     /// Words of the sentences, for each server and setting: of what the proxy adds, of what clients
     /// must know, and of the warnings.
     #[test]
@@ -197,11 +129,7 @@ mod tests {
         ];
         for (facts, modern_clients, legacy_clients, expected) in rows {
             let config = config(modern_clients, legacy_clients);
-            let found = [
-                adds(facts, &config).unwrap_or_default(),
-                clients(facts, &config).unwrap_or_default(),
-                warnings(facts, &config).join("\n"),
-            ];
+            let found = [0, 1, 2].map(|number| list(facts, &config, number).join("\n"));
             for (found, expected) in found.iter().zip(expected) {
                 assert_eq!(
                     (found.contains(expected), found.is_empty()),
@@ -215,17 +143,17 @@ mod tests {
     #[test]
     fn callers_without_credentials_are_warned_about_where_they_are_not_translated() {
         let mut config = config(ModernClients::Always, true);
-        assert_eq!(warnings(&older(true), &config).len(), 1);
+        assert_eq!(list(&older(true), &config, 2).len(), 1);
         config.listen.address = ([0, 0, 0, 0], 8080).into();
-        assert_eq!(warnings(&older(true), &config).len(), 2);
-        assert_eq!(warnings(&Facts { anonymous: refused(), ..older(true) }, &config).len(), 1);
+        assert_eq!(list(&older(true), &config, 2).len(), 2);
+        assert_eq!(list(&Facts { anonymous: refused(), ..older(true) }, &config, 2).len(), 1);
     }
 
     #[test]
     fn without_tasks_there_is_nothing_for_auto_to_give() {
         let mut config = config(ModernClients::Auto, true);
         config.tasks = None;
-        assert_eq!(adds(&older(false), &config), None);
-        assert!(clients(&older(false), &config).is_some_and(|line| !line.contains("task")));
+        assert_eq!(list(&older(false), &config, 0), Vec::<String>::new());
+        assert!(!list(&older(false), &config, 1).join("\n").contains("task"));
     }
 }

@@ -1,25 +1,25 @@
 //! The probe of a server on HTTP+SSE, as `serve --upstream-sse` would use it.
 //!
-//! Each session is an event stream of its own, which the probe closes. Absent: what is asked once a
-//! session is open ([`super::probe`]).
+//! Each session is an event stream of its own, which the probe closes. Absent: the requests in an
+//! open session ([`super::probe`]).
 
 use std::sync::Arc;
 
 use super::Options;
-use super::asking::Probe;
 use super::exchange::Client;
 use super::facts::{Contact, EventStream, Facts, printable, printable_lines};
 use super::probe::{contact, session_from};
 use super::reach;
 use super::requests::{self, LEGACY};
+use super::state::Probe;
 use crate::channel::Channels;
 use crate::config::{Config, SseServer};
 
 /// Gathers the facts about the server on HTTP+SSE that `channels` connect to, and ends them.
 pub(super) async fn probe(config: &Config, options: &Options, channels: &Arc<Channels>, server: &SseServer) -> Facts {
-    let mut facts = Facts::unknown(printable(&server.url.to_string()));
-    facts.with_headers = !options.headers.is_empty();
-    facts.event_stream = Some(EventStream::default());
+    let event_stream = Some(EventStream::default());
+    let with_headers = !options.headers.is_empty();
+    let mut facts = Facts { event_stream, with_headers, ..Facts::unknown(printable(&server.url.to_string())) };
     options.report_progress("connecting");
     if let Err(contact) = reach::reach(config).await {
         facts.contact = contact;
@@ -31,7 +31,7 @@ pub(super) async fn probe(config: &Config, options: &Options, channels: &Arc<Cha
             let probe = Probe::new(config, options, client);
             let endpoint = endpoint(&plain, server, options).await;
             facts.event_stream = Some(EventStream { endpoint, ..EventStream::default() });
-            Box::pin(probe.run_event_stream(options, &mut facts)).await;
+            Box::pin(probe.run_event_stream(&mut facts)).await;
         }
         (Err(error), _) | (_, Err(error)) => {
             facts.contact = Contact::Unreachable { why: printable(&error.to_string()) }
@@ -52,9 +52,9 @@ async fn endpoint(client: &Client, server: &SseServer, options: &Options) -> Opt
 }
 
 impl Probe<'_> {
-    async fn run_event_stream(&self, options: &Options, facts: &mut Facts) {
-        options.report_progress("opening an event stream, and asking for revisions");
-        let legacy = self.request(requests::initialize(1, LEGACY[0]), 1).await;
+    async fn run_event_stream(&self, facts: &mut Facts) {
+        self.options.report_progress("opening an event stream, and asking for revisions");
+        let legacy = self.request(requests::initialize(LEGACY[0])).await;
         if let Some(why) = legacy.as_ref().ok().and_then(|response| response.start_failure()) {
             facts.contact = Contact::NoEventStream { why: printable_lines(why) };
             return;
@@ -65,7 +65,7 @@ impl Probe<'_> {
         if let Some(stream) = &mut facts.event_stream {
             stream.ping_ms = self.ping_time(&session).await;
         }
-        options.report_progress("asking for tools and older revisions");
-        Box::pin(self.examine(Some(session), None, options.tool.as_ref(), facts)).await;
+        self.options.report_progress("asking for tools and older revisions");
+        Box::pin(self.examine(Some(session), None, facts)).await;
     }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, CONTENT_TYPE, HOST, LOCATION, WWW_AUTHENTICATE};
+use http::response::Parts;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt, Empty, Full, Limited};
 use serde_json::Value;
@@ -25,7 +26,7 @@ use crate::protocol::sse::{Decoder, Event};
 use crate::tls;
 use crate::upstream::{Body, Forwarded, Server, Upstream};
 
-/// Size after which a response is not read further.
+/// Size limit of a response; the rest is not read.
 const MAX_RESPONSE: usize = 16 * 1024 * 1024;
 /// Redirects followed for one request, as in the proxy.
 const MAX_REDIRECTS: usize = 3;
@@ -42,6 +43,8 @@ pub(super) struct Request {
     pub(super) path: Option<String>,
     pub(super) headers: HeaderMap,
     pub(super) body: Option<Bytes>,
+    /// Request ID of the JSON-RPC response that ends the read.
+    pub(super) id: Option<u64>,
     /// True if the user's headers are left out.
     pub(super) is_anonymous: bool,
     /// True for a `Host` that is not the server's.
@@ -50,7 +53,7 @@ pub(super) struct Request {
 
 impl Request {
     pub(super) fn new(method: Method, headers: HeaderMap, body: Option<Bytes>) -> Self {
-        Self { method, path: None, headers, body, is_anonymous: false, has_foreign_host: false }
+        Self { method, path: None, headers, body, id: None, is_anonymous: false, has_foreign_host: false }
     }
 }
 
@@ -63,7 +66,7 @@ pub(super) enum ExchangeError {
     Broken,
 }
 
-/// Point at which a client leaves.
+/// Point in a response where the client leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cut {
     /// Nowhere.
@@ -74,16 +77,6 @@ pub(super) enum Cut {
     AfterPrime,
     /// After the first message with an id, unless it is the response.
     AfterMessage,
-}
-
-/// Extent to which a response is read.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ReadUntil {
-    /// Request whose JSON-RPC response ends the read.
-    pub(super) id: Option<u64>,
-    /// Longest wait for the whole response.
-    pub(super) timeout: Duration,
-    pub(super) cut: Cut,
 }
 
 /// Observation of one response: its head, and the part of its body that was received before its
@@ -101,6 +94,8 @@ pub(super) struct Observation {
     pub(super) challenge: Option<String>,
     /// True for a redirect that was not followed.
     pub(super) is_redirect: bool,
+    /// True after the first event.
+    has_events: bool,
     /// The ids of the events, in order.
     pub(super) ids: Vec<Bytes>,
     /// True if the first event had an id and no data.
@@ -180,18 +175,29 @@ impl Client {
         !self.headers.is_empty()
     }
 
-    /// Sends a request and reads its response. A response that is read no further is closed.
-    pub(super) async fn exchange(&self, request: Request, until: ReadUntil) -> Result<Observation, ExchangeError> {
-        let deadline = clock::now() + until.timeout;
-        let response = before(deadline, self.send(request)).await.ok_or(ExchangeError::TimedOut)??;
-        let (parts, body) = response.into_parts();
-        let mut observation = observe_head(parts.status, &parts.headers);
-        let mut reader = BodyReader { body, deadline, remaining: MAX_RESPONSE };
+    /// Sends a request and reads its response, for `timeout` at most. A response that is read no
+    /// further is closed.
+    pub(super) async fn exchange(
+        &self,
+        request: Request,
+        timeout: Duration,
+        cut: Cut,
+    ) -> Result<Observation, ExchangeError> {
+        let id = request.id;
+        let (head, mut body) = self.open(request, clock::now() + timeout).await?;
+        let mut observation = observe_head(head.status, &head.headers);
         match observation.form {
-            _ if until.cut == Cut::AfterHead => {}
-            Form::EventStream => reader.read_events(&mut observation, until).await,
+            _ if cut == Cut::AfterHead => {}
+            Form::EventStream => {
+                let mut events = EventReader::new(body);
+                while let Some(event) = events.next_event().await {
+                    if observation.add_event(event, id, cut) {
+                        break;
+                    }
+                }
+            }
             Form::Json => {
-                observation.response = reader.document().await.filter(|document| document.is_object());
+                observation.response = body.document().await.filter(|document| document.is_object());
                 observation.messages = usize::from(observation.response.is_some());
             }
             Form::Other => {}
@@ -201,44 +207,27 @@ impl Client {
 
     /// Returns the first event, or `None` if the response is no stream of events.
     pub(super) async fn first_event(&self, request: Request, timeout: Duration) -> Option<Event> {
-        let deadline = clock::now() + timeout;
-        let response = before(deadline, self.send(request)).await?.ok()?;
-        let (parts, body) = response.into_parts();
-        if !parts.status.is_success() || form(&parts.headers) != Form::EventStream {
-            return None;
-        }
-        let mut decoder = Decoder::new(MAX_RESPONSE);
-        let mut reader = BodyReader { body, deadline, remaining: MAX_RESPONSE };
-        loop {
-            decoder.feed(reader.next().await?);
-            if let Some(event) = decoder.poll_event().ok()? {
-                return Some(event);
-            }
-        }
+        self.listen(request, clock::now() + timeout).await.1?.next_event().await
     }
 
-    /// Opens the stream of events that a GET asks for, to be read message by message. Its head must
-    /// come by `deadline`.
-    pub(super) async fn listen(&self, request: Request, deadline: Instant) -> (Standalone, Option<Listener>) {
-        let Some(Ok(response)) = before(deadline, self.send(request)).await else { return (Standalone::NoHead, None) };
-        let (parts, body) = response.into_parts();
-        if !parts.status.is_success() || form(&parts.headers) != Form::EventStream {
-            return (Standalone::Refused { status: parts.status.as_u16() }, None);
+    /// Opens the stream of events that a GET requests. Its head must come by `deadline`.
+    pub(super) async fn listen(&self, request: Request, deadline: Instant) -> (Standalone, Option<EventReader>) {
+        let Ok((head, mut body)) = self.open(request, deadline).await else { return (Standalone::NoHead, None) };
+        if !head.status.is_success() || form(&head.headers) != Form::EventStream {
+            return (Standalone::Refused { status: head.status.as_u16() }, None);
         }
-        // Messages are dropped as they are read: the length of the whole needs no limit.
-        let reader = BodyReader { body, deadline, remaining: usize::MAX };
-        (Standalone::Stream, Some(Listener { reader, decoder: Decoder::new(MAX_RESPONSE) }))
+        // Events are dropped as they are read: the length of the whole needs no limit.
+        body.remaining = usize::MAX;
+        (Standalone::Stream, Some(EventReader::new(body)))
     }
 
     /// Returns a JSON document of the origin.
     pub(super) async fn document(&self, request: Request, timeout: Duration) -> Option<Value> {
-        let deadline = clock::now() + timeout;
-        let response = before(deadline, self.send(request)).await?.ok()?;
-        let (parts, body) = response.into_parts();
-        if parts.status != StatusCode::OK || form(&parts.headers) != Form::Json {
+        let (head, mut body) = self.open(request, clock::now() + timeout).await.ok()?;
+        if head.status != StatusCode::OK || form(&head.headers) != Form::Json {
             return None;
         }
-        BodyReader { body, deadline, remaining: MAX_RESPONSE }.document().await
+        body.document().await
     }
 
     /// Returns the status and the body of a response, the body up to `most` bytes: `None` if it is
@@ -249,11 +238,17 @@ impl Client {
         most: usize,
         timeout: Duration,
     ) -> Result<(StatusCode, Option<Bytes>), ExchangeError> {
-        let deadline = clock::now() + timeout;
+        let (head, reader) = self.open(request, clock::now() + timeout).await?;
+        let body = before(reader.deadline, Limited::new(reader.body, most).collect()).await.and_then(Result::ok);
+        Ok((head.status, body.map(|body| body.to_bytes())))
+    }
+
+    /// Sends a request, and waits for the response until `deadline`. Returns its head, and a reader
+    /// of its body.
+    async fn open(&self, request: Request, deadline: Instant) -> Result<(Parts, BodyReader), ExchangeError> {
         let response = before(deadline, self.send(request)).await.ok_or(ExchangeError::TimedOut)??;
-        let (parts, body) = response.into_parts();
-        let body = before(deadline, Limited::new(body, most).collect()).await.and_then(Result::ok);
-        Ok((parts.status, body.map(|body| body.to_bytes())))
+        let (head, body) = response.into_parts();
+        Ok((head, BodyReader { body, deadline, remaining: MAX_RESPONSE }))
     }
 
     /// Sends a request and waits for the head. Follows redirects that keep the method, within the
@@ -300,24 +295,36 @@ impl Client {
     }
 }
 
-/// Stream of events that is read message by message.
-pub(super) struct Listener {
-    reader: BodyReader,
+/// Reader of a stream of events.
+pub(super) struct EventReader {
+    body: BodyReader,
     decoder: Decoder,
 }
 
-impl Listener {
+impl EventReader {
+    fn new(body: BodyReader) -> Self {
+        Self { body, decoder: Decoder::new(MAX_RESPONSE) }
+    }
+
+    /// Returns the next event, or `None` at the end of the stream or at its deadline. Dropped
+    /// early, it loses nothing.
+    async fn next_event(&mut self) -> Option<Event> {
+        loop {
+            if let Some(event) = self.decoder.poll_event().ok()? {
+                return Some(event);
+            }
+            self.decoder.feed(self.body.next().await?);
+        }
+    }
+
     /// Returns the next JSON message, or `None` at the end of the stream or at `deadline`. Dropped
     /// early, it loses nothing.
     pub(super) async fn next_message(&mut self, deadline: Instant) -> Option<Value> {
-        self.reader.deadline = deadline;
+        self.body.deadline = deadline;
         loop {
-            while let Some(event) = self.decoder.poll_event().ok()? {
-                if let Ok(message) = serde_json::from_slice(&event.data) {
-                    return Some(message);
-                }
+            if let Ok(message) = serde_json::from_slice(&self.next_event().await?.data) {
+                return Some(message);
             }
-            self.decoder.feed(self.reader.next().await?);
         }
     }
 }
@@ -350,42 +357,28 @@ impl BodyReader {
         }
         serde_json::from_slice(&whole).ok()
     }
-
-    /// Reads events into `observation`, as far as `until` says.
-    async fn read_events(&mut self, observation: &mut Observation, until: ReadUntil) {
-        let mut decoder = Decoder::new(MAX_RESPONSE);
-        let mut events = 0;
-        while let Some(piece) = self.next().await {
-            decoder.feed(piece);
-            while let Ok(Some(event)) = decoder.poll_event() {
-                events += 1;
-                if observation.add_event(event, events == 1, until) {
-                    return;
-                }
-            }
-        }
-    }
 }
 
 impl Observation {
     /// Adds an event. Returns true if the response is read no further.
-    fn add_event(&mut self, event: Event, is_first: bool, until: ReadUntil) -> bool {
+    fn add_event(&mut self, event: Event, request: Option<u64>, cut: Cut) -> bool {
+        let is_first = !std::mem::replace(&mut self.has_events, true);
         let id = event.id.filter(|id| !id.is_empty());
         let is_numbered = id.is_some();
         self.ids.extend(id);
         if event.data.is_empty() {
             self.is_primed |= is_first && is_numbered;
-            self.was_cut = self.is_primed && until.cut == Cut::AfterPrime;
+            self.was_cut = self.is_primed && cut == Cut::AfterPrime;
             return self.was_cut;
         }
         self.messages += 1;
         let message: Option<Value> = serde_json::from_slice(&event.data).ok();
         let is_response = |message: &Value| {
             let has_outcome = message.get("result").is_some() || message.get("error").is_some();
-            has_outcome && until.id.is_some_and(|id| message.get("id") == Some(&id.into()))
+            has_outcome && request.is_some_and(|id| message.get("id") == Some(&id.into()))
         };
         self.response = message.filter(is_response);
-        self.was_cut = is_numbered && self.response.is_none() && until.cut == Cut::AfterMessage;
+        self.was_cut = is_numbered && self.response.is_none() && cut == Cut::AfterMessage;
         self.response.is_some() || self.was_cut
     }
 }
@@ -401,6 +394,7 @@ fn observe_head(status: StatusCode, headers: &HeaderMap) -> Observation {
         scheme: scheme.filter(|scheme| !scheme.is_empty()).map(printable),
         is_redirect: status.is_redirection() && headers.contains_key(LOCATION),
         challenge,
+        has_events: false,
         ids: Vec::new(),
         is_primed: false,
         messages: 0,

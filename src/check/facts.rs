@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 /// Facts that the probe found about an upstream.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Facts {
     /// The endpoint, without its query.
     pub upstream: String,
@@ -18,7 +18,7 @@ pub struct Facts {
     pub contact: Contact,
     /// The process of a server on stdio, or `None` for a server on HTTP.
     pub program: Option<Program>,
-    /// The event stream of a server on HTTP+SSE that was asked as such, or `None` for another.
+    /// The event stream of a server that was probed on HTTP+SSE, or `None` on another transport.
     pub event_stream: Option<EventStream>,
     /// Name and version of the server.
     pub server: Option<Identity>,
@@ -42,7 +42,7 @@ pub struct Facts {
     pub anonymous: Guard,
     /// OAuth documents of the origin.
     pub oauth: Vec<Document>,
-    /// True if the server stopped responding, so that some questions remain open.
+    /// True if the server stopped responding, so that some facts are unknown.
     pub fell_silent: bool,
     /// Paths with HTTP+SSE of 2024-11-05.
     pub http_sse: Vec<String>,
@@ -60,33 +60,11 @@ pub struct Facts {
 impl Facts {
     /// Creates the facts before the first request.
     pub fn unknown(upstream: String) -> Self {
-        Self {
-            upstream,
-            contact: Contact::Silent,
-            program: None,
-            event_stream: None,
-            server: None,
-            legacy: None,
-            modern: None,
-            tools: None,
-            resumption: Resumption::default(),
-            watch: None,
-            tool: None,
-            foreign_host: Guard::Unknown,
-            foreign_origin: Guard::Unknown,
-            anonymous: Guard::Unknown,
-            oauth: Vec::new(),
-            fell_silent: false,
-            http_sse: Vec::new(),
-            mcp_resume: false,
-            endpoint_at: None,
-            with_headers: false,
-            unknown_tool: None,
-        }
+        Self { upstream, ..Self::default() }
     }
 
-    /// Returns true if the server was asked over channels of the proxy: then it is the proxy that
-    /// knows sessions, and answers in events.
+    /// Returns true if the server was probed over channels of the proxy: the proxy then has the
+    /// sessions, and responds in events.
     pub fn has_channels(&self) -> bool {
         self.program.is_some() || self.event_stream.is_some()
     }
@@ -109,7 +87,7 @@ impl Facts {
 }
 
 /// Outcome of the first requests.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Contact {
     /// No connection.
@@ -117,8 +95,8 @@ pub enum Contact {
         /// Error of the system.
         why: String,
     },
-    /// The program of a server on stdio was not started, or it ended or took too long before it
-    /// answered `initialize`.
+    /// The program of a server on stdio was not started, or it ended or took too long before its
+    /// response to `initialize`.
     NotStarted {
         /// Reason, in words, with the last lines of its stderr.
         why: String,
@@ -139,6 +117,7 @@ pub enum Contact {
         scheme: &'static str,
     },
     /// A connection, but no response in time.
+    #[default]
     Silent,
     /// A connection that broke before a response.
     Broke,
@@ -165,18 +144,18 @@ pub enum Contact {
         /// True if the response redirects to another place.
         redirects: bool,
     },
-    /// MCP, on the transport that was asked for.
+    /// MCP, on the requested transport.
     Speaks,
 }
 
 /// The process of a server on stdio.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Program {
-    /// Time from the request to start it to its answer to `initialize`, or `None` without an
-    /// answer.
+    /// Time from the request to start it to its response to `initialize`, or `None` without a
+    /// response.
     pub answered_ms: Option<u64>,
-    /// Time from the end of its last session to that of all its processes, or `None` if no session
-    /// was opened.
+    /// Time from the end of its last session to the end of all its processes, or `None` if no
+    /// session was opened.
     pub ended_ms: Option<u64>,
 }
 
@@ -185,7 +164,7 @@ pub struct Program {
 pub struct EventStream {
     /// Place of the POSTs without its query, or `None` if the stream did not begin with one.
     pub endpoint: Option<String>,
-    /// Time until the answer to a ping, or `None` without an answer.
+    /// Time until the response to a ping, or `None` without a response.
     pub ping_ms: Option<u64>,
 }
 
@@ -198,10 +177,10 @@ pub struct Identity {
     pub version: String,
 }
 
-/// Findings at revision 2025-11-25 and before.
+/// Facts at revision 2025-11-25 and before.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Legacy {
-    /// The revisions it negotiated when asked for them, latest first.
+    /// The revisions that it accepted from a client, latest first.
     pub revisions: Vec<String>,
     /// True if the server assigns sessions.
     pub session: bool,
@@ -217,7 +196,7 @@ pub struct Legacy {
     pub unknown_session: UnknownSession,
 }
 
-/// Findings at revision 2026-07-28.
+/// Facts at revision 2026-07-28.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Modern {
     /// The revisions that `server/discover` lists.
@@ -261,7 +240,7 @@ pub enum Standalone {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum UnknownSession {
-    /// A refusal by which the proxy knows that the session is gone.
+    /// A refusal that the proxy recognises: the session is gone.
     Recognised {
         /// Status code.
         status: u16,
@@ -275,7 +254,7 @@ pub enum UnknownSession {
     },
     /// The request was served.
     Accepted,
-    /// Unknown: the server assigns no sessions, or did not answer.
+    /// Unknown: the server assigns no sessions, or did not respond.
     Unknown,
 }
 
@@ -292,19 +271,19 @@ pub struct Watch {
     pub stream_ended: bool,
     /// `ping` requests of the server in that time.
     pub pings: usize,
-    /// Time from the answer to the first ping to the second ping, or `None` without a second.
+    /// Time from the response to the first ping to the second ping, or `None` without a second.
     pub ping_interval_ms: Option<u64>,
-    /// Time from the first ping that was not answered to the end, or `None` if each was answered.
+    /// Time from the first ping without a response to the end, or `None` if each had a response.
     pub unanswered_ms: Option<u64>,
-    /// Time at the end in which the server was sent nothing, or `None` if the stream ended before
-    /// the watch and could not be opened again.
+    /// Time at the end without a message to the server, or `None` if the stream ended before the
+    /// watch and could not be opened again.
     pub silent_ms: Option<u64>,
     /// The session after that.
     pub session: SessionState,
 }
 
 impl Watch {
-    /// Returns true if the server ended the session and had no ping without an answer: silence was
+    /// Returns true if the server ended the session and had no ping without a response: silence was
     /// the reason.
     pub(super) fn ended_in_silence(&self) -> bool {
         self.session == SessionState::Ended && self.unanswered_ms.is_none() && self.silent_ms.is_some()
@@ -403,7 +382,7 @@ pub enum ToolOutcome {
 }
 
 /// Reaction of a server to a request that it should refuse.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Guard {
     /// The request was accepted like any other.
@@ -416,6 +395,7 @@ pub enum Guard {
         scheme: Option<String>,
     },
     /// The reaction is unknown.
+    #[default]
     Unknown,
 }
 
@@ -439,7 +419,7 @@ pub(super) fn millis(time: Duration) -> u64 {
 }
 
 /// Returns a text of the server's in a form that is safe on a terminal: bounded, without control
-/// characters and without those that reorder a line.
+/// characters and without characters that reorder a line.
 pub(super) fn printable(text: &str) -> String {
     printable_up_to(MAX_TEXT, text)
 }
@@ -459,7 +439,7 @@ fn printable_up_to(max: usize, text: &str) -> String {
 pub(super) mod samples {
     use super::*;
 
-    /// A server of 2025-11-25 without sessions and ids, of which nothing else is known.
+    /// A server of 2025-11-25 without sessions and ids. Nothing else is known.
     pub(in crate::check) fn speaks() -> Facts {
         let mut facts = Facts::unknown("http://127.0.0.1:3000/mcp".to_owned());
         facts.contact = Contact::Speaks;
@@ -485,7 +465,7 @@ pub(super) mod samples {
         Modern { revisions: vec!["2026-07-28".to_owned()], answers: Form::EventStream, numbered: false, tasks: false }
     }
 
-    /// A watch of five seconds in which nothing happened.
+    /// A watch of five seconds without an event.
     pub(in crate::check) fn watch() -> Watch {
         Watch {
             watched_ms: 5001,

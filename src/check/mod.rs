@@ -6,7 +6,7 @@
 //! the configuration.
 //!
 //! Invariants: every wait and every size is bounded, so a probe ends against any server. It sends
-//! nothing but `initialize`, `ping`, answers to pings, `tools/list`, `server/discover`, GETs, TLS
+//! nothing but `initialize`, `ping`, responses to pings, `tools/list`, `server/discover`, GETs, TLS
 //! handshakes and the tool that the user named. Opened sessions are ended if the user says so or
 //! the server is on stdio or HTTP+SSE, and else left to expire: a server with one session for its
 //! whole process opens none after that. The facts hold no credential, session ID or query, and no
@@ -16,16 +16,17 @@
 //! [`crate::upstream`], but the report promises the proxy's behaviour and does not try it.
 
 mod advice;
-mod asking;
 mod eras;
 mod event_stream;
 mod exchange;
 mod facts;
+mod findings;
 mod probe;
 mod program;
 mod reach;
 mod report;
 mod requests;
+mod state;
 pub mod summary;
 mod verdict;
 mod watch;
@@ -54,7 +55,7 @@ pub async fn probe(config: &Config, options: &Options) -> Facts {
     }
 }
 
-/// Returns true if the server at the configured URL is on HTTP+SSE alone, so that it can be asked
+/// Returns true if the server at the configured URL is on HTTP+SSE alone, so that it can be probed
 /// as such.
 pub fn is_http_sse_alone(facts: &Facts, config: &Config) -> bool {
     let is_here = facts.http_sse.iter().any(|path| path == config.upstream.url.endpoint_path());
@@ -105,9 +106,9 @@ pub struct Timeouts {
     pub stream: Duration,
     /// For one run of the tool.
     pub tool: Duration,
-    /// Time beyond a call's duration after which a call that was cut is resumed.
+    /// Time beyond a call's duration before a call that was cut is resumed.
     pub margin: Duration,
-    /// Time for which a session is watched; zero for none.
+    /// Duration of the watch of a session; zero for none.
     pub watch: Duration,
 }
 

@@ -6,13 +6,13 @@ use std::time::Duration;
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::asking::Probe;
-use super::exchange::{Client, Cut, ExchangeError, Observation, ReadUntil, Request};
+use super::exchange::{Client, Cut, ExchangeError, Observation, Request};
 use super::facts::{
     Contact, Document, Facts, Form, Guard, Identity, Legacy, Modern, ResumeOutcome, ToolOutcome, ToolRun, Tools,
     UnknownSession, millis, printable,
 };
 use super::requests::{self, LEGACY, MODERN, Requester};
+use super::state::Probe;
 use super::watch::SessionStream;
 use super::{Options, Tool, reach};
 use crate::clock;
@@ -22,7 +22,7 @@ use crate::protocol::tasks;
 
 /// Pages of `tools/list` that are read.
 const MAX_PAGES: usize = 20;
-/// Number of tools after which no further page is read.
+/// Limit of the tools that are read; the page that passes it is the last.
 const MAX_TOOLS: usize = 10_000;
 /// Usual paths of MCP endpoints.
 const USUAL_PATHS: [&str; 4] = ["/mcp", "/", "/api/mcp", "/v1/mcp"];
@@ -48,7 +48,7 @@ pub(super) async fn probe(config: &Config, options: &Options) -> Facts {
         }
     };
     let probe = Probe::new(config, options, client);
-    Box::pin(probe.run(config, options.tool.as_ref(), &mut facts)).await;
+    Box::pin(probe.run(config, &mut facts)).await;
     if matches!(facts.contact, Contact::Broke | Contact::NotMcp { status: 400, .. })
         && let Some(contact) = reach::tls_fault(config, options.timeouts.stream).await
     {
@@ -64,7 +64,7 @@ pub(super) struct Session {
 }
 
 impl Probe<'_> {
-    async fn run(&self, config: &Config, tool: Option<&Tool>, facts: &mut Facts) {
+    async fn run(&self, config: &Config, facts: &mut Facts) {
         let endpoint = config.upstream.url.endpoint_path();
         self.options.report_progress("asking for revisions, streams and documents");
         // A sidecar would count a GET of the old path as a client's unprotected request.
@@ -73,8 +73,8 @@ impl Probe<'_> {
             (is_mcp_resume, !is_mcp_resume && self.is_http_sse(requests::page(OLD_PATH, true)).await)
         };
         let (legacy, modern, has_sse_here, (is_mcp_resume, has_old_path)) = tokio::join!(
-            self.request(requests::initialize(1, LEGACY[0]), 1),
-            self.request(Requester::Modern.post(Some(1), "server/discover", json!({})), 1),
+            self.request(requests::initialize(LEGACY[0])),
+            self.request(Requester::Modern.post(Some(1), "server/discover", json!({}))),
             self.is_http_sse(Requester::Opening.get(None)),
             old_path,
         );
@@ -102,18 +102,12 @@ impl Probe<'_> {
         }
         facts.contact = Contact::Speaks;
         self.options.report_progress("asking for tools and what is refused");
-        Box::pin(self.examine(session, modern, tool, facts)).await;
+        Box::pin(self.examine(session, modern, facts)).await;
     }
 
     /// Draws the facts from further requests in the sessions that were opened, and ends them if
     /// that is wanted.
-    pub(super) async fn examine(
-        &self,
-        session: Option<Session>,
-        modern: Option<Session>,
-        tool: Option<&Tool>,
-        facts: &mut Facts,
-    ) {
+    pub(super) async fn examine(&self, session: Option<Session>, modern: Option<Session>, facts: &mut Facts) {
         let first = session.as_ref().or(modern.as_ref()).map(|session| &session.response);
         facts.server = first.and_then(identity);
         if let Some(modern) = &modern {
@@ -124,7 +118,7 @@ impl Probe<'_> {
             stream = self.examine_legacy(session, facts).await;
         }
         let Some(requester) = session.or(modern).map(|session| session.requester) else { return };
-        let trying = Box::pin(self.try_requests(&requester, tool, facts));
+        let trying = Box::pin(self.try_requests(&requester, facts));
         self.while_listening(&requester, &mut stream, trying).await;
         if let Some(unknown_session) = facts.legacy.as_ref().map(|legacy| legacy.unknown_session.clone()) {
             // Last, since the session may end.
@@ -135,16 +129,16 @@ impl Probe<'_> {
     }
 
     /// Tries what needs a session, or the modern revision: resumes, protections, the tool.
-    async fn try_requests(&self, requester: &Requester, tool: Option<&Tool>, facts: &mut Facts) {
+    async fn try_requests(&self, requester: &Requester, facts: &mut Facts) {
         if facts.has_channels() {
-            // A process has no callers of its own to tell apart.
+            // A process cannot distinguish callers.
             let is_accepted = facts.program.is_some() || !self.client.has_headers();
             facts.anonymous = if is_accepted { Guard::Accepted } else { Guard::Unknown };
         } else {
             facts.resumption.finished = self.resume_finished(requester).await;
             self.guards(requester, facts).await;
         }
-        if let Some(tool) = tool {
+        if let Some(tool) = &self.options.tool {
             facts.unknown_tool = unknown_tool(tool, facts.tools.as_ref());
             if facts.unknown_tool.is_none() {
                 self.run_tool(requester, tool, facts).await;
@@ -158,21 +152,21 @@ impl Probe<'_> {
         document.is_some_and(|document| document["service"] == "mcp-resume")
     }
 
-    /// Sends a ping in a session. Returns the time until its answer, or `None` without one.
+    /// Sends a ping in a session. Returns the time until the response, or `None` without one.
     pub(super) async fn ping_time(&self, session: &Session) -> Option<u64> {
         let (id, begun) = (2, clock::now());
-        let answer = self.request(session.requester.post(Some(id), "ping", Value::Null), id).await.ok()?;
-        answer.result().map(|_| millis(clock::now() - begun))
+        let response = self.request(session.requester.post(Some(id), "ping", Value::Null)).await.ok()?;
+        response.result().map(|_| millis(clock::now() - begun))
     }
 
     /// Returns the first of the usual paths, other than `configured`, where `initialize` succeeds.
     async fn find_endpoint(&self, configured: &str) -> Option<String> {
         self.options.report_progress("looking for the endpoint at other paths");
         for path in USUAL_PATHS.into_iter().filter(|path| *path != configured) {
-            let request = Request { path: Some(path.to_owned()), ..requests::initialize(1, LEGACY[0]) };
-            let Some(session) = self.request(request, 1).await.ok().and_then(session_from) else { continue };
+            let request = Request { path: Some(path.to_owned()), ..requests::initialize(LEGACY[0]) };
+            let Some(session) = self.request(request).await.ok().and_then(session_from) else { continue };
             if let Some(request) = session.requester.delete().filter(|_| self.options.end_sessions) {
-                let _ = self.request_head(Request { path: Some(path.to_owned()), ..request }).await;
+                let _ = self.request_until(Request { path: Some(path.to_owned()), ..request }, Cut::AfterHead).await;
             }
             return Some(path.to_owned());
         }
@@ -195,7 +189,7 @@ impl Probe<'_> {
         if response.response.is_none() || !is_alone {
             return None;
         }
-        let response = self.request(requester.post(Some(2), "tools/list", json!({})), 2).await.ok()?;
+        let response = self.request(requester.post(Some(2), "tools/list", json!({}))).await.ok()?;
         response.result().filter(|result| result["tools"].is_array())?;
         Some(Session { requester, response })
     }
@@ -222,7 +216,8 @@ impl Probe<'_> {
         let Session { requester, response: opening } = session;
         let Requester::Legacy { revision, session } = requester else { return SessionStream::default() };
         // Its failure is no reason to stop: the next requests show more.
-        let _ = self.request_head(requester.post(None, "notifications/initialized", Value::Null)).await;
+        let _ =
+            self.request_until(requester.post(None, "notifications/initialized", Value::Null), Cut::AfterHead).await;
         let (first, tools) = self.tools(requester).await;
         let response = first.as_ref().unwrap_or(opening);
         let mut revisions = vec![printable(revision)];
@@ -247,7 +242,7 @@ impl Probe<'_> {
 
     /// Returns true if the server accepts this revision from a client.
     async fn can_negotiate(&self, revision: &str) -> bool {
-        let Some(session) = self.request(requests::initialize(1, revision), 1).await.ok().and_then(session_from) else {
+        let Some(session) = self.request(requests::initialize(revision)).await.ok().and_then(session_from) else {
             return false;
         };
         let is_same = matches!(&session.requester, Requester::Legacy { revision: got, .. } if got == revision);
@@ -262,7 +257,7 @@ impl Probe<'_> {
         for page in 0..MAX_PAGES {
             let id = 10 + page as u64;
             let params = cursor.map_or(json!({}), |cursor| json!({ "cursor": cursor }));
-            let Ok(response) = self.request(requester.post(Some(id), "tools/list", params), id).await else { break };
+            let Ok(response) = self.request(requester.post(Some(id), "tools/list", params)).await else { break };
             let result = response.result().cloned();
             first.get_or_insert(response);
             let Some(result) = result else { break };
@@ -293,13 +288,10 @@ impl Probe<'_> {
 
     /// Cuts `tools/list` after its empty first event, and resumes it.
     async fn resume_finished(&self, requester: &Requester) -> Option<ResumeOutcome> {
-        let (id, timeout) = (40, self.timeouts.response);
-        let until = ReadUntil { id: Some(id), timeout, cut: Cut::AfterPrime };
-        let cut = self.request_until(requester.post(Some(id), "tools/list", json!({})), until).await.ok()?;
-        if !cut.was_cut {
-            return None;
-        }
-        Some(self.resume(requester, id, &cut, 1, timeout).await)
+        let id = 40;
+        let list = requester.post(Some(id), "tools/list", json!({}));
+        let cut = self.request_until(list, Cut::AfterPrime).await.ok().filter(|cut| cut.was_cut)?;
+        Some(self.resume(requester, id, &cut, 1, self.timeouts.response).await)
     }
 
     /// Resumes after the last event of `cut`. An undisturbed run has `of` messages.
@@ -311,9 +303,8 @@ impl Probe<'_> {
         of: usize,
         timeout: Duration,
     ) -> ResumeOutcome {
-        let until = ReadUntil { id: Some(id), timeout, cut: Cut::Never };
-        let last = cut.ids.last().map(|id| &id[..]);
-        match self.client.exchange(requester.get(last), until).await {
+        let get = Request { id: Some(id), ..requester.get(cut.ids.last().map(|id| &id[..])) };
+        match self.client.exchange(get, timeout, Cut::Never).await {
             Err(ExchangeError::TimedOut | ExchangeError::Broken) => ResumeOutcome::Unanswered,
             Ok(rest) if !rest.status.is_success() => ResumeOutcome::Refused { status: rest.status.as_u16() },
             Ok(rest) if rest.has_repeats(cut) => ResumeOutcome::Repeated,
@@ -334,7 +325,7 @@ impl Probe<'_> {
         let whole = self.call(requester, tool, 50, Cut::Never).await;
         let took = clock::now() - begun;
         let Ok(whole) = whole else {
-            facts.tool = Some(ToolRun::unanswered(tool, took));
+            facts.tool = Some(ToolRun::without_response(tool, took));
             return;
         };
         facts.tool = Some(ToolRun::of(tool, &whole, took));
@@ -359,8 +350,7 @@ impl Probe<'_> {
 
     async fn call(&self, requester: &Requester, tool: &Tool, id: u64, cut: Cut) -> Result<Observation, ExchangeError> {
         let params = json!({ "name": tool.name, "arguments": tool.arguments, "_meta": { "progressToken": id } });
-        let until = ReadUntil { id: Some(id), timeout: self.timeouts.tool, cut };
-        self.client.exchange(requester.post(Some(id), "tools/call", params), until).await
+        self.client.exchange(requester.post(Some(id), "tools/call", params), self.timeouts.tool, cut).await
     }
 
     async fn guards(&self, requester: &Requester, facts: &mut Facts) {
@@ -369,18 +359,18 @@ impl Probe<'_> {
             Requester::Legacy { .. } | Requester::Opening => ("ping", Value::Null),
         };
         let post = |id| requester.post(Some(id), method, params.clone());
-        facts.foreign_host = self.guard(Request { has_foreign_host: true, ..post(60) }, 60).await;
-        facts.foreign_origin = self.guard(requests::from_foreign_origin(post(61)), 61).await;
+        facts.foreign_host = self.guard(Request { has_foreign_host: true, ..post(60) }).await;
+        facts.foreign_origin = self.guard(requests::from_foreign_origin(post(61))).await;
         facts.anonymous = if self.client.has_headers() {
-            self.guard(Request { is_anonymous: true, ..post(62) }, 62).await
+            self.guard(Request { is_anonymous: true, ..post(62) }).await
         } else {
             // All earlier requests were anonymous.
             Guard::Accepted
         };
     }
 
-    async fn guard(&self, request: Request, id: u64) -> Guard {
-        match self.request(request, id).await {
+    async fn guard(&self, request: Request) -> Guard {
+        match self.request(request).await {
             Ok(response) if response.status.is_success() => Guard::Accepted,
             Ok(response) if response.status.is_client_error() => {
                 Guard::Refused { status: response.status.as_u16(), scheme: response.scheme }
@@ -423,13 +413,13 @@ impl Probe<'_> {
         let is_ended = self.options.end_sessions || self.options.channels.is_some();
         if let Some(request) = requester.delete().filter(|_| is_ended) {
             // A server may refuse it; the session then expires.
-            let _ = self.request_head(request).await;
+            let _ = self.request_until(request, Cut::AfterHead).await;
         }
     }
 }
 
 impl ToolRun {
-    fn unanswered(tool: &Tool, took: Duration) -> Self {
+    fn without_response(tool: &Tool, took: Duration) -> Self {
         Self {
             name: printable(&tool.name),
             outcome: ToolOutcome::NoResponse,
@@ -447,7 +437,7 @@ impl ToolRun {
             (Some(_), _) => ToolOutcome::Error,
         };
         let (answers, messages, numbered) = (response.form, response.messages, !response.ids.is_empty());
-        Self { outcome, answers, messages, numbered, ..Self::unanswered(tool, took) }
+        Self { outcome, answers, messages, numbered, ..Self::without_response(tool, took) }
     }
 }
 

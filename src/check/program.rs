@@ -1,19 +1,19 @@
-//! The probe of a server on stdio: its program is started, asked and ended.
+//! The probe of a server on stdio: its program is started, probed and ended.
 //!
 //! One process runs after the other, each for a session of its own, as `serve` would start it.
-//! Invariant: none of them is left when the probe returns. Absent: what is asked once a session is
-//! open ([`super::probe`]).
+//! Invariant: no process is left when the probe returns. Absent: the requests in an open session
+//! ([`super::probe`]).
 
 use std::sync::Arc;
 
 use serde_json::json;
 
 use super::Options;
-use super::asking::Probe;
 use super::exchange::Client;
 use super::facts::{Contact, Facts, Program, millis, printable, printable_lines};
 use super::probe::{contact, session_from};
 use super::requests::{self, LEGACY, Requester};
+use super::state::Probe;
 use crate::channel::Channels;
 use crate::clock;
 use crate::config::Config;
@@ -22,29 +22,28 @@ use crate::config::Config;
 /// program takes to start, once for each revision.
 pub(super) async fn probe(config: &Config, options: &Options, channels: &Arc<Channels>) -> Facts {
     let name = config.upstream.command.as_ref().map_or("", |command| command.name());
-    let mut facts = Facts::unknown(printable(name));
-    let mut program = Program::default();
-    facts.program = Some(program);
+    let mut facts = Facts { program: Some(Program::default()), ..Facts::unknown(printable(name)) };
     match Client::new(config, options.headers.clone(), Some(channels)) {
         Ok(client) => {
             let probe = Probe::new(config, options, client);
-            Box::pin(probe.run_program(options, &mut facts, &mut program)).await;
+            Box::pin(probe.run_program(&mut facts)).await;
         }
         Err(error) => facts.contact = Contact::NotStarted { why: printable(&error.to_string()) },
     }
     options.report_progress("ending the program");
     let began = clock::now();
     channels.end_all().await;
-    program.ended_ms = program.answered_ms.map(|_| millis(clock::now() - began));
-    facts.program = Some(program);
+    if let Some(program) = &mut facts.program {
+        program.ended_ms = program.answered_ms.map(|_| millis(clock::now() - began));
+    }
     facts
 }
 
 impl Probe<'_> {
-    async fn run_program(&self, options: &Options, facts: &mut Facts, program: &mut Program) {
-        options.report_progress("starting the program, and asking for revisions");
+    async fn run_program(&self, facts: &mut Facts) {
+        self.options.report_progress("starting the program, and asking for revisions");
         let began = clock::now();
-        let legacy = self.request(requests::initialize(1, LEGACY[0]), 1).await;
+        let legacy = self.request(requests::initialize(LEGACY[0])).await;
         let took = clock::now() - began;
         if let Some(why) = legacy.as_ref().ok().and_then(|response| response.start_failure()) {
             facts.contact = Contact::NotStarted { why: printable_lines(why) };
@@ -52,14 +51,14 @@ impl Probe<'_> {
         }
         facts.contact = contact(&legacy);
         let session = legacy.ok().and_then(session_from);
-        let discovered = self.request(Requester::Modern.post(Some(1), "server/discover", json!({})), 1).await;
+        let discovered = self.request(Requester::Modern.post(Some(1), "server/discover", json!({}))).await;
         let modern = self.modern(discovered, session.is_none()).await;
         if session.is_none() && modern.is_none() {
             return;
         }
-        program.answered_ms = Some(millis(took));
+        facts.program = Some(Program { answered_ms: Some(millis(took)), ended_ms: None });
         facts.contact = Contact::Speaks;
-        options.report_progress("asking for tools and older revisions");
-        Box::pin(self.examine(session, modern, options.tool.as_ref(), facts)).await;
+        self.options.report_progress("asking for tools and older revisions");
+        Box::pin(self.examine(session, modern, facts)).await;
     }
 }

@@ -9,6 +9,7 @@ use super::eras::Eras;
 use super::facts::{
     Contact, Facts, Form, Guard, Program, ResumeOutcome, SessionState, Standalone, ToolOutcome, UnknownSession, Watch,
 };
+use super::findings;
 use super::verdict::Verdict;
 use crate::config::Config;
 
@@ -26,13 +27,13 @@ pub struct Report {
     pub verdict: Verdict,
     /// True if the proxy can stand in front of the server: exit code 0.
     pub can_stand_in_front: bool,
-    /// Features that the proxy adds.
+    /// Features that the proxy adds. Like the other findings, in the order of the text.
     pub adds: Vec<String>,
     /// Notes for clients.
     pub clients: Vec<String>,
     /// Warnings.
     pub warnings: Vec<String>,
-    /// Open questions.
+    /// Facts that are unknown, with the way to find them out.
     pub unknown: Vec<String>,
     /// Facts behind the report.
     pub facts: Facts,
@@ -42,15 +43,9 @@ impl Report {
     /// Creates the report on these facts for a proxy with this configuration.
     pub fn new(facts: Facts, config: &Config) -> Self {
         let verdict = Verdict::of(&facts);
-        Self {
-            verdict,
-            can_stand_in_front: verdict.can_stand_in_front(),
-            adds: advice::adds(&facts, config),
-            clients: advice::clients(&facts, config),
-            warnings: advice::warnings(&facts, config),
-            unknown: advice::unknown(&facts),
-            facts,
-        }
+        let findings = advice::findings(&facts, config);
+        let [adds, clients, warnings, unknown] = [0, 1, 2, 3].map(|number| findings.list(number));
+        Self { verdict, can_stand_in_front: verdict.can_stand_in_front(), adds, clients, warnings, unknown, facts }
     }
 }
 
@@ -62,13 +57,8 @@ impl fmt::Display for Report {
         for (label, text) in rows(&self.facts) {
             write_wrapped(f, &format!("  {label:LABEL$}"), &text)?;
         }
-        let parts = [
-            ("mcp-resume in front of it gives", &self.adds),
-            ("what its clients must know", &self.clients),
-            ("to watch", &self.warnings),
-            ("not found out", &self.unknown),
-        ];
-        for (heading, lines) in parts.into_iter().filter(|(_, lines)| !lines.is_empty()) {
+        let lists = findings::headings().zip([&self.adds, &self.clients, &self.warnings, &self.unknown]);
+        for (heading, lines) in lists.filter(|(_, lines)| !lines.is_empty()) {
             writeln!(f, "\n{heading}")?;
             for line in lines {
                 write_wrapped(f, "  - ", line)?;
@@ -215,7 +205,7 @@ fn contact(facts: &Facts) -> String {
     }
 }
 
-/// Describes the times of a program, or returns `None` if it never answered.
+/// Describes the times of a program, or returns `None` without a response to `initialize`.
 fn program_times(program: &Program) -> Option<String> {
     let answered = advice::about(program.answered_ms?);
     let ended = match program.ended_ms {

@@ -50,11 +50,11 @@ impl Requester {
         if !params.is_null() {
             message["params"] = params;
         }
-        Request::new(Method::POST, headers, Some(message.to_string().into()))
+        Request { id, ..Request::new(Method::POST, headers, Some(message.to_string().into())) }
     }
 
-    /// Returns the answer to a request of the server.
-    pub(super) fn answer(&self, id: &Value, result: Value) -> Request {
+    /// Returns the response to a request of the server.
+    pub(super) fn response(&self, id: &Value, result: Value) -> Request {
         let mut headers = self.headers(BOTH_TYPES);
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         let message = json!({ "jsonrpc": "2.0", "id": id, "result": result });
@@ -114,9 +114,9 @@ impl Requester {
 }
 
 /// Returns `initialize` at this revision.
-pub(super) fn initialize(id: u64, revision: &str) -> Request {
+pub(super) fn initialize(revision: &str) -> Request {
     let params = json!({ "protocolVersion": revision, "capabilities": {}, "clientInfo": client_info() });
-    Requester::Opening.post(Some(id), "initialize", params)
+    Requester::Opening.post(Some(1), "initialize", params)
 }
 
 /// Returns a request for another path of the origin.

@@ -16,13 +16,13 @@ pub enum Verdict {
     NoTls,
     /// A connection, but http where https was meant, or the reverse.
     OtherScheme,
-    /// A connection, but no answer.
+    /// A connection, but no response.
     DoesNotAnswer,
     /// 401 or 403 to every request; nothing else is known.
     WantsCredentials,
     /// HTTP+SSE of 2024-11-05 alone.
     HttpSseOnly,
-    /// No HTTP+SSE where that was asked for.
+    /// No HTTP+SSE where the user expects it.
     NoHttpSse,
     /// The upstream knows JSON-RPC, but accepts no opening of the probe.
     Declines,

@@ -1,9 +1,9 @@
 //! The GET stream of the probe's session, and a watch of that session while its client is silent.
 //!
-//! The stream is held as a client would hold it, and the pings that come on it are answered, so
-//! that the session lives through the other requests. In the watch pings are answered until two
-//! have shown how often they come. From then on the server hears nothing: neither an answer nor a
-//! message of any kind, until a ping of the client's asks whether the session still exists.
+//! The stream is held as a client would hold it, and its pings get responses, so that the session
+//! lives through the other requests. In the watch, pings get responses until two have shown their
+//! interval. After that the server gets no message. At the end, a ping of the client shows whether
+//! the session still exists.
 //!
 //! Invariant: the watch ends with its time, sooner only with the GET stream. Absent: all that the
 //! server does after that time.
@@ -13,20 +13,20 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::asking::Probe;
-use super::exchange::Listener;
+use super::exchange::{Cut, EventReader};
 use super::facts::{SessionState, Standalone, UnknownSession, Watch, millis};
 use super::requests::Requester;
+use super::state::Probe;
 use crate::clock;
 
-/// Longest time for which the stream is held beside other requests.
+/// Longest time that the stream is held beside other requests.
 const HELD_MAX: Duration = Duration::from_secs(3600);
 
 /// The GET stream of a session.
 #[derive(Default)]
 pub(super) struct SessionStream {
     /// The open stream, or `None` before its head and after its end.
-    listener: Option<Listener>,
+    listener: Option<EventReader>,
     opened: Option<Instant>,
     pings: Pings,
 }
@@ -34,17 +34,17 @@ pub(super) struct SessionStream {
 /// Pings that came on a stream.
 #[derive(Default)]
 struct Pings {
-    count: usize,
-    answered: Option<Instant>,
+    number: usize,
+    responded: Option<Instant>,
     interval: Option<Duration>,
-    unanswered: Option<Instant>,
+    ignored: Option<Instant>,
 }
 
 impl Pings {
-    fn note(&mut self) {
-        self.count += 1;
-        if let Some(answered) = self.answered {
-            let since = clock::now().saturating_duration_since(answered);
+    fn count(&mut self) {
+        self.number += 1;
+        if let Some(responded) = self.responded {
+            let since = clock::now().saturating_duration_since(responded);
             self.interval.get_or_insert(since);
         }
     }
@@ -64,7 +64,7 @@ impl Probe<'_> {
         (standalone, SessionStream { listener, opened, pings: Pings::default() })
     }
 
-    /// Awaits `work`, and answers the pings that come meanwhile.
+    /// Awaits `work`, and responds to the pings that come meanwhile.
     pub(super) async fn while_listening<T>(
         &self,
         requester: &Requester,
@@ -80,8 +80,8 @@ impl Probe<'_> {
                 done = &mut work => return done,
                 message = listener.next_message(deadline) => match message {
                     Some(message) => if let Some(id) = ping_id(&message) {
-                        stream.pings.note();
-                        self.answer_ping(requester, id, &mut stream.pings).await;
+                        stream.pings.count();
+                        self.respond_to_ping(requester, id, &mut stream.pings).await;
                     },
                     None => stream.listener = None,
                 },
@@ -89,10 +89,10 @@ impl Probe<'_> {
         }
     }
 
-    async fn answer_ping(&self, requester: &Requester, id: &Value, pings: &mut Pings) {
-        // The end of the session will tell whether it was taken.
-        let _ = self.request_head(requester.answer(id, json!({}))).await;
-        pings.answered = Some(clock::now());
+    async fn respond_to_ping(&self, requester: &Requester, id: &Value, pings: &mut Pings) {
+        // The end of the session shows whether the server took it.
+        let _ = self.request_until(requester.response(id, json!({})), Cut::AfterHead).await;
+        pings.responded = Some(clock::now());
     }
 
     /// Watches a session. Returns `None` without a session, and where no time is given to it.
@@ -123,35 +123,35 @@ impl Probe<'_> {
         }
         let (ended, pings) = (clock::now(), stream.pings);
         let since = |time: Instant| millis(ended.saturating_duration_since(time));
-        let silent = since(pings.answered.unwrap_or(begun).max(begun));
+        let silent = since(pings.responded.unwrap_or(begun).max(begun));
         Some(Watch {
             watched_ms: since(opened),
             stream: has_stream,
             stream_ended: has_stream && ended < end,
-            pings: pings.count,
+            pings: pings.number,
             ping_interval_ms: pings.interval.map(millis),
-            unanswered_ms: pings.unanswered.map(since),
+            unanswered_ms: pings.ignored.map(since),
             silent_ms: if has_ended_before { None } else { Some(silent) },
             session: self.session_state(requester, unknown_session).await,
         })
     }
 
-    /// Reads the messages of the GET stream until its end or that of the watch. Answers pings until
-    /// their interval is known.
-    async fn listen(&self, requester: &Requester, listener: &mut Listener, end: Instant, pings: &mut Pings) {
+    /// Reads the messages of the GET stream until its end or the end of the watch. Responds to
+    /// pings until their interval is known.
+    async fn listen(&self, requester: &Requester, listener: &mut EventReader, end: Instant, pings: &mut Pings) {
         while let Some(message) = listener.next_message(end).await {
             let Some(id) = ping_id(&message) else { continue };
-            pings.note();
+            pings.count();
             if pings.interval.is_none() {
-                self.answer_ping(requester, id, pings).await;
+                self.respond_to_ping(requester, id, pings).await;
             } else {
-                pings.unanswered.get_or_insert_with(clock::now);
+                pings.ignored.get_or_insert_with(clock::now);
             }
         }
     }
 
-    /// Asks whether the session exists: it counts as ended if it is refused as one that the server
-    /// does not know.
+    /// Returns the state of the session: it counts as ended if a ping is refused as in a session
+    /// that the server does not know.
     async fn session_state(&self, requester: &Requester, unknown_session: UnknownSession) -> SessionState {
         const ID: u64 = 70;
         match (self.ping(requester, ID).await, unknown_session) {

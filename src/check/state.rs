@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::Value;
 
-use super::exchange::{Client, Cut, ExchangeError, Observation, ReadUntil, Request};
+use super::exchange::{Client, Cut, ExchangeError, Observation, Request};
 use super::facts::{UnknownSession, printable};
 use super::requests::Requester;
 use super::{Options, Timeouts};
@@ -15,8 +15,7 @@ use crate::config::Config;
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::session_refusal::{self, BODY_MAX, SessionRefusals};
 
-/// Number of timeouts after which the server gets no further request of the kinds that count
-/// timeouts.
+/// Number of timeouts before the server gets no further request of the kinds that count timeouts.
 const MAX_TIMEOUTS: usize = 2;
 
 /// A probe of one server.
@@ -43,8 +42,8 @@ impl<'a> Probe<'a> {
     /// Sends a ping, and returns the reaction to its session.
     pub(super) async fn ping(&self, requester: &Requester, id: u64) -> UnknownSession {
         let request = requester.post(Some(id), "ping", Value::Null);
-        let asking = self.client.plain(request, BODY_MAX, self.timeouts.response);
-        let Ok((status, body)) = self.unless_silent(asking).await else { return UnknownSession::Unknown };
+        let exchange = self.client.plain(request, BODY_MAX, self.timeouts.response);
+        let Ok((status, body)) = self.unless_silent(exchange).await else { return UnknownSession::Unknown };
         let ids = [RequestId::Number(id.to_string().into())];
         let body = body.as_deref();
         let is_refused = !status.is_success() || body.is_some_and(session_refusal::is_error_without_id);
@@ -59,31 +58,24 @@ impl<'a> Probe<'a> {
     }
 
     /// Sends a request and reads its whole response.
-    pub(super) async fn request(&self, request: Request, id: u64) -> Result<Observation, ExchangeError> {
-        let until = ReadUntil { id: Some(id), timeout: self.timeouts.response, cut: Cut::Never };
-        self.request_until(request, until).await
+    pub(super) async fn request(&self, request: Request) -> Result<Observation, ExchangeError> {
+        self.request_until(request, Cut::Never).await
     }
 
-    /// Sends a request and reads the head of its response.
-    pub(super) async fn request_head(&self, request: Request) -> Result<Observation, ExchangeError> {
-        let until = ReadUntil { id: None, timeout: self.timeouts.response, cut: Cut::AfterHead };
-        self.request_until(request, until).await
-    }
-
-    /// Sends a request, unless too many earlier ones timed out.
-    pub(super) async fn request_until(&self, request: Request, until: ReadUntil) -> Result<Observation, ExchangeError> {
-        self.unless_silent(self.client.exchange(request, until)).await
+    /// Sends a request and reads its response up to `cut`, unless too many earlier ones timed out.
+    pub(super) async fn request_until(&self, request: Request, cut: Cut) -> Result<Observation, ExchangeError> {
+        self.unless_silent(self.client.exchange(request, self.timeouts.response, cut)).await
     }
 
     /// Awaits a response, unless too many earlier ones timed out.
     async fn unless_silent<T>(
         &self,
-        asking: impl Future<Output = Result<T, ExchangeError>>,
+        exchange: impl Future<Output = Result<T, ExchangeError>>,
     ) -> Result<T, ExchangeError> {
         if self.has_fallen_silent() {
             return Err(ExchangeError::TimedOut);
         }
-        let response = asking.await;
+        let response = exchange.await;
         if matches!(response, Err(ExchangeError::TimedOut)) {
             self.timed_out.fetch_add(1, Ordering::Relaxed);
         }
