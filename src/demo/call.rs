@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::client::{Client, Error};
-use super::event::Event;
+use super::Error;
+use super::client::Client;
 use super::relay::Relay;
+use crate::protocol::sse::Event;
 
-/// Number up to which the tool counts.
+/// The last number of the tool's count.
 pub(super) const COUNT_TO: u64 = 10;
 /// The pause before each number.
 const INTERVAL_MS: u64 = 300;
@@ -67,7 +68,7 @@ pub(super) struct ReceivedEvents {
     pub(super) progress: Vec<u64>,
     /// Number of breaks of the response before the result.
     pub(super) breaks: u32,
-    /// Numbers of JSON-RPC responses, and of those that report that the tool counted to its end.
+    /// Number of JSON-RPC responses, and of responses that report a whole count.
     responses: u32,
     results: u32,
     /// The ids of the events with data, for none may come twice.
@@ -76,25 +77,26 @@ pub(super) struct ReceivedEvents {
     /// Event ID to resume with, and the delay before.
     cursor: Option<String>,
     retry: Option<Duration>,
-    /// The id under which the third number came, to show a replay with.
+    /// Event ID of the third number, to show a replay with.
     pub(super) third: Option<String>,
 }
 
 impl ReceivedEvents {
     fn take(&mut self, event: Event) {
         self.retry = event.retry.or(self.retry);
-        self.cursor = event.id.clone().or(self.cursor.take());
+        let id = event.id.as_deref().map(|id| String::from_utf8_lossy(id).into_owned());
+        self.cursor = id.clone().or(self.cursor.take());
         if event.data.is_empty() {
             return;
         }
-        let message: Value = serde_json::from_str(&event.data).unwrap_or_default();
+        let message: Value = serde_json::from_slice(&event.data).unwrap_or_default();
         self.progress.extend(message["params"]["progress"].as_u64());
         if message.get("result").is_some() || message.get("error").is_some() {
             self.responses += 1;
             let text = message["result"]["content"][0]["text"].as_str();
             self.results += u32::from(text == Some(format!("counted to {COUNT_TO}").as_str()));
         }
-        if let Some(id) = event.id {
+        if let Some(id) = id {
             if self.progress.len() == 3 && self.third.is_none() {
                 self.third = Some(id.clone());
             }
@@ -128,15 +130,19 @@ impl ReceivedEvents {
 mod tests {
     use super::*;
 
+    fn event(id: &str, data: &str) -> Event {
+        Event { id: Some(id.to_owned().into()), data: data.to_owned().into(), ..Event::default() }
+    }
+
     fn progress(n: u64) -> Event {
         let data = json!({"params": {"progress": n, "total": COUNT_TO}});
-        Event { id: Some(format!("h.{n}")), retry: None, data: data.to_string() }
+        event(&format!("h.{n}"), &data.to_string())
     }
 
     fn result() -> Event {
         let text = format!("counted to {COUNT_TO}");
         let data = json!({"id": 2, "result": {"content": [{"type": "text", "text": text}]}});
-        Event { id: Some(format!("h.{}", COUNT_TO + 1)), retry: None, data: data.to_string() }
+        event(&format!("h.{}", COUNT_TO + 1), &data.to_string())
     }
 
     fn received(events: impl IntoIterator<Item = Event>) -> ReceivedEvents {
@@ -163,10 +169,10 @@ mod tests {
             ("lost result", |events| _ = events.pop()),
             ("repeated number", |events| events.insert(5, progress(5))),
             ("repeated result", |events| events.push(result())),
-            ("repeated id", |events| events[4].id = Some("h.4".to_owned())),
+            ("repeated id", |events| events[4].id = Some("h.4".into())),
             ("misplaced number", |events| events.swap(4, 5)),
             ("error for the result", |events| {
-                events.last_mut().unwrap().data = r#"{"id":2,"error":{"code":-32010,"message":"gone"}}"#.to_owned();
+                events.last_mut().unwrap().data = r#"{"id":2,"error":{"code":-32010,"message":"gone"}}"#.into();
             }),
         ] {
             let mut events = whole();
@@ -178,7 +184,7 @@ mod tests {
     #[test]
     fn an_empty_event_moves_the_cursor_and_nothing_else() {
         let retry = Some(Duration::from_millis(250));
-        let prime = Event { id: Some("h.0".to_owned()), retry, data: String::new() };
+        let prime = Event { retry, ..event("h.0", "") };
         let received = received([prime]);
         assert_eq!(received.cursor.as_deref(), Some("h.0"));
         assert_eq!(received.retry(), Duration::from_millis(250));

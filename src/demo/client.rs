@@ -1,54 +1,33 @@
 //! The client of the demo: the requests of a stock SDK client, and no more.
 //!
-//! It knows nothing of the proxy. Its event reader is its own on purpose: the reader that checks
-//! the proxy's bytes should share no code with their writer. Deliberately absent: tolerance. An
-//! unexpected response is an error.
+//! It has no knowledge of the proxy. Deliberately absent: tolerance. An unexpected response is an
+//! error.
 
 use std::net::SocketAddr;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use hyper::client::conn::http1::{SendRequest, handshake};
-use hyper::header::{ACCEPT, CONTENT_TYPE, HOST, HeaderValue};
+use hyper::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
+use hyper_util::client::legacy::{Client as HttpClient, connect::HttpConnector};
+use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
-use tokio::net::TcpStream;
 
-use super::event::{Event, next_event};
+use super::Error;
 use super::server::SESSION_HEADER;
-use super::transcript::Transcript;
+use super::transcript::{Transcript, shorten};
+use crate::protocol::sse::{Decoder, Event};
 
-/// Revision of the client: the last one that specifies resumption.
+/// Revision of the client: the latest with a rule for resumption.
 const REVISION: &str = "2025-11-25";
-
-/// Failure of the client.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// No connection could be made.
-    #[error("cannot connect: {0}")]
-    Connect(#[source] std::io::Error),
-    /// The connection failed before a response head came.
-    #[error("no response: {0}")]
-    Http(#[from] hyper::Error),
-    /// The response is not the one that the protocol specifies.
-    #[error("{request} was answered with {status}")]
-    Unexpected {
-        /// Request that was sent.
-        request: String,
-        /// Status of the response.
-        status: StatusCode,
-    },
-    /// The transcript could not be written.
-    #[error("cannot write the transcript: {0}")]
-    Transcript(#[from] std::io::Error),
-}
+/// Limit of the size of one event.
+const MAX_EVENT_BYTES: usize = 64 * 1024;
 
 /// One client with one session.
 pub(super) struct Client<'a> {
-    address: SocketAddr,
-    connection: Option<SendRequest<Full<Bytes>>>,
+    url: String,
+    http: HttpClient<HttpConnector, Full<Bytes>>,
     session: Option<HeaderValue>,
     last_id: u64,
     /// Transcript of all bytes sent and received.
@@ -58,7 +37,8 @@ pub(super) struct Client<'a> {
 impl<'a> Client<'a> {
     /// Creates a client of the server at `address`, without a session yet.
     pub(super) fn new(address: SocketAddr, transcript: &'a mut Transcript) -> Self {
-        Self { address, connection: None, session: None, last_id: 0, transcript }
+        let http = HttpClient::builder(TokioExecutor::new()).build_http();
+        Self { url: format!("http://{address}/mcp"), http, session: None, last_id: 0, transcript }
     }
 
     /// Returns the session ID, or `None` before a session is open.
@@ -85,7 +65,7 @@ impl<'a> Client<'a> {
         Ok(())
     }
 
-    /// Calls the tool `name`, asking for progress.
+    /// Calls the tool `name`, and requests its progress.
     pub(super) async fn call(&mut self, name: &str, arguments: Value) -> Result<EventStream, Error> {
         let params = json!({"name": name, "arguments": arguments, "_meta": {"progressToken": "demo"}});
         let response = self.request("tools/call", params).await?;
@@ -96,7 +76,7 @@ impl<'a> Client<'a> {
     pub(super) async fn resume(&mut self, cursor: &str) -> Result<EventStream, Error> {
         let request =
             Request::builder().method(Method::GET).header(ACCEPT, "text/event-stream").header("last-event-id", cursor);
-        self.transcript.request(&format!("GET /mcp   Last-Event-ID: {}", super::transcript::shorten(cursor)))?;
+        self.transcript.request(&format!("GET /mcp   Last-Event-ID: {}", shorten(cursor)))?;
         let response = self.send(request, Bytes::new()).await?;
         EventStream::of(response, "GET with Last-Event-ID")
     }
@@ -118,40 +98,15 @@ impl<'a> Client<'a> {
     }
 
     async fn send(&mut self, request: http::request::Builder, body: Bytes) -> Result<Response<Incoming>, Error> {
-        let mut request = request.uri("/mcp").header(HOST, self.address.to_string());
+        let mut request = request.uri(&self.url);
         if let Some(session) = &self.session {
             request = request.header(SESSION_HEADER, session).header("mcp-protocol-version", REVISION);
         }
         let request = request.body(Full::new(body)).expect("event IDs and addresses fit a header");
-        let response = self.connection().await?.send_request(request).await?;
+        let response = self.http.request(request).await?;
         self.transcript.response(&response)?;
         Ok(response)
     }
-
-    /// Returns the connection of the last request if it is usable, else a new one.
-    async fn connection(&mut self) -> Result<&mut SendRequest<Full<Bytes>>, Error> {
-        let mut kept = self.connection.take();
-        if let Some(connection) = &mut kept
-            && connection.ready().await.is_err()
-        {
-            kept = None;
-        }
-        let connection = match kept {
-            Some(connection) => connection,
-            None => connect(self.address).await?,
-        };
-        Ok(self.connection.insert(connection))
-    }
-}
-
-async fn connect(address: SocketAddr) -> Result<SendRequest<Full<Bytes>>, Error> {
-    let socket = TcpStream::connect(address).await.map_err(Error::Connect)?;
-    let (sender, connection) = handshake(TokioIo::new(socket)).await?;
-    // Any end of the connection also ends the response that is being read.
-    tokio::spawn(async move {
-        let _ = connection.await;
-    });
-    Ok(sender)
 }
 
 fn expect<B>(response: &Response<B>, status: StatusCode, request: &str) -> Result<(), Error> {
@@ -164,26 +119,24 @@ fn expect<B>(response: &Response<B>, status: StatusCode, request: &str) -> Resul
 /// The events of one response.
 pub(super) struct EventStream {
     body: Incoming,
-    unread: Vec<u8>,
+    decoder: Decoder,
 }
 
 impl EventStream {
     fn of(response: Response<Incoming>, request: &str) -> Result<Self, Error> {
         expect(&response, StatusCode::OK, request)?;
-        Ok(Self { body: response.into_body(), unread: Vec::new() })
+        Ok(Self { body: response.into_body(), decoder: Decoder::new(MAX_EVENT_BYTES) })
     }
 
     /// Returns the next event, or `None` at an orderly end. An incomplete event at the end is
     /// dropped, as the format requires.
     pub(super) async fn next(&mut self) -> Result<Option<Event>, hyper::Error> {
         loop {
-            if let Some(event) = next_event(&mut self.unread) {
+            if let Ok(Some(event)) = self.decoder.poll_event() {
                 return Ok(Some(event));
             }
-            match self.body.frame().await {
-                Some(frame) => self.unread.extend_from_slice(frame?.data_ref().map_or(&[][..], |data| &data[..])),
-                None => return Ok(None),
-            }
+            let Some(frame) = self.body.frame().await else { return Ok(None) };
+            self.decoder.feed(frame?.into_data().unwrap_or_default());
         }
     }
 }

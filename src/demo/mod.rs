@@ -5,14 +5,12 @@
 //! client ── relay ── proxy ── server         then through it: every event once
 //! ```
 //!
-//! Everything runs in this process, but over real sockets, and the proxy is the one that `serve`
-//! runs. The cuts are TCP resets made by the relay; the proxy has no switch for them. Deliberately
-//! absent: anything the proxy would do for this client and not for another.
+//! Everything runs in this process, but over real sockets, and `serve` runs the same proxy. The
+//! cuts are TCP resets made by the relay; the proxy has no switch for them. Deliberately absent:
+//! anything the proxy would do for this client and not for another.
 
-mod accept;
 mod call;
 mod client;
-mod event;
 mod relay;
 mod server;
 mod transcript;
@@ -33,7 +31,7 @@ use crate::sidecar;
 
 /// Longest duration of the show. A slower proxy fails it.
 const SHOW_LIMIT: Duration = Duration::from_secs(15);
-/// Longest time of the proxy's shutdown once the demo is over.
+/// Longest time of the proxy's shutdown after the show.
 const END_LIMIT: Duration = Duration::from_secs(1);
 /// Cuts of the call that goes directly to the server: one is enough.
 const DIRECT_CUTS: [u64; 1] = [3];
@@ -57,7 +55,7 @@ pub enum Error {
     /// The proxy's configuration was refused.
     #[error(transparent)]
     Config(#[from] config::Problems),
-    /// The proxy could not start or go on.
+    /// The proxy could not start, or failed.
     #[error(transparent)]
     Proxy(#[from] sidecar::Error),
     /// The proxy ended before the show did.
@@ -66,9 +64,20 @@ pub enum Error {
     /// The built-in server or the relay could not start, or stdout failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The client could not go on.
-    #[error("the client failed: {0}")]
-    Client(#[from] client::Error),
+    /// The client got no response.
+    #[error("the client got no response: {0}")]
+    NoResponse(#[from] hyper_util::client::legacy::Error),
+    /// The client got an incomplete response to a request other than the call.
+    #[error("the client got an incomplete response: {0}")]
+    Incomplete(#[from] hyper::Error),
+    /// The response is not the one that the protocol specifies.
+    #[error("the response to {request} has the status {status}")]
+    Unexpected {
+        /// Request that was sent.
+        request: String,
+        /// Status of the response.
+        status: hyper::StatusCode,
+    },
     /// An event was lost, repeated or misplaced.
     #[error("the call did not arrive exactly once: {0}")]
     NotExactlyOnce(String),
@@ -90,7 +99,7 @@ pub async fn run(options: Options) -> Result<(), Error> {
     let address = proxy.local_addr();
     let (stop, stopped) = oneshot::channel::<()>();
     let mut serving = Box::pin(proxy.run(async move {
-        // It is closed when the show is over.
+        // It is closed after the show.
         let _ = stopped.await;
     }));
     let program = async {
@@ -107,7 +116,7 @@ pub async fn run(options: Options) -> Result<(), Error> {
         outcome = program => outcome,
     };
     drop(stop);
-    // The show is over: an open connection of the reader's does not prolong the demo.
+    // An open connection of the reader's does not prolong the demo.
     let _ = tokio::time::timeout(END_LIMIT, serving).await;
     outcome
 }
@@ -118,9 +127,7 @@ fn config(server: &Server, options: &Options) -> Result<Config, config::Problems
         upstream: Some(format!("http://{}/mcp", server.address())),
         listen: Some(options.listen.to_string()),
         admin: Some(String::new()),
-        store: None,
-        upstream_sse: None,
-        command: Vec::new(),
+        ..config::Flags::default()
     };
     Config::load(None, [], flags)
 }

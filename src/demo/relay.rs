@@ -8,9 +8,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
-
-use super::accept::serve_each;
+use tokio::task::{JoinHandle, JoinSet};
 
 /// A running relay. Dropping it closes its listener and its connections.
 pub(super) struct Relay {
@@ -25,14 +23,11 @@ impl Relay {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
         let cuts = watch::Sender::new(0);
-        let accepting = tokio::spawn(serve_each(listener, {
-            let cuts = cuts.clone();
-            move |client| relay(client, target, cuts.subscribe())
-        }));
+        let accepting = tokio::spawn(relay_each(listener, target, cuts.clone()));
         Ok(Self { address, cuts, accepting })
     }
 
-    /// Address on which it listens.
+    /// Address of its listener.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -49,9 +44,14 @@ impl Drop for Relay {
     }
 }
 
-async fn relay(client: TcpStream, target: SocketAddr, cut: watch::Receiver<u64>) {
-    // An error ends the connection, which both ends notice.
-    let _ = copy(client, target, cut).await;
+/// Relays each connection in a task of its own, until a connection cannot be accepted. Dropping the
+/// future closes the connections.
+async fn relay_each(listener: TcpListener, target: SocketAddr, cuts: watch::Sender<u64>) {
+    let mut connections = JoinSet::new();
+    while let Ok((client, _)) = listener.accept().await {
+        // An error ends the connection, which both ends notice.
+        connections.spawn(copy(client, target, cuts.subscribe()));
+    }
 }
 
 /// Copies in both directions until either side ends or the connection is cut.

@@ -4,7 +4,7 @@
 //! client runs on, but the result is dropped. Deliberately absent: any means to resume.
 
 use std::collections::BTreeSet;
-use std::convert::Infallible;
+use std::future::pending;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::Pin;
@@ -13,18 +13,18 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Either, Full, Limited};
-use hyper::body::{Body, Frame, Incoming};
-use hyper::header::{ALLOW, CONTENT_TYPE, HeaderMap, HeaderValue};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::{Body, Frame};
+use hyper::header::{HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-use super::accept::serve_each;
+use crate::body::{BoxBody, BoxError, Incoming};
 use crate::protocol::jsonrpc::code;
+use crate::server::{self, ConnectionLimit, ListenerConfig, Protocols, respond};
 use crate::sync;
 
 /// The header that names a session.
@@ -32,11 +32,15 @@ pub(super) const SESSION_HEADER: &str = "mcp-session-id";
 
 /// The longest request body that is read.
 const MAX_BODY_BYTES: usize = 64 * 1024;
+/// The longest request head that is read.
+const MAX_HEAD_BYTES: usize = 16 * 1024;
+/// Limit of the open connections.
+const MAX_CONNECTIONS: usize = 1024;
 /// Limit of remembered sessions; the oldest is forgotten first.
 const MAX_SESSIONS: usize = 1024;
 /// Number of events that wait for a slow client before the tool waits too.
 const EVENTS_AHEAD: usize = 16;
-/// Largest number to which the tool counts.
+/// Largest number of the tool's count.
 const MAX_COUNT: u64 = 1000;
 /// The longest pause between two numbers, in milliseconds.
 const MAX_INTERVAL_MS: u64 = 10_000;
@@ -57,14 +61,19 @@ impl Server {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
         let tools = Arc::new(Tools::default());
-        let accepting = tokio::spawn(serve_each(listener, {
-            let tools = Arc::clone(&tools);
-            move |socket| serve(socket, Arc::clone(&tools))
-        }));
+        let config = ListenerConfig {
+            protocols: Protocols::Http1,
+            header_bytes: MAX_HEAD_BYTES,
+            limit: ConnectionLimit::new(MAX_CONNECTIONS),
+            metrics: None,
+        };
+        let shared = tools.clone();
+        let handler = move |request: Request<Incoming>| shared.clone().respond(request);
+        let accepting = tokio::spawn(server::serve(listener, config, handler, pending(), pending()));
         Ok(Self { address, tools, accepting })
     }
 
-    /// Address on which it listens.
+    /// Address of its listener.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -88,16 +97,7 @@ impl Drop for Server {
     }
 }
 
-type Reply = Response<Either<Full<Bytes>, Events>>;
-
-async fn serve(socket: TcpStream, tools: Arc<Tools>) {
-    let service = hyper::service::service_fn(move |request| {
-        let tools = Arc::clone(&tools);
-        async move { Ok::<_, Infallible>(tools.respond(request).await) }
-    });
-    // The server ignores an early end of a connection: that is its flaw.
-    let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(socket), service).await;
-}
+type Reply = Response<BoxBody>;
 
 /// State shared by all connections.
 #[derive(Default)]
@@ -122,29 +122,25 @@ struct Calls {
 impl Tools {
     async fn respond(self: Arc<Self>, request: Request<Incoming>) -> Reply {
         if request.uri().path() != "/mcp" {
-            return empty(StatusCode::NOT_FOUND);
+            return respond::status(StatusCode::NOT_FOUND);
         }
-        if request.method() == Method::POST {
-            self.post(request).await
-        } else if request.method() == Method::DELETE {
-            match self.session(request.headers()) {
+        match *request.method() {
+            Method::POST => self.post(request).await,
+            Method::DELETE => match self.session(request.headers()) {
                 Ok(session) => {
                     self.sessions().live.remove(&session);
-                    empty(StatusCode::OK)
+                    respond::status(StatusCode::OK)
                 }
                 Err(refusal) => *refusal,
-            }
-        } else {
-            let mut reply = empty(StatusCode::METHOD_NOT_ALLOWED);
-            reply.headers_mut().insert(ALLOW, HeaderValue::from_static("POST, DELETE"));
-            reply
+            },
+            _ => respond::status(StatusCode::METHOD_NOT_ALLOWED),
         }
     }
 
     async fn post(self: Arc<Self>, request: Request<Incoming>) -> Reply {
         let (head, body) = request.into_parts();
         let Ok(body) = Limited::new(body, MAX_BODY_BYTES).collect().await else {
-            return empty(StatusCode::PAYLOAD_TOO_LARGE);
+            return respond::status(StatusCode::PAYLOAD_TOO_LARGE);
         };
         let Ok(message) = serde_json::from_slice::<Value>(&body.to_bytes()) else {
             return error(StatusCode::BAD_REQUEST, &Value::Null, code::PARSE_ERROR, "not JSON");
@@ -157,7 +153,7 @@ impl Tools {
             return *refusal;
         }
         match method {
-            _ if id.is_null() || method.is_empty() => empty(StatusCode::ACCEPTED),
+            _ if id.is_null() || method.is_empty() => respond::status(StatusCode::ACCEPTED),
             "ping" => result(id, &json!({})),
             "tools/list" => result(id, &json!({"tools": [count_tool()]})),
             "tools/call" if message["params"]["name"] == "count" => self.count(id, &message["params"]),
@@ -205,7 +201,7 @@ impl Tools {
         sync::lock(&self.sessions)
     }
 
-    /// Counts in a task of its own, which goes on when the client leaves.
+    /// Counts in a task of its own, which continues when the client leaves.
     fn count(self: Arc<Self>, id: &Value, params: &Value) -> Reply {
         let arguments = &params["arguments"];
         let to = arguments["to"].as_u64().unwrap_or(10).min(MAX_COUNT);
@@ -225,9 +221,7 @@ impl Tools {
             let _ = events.send(event(&response(&id, &json!({"content": [{"type": "text", "text": text}]})))).await;
             self.calls.send_modify(|calls| calls.ended += 1);
         });
-        let mut reply = Response::new(Either::Right(Events(body)));
-        reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-        reply
+        respond::stream(Events(body))
     }
 }
 
@@ -236,9 +230,9 @@ struct Events(mpsc::Receiver<Bytes>);
 
 impl Body for Events {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = BoxError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         self.0.poll_recv(cx).map(|event| event.map(|event| Ok(Frame::data(event))))
     }
 }
@@ -270,22 +264,10 @@ fn response(id: &Value, result: &Value) -> Value {
 }
 
 fn result(id: &Value, result: &Value) -> Reply {
-    json_reply(StatusCode::OK, &response(id, result))
+    respond::json(StatusCode::OK, response(id, result).to_string().into())
 }
 
 fn error(status: StatusCode, id: &Value, code: i64, message: &str) -> Reply {
-    json_reply(status, &json!({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}}))
-}
-
-fn json_reply(status: StatusCode, message: &Value) -> Reply {
-    let mut reply = Response::new(Either::Left(Full::new(Bytes::from(message.to_string()))));
-    *reply.status_mut() = status;
-    reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    reply
-}
-
-fn empty(status: StatusCode) -> Reply {
-    let mut reply = Response::new(Either::Left(Full::default()));
-    *reply.status_mut() = status;
-    reply
+    let body = json!({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}});
+    respond::json(status, body.to_string().into())
 }

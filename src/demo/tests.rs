@@ -69,7 +69,7 @@ async fn a_call_streams_its_progress_and_its_result_without_ids() {
     let mut messages = Vec::new();
     while let Some(event) = stream.next().await.unwrap() {
         assert_eq!((event.id, event.retry), (None, None), "this server must not be resumable");
-        messages.push(serde_json::from_str::<Value>(&event.data).unwrap());
+        messages.push(serde_json::from_slice::<Value>(&event.data).unwrap());
     }
     let progress: Vec<_> = messages.iter().map(|message| message["params"]["progress"].as_u64()).collect();
     assert_eq!(progress, [Some(1), Some(2), Some(3), None]);
@@ -90,7 +90,7 @@ async fn a_cut_call_is_lost_to_the_client() {
 
     let refused = client.resume("made.up").await.map(drop).unwrap_err();
     let wanted = StatusCode::METHOD_NOT_ALLOWED;
-    assert!(matches!(refused, client::Error::Unexpected { status, .. } if status == wanted));
+    assert!(matches!(refused, Error::Unexpected { status, .. } if status == wanted));
 }
 
 #[tokio::test]

@@ -6,9 +6,9 @@
 use std::io::{self, IsTerminal, Write};
 use std::time::Instant;
 
-use super::event::Event;
 use super::server::SESSION_HEADER;
 use crate::clock;
+use crate::protocol::sse::Event;
 use hyper::Response;
 use hyper::header::CONTENT_TYPE;
 use serde_json::Value;
@@ -87,7 +87,8 @@ impl Transcript {
     pub(super) fn event(&mut self, event: &Event) -> io::Result<()> {
         let mut text = describe(&event.data);
         if let Some(id) = &event.id {
-            text = format!("{}   {text}", self.paint(CYAN, &format!("id: {:<16}", shorten(id))));
+            let id = shorten(&String::from_utf8_lossy(id));
+            text = format!("{}   {text}", self.paint(CYAN, &format!("id: {id:<16}")));
         }
         if let Some(retry) = event.retry {
             text.push_str(&format!("   retry: {}", retry.as_millis()));
@@ -121,8 +122,8 @@ pub(super) fn shorten(id: &str) -> String {
     }
 }
 
-fn describe(data: &str) -> String {
-    let message = serde_json::from_str::<Value>(data).unwrap_or_default();
+fn describe(data: &[u8]) -> String {
+    let message = serde_json::from_slice::<Value>(data).unwrap_or_default();
     let params = &message["params"];
     if data.is_empty() {
         "(no data)".to_owned()
@@ -133,7 +134,7 @@ fn describe(data: &str) -> String {
     } else if let Some(text) = message["error"]["message"].as_str() {
         format!("error {}: {text}", message["error"]["code"])
     } else {
-        data.chars().take(MAX_SHOWN).collect()
+        String::from_utf8_lossy(data).chars().take(MAX_SHOWN).collect()
     }
 }
 
@@ -150,10 +151,10 @@ mod tests {
 
     #[test]
     fn messages_are_described_briefly() {
-        assert_eq!(describe(""), "(no data)");
-        assert_eq!(describe(r#"{"params":{"progress":3,"total":8}}"#), "progress 3 of 8");
-        assert_eq!(describe(r#"{"result":{"content":[{"text":"done"}]}}"#), "result: done");
-        assert_eq!(describe(r#"{"error":{"code":-32010,"message":"gone"}}"#), "error -32010: gone");
-        assert_eq!(describe("not JSON"), "not JSON");
+        assert_eq!(describe(b""), "(no data)");
+        assert_eq!(describe(br#"{"params":{"progress":3,"total":8}}"#), "progress 3 of 8");
+        assert_eq!(describe(br#"{"result":{"content":[{"text":"done"}]}}"#), "result: done");
+        assert_eq!(describe(br#"{"error":{"code":-32010,"message":"gone"}}"#), "error -32010: gone");
+        assert_eq!(describe(b"not JSON"), "not JSON");
     }
 }
