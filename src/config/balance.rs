@@ -53,7 +53,7 @@ pub struct Balance {
     pub requests_per_sec: Option<u32>,
     /// Grace period of requests in flight at shutdown.
     pub grace: Duration,
-    /// Unix socket at which a successor takes over the listeners.
+    /// Unix socket where a successor takes over the listeners.
     pub upgrade_socket: Option<PathBuf>,
     /// TLS to the sidecars.
     pub tls: BalanceTls,
@@ -62,11 +62,11 @@ pub struct Balance {
 /// TLS to the sidecars that have an `https` address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BalanceTls {
-    /// PEM file with the trusted authorities, or `None` for those of the system.
+    /// PEM file with the trusted authorities, or `None` for the system's.
     pub ca: Option<PathBuf>,
     /// The client certificate.
     pub identity: Option<KeyPair>,
-    /// Name in the sidecars' certificates, if it differs from the one that is looked up.
+    /// Name in the sidecars' certificates, if it differs from the resolved name.
     pub name: Option<String>,
 }
 

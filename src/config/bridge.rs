@@ -16,7 +16,7 @@ pub struct Bridge {
     /// True if the requests of clients of older revisions are translated for a server that refuses
     /// their `initialize` and speaks 2026-07-28.
     pub legacy_clients: bool,
-    /// Time without a request after which the session that was opened for a caller is ended.
+    /// Longest time without a request; the session that was opened for a caller is then ended.
     pub idle: Duration,
     /// Most sessions of one caller, at least 1.
     pub sessions_per_principal: usize,

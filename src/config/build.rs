@@ -1,6 +1,5 @@
 //! Every key with its bounds and its default, and the rules between keys.
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -20,10 +19,9 @@ use super::value::{
     socket_address,
 };
 use super::{
-    Admin, AnswerPings, Auth, Bridge, Config, Delivery, Dialects, DiskStore, Fsync, HostHeader, Limits, Listen,
-    ListenTls, Log, LogFormat, Mode, OnUnreachable, Otel, Prime, PrincipalSource, Problems, ProgressBeats, RedisStore,
-    Replica, ResumeTokens, Sessions, SseServer, Store, Streams, TaskSupport, Tasks, ToolOverrides, Turns, Upstream,
-    UpstreamTls, UpstreamUrl,
+    Admin, AnswerPings, Auth, Config, Delivery, Dialects, DiskStore, Fsync, HostHeader, Limits, Listen, ListenTls, Log,
+    LogFormat, Mode, OnUnreachable, Prime, PrincipalSource, Problems, ProgressBeats, RedisStore, Replica, ResumeTokens,
+    Sessions, SseServer, Store, TaskSupport, ToolOverrides, Turns, Upstream, UpstreamTls, UpstreamUrl,
 };
 use crate::protocol::access::{AllowedHosts, AllowedOrigins, HostPattern, OriginPattern};
 use crate::protocol::classify;
@@ -31,18 +29,17 @@ use crate::protocol::client_address::{Network, Trust};
 use crate::protocol::dialect::{Declared, resume_tokens};
 
 const MIB: usize = 1024 * 1024;
-/// hyper panics if told to read heads into less.
+/// hyper panics if it must read heads into less.
 const HEADER_BYTES_MIN: usize = 8192;
 
+const PINGS: [(&str, AnswerPings); 2] = [("absent", AnswerPings::Absent), ("never", AnswerPings::Never)];
 const MODES: [(&str, Mode); 2] = [("stream", Mode::Stream), ("poll", Mode::Poll)];
 
 pub(super) fn build(raw: RawConfig) -> Result<Config, Problems> {
     let mut reader = Reader::new(raw);
     let config = config(&mut reader);
-    match Problems::new(reader.finish()) {
-        Some(problems) => Err(problems),
-        None => Ok(config.expect("without an upstream a problem was reported")),
-    }
+    Problems::check(reader.finish())?;
+    Ok(config)
 }
 
 /// Reads the one key that requests to a running sidecar need.
@@ -51,95 +48,41 @@ pub(super) fn admin_address(raw: RawConfig) -> Result<Option<SocketAddr>, Proble
     let mut reader = Reader::new(raw);
     let Admin { address, .. } = admin(&mut reader, None);
     let of_key = |problem: &Problem| is_unreadable || problem.key == "admin.address";
-    match Problems::new(reader.finish().into_iter().filter(of_key).collect()) {
-        Some(problems) => Err(problems),
-        None => Ok(address),
-    }
+    Problems::check(reader.finish().into_iter().filter(of_key).collect())?;
+    Ok(address)
 }
 
 /// Builds the configuration of `balance`, which has replicas in place of an upstream.
 pub(super) fn balancing(raw: RawConfig) -> Result<Balancing, Problems> {
     let mut reader = Reader::new(raw);
-    let Sections { listen, balance, auth, limits, admin, log, .. } = sections(&mut reader);
+    let Sections { config: Config { listen, auth, limits, admin, log, .. }, balance, .. } = sections(&mut reader);
     if balance.replicas.is_empty() && balance.file.is_none() {
         let text = "nowhere to go: give --replica URL, or replicas or file in [balance]";
         reader.missing("balance", "replicas", text);
     }
-    match Problems::new(reader.finish()) {
-        Some(problems) => Err(problems),
-        None => Ok(Balancing { listen, balance, auth, limits, admin, log }),
-    }
+    Problems::check(reader.finish())?;
+    Ok(Balancing { listen, balance, auth, limits, admin, log })
 }
 
-/// All sections. A bad value is replaced by its default.
+/// All sections. A bad value is replaced by its default, and a missing upstream by another one.
 struct Sections {
-    listen: Listen,
-    upstream: Option<Upstream>,
-    streams: Streams,
-    delivery: Delivery,
-    dialects: Dialects,
-    tools: HashMap<String, ToolOverrides>,
-    auth: Auth,
-    limits: Limits,
-    store: Store,
-    replica: Replica,
-    sessions: Sessions,
-    tasks: Option<Arc<Tasks>>,
-    bridge: Option<Bridge>,
+    config: Config,
     balance: Balance,
-    admin: Admin,
-    otel: Option<Box<Otel>>,
-    log: Log,
+    has_upstream: bool,
 }
 
-/// Returns `None` without a usable upstream. Every other bad value is replaced by its default.
-pub(super) fn config(reader: &mut Reader) -> Option<Config> {
+/// Reads the configuration of `serve`. A bad or missing value has a problem, and a replacement.
+pub(super) fn config(reader: &mut Reader) -> Config {
     let sections = sections(reader);
-    if sections.upstream.is_none() {
+    if !sections.has_upstream {
         let text = "is required: give --upstream URL, MCP_RESUME_UPSTREAM__URL, or url in [upstream]; a server on stdio has a command, one on HTTP+SSE sse_url";
         reader.missing("upstream", "url", text);
     }
-    let Sections {
-        listen,
-        streams,
-        delivery,
-        dialects,
-        tools,
-        auth,
-        limits,
-        store,
-        replica,
-        sessions,
-        tasks,
-        bridge,
-        admin,
-        otel,
-        log,
-        ..
-    } = sections;
-    let upstream = sections.upstream?;
-    Some(Config {
-        listen,
-        upstream,
-        streams,
-        delivery,
-        dialects,
-        tools,
-        auth,
-        limits,
-        store,
-        replica,
-        sessions,
-        tasks,
-        bridge,
-        admin,
-        otel,
-        log,
-    })
+    sections.config
 }
 
 fn sections(reader: &mut Reader) -> Sections {
-    let upstream = upstream(reader);
+    let (upstream, has_upstream) = upstream(reader);
     let hosts = allowed_hosts(&mut reader.section("listen"));
     let listen = listen(reader, hosts.clone());
     let admin = admin(reader, hosts);
@@ -147,10 +90,10 @@ fn sections(reader: &mut Reader) -> Sections {
         let text = format!("the data and the admin listener both have {}", listen.address);
         reader.conflict([("admin", "address"), ("listen", "address")], text);
     }
-    if let Some(upstream) = upstream.as_ref().filter(|upstream| upstream.command.is_none()) {
+    if has_upstream && upstream.command.is_none() {
         refuse_loop(reader, &upstream.url, &listen, &admin);
     }
-    let streams = streams(reader, upstream.as_ref().is_some_and(Upstream::is_channel));
+    let streams = streams(reader, upstream.is_channel());
     let delivery = delivery(&mut reader.section("delivery"));
     let resume_tokens = resume_tokens(reader);
     let dialects = dialects(&mut reader.section("dialects"), resume_tokens);
@@ -165,15 +108,15 @@ fn sections(reader: &mut Reader) -> Sections {
     let limits = limits(&mut reader.section("limits"));
     let replica = replica(reader);
     let sessions = sessions(&mut reader.section("sessions"));
-    if let Some(upstream) = &upstream {
-        refuse_short_wait(reader, upstream, &store, &replica, &sessions);
+    if has_upstream {
+        refuse_short_wait(reader, &upstream, &store, &replica, &sessions);
     }
     let tasks = tasks(reader).map(Arc::new);
     let bridge = bridge(reader);
     let balance = balance(reader);
     let otel = otel(reader).map(Box::new);
     let log = log(&mut reader.section("log"));
-    Sections {
+    let config = Config {
         listen,
         upstream,
         streams,
@@ -187,14 +130,15 @@ fn sections(reader: &mut Reader) -> Sections {
         sessions,
         tasks,
         bridge,
-        balance,
         admin,
         otel,
         log,
-    }
+    };
+    Sections { config, balance, has_upstream }
 }
 
-fn upstream(reader: &mut Reader) -> Option<Upstream> {
+/// Reads the upstream. Returns true beside it if it is usable, else it is a replacement.
+fn upstream(reader: &mut Reader) -> (Upstream, bool) {
     let mut s = reader.section("upstream");
     let url = s.parsed::<UpstreamUrl>("url");
     let (idle, start) = (s.secs("child_idle_secs", 0..=YEAR), s.secs("start_secs", 1..=YEAR));
@@ -203,90 +147,78 @@ fn upstream(reader: &mut Reader) -> Option<Upstream> {
     let shared = s.boolean("shared").unwrap_or(false);
     let command = command(&mut s, idle, start, shared);
     let sse_url = s.text("sse_url", |text| UpstreamUrl::parse_sse(text).map_err(|error| error.to_string()));
-    let host = s.text("host", host).unwrap_or(HostHeader::Upstream);
-    let http2 = s.boolean("http2");
-    let connect_timeout = s.millis("connect_timeout_ms", 1..=DAY_MS);
-    let wait = s.secs("wait_secs", 0..=YEAR);
-    let unready = s.secs("unready_secs", 0..=YEAR);
-    let header_timeout = s.secs("header_timeout_secs", 0..=YEAR);
-    let pool_idle = s.secs("pool_idle_secs", 0..=YEAR);
-    let resume = s.boolean("resume");
-    let answer_pings = s.one_of("answer_pings", &[("absent", AnswerPings::Absent), ("never", AnswerPings::Never)]);
-    let keepalive = s.secs("keepalive_secs", 0..=YEAR);
-    let tls = upstream_tls(reader);
-    if tls != UpstreamTls::default() && url.as_ref().is_some_and(|url| !url.is_https()) {
+    let is_plain = url.as_ref().is_some_and(|url| !url.is_https());
+    let servers = [("url", url.is_some()), ("sse_url", sse_url.is_some()), ("command", command.is_some())];
+    let given: Vec<&str> = servers.into_iter().filter(|(_, is_given)| *is_given).map(|(key, _)| key).collect();
+    // A program has no URL; the server at the usual path is in its place.
+    let url = match &sse_url {
+        _ if command.is_some() => None,
+        Some(sse_url) => Some(sse_url.to_default_endpoint()),
+        None => url,
+    };
+    let url = url.unwrap_or_else(|| "http://localhost".parse().expect("a valid URL"));
+    let on_sse = |url| SseServer { url, idle, start };
+    let mut upstream = Upstream {
+        host: s.text("host", host).unwrap_or(HostHeader::Upstream),
+        http2: s.boolean("http2").unwrap_or(false),
+        connect_timeout: s.millis("connect_timeout_ms", 1..=DAY_MS).unwrap_or(Duration::from_secs(5)),
+        wait: s.secs("wait_secs", 0..=YEAR).unwrap_or(Duration::from_secs(20)),
+        unready: s.secs("unready_secs", 0..=YEAR).unwrap_or(Duration::from_secs(5)),
+        connections: usize::MAX,
+        header_timeout: s.secs("header_timeout_secs", 0..=YEAR).and_then(none_if_zero),
+        pool_idle: s.secs("pool_idle_secs", 0..=YEAR).unwrap_or(Duration::from_secs(4)),
+        resume: s.boolean("resume").unwrap_or(false),
+        answer_pings: s.one_of("answer_pings", &PINGS).unwrap_or(AnswerPings::Absent),
+        keepalive: none_if_zero(s.secs("keepalive_secs", 0..=YEAR).unwrap_or(Duration::from_secs(120))),
+        recognisable: if command.is_none() && sse_url.is_none() { Some(on_sse(url.clone())) } else { None },
+        sse: sse_url.map(on_sse),
+        tls: upstream_tls(reader),
+        url,
+        command,
+    };
+    if upstream.command.is_some() {
+        // Nothing between the proxy and a program ends for silence.
+        upstream.keepalive = None;
+    }
+    if upstream.tls != UpstreamTls::default() && is_plain {
         let text = "[upstream.tls] is for an https:// upstream, and upstream.url is none".to_owned();
         reader.conflict([("upstream.tls", "ca"), ("upstream.tls", "cert")], text);
     }
-    let places = [("url", url.is_some()), ("sse_url", sse_url.is_some()), ("command", command.is_some())];
-    let mut given = places.into_iter().filter(|(_, is_given)| *is_given).map(|(key, _)| key);
-    if let (Some(one), Some(other)) = (given.next(), given.next()) {
+    if let [one, other, ..] = given[..] {
         let text = "an upstream is one server: at a URL, or a program".to_owned();
         reader.conflict([("upstream", one), ("upstream", other)], text);
     }
-    if shared && command.is_none() {
+    if shared && upstream.command.is_none() {
         let text = "sessions share processes, which a server on stdio has alone: give upstream.command".to_owned();
         reader.conflict([("upstream", "shared"), ("upstream", "command")], text);
     }
-    if command.is_some() && !cfg!(unix) {
+    if upstream.command.is_some() && !cfg!(unix) {
         let text = "programs are started on Unix systems only".to_owned();
         reader.conflict([("upstream", "command"), ("upstream", "command")], text);
     }
-    let url = match (&command, &sse_url) {
-        // A program has no URL; that of a server at the usual path is in its place.
-        (Some(_), _) => "http://localhost".parse().ok(),
-        (None, Some(sse_url)) => Some(sse_url.to_default_endpoint()),
-        (None, None) => url,
-    };
-    let keepalive = none_if_zero(keepalive.unwrap_or(Duration::from_secs(120)));
-    let url = url?;
-    let recognisable = SseServer { url: url.clone(), idle, start };
-    Some(Upstream {
-        url,
-        host,
-        http2: http2.unwrap_or(false),
-        tls,
-        connect_timeout: connect_timeout.unwrap_or(Duration::from_secs(5)),
-        wait: wait.unwrap_or(Duration::from_secs(20)),
-        unready: unready.unwrap_or(Duration::from_secs(5)),
-        connections: usize::MAX,
-        header_timeout: header_timeout.and_then(none_if_zero),
-        pool_idle: pool_idle.unwrap_or(Duration::from_secs(4)),
-        resume: resume.unwrap_or(false),
-        answer_pings: answer_pings.unwrap_or(AnswerPings::Absent),
-        // Nothing between the proxy and a program ends for silence.
-        keepalive: keepalive.filter(|_| command.is_none()),
-        recognisable: if command.is_none() && sse_url.is_none() { Some(recognisable) } else { None },
-        command,
-        sse: sse_url.map(|url| SseServer { url, idle, start }),
-    })
+    (upstream, !given.is_empty())
 }
 
 /// Reads the program of a server on stdio. `None` without one.
 fn command(s: &mut Section<'_>, idle: Option<Duration>, start: Duration, shared: bool) -> Option<Command> {
     let line = s.json_list::<String>("command", 1);
     let env = s.json_list::<Variable>("env", 0).unwrap_or_default();
-    let inherit_env = s.list::<String>("inherit_env", 0).unwrap_or_default();
-    let cwd = s.text("cwd", file).flatten();
-    let max_children = s.count("max_children", 1).unwrap_or(64);
-    let max_children_per_principal = s.count("max_children_per_principal", 1).unwrap_or(8);
-    let starts_per_minute = s.count("starts_per_minute", 1).unwrap_or(30);
-    let stderr_to_client = s.boolean("stderr_to_client").unwrap_or(false);
-    Some(Command {
-        line: line?,
+    let command = Command {
+        line: line.clone().unwrap_or_default(),
         env: env.into_iter().map(|Variable(name, value)| (name, value)).collect(),
-        inherit_env,
-        cwd,
+        inherit_env: s.list("inherit_env", 0).unwrap_or_default(),
+        cwd: s.text("cwd", file).flatten(),
         idle,
         shared,
-        max_children,
-        max_children_per_principal,
-        starts_per_minute,
+        max_children: s.count("max_children", 1).unwrap_or(64),
+        max_children_per_principal: s.count("max_children_per_principal", 1).unwrap_or(8),
+        starts_per_minute: s.count("starts_per_minute", 1).unwrap_or(30),
         start,
-        stderr_to_client,
+        stderr_to_client: s.boolean("stderr_to_client").unwrap_or(false),
         own_binary: None,
         adopts_orphans: false,
-    })
+    };
+    line.map(|_| command)
 }
 
 /// Reports a wait for a replica that is gone which ends before its lease does: a session could
@@ -300,7 +232,7 @@ fn refuse_short_wait(reader: &mut Reader, upstream: &Upstream, store: &Store, re
     }
 }
 
-/// Reports an upstream that is one of this process's own listeners.
+/// Reports an upstream that is a listener of this process.
 fn refuse_loop(reader: &mut Reader, url: &UpstreamUrl, listen: &Listen, admin: &Admin) {
     let listeners = [
         ("listen", "address", Some(listen.address)),
@@ -450,7 +382,7 @@ fn resume_tokens(reader: &mut Reader) -> Option<ResumeTokens> {
     if enabled { Some(ResumeTokens { slice, tools: tools.into_iter().collect(), methods }) } else { None }
 }
 
-/// A method that an interim result can answer.
+/// A method that may have an interim result.
 struct SlicedMethod(String);
 
 impl FromStr for SlicedMethod {
@@ -547,8 +479,8 @@ enum Kind {
 
 fn replica(reader: &mut Reader) -> Replica {
     let replica = replica_alone(&mut reader.section("replica"));
-    let is_over_before = |delay: &Duration| !delay.is_zero() && *delay >= replica.drain_timeout;
-    if replica.drain_delay.as_ref().is_some_and(is_over_before) {
+    let is_too_long = |delay: &Duration| !delay.is_zero() && *delay >= replica.drain_timeout;
+    if replica.drain_delay.as_ref().is_some_and(is_too_long) {
         let text = "a drain ends at drain_timeout_secs, which counts from its beginning, before new calls are refused at \
                     drain_delay_secs: give a shorter delay or a longer timeout";
         let keys = [("replica", "drain_delay_secs"), ("replica", "drain_timeout_secs")];

@@ -15,7 +15,7 @@ pub struct Command {
     pub inherit_env: Vec<String>,
     /// Working directory, or `None` for the proxy's.
     pub cwd: Option<PathBuf>,
-    /// Time without a call after which a session's process is ended, or `None` for never.
+    /// Longest time without a call; a session's process is then ended. `None` for no limit.
     pub idle: Option<Duration>,
     /// True if all sessions of a caller with equal parameters have one process.
     pub shared: bool,
@@ -25,7 +25,7 @@ pub struct Command {
     pub max_children_per_principal: usize,
     /// Most starts in any minute.
     pub starts_per_minute: usize,
-    /// Longest time from `initialize` to its answer.
+    /// Longest time from `initialize` to its response.
     pub start: Duration,
     /// True if clients see the last lines of stderr in errors.
     pub stderr_to_client: bool,

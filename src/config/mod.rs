@@ -51,6 +51,7 @@ use std::time::Duration;
 
 use http::HeaderName;
 
+use self::raw::RawConfig;
 use crate::protocol::access::{AllowedHosts, AllowedOrigins};
 use crate::protocol::client_address::Trust;
 use crate::protocol::dialect::Declared;
@@ -100,11 +101,11 @@ pub struct Listen {
     pub address: SocketAddr,
     /// TLS, or `None` for plain TCP.
     pub tls: Option<ListenTls>,
-    /// Host names that requests may use. By default those of this machine on a loopback address,
-    /// else any.
+    /// Host names that requests may use. By default the names of this machine on a loopback
+    /// address, else any.
     pub allowed_hosts: AllowedHosts,
-    /// Origins of pages that may send requests. By default those of this machine on a loopback
-    /// address, else those of the requested host.
+    /// Origins of pages that may send requests. By default the origins of this machine on a
+    /// loopback address, else the origins of the requested host.
     pub allowed_origins: AllowedOrigins,
     /// Proxies in front whose statements about clients are trusted.
     pub trusted_proxies: Trust,
@@ -132,21 +133,21 @@ pub struct KeyPair {
 /// Lifetimes and limits of streams.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Streams {
-    /// Time for which a detached, unsealed stream is kept, or `None` to never abandon it.
+    /// Retention of a detached, unsealed stream, or `None` to never abandon it.
     pub max_wait: Option<Duration>,
-    /// Time for which a sealed stream stays readable. Never shorter than a `max_wait` that is set,
-    /// even if configured so: clients are told `max_wait` and may return that late.
+    /// Retention of a sealed stream. Never shorter than a `max_wait` that is set, even if
+    /// configured so: clients know `max_wait` and may return that late.
     pub retention: Duration,
     /// Grace period of a modern (2026-07-28 and later) call whose client left. Zero cancels at
     /// once; `None` means twice the last `retry` written on the stream, plus one second.
     pub modern_grace: Option<Duration>,
     /// Longest duration of an upstream call, or `None` without limit.
     pub call_timeout: Option<Duration>,
-    /// Time for which a cancelled call may still respond before it is closed.
+    /// Time for a cancelled call to respond before it is closed.
     pub cancel_grace: Duration,
-    /// Time for which a full stream without a reader pauses its upstream, before the call fails.
+    /// Longest pause of the upstream by a full stream without a reader; the call then fails.
     pub full_wait: Duration,
-    /// Time for which messages after the last owed response are still logged.
+    /// Time after the last owed response while messages are still logged.
     pub linger: Duration,
     /// Most events kept per stream.
     pub max_events: usize,
@@ -159,8 +160,8 @@ pub struct Streams {
     pub max_bytes_per_principal: usize,
     /// Most bytes held for all principals; at least `max_bytes_per_principal`.
     pub max_bytes_total: usize,
-    /// Retention of a call whose response provably arrived, and time for which a call whose
-    /// response may not have arrived stays available to a retry.
+    /// Retention of a call whose response provably arrived, and time for a retry of a call whose
+    /// response may not have arrived.
     pub delivered_retention: Duration,
 }
 
@@ -174,9 +175,9 @@ pub struct Delivery {
     pub commit_after: Option<Duration>,
     /// Reconnection time sent to clients; at least 1 ms.
     pub retry: Duration,
-    /// Silence after which a comment is written; at least 1 s.
+    /// Silence before a comment is written; at least 1 s.
     pub heartbeat: Duration,
-    /// Time after which a response is closed gracefully, or `None` to never close it.
+    /// Longest time of a response before it is closed gracefully, or `None` to never close it.
     pub max_connection: Option<Duration>,
     /// Responses stay open, or are closed and polled.
     pub mode: Mode,
@@ -191,9 +192,9 @@ pub struct Delivery {
 /// Progress notifications that the proxy writes for a silent server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgressBeats {
-    /// Interval at which a connection looks for progress of the server; at least 1 s.
+    /// Interval of the checks for progress of the server; at least 1 s.
     pub after: Duration,
-    /// Time from the start of a call after which none is written; at least 1 s.
+    /// Time from the start of a call to its last; at least 1 s.
     pub max: Duration,
     /// Names of clients that get none, as they name themselves in `clientInfo`.
     pub except: Arc<[String]>,
@@ -222,7 +223,7 @@ pub enum Mode {
 pub struct Dialects {
     /// Proposals that a client declares in `initialize`.
     pub declared: Declared,
-    /// Least time that clients are asked to wait before they reconnect; zero sends none.
+    /// Shortest reconnect delay of clients; zero sends none.
     pub min_wait: Duration,
     /// True if every stream is also announced by its URL.
     pub stream_url: bool,
@@ -230,7 +231,7 @@ pub struct Dialects {
     pub stream_url_turns: Turns,
     /// Silence of the server before such an end.
     pub input_grace: Duration,
-    /// Calls that are answered in slices, or `None` without slices.
+    /// Calls with partial results, or `None` without slices.
     pub resume_tokens: Option<Arc<ResumeTokens>>,
 }
 
@@ -245,7 +246,7 @@ pub enum Turns {
     Off,
 }
 
-/// Calls that are answered in slices, each but the last with a token for the next.
+/// Calls with results in slices, each but the last with a token for the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResumeTokens {
     /// Length of a slice; at least 1 s.
@@ -327,12 +328,12 @@ pub struct Replica {
     pub key_file: Option<PathBuf>,
     /// True if the session ids that clients see contain the replica's name.
     pub wrap_sessions: bool,
-    /// Silence after which the replicas that share its store count a replica as gone.
+    /// Longest silence before the replicas that share its store count a replica as gone.
     pub lease: Duration,
-    /// Time for which a drain still takes new calls, or `None` to decide by the listener; see
+    /// Time for new calls at the start of a drain, or `None` to decide by the listener; see
     /// [`Config::drain_delay`].
     pub drain_delay: Option<Duration>,
-    /// Time for which calls may continue during a drain.
+    /// Time for calls to end during a drain.
     pub drain_timeout: Duration,
 }
 
@@ -341,7 +342,7 @@ pub struct Replica {
 pub struct Sessions {
     /// True if they are opened again.
     pub revive: bool,
-    /// Refusals of a session in addition to those that the proxy knows.
+    /// Refusals of a session in addition to the refusals that the proxy knows.
     pub refusals: Vec<RefusalPattern>,
     /// Lifetime of the record of a session after its last use.
     pub keep: Duration,
@@ -354,7 +355,7 @@ pub struct Admin {
     pub address: Option<SocketAddr>,
     /// Address of a listener for metrics and probes alone, or `None` without one.
     pub metrics_address: Option<SocketAddr>,
-    /// Host names that requests may use: on a loopback address those of this machine and of
+    /// Host names that requests may use: on a loopback address the names of this machine and of
     /// `listen.allowed_hosts`, else any.
     pub allowed_hosts: AllowedHosts,
 }
@@ -409,13 +410,13 @@ pub struct Call {
     pub mode: Mode,
 }
 
-/// Default time for which a drain still takes new calls, if the listener can be behind a load
+/// Default time for new calls at the start of a drain, if the listener can be behind a load
 /// balancer.
 const DRAIN_DELAY: Duration = Duration::from_secs(5);
 
 impl Config {
-    /// Returns the time for which a drain still takes new calls: the configured one, else zero on a
-    /// loopback listener, to which no load balancer routes. By default, at least half of the drain
+    /// Returns the time for new calls at the start of a drain: the configured time, else zero on a
+    /// loopback listener, which is behind no load balancer. By default, at least half of the drain
     /// remains for calls after that time.
     pub fn drain_delay(&self) -> Duration {
         let most = DRAIN_DELAY.min(self.replica.drain_timeout / 2);
@@ -433,13 +434,7 @@ impl Config {
         env: impl IntoIterator<Item = (String, String)>,
         flags: Flags,
     ) -> Result<Config, Problems> {
-        let mut raw = raw::RawConfig::default();
-        if let Some((name, text)) = file {
-            raw.add_file(name, text);
-        }
-        raw.add_environment(env);
-        raw.add_flags(flags);
-        build::build(raw)
+        build::build(RawConfig::of_layers(file, env, flags))
     }
 
     /// Returns the address of the admin listener of a sidecar with these layers; see
@@ -449,13 +444,7 @@ impl Config {
         env: impl IntoIterator<Item = (String, String)>,
         flag: Option<String>,
     ) -> Result<Option<SocketAddr>, Problems> {
-        let mut raw = raw::RawConfig::default();
-        if let Some((name, text)) = file {
-            raw.add_file(name, text);
-        }
-        raw.add_environment(env);
-        raw.add_flags(Flags { admin: flag, ..Flags::default() });
-        build::admin_address(raw)
+        build::admin_address(RawConfig::of_layers(file, env, Flags { admin: flag, ..Flags::default() }))
     }
 
     /// Returns the defaults for the server at `url`, on a free loopback port and without an admin
@@ -465,9 +454,7 @@ impl Config {
             upstream: Some(url.to_owned()),
             listen: Some("127.0.0.1:0".to_owned()),
             admin: Some(String::new()),
-            store: None,
-            upstream_sse: None,
-            command: Vec::new(),
+            ..Flags::default()
         };
         Config::load(None, [], flags)
     }
@@ -489,19 +476,15 @@ impl Balancing {
     /// Makes the configuration of `balance` from its layers; see [`Config::load`].
     ///
     /// # Errors
-    /// All problems, including those of keys that only `serve` uses. An upstream is not required.
+    /// All problems, including problems of keys that only `serve` uses. An upstream is not
+    /// required.
     pub fn load(
         file: Option<(&str, &str)>,
         env: impl IntoIterator<Item = (String, String)>,
         flags: Flags,
         replicas: &[String],
     ) -> Result<Self, Problems> {
-        let mut raw = raw::RawConfig::default();
-        if let Some((name, text)) = file {
-            raw.add_file(name, text);
-        }
-        raw.add_environment(env);
-        raw.add_flags(flags);
+        let mut raw = RawConfig::of_layers(file, env, flags);
         raw.add_replicas(replicas);
         build::balancing(raw)
     }

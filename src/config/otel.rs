@@ -26,7 +26,7 @@ pub struct Otel {
     pub endpoint: CollectorUrl,
     /// Headers of each request to it.
     pub headers: Vec<(String, String)>,
-    /// Authorities that sign its certificate, or `None` for those of the system.
+    /// Authorities that sign its certificate, or `None` for the system's.
     pub ca: Option<PathBuf>,
     /// Name of the service in traces; never empty.
     pub service_name: String,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Origin of a value, in the order in which problems are listed.
+/// Origin of a value, in the order of the list of problems.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Origin {
     /// A line of the configuration file, counted from 1.
@@ -42,10 +42,10 @@ impl Problem {
 }
 
 impl Problems {
-    /// Returns `None` if there is no problem.
-    pub(super) fn new(mut problems: Vec<Problem>) -> Option<Self> {
+    /// Returns the problems as an error, if there are any.
+    pub(super) fn check(mut problems: Vec<Problem>) -> Result<(), Self> {
         problems.sort();
-        if problems.is_empty() { None } else { Some(Self(problems)) }
+        if problems.is_empty() { Ok(()) } else { Err(Self(problems)) }
     }
 
     /// Returns the problems in order.

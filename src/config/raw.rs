@@ -23,7 +23,7 @@ const SUBSECTIONS: [&str; 2] = ["tls", "resume_tokens"];
 pub(super) struct RawConfig {
     /// Values by section and key, from the weakest layer to the strongest.
     pub(super) values: BTreeMap<(String, String), Vec<RawValue>>,
-    /// Sections of the file, including empty ones but not those of tools.
+    /// Sections of the file, including empty ones but not the tools' sections.
     pub(super) sections: Vec<(String, Origin)>,
     /// Values above the first section of the file.
     pub(super) outside_sections: Vec<(String, Origin)>,
@@ -53,6 +53,21 @@ pub(super) enum Value {
 }
 
 impl RawConfig {
+    /// Gathers the values of a file, by its name and text, of the environment and of the flags.
+    pub(super) fn of_layers(
+        file: Option<(&str, &str)>,
+        env: impl IntoIterator<Item = (String, String)>,
+        flags: Flags,
+    ) -> Self {
+        let mut raw = Self::default();
+        if let Some((name, text)) = file {
+            raw.add_file(name, text);
+        }
+        raw.add_environment(env);
+        raw.add_flags(flags);
+        raw
+    }
+
     pub(super) fn add_file(&mut self, name: &str, text: &str) {
         let file = File { name, text };
         let (root, errors) = DeTable::parse_recoverable(text);
@@ -80,7 +95,7 @@ impl RawConfig {
         }
     }
 
-    pub(super) fn add_environment(&mut self, env: impl IntoIterator<Item = (String, String)>) {
+    fn add_environment(&mut self, env: impl IntoIterator<Item = (String, String)>) {
         for (name, value) in env {
             let Some(rest) = name.strip_prefix(PREFIX) else {
                 continue;
@@ -106,7 +121,7 @@ impl RawConfig {
         }
     }
 
-    pub(super) fn add_flags(&mut self, flags: Flags) {
+    fn add_flags(&mut self, flags: Flags) {
         let Flags { upstream, listen, admin, store, upstream_sse, command } = flags;
         if !command.is_empty() {
             self.insert("upstream", "command", Origin::Flag("--"), Value::List(command));
@@ -198,8 +213,8 @@ pub(super) fn tool_section(name: &str) -> String {
     format!("{TOOLS}.{name:?}")
 }
 
-/// Returns true for the variables that Kubernetes sets in every pod for each service. Those of a
-/// service named `mcp-resume` or `mcp-resume-…` have the prefix of this program.
+/// Returns true for the variables that Kubernetes sets in every pod for each service. The variables
+/// of a service named `mcp-resume` or `mcp-resume-…` have the prefix of this program.
 fn is_service_link(rest: &str) -> bool {
     let rest = format!("_{rest}");
     if rest.ends_with("_SERVICE_HOST") || rest.contains("_SERVICE_PORT_") || rest.ends_with("_PORT") {
@@ -214,7 +229,7 @@ fn is_service_link(rest: &str) -> bool {
     port.parse::<u16>().is_ok() && matches!(words.next(), Some("TCP" | "UDP" | "SCTP"))
 }
 
-/// The file being read, from which positions are derived.
+/// The file being read, the base of positions.
 struct File<'a> {
     name: &'a str,
     text: &'a str,

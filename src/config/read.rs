@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::problem::{Origin, Problem};
 use super::raw::{RawConfig, RawValue, TOOLS, Value};
 
-/// Likeness, by Jaro and Winkler, from which a name may be meant.
+/// Least likeness, by Jaro and Winkler, of a name that may be meant.
 const LIKE: f64 = 0.85;
 
 /// A value, or the problem with it.
@@ -142,8 +142,8 @@ impl Reader {
     }
 }
 
-/// Returns a question for the known name that is most like a wrong one, or an empty text if none
-/// is.
+/// Returns a suggestion of the known name that is most like a wrong one, or an empty text without
+/// one.
 fn meant<'a>(wrong: &str, known: impl Iterator<Item = &'a str>) -> String {
     let rated = known.map(|name| (strsim::jaro_winkler(wrong, name), name));
     let nearest = rated.filter(|(likeness, _)| *likeness > LIKE).max_by(|one, other| one.0.total_cmp(&other.0));
@@ -259,7 +259,7 @@ impl Section<'_> {
         self.text(key, |text| text.parse().map_err(|error: T::Err| error.to_string()))
     }
 
-    /// Reads one of several words.
+    /// Reads a word of a list.
     pub(super) fn one_of<T: Copy>(&mut self, key: &'static str, words: &[(&str, T)]) -> Option<T> {
         self.text(key, |text| {
             let found = words.iter().find(|(word, _)| *word == text);
@@ -285,7 +285,7 @@ impl Section<'_> {
         })
     }
 
-    /// Checks the values of `key` in all layers, and returns that of the strongest layer.
+    /// Checks the values of `key` in all layers, and returns the value of the strongest layer.
     fn take<T>(&mut self, key: &'static str, check: impl Fn(&Value) -> CheckResult<T>) -> Option<T> {
         let Section { reader, name } = self;
         reader.known.entry(name.clone()).or_default().push(key);

@@ -47,7 +47,7 @@ pub struct RedisStore {
     pub url: String,
     /// Prefix of all keys.
     pub prefix: String,
-    /// PEM file with the trusted authorities, or `None` for those of the system.
+    /// PEM file with the trusted authorities, or `None` for the system's.
     pub ca: Option<PathBuf>,
     /// The client certificate.
     pub identity: Option<KeyPair>,

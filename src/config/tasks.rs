@@ -13,26 +13,26 @@ const SECTION: &str = "tasks";
 /// Tasks of the proxy's own, for servers that have none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tasks {
-    /// Time after which a call becomes a task, from the moment at which its bytes went upstream.
+    /// Time from the transmission of a call to its promotion to a task.
     pub after: Duration,
-    /// Longest time for which the response to a poll is held, at most half of `max_wait`; or `None`
-    /// if polls are answered at once.
+    /// Longest time that the response to a poll is held, at most half of `max_wait`; or `None` for
+    /// a response at once.
     pub hold: Option<Duration>,
-    /// Time without a poll after which a task is abandoned.
+    /// Longest time without a poll before a task is abandoned.
     pub max_wait: Duration,
-    /// Time for which an outcome is kept; at least `max_wait`, so that the lifetime of a task never
-    /// becomes shorter.
+    /// Retention of an outcome; at least `max_wait`, so that the lifetime of a task never becomes
+    /// shorter.
     pub retention: Duration,
     /// Tasks of 2025-11-25, or `None` if they are not offered.
     pub legacy: Option<Arc<LegacyTasks>>,
 }
 
-/// Tasks of 2025-11-25: offered to clients that ask for them, for configured tools.
+/// Tasks of 2025-11-25: offered to clients that request them, for configured tools.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LegacyTasks {
     /// Names of the tools. Never empty.
     tools: HashSet<String>,
-    /// Time without a request after which a task is abandoned, and the longest lifetime that a
+    /// Longest time without a request before a task is abandoned, and the longest lifetime that a
     /// client is promised.
     pub max_wait: Duration,
 }

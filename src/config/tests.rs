@@ -51,7 +51,7 @@ fn the_example_has_every_key_and_is_read() {
     raw.add_file("example", &example_in_full());
     let given: Vec<_> = raw.values.keys().cloned().collect();
     let mut reader = read::Reader::new(raw);
-    let config = build::config(&mut reader).unwrap();
+    let config = build::config(&mut reader);
     assert_eq!(config.tools["long-report"].mode, Some(Mode::Poll));
     assert_eq!(config.streams.modern_grace, Some(Duration::from_secs(3)));
     assert_eq!(config.replica.drain_delay, Some(Duration::from_secs(5)));

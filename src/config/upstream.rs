@@ -21,8 +21,8 @@ pub struct Upstream {
     pub tls: UpstreamTls,
     /// Longest wait for a TCP connection.
     pub connect_timeout: Duration,
-    /// Time for which a call waits for a server that accepts no connections, from its first
-    /// attempt; zero = not at all.
+    /// Longest wait of a call for a server that accepts no connections, from its first attempt;
+    /// zero = not at all.
     pub wait: Duration,
     /// Time that connections must have failed before the proxy is not ready.
     pub unready: Duration,
@@ -31,17 +31,17 @@ pub struct Upstream {
     pub connections: usize,
     /// Longest wait for a response's head, or `None` without limit.
     pub header_timeout: Option<Duration>,
-    /// Time for which an idle connection may be reused.
+    /// Longest time that an idle connection may be reused.
     pub pool_idle: Duration,
     /// True if the proxy resumes upstream streams also after a broken connection, not only after a
     /// deliberate close.
     pub resume: bool,
-    /// Pings of the server that the proxy answers.
+    /// Pings of the server that get a response of the proxy.
     pub answer_pings: AnswerPings,
-    /// Time without a message in a session with a running call after which the server is sent a
-    /// ping, or `None` if it is sent none.
+    /// Longest time without a message in a session with a running call before a ping to the server,
+    /// or `None` for no pings.
     pub keepalive: Option<Duration>,
-    /// Server on stdio, or `None` for one on HTTP. [`Self::url`] is then that of no server.
+    /// Server on stdio, or `None` for one on HTTP. [`Self::url`] then names no server.
     pub command: Option<Command>,
     /// Server on HTTP+SSE, or `None` for another. [`Self::url`] is then the proxy's endpoint at the
     /// server's origin.
@@ -72,17 +72,17 @@ impl Upstream {
 pub struct SseServer {
     /// URL of the event stream.
     pub url: UpstreamUrl,
-    /// Time without a call, question or GET of its client after which the connection of a session
-    /// is closed, or `None` for never.
+    /// Longest time without a call, server request or GET of its client before the connection of a
+    /// session is closed, or `None` for no limit.
     pub idle: Option<Duration>,
-    /// Longest time from `initialize` to its answer.
+    /// Longest time from `initialize` to its response.
     pub start: Duration,
 }
 
-/// Pings of the server that the proxy answers in its clients' place.
+/// Pings of the server that get a response of the proxy in its clients' place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnswerPings {
-    /// All that no client is there to answer.
+    /// All pings without a client that can respond.
     Absent,
     /// None.
     Never,
@@ -91,7 +91,7 @@ pub enum AnswerPings {
 /// TLS to the upstream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UpstreamTls {
-    /// PEM file with the trusted authorities, or `None` for those of the system.
+    /// PEM file with the trusted authorities, or `None` for the system's.
     pub ca: Option<PathBuf>,
     /// The client certificate.
     pub identity: Option<KeyPair>,

@@ -82,7 +82,7 @@ impl UpstreamUrl {
     }
 
     /// Returns true if a connection to this URL reaches a listener of this machine at `address`, as
-    /// far as the texts tell. Names other than `localhost` are not resolved, and the addresses of
+    /// far as the texts show. Names other than `localhost` are not resolved, and the addresses of
     /// network interfaces are not known.
     pub fn reaches(&self, address: SocketAddr) -> bool {
         let port = self.authority.port_u16().unwrap_or(self.default_port());

@@ -32,7 +32,7 @@ pub(super) fn key_pair(reader: &mut Reader, section: &'static str) -> Option<Key
     }
 }
 
-/// Converts a duration of which 0 means none.
+/// Converts a duration; 0 is `None`.
 pub(super) fn none_if_zero(wait: Duration) -> Option<Duration> {
     if wait.is_zero() { None } else { Some(wait) }
 }
