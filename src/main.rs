@@ -369,7 +369,7 @@ impl Output {
             .with_ansi(io::stderr().is_terminal())
             .with_writer(output.log.clone());
         match log.format {
-            LogFormat::Text => lines.with_timer(text::Time).fmt_fields(text::Fields::default()).init(),
+            LogFormat::Text => lines.fmt_fields(text::Fields::default()).init(),
             LogFormat::Json => lines.json().init(),
         }
         // The default hook writes to stderr and may block.

@@ -1,59 +1,16 @@
-//! Text format of the log: the default one of `tracing_subscriber`, byte for byte, at a fraction of
-//! its cost.
+//! Text format of the log: the default format of `tracing_subscriber`, byte for byte, at a fraction
+//! of its cost.
 //!
-//! Each call ends with a line, and the default formatter spends more on it than the call on its
-//! events. Owned here: the time of a line, of which a second's digits are kept, and fields of plain
-//! types. Absent: all other fields, and lines for a terminal, which the default formatter writes.
+//! Each call ends with a line, and the default formatter spends a tenth of a short call on the
+//! fields of that line. Owned here: fields of plain types. Absent: all other fields, the time of a
+//! line, and lines for a terminal, which the default formatter writes.
 
-use std::cell::RefCell;
 use std::fmt::{self, Debug};
-use std::time::Duration;
 
 use tracing::field::{Field, Visit};
 use tracing_subscriber::field::{RecordFields, VisitOutput};
 use tracing_subscriber::fmt::FormatFields;
 use tracing_subscriber::fmt::format::{DefaultFields, DefaultVisitor, Writer};
-use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
-
-use crate::clock;
-
-/// Length of a time up to its second: `2026-01-31T12:00:00`.
-const TO_SECOND: usize = 19;
-
-/// Time of a line: that of the system, in UTC, with microseconds.
-#[derive(Clone, Copy, Debug)]
-pub struct Time;
-
-impl FormatTime for Time {
-    fn format_time(&self, writer: &mut Writer<'_>) -> fmt::Result {
-        thread_local! {
-            static LAST: RefCell<(u64, String)> = const { RefCell::new((u64::MAX, String::new())) };
-        }
-        let now = clock::system();
-        LAST.with_borrow_mut(|(second, text)| {
-            if *second != now.as_secs() {
-                text.clear();
-                SystemTime.format_time(&mut Writer::new(text))?;
-                text.truncate(TO_SECOND);
-                // The default formatter reads the clock by itself, perhaps in the next second.
-                *second = if clock::system().as_secs() == now.as_secs() { now.as_secs() } else { u64::MAX };
-            }
-            writer.write_str(text)?;
-            write_micros(writer, now)
-        })
-    }
-}
-
-/// Writes the microseconds of a time, and its end.
-fn write_micros(writer: &mut Writer<'_>, time: Duration) -> fmt::Result {
-    let mut digits = *b".000000Z";
-    let mut rest = time.subsec_micros();
-    for digit in digits[1..7].iter_mut().rev() {
-        *digit = b'0' + (rest % 10) as u8;
-        rest /= 10;
-    }
-    writer.write_str(std::str::from_utf8(&digits).map_err(|_| fmt::Error)?)
-}
 
 /// Fields of a line or a span.
 #[derive(Debug, Default)]
@@ -221,21 +178,9 @@ mod tests {
             let (ours, default) = (Kept::default(), Kept::default());
             let subscriber = || tracing_subscriber::fmt().with_ansi(is_terminal);
             with_default(subscriber().with_writer(default.clone()).finish(), write_lines);
-            let fast = subscriber().with_timer(Time).fmt_fields(Fields::default()).with_writer(ours.clone());
+            let fast = subscriber().fmt_fields(Fields::default()).with_writer(ours.clone());
             with_default(fast.finish(), write_lines);
             assert_eq!(ours.lines(), default.lines());
-        }
-    }
-
-    #[test]
-    fn a_time_is_that_of_the_default_format() {
-        for _ in 0..3 {
-            let (mut ours, mut before, mut after) = (String::new(), String::new(), String::new());
-            SystemTime.format_time(&mut Writer::new(&mut before)).expect("a String grows");
-            Time.format_time(&mut Writer::new(&mut ours)).expect("a String grows");
-            SystemTime.format_time(&mut Writer::new(&mut after)).expect("a String grows");
-            assert_eq!(ours.len(), before.len());
-            assert!(before <= ours && ours <= after, "{before} {ours} {after}");
         }
     }
 }

@@ -58,7 +58,7 @@ pub(crate) const SESSION_EVENT: Kind = Kind { events: 1, has_session: true };
 pub(crate) fn call(times: usize, kind: Kind) -> Result<()> {
     // As `serve` writes its lines.
     let lines = tracing_subscriber::fmt().with_env_filter(LOG).with_ansi(false).with_writer(std::io::sink);
-    lines.with_timer(text::Time).fmt_fields(text::Fields::default()).init();
+    lines.fmt_fields(text::Fields::default()).init();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let done = runtime.block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
