@@ -71,7 +71,7 @@ pub enum AskError {
     Refused(SocketAddr, StatusCode),
 }
 
-/// Asks the process with the admin listener at `address` to drain, and returns when it has drained.
+/// Drains the process with the admin listener at `address`, and returns when it has drained.
 ///
 /// # Errors
 /// If the process cannot be reached, refuses, or ends before.

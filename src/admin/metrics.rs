@@ -18,7 +18,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers the metrics. The page will have all metrics of `registrar`, also those that are
+    /// Registers the metrics. The page will have all metrics of `registrar`, also metrics that are
     /// registered later.
     ///
     /// # Errors

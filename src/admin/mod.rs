@@ -12,19 +12,19 @@ pub(crate) mod waiting;
 
 use std::sync::Arc;
 
-use http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
+use http::header::CONTENT_SECURITY_POLICY;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 
 pub use metrics::Metrics;
 
-use crate::body::{BoxBody, Incoming, whole};
+use crate::body::{BoxBody, Incoming};
 use crate::cluster::Replicas;
 use crate::event_log::EventLog;
 use crate::lifecycle::drain::{Drain, X_DRAIN};
 use crate::lifecycle::readiness::Readiness;
 use crate::protocol::access::AllowedHosts;
 use crate::protocol::error::ErrorCode;
-use crate::server::respond;
+use crate::server::respond::{self, text};
 use crate::store::StoreHealth;
 use crate::upstream::{Reachability, Upstream};
 
@@ -42,18 +42,18 @@ pub struct Admin {
     pub upstream: Arc<Upstream>,
     /// For `/streams`.
     pub log: Arc<EventLog>,
-    /// For `/readyz`: the replicas that share the store, or `None` if there are none.
+    /// For `/readyz`: the replicas that share the store, or `None` without a shared store.
     pub replicas: Option<Arc<Replicas>>,
     /// For `/drain`, and `/readyz` during one.
     pub drain: Arc<Drain>,
-    /// Host names under which requests are answered.
+    /// Host names that requests may have.
     pub hosts: AllowedHosts,
     /// True if only metrics and probes are served, which change nothing and name no stream.
     pub is_metrics_only: bool,
 }
 
 impl Admin {
-    /// Answers one request.
+    /// Handles one request.
     pub async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Response<BoxBody> {
         // Protects from DNS rebinding: a page that leads a browser here by a name of its own can
         // read nothing.
@@ -72,9 +72,9 @@ impl Admin {
             path if self.is_metrics_only && !FOR_METRICS.contains(&path) => {
                 text(StatusCode::NOT_FOUND, "here are /livez, /readyz and /metrics\n")
             }
-            "/" => page("text/html; charset=utf-8", include_str!("page.html")),
-            "/page.css" => page("text/css; charset=utf-8", include_str!("page.css")),
-            "/page.js" => page("text/javascript; charset=utf-8", include_str!("page.js")),
+            "/" => live_page("text/html; charset=utf-8", include_str!("page.html")),
+            "/page.css" => live_page("text/css; charset=utf-8", include_str!("page.css")),
+            "/page.js" => live_page("text/javascript; charset=utf-8", include_str!("page.js")),
             "/healthz" | "/livez" => text(StatusCode::OK, "ok\n"),
             "/readyz" => self.readyz().await,
             "/upstreamz" => match self.upstream.server().reachability().await {
@@ -87,8 +87,7 @@ impl Admin {
                 self.metrics.set_ready(readiness.can_take_calls());
                 self.metrics.store.set_ready(self.log.store_health() == StoreHealth::Ready);
                 self.metrics.upstream.set_ready(self.upstream.server().reachability().await == Reachability::Accepting);
-                let kind = HeaderValue::from_static("text/plain; version=0.0.4");
-                with_type(respond::status(StatusCode::OK), kind, self.metrics.render())
+                respond::metrics(self.metrics.render())
             }
             "/streams" => respond::json(StatusCode::OK, streams::list(self.log.summaries()).into()),
             "/drain" if !request.headers().contains_key(X_DRAIN) || *request.method() != Method::GET => {
@@ -115,20 +114,9 @@ impl Admin {
     }
 }
 
-fn text(status: StatusCode, text: &'static str) -> Response<BoxBody> {
-    with_type(respond::status(status), HeaderValue::from_static("text/plain; charset=utf-8"), text.into())
-}
-
 /// Returns a part of the live page; all parts are compiled in.
-fn page(kind: &'static str, text: &'static str) -> Response<BoxBody> {
-    let mut response = with_type(respond::status(StatusCode::OK), HeaderValue::from_static(kind), text.into());
+fn live_page(media_type: &'static str, text: &'static str) -> Response<BoxBody> {
+    let mut response = respond::page(StatusCode::OK, media_type, text);
     response.headers_mut().insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(PAGE_POLICY));
-    response
-}
-
-fn with_type(mut response: Response<BoxBody>, kind: HeaderValue, body: Vec<u8>) -> Response<BoxBody> {
-    response.headers_mut().insert(CONTENT_TYPE, kind);
-    response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    *response.body_mut() = whole(body.into());
     response
 }

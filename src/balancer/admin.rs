@@ -3,8 +3,7 @@
 use std::future::{Future, pending};
 use std::sync::Arc;
 
-use http::header::{CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
-use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use pingora_core::server::ShutdownWatch;
 use serde_json::json;
 use tokio::net::TcpListener;
@@ -12,11 +11,11 @@ use tokio::net::TcpListener;
 use super::metrics::Metrics;
 use super::selection::{Condition, Replica, StoreScope};
 use super::table::Table;
-use crate::body::whole;
 use crate::body::{BoxBody, Incoming};
 use crate::protocol::access::{self, AllowedHosts};
 use crate::protocol::error::ErrorCode;
-use crate::server::{self, ConnectionLimit, ListenerConfig, Protocols, respond};
+use crate::server::respond::{self, text};
+use crate::server::{self, ConnectionLimit, ListenerConfig, Protocols};
 
 /// Most connections: probes and a few collectors.
 const CONNECTIONS: usize = 256;
@@ -55,7 +54,7 @@ impl Admin {
         match request.uri().path() {
             "/healthz" | "/livez" => text(StatusCode::OK, "ok\n"),
             "/readyz" => self.readiness(),
-            "/metrics" => with_type(StatusCode::OK, "text/plain; version=0.0.4", self.metrics.render()),
+            "/metrics" => respond::metrics(self.metrics.render()),
             "/replicas" => respond::json(StatusCode::OK, list(&self.table).into()),
             _ => text(StatusCode::NOT_FOUND, "here are /livez, /readyz, /metrics and /replicas\n"),
         }
@@ -99,16 +98,4 @@ fn list(table: &Table) -> Vec<u8> {
     let never_reported = table.never_reported().into_iter();
     let never_reported = never_reported.map(|address| json!({"address": address.to_string(), "condition": "unknown"}));
     serde_json::Value::Array(replicas.chain(never_reported).collect()).to_string().into_bytes()
-}
-
-fn text(status: StatusCode, text: &'static str) -> Response<BoxBody> {
-    with_type(status, "text/plain; charset=utf-8", text.into())
-}
-
-fn with_type(status: StatusCode, kind: &'static str, body: Vec<u8>) -> Response<BoxBody> {
-    let mut response = respond::status(status);
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    *response.body_mut() = whole(body.into());
-    response
 }

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::header::{ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, RETRY_AFTER};
+use http::header::{ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, RETRY_AFTER, X_CONTENT_TYPE_OPTIONS};
 use http::{HeaderMap, HeaderValue, Response, StatusCode, Uri};
 use http_body_util::BodyExt;
 use tracing::warn;
@@ -21,7 +21,7 @@ use crate::protocol::ids::Owner;
 use crate::protocol::jsonrpc::RequestId;
 use crate::sync;
 
-/// Seconds after which clients are told to retry.
+/// Seconds in `Retry-After`.
 const RETRY_AFTER_SECS: &str = "1";
 /// Pause between log lines of refusals that any client can cause.
 const REFUSAL_LOG_PAUSE: Duration = Duration::from_secs(10);
@@ -35,7 +35,7 @@ pub fn failure(failure: Failure, ids: &[RequestId], batch: bool) -> Response<Box
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_SECS));
     }
     if matches!(failure.code, ErrorCode::BodyTooLarge | ErrorCode::BodyTooSlow) {
-        // The rest of the body is not read, so the connection cannot go on.
+        // The rest of the body is not read, so the connection must end.
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     let may_go_elsewhere =
@@ -45,7 +45,7 @@ pub fn failure(failure: Failure, ids: &[RequestId], batch: bool) -> Response<Box
     }
     let is_call_failure = match failure.code {
         ErrorCode::CallTimedOut | ErrorCode::Abandoned | ErrorCode::OwnerDied => true,
-        // A call of another replica whose outcome the store cannot tell.
+        // A call of another replica whose outcome the store does not have.
         ErrorCode::StoreFailed => failure.may_have_run,
         _ => false,
     };
@@ -92,7 +92,7 @@ pub fn has_own_head(response: &Response<BoxBody>) -> bool {
     response.extensions().get::<OwnHead>().is_some()
 }
 
-/// Returns the refusal of a request of which nothing reached the upstream.
+/// Returns the refusal of a request before any byte of it reached the upstream.
 pub fn refusal(code: ErrorCode) -> Response<BoxBody> {
     failure(Failure::before_run(code), &[], false)
 }
@@ -146,6 +146,25 @@ pub fn status(status: StatusCode) -> Response<BoxBody> {
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response.extensions_mut().insert(OwnHead);
     response
+}
+
+/// Returns a page of an admin listener, with its media type.
+pub fn page(status: StatusCode, media_type: &'static str, body: impl Into<Bytes>) -> Response<BoxBody> {
+    let mut response = self::status(status);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
+    response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    *response.body_mut() = whole(body.into());
+    response
+}
+
+/// Returns a page of plain text.
+pub fn text(status: StatusCode, text: &'static str) -> Response<BoxBody> {
+    page(status, "text/plain; charset=utf-8", text)
+}
+
+/// Returns the page with `metrics` in the text format of Prometheus.
+pub fn metrics(metrics: Vec<u8>) -> Response<BoxBody> {
+    page(StatusCode::OK, "text/plain; version=0.0.4", metrics)
 }
 
 /// Returns the refusal of a method that an admin page does not take.
