@@ -108,7 +108,7 @@ impl<L: Resolver> HealthChecker<L> {
                 self.discover().await;
             }
         };
-        let asking = async {
+        let checking = async {
             let mut due = clock::now() + self.intervals.health;
             loop {
                 // The interval counts from the start of a round, which takes as long as its slowest
@@ -118,7 +118,7 @@ impl<L: Resolver> HealthChecker<L> {
                 self.check().await;
             }
         };
-        tokio::join!(discovering, asking);
+        tokio::join!(discovering, checking);
     }
 
     /// Checks every backend because of a request that arrived at `since`. Requests that wait at the

@@ -4,7 +4,7 @@
 //! Pingora sends a request's body while it waits for the response, and keeps at most 64 KiB of it.
 //! So a replica that refuses a longer request for the sake of its session's home has consumed the
 //! body, and the request cannot follow its session. Such a request is preceded by a HEAD with its
-//! headers alone (`Mcp-Resume-Locate`). The replica answers with the home if it would refuse the
+//! headers alone (`Mcp-Resume-Locate`). The replica responds with the home if it would refuse the
 //! request. Queries have connections of their own, which are kept. Absent: the choice of requests
 //! that need a query, and of the next replica ([`super::proxy`]).
 
@@ -28,7 +28,7 @@ use crate::protocol::ids::Owner;
 /// Limit for the wait for a response: longer than a replica waits for the end of a home's lease,
 /// with the defaults of both.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Time for which an idle connection is kept; shorter than a sidecar keeps it open.
+/// Retention of an idle connection; shorter than a sidecar keeps it open.
 const IDLE: Duration = Duration::from_secs(30);
 
 /// Outcome of a query.
@@ -36,15 +36,15 @@ const IDLE: Duration = Duration::from_secs(30);
 pub enum Found {
     /// Another replica is the home of the session, and is to get the request.
     Home(Owner),
-    /// The replica that was asked takes the request, or will say itself why it does not.
+    /// The replica of the query takes the request, or responds with the reason for a refusal.
     Here,
-    /// The replica went down before it answered.
+    /// The replica went down before it responded.
     Down,
-    /// The replica has not answered in time.
+    /// The replica has not responded in time.
     Silent,
 }
 
-/// Asks replicas for the homes of sessions.
+/// Client of the replicas' queries for the homes of sessions.
 pub struct HomeFinder {
     connector: Connector,
 }
@@ -55,15 +55,15 @@ impl HomeFinder {
         Self { connector: Connector::new(Some(ConnectorOptions::from_server_conf(peers.server_conf()))) }
     }
 
-    /// Asks the replica `asked` with `query`. A failure counts as [`Found::Here`]: the request
-    /// itself then meets the failure, which is handled there.
-    pub async fn find(&self, peer: &HttpPeer, asked: &InFlight, query: RequestHeader) -> Found {
-        let answer = tokio::select! {
+    /// Sends `query` to the replica of `in_flight`. A failure counts as [`Found::Here`]: the
+    /// request itself then meets the failure, which is handled there.
+    pub async fn find(&self, peer: &HttpPeer, in_flight: &InFlight, query: RequestHeader) -> Found {
+        let home = tokio::select! {
             biased;
-            () = asked.down().cancelled() => return Found::Down,
-            answer = tokio::time::timeout(TIMEOUT, self.ask(peer, query)) => answer,
+            () = in_flight.down().cancelled() => return Found::Down,
+            home = tokio::time::timeout(TIMEOUT, self.query(peer, query)) => home,
         };
-        match answer {
+        match home {
             Ok(Ok(Some(home))) => Found::Home(home),
             Ok(Ok(None)) => Found::Here,
             Err(_) => Found::Silent,
@@ -74,7 +74,7 @@ impl HomeFinder {
         }
     }
 
-    async fn ask(&self, peer: &HttpPeer, query: RequestHeader) -> Result<Option<Owner>> {
+    async fn query(&self, peer: &HttpPeer, query: RequestHeader) -> Result<Option<Owner>> {
         let (mut session, _) = self.connector.get_http_session(peer).await?;
         session.write_request_header(Box::new(query)).await?;
         session.finish_request_body().await?;

@@ -323,7 +323,7 @@ impl Phases {
         Err(error)
     }
 
-    /// Notes the home of the session, of which a replica has told, for the next selection.
+    /// Records the home of the session, as a replica reported it, for the next selection.
     async fn follow_to_home(&self, request: &mut RequestState, home: Owner) {
         if request.mark == Mark::LostHome(home) {
             // It may have come back meanwhile.

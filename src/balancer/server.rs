@@ -16,6 +16,7 @@ use pingora_core::listeners::tls::Acceptor;
 use pingora_core::protocols::http::ServerSession;
 use pingora_core::protocols::l4::socket;
 use pingora_core::protocols::l4::stream::Stream as L4Stream;
+use pingora_core::protocols::l4::virt::VirtualSocketStream;
 use pingora_core::protocols::{GetSocketDigest, SocketDigest, Stream};
 use pingora_core::server::ShutdownWatch;
 use pingora_proxy::HttpProxy;
@@ -126,12 +127,12 @@ impl Worker {
     async fn open_stream(&self, io: TcpStream, client: SocketAddr) -> Option<Stream> {
         let digest = SocketDigest::from_raw_fd(io.as_raw_fd());
         let _ = digest.peer_addr.set(Some(socket::SocketAddr::Inet(client)));
-        let mut stream = L4Stream::from(io);
+        let mut stream = L4Stream::from(VirtualSocketStream::new(Box::new(WriteBuffer::new(io))));
         stream.set_socket_digest(digest);
-        let Some(certificates) = &self.certificates else { return Some(Box::new(WriteBuffer::new(stream))) };
+        let Some(certificates) = &self.certificates else { return Some(Box::new(stream)) };
         let acceptor = Acceptor::from_server_config(certificates.current().config().clone());
         match tokio::time::timeout(HANDSHAKE, acceptor.tls_handshake(stream)).await {
-            Ok(Ok(stream)) => Some(Box::new(WriteBuffer::new(stream))),
+            Ok(Ok(stream)) => Some(Box::new(stream)),
             Ok(Err(error)) => {
                 debug!(%error, "TLS handshake failed");
                 None

@@ -1,43 +1,46 @@
 //! A write buffer between Pingora and a socket: the pieces of a message are sent together.
 //!
 //! Pingora writes the head and the body of a message separately, and flushes when the peer may wait
-//! for them. Its own listeners buffer the writes in between; connections accepted by other means
-//! have no buffer. Absent: the decision to flush.
+//! for them. Its own listeners buffer the writes in between; to a [`VirtualSocket`] it writes
+//! without a buffer. TLS is above the buffer. Absent: the decision to flush.
 
+use std::fmt::Debug;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
-use async_trait::async_trait;
-use pingora_core::protocols::raw_connect::ProxyDigest;
-use pingora_core::protocols::tls::{SslDigest, TlsRef};
-use pingora_core::protocols::{
-    ALPN, GetProxyDigest, GetSocketDigest, GetTimingDigest, IO, Peek, Shutdown, SocketDigest, Ssl, TimingDigest,
-    UniqueID, UniqueIDType,
-};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufWriter, ReadBuf};
+use pingora_core::protocols::l4::virt::{VirtualSockOpt, VirtualSocket};
+use tokio::io::{AsyncRead, AsyncWrite, BufWriter, ReadBuf};
 
 /// Capacity of the buffer of each connection: a head with a short body.
 const CAPACITY: usize = 4 * 1024;
 
 /// Most bytes of one read, so that a piece of a request's body fits into what Pingora keeps for a
-/// retry. See [`super::proxy`].
+/// retry. See [`super::proxy`]. A read through TLS is shorter: TLS reads less ahead.
 pub const READ_MAX: usize = 32 * 1024;
 
-/// A connection whose writes are buffered until a flush, or until the buffer is full.
+/// A socket whose writes are buffered until a flush, or until the buffer is full.
 #[derive(Debug)]
-pub struct WriteBuffer<S: IO>(BufWriter<S>);
+pub struct WriteBuffer<S: AsyncWrite>(BufWriter<S>);
 
-impl<S: IO> WriteBuffer<S> {
-    /// Wraps `stream` with an empty buffer.
-    pub fn new(stream: S) -> Self {
-        Self(BufWriter::with_capacity(CAPACITY, stream))
+impl<S: AsyncWrite> WriteBuffer<S> {
+    /// Wraps `socket` with an empty buffer.
+    pub fn new(socket: S) -> Self {
+        Self(BufWriter::with_capacity(CAPACITY, socket))
     }
 }
 
-impl<S: IO> AsyncRead for WriteBuffer<S> {
+impl<S> VirtualSocket for WriteBuffer<S>
+where
+    S: AsyncRead + AsyncWrite + Debug + Send + Sync + Unpin,
+{
+    /// Changes nothing: the options were set when the connection was accepted.
+    fn set_socket_option(&self, _: VirtualSockOpt) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for WriteBuffer<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if buf.remaining() <= READ_MAX {
             return Pin::new(self.0.get_mut()).poll_read(cx, buf);
@@ -50,7 +53,7 @@ impl<S: IO> AsyncRead for WriteBuffer<S> {
     }
 }
 
-impl<S: IO> AsyncWrite for WriteBuffer<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteBuffer<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.0).poll_write(cx, buf)
     }
@@ -76,79 +79,9 @@ impl<S: IO> AsyncWrite for WriteBuffer<S> {
     }
 }
 
-#[async_trait]
-impl<S: IO> Shutdown for WriteBuffer<S> {
-    async fn shutdown(&mut self) {
-        // The peer may be gone: then the rest reaches no reader.
-        let _ = self.0.flush().await;
-        Shutdown::shutdown(self.0.get_mut()).await;
-    }
-}
-
-#[async_trait]
-impl<S: IO> Peek for WriteBuffer<S> {
-    async fn try_peek(&mut self, buf: &mut [u8]) -> io::Result<bool> {
-        self.0.get_mut().try_peek(buf).await
-    }
-}
-
-impl<S: IO> UniqueID for WriteBuffer<S> {
-    fn id(&self) -> UniqueIDType {
-        self.0.get_ref().id()
-    }
-}
-
-impl<S: IO> Ssl for WriteBuffer<S> {
-    fn get_ssl(&self) -> Option<&TlsRef> {
-        self.0.get_ref().get_ssl()
-    }
-
-    fn get_ssl_digest(&self) -> Option<Arc<SslDigest>> {
-        self.0.get_ref().get_ssl_digest()
-    }
-
-    fn selected_alpn_proto(&self) -> Option<ALPN> {
-        self.0.get_ref().selected_alpn_proto()
-    }
-}
-
-impl<S: IO> GetTimingDigest for WriteBuffer<S> {
-    fn get_timing_digest(&self) -> Vec<Option<TimingDigest>> {
-        self.0.get_ref().get_timing_digest()
-    }
-
-    fn get_read_pending_time(&self) -> Duration {
-        self.0.get_ref().get_read_pending_time()
-    }
-
-    fn get_write_pending_time(&self) -> Duration {
-        self.0.get_ref().get_write_pending_time()
-    }
-}
-
-impl<S: IO> GetProxyDigest for WriteBuffer<S> {
-    fn get_proxy_digest(&self) -> Option<Arc<ProxyDigest>> {
-        self.0.get_ref().get_proxy_digest()
-    }
-
-    fn set_proxy_digest(&mut self, digest: ProxyDigest) {
-        self.0.get_mut().set_proxy_digest(digest);
-    }
-}
-
-impl<S: IO> GetSocketDigest for WriteBuffer<S> {
-    fn get_socket_digest(&self) -> Option<Arc<SocketDigest>> {
-        self.0.get_ref().get_socket_digest()
-    }
-
-    fn set_socket_digest(&mut self, digest: SocketDigest) {
-        self.0.get_mut().set_socket_digest(digest);
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt, DuplexStream, duplex};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
     use super::*;
 
@@ -182,14 +115,14 @@ mod tests {
     async fn closing_sends_the_buffered_writes() {
         let (ours, mut theirs) = duplex(64);
         let mut stream = WriteBuffer::new(ours);
-        theirs.write_all(b"question").await.unwrap();
-        let mut question = [0; 8];
-        stream.read_exact(&mut question).await.unwrap();
-        stream.write_all(b"answer").await.unwrap();
-        Shutdown::shutdown(&mut stream).await;
+        theirs.write_all(b"request ").await.unwrap();
+        let mut request = [0; 8];
+        stream.read_exact(&mut request).await.unwrap();
+        stream.write_all(b"response").await.unwrap();
+        stream.shutdown().await.unwrap();
         drop(stream);
-        let mut answer = String::new();
-        theirs.read_to_string(&mut answer).await.unwrap();
-        assert_eq!((&question, answer.as_str()), (b"question", "answer"));
+        let mut response = String::new();
+        theirs.read_to_string(&mut response).await.unwrap();
+        assert_eq!((&request, response.as_str()), (b"request ", "response"));
     }
 }

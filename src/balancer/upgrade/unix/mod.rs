@@ -86,8 +86,8 @@ fn take_within(path: &Path, wait: Duration) -> Result<Option<(Listeners, Predece
     Ok(Some((listeners(&message, fds)?, Predecessor(stream))))
 }
 
-/// Waits at `path` for the next process, with `listeners` that this one serves. First tells a
-/// predecessor that this process serves, upon which it drains. Replaces the socket of a dead
+/// Waits at `path` for the next process, with `listeners` that this one serves. First notifies a
+/// predecessor that this process serves; the predecessor then drains. Replaces the socket of a dead
 /// process at the path.
 ///
 /// # Errors
