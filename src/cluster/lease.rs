@@ -2,9 +2,9 @@
 //!
 //! The lease shows the other replicas that this one lives. An expired lease does not prove that a
 //! replica is dead: it may be alive and cut off from the store. So a stream of it ends when a
-//! client asks another replica for it, and all its streams end after [`CUT_OFF`]. Invariant: no
-//! stream of another replica is ended before the store was reachable for one whole lease, so that
-//! an outage of the store expires no replica.
+//! client requests it from another replica, and all its streams end after [`CUT_OFF`]. Invariant:
+//! no stream of another replica is ended before the store was reachable for one whole lease, so
+//! that an outage of the store expires no replica.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -19,11 +19,11 @@ use crate::event_log::{EventLog, StoreLoss};
 use crate::protocol::ids::{Owner, StreamId};
 use crate::store::{Coordination, Error, Renewal};
 
-/// Time after the expiry of a lease during which its replica counts as cut off and not as gone: it
-/// keeps the streams that no client asks for elsewhere, and may have streams that the store does
-/// not know.
+/// Time after the expiry of a lease, while its replica counts as cut off and not as gone: it keeps
+/// the streams that no client requests elsewhere, and may have streams that the store does not
+/// know.
 const CUT_OFF: Duration = Duration::from_secs(600);
-/// Time by which the record of the expiry outlasts [`CUT_OFF`], in leases: a replica that starts
+/// Further time of the record of the expiry after [`CUT_OFF`], in leases: a replica that starts
 /// meanwhile continues the count from the record.
 const RECORD_LEASES: u32 = 4;
 /// Pause after the store failed.
@@ -52,12 +52,12 @@ struct LiveReplicas {
 struct Expiry {
     /// Time since the expiry that other replicas have counted.
     counted: Duration,
-    /// Time at which this replica continued the count.
+    /// Time of this replica's last continuation of the count.
     noted: Instant,
 }
 
 impl Expiry {
-    /// Returns the time since the expiry during which a replica observed it.
+    /// Returns the observed time since the expiry.
     fn age(&self) -> Duration {
         self.counted + clock::now().saturating_duration_since(self.noted)
     }
@@ -83,18 +83,18 @@ impl<'a> LeaseKeeper<'a> {
             let now = clock::now();
             let next = match renewed {
                 Ok(renewal) => {
-                    if self.note_losses(*losses.borrow_and_update()) != StoreLoss::Nothing {
+                    if self.handle_losses(*losses.borrow_and_update()) != StoreLoss::Nothing {
                         reachable_since = None;
                         self.others.may_be_lost = true;
                     }
-                    if let Err(error) = self.note_live_replicas().await {
+                    if let Err(error) = self.update_live_replicas().await {
                         debug!(%error, "the live replicas cannot be read");
                     }
                     let since = *reachable_since.get_or_insert(now);
-                    self.note_renewal(renewal).await;
+                    self.handle_renewal(renewal).await;
                     if renewal != Renewal::HeldByAnother {
-                        // The lease counts from before the request: the store may have answered
-                        // late.
+                        // The lease counts from before the request: the response of the store may
+                        // have been late.
                         self.log.note_lease_renewed(began + self.lease);
                         if renewal == Renewal::Acquired {
                             self.log.renew_registrations();
@@ -127,7 +127,7 @@ impl<'a> LeaseKeeper<'a> {
         }
     }
 
-    async fn note_renewal(&self, renewal: Renewal) {
+    async fn handle_renewal(&self, renewal: Renewal) {
         let is_taken = renewal == Renewal::HeldByAnother;
         if is_taken != self.is_name_taken.swap(is_taken, Ordering::Relaxed) && is_taken {
             error!("another process that uses this store is called the same: this one serves nothing new");
@@ -142,8 +142,8 @@ impl<'a> LeaseKeeper<'a> {
         }
     }
 
-    /// Begins a resync if the store came back without some or all of its contents.
-    fn note_losses(&self, losses: u64) -> StoreLoss {
+    /// Begins a resync if the store returned without some or all of its contents.
+    fn handle_losses(&self, losses: u64) -> StoreLoss {
         let loss = self.log.note_generation(self.coordination.epoch(), losses, self.lease);
         match loss {
             StoreLoss::Nothing => {}
@@ -159,7 +159,7 @@ impl<'a> LeaseKeeper<'a> {
     /// Updates the live replicas. If the store may have lost their leases, grants each a grace
     /// period of one lease first: otherwise a replica that died just then would never expire, and
     /// the streams that it began since would never end.
-    async fn note_live_replicas(&mut self) -> Result<(), Error> {
+    async fn update_live_replicas(&mut self) -> Result<(), Error> {
         if self.others.may_be_lost {
             let seen: Vec<_> = self.others.seen.keys().copied().collect();
             self.coordination.grant_grace(&seen, self.lease).wait().await?;
@@ -191,9 +191,9 @@ impl<'a> LeaseKeeper<'a> {
         // Before any write: clients wait for the ends of streams, and a full store may refuse a
         // record.
         self.log.set_expired_owners(expired.iter().copied().collect());
-        let mut results = vec![self.note_returned(&expired).await];
+        let mut results = vec![self.forget_returned(&expired).await];
         for owner in expired {
-            results.push(self.note_expired(owner).await);
+            results.push(self.count_expired(owner).await);
         }
         results.push(adopt_all(self.log, self.log.requested_of_expired_owners()).await);
         let is_gone = |expiry: &Expiry| expiry.age() >= CUT_OFF;
@@ -204,9 +204,8 @@ impl<'a> LeaseKeeper<'a> {
         results.into_iter().collect()
     }
 
-    /// Forgets the expiries that are over. If the replica lives again, the next expiry counts from
-    /// zero.
-    async fn note_returned(&mut self, expired: &[Owner]) -> Result<(), Error> {
+    /// Forgets the old expiries. If the replica lives again, the next expiry counts from zero.
+    async fn forget_returned(&mut self, expired: &[Owner]) -> Result<(), Error> {
         let over: Vec<_> = self.expired.keys().copied().filter(|owner| !expired.contains(owner)).collect();
         if over.is_empty() {
             return Ok(());
@@ -223,7 +222,7 @@ impl<'a> LeaseKeeper<'a> {
 
     /// Continues the count since the expiry of a replica's lease, from the record of replicas that
     /// may be gone themselves.
-    async fn note_expired(&mut self, owner: Owner) -> Result<(), Error> {
+    async fn count_expired(&mut self, owner: Owner) -> Result<(), Error> {
         let key = cut_off_key(owner);
         let expiry = match self.expired.entry(owner) {
             Entry::Occupied(entry) => entry.into_mut(),

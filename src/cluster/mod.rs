@@ -1,8 +1,8 @@
-//! This replica among those that share its store.
+//! This replica, one of several with the same store.
 //!
 //! Owned here: the lease ([`lease`]), requests to other replicas ([`rpc`]), and the messages from
 //! them. The event log decides what follows from a message about readers ([`EventLog`]); the
-//! ingress answers requests that another replica has forwarded. Absent: the meaning of a request.
+//! ingress handles requests that another replica has forwarded. Absent: the meaning of a request.
 
 mod lease;
 mod rpc;
@@ -23,7 +23,7 @@ use crate::protocol::ids::Owner;
 use crate::store::{Coordination, Error, Renewal};
 use lease::{LeaseKeeper, PAUSE};
 
-/// Interval at which displaced readers are looked for, also without a message about one.
+/// Interval of the search for displaced readers, without a message about one.
 const DISPLACED_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Cause of a process that cannot join the replicas.
@@ -40,7 +40,7 @@ pub enum BeginError {
     Store(#[from] Error),
 }
 
-/// This replica among those that share its store.
+/// This replica, one of several with the same store.
 pub struct Replicas {
     coordination: Arc<dyn Coordination>,
     log: Arc<EventLog>,
@@ -94,7 +94,7 @@ impl Replicas {
     }
 
     /// Keeps the lease, ends the streams of replicas that are gone, and takes messages, until
-    /// dropped. `take` answers a forwarded request, or returns `None` if the request concerns
+    /// dropped. `take` handles a forwarded request, or returns `None` if the request concerns
     /// nothing here.
     pub async fn run<F>(&self, take: impl Fn(HttpMessage) -> F)
     where
@@ -157,7 +157,7 @@ impl Replicas {
                     let known = match joined {
                         Some(joined) => match log.share_session(&joined).await {
                             Ok(()) => RepeatedCall::Nothing,
-                            // The other replica waits, and asks again.
+                            // The other replica waits, and repeats its request.
                             Err(error) => return debug!(%error, "the calls of a session could not be claimed"),
                         },
                         None => log.lookup_retry(&call, run, body.as_ref()).await,

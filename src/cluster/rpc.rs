@@ -16,7 +16,7 @@ use crate::protocol::ids::{Owner, Seq, StreamId};
 use crate::store::{Coordination, Error};
 use crate::sync;
 
-/// Time after which the store drops a message that its replica has not received.
+/// Lifetime of a message in the store that its replica has not received.
 const MESSAGE_TTL: Duration = Duration::from_secs(60);
 
 /// State of a replica that does not live.
@@ -31,7 +31,7 @@ pub enum Absence {
     Gone,
 }
 
-/// Requests to other replicas, and those that wait for their replies.
+/// Requests to other replicas, and the tasks that wait for the replies.
 pub struct Requests {
     coordination: Arc<dyn Coordination>,
     log: Arc<EventLog>,
@@ -189,8 +189,9 @@ impl Requests {
         Ok(replied.await.unwrap_or_default())
     }
 
-    /// Asks the replica that claimed a call about its state, because the call was sent again here.
-    /// Waits for the reply without a timeout. Returns `None` if that replica does not live.
+    /// Requests the state of a call from the replica that claimed it, because the call was sent
+    /// again here. Waits for the reply without a timeout. Returns `None` if that replica does not
+    /// live.
     ///
     /// # Errors
     /// If the replica could not be asked.
@@ -203,12 +204,12 @@ impl Requests {
         self.ask_about_call(run.owner, call, Some(run.stream), body, None).await
     }
 
-    /// Tells `owner` that this replica joins the session of `binding` with `call`, and waits until
-    /// that replica has claimed its calls there, without a timeout. Returns `None` if that replica
-    /// does not live.
+    /// Notifies `owner` that this replica joins the session of `binding` with `call`, and waits
+    /// until that replica has claimed its calls there, without a timeout. Returns `None` if that
+    /// replica does not live.
     ///
     /// # Errors
-    /// If the replica could not be told.
+    /// If the replica could not be notified.
     pub async fn join_session(&self, owner: Owner, binding: &Binding, call: &Fingerprint) -> Result<Option<()>, Error> {
         let joined = binding.joined_session();
         Ok(self.ask_about_call(owner, call, None, None, joined).await?.map(|_| ()))
@@ -233,8 +234,7 @@ impl Requests {
         Ok(replied.await.ok())
     }
 
-    /// Returns the state of `owner`, which does not live, or does not know the call that it was
-    /// asked about.
+    /// Returns the state of `owner`, which does not live, or does not know the call of the request.
     ///
     /// # Errors
     /// If the store fails.

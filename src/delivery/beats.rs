@@ -20,7 +20,7 @@ use crate::protocol::sse;
 pub struct BeatTimes {
     /// Interval of the looks; at least 1 s.
     after: Duration,
-    /// Time from the start of the call after which there are no more beats.
+    /// Time from the start of the call to the last beat.
     max: Duration,
 }
 
@@ -53,7 +53,7 @@ impl Beats {
 
     /// Looks at what the connection has written, its events up to `cursor`, and writes the beats
     /// that are due. Returns their number, or `None` if there will be none: no request of the
-    /// stream asks for progress, or its call has run for too long.
+    /// stream has a progress token, or its call has run for too long.
     pub(super) fn look(
         &mut self,
         attachment: &Attachment,

@@ -33,7 +33,7 @@ pub struct Plan {
     pub empty_events: EmptyEvents,
     /// `retry` for the client.
     pub retry: Duration,
-    /// Silence after which a comment is written.
+    /// Silence before a comment is written.
     pub heartbeat: Duration,
     /// Reasons to end the response before its stream.
     pub early_close: EarlyClose,
@@ -44,8 +44,8 @@ pub struct Plan {
     pub preface: Option<Vec<u8>>,
     /// Message without a number behind the stream's last one. It belongs to this connection.
     pub closing: Option<Vec<u8>>,
-    /// Interim result, with which the response ends if there is no result by its time. Boxed,
-    /// because nearly all connections have none.
+    /// Interim result, the end of the response if there is no result by its time. Boxed, because
+    /// nearly all connections have none.
     pub interim: Option<Box<Interim>>,
     /// Times of the progress of the proxy's own, or `None` if it is off.
     pub beats: Option<BeatTimes>,
@@ -87,7 +87,7 @@ impl EmptyEvents {
 pub enum EarlyClose {
     /// None: the client is not known to resume.
     Never,
-    /// The log asks for it, or the time limit of the response is over.
+    /// The log requires it, or the response has reached its time limit.
     WhenAsked {
         /// Time limit of the response.
         max_connection: Option<Duration>,
@@ -110,17 +110,17 @@ impl EarlyClose {
     }
 }
 
-/// Interim result in place of one that takes too long: a message without a number, which belongs to
-/// this connection.
+/// Interim result in place of a late result: a message without a number, which belongs to this
+/// connection.
 #[derive(Clone, Debug)]
 pub struct Interim {
-    /// Time at which it is due.
+    /// Deadline of the result.
     pub at: Instant,
     /// The message.
     pub message: Vec<u8>,
 }
 
-/// Position at which a connection begins.
+/// First position of a connection.
 #[derive(Clone, Copy, Debug)]
 pub enum Start {
     /// First connection of a stream.
@@ -248,7 +248,7 @@ impl Follow {
         }
     }
 
-    /// Writes the ready events. Pending if there are none and the connection goes on.
+    /// Writes the ready events. Pending without such bytes if the connection continues.
     fn poll_events(&mut self, cx: &mut Context<'_>, out: &mut BytesMut) -> Poll<()> {
         loop {
             match self.attachment.poll_read(cx, self.cursor, out, self.piece) {
@@ -309,8 +309,8 @@ impl Follow {
     }
 
     /// Handles lost events after the cursor. A stream that never pauses continues behind the gap; a
-    /// request's call has lost events that it cannot do without. Returns true if the response is
-    /// over.
+    /// request's call has lost events that it cannot do without. Returns true if the response has
+    /// ended.
     fn write_gap(&mut self, upto: Seq, out: &mut BytesMut) -> bool {
         let stream = self.attachment.stream();
         if stream.with_machine(|machine| machine.policy().can_pause) {
@@ -333,7 +333,7 @@ impl Follow {
         }
     }
 
-    /// Returns the `retry` with which the log asks for the end of the response, if it may end
+    /// Returns the `retry` before the end that the log requires of the response, if it may end
     /// early.
     fn close_retry(&self) -> Option<Duration> {
         match self.plan.early_close {
@@ -394,7 +394,7 @@ impl Follow {
     }
 
     /// Updates the time of the client's turn. Called at the tail.
-    fn note_turn(&mut self) {
+    fn update_turn(&mut self) {
         if self.plan.should_end_at_turn {
             let turn_at = self.attachment.stream().with_machine(Machine::input_turn_at);
             if turn_at != self.turn_at {
@@ -491,7 +491,7 @@ impl Body for Follow {
             this.write_beats(&mut out, this.last_write);
         }
         if !ready {
-            this.note_turn();
+            this.update_turn();
             if this.poll_alarm(cx, &mut out).is_pending() {
                 return Poll::Pending;
             }

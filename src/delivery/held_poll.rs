@@ -1,7 +1,7 @@
 //! Response to a poll of a task that runs: it begins at once, and has its one event later.
 //!
-//! The first event is empty and has an ID, so that a client whose connection is cut comes back for
-//! the answer. Absent: the answer itself, and the moment at which it is due (`ingress/tasks/`).
+//! The first event is empty and has an ID, so that a client whose connection is cut resumes for the
+//! response. Absent: the response itself, and the moment at which it is due (`ingress/tasks/`).
 
 use std::future::Future;
 use std::pin::Pin;
@@ -17,23 +17,23 @@ use crate::protocol::sse;
 
 /// Number of the empty event.
 const PRIMING: Seq = Seq(0);
-/// Number of the answer.
+/// Number of the response's event.
 pub const ANSWER: Seq = Seq(1);
 
-/// Body of the response. The answer is the JSON-RPC message of its event, in pieces.
+/// Body of the response. The response is the JSON-RPC message of its event, in pieces.
 pub struct HeldPoll<F> {
     handle: Handle,
-    answer: Option<Pin<Box<F>>>,
+    response: Option<Pin<Box<F>>>,
     /// Pieces that are to be written next.
     ready: Pieces,
 }
 
 impl<F: Future<Output = [Bytes; 3]>> HeldPoll<F> {
-    /// Creates a body with event IDs of `handle`, whose client is told to come back after `retry`.
-    pub fn new(handle: Handle, retry: Duration, answer: F) -> Self {
+    /// Creates a body with event IDs of `handle`, with the reconnect delay `retry`.
+    pub fn new(handle: Handle, retry: Duration, response: F) -> Self {
         let mut priming = BytesMut::new();
         sse::encode_empty(&mut priming, None, Some(&id_of(&handle, PRIMING)), Some(retry));
-        Self { handle, answer: Some(Box::pin(answer)), ready: Pieces::from_iter([priming.freeze()]) }
+        Self { handle, response: Some(Box::pin(response)), ready: Pieces::from_iter([priming.freeze()]) }
     }
 }
 
@@ -43,10 +43,10 @@ impl<F: Future<Output = [Bytes; 3]>> Body for HeldPoll<F> {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         if self.ready.is_end_stream()
-            && let Some(answer) = &mut self.answer
+            && let Some(response) = &mut self.response
         {
-            let message = ready!(answer.as_mut().poll(cx));
-            self.answer = None;
+            let message = ready!(response.as_mut().poll(cx));
+            self.response = None;
             let mut start = BytesMut::new();
             sse::encode_id(&mut start, &id_of(&self.handle, ANSWER));
             self.ready = sse::encode_apart(start, b"message", message).into_iter().collect();

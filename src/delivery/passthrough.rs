@@ -42,7 +42,7 @@ impl Passthrough {
         }
     }
 
-    fn note_failure(&self, error: &BoxError) {
+    fn report_failure(&self, error: &BoxError) {
         let is_timeout = error.downcast_ref::<io::Error>().is_some_and(|io| io.kind() == io::ErrorKind::TimedOut);
         let code = if is_timeout { ErrorCode::CallTimedOut } else { ErrorCode::UpstreamBroke };
         self.metrics.errors.observe_upstream_failure(code);
@@ -60,7 +60,7 @@ impl Body for Passthrough {
         self.is_ended = match &frame {
             Some(Ok(_)) => self.body.is_end_stream(),
             Some(Err(error)) => {
-                self.note_failure(error);
+                self.report_failure(error);
                 self.end_span(false);
                 true
             }

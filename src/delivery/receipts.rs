@@ -26,8 +26,7 @@ use crate::protocol::headers::SessionId;
 use crate::protocol::ids::{AttachId, Seq, StreamId};
 use crate::sync;
 
-/// Time after the end of a response for which its connection must stay open to count it as
-/// delivered.
+/// Time that the connection must stay open after the end of a response to count it as delivered.
 const SETTLED: Duration = Duration::from_secs(2);
 
 /// Limit of a connection's streams that wait for a proof of delivery.
@@ -36,8 +35,8 @@ const SETTLED_MAX: usize = 16;
 /// Approximate size of a piece of a body. Each is handed over when there is room for it, so that
 /// the body's end shows more than its beginning.
 const PIECE: usize = 64 * 1024;
-/// Size of a piece on HTTP/2, where hyper takes one of each response before the client has room for
-/// it.
+/// Size of a piece on HTTP/2, where hyper takes a piece of each response before the client has room
+/// for it.
 const PIECE_OF_MANY: usize = 16 * 1024;
 
 /// Ended responses of one connection that are not known to have arrived.
@@ -67,7 +66,7 @@ struct State {
 }
 
 impl State {
-    fn note_settled(&mut self, arrived: &[(Instant, Waiting)]) {
+    fn keep_settled(&mut self, arrived: &[(Instant, Waiting)]) {
         if self.is_multiplexed || !self.callers.can_prove() {
             return;
         }
@@ -106,8 +105,8 @@ impl Callers {
         }
     }
 
-    /// Returns true if the caller's next request can prove a delivery. Callers without a credential
-    /// and a session look like one, however many they are, and so do all those of one URL.
+    /// Returns true if the caller's next request can prove a delivery. All callers without a
+    /// credential and a session look like one, and so do all callers of one URL.
     fn can_prove(&self) -> bool {
         match self {
             Self::Unused | Self::Several => false,
@@ -139,15 +138,15 @@ impl Receipts {
         let all = std::mem::take(&mut state.waiting).into_iter();
         let (arrived, left): (Vec<_>, Vec<_>) = all.partition(|(_, waiting)| !is_mixed || waiting.is_of(caller));
         state.waiting = left;
-        state.note_settled(&arrived);
+        state.keep_settled(&arrived);
         drop(state);
         for (_, waiting) in arrived {
             waiting.confirm(delivery);
         }
     }
 
-    /// Notes that the request resumes no stream: a client that goes on with something else has read
-    /// all earlier responses. A client that resumes may not have.
+    /// Notes that the request resumes no stream: a client that continues with another request has
+    /// read all earlier responses. A client that resumes may not have.
     pub fn prove(&self, log: &EventLog) {
         let settled = std::mem::take(&mut self.lock().settled);
         for stream in settled {
@@ -169,7 +168,7 @@ impl Receipts {
         let settled = state.waiting.partition_point(|(at, _)| now.saturating_duration_since(*at) >= SETTLED);
         let arrived: Vec<_> = state.waiting.drain(..settled).collect();
         let delivery = state.callers.by_silence();
-        state.note_settled(&arrived);
+        state.keep_settled(&arrived);
         drop(state);
         for (_, waiting) in arrived {
             waiting.confirm(delivery);
@@ -201,7 +200,7 @@ impl Receipts {
         for (at, waiting) in waiting {
             match waiting {
                 Waiting::Response(receipt) => {
-                    receipt.note_graceful_close();
+                    receipt.close_gracefully();
                     self.lock().waiting.push((at, Waiting::Response(receipt)));
                 }
                 Waiting::Interim(_) => waiting.confirm(DeliveryCertainty::Likely),
@@ -209,7 +208,7 @@ impl Receipts {
         }
     }
 
-    /// Returns the time at which the oldest response counts as delivered.
+    /// Returns the time when the oldest response counts as delivered.
     pub fn next_settled(&self) -> Option<Instant> {
         self.lock().waiting.first().map(|(at, _)| *at + SETTLED)
     }
@@ -232,7 +231,7 @@ impl Receipts {
         all.push(Reading { task, attach, stream });
     }
 
-    /// Notes that the response of `attach` is over.
+    /// Records the end of the response of `attach`.
     pub(super) fn end_reading(&self, attach: AttachId) {
         self.lock_reading().retain(|reading| reading.attach != attach);
     }
@@ -349,7 +348,7 @@ impl Receipt {
         }
     }
 
-    fn note_graceful_close(&self) {
+    fn close_gracefully(&self) {
         if let Some(stream) = &self.stream {
             stream.note_graceful_close();
             self.log.note_handle_delivered(stream);
@@ -377,7 +376,7 @@ impl Drop for Receipt {
         if stream.has_unclaimed_response() {
             self.log.retain(&stream);
         }
-        // The connection may be the last user of a call that is over.
+        // The connection may be the last user of an ended call.
         self.log.release(stream);
     }
 }

@@ -1,14 +1,14 @@
 //! The drain: the end of a process without the loss of a call that can still end.
 //!
 //! From the beginning of the drain the process is not ready. New calls are still taken for a delay,
-//! so that load balancers notice first. After the delay new calls are refused. Running calls go on:
-//! their streams can be resumed, and client responses and cancels are accepted, as are requests of
-//! a session of which a call runs or has just ended. A standalone stream of another session is not
-//! opened anew. The drain is over when no call runs and clients have had the time to resume for
-//! their responses. If other replicas share the store, clients are sent there at once. At the
-//! timeout, which counts from the beginning, the remaining calls end with an error. Absent: signals
-//! (in the binary), listeners (in the composition root), and requests for a drain (on the admin
-//! listener).
+//! so that load balancers notice first. After the delay new calls are refused. Running calls
+//! continue: their streams can be resumed, and client responses and cancels are accepted. So are
+//! requests of a session with a call that runs or has just ended. A standalone stream of another
+//! session is not opened anew. The drain ends when no call runs and clients have had the time to
+//! resume for their responses. If other replicas share the store, clients are sent there at once.
+//! At the timeout, which counts from the beginning, the remaining calls end with an error. Absent:
+//! signals (in the binary), listeners (in the composition root), and requests for a drain (on the
+//! admin listener).
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,11 +35,11 @@ const ERROR_GRACE: Duration = Duration::from_secs(1);
 /// The drain of one process, begun or not.
 pub struct Drain {
     log: Arc<EventLog>,
-    /// Time from which new calls are refused; unset until the drain begins.
+    /// Start of the refusal of new calls; unset until the drain begins.
     refuse_from: OnceLock<Instant>,
     /// The refusal of new calls was logged.
     is_refusal_logged: AtomicBool,
-    /// Running calls, and those that wait for the end of the drain.
+    /// Running calls, and the tasks that wait for the end of the drain.
     running: RunningCalls,
     /// Signal that clients are sent to another replica, and true once it was given.
     leaving: CancellationToken,
@@ -53,9 +53,9 @@ pub struct Drain {
 /// Durations of a drain.
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
-    /// Time from the beginning during which new calls are still taken.
+    /// Time from the beginning while new calls are still taken.
     pub delay: Duration,
-    /// Time from the beginning after which running calls are ended.
+    /// Time from the beginning until running calls are ended.
     pub timeout: Duration,
     /// Time that a client gets to resume for a response.
     pub resume_wait: Duration,
@@ -63,7 +63,7 @@ pub struct Times {
 
 impl Drain {
     /// Creates a drain that has not begun. `reconnect_elsewhere` is the reconnection delay of
-    /// clients that other replicas can serve, or `None` if there are none.
+    /// clients that other replicas can serve, or `None` without such replicas.
     pub fn new(log: Arc<EventLog>, times: Times, reconnect_elsewhere: Option<Duration>) -> Self {
         Self {
             log,
@@ -108,9 +108,9 @@ impl Drain {
         self.running.0.own().ending.cancelled().await;
     }
 
-    /// Drains, and returns when the drain is over, at the latest at the timeout. A later call waits
-    /// as well, for no longer than the timeout from its own beginning. Dropping the future does not
-    /// cancel the drain.
+    /// Drains, and returns at its end, at the latest at the timeout. A later call waits as well,
+    /// for no longer than the timeout from its own beginning. Dropping the future does not cancel
+    /// the drain.
     pub async fn run(&self) {
         let refuse_from = *self.refuse_from.get_or_init(|| {
             info!(calls = self.running.len(), delay = ?self.times.delay, "draining: not ready");
@@ -118,7 +118,7 @@ impl Drain {
             clock::now() + self.times.delay
         });
         self.running.close();
-        let over = async {
+        let ended = async {
             if refuse_from > clock::now() {
                 clock::sleep_until(refuse_from).await;
             }
@@ -127,9 +127,9 @@ impl Drain {
                 // Clients that connected during the delay.
                 self.send_away();
             }
-            self.wait_until_over().await;
+            self.wait_for_responses().await;
         };
-        if tokio::time::timeout(self.times.timeout, over).await.is_err() {
+        if tokio::time::timeout(self.times.timeout, ended).await.is_err() {
             warn!(calls = self.running.len(), "calls that still ran at the drain's timeout are ended");
             self.end().await;
         }
@@ -145,7 +145,7 @@ impl Drain {
         }
     }
 
-    async fn wait_until_over(&self) {
+    async fn wait_for_responses(&self) {
         loop {
             if !self.running.is_empty() {
                 info!(calls = self.running.len(), "draining: waits for calls to end");

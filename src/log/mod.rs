@@ -4,7 +4,7 @@
 //! and a thread of its own writes them. The thread gathers lines for a moment and writes them
 //! together: a wake-up and a write for each line would cost more than a short call. Owned here: the
 //! limit of the queue, the count of dropped lines, and the end of the thread. Invariant: a worker
-//! that logs never waits for the output; a line for which the queue has no room is dropped and
+//! that logs never waits for the output; a line beyond the limit of the queue is dropped and
 //! counted. The format of a text line is in [`text`]. Absent: the texts.
 
 pub mod text;
@@ -23,8 +23,8 @@ use crate::sync;
 
 /// Limit of the queued bytes; further lines are dropped.
 const MAX_QUEUED: usize = 1024 * 1024;
-/// Time for which the thread gathers lines after the first. Lines are lost with a killed process
-/// for so long.
+/// Time that the thread gathers lines after the first. The lines of this time are lost with a
+/// killed process.
 const GATHER: Duration = Duration::from_millis(10);
 /// Capacity that an empty buffer keeps.
 const KEPT_CAPACITY: usize = 64 * 1024;
@@ -65,7 +65,7 @@ struct Queue {
     text: Vec<u8>,
     /// Bytes that the thread took and has not written yet.
     in_write: usize,
-    /// Each is told once all lines before it were written.
+    /// Each is notified once all lines before it were written.
     marks: Vec<mpsc::SyncSender<()>>,
     /// Lines that were dropped.
     dropped: u64,
@@ -254,7 +254,7 @@ mod tests {
         for _ in 0..many {
             lines.print(&line);
         }
-        // Lines count until they are written, also those that the thread took.
+        // Lines count until they are written, also lines that the thread took.
         let dropped = sync::lock(&lines.handle.0.queue).dropped;
         assert_eq!(dropped as usize, many - MAX_QUEUED / 1000);
         assert!(DROPPED.get() >= dropped);

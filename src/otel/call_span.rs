@@ -24,7 +24,7 @@ pub struct CallRecord {
     /// Time of the beginning, in microseconds since 1970.
     #[serde(rename = "began_us")]
     began: u64,
-    /// True if the call goes on as a task below the span of its POST.
+    /// True if the call continues as a task below the span of its POST.
     #[serde(default, rename = "task", skip_serializing_if = "std::ops::Not::not")]
     is_task: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -56,7 +56,7 @@ pub struct CallSpan {
 
 /// End of a call.
 pub struct CallEnd {
-    /// Method and tool, or `None` to take those of the record.
+    /// Method and tool, or `None` to take the names in the record.
     pub name: Option<CallName>,
     /// ID of the stream, as the log has it.
     pub stream: String,
@@ -109,8 +109,8 @@ impl CallSpan {
     }
 
     /// Begins a span for the return of a client that came at `since_1970`. Its parent is the trace
-    /// context that the request names, if that is sampled; else this span, to which it is linked in
-    /// both cases.
+    /// context that the request names, if that is sampled; else this span; it is linked to this
+    /// span in both cases.
     pub fn begin_return(&self, request: Option<TraceContext>, since_1970: Duration) -> Span {
         let parent = request.filter(|request| request.is_sampled).unwrap_or(self.context());
         let mut span = self.begin_below(parent, "resume", SpanKind::Server, since_1970);
@@ -124,7 +124,7 @@ impl CallSpan {
         Span::new(self.traces.clone(), context, self.traces.data(&beginning, name.to_owned()))
     }
 
-    /// Returns the span of the task in which this call, of this name, goes on.
+    /// Returns the span of the task that continues this call, of this name.
     pub fn begin_task(&self, name: Option<&CallName>) -> Arc<Self> {
         let context = TraceContext { span: new_span(), ..self.context() };
         let record = CallRecord::new(context, Some(self.context()), clock::wall());

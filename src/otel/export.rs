@@ -1,7 +1,7 @@
 //! Export of spans: OTLP over HTTP, with messages in protobuf.
 //!
 //! The batch processor exports on its own thread, which has no runtime. The requests are therefore
-//! tasks of the runtime on which the export was started.
+//! tasks of the runtime that started the export.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -51,7 +51,7 @@ pub(super) struct Exporter {
 /// Facts of the last responses, which the exporter of the SDK does not pass on.
 #[derive(Debug, Default)]
 struct Responses {
-    /// Reason for which the last request had no response, or `None` if it had one.
+    /// Reason for the missing response to the last request, or `None` if it had one.
     failure: Mutex<Option<String>>,
     /// Spans that the collector has rejected, of those in the last request.
     rejected: AtomicUsize,
@@ -117,7 +117,7 @@ impl SpanExporter for Exporter {
     }
 }
 
-/// Returns the TLS configuration for the collector. One without TLS needs no authorities.
+/// Returns the TLS configuration for the collector. A collector without TLS needs no authorities.
 ///
 /// # Errors
 /// If the authorities cannot be used.
@@ -133,7 +133,7 @@ pub(super) fn tls_config(config: &config::Otel) -> Result<ClientConfig, tls::Err
 }
 
 /// Returns the number of spans that a collector has rejected, by the body of its response. A body
-/// that is none counts as no rejection.
+/// that cannot be decoded counts as no rejection.
 fn rejected(body: &[u8]) -> usize {
     let response = ExportTraceServiceResponse::decode(body).unwrap_or_default();
     response.partial_success.map_or(0, |partial| usize::try_from(partial.rejected_spans).unwrap_or(0))

@@ -4,7 +4,7 @@
 //! Its requests to the server, its deliveries and its returns have spans below that one: [`Span`].
 //! A span goes to the collector once it has ended, by the batch processor of the SDK and OTLP over
 //! HTTP. The ID of a call's span is part of the record of its stream, so that another process can
-//! add to the trace, and can end the call in the place of one that is gone. Invariants: without an
+//! add to the trace, and can end the call in the place of a dead process. Invariants: without an
 //! endpoint nothing here exists, and a call that is not sampled has no span; a collector that takes
 //! nothing costs spans, and never a call. Absent: metrics, which are Prometheus's (`metrics`), log
 //! lines (`log`), and the form of `traceparent` (`protocol`).
@@ -41,7 +41,7 @@ use crate::{clock, config, random};
 const QUEUED_MAX: usize = 8192;
 /// Spans of one request to the collector, at most.
 const BATCH: usize = 512;
-/// Time for which spans are gathered.
+/// Time that spans are gathered.
 const GATHER: Duration = Duration::from_secs(1);
 /// Time that the end of the process waits for the last spans.
 const FLUSH: Duration = Duration::from_secs(5);
@@ -66,8 +66,8 @@ struct Beginning {
 }
 
 impl Traces {
-    /// Starts the export, on the runtime of the caller and a thread of its own. `instance` tells
-    /// this process from others of the service.
+    /// Starts the export, on the runtime of the caller and a thread of its own. `instance`
+    /// distinguishes this process from others of the service.
     ///
     /// # Errors
     /// If the authorities or the endpoint cannot be used.
@@ -93,8 +93,8 @@ impl Traces {
         Ok(Arc::new(Self { processor, queued, metrics, scope, sampled_below }))
     }
 
-    /// Begins the span of a call whose request came at this time since 1970. Returns `None` for one
-    /// that is not sampled: its sender decides, or for a trace that begins here the configured
+    /// Begins the span of a call whose request came at this time since 1970. Returns `None` for a
+    /// call that is not sampled: its sender decides, or for a trace that begins here the configured
     /// share.
     pub fn begin_call(self: &Arc<Self>, request: RequestTrace, came: Duration) -> Option<Arc<CallSpan>> {
         let context = match request.parent {

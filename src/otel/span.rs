@@ -1,4 +1,4 @@
-//! A span in progress below that of a call.
+//! A span in progress below the span of a call.
 
 use std::borrow::Cow;
 use std::sync::Arc;

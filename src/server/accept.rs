@@ -26,13 +26,13 @@ use crate::tls::Certificates;
 
 /// Pause after an accept that failed for want of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Time after which a peer that acknowledges nothing is gone. Linux counts a peer that acknowledges
-/// with a closed window as well. So this is longer than [`SEND_TIMEOUT`](super::SEND_TIMEOUT),
-/// which ends that one.
+/// Longest time that a peer may acknowledge nothing; it is then gone. Linux counts a peer that
+/// acknowledges with a closed window as well. So this is longer than
+/// [`SEND_TIMEOUT`](super::SEND_TIMEOUT), which ends that one.
 #[cfg(target_os = "linux")]
 const USER_TIMEOUT: Duration = Duration::from_secs(65);
-/// Silence after which the kernel probes a peer. A client that waits for its response to begin is
-/// sent nothing else, and would count as present for ever.
+/// Silence before the kernel probes a peer. A client that waits for its response to begin is sent
+/// nothing else, and would count as present for ever.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 /// Interval of the probes. Several fit in [`USER_TIMEOUT`]: a lost one ends no connection.
 #[cfg(target_os = "linux")]

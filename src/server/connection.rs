@@ -38,7 +38,7 @@ where
     }
 }
 
-/// Serves a connection whose HTTP version its first bytes tell.
+/// Serves a connection in the HTTP version of its first bytes.
 pub(super) async fn serve_plain<Io, H>(io: Io, mut new: NewConnection<H>)
 where
     Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,

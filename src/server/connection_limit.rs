@@ -18,7 +18,7 @@ use crate::protocol::error::ErrorCode;
 /// Divisor of the connection limit: this share of it may be busy with a refusal. Beyond it,
 /// connections are closed without one.
 const REFUSAL_SHARE: usize = 16;
-/// Longest time and most bytes for which a refused client is read, so that it can read the refusal.
+/// Limits, in time and bytes, of the read from a refused client, so that it can read the refusal.
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 64 * 1024;
 
@@ -49,8 +49,8 @@ impl ConnectionLimit {
         self.max
     }
 
-    /// Returns the largest number of connections under a limit of `max`, including those that are
-    /// being refused.
+    /// Returns the largest number of connections under a limit of `max`, including connections that
+    /// are being refused.
     pub fn with_refusals(max: usize) -> usize {
         max + max.div_ceil(REFUSAL_SHARE)
     }

@@ -63,7 +63,7 @@ where
 
 /// Handler's state of one connection.
 pub trait ConnectionState: Send + Sync + 'static {
-    /// Next deadline of the state, or `None` if it has none. Asked after each step of the
+    /// Next deadline of the state, or `None` if it has none. Called after each step of the
     /// connection.
     fn next_deadline(&self) -> Option<Instant>;
 

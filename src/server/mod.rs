@@ -26,8 +26,8 @@ pub use workers::{AcceptedConnection, distribute, start_worker};
 
 /// Time for a client to send its next head. After it, the connection is closed.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time for which a client may take nothing of its response, as nginx's `send_timeout`. After it,
-/// its connection is closed, or its stream on HTTP/2.
+/// Longest time that a client may take nothing of its response, as nginx's `send_timeout`. After
+/// it, its connection is closed, or its stream on HTTP/2.
 const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 /// Send timeout of a response that another connection has taken over. A blocked connection checks
 /// for that at this interval.

@@ -23,8 +23,8 @@ const BEHIND: usize = 4;
 /// A connection accepted on another thread.
 pub type AcceptedConnection = (std::net::TcpStream, SocketAddr);
 
-/// Starts a worker thread with a runtime of its own, on which `serve` takes its connections.
-/// Returns the queue of these, which holds at most `queue`.
+/// Starts a worker thread with a runtime of its own, where `serve` takes its connections. Returns
+/// the queue of these, which holds at most `queue`.
 ///
 /// # Errors
 /// If the thread or its runtime cannot be created.

@@ -15,9 +15,9 @@ use crate::tls::Certificates;
 pub struct Addresses {
     /// Address for clients.
     pub data: SocketAddr,
-    /// Address of the admin listener, or `None` if there is none.
+    /// Address of the admin listener, or `None` without it.
     pub admin: Option<SocketAddr>,
-    /// Address of the listener for metrics alone, or `None` if there is none.
+    /// Address of the listener for metrics alone, or `None` without it.
     pub metrics: Option<SocketAddr>,
 }
 

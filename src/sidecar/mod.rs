@@ -47,7 +47,7 @@ use crate::upstream::{BridgeSettings, Dial, Server as McpServer, SessionRules, U
 /// Connections that may wait for one worker. Few: each holds a descriptor and is not yet counted.
 /// The kernel keeps the others.
 const WORKER_QUEUE: usize = 32;
-/// Time for which a call waits for the answers of its client where calls are kept for ever.
+/// Longest wait of a call for client responses where calls are kept for ever.
 const LONGEST_INPUT_WAIT: Duration = Duration::from_secs(86_400);
 
 /// A sidecar whose listeners are bound and which serves nothing yet.
@@ -132,7 +132,7 @@ impl Server {
         self.components.upstream.server().tls_files()
     }
 
-    /// Returns the address of the admin listener, or `None` if there is none.
+    /// Returns the address of the admin listener, or `None` without it.
     pub fn admin_addr(&self) -> Option<SocketAddr> {
         self.addresses().admin
     }

@@ -15,8 +15,7 @@ use crate::child::{self, Child, Ending, Exit, Launcher};
 use crate::config::{AnswerPings, Command, Config};
 use crate::protocol::headers::Lines;
 
-/// Time for which a session is kept whose client gave up before it was open, if idle servers are
-/// never ended.
+/// Retention of a session whose client gave up before it was open, if idle servers are never ended.
 const KEEP: Duration = Duration::from_secs(300);
 
 /// Opens a channel by starting the program.

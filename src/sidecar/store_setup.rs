@@ -21,7 +21,7 @@ use crate::store::redis::{self, Redis};
 /// An open store, and the values that depend on its contents.
 pub(super) struct StoreSetup {
     pub(super) identity: Identity,
-    /// Key of the hashes that tell callers apart.
+    /// Key of the hashes that distinguish callers.
     pub(super) principal_key: [u8; 32],
     /// The store behind the event log, or `None` if events are in memory alone.
     pub(super) backing: Option<Backing>,

@@ -1,7 +1,7 @@
 //! Start of a sidecar whose Redis is unreachable: it listens, reports that it is not ready, and
 //! retries until the store is open.
 //!
-//! If nothing answered on the admin listener, an orchestrator would restart the process again and
+//! Without responses on the admin listener, an orchestrator would restart the process again and
 //! again, and would never start the server beside it. Invariant: a request on the data listener is
 //! refused before any part of it runs. Absent: retries of permanent errors, such as a Redis of an
 //! unsupported version; those end the start.

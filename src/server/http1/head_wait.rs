@@ -16,7 +16,7 @@ use crate::clock::{self, Alarm};
 use crate::server::HEAD_TIMEOUT;
 use crate::sync;
 
-/// Time after which a connection that waits gives hyper's buffers back.
+/// Time before a connection that waits gives hyper's buffers back.
 const IDLE_AFTER: Duration = Duration::from_secs(5);
 
 /// End of the current wait, or `None` while a request runs. Shared with hyper.
@@ -29,20 +29,20 @@ impl HeadWait {
         *sync::lock(&self.0) = None;
     }
 
-    /// Returns the end of the current wait, or `None` if there is none.
+    /// Returns the end of the current wait, or `None` without a wait.
     pub(super) fn until(&self) -> Option<Instant> {
         *sync::lock(&self.0)
     }
 }
 
-/// hyper asks for a timer when it begins to wait for a head, and for no other.
+/// hyper requests a timer when it begins to wait for a head, and for no other reason.
 impl rt::Timer for HeadWait {
     fn sleep(&self, time: Duration) -> Pin<Box<dyn rt::Sleep>> {
         self.sleep_until(clock::now() + time)
     }
 
     fn sleep_until(&self, deadline: Instant) -> Pin<Box<dyn rt::Sleep>> {
-        // A wait goes on if hyper begins anew in it.
+        // A wait continues if hyper begins anew in it.
         sync::lock(&self.0).get_or_insert(deadline);
         Box::pin(Never)
     }
@@ -74,7 +74,7 @@ impl rt::Sleep for Never {}
 pub(super) enum WaitEvent {
     /// Nothing has come for a while.
     Idle,
-    /// The time for the head is over.
+    /// The time for the head has passed.
     TooLong,
 }
 

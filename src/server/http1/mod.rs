@@ -1,9 +1,9 @@
 //! HTTP/1.1 connections: hyper's, with three additions.
 //!
-//! A client that leaves while a response runs is noticed at once ([`socket`]), one that takes
-//! nothing of its response is ended ([`send_timeout`]), and a connection that waits for its next
-//! request gives hyper's buffers back ([`head_wait`]). It keeps its socket and the handler's state,
-//! and hyper begins anew on it with the next bytes.
+//! A client that leaves while a response runs is noticed at once ([`socket`]). The connection of a
+//! client that takes nothing of its response is ended ([`send_timeout`]). A connection that waits
+//! for its next request gives hyper's buffers back ([`head_wait`]). It keeps its socket and the
+//! handler's state, and hyper begins anew on it with the next bytes.
 
 mod head_wait;
 mod send_timeout;

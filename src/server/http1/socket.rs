@@ -1,7 +1,7 @@
 //! The socket of an HTTP/1.1 connection, shared by hyper and the task that drives it.
 //!
-//! hyper does not read while a response runs, so it misses a client that leaves meanwhile, all the
-//! more one that has pipelined a byte. The task reads ahead instead, up to a bound. A FIN while a
+//! hyper does not read while a response runs, so it misses a client that leaves meanwhile, in
+//! particular after a pipelined byte. The task reads ahead instead, up to a bound. A FIN while a
 //! response runs is a disconnect.
 
 use std::io;
@@ -34,12 +34,12 @@ struct Socket<Io> {
     is_broken: bool,
     /// True if hyper has read the end of the client's bytes.
     is_at_end: bool,
-    /// Time since which the socket accepts none of hyper's bytes.
+    /// Time since the socket last accepted bytes of hyper's.
     blocked_since: Option<Instant>,
 }
 
 impl<Io> Socket<Io> {
-    fn note_written<T>(&mut self, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    fn observe_write<T>(&mut self, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         match written {
             Poll::Pending => {
                 self.blocked_since.get_or_insert_with(clock::now);
@@ -136,7 +136,7 @@ impl<Io: AsyncWrite + Unpin> AsyncWrite for HyperSocket<Io> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let mut socket = sync::lock(&self.0);
         let written = Pin::new(&mut socket.io).poll_write(cx, bytes);
-        socket.note_written(written)
+        socket.observe_write(written)
     }
 
     fn poll_write_vectored(
@@ -146,7 +146,7 @@ impl<Io: AsyncWrite + Unpin> AsyncWrite for HyperSocket<Io> {
     ) -> Poll<io::Result<usize>> {
         let mut socket = sync::lock(&self.0);
         let written = Pin::new(&mut socket.io).poll_write_vectored(cx, slices);
-        socket.note_written(written)
+        socket.observe_write(written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -156,7 +156,7 @@ impl<Io: AsyncWrite + Unpin> AsyncWrite for HyperSocket<Io> {
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut socket = sync::lock(&self.0);
         let flushed = Pin::new(&mut socket.io).poll_flush(cx);
-        socket.note_written(flushed)
+        socket.observe_write(flushed)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

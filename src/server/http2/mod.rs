@@ -1,9 +1,9 @@
 //! HTTP/2 connections.
 //!
 //! A connection carries many requests, so a client that takes nothing of a response loses that
-//! response alone, by a reset of its stream, if it can tell the reset from the end. A stream reset
-//! by the client is one that left that response. Requests and responses are passed in their
-//! HTTP/1.1 form: the handler sees no difference but the version.
+//! response alone, by a reset of its stream, if it can tell the reset from the end. A client that
+//! resets a stream has left that response. Requests and responses are passed in their HTTP/1.1
+//! form: the handler sees no difference but the version.
 
 mod open_requests;
 mod preface;
@@ -37,7 +37,7 @@ use open_requests::{OpenRequest, OpenRequests, ResponseBody};
 pub(super) use preface::detect;
 use response_task::ResponseTasks;
 
-/// Interval of keep-alive PINGs, and time to answer one.
+/// Interval of keep-alive PINGs, and time for the response.
 const PING_INTERVAL: Duration = Duration::from_secs(15);
 const PING_TIMEOUT: Duration = Duration::from_secs(15);
 /// Concurrent requests of one connection. Clients may rely on no fewer (RFC 9113 §6.5.2).

@@ -15,7 +15,8 @@ use crate::clock;
 use crate::server::{HEAD_TIMEOUT, SEND_TIMEOUT};
 use crate::sync;
 
-/// Longest time that a response may be blocked, however slowly the others of its connection go on.
+/// Longest time that a response may be blocked, however slowly the others of its connection
+/// continue.
 pub(super) const SLOW_TIMEOUT: Duration = Duration::from_secs(600);
 /// A piece that was blocked this long shows that its client makes room. A piece that goes out at
 /// once shows that there was room.
@@ -41,17 +42,17 @@ pub(super) struct OpenRequests(Mutex<State>);
 
 struct State {
     open: usize,
-    /// Time at which the last request ended.
+    /// End of the last request.
     ended_at: Instant,
     /// Number of blocked responses.
     blocked: usize,
     /// Number of blocked responses that cannot be cut.
     blocked_whole: usize,
-    /// Time at which the last response was blocked.
+    /// Time of the last blocked response.
     blocked_at: Instant,
-    /// Time at which a blocked response last went on.
+    /// Time of the last progress of a blocked response.
     progressed_at: Instant,
-    /// True if the client is told to send no more requests on this connection.
+    /// True if the client must send no more requests on this connection.
     is_leaving: bool,
     /// True if the connection ends for the sake of one response.
     is_given_up: bool,
@@ -110,7 +111,7 @@ impl OpenRequests {
     }
 
     /// Notes that a response that cannot be cut has been blocked for too long, `since` then. The
-    /// others go on for a while.
+    /// others continue for a while.
     pub(super) fn leave(&self, since: Instant, now: Instant) {
         let mut state = self.lock();
         state.is_leaving = true;
@@ -149,8 +150,8 @@ impl OpenRequest {
         Self { requests: requests.clone(), can_be_cut: false, blocked_since: None }
     }
 
-    /// Notes that hyper has a piece and waits for room for it.
-    fn note_blocked(&mut self) {
+    /// Begins a block: hyper has a piece and waits for room for it.
+    fn begin_block(&mut self) {
         let since = clock::now();
         self.blocked_since = Some(since);
         let blocked = BlockedResponse { since, can_be_cut: self.can_be_cut };
@@ -161,16 +162,16 @@ impl OpenRequest {
         state.blocked_at = since;
     }
 
-    /// Notes that there is room for the piece before.
-    fn note_going_on(&mut self) {
+    /// Records the progress of the response: there is room for the piece before.
+    fn observe_progress(&mut self) {
         let now = clock::now();
-        if self.note_unblocked().is_some_and(|since| since + WAITED <= now) {
+        if self.end_block().is_some_and(|since| since + WAITED <= now) {
             self.requests.lock().progressed_at = now;
         }
     }
 
-    /// Returns the time since which the response was blocked.
-    fn note_unblocked(&mut self) -> Option<Instant> {
+    /// Ends the block, and returns its start.
+    fn end_block(&mut self) -> Option<Instant> {
         let since = self.blocked_since.take()?;
         let _ = BLOCKED.try_with(|cell| cell.set(None));
         let mut state = self.requests.lock();
@@ -182,8 +183,8 @@ impl OpenRequest {
 
 impl Drop for OpenRequest {
     fn drop(&mut self) {
-        // The response did not go on.
-        self.note_unblocked();
+        // The response made no progress.
+        self.end_block();
         let mut state = self.requests.lock();
         state.open -= 1;
         state.ended_at = clock::now();
@@ -197,7 +198,7 @@ impl Drop for OpenRequest {
 
 /// Body of a response, with its request.
 pub(super) struct ResponseBody {
-    // Dropped in this order: the effects of the body's drop are there when the connection wakes.
+    // Dropped in this order: the effects of the body's drop are complete when the connection wakes.
     pub(super) body: BoxBody,
     pub(super) request: OpenRequest,
 }
@@ -209,10 +210,10 @@ impl Body for ResponseBody {
     /// hyper polls for a piece as soon as the client has room for the one before, and keeps it
     /// until there is room for it.
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        self.request.note_going_on();
+        self.request.observe_progress();
         let frame = Pin::new(&mut self.body).poll_frame(cx);
         if matches!(frame, Poll::Ready(Some(Ok(_)))) {
-            self.request.note_blocked();
+            self.request.begin_block();
         }
         frame
     }
