@@ -119,23 +119,23 @@ pub(crate) enum Command {
     /// Stand before an MCP server and make it resumable.
     #[command(after_help = SERVE_NOTES)]
     Serve(Serve),
-    /// Stand before several sidecars and find the one that a request belongs to.
+    /// Stand before several sidecars and send each request to its sidecar.
     #[command(after_help = BALANCE_NOTES)]
     Balance(Balance),
-    /// Validate a configuration; ask a server what it is and what the proxy will add.
+    /// Validate a configuration; probe a server and show what the proxy will add.
     #[command(after_help = CHECK_NOTES)]
     Check(Check),
-    /// Ask a running sidecar to refuse new calls and to let the running ones end; returns when they
-    /// have.
+    /// Drain a running sidecar: it refuses new calls and lets the running ones end; returns when
+    /// they have.
     #[command(after_help = DRAIN_NOTES)]
     Drain(Process),
-    /// Ask a running sidecar whether it takes new calls, and print what it says.
+    /// Probe whether a running sidecar takes new calls, and print what it says.
     #[command(after_help = HEALTH_NOTES)]
     Health(Health),
-    /// Show a call that is cut off and comes back; needs nothing else.
+    /// Show a call that is cut off and resumed; needs nothing else.
     ///
-    /// After the show the proxy goes on, with commands to try, until ctrl-c; where stdout is no
-    /// terminal it ends.
+    /// After the show the proxy keeps running, with commands to try, until ctrl-c; where stdout is
+    /// no terminal it ends.
     Demo(Demo),
     /// Print the completions of this command line for a shell.
     #[command(after_help = COMPLETIONS_NOTES)]
@@ -143,7 +143,7 @@ pub(crate) enum Command {
         /// The shell.
         shell: Shell,
     },
-    /// Print the manual page, or write those of all commands.
+    /// Print the manual page, or write the pages of all commands.
     #[command(after_help = MAN_NOTES)]
     Man {
         /// Directory for the pages of all commands, in place of stdout.
@@ -201,10 +201,10 @@ pub(crate) struct Check {
     /// The configuration file (TOML), read with the environment as `serve` reads it.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// The MCP server to ask; without a path, not even `/`, /mcp is meant.
+    /// The MCP server to probe; without a path, not even `/`, /mcp is meant.
     #[arg(long, value_name = "URL", group = "server")]
     pub(crate) upstream: Option<String>,
-    /// An MCP server on HTTP+SSE to ask, in place of --upstream; without a path /sse is meant.
+    /// An MCP server on HTTP+SSE to probe, in place of --upstream; without a path /sse is meant.
     #[arg(long, value_name = "URL", group = "server")]
     pub(crate) upstream_sse: Option<String>,
     /// A header for every request to a URL, as 'Authorization: Bearer …'; may be repeated.
@@ -216,8 +216,8 @@ pub(crate) struct Check {
     /// Arguments of the tool, a JSON object [default: {}].
     #[arg(long, value_name = "JSON", requires = "tool")]
     pub(crate) arguments: Option<String>,
-    /// Seconds for which a session is watched for pings and for its end, up to 3600; 0 for not at
-    /// all [default: 5; 0 on stdio and HTTP+SSE].
+    /// Seconds to watch a session for pings and for its end, up to 3600; 0 for not at all [default:
+    /// 5; 0 on stdio and HTTP+SSE].
     #[arg(long, value_name = "SECS", requires = "server", value_parser = clap::value_parser!(u64).range(..=3600))]
     pub(crate) watch: Option<u64>,
     /// End the sessions that are opened, with DELETE; a server with one session for its whole
@@ -227,7 +227,7 @@ pub(crate) struct Check {
     /// Write JSON, for programs.
     #[arg(long)]
     pub(crate) json: bool,
-    /// An MCP server on stdio to ask, with its arguments: it is started several times, and ended.
+    /// An MCP server on stdio to probe, with its arguments: it is started several times, and ended.
     #[arg(last = true, value_name = "COMMAND", group = "server")]
     pub(crate) command: Vec<String>,
 }
@@ -250,7 +250,7 @@ pub(crate) struct Health {
     /// Only whether it runs; a sidecar whose server is away, or that drains, does.
     #[arg(long)]
     pub(crate) live: bool,
-    /// Ask again until the answer is yes, for so many seconds at most; a process that is not there
+    /// Repeat the probe until it succeeds, for so many seconds at most; a process that is not there
     /// yet is waited for as well.
     #[arg(long, value_name = "SECS", default_value_t = 0)]
     pub(crate) wait: u32,
