@@ -46,7 +46,7 @@ impl Resumption {
 
     /// Resumes the stream after the events that its client has confirmed.
     fn after(stream: Arc<Stream>, after: Seq) -> Self {
-        let has_gap = stream.with_machine(|machine| machine.trimmed() > machine.reader().confirmed());
+        let has_gap = stream.with_machine(|machine| machine.numbering().trimmed() > machine.reader().confirmed());
         Self { stream, after, has_gap, closing: None, slice: None }
     }
 }

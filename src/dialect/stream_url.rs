@@ -33,8 +33,8 @@ pub fn resume(stream: &Arc<Stream>, handle: &str, cursor: Option<Seq>, should_no
         return UrlResumption::Lost;
     }
     let (wanted, trimmed, place) = stream.with_machine(|machine| {
-        let wanted = cursor.or_else(|| machine.last_input_turn()).unwrap_or_default();
-        (wanted, machine.trimmed(), machine.locate(wanted))
+        let wanted = cursor.or_else(|| machine.input_turn().began_at()).unwrap_or_default();
+        (wanted, machine.numbering().trimmed(), machine.locate(wanted))
     });
     if cursor.is_some() && place == CursorPlace::Lost {
         return UrlResumption::Lost;

@@ -99,9 +99,10 @@ impl StandaloneStreams {
     /// Returns the cursor after the last event written to any connection, and the preface if events
     /// were dropped before they were written.
     fn after_written(&self, context: &RequestContext, stream: &Stream) -> (Seq, Option<Vec<u8>>) {
-        let (mut written, trimmed) = stream.with_machine(|machine| (machine.reader().written(), machine.trimmed()));
+        let (mut written, trimmed) =
+            stream.with_machine(|machine| (machine.reader().written(), machine.numbering().trimmed()));
         if context.session.as_ref().is_some_and(|session| session.has_tasks() == Some(true))
-            && let Some(request) = stream.with_machine(|machine| machine.server_requests().oldest_question())
+            && let Some(request) = stream.with_machine(|machine| machine.server_requests().oldest_unanswered())
         {
             // A server request of a task has no other way to its client.
             written = written.min(Seq(request.0.saturating_sub(1)));
@@ -131,7 +132,7 @@ impl StandaloneStreams {
         };
         match stream {
             Some(stream) => {
-                let oldest = stream.with_machine(|machine| machine.trimmed());
+                let oldest = stream.with_machine(|machine| machine.numbering().trimmed());
                 self.join_standalone(&context, &stream, oldest, preface).await
             }
             None => self.open_standalone(&context, id, preface).await,
@@ -194,7 +195,7 @@ impl StandaloneStreams {
         let stream = self.log.create(spec, reservation);
         if let Some(other) = self.log.sessions().set_standalone(id, &context.binding.principal, &stream) {
             let (cursor, preface) = match preface {
-                Some(preface) => (other.with_machine(|machine| machine.trimmed()), Some(preface)),
+                Some(preface) => (other.with_machine(|machine| machine.numbering().trimmed()), Some(preface)),
                 None => self.after_written(context, &other),
             };
             return self.join_standalone(context, &other, cursor, preface).await;
@@ -230,7 +231,7 @@ impl StandaloneStreams {
         preface: Option<Vec<u8>>,
     ) -> Response<BoxBody> {
         stream.note_resume(None);
-        if stream.with_machine(|machine| machine.is_dormant()) && !self.drain.is_refusing_calls() {
+        if stream.with_machine(|machine| machine.upstream().is_dormant()) && !self.drain.is_refusing_calls() {
             let get = self.upstream.call(&context.parts, context.connection.forwarded(), Bytes::new());
             let get = get.for_caller(context.caller.clone());
             self.upstream.reopen_session(&self.log, &self.metrics.upstream, stream, get);

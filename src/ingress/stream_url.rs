@@ -114,7 +114,8 @@ impl StreamUrls {
             }
             UrlResumption::AtEnd
                 if is_standalone
-                    && found.is_some_and(|(stream, _)| stream.with_machine(|machine| machine.is_sealed())) =>
+                    && found
+                        .is_some_and(|(stream, _)| stream.with_machine(|machine| machine.lifecycle().is_sealed())) =>
             {
                 self.standalone.attach(context).await
             }

@@ -226,7 +226,7 @@ pub(super) fn is_concerned(streams: &[Arc<Stream>], messages: &[Message], cancel
         streams.iter().filter(|stream| stream.with_machine(is_selected)).cloned().collect()
     };
     let with_requests = select(|machine| !machine.server_requests().is_empty());
-    let running = select(|machine| !machine.is_sealed());
+    let running = select(|machine| !machine.lifecycle().is_sealed());
     let is_known = |id: &RequestId| {
         with_requests.iter().any(|stream| stream.with_machine(|machine| machine.server_requests().knows(id)))
     };

@@ -97,7 +97,9 @@ impl Pings {
             match self.send(response::empty(id)).await {
                 Ok(outcome) => return outcome,
                 Err(may_have_arrived) if may_have_arrived => return PingOutcome::Failed,
-                Err(_) if self.stream.with_machine(|machine| machine.is_sealed()) => return PingOutcome::Failed,
+                Err(_) if self.stream.with_machine(|machine| machine.lifecycle().is_sealed()) => {
+                    return PingOutcome::Failed;
+                }
                 Err(_) => clock::sleep(backoff.next_pause()).await,
             }
         }

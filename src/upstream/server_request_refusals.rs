@@ -121,7 +121,7 @@ impl Refusals {
                 }
                 Err(_) => true,
             };
-            if self.stream.with_machine(|machine| machine.is_sealed()) {
+            if self.stream.with_machine(|machine| machine.lifecycle().is_sealed()) {
                 return false;
             }
             if may_have_arrived {

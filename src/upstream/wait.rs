@@ -111,7 +111,7 @@ impl<'a> WaitingCall<'a> {
 /// Resolves at the first poll after the call of `stream` was cancelled, unless its request was
 /// sent.
 async fn withdrawn(stream: &Stream) {
-    poll_fn(|_| match !stream.is_sent() && stream.with_machine(|machine| machine.is_cancelled()) {
+    poll_fn(|_| match !stream.is_sent() && stream.with_machine(|machine| machine.lifecycle().is_cancelled()) {
         true => Poll::Ready(()),
         false => Poll::Pending,
     })

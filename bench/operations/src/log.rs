@@ -33,7 +33,7 @@ pub(crate) fn append(times: usize) -> Result<()> {
     for _ in 0..times {
         update(&writer, with_message(black_box(&message)))?;
     }
-    let stored = stream.with_machine(|machine| machine.tail().0);
+    let stored = stream.with_machine(|machine| machine.numbering().tail().0);
     forget((proxy, stream, writer));
     expect(usize::try_from(stored)?, times)
 }

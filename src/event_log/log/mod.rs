@@ -294,7 +294,7 @@ impl EventLog {
         let dummy = Secret::from_bytes(self.dummy_secret);
         let secret = found.as_ref().and_then(|stream| stream.secret()).unwrap_or(&dummy);
         let opens = token.is_opened_by(secret);
-        found.filter(|stream| opens && !stream.with_machine(|machine| machine.is_revoked()))
+        found.filter(|stream| opens && !stream.with_machine(|machine| machine.lifecycle().is_revoked()))
     }
 
     fn find_where(&self, verified: Option<&Verified>, admits: impl Fn(&Binding) -> bool) -> Option<(Arc<Stream>, Seq)> {

@@ -46,7 +46,7 @@ impl EventLog {
     pub fn note_delivered(&self, stream: Arc<Stream>, delivery: DeliveryCertainty) {
         stream.note_delivered(delivery);
         self.note_handle_delivered(&stream);
-        if stream.with_machine(|machine| machine.phase() != Phase::Passed) {
+        if stream.with_machine(|machine| machine.lifecycle().phase() != Phase::Passed) {
             return self.release(stream);
         }
         if stream.with_machine(|machine| machine.policy().has_idempotency_key) {

@@ -176,7 +176,7 @@ impl EventLog {
     /// expired, or a client has an event that was never written here, or the end that another
     /// replica wrote.
     pub(super) fn may_be_taken_over(&self, backing: &Backing, stream: &Stream, last: LastEvent) -> bool {
-        let is_strange = || stream.with_machine(|machine| machine.tail() < last.seq);
+        let is_strange = || stream.with_machine(|machine| machine.numbering().tail() < last.seq);
         let is_ended_elsewhere = last.is_adopted && stream.adopted_after().is_none();
         let is_open = || stream.is_written_here() && (backing.lease_health.is_expired() || is_strange());
         backing.coordination.is_some() && (is_ended_elsewhere || is_open())

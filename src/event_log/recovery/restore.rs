@@ -139,7 +139,9 @@ impl EventLog {
         let here = self.streams.get(verified.stream);
         let is_missing = here.is_none_or(|here| {
             !here.is_written_here()
-                && here.with_machine(|machine| !machine.is_sealed() && machine.tail() < verified.seq)
+                && here.with_machine(|machine| {
+                    !machine.lifecycle().is_sealed() && machine.numbering().tail() < verified.seq
+                })
         });
         if is_missing { Some((verified.owner, verified.stream, verified.seq)) } else { None }
     }

@@ -376,7 +376,7 @@ impl Session {
     /// Returns the open request streams, which may owe a response.
     pub fn running(&self) -> Vec<Arc<Stream>> {
         let mut running = self.streams();
-        running.retain(|stream| stream.with_machine(|machine| !machine.is_sealed()));
+        running.retain(|stream| stream.with_machine(|machine| !machine.lifecycle().is_sealed()));
         running
     }
 
@@ -615,7 +615,7 @@ impl Sessions {
 
     /// Returns the open standalone streams of a session under these principals.
     pub fn standalone_of(&self, id: &SessionId, principals: &[Principal]) -> Vec<Arc<Stream>> {
-        let is_open = |stream: &Arc<Stream>| stream.with_machine(|machine| machine.phase() == Phase::Open);
+        let is_open = |stream: &Arc<Stream>| stream.with_machine(|machine| machine.lifecycle().phase() == Phase::Open);
         principals.iter().filter_map(|principal| self.standalone(id, principal)).filter(is_open).collect()
     }
 
@@ -648,5 +648,5 @@ impl Sessions {
 }
 
 fn is_living(stream: &Arc<Stream>) -> bool {
-    stream.with_machine(|machine| matches!(machine.phase(), Phase::Waiting | Phase::Open))
+    stream.with_machine(|machine| matches!(machine.lifecycle().phase(), Phase::Waiting | Phase::Open))
 }

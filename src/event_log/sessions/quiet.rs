@@ -46,7 +46,8 @@ impl Sessions {
         busy.sort_unstable_by_key(|(_, session)| session.serial);
         for ((id, _), session) in busy {
             let streams = self.streams(&id, &session);
-            let exchanges = streams.iter().map(|stream| stream.with_machine(|machine| machine.last_exchange()));
+            let exchanges =
+                streams.iter().map(|stream| stream.with_machine(|machine| machine.input_turn().quiet_since()));
             let own = { session.lock().last_message() };
             let last = exchanges.chain(own).max();
             if last.is_some_and(|last| now.saturating_duration_since(last) >= limit)

@@ -191,7 +191,7 @@ impl Attachment {
     pub fn poll_unread(&self, cx: &mut Context<'_>, cursor: Seq) -> Poll<()> {
         let mut inner = self.stream.lock();
         let is_at_tail =
-            matches!(inner.machine.locate(cursor), CursorPlace::After(_)) && cursor >= inner.machine.tail();
+            matches!(inner.machine.locate(cursor), CursorPlace::After(_)) && cursor >= inner.machine.numbering().tail();
         if !is_at_tail || inner.has_moved || !inner.machine.reader().is(self.attach) {
             return Poll::Ready(());
         }
@@ -222,7 +222,7 @@ impl Attachment {
     /// Waits until the stream is sealed or owes no more responses, even after a takeover.
     pub fn poll_all_responses(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut inner = self.stream.lock();
-        if inner.machine.is_sealed() || inner.machine.is_answered() {
+        if inner.machine.lifecycle().is_sealed() || inner.machine.lifecycle().is_answered() {
             return Poll::Ready(());
         }
         inner.watch(cx);
@@ -257,20 +257,20 @@ impl Attachment {
         let mut guard = self.stream.lock();
         let inner = &mut *guard;
         if !inner.machine.reader().is(self.attach) && !simulation::has(Bug::LetsTwoRead) {
-            return Poll::Ready(ReadOutcome::TakenOver(inner.machine.takeover_retry()));
+            return Poll::Ready(ReadOutcome::TakenOver(inner.machine.reader().takeover_retry()));
         }
         if inner.has_moved {
-            return Poll::Ready(ReadOutcome::Moved(inner.machine.last_retry()));
+            return Poll::Ready(ReadOutcome::Moved(inner.machine.reader().last_retry()));
         }
-        if inner.machine.phase() == Phase::Passed {
+        if inner.machine.lifecycle().phase() == Phase::Passed {
             return Poll::Ready(ReadOutcome::Ended);
         }
         match inner.machine.locate(cursor) {
-            CursorPlace::Lost => return Poll::Ready(ReadOutcome::Trimmed(inner.machine.trimmed())),
+            CursorPlace::Lost => return Poll::Ready(ReadOutcome::Trimmed(inner.machine.numbering().trimmed())),
             CursorPlace::AtEnd => return Poll::Ready(ReadOutcome::Ended),
             CursorPlace::After(_) => {}
         }
-        if cursor >= inner.machine.tail() {
+        if cursor >= inner.machine.numbering().tail() {
             inner.reader = Some(cx.waker().clone());
             return Poll::Pending;
         }
@@ -304,7 +304,7 @@ impl Attachment {
             if is_over {
                 self.stream.note_written(inner, seq);
             } else {
-                inner.machine.handle_partial_write(clock::now());
+                inner.machine.lifecycle_mut().handle_partial_write(clock::now());
             }
         }
         if !is_over {

@@ -38,22 +38,22 @@ impl Inner {
         self.reservation.set_events(self.tail.byte_len());
         self.trim_front_for_quota();
         self.machine.handle_trimmed(self.tail.trimmed());
-        let has_unread = self.machine.tail() > self.machine.releasable();
-        let was_paused = self.machine.is_paused();
+        let has_unread = self.machine.numbering().tail() > self.machine.releasable();
+        let was_paused = self.machine.lifecycle().is_paused();
         let waits_for_reader = !fits || (has_unread && self.reservation.quota().is_exceeded());
         let now = clock::now();
         // A stream that waits for its reader needs no overrun.
         let is_paused_by_reader = waits_for_reader && self.machine.policy().can_pause;
         self.is_held_up = !is_paused_by_reader && self.reservation.must_wait(self.may_overrun(), now);
         self.settle_overrun();
-        self.machine.handle_full(waits_for_reader || self.is_held_up, now);
+        self.machine.lifecycle_mut().handle_full(waits_for_reader || self.is_held_up, now);
         if self.is_held_up && self.may_overrun() {
             // The client has all stored events: the call waits for others, and does not fail for
             // that.
-            self.machine.handle_partial_write(now);
+            self.machine.lifecycle_mut().handle_partial_write(now);
         }
         let trimmed = self.tail.trimmed().0 - before.0;
-        self.reservation.quota().observe_trim(trimmed, self.machine.is_paused() && !was_paused);
+        self.reservation.quota().observe_trim(trimmed, self.machine.lifecycle().is_paused() && !was_paused);
     }
 
     /// Trims the records of a task's stream that a later one has made obsolete: no client reads
@@ -71,7 +71,7 @@ impl Inner {
     /// has all earlier events, or unread events of the stream are dropped.
     fn may_overrun(&self) -> bool {
         let reader = self.machine.reader();
-        let has_all = !self.machine.policy().can_pause || self.machine.tail() <= reader.releasable();
+        let has_all = !self.machine.policy().can_pause || self.machine.numbering().tail() <= reader.releasable();
         self.drops_unread() || (reader.is_attached() && has_all)
     }
 
@@ -81,8 +81,8 @@ impl Inner {
             return;
         }
         let reader = self.machine.reader();
-        let is_taken =
-            !self.reservation.is_arriving() && (self.drops_unread() || self.machine.tail() <= reader.releasable());
+        let is_taken = !self.reservation.is_arriving()
+            && (self.drops_unread() || self.machine.numbering().tail() <= reader.releasable());
         if is_taken || !(reader.is_attached() || self.drops_unread()) {
             self.reservation.release_overrun();
         }
@@ -117,19 +117,19 @@ impl Inner {
         }
         match self.machine.owed_responses().first_response() {
             Some(response) if self.machine.policy().should_refuse_requests => Seq(response.0.saturating_sub(1)),
-            Some(_) | None => self.machine.tail(),
+            Some(_) | None => self.machine.numbering().tail(),
         }
     }
 
     /// Fits the stream again after a change of readers, which may free capacity.
     pub(in crate::event_log) fn enforce_limits_if_paused(&mut self, bounds: TailLimits) {
-        if self.machine.is_paused() {
+        if self.machine.lifecycle().is_paused() {
             self.enforce_limits(bounds);
         }
     }
 
     /// Returns whether the stream needs capacity, which an eviction may free.
     pub(in crate::event_log) fn needs_eviction(&self) -> bool {
-        self.machine.is_paused() || self.is_held_up || self.reservation.quota().is_exceeded()
+        self.machine.lifecycle().is_paused() || self.is_held_up || self.reservation.quota().is_exceeded()
     }
 }

@@ -49,7 +49,7 @@ impl Stream {
         let mut texts: Vec<Cow<'_, [u8]>> = Vec::new();
         for (id, owed) in inner.machine.owed_responses().iter() {
             let OwedResponse::Answered(seq) = owed else { continue };
-            if seq <= inner.machine.trimmed() {
+            if seq <= inner.machine.numbering().trimmed() {
                 texts.push(Cow::Owned(Failure::after_send(ErrorCode::BoundReached).to_message(Some(id))));
             } else if let Some(event) = inner.tail.event(seq)
                 && read.insert(seq)

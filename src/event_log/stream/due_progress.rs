@@ -26,7 +26,7 @@ impl Attachment {
         let machine = &inner.machine;
         // A stream that another replica writes is known to be open there, and no more.
         let has_upstream = inner.is_restored || stream.is_upstream_open();
-        let is_open = machine.phase() == Phase::Open && machine.ending().is_none();
+        let is_open = machine.lifecycle().phase() == Phase::Open && machine.lifecycle().ending().is_none();
         if !has_upstream || !is_open || !machine.reader().is(self.id()) {
             return Vec::new();
         }

@@ -20,9 +20,9 @@ impl Stream {
     pub fn note_delivered(&self, delivery: DeliveryCertainty) {
         let now = clock::now();
         let mut inner = self.lock();
-        inner.machine.handle_delivered();
+        inner.machine.reader_mut().set_delivered();
         inner.delivered.note(delivery, now + self.quota().global().allowance.delivered_retention);
-        let stays = match inner.machine.phase() {
+        let stays = match inner.machine.lifecycle().phase() {
             Phase::Sealed { .. } => true,
             Phase::Passed => inner.machine.policy().has_idempotency_key || inner.delivered.is_doubted(now),
             Phase::Waiting | Phase::Open => false,
@@ -41,7 +41,7 @@ impl Stream {
     /// call.
     pub fn has_arrived(&self) -> bool {
         let inner = self.lock();
-        inner.machine.is_delivered() && !inner.delivered.is_doubted(clock::now())
+        inner.machine.reader().is_delivered() && !inner.delivered.is_doubted(clock::now())
     }
 
     /// Returns the end of a finished stream's retention, or `None` while it is open or has a
@@ -50,7 +50,8 @@ impl Stream {
         let inner = self.lock();
         let until = inner.machine.readable_until()?;
         // A response that passed through is kept for retries alone.
-        let has_passed = inner.machine.phase() == Phase::Passed && !inner.machine.policy().has_idempotency_key;
+        let has_passed =
+            inner.machine.lifecycle().phase() == Phase::Passed && !inner.machine.policy().has_idempotency_key;
         match inner.delivered.doubted_until() {
             Some(doubted_until) if has_passed => Some(doubted_until.min(until)),
             Some(_) | None => Some(until),
@@ -62,9 +63,9 @@ impl Stream {
     /// client resumes it.
     pub fn note_graceful_close(&self) {
         let mut inner = self.lock();
-        inner.machine.handle_graceful_close();
-        let is_over =
-            matches!(inner.machine.phase(), Phase::Sealed { .. }) && inner.machine.reader().has_closed_gracefully();
+        inner.machine.reader_mut().handle_graceful_close();
+        let is_over = matches!(inner.machine.lifecycle().phase(), Phase::Sealed { .. })
+            && inner.machine.reader().has_closed_gracefully();
         if is_over && inner.queued.is_none() {
             self.enqueue(&mut inner, EvictionQueue::Unconfirmed, clock::now());
         }
@@ -73,13 +74,13 @@ impl Stream {
     /// Notes that the connection `attach` was given the whole response. `may_break`: its delivery,
     /// or [`Self::note_broken`], decides what follows.
     pub fn note_whole(&self, attach: AttachId, may_break: bool) {
-        self.lock().machine.handle_whole(attach, may_break);
+        self.lock().machine.reader_mut().handle_whole(attach, may_break);
     }
 
     /// Notes that the connection `attach` broke after it was given the whole response.
     pub fn note_broken(&self, attach: AttachId) {
         let mut inner = self.lock();
-        inner.machine.handle_broken(attach, clock::now());
+        inner.machine.reader_mut().handle_broken(attach, clock::now());
         // A repeated POST may wait for this.
         inner.wake();
     }

@@ -56,6 +56,6 @@ impl Stream {
 
     /// Returns whether a resume token opens the stream, until it is revoked.
     pub(in crate::event_log) fn has_valid_token(&self) -> bool {
-        self.secret().is_some() && !self.with_machine(|machine| machine.is_revoked())
+        self.secret().is_some() && !self.with_machine(|machine| machine.lifecycle().is_revoked())
     }
 }

@@ -48,7 +48,7 @@ impl Stream {
     pub fn legacy_view(&self) -> Option<TaskView> {
         let (terms, max_wait, sealed_at) = self.with_machine(|machine| {
             let policy = machine.policy();
-            let sealed_at = if let Phase::Sealed { at, .. } = machine.phase() { Some(at) } else { None };
+            let sealed_at = if let Phase::Sealed { at, .. } = machine.lifecycle().phase() { Some(at) } else { None };
             Some((policy.legacy_task?, policy.max_wait, sealed_at))
         })?;
         let now_ms = clock::wall_ms();
@@ -118,7 +118,7 @@ impl Stream {
     /// the stream takes none now: it has ended, or its store is behind by [`MOST_STAGED`].
     pub fn append_message(&self, data: &[u8]) -> bool {
         let mut inner = self.lock();
-        let has_room = inner.machine.can_append() && inner.machine.staged_len() < MOST_STAGED;
+        let has_room = inner.machine.lifecycle().can_append() && inner.machine.numbering().staged_len() < MOST_STAGED;
         if has_room {
             inner.machine.handle_message(b"message", data, clock::now());
         }
@@ -178,8 +178,8 @@ impl Stream {
     /// there are none, or a reader has them.
     pub fn questions_move_at(&self) -> Option<Instant> {
         self.with_machine(|machine| {
-            let asks = machine.server_requests().oldest_question().is_some();
-            let is_free = asks && !machine.reader().is_attached() && !machine.is_sealed();
+            let asks = machine.server_requests().oldest_unanswered().is_some();
+            let is_free = asks && !machine.reader().is_attached() && !machine.lifecycle().is_sealed();
             is_free.then(|| machine.reader().since() + patience(machine))
         })
     }
@@ -190,13 +190,13 @@ impl Stream {
         self.with_machine(|machine| {
             let before = |seq: Seq| Seq(seq.0.saturating_sub(1));
             let place = match machine.owed_responses().last_response() {
-                Some(response) if machine.is_sealed() => before(response),
+                Some(response) if machine.lifecycle().is_sealed() => before(response),
                 _ => {
                     let written = machine.reader().written();
-                    machine.server_requests().oldest_question().map_or(written, |seq| written.min(before(seq)))
+                    machine.server_requests().oldest_unanswered().map_or(written, |seq| written.min(before(seq)))
                 }
             };
-            place.max(machine.trimmed())
+            place.max(machine.numbering().trimmed())
         })
     }
 
@@ -223,7 +223,7 @@ impl Stream {
             let data = sse::encoded_data(event);
             let body = jsonrpc::peek(&data).ok()?;
             match body.messages() {
-                [Message::Request { id, method }] if **method != *"ping" && !requests.is_answered(seq) => {
+                [Message::Request { id, method }] if **method != *"ping" && !requests.is_spent(seq) => {
                     requests.outstanding_since(id).map(|_| Question { id: id.clone(), seq, data: data.to_vec() })
                 }
                 _ => None,
@@ -255,7 +255,7 @@ impl Stream {
 
     fn read_outcome(&self) -> (Status, Option<String>) {
         let (is_cancelled, has_error) = self.with_machine(|machine| {
-            let is_cancelled = matches!(machine.phase(), Phase::Sealed { outcome: Outcome::Cancelled, .. });
+            let is_cancelled = matches!(machine.lifecycle().phase(), Phase::Sealed { outcome: Outcome::Cancelled, .. });
             (is_cancelled, machine.owed_responses().has_error())
         });
         if is_cancelled {
@@ -285,14 +285,14 @@ impl Stream {
 
 /// Returns the time in which a client that was cut comes back.
 fn patience(machine: &Machine) -> Duration {
-    machine.last_retry() * 2 + Duration::from_secs(1)
+    machine.reader().last_retry() * 2 + Duration::from_secs(1)
 }
 
 /// Returns true if a question waits for its answer on this stream.
 fn is_open(question: &RequestId, stream: &Weak<Stream>) -> bool {
     stream.upgrade().is_some_and(|stream| {
         stream.with_machine(|machine| {
-            !machine.is_sealed() && machine.server_requests().outstanding_since(question).is_some()
+            !machine.lifecycle().is_sealed() && machine.server_requests().outstanding_since(question).is_some()
         })
     })
 }

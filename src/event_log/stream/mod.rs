@@ -60,8 +60,7 @@ use crate::protocol::dialect::Status;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::{Handle, Owner, Secret, Seq, SessionGeneration, StoreEpoch, StreamId, StreamKind};
 use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::stream::{Announcements, ClientResponse, Machine, Phase, Policy};
-use crate::protocol::tasks::TaskState;
+use crate::protocol::stream::{Announcements, ClientResponse, Machine, Phase, Policy, Resume, SessionChange};
 use crate::simulation::{self, Bug};
 use crate::sync;
 
@@ -252,7 +251,7 @@ impl Stream {
 
     /// Sets the announcements around the stream's messages. To be called before the pump begins.
     pub fn set_announcements(&self, announcements: Announcements) {
-        self.lock().machine.handle_announcements(announcements);
+        self.lock().machine.lifecycle_mut().set_announcements(announcements);
     }
 
     /// Returns the status for a client that does not read; the stream's timers restart.
@@ -270,8 +269,8 @@ impl Stream {
     pub fn note_resume_by_token(&self, cursor: Option<Seq>) -> Seq {
         let mut inner = self.lock();
         self.note_requested(&mut inner);
-        inner.machine.handle_reconnect(cursor, clock::now());
-        if let Some(cursor) = cursor.filter(|cursor| *cursor <= inner.machine.tail()) {
+        inner.machine.handle_resume(Resume::ByCursor, cursor, clock::now());
+        if let Some(cursor) = cursor.filter(|cursor| *cursor <= inner.machine.numbering().tail()) {
             inner.release_upto(cursor);
         }
         inner.enforce_limits_if_paused(self.bounds);
@@ -364,7 +363,7 @@ impl Stream {
     /// Opens a standalone stream anew, in its session that is being opened again.
     pub fn reopen_in_session(&self) {
         let mut inner = self.lock();
-        inner.machine.handle_session_reopened(clock::now());
+        inner.machine.handle_session(SessionChange::Reopening, clock::now());
         self.notify_pump(inner);
     }
 
@@ -372,14 +371,14 @@ impl Stream {
     /// after all.
     pub fn lose_session(&self) {
         let mut inner = self.lock();
-        inner.machine.handle_session_lost(clock::now());
+        inner.machine.handle_session(SessionChange::Lost, clock::now());
         self.notify_pump(inner);
     }
 
     /// Announces on a standalone stream that its session was opened again.
     pub fn announce_revival(&self) {
         let mut inner = self.lock();
-        inner.machine.handle_session_revived();
+        inner.machine.handle_session(SessionChange::Revived, clock::now());
         self.notify_pump(inner);
     }
 
@@ -425,8 +424,8 @@ impl Stream {
     pub fn has_unclaimed_response(&self) -> bool {
         self.has_retries()
             && self.with_machine(|machine| {
-                let unclaimed = !machine.reader().is_attached() && !machine.is_delivered();
-                machine.phase() == Phase::Passed && (unclaimed || machine.policy().has_idempotency_key)
+                let unclaimed = !machine.reader().is_attached() && !machine.reader().is_delivered();
+                machine.lifecycle().phase() == Phase::Passed && (unclaimed || machine.policy().has_idempotency_key)
             })
     }
 
@@ -437,7 +436,7 @@ impl Stream {
 
     /// Notes that the reader was given the events up to `last`, which may free capacity.
     pub(super) fn note_written(&self, inner: &mut Inner, last: Seq) {
-        let was_full = inner.machine.is_paused();
+        let was_full = inner.machine.lifecycle().is_paused();
         inner.machine.handle_written(last, clock::now());
         inner.settle_overrun();
         if was_full {
@@ -448,12 +447,12 @@ impl Stream {
 
     /// Notes that a client resumed by GET with all events up to `cursor`.
     pub fn note_resume(&self, cursor: Option<Seq>) {
-        self.take_return(|machine, now| machine.handle_reconnect(cursor, now));
+        self.take_return(|machine, now| machine.handle_resume(Resume::ByCursor, cursor, now));
     }
 
     /// Notes that a client resumed by the stream's URL with all events up to `cursor`.
     pub fn note_resume_by_url(&self, cursor: Option<Seq>) {
-        self.take_return(|machine, now| machine.handle_reconnect_by_url(cursor, now));
+        self.take_return(|machine, now| machine.handle_resume(Resume::ByUrl, cursor, now));
     }
 
     /// Returns whether it is now the turn of a client with all events up to `cursor`; see
@@ -465,7 +464,7 @@ impl Stream {
     /// Notes that the same POST was repeated, with `cursor` if it named one. Whether its client
     /// would resume by GET stays unknown.
     pub fn note_retry(&self, cursor: Option<Seq>) {
-        self.take_return(|machine, now| machine.handle_confirmed(cursor, now));
+        self.take_return(|machine, now| machine.handle_resume(Resume::ByPost, cursor, now));
     }
 
     fn take_return(&self, tell: impl FnOnce(&mut Machine, Instant)) {
@@ -497,7 +496,7 @@ impl Stream {
     /// Cancels `id` for the client; see [`Machine::handle_cancel`].
     pub fn cancel(&self, id: &RequestId) -> bool {
         let mut inner = self.lock();
-        let cancelled = inner.machine.handle_cancel(id, clock::now());
+        let cancelled = inner.machine.lifecycle_mut().handle_cancel(id, clock::now());
         if cancelled {
             // A task that waits for the response may have nothing left to wait for.
             inner.wake();
@@ -510,7 +509,7 @@ impl Stream {
     /// [`Machine::handle_answered_elsewhere`].
     pub fn note_answered_elsewhere(&self, id: &RequestId) {
         let mut inner = self.lock();
-        inner.machine.handle_answered_elsewhere(id, clock::now());
+        inner.machine.late_head().handle_answered_elsewhere(id, clock::now());
         self.notify_pump(inner);
     }
 
@@ -522,7 +521,7 @@ impl Stream {
     /// Commits the response head now, before an id is written; see [`Machine::handle_commit`].
     pub fn commit(&self) -> bool {
         let mut inner = self.lock();
-        let begins = inner.machine.handle_commit();
+        let begins = inner.machine.lifecycle_mut().handle_commit();
         self.publish(inner, false);
         self.pump.notify_one();
         begins
@@ -544,7 +543,7 @@ impl Stream {
             return false;
         }
         let mut inner = self.lock();
-        let pings = inner.machine.handle_quiet();
+        let pings = inner.machine.lifecycle_mut().handle_quiet();
         if pings {
             self.notify_pump(inner);
         }
@@ -571,15 +570,15 @@ impl Stream {
             name: self.name.get().cloned(),
             connections: machine.reader().connections(),
             task: legacy_task.or_else(|| if is_task { task::summarize(&inner) } else { None }),
-            failure: machine.failure().map(|failure| failure.code),
-            phase: machine.phase(),
-            is_answered: machine.is_answered(),
-            awaits_input: (machine.server_requests().has_outstanding() && !machine.is_sealed())
-                || machine.task().is_some_and(TaskState::awaits_client),
+            failure: machine.lifecycle().failure().map(|failure| failure.code),
+            phase: machine.lifecycle().phase(),
+            is_answered: machine.lifecycle().is_answered(),
+            awaits_input: (machine.server_requests().has_outstanding() && !machine.lifecycle().is_sealed())
+                || machine.task().is_some_and(|task| task.state().awaits_client()),
             is_attached: machine.reader().is_attached(),
             age: now.saturating_duration_since(self.created),
             reader_for: now.saturating_duration_since(machine.reader().since()),
-            events: machine.tail().0,
+            events: machine.numbering().tail().0,
             kept_events: inner.tail.len(),
             kept_bytes: inner.tail.byte_len(),
         }
@@ -595,7 +594,7 @@ impl Stream {
         let staged = match self.backing {
             Some(_) => self.stage(&mut inner),
             None => {
-                while let Some(ready) = inner.machine.poll_batch() {
+                while let Some(ready) = inner.machine.lifecycle_mut().poll_batch() {
                     inner.accept(&ready, self.bounds, now);
                     stored = true;
                 }
@@ -610,7 +609,7 @@ impl Stream {
     /// Settles the head, and wakes the reader after a change for it.
     fn publish(&self, mut inner: MutexGuard<'_, Inner>, stored: bool) {
         let settled = inner.settle_head();
-        let sealed = inner.machine.is_sealed();
+        let sealed = inner.machine.lifecycle().is_sealed();
         if sealed {
             inner.asking = None;
             let epoch = inner.epoch;

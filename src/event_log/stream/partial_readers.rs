@@ -9,7 +9,7 @@ use crate::event_log::stream::partial_results::Slice;
 use crate::protocol::dialect::resume_tokens::Names;
 use crate::protocol::ids::{AttachId, ResumeToken, Secret, Seq};
 use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::stream::Phase;
+use crate::protocol::stream::{Phase, Resume};
 use crate::random;
 
 impl Stream {
@@ -43,7 +43,7 @@ impl Stream {
     /// the first id if a later slice has this one. `None` if there is no such request.
     pub fn upstream_id(&self, id: &RequestId) -> Option<RequestId> {
         let due = |wanted: &RequestId| {
-            self.with_machine(|machine| !machine.is_sealed() && machine.owed_responses().is_due(wanted))
+            self.with_machine(|machine| !machine.lifecycle().is_sealed() && machine.owed_responses().is_due(wanted))
         };
         if due(id) {
             return Some(id.clone());
@@ -58,15 +58,15 @@ impl Stream {
     pub fn note_continued(&self, cursor: Option<Seq>) -> Option<Seq> {
         let inner = &mut *self.lock();
         let machine = &mut inner.machine;
-        let cursor = cursor.filter(|cursor| *cursor <= machine.tail()).unwrap_or_default();
+        let cursor = cursor.filter(|cursor| *cursor <= machine.numbering().tail()).unwrap_or_default();
         let has = machine.reader().interim_cursor().max(cursor);
-        let has_everything =
-            machine.is_answered() && machine.owed_responses().last_response().is_none_or(|last| last <= has);
-        let has_arrived = machine.is_delivered() && !inner.delivered.is_doubted(clock::now());
-        if has_arrived || has_everything || matches!(machine.phase(), Phase::Waiting | Phase::Passed) {
+        let has_everything = machine.lifecycle().is_answered()
+            && machine.owed_responses().last_response().is_none_or(|last| last <= has);
+        let has_arrived = machine.reader().is_delivered() && !inner.delivered.is_doubted(clock::now());
+        if has_arrived || has_everything || matches!(machine.lifecycle().phase(), Phase::Waiting | Phase::Passed) {
             return None;
         }
-        machine.handle_confirmed(Some(has), clock::now());
+        machine.handle_resume(Resume::ByPost, Some(has), clock::now());
         inner.release_upto(has);
         inner.enforce_limits_if_paused(self.bounds);
         self.pump.notify_one();
@@ -81,7 +81,7 @@ impl Stream {
     /// Notes that the interim result has arrived, or that its connection ended and the delivery is
     /// unknown.
     pub fn note_interim_settled(&self, attach: AttachId, has_arrived: bool) {
-        self.lock().machine.handle_interim_settled(attach, has_arrived);
+        self.lock().machine.reader_mut().ack_interim(attach, has_arrived);
     }
 
     /// Returns the resume token, made at its first use. The token opens the stream for its

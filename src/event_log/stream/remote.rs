@@ -108,7 +108,7 @@ impl Stream {
         let mut decoder = sse::Decoder::new(event.len().saturating_mul(2));
         decoder.feed(Bytes::copy_from_slice(event));
         if let Ok(Some(event)) = decoder.poll_event() {
-            self.lock().machine.handle_logged(seq, &event.data);
+            self.lock().machine.lifecycle_mut().handle_logged(seq, &event.data);
         }
     }
 
@@ -116,7 +116,9 @@ impl Stream {
     /// server are lost.
     pub fn has_ended_with_its_process(&self) -> bool {
         let died = |code| matches!(code, ErrorCode::OwnerDied | ErrorCode::Draining);
-        self.with_machine(|machine| machine.is_sealed() && machine.failure().is_some_and(|failure| died(failure.code)))
+        self.with_machine(|machine| {
+            machine.lifecycle().is_sealed() && machine.lifecycle().failure().is_some_and(|failure| died(failure.code))
+        })
     }
 
     /// Notes that the writer died with `after` as its last event in the store; later events are
@@ -144,7 +146,7 @@ impl Stream {
     /// Returns whether the stream is open and written by this process.
     pub(in crate::event_log) fn is_written_here(&self) -> bool {
         let inner = self.lock();
-        !inner.is_restored && !inner.machine.is_sealed()
+        !inner.is_restored && !inner.machine.lifecycle().is_sealed()
     }
 
     /// Asks the current reader's connection to end after the stored events, if its client permits
@@ -165,7 +167,9 @@ impl Stream {
         poll_fn(|cx| {
             let mut inner = self.lock();
             let machine = &inner.machine;
-            let is_in_flight = machine.tail() < seq && seq <= machine.last_numbered() && !machine.is_sealed();
+            let is_in_flight = machine.numbering().tail() < seq
+                && seq <= machine.numbering().last()
+                && !machine.lifecycle().is_sealed();
             if !is_in_flight {
                 return Poll::Ready(());
             }
@@ -179,7 +183,7 @@ impl Stream {
     pub(in crate::event_log) async fn caught_up_to(&self, seq: Seq) {
         poll_fn(|cx| {
             let mut inner = self.lock();
-            if inner.machine.tail() >= seq || inner.machine.is_sealed() || inner.has_moved {
+            if inner.machine.numbering().tail() >= seq || inner.machine.lifecycle().is_sealed() || inner.has_moved {
                 return Poll::Ready(());
             }
             inner.watch(cx);
@@ -191,7 +195,7 @@ impl Stream {
     /// Returns whether the stream is open and written by another process.
     pub fn is_remote(&self) -> bool {
         let inner = self.lock();
-        inner.is_restored && !inner.machine.is_sealed()
+        inner.is_restored && !inner.machine.lifecycle().is_sealed()
     }
 
     /// Returns the replica that made the stream, and writes it while its lease runs.
@@ -231,7 +235,7 @@ impl Stream {
         let requests = inner.machine.server_requests().byte_len();
         inner.reservation.set_server_requests(requests);
         if stored.sealed {
-            inner.machine.handle_remote_seal(clock::now());
+            inner.machine.lifecycle_mut().handle_remote_seal(clock::now());
         }
         // A server request may be answered now, or the last response have arrived.
         self.publish(inner, true);
@@ -257,7 +261,7 @@ impl Stream {
     /// Notes that the remote reader was given the events up to `written`.
     pub(in crate::event_log) fn note_remote_written(&self, written: Seq) {
         let mut inner = self.lock();
-        let written = written.min(inner.machine.tail());
+        let written = written.min(inner.machine.numbering().tail());
         inner.machine.handle_written(written, clock::now());
         inner.settle_overrun();
         inner.enforce_limits_if_paused(self.bounds);

@@ -43,10 +43,10 @@ impl Inner {
         let mut done = Written { last: cursor, events: 0, is_full: false, large: None };
         for (seq, event) in self.tail.events_after(cursor) {
             done.is_full = !out.is_empty() && out.len() + ID_LINE + event.len() > budget;
-            if done.is_full || seq > self.machine.tail() {
+            if done.is_full || seq > self.machine.numbering().tail() {
                 break;
             }
-            if !self.machine.server_requests().is_answered(seq) {
+            if !self.machine.server_requests().is_spent(seq) {
                 let renamed = slice.map_or(RenamedEvent::Unchanged, |slice| slice.rename_event(event));
                 let edits = match renamed {
                     RenamedEvent::Unchanged => Some(Edits::new()),

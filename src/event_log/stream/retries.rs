@@ -54,7 +54,9 @@ impl Stream {
     /// Where IDs are free, it can only after its client's connection was lost. A call that ended
     /// before it was sent upstream cannot be retried.
     pub fn match_waiting_retry(&self, body: Option<Fingerprint>) -> RetryMatch {
-        let is_lost = self.with_machine(|machine| machine.is_cancelled() || (machine.is_sealed() && !self.is_sent()));
+        let is_lost = self.with_machine(|machine| {
+            machine.lifecycle().is_cancelled() || (machine.lifecycle().is_sealed() && !self.is_sent())
+        });
         if is_lost {
             RetryMatch::NewCall
         } else if self.body_fingerprint() == body {
@@ -67,7 +69,7 @@ impl Stream {
     /// Waits a moment for the first call's client to leave. A retry is often faster than the end of
     /// the connection it replaces, and a takeover before the response head makes the proxy commit.
     pub async fn wait_for_detach(&self) {
-        if !self.with_machine(|machine| machine.is_delivered()) {
+        if !self.with_machine(|machine| machine.reader().is_delivered()) {
             // A half-open connection stays, and is taken over.
             let _ = tokio::time::timeout(DETACH_WAIT, self.detached()).await;
         }
@@ -93,8 +95,8 @@ impl Stream {
                 if is_wanted { Poll::Pending } else { Poll::Ready(()) }
             })
         };
-        let _ = tokio::time::timeout(DETACH_WAIT, any(Machine::may_be_cut)).await;
-        let _ = tokio::time::timeout(BREAK_WAIT, any(Machine::is_settling)).await;
+        let _ = tokio::time::timeout(DETACH_WAIT, any(|machine| machine.reader().is_attached())).await;
+        let _ = tokio::time::timeout(BREAK_WAIT, any(|machine| machine.reader().is_settling())).await;
     }
 
     /// Keeps an entry of the retry index for the life of the stream.

@@ -12,7 +12,7 @@ use crate::event_log::stream::progress::CallProgress;
 use crate::event_log::stream::state::Inner;
 use crate::event_log::stream::{Advanced, Stream};
 use crate::protocol::ids::Seq;
-use crate::protocol::stream::{Batch, Machine, Phase};
+use crate::protocol::stream::{Batch, Machine, Phase, Snapshot, SnapshotDigest};
 
 impl Stream {
     /// Returns the description for the stream's record.
@@ -21,7 +21,7 @@ impl Stream {
             self.with_machine(|machine| (machine.policy().clone(), machine.owed_responses().ids().cloned().collect()));
         let (owner, epoch) = self.origin;
         // Of a call that is over nothing is written any more.
-        let is_running = self.with_machine(|machine| machine.ending().is_none());
+        let is_running = self.with_machine(|machine| machine.lifecycle().ending().is_none());
         let progress = if is_running { self.progress().map(CallProgress::record) } else { None };
         About {
             owner,
@@ -47,12 +47,12 @@ impl Stream {
     fn state_of(&self, machine: &Machine) -> State {
         let slices = self.slices.as_ref().map(|slices| slices.later()).unwrap_or_default();
         let adopted_after = self.adopted_after();
-        State { machine: machine.snapshot(), slices, secret: self.secret().cloned(), adopted_after }
+        State { machine: Snapshot::of(machine), slices, secret: self.secret().cloned(), adopted_after }
     }
 
     pub(in crate::event_log) fn digest_of(&self, machine: &Machine) -> StateDigest {
         let slices = self.slices.as_ref().map_or(0, |slices| slices.begun());
-        StateDigest { machine: machine.snapshot_digest(), slices, has_secret: self.secret().is_some() }
+        StateDigest { machine: SnapshotDigest::of(machine), slices, has_secret: self.secret().is_some() }
     }
 
     /// Reads or changes the progress in the store. For streams with a store.
@@ -62,16 +62,17 @@ impl Stream {
 
     /// Returns the batch to write to the store, or `None`.
     pub(in crate::event_log) fn stage(&self, inner: &mut Inner) -> Option<Staged> {
-        let batch = inner.machine.poll_batch();
+        let batch = inner.machine.lifecycle_mut().poll_batch();
         if let Some(batch) = &batch {
             inner.reservation.set_staged(batch.byte_len());
         }
-        let has_begun = matches!(inner.machine.phase(), Phase::Open | Phase::Sealed { .. });
+        let has_begun = matches!(inner.machine.lifecycle().phase(), Phase::Open | Phase::Sealed { .. });
         let store_progress = inner.store_progress.as_ref()?;
         if batch.is_none() && !(has_begun && store_progress.is_created) {
             // A new stream gets a record even before its first event.
-            let begins =
-                inner.machine.phase() == Phase::Open && !store_progress.is_created && !store_progress.is_behind;
+            let begins = inner.machine.lifecycle().phase() == Phase::Open
+                && !store_progress.is_created
+                && !store_progress.is_behind;
             return if begins { Some(Staged::default()) } else { None };
         }
         let digest = self.digest_of(&inner.machine);
@@ -80,14 +81,14 @@ impl Stream {
         } else {
             Some(StagedState { digest, encoded: self.state_of(&inner.machine).encode() })
         };
-        let is_sealed = inner.machine.is_sealed();
+        let is_sealed = inner.machine.lifecycle().is_sealed();
         match (batch, state) {
             (None, None) => None,
             // The seal writes a state of its own, and while memory stands in for the store no state
             // is needed.
             (None, Some(_)) if is_sealed || store_progress.is_behind || store_progress.is_memory_only => None,
             (batch, state) => {
-                let batch = batch.unwrap_or_else(|| Batch::starting_at(Seq(inner.machine.tail().0 + 1)));
+                let batch = batch.unwrap_or_else(|| Batch::starting_at(Seq(inner.machine.numbering().tail().0 + 1)));
                 Some(Staged { batch, state })
             }
         }
@@ -116,7 +117,7 @@ impl Stream {
     pub(in crate::event_log) fn leave(&self) -> bool {
         let mut inner = self.lock();
         let is_news = !std::mem::replace(&mut inner.has_moved, true);
-        inner.machine.handle_refused(clock::now());
+        inner.machine.lifecycle_mut().handle_refused(clock::now());
         inner.reservation.set_staged(0);
         inner.wake();
         self.publish(inner, false);

@@ -117,8 +117,8 @@ impl Inner {
         let after = self.tail.last();
         let appended = self.tail.append(self.epoch, after, batch);
         debug_assert_eq!(appended, Appended::Ok, "the pump is the only writer");
-        self.machine.handle_stored(now);
-        self.reservation.set_server_requests(self.machine.questions_len());
+        self.machine.lifecycle_mut().handle_stored(now);
+        self.reservation.set_server_requests(self.machine.requests_len());
         if self.reader.is_some() && self.stored_at.is_none() {
             self.stored_at = Some(now);
         }
@@ -154,7 +154,7 @@ impl Inner {
     pub(in crate::event_log) fn note_presence(&mut self) {
         let policy = self.machine.policy();
         let is_call = policy.kind == StreamKind::Request && !policy.is_task && !self.is_restored;
-        let is_open = matches!(self.machine.phase(), Phase::Waiting | Phase::Open);
+        let is_open = matches!(self.machine.lifecycle().phase(), Phase::Waiting | Phase::Open);
         let runs = is_call && is_open;
         if policy.is_task {
             self.reservation.set_task(is_open && !self.is_restored);
@@ -170,10 +170,10 @@ impl Inner {
         if !matches!(self.head, Head::Waiting) {
             return false;
         }
-        match self.machine.phase() {
-            Phase::Open if self.machine.is_committed() && self.is_recorded() => self.head = Head::Committed,
+        match self.machine.lifecycle().phase() {
+            Phase::Open if self.machine.lifecycle().is_committed() && self.is_recorded() => self.head = Head::Committed,
             Phase::Sealed { .. } => {
-                self.head = match self.machine.failure() {
+                self.head = match self.machine.lifecycle().failure() {
                     Some(failure) => Head::Failed(failure),
                     None => Head::Committed,
                 };

@@ -191,7 +191,7 @@ impl Stub {
         let registrations = std::mem::take(stream.registrations.get_mut().unwrap_or_else(PoisonError::into_inner));
         let inner = stream.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
         // Another user may have changed it until now.
-        if let Some(end) = inner.machine.end() {
+        if let Some(end) = End::of(&inner.machine) {
             self.end = end;
         }
         self.queued = inner.queued.take();
@@ -213,7 +213,7 @@ impl Stub {
             span: stream.span.take(),
         };
         self.kept = Some(Box::new(Kept {
-            rest: inner.machine.take_rest(),
+            rest: Rest::take(&mut inner.machine),
             events: PackedTail::of(std::mem::take(&mut inner.tail)),
             delivered: inner.delivered,
             name: stream.name.take(),
@@ -380,7 +380,7 @@ impl Kept {
     fn trim(&mut self, upto: Seq) {
         let dropped = upto.0.saturating_sub(self.rest.trimmed().0);
         self.events.drop_first(usize::try_from(dropped).unwrap_or(usize::MAX));
-        self.rest.note_trimmed(upto);
+        self.rest.handle_trimmed(upto);
     }
 }
 
@@ -431,10 +431,10 @@ impl Stream {
             return None;
         }
         let inner = self.lock();
-        let end = inner.machine.end().filter(|_| inner.can_be_stub())?;
+        let end = End::of(&inner.machine).filter(|_| inner.can_be_stub())?;
         let has_key = end.has_idempotency_key;
-        let has_arrived = inner.machine.is_delivered() && !inner.delivered.is_doubted(now);
-        let is_beyond_retries = inner.machine.is_cancelled() || (has_arrived && !has_key);
+        let has_arrived = inner.machine.reader().is_delivered() && !inner.delivered.is_doubted(now);
+        let is_beyond_retries = inner.machine.lifecycle().is_cancelled() || (has_arrived && !has_key);
         // The entries of the retry index are dropped without it.
         drop(inner);
         if is_beyond_retries {
@@ -515,7 +515,7 @@ impl Inner {
     /// Returns whether a stub can have all that the stream has.
     fn can_be_stub(&self) -> bool {
         // Events that the store lacks are rewritten from here.
-        let is_stored = match self.machine.phase() {
+        let is_stored = match self.machine.lifecycle().phase() {
             // The store has no such stream.
             Phase::Passed => matches!(&self.head, Head::Plain(plain) if plain.kept_body().is_some()),
             Phase::Waiting | Phase::Open | Phase::Sealed { .. } => {

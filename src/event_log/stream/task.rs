@@ -22,7 +22,7 @@ use crate::protocol::ids::{Handle, StreamId};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::sse;
 use crate::protocol::stream::{OwedResponse, TaskChange};
-use crate::protocol::tasks::{Outcome, Record, Status, TaskState};
+use crate::protocol::tasks::{Outcome, Record, Status};
 use crate::simulation::{self, Bug};
 
 /// Time for which a client waits until the store has a change.
@@ -71,14 +71,14 @@ impl Stream {
     /// state is left.
     pub fn poll_task(&self) -> Option<TaskReading> {
         let mut inner = self.lock();
-        inner.machine.handle_task_poll(clock::now());
+        inner.machine.handle_task_request(clock::now()).handle_poll(clock::now());
         self.notify_pump(inner);
         self.read_task()
     }
 
     /// Makes the call a task at `at`. To be called before the pump begins.
     pub fn promote_at(&self, at: Instant) {
-        self.lock().machine.handle_promotion_at(at);
+        self.lock().machine.lifecycle_mut().handle_promotion_at(at);
     }
 
     /// Reads the task without a client that has asked for it.
@@ -92,7 +92,7 @@ impl Stream {
 
     /// Notes that the call goes on at the server under this ID.
     pub fn begin_call_again(&self, request: RequestId) {
-        self.lock().machine.handle_called_again(request, clock::now());
+        self.lock().machine.task_stream().handle_called_again(request, clock::now());
     }
 
     /// Returns the beginning of the event IDs of a poll with this ID, or `None` if the ID is too
@@ -113,7 +113,7 @@ impl Stream {
     /// Keeps the headers with which the call of the task goes on, if it waits for its client.
     pub fn keep_call_headers(&self, headers: impl FnOnce() -> Lines) {
         let mut inner = self.lock();
-        if inner.machine.task().is_some_and(TaskState::awaits_client) {
+        if inner.machine.task().is_some_and(|task| task.state().awaits_client()) {
             inner.call_headers = Some(Box::new(headers()));
         }
     }
@@ -126,7 +126,7 @@ impl Stream {
     /// Notes that the client was given the outcome: the stream is now among the first to be
     /// evicted.
     pub fn note_outcome_told(&self) {
-        if self.with_machine(|machine| machine.is_sealed()) {
+        if self.with_machine(|machine| machine.lifecycle().is_sealed()) {
             self.note_delivered(DeliveryCertainty::Likely);
         }
     }
@@ -142,8 +142,8 @@ impl Stream {
     /// Hands over the answers of the client; `input_responses` is a JSON object.
     pub fn update_task(&self, input_responses: &str) -> TaskChange {
         let mut inner = self.lock();
-        let change = inner.machine.handle_task_update(input_responses, clock::now());
-        let bytes = inner.machine.questions_len();
+        let change = inner.machine.handle_task_request(clock::now()).handle_update(input_responses, clock::now());
+        let bytes = inner.machine.requests_len();
         inner.reservation.set_server_requests(bytes);
         inner.wake();
         self.notify_pump(inner);
@@ -156,7 +156,7 @@ impl Stream {
         if simulation::has(Bug::ForgetsTheCancel) {
             return TaskChange::Unchanged;
         }
-        let change = inner.machine.handle_task_cancel(clock::now());
+        let change = inner.machine.handle_task_request(clock::now()).handle_cancel(clock::now());
         inner.wake();
         self.notify_pump(inner);
         change
@@ -165,9 +165,9 @@ impl Stream {
     /// Waits until the last change of the task is stored. Returns false if the store does not take
     /// it in time.
     pub async fn task_stored(&self) -> bool {
-        let seq = self.with_machine(|machine| machine.last_numbered());
+        let seq = self.with_machine(|machine| machine.numbering().last());
         let is_over = tokio::time::timeout(STORE_PATIENCE, self.stored(seq)).await.is_ok();
-        is_over && self.with_machine(|machine| machine.tail() >= seq)
+        is_over && self.with_machine(|machine| machine.numbering().tail() >= seq)
     }
 
     /// Waits until the end of the task is stored. Returns false if the store does not take it in
@@ -175,7 +175,7 @@ impl Stream {
     pub async fn task_ended(&self) -> bool {
         let sealed = poll_fn(|cx| {
             let mut inner = self.lock();
-            if inner.has_moved || inner.machine.is_sealed() {
+            if inner.has_moved || inner.machine.lifecycle().is_sealed() {
                 return Poll::Ready(());
             }
             inner.watch(cx);
@@ -202,22 +202,22 @@ impl Stream {
 pub(super) fn summarize(inner: &Inner) -> Option<TaskSummary> {
     let read;
     let record = match inner.machine.task() {
-        Some(state) => state.record(),
+        Some(task) => task.state().record(),
         None => {
             read = last_record(inner)?;
             &read
         }
     };
-    let status = if inner.machine.is_sealed() { outcome(inner)?.into() } else { record.open_status() };
+    let status = if inner.machine.lifecycle().is_sealed() { outcome(inner)?.into() } else { record.open_status() };
     Some(TaskSummary { status, text: record.text().map(str::to_owned) })
 }
 
 fn read_record(inner: &Inner) -> Option<Record> {
     let mut record = match inner.machine.task() {
-        Some(state) => state.record().clone(),
+        Some(task) => task.state().record().clone(),
         None => last_record(inner)?,
     };
-    if !inner.machine.is_sealed() {
+    if !inner.machine.lifecycle().is_sealed() {
         // The end may be on its way to the store.
         record.reopen();
         return Some(record);

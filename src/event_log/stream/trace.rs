@@ -43,22 +43,22 @@ impl Stream {
             Head::Waiting | Head::Committed | Head::TakenOver | Head::Stream(..) => (None, None),
         };
         self.with_machine(|machine| {
-            let failure = machine.failure().or(failure);
+            let failure = machine.lifecycle().failure().or(failure);
             CallEnd {
                 name: self.call_name().cloned(),
                 stream: self.id.to_string(),
                 session: self.binding.session_hash().as_deref().map(str::to_owned),
-                outcome: match machine.phase() {
+                outcome: match machine.lifecycle().phase() {
                     _ if self.task().is_some() => "task",
                     Phase::Passed if failure.is_some() => Outcome::Failed.label(),
                     Phase::Passed => "passed",
                     Phase::Waiting | Phase::Open | Phase::Sealed { .. } => {
-                        machine.ending().map_or("unknown", |outcome| outcome.label())
+                        machine.lifecycle().ending().map_or("unknown", |outcome| outcome.label())
                     }
                 },
                 error: failure.map(|failure| failure.code.label()),
                 status,
-                events: machine.tail().0,
+                events: machine.numbering().tail().0,
                 connections: machine.reader().connections(),
             }
         })
@@ -86,11 +86,11 @@ impl DeliverySpan {
     /// detached.
     pub(super) fn ended(mut self, machine: &Machine, attach: AttachId) -> Span {
         // A client may leave with the last response.
-        let has_all = machine.is_sealed() || machine.is_answered();
-        let is_over = has_all && machine.reader().written() >= machine.tail();
+        let has_all = machine.lifecycle().is_sealed() || machine.lifecycle().is_answered();
+        let is_over = has_all && machine.reader().written() >= machine.numbering().tail();
         let end = if !machine.reader().is(attach) {
             "taken_over"
-        } else if is_over || machine.phase() == Phase::Passed {
+        } else if is_over || machine.lifecycle().phase() == Phase::Passed {
             "complete"
         } else {
             "interrupted"

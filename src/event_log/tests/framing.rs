@@ -103,13 +103,13 @@ fn only_a_confirmation_by_post_lets_go() {
     say(&writer, &note(1));
     say(&writer, &note(2));
     stream.note_resume(Some(Seq(3)));
-    assert_eq!(stream.with_machine(|machine| machine.trimmed()), Seq(0));
+    assert_eq!(stream.with_machine(|machine| machine.numbering().trimmed()), Seq(0));
     assert_eq!(stream.note_resume_by_token(None), Seq(3), "a GET confirms as well");
     assert_eq!(stream.note_resume_by_token(Some(Seq(2))), Seq(3));
-    assert_eq!(stream.with_machine(|machine| machine.trimmed()), Seq(2));
+    assert_eq!(stream.with_machine(|machine| machine.numbering().trimmed()), Seq(2));
     assert_eq!(stream.note_resume_by_token(Some(Seq(9))), Seq(3), "no client has an event that does not exist");
     assert_eq!(stream.note_resume_by_token(Some(Seq(4))), Seq(4));
-    assert_eq!(stream.with_machine(|machine| machine.trimmed()), Seq(4));
+    assert_eq!(stream.with_machine(|machine| machine.numbering().trimmed()), Seq(4));
 }
 
 #[test]

@@ -121,12 +121,12 @@ async fn a_full_stream_whose_reader_takes_a_large_event_slowly_does_not_fail() {
         tokio::time::advance(Duration::from_secs(20)).await;
         assert!(client.read(PIECE).is_ready());
         ready(writer.update(|machine, now| machine.handle_timeout(now)));
-        assert!(!stream.with_machine(Machine::is_sealed));
+        assert!(!stream.with_machine(|machine| machine.lifecycle().is_sealed()));
     }
     tokio::time::advance(Duration::from_secs(31)).await;
     ready(writer.update(|machine, now| machine.handle_timeout(now)));
     ready(writer.update(|machine, now| machine.handle_upstream_end(Ending::Clean, now)));
-    assert!(stream.with_machine(Machine::is_sealed));
+    assert!(stream.with_machine(|machine| machine.lifecycle().is_sealed()));
 }
 
 #[test]

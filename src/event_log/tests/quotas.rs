@@ -149,7 +149,7 @@ async fn delivered_streams_are_trimmed_to_their_end() {
     write(&writer, 1_500_000 - before + 100_000);
     assert!(is_kept(&log, &old));
     assert!(!is_paused(&writer));
-    let (trimmed, tail) = old.with_machine(|machine| (machine.trimmed(), machine.tail()));
+    let (trimmed, tail) = old.with_machine(|machine| (machine.numbering().trimmed(), machine.numbering().tail()));
     assert!((300..500).contains(&trimmed.0), "{trimmed:?}");
     let mut back = Client::attach(&old, trimmed);
     assert_eq!(back.read_all(), Poll::Ready(ReadOutcome::Ended));
@@ -263,7 +263,7 @@ async fn a_stream_that_never_pauses_drops_its_oldest_events_and_keeps_the_next_p
     drop(client);
     write(&writer, 100_000);
     assert!(!is_paused(&writer));
-    let trimmed = stream.with_machine(|machine| machine.trimmed());
+    let trimmed = stream.with_machine(|machine| machine.numbering().trimmed());
     assert!((50 + 20..50 + 60).contains(&trimmed.0), "{trimmed:?}");
 }
 
@@ -419,7 +419,7 @@ async fn a_full_process_evicts_from_the_largest_holder() {
     let (stream, small) = open_of(&log, 3);
     write(&small, 3000);
     assert!(!is_paused(&small));
-    assert!(!stream.with_machine(|machine| machine.is_paused()));
+    assert!(!stream.with_machine(|machine| machine.lifecycle().is_paused()));
     write(&small, 30_000);
     assert!(is_paused(&small), "that is not little any more");
 }
@@ -697,7 +697,7 @@ async fn streams_after_a_graceful_close_are_evicted_whole_and_after_the_delivere
         write(&writer, 1000);
     }
     assert!(is_kept(&log, &left), "it is the older one");
-    assert_eq!(left.with_machine(|machine| machine.trimmed()), Seq(0));
+    assert_eq!(left.with_machine(|machine| machine.numbering().trimmed()), Seq(0));
     while is_kept(&log, &left) {
         assert!(!is_paused(&writer), "nothing waits while it is there");
         write(&writer, 1000);

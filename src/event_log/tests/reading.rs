@@ -119,7 +119,10 @@ fn a_reader_that_leaves_starts_a_timer_and_changes_nothing_else() {
     assert_eq!(schedule(&writer).0, None);
     drop(client);
     assert!(schedule(&writer).0.is_some());
-    assert_eq!(stream.with_machine(|machine| (machine.phase(), machine.tail())), (Phase::Open, Seq(2)));
+    assert_eq!(
+        stream.with_machine(|machine| (machine.lifecycle().phase(), machine.numbering().tail())),
+        (Phase::Open, Seq(2))
+    );
     assert!(matches!(writer.poll_next(), Next::Input { .. }));
     say_notes(&writer, 3..=3);
     let mut back = Client::attach(&stream, Seq(0));

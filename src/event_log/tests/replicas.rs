@@ -141,7 +141,7 @@ async fn a_reader_at_another_replica_keeps_the_call_and_its_absence_does_not() {
     let (stream, writer) = open(&one.log);
     one.log.publish_once(&stream);
     writer.update(says(&note(0))).await;
-    let abandoned_at = || stream.with_machine(Machine::poll_timeout);
+    let abandoned_at = || stream.with_machine(|machine| machine.lifecycle().poll_timeout());
     assert!(abandoned_at().is_some(), "it has no reader");
     let client = two.resume(&event_id(&stream, 0)).await;
     settle().await;
@@ -513,8 +513,11 @@ async fn an_outage_of_the_store_declares_no_replica_dead() {
     tokio::time::sleep(LEASE * 4).await;
     settle().await;
     writer.update(says(RESPONSE)).await;
-    assert_eq!(stream.with_machine(Machine::failure).map(|failure| failure.code), None::<ErrorCode>);
-    assert_eq!(stream.with_machine(Machine::tail), Seq(3));
+    assert_eq!(
+        stream.with_machine(|machine| machine.lifecycle().failure()).map(|failure| failure.code),
+        None::<ErrorCode>
+    );
+    assert_eq!(stream.with_machine(|machine| machine.numbering().tail()), Seq(3));
 }
 
 #[tokio::test(start_paused = true)]

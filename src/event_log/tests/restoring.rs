@@ -77,7 +77,7 @@ async fn an_open_stream_of_a_process_that_died_ends_with_an_error() {
         "{error}"
     );
     let (restored, _) = after.find(after.verify(&id).as_ref(), &binding()).unwrap();
-    let failure = restored.with_machine(Machine::failure).map(|failure| failure.code);
+    let failure = restored.with_machine(|machine| machine.lifecycle().failure()).map(|failure| failure.code);
     assert_eq!(failure, Some(ErrorCode::OwnerDied));
     assert_eq!(after.recover().await.unwrap(), 0, "once");
 
@@ -103,7 +103,7 @@ async fn a_stream_that_owed_nothing_any_more_is_completed() {
     after.recover().await.unwrap();
     assert_eq!(read_again(&after, &id).await, (whole, Poll::Ready(ReadOutcome::Ended)));
     let (restored, _) = after.find(after.verify(&id).as_ref(), &binding()).unwrap();
-    let phase = restored.with_machine(Machine::phase);
+    let phase = restored.with_machine(|machine| machine.lifecycle().phase());
     assert!(matches!(phase, Phase::Sealed { outcome: crate::protocol::stream::Outcome::Completed, .. }), "{phase:?}");
 }
 

@@ -58,7 +58,7 @@ fn events_during_a_store_call_are_the_next_batch_and_the_seal_waits_for_it() {
     assert!(update.poll().is_pending(), "the error is with the store");
     assert!(client.read_all().is_pending());
     assert_eq!(client.text(), wire(&stream, 1, &message));
-    assert!(!stream.with_machine(Machine::is_sealed));
+    assert!(!stream.with_machine(|machine| machine.lifecycle().is_sealed()));
 
     store.let_one_through();
     assert!(update.poll().is_ready());
@@ -103,7 +103,7 @@ fn a_fenced_writer_ends_its_reader_and_shows_no_refused_event() {
     assert_eq!(client.bell.rings(), 1);
     assert_eq!(client.read_all(), Poll::Ready(ReadOutcome::Moved(Duration::from_secs(1))));
     assert_eq!(client.text(), wire(&stream, 1, &message));
-    assert_eq!(stream.with_machine(Machine::tail), Seq(1));
+    assert_eq!(stream.with_machine(|machine| machine.numbering().tail()), Seq(1));
     assert_eq!(stored_events(&store, &stream), 1);
 }
 
@@ -117,7 +117,7 @@ fn a_writer_that_is_fenced_while_the_stream_ends_still_ends_it() {
     ready(store.behind.take_over(stream.id()).wait()).unwrap();
     store.let_one_through();
     assert!(update.poll().is_ready());
-    assert!(stream.with_machine(Machine::is_sealed));
+    assert!(stream.with_machine(|machine| machine.lifecycle().is_sealed()));
     let moved = ReadOutcome::Moved(Duration::from_secs(1));
     assert_eq!(Client::attach(&stream, Seq(0)).read_all(), Poll::Ready(moved));
 }

@@ -618,7 +618,7 @@ async fn a_response_that_passed_through_is_a_stub_until_its_delivery_is_proven()
         let again = repeated(&log, call).expect("it was not delivered");
         let Head::Plain(plain) = again.head_now() else { panic!("the response passed through") };
         assert_eq!((plain.status, &plain.headers, plain.kept_body()), (http::StatusCode::OK, &headers, Some(&body)));
-        assert_eq!(again.with_machine(|machine| machine.phase()), Phase::Passed);
+        assert_eq!(again.with_machine(|machine| machine.lifecycle().phase()), Phase::Passed);
         log.note_delivered(again, DeliveryCertainty::Doubtful);
         assert_eq!(stubs(&log), 1, "a retry may still match it");
     }

@@ -168,7 +168,7 @@ impl StreamTable {
     /// Returns true if the call runs on as a task, and a retry may look for it.
     fn runs_as_task(&self, call: &Stream) -> bool {
         let task = call.task().filter(|_| call.has_retries()).and_then(|task| self.get(task));
-        task.is_some_and(|task| !task.with_machine(|machine| machine.is_sealed()))
+        task.is_some_and(|task| !task.with_machine(|machine| machine.lifecycle().is_sealed()))
     }
 
     /// Forgets the first stream of `queue`, whole or a stub; returns false if there is none without

@@ -120,15 +120,15 @@ impl Writer {
     /// none.
     pub fn poll_next(&self) -> Next {
         let mut inner = self.stream.lock();
-        if let Some(effect) = inner.machine.poll_effect() {
+        if let Some(effect) = inner.machine.lifecycle_mut().poll_effect() {
             return Next::Effect(effect);
         }
-        let (phase, deadline) = (inner.machine.phase(), inner.machine.poll_timeout());
+        let (phase, deadline) = (inner.machine.lifecycle().phase(), inner.machine.lifecycle().poll_timeout());
         let is_behind = inner
             .store_progress
             .as_ref()
             .is_some_and(|store_progress| store_progress.is_behind && !store_progress.is_memory_only);
-        let is_paused = inner.machine.is_paused() || inner.is_held_up;
+        let is_paused = inner.machine.lifecycle().is_paused() || inner.is_held_up;
         if !is_paused && !is_behind {
             return Next::Input { phase, deadline, may_read: true };
         }
@@ -140,7 +140,7 @@ impl Writer {
     /// Returns whether the upstream may be read.
     pub fn may_read(&self) -> bool {
         let inner = self.stream.lock();
-        !inner.machine.is_paused() && !inner.is_held_up
+        !inner.machine.lifecycle().is_paused() && !inner.is_held_up
     }
 
     /// Resolves when another task has changed the stream.

@@ -214,7 +214,7 @@ impl Recorder<'_> {
         let (is_whole, retention) = {
             let inner = self.stream.lock();
             let is_new = inner.store_progress.as_deref().is_some_and(StoreProgress::is_new);
-            let has_all = !batch.is_empty() && batch.first() == Seq(1) && inner.machine.ending().is_some();
+            let has_all = !batch.is_empty() && batch.first() == Seq(1) && inner.machine.lifecycle().ending().is_some();
             (is_new && has_all, inner.machine.policy().retention)
         };
         if !is_whole {
@@ -320,7 +320,7 @@ impl Recorder<'_> {
     /// which the store may trim, if that is worth a call.
     fn note_appended(&self, upto: Seq, state: Option<&StagedState>) -> Option<Seq> {
         let mut inner = self.stream.lock();
-        let trimmed = inner.machine.trimmed();
+        let trimmed = inner.machine.numbering().trimmed();
         let store_progress = inner.store_progress.as_deref_mut()?;
         let is_trim_due = store_progress.note_appended(upto, state.map(|state| state.digest), trimmed);
         if is_trim_due { Some(trimmed) } else { None }

@@ -141,7 +141,7 @@ impl Replies {
         };
         clock::sleep_until(slice.ends_at()).await;
         let stream = attachment.stream();
-        if !reply.may_begin && stream.with_machine(|machine| machine.phase() == Phase::Waiting) {
+        if !reply.may_begin && stream.with_machine(|machine| machine.lifecycle().phase() == Phase::Waiting) {
             poll_fn(|cx| attachment.poll_head_even_displaced(cx)).await;
         }
         let is_due = stream.with_machine(|machine| !machine.owed_responses().is_settled());
@@ -226,7 +226,7 @@ impl Replies {
         let stream = attachment.stream();
         let collected = stream.collect();
         let responses = collected.as_ref().map_or(0, |collected| collected.responses);
-        let others = stream.with_machine(|machine| machine.tail().0).saturating_sub(responses as u64);
+        let others = stream.with_machine(|machine| machine.numbering().tail().0).saturating_sub(responses as u64);
         self.metrics.observe_withheld(others);
         let Some(Collected { body, .. }) = collected else {
             // The call was cancelled: no response is owed, and none came.

@@ -286,7 +286,7 @@ impl CallStarter {
         self.metrics.observe_retry();
         let cursor = self.finder.cursor_in(context, stream);
         stream.note_retry(cursor);
-        let first_kept = stream.with_machine(|machine| machine.trimmed());
+        let first_kept = stream.with_machine(|machine| machine.numbering().trimmed());
         let wanted = cursor.unwrap_or(Seq(0));
         let has_gap = wanted < first_kept;
         if has_gap {

@@ -237,7 +237,7 @@ impl UpstreamPost {
     fn is_wanted(&self, until: &Deadlines) -> bool {
         let now = clock::now();
         let until_held = if self.on_accepted.is_some() { until.server } else { until.held };
-        let is_open = |stream: &Arc<Stream>| !stream.with_machine(|machine| machine.is_sealed());
+        let is_open = |stream: &Arc<Stream>| !stream.with_machine(|machine| machine.lifecycle().is_sealed());
         match self.settled.as_slice() {
             [] if now < until.server => true,
             [] => now < until_held && self.records().any(|session| session.streams().iter().any(is_open)),

@@ -278,7 +278,7 @@ impl UrlResponses {
                 Ok(())
             }
             Ok(Outcome::Failed(failure))
-                if failure.may_have_run || stream.with_machine(|machine| machine.is_sealed()) =>
+                if failure.may_have_run || stream.with_machine(|machine| machine.lifecycle().is_sealed()) =>
             {
                 warn!(error = failure.code.label(), "a client response on a stream URL may not have arrived");
                 Ok(())

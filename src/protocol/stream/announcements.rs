@@ -1,5 +1,4 @@
-//! Announcements: messages of the proxy's own, around those of the upstream, that the dialects
-//! define.
+//! Announcements: messages of the proxy's own, around the upstream's, that the dialects define.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +28,7 @@ pub(super) struct AnnouncementState {
 pub(super) struct AnnouncementRecord {
     opened: Seq,
     closed: Option<Seq>,
-    /// The closing, or `None` if there is none or it was logged.
+    /// The closing, or `None` if the stream has no closing or it was logged.
     closing: Option<String>,
 }
 

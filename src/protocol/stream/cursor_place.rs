@@ -16,28 +16,24 @@ pub enum CursorPlace {
 }
 
 impl Machine {
-    /// Returns the place of `cursor`: the last event that a client has, or 0 for none. A sealed
-    /// stream ends where no event is left that a replay would write.
+    /// Returns the place of `cursor`: the last event that a client has, or 0. A sealed stream ends
+    /// where a replay would write no further event.
     pub fn locate(&self, cursor: Seq) -> CursorPlace {
-        if cursor > self.tail() || cursor < self.trimmed() {
+        let (tail, trimmed) = (self.numbering().tail(), self.numbering().trimmed());
+        if cursor > tail || cursor < trimmed {
             return CursorPlace::Lost;
         }
-        match self.phase {
-            Phase::Sealed { .. } if self.is_spent_after(cursor) => CursorPlace::AtEnd,
+        match self.lifecycle.phase {
+            Phase::Sealed { .. } if self.server_requests.has_spent_all(cursor, tail) => CursorPlace::AtEnd,
             // No stream, so no place in it.
             Phase::Passed => CursorPlace::Lost,
             Phase::Sealed { .. } | Phase::Waiting | Phase::Open => CursorPlace::After(cursor),
         }
     }
 
-    /// Returns true if the events after `cursor` are answered server→client requests alone.
-    pub(super) fn is_spent_after(&self, cursor: Seq) -> bool {
-        self.server_requests.spent_between(cursor, self.tail()) == self.tail().0.saturating_sub(cursor.0)
-    }
-
     /// Returns the cursor of a client that names no event: the last confirmed event, or the last
-    /// one that is gone.
+    /// event that is gone.
     pub fn default_cursor(&self) -> Seq {
-        self.reader.confirmed().max(self.trimmed())
+        self.reader.confirmed().max(self.numbering().trimmed())
     }
 }

@@ -1,8 +1,8 @@
 //! Streams that have ended, in short: the state of a sealed machine that no connection reads,
 //! without the parts that only a running call needs.
 //!
-//! [`End`] answers the questions that are asked of every ended stream; [`Rest`] is for readers of
-//! its events. Both together give the machine again ([`Machine::ended`]). Absent: the events.
+//! [`End`] has the state that every ended stream needs; [`Rest`] is for readers of its events. Both
+//! together give the machine again ([`Machine::ended`]). Absent: the events.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -11,6 +11,7 @@ use super::announcements::AnnouncementState;
 use super::numbering::Numbering;
 use super::owed_responses::{OwedResponse, OwedResponses};
 use super::reader_state::{LastConnection, ReaderProgress, Takeovers};
+use super::repetition::first_cut;
 use super::server_requests::PackedRequests;
 use super::states::{HeadOrigin, Outcome, Phase};
 use super::{Machine, Policy, ReaderState};
@@ -60,12 +61,48 @@ pub struct End {
 }
 
 impl End {
+    /// Returns the end of a sealed request stream that has no reader and is no task's, or of a
+    /// stream whose response passed through. Returns `None` for any other stream. The body of a
+    /// response that passed through may still be arriving.
+    pub fn of(machine: &Machine) -> Option<Self> {
+        let Machine { lifecycle, reader, server_requests, .. } = machine;
+        let policy = &lifecycle.policy;
+        let (outcome, sealed_at, has_passed) = match lifecycle.phase {
+            Phase::Sealed { outcome, at } => (outcome, at, false),
+            Phase::Passed => (Outcome::Completed, reader.since(), true),
+            Phase::Waiting | Phase::Open => return None,
+        };
+        if policy.kind != StreamKind::Request || policy.is_task || reader.is_attached() {
+            return None;
+        }
+        Some(Self {
+            outcome,
+            sealed_at,
+            left_at: reader.since(),
+            retention: policy.retention,
+            tail: lifecycle.numbering.tail(),
+            connections: reader.connections(),
+            era: policy.era,
+            has_idempotency_key: policy.has_idempotency_key,
+            is_delivered: reader.is_delivered(),
+            has_passed,
+            has_server_requests: !server_requests.is_empty(),
+            can_pause: policy.can_pause,
+            should_refuse_requests: policy.should_refuse_requests,
+            is_primed: reader.is_primed(),
+            has_closed_gracefully: reader.has_closed_gracefully(),
+            is_whole: reader.is_whole(),
+            retry_ms: reader.retry_ms(lifecycle.phase),
+        })
+    }
+
     /// Returns the end of retention; see [`Machine::readable_until`].
     pub fn readable_until(&self) -> Instant {
         self.sealed_at.max(self.left_at) + self.retention
     }
 
-    /// Returns the time until which a client may come back; see [`Machine::reader_expected_until`].
+    /// Returns the latest time for a client to return; see
+    /// [`Machine::reader_expected_until`].
     pub fn reader_expected_until(&self, patience: Duration, now: Instant) -> Option<Instant> {
         let is_wanted = self.outcome != Outcome::Cancelled && !self.is_delivered && !self.has_passed;
         if !is_wanted || !self.is_primed || self.has_closed_gracefully {
@@ -95,7 +132,7 @@ pub struct Rest {
     progress: ReaderProgress,
     is_cancelled: bool,
     is_revoked: bool,
-    /// State of few streams, or `None` if this one has none of it.
+    /// State of few streams, or `None` if this one has no such state.
     rare: Option<Box<Rare>>,
 }
 
@@ -109,6 +146,35 @@ struct Rare {
 }
 
 impl Rest {
+    /// Takes the rest of the state out of a stream that has an [`End`]. The machine is of no use
+    /// afterwards.
+    pub fn take(machine: &mut Machine) -> Self {
+        let Machine { lifecycle, reader, server_requests, input_turn, .. } = machine;
+        let (owed_responses, last_error) = lifecycle.owed_responses.take_parts();
+        let trimmed = lifecycle.numbering.trimmed();
+        let rare = Rare {
+            server_requests: PackedRequests::of(std::mem::take(server_requests), trimmed),
+            announcements: lifecycle.announcements.take(),
+            last_input_turn: input_turn.began_at(),
+            takeovers: reader.takeovers(),
+        };
+        let is_plain = rare.server_requests.is_empty()
+            && rare.announcements.is_none()
+            && rare.last_input_turn.is_none()
+            && rare.takeovers == Takeovers::default();
+        Self {
+            trimmed,
+            owed_responses: owed_responses.into(),
+            last_error,
+            failure: lifecycle.failure,
+            last_retry: reader.last_retry(),
+            progress: reader.progress(),
+            is_cancelled: lifecycle.is_cancelled,
+            is_revoked: lifecycle.is_revoked,
+            rare: if is_plain { None } else { Some(Box::new(rare)) },
+        }
+    }
+
     /// Returns the memory beside the value itself, in bytes.
     pub fn byte_len(&self) -> usize {
         let ids: usize = self.owed_responses.iter().map(|(id, _)| id.text().len()).sum();
@@ -126,17 +192,17 @@ impl Rest {
         self.progress.written()
     }
 
-    /// Returns the event of the last response, or `None` if there is none.
+    /// Returns the event of the last response, or `None` without a response.
     pub fn last_response(&self) -> Option<Seq> {
         self.owed_responses.iter().filter_map(|(_, response)| response.event()).max()
     }
 
-    /// Returns whether the server has sent requests to the client.
+    /// Returns true if the server has sent requests to the client.
     pub fn has_server_requests(&self) -> bool {
         self.rare.as_ref().is_some_and(|rare| !rare.server_requests.is_empty())
     }
 
-    /// Returns whether a server→client request of one of these ids is remembered.
+    /// Returns true if a server→client request of one of these ids is remembered.
     pub fn knows_request(&self, ids: &HashSet<&RequestId>) -> bool {
         self.rare.as_ref().is_some_and(|rare| rare.server_requests.knows_any(ids))
     }
@@ -151,8 +217,8 @@ impl Rest {
         self.trimmed
     }
 
-    /// Notes that the log has dropped its events up to `upto`.
-    pub fn note_trimmed(&mut self, upto: Seq) {
+    /// The log has dropped its events up to `upto`.
+    pub fn handle_trimmed(&mut self, upto: Seq) {
         self.trimmed = self.trimmed.max(upto);
         if let Some(rare) = &mut self.rare {
             rare.server_requests.handle_trimmed(self.trimmed);
@@ -161,105 +227,46 @@ impl Rest {
 }
 
 impl Machine {
-    /// Returns the end of a sealed request stream without a reader that is no task's, or of one
-    /// whose response passed through, or `None` for any other stream. The body of a response that
-    /// passed through may still be arriving.
-    pub fn end(&self) -> Option<End> {
-        let (outcome, at, has_passed) = match self.phase {
-            Phase::Sealed { outcome, at } => (outcome, at, false),
-            Phase::Passed => (Outcome::Completed, self.reader.since(), true),
-            Phase::Waiting | Phase::Open => return None,
-        };
-        if self.policy.kind != StreamKind::Request || self.policy.is_task || self.reader.is_attached() {
-            return None;
-        }
-        Some(End {
-            outcome,
-            sealed_at: at,
-            left_at: self.reader.since(),
-            retention: self.policy.retention,
-            tail: self.tail(),
-            connections: self.reader.connections(),
-            era: self.policy.era,
-            has_idempotency_key: self.policy.has_idempotency_key,
-            is_delivered: self.is_delivered(),
-            has_passed,
-            has_server_requests: !self.server_requests.is_empty(),
-            can_pause: self.policy.can_pause,
-            should_refuse_requests: self.policy.should_refuse_requests,
-            is_primed: self.reader.is_primed(),
-            has_closed_gracefully: self.reader.has_closed_gracefully(),
-            is_whole: self.reader.is_whole(),
-            retry_ms: self.retry_ms(self.reader.since()),
-        })
-    }
-
-    /// Takes the rest of the state out of a stream that has an [`End`]. The machine is of no use
-    /// afterwards.
-    pub fn take_rest(&mut self) -> Rest {
-        let (owed_responses, last_error) = self.owed_responses.take_parts();
-        let rare = Rare {
-            server_requests: PackedRequests::of(std::mem::take(&mut self.server_requests), self.trimmed()),
-            announcements: self.announcements.take(),
-            last_input_turn: self.last_input_turn(),
-            takeovers: self.reader.takeovers(),
-        };
-        let is_plain = rare.server_requests.is_empty()
-            && rare.announcements.is_none()
-            && rare.last_input_turn.is_none()
-            && rare.takeovers == Takeovers::default();
-        Rest {
-            trimmed: self.trimmed(),
-            owed_responses: owed_responses.into(),
-            last_error,
-            failure: self.failure,
-            last_retry: self.last_retry,
-            progress: self.reader.progress(),
-            is_cancelled: self.is_cancelled,
-            is_revoked: self.is_revoked,
-            rare: if is_plain { None } else { Some(Box::new(rare)) },
-        }
-    }
-
     /// Restores a stream that has ended. Without its `rest` no event is left.
     pub fn ended(end: &End, rest: Option<Rest>) -> Self {
         let mut machine = Self::new(end.policy(), Vec::new(), end.left_at);
-        machine.timers.stop_all();
-        machine.head_origin = HeadOrigin::Proxy;
+        let lifecycle = &mut machine.lifecycle;
+        lifecycle.timers.stop_all();
+        lifecycle.head_origin = HeadOrigin::Proxy;
         if end.has_passed {
-            machine.phase = Phase::Passed;
+            lifecycle.phase = Phase::Passed;
         } else {
-            machine.sealing = Some(end.outcome);
-            machine.phase = Phase::Sealed { outcome: end.outcome, at: end.sealed_at };
+            lifecycle.sealing = Some(end.outcome);
+            lifecycle.phase = Phase::Sealed { outcome: end.outcome, at: end.sealed_at };
         }
         let trimmed = rest.as_ref().map_or(end.tail, |rest| rest.trimmed);
-        machine.numbering = Numbering::following(end.tail, trimmed);
-        let (progress, takeovers) = match rest {
-            Some(rest) => machine.put_rest(rest),
-            None => Default::default(),
-        };
-        let last = LastConnection {
+        lifecycle.numbering = Numbering::following(end.tail, trimmed);
+        machine.reader = ReaderState::of_ended(LastConnection {
+            left_at: end.left_at,
+            connections: end.connections,
             is_delivered: end.is_delivered,
             has_closed_gracefully: end.has_closed_gracefully,
             is_whole: end.is_whole,
-            first_cut: Self::first_cut_of(end.left_at, end.retry_ms),
-        };
-        machine.reader = ReaderState::of_ended((end.left_at, end.connections), last, progress, takeovers);
+            first_cut: first_cut(end.left_at, end.retry_ms),
+        });
+        if let Some(rest) = rest {
+            machine.put_rest(rest);
+        }
         machine
     }
 
-    fn put_rest(&mut self, rest: Rest) -> (ReaderProgress, Takeovers) {
-        self.owed_responses = OwedResponses::of(rest.owed_responses.into(), rest.last_error);
-        self.failure = rest.failure;
-        self.last_retry = rest.last_retry;
-        self.is_cancelled = rest.is_cancelled;
-        self.is_revoked = rest.is_revoked;
+    fn put_rest(&mut self, rest: Rest) {
+        let Self { lifecycle, reader, server_requests, input_turn, .. } = self;
+        lifecycle.owed_responses = OwedResponses::of(rest.owed_responses.into(), rest.last_error);
+        lifecycle.failure = rest.failure;
+        lifecycle.is_cancelled = rest.is_cancelled;
+        lifecycle.is_revoked = rest.is_revoked;
         let rare = rest.rare.map(|rare| *rare).unwrap_or_default();
-        self.server_requests = rare.server_requests.unpack();
-        self.announcements = rare.announcements;
+        lifecycle.announcements = rare.announcements;
+        *server_requests = rare.server_requests.unpack();
         if let Some(cursor) = rare.last_input_turn {
-            self.input_turn.begin(cursor);
+            input_turn.begin(cursor);
         }
-        (rest.progress, rare.takeovers)
+        reader.put_rest(rest.last_retry, rest.progress, rare.takeovers);
     }
 }

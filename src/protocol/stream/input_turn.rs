@@ -1,19 +1,19 @@
-//! The client's turn to answer ([SEP-1335]): the upstream waits for client responses and for
-//! nothing else, so the client's connection may be closed until it has answered. Absent: the
+//! The client's turn to respond ([SEP-1335]): the upstream waits for client responses and for
+//! nothing else, so the client's connection may be closed until it has responded. Absent: the
 //! client's consent to that, which the caller knows.
 //!
 //! [SEP-1335]: https://github.com/modelcontextprotocol/modelcontextprotocol/issues/1335
 
 use std::time::Instant;
 
-use super::Machine;
 use super::timers::Timer;
+use super::{Lifecycle, Machine};
 use crate::headers::Era;
 use crate::ids::Seq;
 
 /// The input turns of one stream.
 #[derive(Debug)]
-pub(super) struct InputTurn {
+pub struct InputTurn {
     quiet_since: Instant,
     began_at: Option<Seq>,
 }
@@ -24,12 +24,13 @@ impl InputTurn {
     }
 
     /// The upstream sent a message, or a client's response was passed to it.
-    pub(super) fn note_activity(&mut self, now: Instant) {
+    pub(super) fn handle_exchange(&mut self, now: Instant) {
         self.quiet_since = now;
     }
 
-    /// Returns the time of the last activity.
-    pub(super) fn quiet_since(&self) -> Instant {
+    /// Returns the time of the last message of the upstream or of the last client response to it,
+    /// or the time of the request before both.
+    pub fn quiet_since(&self) -> Instant {
         self.quiet_since
     }
 
@@ -39,7 +40,7 @@ impl InputTurn {
     }
 
     /// Returns the client's cursor at the beginning of its last turn, or `None` before the first.
-    pub(super) fn began_at(&self) -> Option<Seq> {
+    pub fn began_at(&self) -> Option<Seq> {
         self.began_at
     }
 }
@@ -50,7 +51,9 @@ impl Machine {
     /// server→client request waits.
     pub fn handle_input_turn(&mut self, cursor: Seq, now: Instant) -> bool {
         let is_due = self.input_turn_at().is_some_and(|at| at <= now);
-        let has_all = cursor <= self.tail() && self.is_spent_after(cursor) && self.numbering.is_stored();
+        let numbering = self.numbering();
+        let tail = numbering.tail();
+        let has_all = cursor <= tail && self.server_requests.has_spent_all(cursor, tail) && numbering.is_stored();
         let begins = is_due && has_all;
         if begins {
             self.input_turn.begin(cursor);
@@ -62,16 +65,13 @@ impl Machine {
     /// have been quiet for `input_grace` by then. Returns `None` while no request waits, for a
     /// stream that is about to end, and in the modern era, whose clients cancel by leaving.
     pub fn input_turn_at(&self) -> Option<Instant> {
-        let is_ending = self.timers.is_set(Timer::Linger) || self.timers.is_set(Timer::CancelGrace);
-        if self.can_append() && !is_ending && self.policy.era == Era::Legacy && self.server_requests.has_outstanding() {
-            Some(self.input_turn.quiet_since() + self.policy.input_grace)
+        let Lifecycle { policy, timers, .. } = &self.lifecycle;
+        let is_ending = timers.is_set(Timer::Linger) || timers.is_set(Timer::CancelGrace);
+        let may_wait = self.lifecycle.can_append() && !is_ending && policy.era == Era::Legacy;
+        if may_wait && self.server_requests.has_outstanding() {
+            Some(self.input_turn.quiet_since() + policy.input_grace)
         } else {
             None
         }
-    }
-
-    /// Returns the client's cursor at the beginning of its last turn, or `None` before the first.
-    pub fn last_input_turn(&self) -> Option<Seq> {
-        self.input_turn.began_at()
     }
 }

@@ -1,20 +1,20 @@
 //! Heads of the upstream that come after the proxy has begun the response, or refuse to resume it.
 //!
-//! Owned here: requests that the upstream has accepted without a response (202, 204), whose
-//! responses come on the session's standalone stream, and the headers of a refusal, which the error
-//! has as members. Absent: the statuses that count as which (the caller).
+//! Owned here: requests that the upstream has accepted without a response (202, 204). Their
+//! responses come on the session's standalone stream. Also the headers of a refusal, which become
+//! members of the error. Absent: the classification of statuses (the caller).
 
 use std::time::Instant;
 
-use super::Machine;
+use super::Lifecycle;
 use super::states::Outcome;
 use super::timers::Timer;
 use crate::jsonrpc::RequestId;
 use crate::refusal::RefusalHeaders;
 
-/// Facts of a late head, and of responses that came elsewhere before it. Most streams have none.
+/// Facts of a late head, and of responses that came elsewhere before it.
 #[derive(Debug, Default)]
-pub(super) struct LateHead {
+pub(super) struct LateFacts {
     /// True once the upstream has accepted the requests without a response.
     is_accepted: bool,
     /// Owed ids whose responses came on the session's standalone stream. At most one entry for each
@@ -24,75 +24,82 @@ pub(super) struct LateHead {
     refusal: Option<Box<RefusalHeaders>>,
 }
 
-impl LateHead {
+impl LateFacts {
+    /// Returns true if the upstream has accepted the requests without a response.
+    pub(super) fn is_accepted(&self) -> bool {
+        self.is_accepted
+    }
+
     /// Returns the headers of the refusal with which the upstream ended the call.
     pub(super) fn refusal(&self) -> Option<&RefusalHeaders> {
         self.refusal.as_deref()
     }
 }
 
-impl Machine {
+/// The late head of one stream, and the lifecycle that it may end.
+pub struct LateHead<'a> {
+    facts: &'a mut Option<Box<LateFacts>>,
+    lifecycle: &'a mut Lifecycle,
+}
+
+impl<'a> LateHead<'a> {
+    pub(super) fn new(facts: &'a mut Option<Box<LateFacts>>, lifecycle: &'a mut Lifecycle) -> Self {
+        Self { facts, lifecycle }
+    }
+
     /// The headers of a refusal of the upstream, for the error with its status.
     pub fn handle_refusal_headers(&mut self, headers: Option<Box<RefusalHeaders>>) {
         if headers.is_some() {
-            self.late_head.get_or_insert_default().refusal = headers;
+            self.facts.get_or_insert_default().refusal = headers;
         }
     }
 
     /// The upstream has accepted the requests without a response, after the proxy began one. The
     /// stream stays open for `max_wait` at most, until the responses have come on the session's
-    /// standalone stream. It ends at once if there is none. No error takes the place of a response:
-    /// the client would have got none here without the proxy.
+    /// standalone stream. Without that stream it ends at once. No error takes the place of a
+    /// response: without the proxy the client would have got no response here.
     pub fn handle_accepted(&mut self, has_standalone: bool, now: Instant) {
-        if !self.can_append() {
+        if !self.lifecycle.can_append() {
             return;
         }
         // The server has taken the call over: it neither times out nor is cancelled here any more.
-        self.timers.stop(Timer::Call);
-        let late_head = self.late_head.get_or_insert_default();
-        late_head.is_accepted = true;
-        for id in std::mem::take(&mut late_head.answered_elsewhere) {
-            self.owed_responses.cancel(&id);
+        self.lifecycle.timers.stop(Timer::Call);
+        let facts = self.facts.get_or_insert_default();
+        facts.is_accepted = true;
+        for id in std::mem::take(&mut facts.answered_elsewhere) {
+            self.lifecycle.owed_responses.cancel(&id);
         }
-        if !has_standalone || self.owed_responses.is_settled() {
-            return self.end_accepted(now);
+        if !has_standalone || self.lifecycle.owed_responses.is_settled() {
+            return self.end(now);
         }
-        if let Some(max_wait) = self.policy.max_wait {
-            self.timers.set(Timer::Call, now + max_wait);
+        if let Some(max_wait) = self.lifecycle.policy.max_wait {
+            self.lifecycle.timers.set(Timer::Call, now + max_wait);
         }
     }
 
     /// The response to `id` came on the session's standalone stream. Changes nothing unless the
     /// stream owes it.
     pub fn handle_answered_elsewhere(&mut self, id: &RequestId, now: Instant) {
-        if self.is_sealed() || self.sealing.is_some() || !self.owed_responses.is_due(id) {
+        if self.lifecycle.ending().is_some() || !self.lifecycle.owed_responses.is_due(id) {
             return;
         }
-        if !self.is_accepted() {
-            let answered = &mut self.late_head.get_or_insert_default().answered_elsewhere;
-            if !answered.contains(id) {
-                answered.push(id.clone());
+        let facts = self.facts.get_or_insert_default();
+        if !facts.is_accepted {
+            if !facts.answered_elsewhere.contains(id) {
+                facts.answered_elsewhere.push(id.clone());
             }
             return;
         }
-        self.owed_responses.cancel(id);
-        if self.owed_responses.is_settled() {
-            self.end_accepted(now);
+        self.lifecycle.owed_responses.cancel(id);
+        if self.lifecycle.owed_responses.is_settled() {
+            self.end(now);
         }
-    }
-
-    /// Returns true if the upstream has accepted the requests without a response.
-    pub(super) fn is_accepted(&self) -> bool {
-        self.late_head.as_ref().is_some_and(|late_head| late_head.is_accepted)
     }
 
     /// Ends the stream of accepted requests without further messages.
-    pub(super) fn end_accepted(&mut self, now: Instant) {
-        let due: Vec<RequestId> = self.owed_responses.due().cloned().collect();
-        for id in &due {
-            self.owed_responses.cancel(id);
-        }
-        self.begin_seal(Outcome::Completed, now);
+    pub(super) fn end(&mut self, now: Instant) {
+        self.lifecycle.owed_responses.cancel_due();
+        self.lifecycle.begin_seal(Outcome::Completed, now);
     }
 }
 
@@ -107,7 +114,7 @@ mod tests {
     use crate::error::{ErrorCode, Failure};
     use crate::headers::Era;
     use crate::ids::{AttachId, Seq};
-    use crate::stream::{Effect, Phase, Policy};
+    use crate::stream::{Effect, Machine, Phase, Policy};
     use mcp_resume_base::clock;
 
     const MAX_WAIT: Duration = Duration::from_secs(600);
@@ -117,8 +124,7 @@ mod tests {
         RequestId::Number(number.to_string().into())
     }
 
-    /// Returns a stream to which the proxy has committed, with a reader, that owes responses for 1
-    /// and 2.
+    /// Returns a committed stream with a reader, that owes responses for 1 and 2.
     fn committed(now: Instant) -> Machine {
         let policy = Policy {
             max_wait: Some(MAX_WAIT),
@@ -128,7 +134,7 @@ mod tests {
         };
         let mut machine = Machine::new(policy, vec![id(1), id(2)], now);
         machine.handle_attach(AttachId(1), Seq(0), now);
-        machine.handle_commit();
+        machine.lifecycle_mut().handle_commit();
         machine
     }
 
@@ -136,11 +142,14 @@ mod tests {
     /// without a cancel.
     fn has_ended(machine: &mut Machine, now: Instant) -> bool {
         machine.handle_timeout(now);
-        let effects: Vec<Effect> = std::iter::from_fn(|| machine.poll_effect()).collect();
-        assert_eq!(machine.last_numbered(), Seq(0));
-        match machine.phase() {
+        let effects: Vec<Effect> = std::iter::from_fn(|| machine.lifecycle_mut().poll_effect()).collect();
+        assert_eq!(machine.numbering().last(), Seq(0));
+        match machine.lifecycle().phase() {
             Phase::Sealed { outcome, .. } => {
-                assert_eq!((outcome, machine.failure(), effects), (Outcome::Completed, None, vec![Effect::Close]));
+                assert_eq!(
+                    (outcome, machine.lifecycle().failure(), effects),
+                    (Outcome::Completed, None, vec![Effect::Close])
+                );
                 true
             }
             Phase::Waiting | Phase::Passed | Phase::Open => {
@@ -154,17 +163,17 @@ mod tests {
     fn accepted_requests_wait_for_all_their_responses_elsewhere() {
         let now = clock::now();
         let mut machine = committed(now);
-        machine.handle_answered_elsewhere(&id(2), now);
-        machine.handle_answered_elsewhere(&id(2), now);
+        machine.late_head().handle_answered_elsewhere(&id(2), now);
+        machine.late_head().handle_answered_elsewhere(&id(2), now);
         assert!(!has_ended(&mut machine, now), "the response may still come here");
-        machine.handle_accepted(true, now);
+        machine.late_head().handle_accepted(true, now);
         let later = now + CALL_TIMEOUT + Duration::from_secs(1);
-        machine.handle_answered_elsewhere(&id(3), later);
+        machine.late_head().handle_answered_elsewhere(&id(3), later);
         assert!(!has_ended(&mut machine, later), "another request's");
-        machine.handle_answered_elsewhere(&id(1), later);
+        machine.late_head().handle_answered_elsewhere(&id(1), later);
         assert!(has_ended(&mut machine, later));
-        machine.handle_answered_elsewhere(&id(1), later);
-        assert!(machine.is_sealed());
+        machine.late_head().handle_answered_elsewhere(&id(1), later);
+        assert!(machine.lifecycle().is_sealed());
     }
 
     #[test]
@@ -175,7 +184,7 @@ mod tests {
             if !has_reader {
                 machine.handle_detach(AttachId(1), now);
             }
-            machine.handle_accepted(true, now);
+            machine.late_head().handle_accepted(true, now);
             assert!(!has_ended(&mut machine, now + MAX_WAIT - Duration::from_nanos(1)), "{has_reader}");
             assert!(has_ended(&mut machine, now + MAX_WAIT), "{has_reader}");
         }
@@ -185,7 +194,7 @@ mod tests {
     fn accepted_requests_without_a_standalone_stream_end_at_once() {
         let now = clock::now();
         let mut machine = committed(now);
-        machine.handle_accepted(false, now);
+        machine.late_head().handle_accepted(false, now);
         assert!(has_ended(&mut machine, now));
     }
 
@@ -195,9 +204,9 @@ mod tests {
         for (http_status, has_member) in [(Some(429), true), (None, false)] {
             let now = clock::now();
             let mut machine = committed(now);
-            machine.handle_refusal_headers(RefusalHeaders::of(&headers));
+            machine.late_head().handle_refusal_headers(RefusalHeaders::of(&headers));
             machine.handle_failure(Failure { http_status, ..Failure::after_send(ErrorCode::UpstreamStatus) }, now);
-            let batch = machine.poll_batch().expect("two errors");
+            let batch = machine.lifecycle_mut().poll_batch().expect("two errors");
             let has = |event: &[u8]| String::from_utf8_lossy(event).contains(r#""retryAfter":"7""#);
             assert_eq!(batch.events().map(has).collect::<Vec<_>>(), [has_member; 2]);
         }

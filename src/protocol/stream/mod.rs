@@ -1,31 +1,36 @@
 //! The stream state machine: all decisions about one stream, and no I/O.
 //!
 //! Owned here: the numbers of events, the owed responses, the current reader, every timer, and the
-//! one way in which a stream ends. Invariants, each a property test in `tests`:
+//! only way to end a stream. Invariants, each a property test in `tests`:
 //!
 //! 1. Numbers are 1, 2, 3 … without gaps, assigned here alone.
-//! 2. An event counts as stored, and may be read, only after [`Machine::handle_stored`].
+//! 2. An event counts as stored, and may be read, only after [`Lifecycle::handle_stored`].
 //! 3. A cursor gets exactly the later events; see [`Machine::locate`].
 //! 4. The terminal response is an event like any other and stays until retention ends.
 //! 5. At most one connection is attached; the newest wins.
 //! 6. A reader that leaves starts a timer and changes nothing else.
 //! 7. A request stream is sealed with a response for every id it owed.
-//! 8. A server→client request is answered once, and not replayed after.
+//! 8. A server→client request gets one response, and is not replayed after it.
 //!
-//! Methods come in three families. `handle_*` takes an input; [`Machine::poll_batch`],
-//! [`Machine::poll_effect`] and [`Machine::poll_timeout`] return what the caller has to do; getters
-//! change nothing. A caller passes an input to a `handle_*`, drains batches and effects, and sleeps
-//! until the timeout. Absent: sockets, tasks, clocks, randomness, and the events' bytes, which the
-//! machine numbers and passes on.
+//! The machine is made of parts with state and rules of their own: the [`Lifecycle`], the
+//! [`ReaderState`], the [`ServerRequests`], the upstream's position, and for few streams a task or a
+//! late head. The machine takes the inputs that concern several parts; an input for one part goes to
+//! that part.
+//!
+//! Methods come in three families. `handle_*` takes an input; [`Lifecycle::poll_batch`],
+//! [`Lifecycle::poll_effect`] and [`Lifecycle::poll_timeout`] return what the caller has to do;
+//! getters change nothing. A caller passes an input to a `handle_*`, drains batches and effects, and
+//! sleeps until the timeout. Absent: sockets, tasks, clocks, randomness, and the events' bytes,
+//! which the machine numbers and passes on.
 
 mod announcements;
 mod cursor_place;
 mod ended;
 mod event_batch;
 mod event_set;
-mod getters;
 mod input_turn;
 mod late_head;
+mod lifecycle;
 mod numbering;
 mod owed_responses;
 mod pings;
@@ -33,7 +38,6 @@ mod policy;
 mod reader_state;
 mod repetition;
 mod retention;
-mod seal;
 mod server_requests;
 mod snapshot;
 mod states;
@@ -45,73 +49,48 @@ mod timeouts;
 mod timers;
 mod upstream_resume;
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use announcements::AnnouncementState;
 pub use announcements::Announcements;
 pub use cursor_place::CursorPlace;
 pub use ended::{End, Rest};
 pub use event_batch::Batch;
 use input_turn::InputTurn;
-use late_head::LateHead;
-use numbering::Numbering;
+use late_head::LateFacts;
+pub use late_head::LateHead;
+pub use lifecycle::Lifecycle;
+pub use numbering::Numbering;
 pub use owed_responses::{OwedResponse, OwedResponses};
 use pings::PING;
 pub use policy::{LegacyTask, Policy};
-pub use reader_state::ReaderState;
+pub use reader_state::{ReaderState, Resume};
 pub use server_requests::{ClientResponse, ServerRequests};
 pub use snapshot::{Snapshot, SnapshotDigest};
 use states::HeadOrigin;
 pub use states::{Effect, Outcome, Phase};
-use task::TaskCall;
-pub use task::TaskChange;
-use timers::{Timer, TimerTable};
+pub use task::{TaskCall, TaskChange, TaskStream};
+use timers::Timer;
 use upstream_resume::Next;
-pub use upstream_resume::{Ending, UpstreamCursor};
+pub use upstream_resume::{Ending, SessionChange, UpstreamCursor};
 
 use crate::error::{ErrorCode, Failure};
 use crate::ids::{AttachId, Seq, StreamKind};
 use crate::jsonrpc::{self, Message, RequestId};
 use crate::sse;
-
-/// Pause between two attempts to open a standalone stream whose session the upstream does not know.
-const DORMANT_RETRY: Duration = Duration::from_secs(60);
+use crate::tasks::{self, TaskState};
 
 /// The state machine of one stream.
 #[derive(Debug)]
 pub struct Machine {
-    policy: Box<Policy>,
-    phase: Phase,
-    head_origin: HeadOrigin,
-    owed_responses: OwedResponses,
-    server_requests: ServerRequests,
+    lifecycle: Lifecycle,
     reader: ReaderState,
+    server_requests: ServerRequests,
     upstream: UpstreamCursor,
-    numbering: Numbering,
-    /// The outcome of a stream that ends once its last event is stored, or `None` if more events
-    /// may come.
-    sealing: Option<Outcome>,
-    /// The failure with which the proxy ended the stream, or `None` if it did not.
-    failure: Option<Failure>,
-    /// The `retry` that was last sent downstream.
-    last_retry: Duration,
-    timers: TimerTable,
-    /// True if the client has cancelled the stream.
-    is_cancelled: bool,
-    /// True if the upstream no longer knows the stream's session, which a later request may open
-    /// again.
-    is_dormant: bool,
-    /// True if tokens no longer open the stream for any other reason.
-    is_revoked: bool,
     input_turn: InputTurn,
-    /// The proxy's own messages around those of the upstream, or `None` for most streams.
-    announcements: Option<Box<AnnouncementState>>,
     /// A late head of the upstream, or `None` for most streams.
-    late_head: Option<Box<LateHead>>,
+    late_facts: Option<Box<LateFacts>>,
     /// The call of a task, in the process that has it; `None` for every other stream.
     task: Option<Box<TaskCall>>,
-    effects: VecDeque<Effect>,
 }
 
 impl Machine {
@@ -119,34 +98,83 @@ impl Machine {
     /// `ids` (none for a standalone stream).
     pub fn new(policy: Policy, ids: Vec<RequestId>, now: Instant) -> Self {
         let mut machine = Self {
-            phase: Phase::Waiting,
-            head_origin: HeadOrigin::Upstream,
-            owed_responses: OwedResponses::new(ids),
+            reader: ReaderState::new(policy.retry, now),
             server_requests: ServerRequests::default(),
-            reader: ReaderState::new(now),
             upstream: UpstreamCursor::new(now),
-            numbering: Numbering::new(),
-            sealing: None,
-            failure: None,
-            last_retry: policy.retry,
-            timers: TimerTable::default(),
-            is_cancelled: false,
-            is_dormant: false,
-            is_revoked: false,
             input_turn: InputTurn::new(now),
-            announcements: None,
-            late_head: None,
+            late_facts: None,
             task: None,
-            effects: VecDeque::new(),
-            policy: Box::new(policy),
+            lifecycle: Lifecycle::new(policy, ids, now),
         };
-        machine.start_timers(now);
+        machine.restart_abandon();
         machine
     }
 
-    /// Adds announcements to the stream. Must precede its head.
-    pub fn handle_announcements(&mut self, announcements: Announcements) {
-        self.announcements = Some(Box::new(AnnouncementState::new(announcements)));
+    // ── the parts ────────────────────────────────────────────────────────────────────────────────
+
+    /// Returns the phase of the stream, and the state that its end depends on.
+    pub fn lifecycle(&self) -> &Lifecycle {
+        &self.lifecycle
+    }
+
+    /// Returns the lifecycle, for inputs that concern no other part.
+    pub fn lifecycle_mut(&mut self) -> &mut Lifecycle {
+        &mut self.lifecycle
+    }
+
+    /// Returns the rules of the stream.
+    pub fn policy(&self) -> &Policy {
+        &self.lifecycle.policy
+    }
+
+    /// Returns the numbers of the stream's events.
+    pub fn numbering(&self) -> &Numbering {
+        &self.lifecycle.numbering
+    }
+
+    /// Returns the responses that the stream owes or owed.
+    pub fn owed_responses(&self) -> &OwedResponses {
+        &self.lifecycle.owed_responses
+    }
+
+    /// Returns the server's requests to the client.
+    pub fn server_requests(&self) -> &ServerRequests {
+        &self.server_requests
+    }
+
+    /// Returns the current reader and its progress.
+    pub fn reader(&self) -> &ReaderState {
+        &self.reader
+    }
+
+    /// Returns the reader, for inputs that concern no other part.
+    pub fn reader_mut(&mut self) -> &mut ReaderState {
+        &mut self.reader
+    }
+
+    /// Returns the position in the upstream's response.
+    pub fn upstream(&self) -> &UpstreamCursor {
+        &self.upstream
+    }
+
+    /// Returns the turns of the client.
+    pub fn input_turn(&self) -> &InputTurn {
+        &self.input_turn
+    }
+
+    /// Returns the part for heads of the upstream that come late.
+    pub fn late_head(&mut self) -> LateHead<'_> {
+        LateHead::new(&mut self.late_facts, &mut self.lifecycle)
+    }
+
+    /// Returns the call of the task, or `None` in a process that does not have it.
+    pub fn task(&self) -> Option<&TaskCall> {
+        self.task.as_deref()
+    }
+
+    /// Returns the part for the inputs of a task.
+    pub fn task_stream(&mut self) -> TaskStream<'_> {
+        TaskStream::new(&mut self.task, &mut self.lifecycle, &mut self.upstream)
     }
 
     // ── the upstream ─────────────────────────────────────────────────────────────────────────────
@@ -154,155 +182,156 @@ impl Machine {
     /// The upstream sent the head of an SSE response. Returns true if the client gets that head,
     /// and false if the proxy committed before or the stream has ended.
     pub fn handle_stream_head(&mut self) -> bool {
-        self.is_dormant = false;
-        self.upstream.note_opened();
-        self.timers.stop(Timer::Reopen);
-        self.open(HeadOrigin::Upstream)
+        self.upstream.handle_opened();
+        self.lifecycle.timers.stop(Timer::Reopen);
+        self.lifecycle.open(HeadOrigin::Upstream)
     }
 
     /// The upstream's response is not logged and passes as it is. Returns false if it cannot,
     /// because the proxy committed or the stream has ended.
     pub fn handle_plain_head(&mut self, now: Instant) -> bool {
-        let can_pass = self.phase == Phase::Waiting;
+        let can_pass = self.lifecycle.phase == Phase::Waiting;
         if can_pass {
-            self.pass_through(now);
+            self.lifecycle.phase = Phase::Passed;
+            // As for a seal, the retention begins with the response if its client left before.
+            self.reader.handle_passed(now);
+            for timer in [Timer::Commit, Timer::Call, Timer::Abandon] {
+                self.lifecycle.timers.stop(timer);
+            }
         }
         can_pass
     }
 
     /// One event of the upstream. Its id and `retry` are consumed; it gets a number if it has data.
     pub fn handle_event(&mut self, event: &sse::Event, now: Instant) {
-        self.upstream.note_event(event);
+        self.upstream.handle_event(event);
         if !event.data.is_empty() {
             self.handle_message(&event.name, &event.data, now);
-        }
-    }
-
-    /// Reserves memory for `events` events that are about to come, with `bytes` bytes of data
-    /// together.
-    pub fn reserve(&mut self, events: usize, bytes: usize) {
-        if self.can_append() {
-            self.numbering.reserve(events, bytes);
         }
     }
 
     /// One JSON-RPC message of the upstream: an event's data, or the body of a late or converted
     /// JSON response.
     pub fn handle_message(&mut self, name: &[u8], data: &[u8], now: Instant) {
-        if !self.can_append() {
+        if !self.lifecycle.can_append() {
             return;
         }
-        self.input_turn.note_activity(now);
-        if self.policy.has_records() {
-            return self.handle_message_of_task(data, now);
+        self.input_turn.handle_exchange(now);
+        if self.lifecycle.policy.has_records() {
+            return self.task_stream().handle_message(data, now);
         }
         // Data that does not decode is an opaque event: only framing, size or a missing response
         // fails a call. Of data that decodes, only messages with an id matter here.
         let body = if jsonrpc::may_have_id(data) { jsonrpc::peek(data).ok() } else { None };
         if let Some(body) = &body
-            && self.answer_unlogged(body)
+            && self.lifecycle.policy.should_answer_pings
+            && !self.has_reader_for_requests()
+            && let Some(pings) = pings::pings_alone(body)
         {
-            return;
+            self.upstream.handle_ping();
+            return self.lifecycle.effects.extend(pings.into_iter().cloned().map(Effect::AnswerPing));
         }
-        let seq = self.numbering.push(name, data);
-        let had_owed = !self.owed_responses.is_settled();
+        let seq = self.lifecycle.numbering.push(name, data);
+        let had_owed = !self.lifecycle.owed_responses.is_settled();
         if let Some(body) = body {
             let is_alone = body.messages().iter().all(|message| matches!(message, Message::Request { .. }));
             for message in body.messages() {
-                self.note_message(message, seq, is_alone, now);
+                self.handle_logged_message(message, seq, is_alone, now);
             }
         }
-        // While a cancelled request may still be answered, only the response that settles the last
-        // owed one ends the stream this early.
-        let is_last_owed = had_owed && self.owed_responses.is_settled();
+        let Lifecycle { policy, owed_responses, timers, .. } = &mut self.lifecycle;
+        // While a cancelled request may still get its response, only the response that settles the
+        // last owed one ends the stream this early.
+        let is_last_owed = had_owed && owed_responses.is_settled();
         if is_last_owed {
-            self.timers.stop(Timer::Call);
+            timers.stop(Timer::Call);
         }
-        let is_complete = self.policy.kind == StreamKind::Request && self.owed_responses.is_answered();
-        if (is_last_owed || is_complete) && !self.timers.is_set(Timer::Linger) {
-            self.timers.set(Timer::Linger, now + self.policy.linger);
+        let is_complete = policy.kind == StreamKind::Request && owed_responses.is_answered();
+        if (is_last_owed || is_complete) && !timers.is_set(Timer::Linger) {
+            timers.set(Timer::Linger, now + policy.linger);
         }
     }
 
-    /// The server is gone: each response that it still owed is an error, with this failure.
-    pub fn handle_server_lost(&mut self, failure: Failure) {
-        if !self.owes_nothing() && self.sealing.is_none() && !self.is_sealed() {
-            self.failure = Some(failure);
+    fn handle_logged_message(&mut self, message: &Message, seq: Seq, is_alone: bool, now: Instant) {
+        let Lifecycle { policy, owed_responses, effects, .. } = &mut self.lifecycle;
+        match message {
+            Message::Request { id, method } => {
+                self.server_requests.add(id.clone(), seq, is_alone, now);
+                if policy.should_answer_pings && method == PING {
+                    self.upstream.handle_ping();
+                    self.server_requests.mark_ping(id);
+                    self.answer_pings(now);
+                } else if policy.should_refuse_requests {
+                    self.server_requests.answer(id);
+                    effects.push_back(Effect::RefuseServerRequest(id.clone()));
+                }
+            }
+            Message::Response { id: Some(id), .. } if policy.kind == StreamKind::Standalone => {
+                effects.push_back(Effect::RecordResponse(id.clone()));
+            }
+            Message::Response { id: Some(id), is_error } => owed_responses.answer(id, seq, *is_error),
+            Message::Response { id: None, .. } | Message::Notification { .. } => {}
         }
     }
 
     /// The upstream's response ended or broke.
     pub fn handle_upstream_end(&mut self, ending: Ending, now: Instant) {
-        if self.sealing.is_some() || self.is_sealed() {
+        let lifecycle = &mut self.lifecycle;
+        if lifecycle.ending().is_some() {
             return;
         }
-        if self.owes_nothing() {
-            return self.begin_seal(self.settled_outcome(), now);
+        if lifecycle.owes_nothing() {
+            return lifecycle.begin_seal(lifecycle.settled_outcome(), now);
         }
-        if self.policy.is_task && self.awaits_client() {
-            // The call has ended with questions, and goes on with a call of its own.
+        if self.task.as_ref().is_some_and(|task| task.state().awaits_client()) {
+            // The call has ended with requests to the client. A call of its own will follow.
             return;
         }
-        match self.upstream.after_end(ending, &self.policy, now) {
-            Next::Reopen(pause) => self.timers.set(Timer::Reopen, now + pause),
+        match self.upstream.after_end(ending, &lifecycle.policy, now) {
+            Next::Reopen(pause) => lifecycle.timers.set(Timer::Reopen, now + pause),
             Next::ReopenAnew(pause) => {
-                self.timers.set(Timer::Reopen, now + pause);
-                self.effects.push_back(Effect::AnnounceGap);
+                lifecycle.timers.set(Timer::Reopen, now + pause);
+                lifecycle.effects.push_back(Effect::AnnounceGap);
             }
-            Next::Wait => self.wait_for_session(now),
             Next::Fail(failure) => {
-                self.timers.stop(Timer::Reopen);
+                lifecycle.timers.stop(Timer::Reopen);
                 self.fail(Outcome::Failed, failure, now);
             }
         }
     }
 
-    /// The session of a standalone stream is being opened again: the stream is opened anew under
-    /// its new name, at once.
-    pub fn handle_session_reopened(&mut self, now: Instant) {
-        if self.policy.kind == StreamKind::Standalone && self.phase == Phase::Open && self.sealing.is_none() {
-            self.is_dormant = false;
-            self.upstream.begin_anew();
-            self.server_requests.answer_all();
-            self.effects.push_back(Effect::Close);
-            self.timers.set(Timer::Reopen, now);
+    /// The session of a standalone stream has changed at the server. Has no effect on a stream of
+    /// another kind, or before the head or after the end.
+    pub fn handle_session(&mut self, change: SessionChange, now: Instant) {
+        if self.policy().kind != StreamKind::Standalone || !self.lifecycle.can_append() {
+            return;
         }
-    }
-
-    /// The session of a standalone stream is gone at the server after all, or its handshake has
-    /// failed.
-    pub fn handle_session_lost(&mut self, now: Instant) {
-        if self.policy.kind == StreamKind::Standalone && self.phase == Phase::Open && self.sealing.is_none() {
-            self.effects.push_back(Effect::Close);
-            self.wait_for_session(now);
-        }
-    }
-
-    /// Waits until the session is opened again. A refusal may have been a moment's, so the stream
-    /// is tried again at times.
-    fn wait_for_session(&mut self, now: Instant) {
-        self.is_dormant = true;
-        self.timers.set(Timer::Reopen, now + DORMANT_RETRY);
-    }
-
-    /// The session of a standalone stream was opened again: the client is told that all that the
-    /// server kept for the session is gone.
-    pub fn handle_session_revived(&mut self) {
-        if self.policy.kind == StreamKind::Standalone && self.phase == Phase::Open && self.sealing.is_none() {
-            self.effects.push_back(Effect::AnnounceRevival);
+        let Lifecycle { timers, effects, .. } = &mut self.lifecycle;
+        match change {
+            SessionChange::Reopening => {
+                self.upstream.begin_anew();
+                self.server_requests.settle_all();
+                effects.push_back(Effect::Close);
+                timers.set(Timer::Reopen, now);
+            }
+            SessionChange::Lost => {
+                effects.push_back(Effect::Close);
+                timers.set(Timer::Reopen, now + self.upstream.wait_for_session());
+            }
+            SessionChange::Revived => effects.push_back(Effect::AnnounceRevival),
         }
     }
 
     /// The call failed before a head, or in a way that no [`Ending`] describes. Returns true if
     /// nothing was committed, so that the failure can still become an HTTP status.
     pub fn handle_failure(&mut self, failure: Failure, now: Instant) -> bool {
-        if self.phase == Phase::Waiting {
-            self.pass_through(now);
-            self.timers.stop(Timer::Reopen);
-            return true;
+        let passes = self.handle_plain_head(now);
+        if passes {
+            self.lifecycle.timers.stop(Timer::Reopen);
+        } else {
+            self.fail(Outcome::Failed, failure, now);
         }
-        self.fail(Outcome::Failed, failure, now);
-        false
+        passes
     }
 
     // ── the downstream ───────────────────────────────────────────────────────────────────────────
@@ -311,7 +340,7 @@ impl Machine {
     /// longer the reader.
     pub fn handle_attach(&mut self, attach: AttachId, cursor: Seq, now: Instant) {
         self.reader.attach(attach, cursor, now);
-        self.timers.stop(Timer::Abandon);
+        self.lifecycle.timers.stop(Timer::Abandon);
     }
 
     /// A connection left. Nothing happens unless it was the reader.
@@ -324,115 +353,51 @@ impl Machine {
 
     /// An id and a `retry` were written downstream.
     pub fn handle_primed(&mut self, retry: Duration) {
-        self.reader.note_primed();
-        self.last_retry = retry;
+        self.reader.handle_primed(retry);
         self.restart_abandon();
     }
 
     /// Events up to `upto` were written to the reader.
     pub fn handle_written(&mut self, upto: Seq, now: Instant) {
         // A replay counts as reading too.
-        self.handle_partial_write(now);
-        self.reader.note_written(upto);
+        self.lifecycle.handle_partial_write(now);
+        self.reader.handle_written(upto);
         if !self.reader.is_attached() {
             self.restart_abandon();
         }
     }
 
-    /// The reader took a part of the next event: the stream is being read, however slowly.
-    pub fn handle_partial_write(&mut self, now: Instant) {
-        if self.timers.is_set(Timer::Full) {
-            self.timers.set(Timer::Full, now + self.policy.full_wait);
-        }
-    }
-
-    /// A client resumes the stream, by GET or by a token; see [`Self::handle_confirmed`].
-    pub fn handle_reconnect(&mut self, cursor: Option<Seq>, now: Instant) {
-        self.reader.note_reconnect();
-        self.handle_confirmed(cursor, now);
-    }
-
-    /// A client resumes the stream by the stream's URL; see [`Self::handle_confirmed`].
-    pub fn handle_reconnect_by_url(&mut self, cursor: Option<Seq>, now: Instant) {
-        self.reader.note_url();
-        self.handle_reconnect(cursor, now);
-    }
-
-    /// A client requested the events after `cursor`, so all events up to it have arrived. Restarts
-    /// the timers.
-    pub fn handle_confirmed(&mut self, cursor: Option<Seq>, now: Instant) {
-        if let Some(cursor) = cursor
-            && cursor <= self.tail()
-        {
-            self.reader.note_confirmed(cursor);
-        }
+    /// A client resumes the stream. It has all events up to `cursor`, if it named one. Restarts the
+    /// timers.
+    pub fn handle_resume(&mut self, resume: Resume, cursor: Option<Seq>, now: Instant) {
+        self.reader.handle_resume(resume, cursor.filter(|cursor| *cursor <= self.numbering().tail()));
         self.handle_touch(now);
     }
 
     /// A client requested the status of the stream without reading it: restarts the timer of a
     /// detached stream, and the retention of a sealed one.
     pub fn handle_touch(&mut self, now: Instant) {
-        self.note_task_known();
+        if let Some(task) = &mut self.task {
+            task.set_known();
+        }
         if !self.reader.is_attached() {
             self.reader.touch(now);
             self.restart_abandon();
         }
     }
 
-    /// The response that carried the last event is known to have arrived.
-    pub fn handle_delivered(&mut self) {
-        self.reader.note_delivered();
-    }
-
-    /// The connection that carried the last event closed gracefully.
-    pub fn handle_graceful_close(&mut self) {
-        self.reader.note_graceful_close();
-    }
-
-    /// The connection `attach` was given the last event. `may_break`: [`Self::handle_broken`] will
-    /// tell if it breaks.
-    pub fn handle_whole(&mut self, attach: AttachId, may_break: bool) {
-        self.reader.note_whole(attach, may_break);
-    }
-
-    /// The connection `attach`, which carried the last event, broke.
-    pub fn handle_broken(&mut self, attach: AttachId, now: Instant) {
-        self.reader.note_broken(attach, now);
-    }
-
     /// The connection `attach` ends with an interim result, behind the event at `upto`.
     pub fn handle_interim(&mut self, attach: AttachId, upto: Seq) {
-        // Without announcements a client has its token from an interim result, and not from one
-        // before the first.
-        self.reader.begin_interim(attach, upto, self.announcements.is_none());
-    }
-
-    /// The interim result of `attach` has arrived, or its connection ended before that was known.
-    pub fn handle_interim_settled(&mut self, attach: AttachId, has_arrived: bool) {
-        self.reader.ack_interim(attach, has_arrived);
-    }
-
-    /// The client cancels one of its requests. Returns false if there is nothing to cancel. From
-    /// here on the stream's tokens are refused; the first of the upstream's response, its end, or
-    /// `cancel_grace` seals it.
-    pub fn handle_cancel(&mut self, id: &RequestId, now: Instant) -> bool {
-        if self.is_sealed() || self.sealing.is_some() || !self.owed_responses.cancel(id) {
-            return false;
-        }
-        if self.owed_responses.is_settled() {
-            self.is_cancelled = true;
-            self.timers.stop(Timer::Call);
-            self.timers.set(Timer::CancelGrace, now + self.policy.cancel_grace);
-        }
-        true
+        // Without announcements the first interim result is the client's only source of its token.
+        self.reader.begin_interim(attach, upto, self.lifecycle.announcements.is_none());
     }
 
     /// The client responds to a server→client request of this stream.
     pub fn handle_client_response(&mut self, id: &RequestId, now: Instant) -> ClientResponse {
         match self.server_requests.answer(id) {
-            ClientResponse::First if self.is_sealed() => ClientResponse::Late,
+            ClientResponse::First if self.lifecycle.is_sealed() => ClientResponse::Late,
             ClientResponse::First => {
-                self.input_turn.note_activity(now);
+                self.input_turn.handle_exchange(now);
                 ClientResponse::First
             }
             response @ (ClientResponse::Duplicate | ClientResponse::Late | ClientResponse::Unknown) => response,
@@ -442,133 +407,98 @@ impl Machine {
     /// The client's response could not be passed to the upstream after all: the request is
     /// outstanding again.
     pub fn handle_client_response_lost(&mut self, id: &RequestId, now: Instant) {
-        self.server_requests.unanswer(id);
+        self.server_requests.unsettle(id);
         self.answer_pings(now);
     }
 
-    /// The response must begin now, with or without a head of the upstream: an id is about to be
-    /// written. Returns false if it cannot, because the upstream's response passes as it is.
-    pub fn handle_commit(&mut self) -> bool {
-        self.open(HeadOrigin::Proxy);
-        self.phase != Phase::Passed
-    }
-
-    /// The proxy may not begin the response by itself: the client waits for the upstream's head.
-    pub fn handle_commit_forbidden(&mut self) {
-        self.timers.stop(Timer::Commit);
-    }
-
     /// Ends the stream regardless of its upstream, with the error `code` for each owed response:
-    /// its session was deleted, or the process ends. The server is told to stop the requests of a
-    /// deleted session.
+    /// its session was deleted, or the process ends. The server is informed of the cancelled
+    /// requests of a deleted session.
     pub fn handle_expire(&mut self, code: ErrorCode, now: Instant) {
         if code == ErrorCode::Abandoned {
-            self.is_revoked = true;
-            self.announce_cancel();
+            self.lifecycle.is_revoked = true;
+            self.lifecycle.announce_cancel();
         }
         self.fail(Outcome::Expired, Failure::after_send(code), now);
     }
 
+    // ── the task ─────────────────────────────────────────────────────────────────────────────────
+
+    /// Begins the stream of a task in this state. Its request has the ID that the stream owes a
+    /// response for.
+    pub fn handle_task(&mut self, state: TaskState, now: Instant) {
+        self.task_stream().begin(state, now);
+        self.restart_abandon();
+    }
+
+    /// The client requests or changes the state of the task, by the returned part. Restarts the
+    /// timers; see [`Self::handle_touch`].
+    pub fn handle_task_request(&mut self, now: Instant) -> TaskStream<'_> {
+        self.handle_touch(now);
+        self.task_stream()
+    }
+
+    /// The call becomes a task, and `handle` is the response that the stream owes. Returns the
+    /// place in the upstream's response where the task's stream begins. Returns `None` if the
+    /// call cannot become a task now: it has a response or no reader, or has ended.
+    pub fn handle_promoted(&mut self, handle: &[u8], now: Instant) -> Option<UpstreamCursor> {
+        if !self.lifecycle.has_no_response() || !self.can_hand_over() {
+            return None;
+        }
+        let lifecycle = &mut self.lifecycle;
+        let id = lifecycle.owed_responses.due().next().cloned()?;
+        lifecycle.open(HeadOrigin::Proxy);
+        let seq = lifecycle.numbering.push(b"message", handle);
+        lifecycle.owed_responses.answer(&id, seq, false);
+        lifecycle.begin_seal(Outcome::Completed, now);
+        Some(std::mem::replace(&mut self.upstream, UpstreamCursor::new(now)))
+    }
+
+    /// Returns true if a client is attached to get the handle of a task, and the upstream call is
+    /// not between two connections.
+    fn can_hand_over(&self) -> bool {
+        self.reader.is_attached() && !self.lifecycle.timers.is_set(Timer::Reopen)
+    }
+
     // ── the log ──────────────────────────────────────────────────────────────────────────────────
-
-    /// The store accepted the batch that [`Self::poll_batch`] returned: its events may be read now.
-    pub fn handle_stored(&mut self, now: Instant) {
-        self.numbering.note_stored();
-        self.finish_seal(now);
-    }
-
-    /// The store refused the batch that [`Self::poll_batch`] returned: another writer has the
-    /// stream, or it has ended there. No staged event will ever be stored, owed errors included, so
-    /// none may be read: the stream ends with the last stored event.
-    pub fn handle_refused(&mut self, now: Instant) {
-        self.numbering.note_refused();
-        self.announcements = None;
-        self.failure = Some(Failure::after_send(ErrorCode::StoreFailed));
-        self.begin_seal(Outcome::Failed, now);
-        self.finish_seal(now);
-    }
 
     /// The log dropped its events up to `upto`.
     pub fn handle_trimmed(&mut self, upto: Seq) {
-        self.numbering.note_trimmed(upto);
-        self.server_requests.handle_trimmed(self.trimmed());
+        self.lifecycle.numbering.handle_trimmed(upto);
+        self.server_requests.handle_trimmed(self.numbering().trimmed());
     }
 
-    /// The log is over its limits although every releasable event was dropped, or it no longer is.
-    /// A stream that has ended needs no more memory.
-    pub fn handle_full(&mut self, full: bool, now: Instant) {
-        if self.sealing.is_some() || !self.policy.can_pause {
-            return;
-        }
-        if !full {
-            self.timers.stop(Timer::Full);
-        } else if !self.timers.is_set(Timer::Full) {
-            self.timers.set(Timer::Full, now + self.policy.full_wait);
-        }
+    /// Returns the memory of requests to the client beside the events, in bytes.
+    pub fn requests_len(&self) -> usize {
+        self.server_requests.byte_len() + self.task.as_ref().map_or(0, |task| task.state().record().byte_len())
     }
 
-    /// Returns the next batch to store, in order, or `None` while one is being stored or nothing is
-    /// staged.
-    pub fn poll_batch(&mut self) -> Option<Batch> {
-        self.numbering.take_batch()
-    }
-
-    /// Returns the next effect for the caller to carry out.
-    pub fn poll_effect(&mut self) -> Option<Effect> {
-        self.effects.pop_front()
+    /// Returns the time since which the upstream has waited for a response to `id`, or `None` if it
+    /// does not wait.
+    pub fn awaits_response_since(&self, id: &RequestId) -> Option<Instant> {
+        if self.lifecycle.is_sealed() { None } else { self.server_requests.outstanding_since(id) }
     }
 
     // ── decisions ────────────────────────────────────────────────────────────────────────────────
 
-    /// Returns whether the stream takes further events: its head has come, and its end is not
-    /// decided.
-    pub fn can_append(&self) -> bool {
-        self.phase == Phase::Open && self.sealing.is_none()
+    /// Ends the stream, and its task, with `failure` as the error for each owed response; see
+    /// [`Lifecycle::fail`].
+    fn fail(&mut self, outcome: Outcome, failure: Failure, now: Instant) {
+        if self.lifecycle.ending().is_none() && !self.lifecycle.owes_nothing() {
+            self.task_stream().end(tasks::Outcome::Failed, now);
+        }
+        let headers = self.late_facts.as_ref().and_then(|facts| facts.refusal());
+        self.lifecycle.fail(outcome, failure, headers, now);
     }
 
-    /// Opens a stream that waits for a head. Returns false if it does not wait.
-    fn open(&mut self, head_origin: HeadOrigin) -> bool {
-        self.timers.stop(Timer::Commit);
-        let is_first_head = self.phase == Phase::Waiting;
-        if is_first_head {
-            self.phase = Phase::Open;
-            self.head_origin = head_origin;
-            if let Some(announcements) = &mut self.announcements {
-                announcements.log_opening(&mut self.numbering);
-            }
-        }
-        is_first_head
+    /// Responds to the logged pings that are due.
+    fn answer_pings(&mut self, now: Instant) {
+        let has_reader = self.has_reader_for_requests();
+        self.server_requests.answer_due_pings(&mut self.lifecycle, has_reader, now);
     }
 
-    fn pass_through(&mut self, now: Instant) {
-        self.phase = Phase::Passed;
-        // As for a seal, the retention begins with the response if its client left before.
-        self.reader.note_passed(now);
-        for timer in [Timer::Commit, Timer::Call, Timer::Abandon] {
-            self.timers.stop(timer);
-        }
-    }
-
-    fn note_message(&mut self, message: &Message, seq: Seq, is_alone: bool, now: Instant) {
-        match message {
-            Message::Request { id, method } => {
-                self.server_requests.add(id.clone(), seq, is_alone, now);
-                if self.policy.should_answer_pings && method == PING {
-                    self.upstream.note_ping();
-                    self.server_requests.mark_ping(id);
-                    self.answer_pings(now);
-                } else if self.policy.should_refuse_requests {
-                    self.server_requests.answer(id);
-                    self.effects.push_back(Effect::RefuseServerRequest(id.clone()));
-                }
-            }
-            Message::Response { id: Some(id), .. } if self.policy.kind == StreamKind::Standalone => {
-                self.effects.push_back(Effect::NoteResponse(id.clone()));
-            }
-            Message::Response { id: Some(id), is_error } => {
-                self.owed_responses.answer(id, seq, *is_error);
-            }
-            Message::Response { id: None, .. } | Message::Notification { .. } => {}
-        }
+    /// Returns true if a reader is attached that takes requests of the server.
+    fn has_reader_for_requests(&self) -> bool {
+        self.reader.is_attached() && !self.lifecycle.policy.should_refuse_requests
     }
 }

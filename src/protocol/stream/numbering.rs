@@ -8,7 +8,7 @@ use crate::ids::Seq;
 
 /// The events of one stream: trimmed, stored, being stored and staged, in this order.
 #[derive(Debug)]
-pub(super) struct Numbering {
+pub struct Numbering {
     /// The last event that the log has dropped.
     trimmed: Seq,
     /// The last event that the store has accepted.
@@ -24,7 +24,7 @@ impl Numbering {
         Self::following(Seq(0), Seq(0))
     }
 
-    /// Numbering that goes on after `tail`, in a log that was trimmed up to `trimmed`.
+    /// Returns the numbering after `tail`, in a log that was trimmed up to `trimmed`.
     pub(super) fn following(tail: Seq, trimmed: Seq) -> Self {
         Self { trimmed, tail, storing: 0, staged: Batch::starting_at(Seq(tail.0 + 1)) }
     }
@@ -39,8 +39,8 @@ impl Numbering {
         self.staged.push(name, data)
     }
 
-    /// Returns the bytes of the staged events.
-    pub(super) fn staged_len(&self) -> usize {
+    /// Returns the bytes of the events that the store has not been given yet.
+    pub fn staged_len(&self) -> usize {
         self.staged.byte_len()
     }
 
@@ -57,44 +57,45 @@ impl Numbering {
     }
 
     /// The store has accepted the batch that [`Self::take_batch`] returned.
-    pub(super) fn note_stored(&mut self) {
+    pub(super) fn handle_stored(&mut self) {
         self.tail = Seq(self.tail.0 + self.storing as u64);
         self.storing = 0;
     }
 
     /// The store has refused the batch: neither its events nor those staged since are events of the
     /// stream.
-    pub(super) fn note_refused(&mut self) {
+    pub(super) fn handle_refused(&mut self) {
         *self = Self::following(self.tail, self.trimmed);
     }
 
     /// The log has dropped its events up to `upto`.
-    pub(super) fn note_trimmed(&mut self, upto: Seq) {
+    pub(super) fn handle_trimmed(&mut self, upto: Seq) {
         self.trimmed = self.trimmed.max(upto);
     }
 
     /// Another writer has logged events up to `tail`, or the store has them from there.
-    pub(super) fn note_remote_tail(&mut self, tail: Seq) {
+    pub(super) fn handle_remote_tail(&mut self, tail: Seq) {
         self.tail = self.tail.max(tail);
         self.staged = Batch::starting_at(Seq(self.tail.0 + 1));
     }
 
-    /// The last event that may be read.
-    pub(super) fn tail(&self) -> Seq {
+    /// Returns the last event that may be read.
+    pub fn tail(&self) -> Seq {
         self.tail
     }
 
-    /// The last event that is gone.
-    pub(super) fn trimmed(&self) -> Seq {
+    /// Returns the last event that is gone.
+    pub fn trimmed(&self) -> Seq {
         self.trimmed
     }
 
-    /// The last event that has a number.
-    pub(super) fn last(&self) -> Seq {
+    /// Returns the last event that has a number. The store may not have accepted the events behind
+    /// the tail yet.
+    pub fn last(&self) -> Seq {
         Seq(self.tail.0 + (self.storing + self.staged.len()) as u64)
     }
 
-    /// True if the store has every numbered event.
+    /// Returns true if the store has every numbered event.
     pub(super) fn is_stored(&self) -> bool {
         self.storing == 0 && self.staged.is_empty()
     }

@@ -21,11 +21,11 @@ pub enum OwedResponse {
     Due,
     /// The response is the event with this number.
     Answered(Seq),
-    /// The client cancelled the request: a response may still come, none is owed.
+    /// The client cancelled the request: a response may still come, but is not owed.
     Cancelled,
 }
 
-/// The owed responses of one stream. A standalone stream owes none.
+/// The owed responses of one stream. A standalone stream owes no response.
 #[derive(Debug)]
 pub struct OwedResponses {
     owed: Vec<(RequestId, OwedResponse)>,
@@ -52,7 +52,7 @@ struct Unanswered {
 }
 
 impl OwedResponse {
-    /// Returns the event of the response, or `None` if there is none.
+    /// Returns the event of the response, or `None` without one.
     pub(super) fn event(self) -> Option<Seq> {
         match self {
             Self::Answered(seq) => Some(seq),
@@ -73,7 +73,7 @@ impl OwedResponses {
         for (_, response) in &owed {
             match response {
                 OwedResponse::Due => responses.due += 1,
-                OwedResponse::Answered(seq) => responses.note_response(*seq),
+                OwedResponse::Answered(seq) => responses.count_response(*seq),
                 OwedResponse::Cancelled => {}
             }
         }
@@ -85,7 +85,7 @@ impl OwedResponses {
         (self.owed.clone(), self.last_error)
     }
 
-    /// Moves the parts out; none is owed afterwards.
+    /// Moves the parts out; no response is owed afterwards.
     pub(super) fn take_parts(&mut self) -> (Vec<(RequestId, OwedResponse)>, Option<Seq>) {
         let Self { owed, last_error, .. } = std::mem::replace(self, Self::new(Vec::new()));
         (owed, last_error)
@@ -125,12 +125,12 @@ impl OwedResponses {
         self.first_unanswered(id).is_some()
     }
 
-    /// Returns the number of settled requests: answered or cancelled.
+    /// Returns the number of settled requests: with a response, or cancelled.
     pub fn settled_len(&self) -> usize {
         self.owed.len() - self.due
     }
 
-    /// Returns the number of answered requests.
+    /// Returns the number of requests with a response.
     pub fn answered_len(&self) -> usize {
         self.answered
     }
@@ -140,18 +140,17 @@ impl OwedResponses {
         self.due == 0
     }
 
-    /// Returns true if every id has its response, so that nothing more can be expected of the
-    /// upstream.
+    /// Returns true if every id has its response, so that no more is expected of the upstream.
     pub fn is_answered(&self) -> bool {
         self.answered == self.owed.len()
     }
 
-    /// Returns the event of the last response, or `None` if there is none.
+    /// Returns the event of the last response, or `None` without one.
     pub fn last_response(&self) -> Option<Seq> {
         if self.answered > 0 { Some(self.responses.1) } else { None }
     }
 
-    /// Returns the event of the first response, or `None` if there is none.
+    /// Returns the event of the first response, or `None` without one.
     pub fn first_response(&self) -> Option<Seq> {
         if self.answered > 0 { Some(self.responses.0) } else { None }
     }
@@ -166,19 +165,19 @@ impl OwedResponses {
         self.last_error.is_some()
     }
 
-    /// Returns the event of the last response that was an error, or `None` if there is none.
+    /// Returns the event of the last response that was an error, or `None` without one.
     pub fn last_error(&self) -> Option<Seq> {
         self.last_error
     }
 
-    /// Notes the response at `seq`, for the first request of that id that has none.
+    /// Records the response at `seq`, for the first request of that id without a response.
     pub(super) fn answer(&mut self, id: &RequestId, seq: Seq, is_error: bool) {
         if let Some(index) = self.first_unanswered(id) {
             self.settle(index, seq, is_error);
         }
     }
 
-    /// Notes an error as the response to each due request; `log` writes it and returns its event.
+    /// Records an error as the response to each due request; `log` writes it and returns its event.
     pub(super) fn fail_due(&mut self, mut log: impl FnMut(&RequestId) -> Seq) {
         for index in 0..self.owed.len() {
             if let (id, OwedResponse::Due) = &self.owed[index] {
@@ -216,6 +215,14 @@ impl OwedResponses {
         self.due < before
     }
 
+    /// Cancels each due request.
+    pub(super) fn cancel_due(&mut self) {
+        let due: Vec<RequestId> = self.due().cloned().collect();
+        for id in &due {
+            self.cancel(id);
+        }
+    }
+
     /// Returns the index of the first request of this id that has no response. Later ones are in
     /// the same state, because a cancel covers all of them.
     fn first_unanswered(&self, id: &RequestId) -> Option<usize> {
@@ -228,7 +235,8 @@ impl OwedResponses {
         }
     }
 
-    /// Notes the response at `seq` for the request at `index`, the first of its id that has none.
+    /// Records the response at `seq` for the request at `index`, the first of its id without a
+    /// response.
     fn settle(&mut self, index: usize, seq: Seq, is_error: bool) {
         let (id, response) = &mut self.owed[index];
         self.due -= usize::from(*response == OwedResponse::Due);
@@ -236,13 +244,13 @@ impl OwedResponses {
         if let Some(unanswered) = self.index.as_mut().and_then(|index| index.get_mut(id)) {
             unanswered.indexes.pop_front();
         }
-        self.note_response(seq);
+        self.count_response(seq);
         if is_error {
             self.last_error = self.last_error.max(Some(seq));
         }
     }
 
-    fn note_response(&mut self, seq: Seq) {
+    fn count_response(&mut self, seq: Seq) {
         let (first, last) = self.responses;
         self.responses = if self.answered == 0 { (seq, seq) } else { (first.min(seq), last.max(seq)) };
         self.answered += 1;
@@ -349,7 +357,7 @@ mod tests {
         }
     }
 
-    /// Comparisons for a batch of so many: answered one by one from the end, cancelled, and failed.
+    /// Comparisons for a batch of so many: settled one by one from the end, cancelled, and failed.
     fn work(of: usize) -> usize {
         let responses = || OwedResponses::new((0..of).map(id).collect());
         comparisons(|| {

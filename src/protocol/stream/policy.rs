@@ -29,13 +29,13 @@ pub struct Policy {
     pub retention: Duration,
     /// Limit for the upstream call.
     pub call_timeout: Option<Duration>,
-    /// Time in which a cancelled call may still be answered.
+    /// Time in which a cancelled call may still get its response.
     pub cancel_grace: Duration,
     /// Time for which a full stream waits for a reader to take something.
     pub full_wait: Duration,
     /// Time for which messages after the last owed response are logged.
     pub linger: Duration,
-    /// Time without a message of the upstream after which it is the client's turn to answer.
+    /// Time without a message of the upstream after which it is the client's turn to respond.
     pub input_grace: Duration,
     /// Time after which the proxy commits a response of its own, or `None` if it never does.
     pub commit_after: Option<Duration>,
@@ -50,8 +50,8 @@ pub struct Policy {
     /// True if the client accepts no stream: server→client requests are refused on its behalf.
     #[serde(rename = "refuses_asks")]
     pub should_refuse_requests: bool,
-    /// True if the proxy answers the server's pings where the client cannot. Never in the modern
-    /// era, which has none.
+    /// True if the proxy responds to the server's pings where the client cannot. Never in the modern
+    /// era, which has no pings of the server.
     #[serde(rename = "answers_pings", default)]
     pub should_answer_pings: bool,
     /// True if an abandoned call is announced upstream by `notifications/cancelled` (never for
@@ -66,13 +66,13 @@ pub struct Policy {
     pub legacy_task: Option<LegacyTask>,
 }
 
-/// Terms of a task of 2025-11-25. Its stream is that of its call, with the messages of the server;
+/// Terms of a task of 2025-11-25. Its stream is its call's, with the messages of the server;
 /// `tasks/result` reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LegacyTask {
     /// Time of the call by the wall clock, in milliseconds since 1970.
     pub created_ms: u64,
-    /// Lifetime that the client was promised, in milliseconds, or `None` if it asked for none.
+    /// Lifetime that the client was promised, in milliseconds, or `None` if it requested none.
     pub ttl_ms: Option<u64>,
 }
 
@@ -102,6 +102,11 @@ impl Policy {
             is_task: false,
             legacy_task: None,
         }
+    }
+
+    /// Returns the time for which a detached stream of the modern era is kept, after this `retry`.
+    pub(super) fn grace(&self, last_retry: Duration) -> Duration {
+        self.modern_grace.unwrap_or(last_retry * 2 + Duration::from_secs(1))
     }
 
     /// Returns true if the events of the stream are records of a task's state, which no client

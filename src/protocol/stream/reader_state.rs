@@ -32,6 +32,19 @@ pub struct ReaderState {
     given: Given,
     /// Time at which a connection first ended without the whole response.
     first_cut: Option<Instant>,
+    /// The `retry` that was last sent downstream.
+    last_retry: Duration,
+}
+
+/// The way of a client that reads a stream again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resume {
+    /// By GET, or by a token.
+    ByCursor,
+    /// By the stream's URL.
+    ByUrl,
+    /// By the same POST, or by the token of an interim result. Its client may not resume by GET.
+    ByPost,
 }
 
 /// Part of the response that the last connection was given.
@@ -50,6 +63,9 @@ enum Given {
 /// its POST again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LastConnection {
+    pub(super) left_at: Instant,
+    /// Number of connections that were ever attached.
+    pub(super) connections: u32,
     pub(super) is_delivered: bool,
     pub(super) has_closed_gracefully: bool,
     pub(super) is_whole: bool,
@@ -70,10 +86,10 @@ pub(super) struct ReaderProgress {
     /// True if an event ID was ever written.
     #[serde(rename = "primed")]
     is_primed: bool,
-    /// True if a client has ever come back by GET or by a token.
+    /// True if a client has ever resumed by GET or by a token.
     #[serde(rename = "returned")]
     has_reconnected: bool,
-    /// True if a client has ever come back by the stream's URL.
+    /// True if a client has ever resumed by the stream's URL.
     #[serde(rename = "by_url")]
     has_used_url: bool,
     /// The last event written to any connection.
@@ -101,7 +117,7 @@ impl ReaderProgress {
 }
 
 impl ReaderState {
-    pub(super) fn new(now: Instant) -> Self {
+    pub(super) fn new(retry: Duration, now: Instant) -> Self {
         Self {
             attached: None,
             since: now,
@@ -114,20 +130,21 @@ impl ReaderState {
             has_closed_gracefully: false,
             given: Given::Part,
             first_cut: None,
+            last_retry: retry,
         }
     }
 
-    /// Restores the state of a stream that has ended.
-    pub(super) fn of_ended(
-        (since, connections): (Instant, u32),
-        last: LastConnection,
-        progress: ReaderProgress,
-        takeovers: Takeovers,
-    ) -> Self {
-        let LastConnection { is_delivered, has_closed_gracefully, is_whole, first_cut } = last;
+    /// Restores the state of a stream that has ended, without its rest.
+    pub(super) fn of_ended(last: LastConnection) -> Self {
+        let LastConnection { left_at, connections, is_delivered, has_closed_gracefully, is_whole, first_cut } = last;
         let given = if is_whole { Given::Whole } else { Given::Part };
-        let new = Self::new(since);
-        Self { progress, takeovers, connections, is_delivered, has_closed_gracefully, given, first_cut, ..new }
+        let new = Self::new(Duration::ZERO, left_at);
+        Self { connections, is_delivered, has_closed_gracefully, given, first_cut, ..new }
+    }
+
+    /// Restores the rest of the state of a stream that has ended.
+    pub(super) fn put_rest(&mut self, last_retry: Duration, progress: ReaderProgress, takeovers: Takeovers) {
+        (self.last_retry, self.progress, self.takeovers) = (last_retry, progress, takeovers);
     }
 
     pub(super) fn takeovers(&self) -> Takeovers {
@@ -139,7 +156,7 @@ impl ReaderState {
     }
 
     pub(super) fn restore(&mut self, progress: ReaderProgress) {
-        *self = Self { progress, ..Self::new(self.since) };
+        *self = Self { progress, ..Self::new(self.last_retry, self.since) };
     }
 
     /// Adds the progress of connections in another process to the progress here.
@@ -176,29 +193,31 @@ impl ReaderState {
     }
 
     /// Returns true if the last message is known to have arrived.
-    pub(super) fn is_delivered(&self) -> bool {
+    pub fn is_delivered(&self) -> bool {
         self.is_delivered
     }
 
-    pub(super) fn note_delivered(&mut self) {
+    /// The response that carried the last event is known to have arrived.
+    pub fn set_delivered(&mut self) {
         self.is_delivered = true;
     }
 
-    pub(super) fn note_graceful_close(&mut self) {
+    /// The connection that carried the last event closed gracefully.
+    pub fn handle_graceful_close(&mut self) {
         self.has_closed_gracefully = self.attached.is_none();
     }
 
-    /// Notes that the attached connection was given the whole response. `may_break`: the end of the
-    /// connection shows whether it broke.
-    pub(super) fn note_whole(&mut self, attach: AttachId, may_break: bool) {
+    /// The connection `attach` was given the last event. `may_break`: [`Self::handle_broken`]
+    /// follows if it breaks.
+    pub fn handle_whole(&mut self, attach: AttachId, may_break: bool) {
         if self.is(attach) {
             self.given = if may_break { Given::WholeBy(attach) } else { Given::Whole };
         }
     }
 
-    /// Notes that the connection of a whole response broke. The client has left now, and not when
-    /// the response was written.
-    pub(super) fn note_broken(&mut self, attach: AttachId, now: Instant) {
+    /// The connection `attach` of a whole response broke. The client has left now, and not when the
+    /// response was written.
+    pub fn handle_broken(&mut self, attach: AttachId, now: Instant) {
         if self.given == Given::WholeBy(attach) && self.attached.is_none() {
             self.given = Given::Part;
             self.since = now;
@@ -206,8 +225,8 @@ impl ReaderState {
         }
     }
 
-    /// Notes that the response passes at `now`: a connection that ended before had nothing of it.
-    pub(super) fn note_passed(&mut self, now: Instant) {
+    /// The response passes at `now`: a connection that ended before had nothing of it.
+    pub(super) fn handle_passed(&mut self, now: Instant) {
         if self.attached.is_none() {
             self.since = now;
         }
@@ -228,7 +247,7 @@ impl ReaderState {
     }
 
     /// Returns true if the connection that was given the whole response may still break.
-    pub(super) fn is_settling(&self) -> bool {
+    pub fn is_settling(&self) -> bool {
         matches!(self.given, Given::WholeBy(_)) && !self.is_delivered
     }
 
@@ -274,16 +293,16 @@ impl ReaderState {
         self.progress.confirmed
     }
 
-    /// Returns the cursor of a client that comes back with the token of an interim result: the last
+    /// Returns the cursor of a client that resumes with the token of an interim result: the last
     /// event before the newest interim result that was written without an error.
     pub fn interim_cursor(&self) -> Seq {
         let acked = self.progress.acked_interim;
         self.unacked_interim.map_or(acked, |(_, upto)| upto.max(acked))
     }
 
-    /// Notes an interim result behind the event at `upto`. `proves`: clients get their token from
+    /// Records an interim result behind the event at `upto`. `proves`: clients get their token from
     /// interim results alone. The first one then counts as arrived, since only a client that has it
-    /// can come back with a token.
+    /// can resume with a token.
     pub(super) fn begin_interim(&mut self, attach: AttachId, upto: Seq, proves: bool) {
         if proves && !self.progress.has_interim {
             self.progress.acked_interim = upto;
@@ -292,8 +311,8 @@ impl ReaderState {
         self.unacked_interim = Some((attach, upto));
     }
 
-    /// Notes whether the interim result of `attach` has arrived.
-    pub(super) fn ack_interim(&mut self, attach: AttachId, has_arrived: bool) {
+    /// The interim result of `attach` has arrived, or its connection ended before that was known.
+    pub fn ack_interim(&mut self, attach: AttachId, has_arrived: bool) {
         if let Some((_, upto)) = self.unacked_interim.take_if(|(sender, _)| *sender == attach)
             && has_arrived
         {
@@ -301,9 +320,19 @@ impl ReaderState {
         }
     }
 
-    /// Returns the `retry` for a displaced connection: doubled with each takeover within
-    /// [`RIVAL_WINDOW`] of the one before.
-    pub(super) fn takeover_retry(&self, base: Duration) -> Duration {
+    /// Returns the `retry` that was last sent.
+    pub fn last_retry(&self) -> Duration {
+        self.last_retry
+    }
+
+    pub(super) fn set_last_retry(&mut self, retry: Duration) {
+        self.last_retry = retry;
+    }
+
+    /// Returns the `retry` for the connection that was just displaced: the last one, doubled with
+    /// each takeover within [`RIVAL_WINDOW`] of the one before.
+    pub fn takeover_retry(&self) -> Duration {
+        let base = self.last_retry;
         base.saturating_mul(1 << self.takeovers.rivals.min(16)).min(RIVAL_RETRY_MAX).max(base)
     }
 
@@ -339,26 +368,23 @@ impl ReaderState {
         self.since = now;
     }
 
-    pub(super) fn note_primed(&mut self) {
+    /// An id and a `retry` were written downstream.
+    pub(super) fn handle_primed(&mut self, retry: Duration) {
         self.progress.is_primed = true;
+        self.last_retry = retry;
     }
 
-    pub(super) fn note_reconnect(&mut self) {
-        self.progress.has_reconnected = true;
+    /// A client resumes, and has confirmed the events up to `confirmed`.
+    pub(super) fn handle_resume(&mut self, resume: Resume, confirmed: Option<Seq>) {
+        self.progress.has_reconnected |= resume != Resume::ByPost;
+        self.progress.has_used_url |= resume == Resume::ByUrl;
+        self.progress.confirmed = self.progress.confirmed.max(confirmed.unwrap_or_default());
     }
 
-    pub(super) fn note_url(&mut self) {
-        self.progress.has_used_url = true;
-    }
-
-    /// Notes that events up to `upto` were written; each is written with its ID.
-    pub(super) fn note_written(&mut self, upto: Seq) {
+    /// Events up to `upto` were written; each is written with its ID.
+    pub(super) fn handle_written(&mut self, upto: Seq) {
         self.progress.is_primed |= upto > Seq(0);
         self.position = upto;
         self.progress.written = self.progress.written.max(upto);
-    }
-
-    pub(super) fn note_confirmed(&mut self, upto: Seq) {
-        self.progress.confirmed = self.progress.confirmed.max(upto);
     }
 }

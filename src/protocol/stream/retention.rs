@@ -6,19 +6,19 @@ use super::Machine;
 use super::states::{Outcome, Phase};
 use crate::ids::{Seq, StreamKind};
 
-/// Time in which a client asks once more for a task that has ended: the longest interval between
-/// two polls, and a moment.
+/// Time in which a client polls a task once more that has ended: the longest interval between two
+/// polls, and a moment.
 const POLL_PATIENCE: Duration = Duration::from_secs(11);
 
 impl Machine {
     /// Returns the last event that may be evicted: confirmed events first, then those written to a
-    /// connection. A stream that never pauses gives up its oldest events, and that of a task the
-    /// records before the present one.
+    /// connection. A stream that never pauses gives up its oldest events. The stream of a task gives
+    /// up the records before the present one.
     pub fn releasable(&self) -> Seq {
-        match (self.policy.has_records(), self.policy.can_pause) {
-            (true, _) => self.obsolete_records(),
+        match (self.policy().has_records(), self.policy().can_pause) {
+            (true, _) => self.task.as_ref().map_or(Seq(0), |task| task.obsolete_records()),
             (false, true) => self.reader.releasable(),
-            (false, false) => self.tail(),
+            (false, false) => self.numbering().tail(),
         }
     }
 
@@ -30,22 +30,22 @@ impl Machine {
             return None;
         }
         let left = self.reader.since();
-        match self.phase {
-            Phase::Sealed { at, .. } => Some(at.max(left) + self.policy.retention),
-            Phase::Passed => Some(left + self.policy.retention),
+        match self.lifecycle.phase {
+            Phase::Sealed { at, .. } => Some(at.max(left) + self.policy().retention),
+            Phase::Passed => Some(left + self.policy().retention),
             Phase::Waiting | Phase::Open => None,
         }
     }
 
-    /// Returns the time until which a client may come back for a sealed stream, if clients
-    /// reconnect within `patience`: `now` while one reads it. Returns `None` if no client is
+    /// Returns the latest time at which a client may return for a sealed stream, if clients
+    /// reconnect within `patience`: `now` while a client reads it. Returns `None` if no client is
     /// expected: the stream was delivered or cancelled, its client closed gracefully, or no client
     /// has an id of it.
     pub fn reader_expected_until(&self, patience: Duration, now: Instant) -> Option<Instant> {
-        let Phase::Sealed { outcome, at } = self.phase else { return None };
+        let Phase::Sealed { outcome, at } = self.lifecycle.phase else { return None };
         let is_wanted =
-            self.policy.kind == StreamKind::Request && outcome != Outcome::Cancelled && !self.is_delivered();
-        if self.policy.is_task {
+            self.policy().kind == StreamKind::Request && outcome != Outcome::Cancelled && !self.reader.is_delivered();
+        if self.policy().is_task {
             let until = at + patience.max(POLL_PATIENCE);
             return if is_wanted && until > now { Some(until) } else { None };
         }

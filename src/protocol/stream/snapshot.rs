@@ -19,7 +19,7 @@ use super::timers::Timer;
 use super::{Machine, Policy};
 use crate::error::Failure;
 use crate::ids::Seq;
-use crate::jsonrpc::{self, Message, RequestId};
+use crate::jsonrpc::RequestId;
 
 /// The state of a stream when its last event was numbered. Stores hold it, under the names that the
 /// serialized form gives.
@@ -65,48 +65,52 @@ pub struct SnapshotDigest {
 }
 
 impl Snapshot {
+    /// Returns a snapshot that takes every numbered event into account.
+    pub fn of(machine: &Machine) -> Self {
+        let Machine { lifecycle, reader, server_requests, .. } = machine;
+        let (owed_responses, last_error) = lifecycle.owed_responses.to_parts();
+        let (server_requests, spent) = server_requests.to_parts();
+        Self {
+            ending: lifecycle.ending(),
+            failure: lifecycle.failure,
+            owed_responses,
+            last_error,
+            server_requests,
+            spent,
+            reader: reader.progress(),
+            last_retry_ms: u64::try_from(reader.last_retry().as_millis()).unwrap_or(u64::MAX),
+            is_delivered: reader.is_delivered(),
+            is_cancelled: lifecycle.is_cancelled,
+            is_revoked: lifecycle.is_revoked,
+            upto: lifecycle.numbering.last(),
+            announcements: lifecycle.announcements.as_ref().map(|announcements| announcements.record()),
+        }
+    }
+
     /// Returns the last event that the snapshot takes into account.
     pub fn upto(&self) -> Seq {
         self.upto
     }
 }
 
+impl SnapshotDigest {
+    /// Returns the digest of a snapshot of the machine as it is now. As long as it does not change,
+    /// a new snapshot need not be written.
+    pub fn of(machine: &Machine) -> Self {
+        let Machine { lifecycle, reader, server_requests, .. } = machine;
+        Self {
+            ending: lifecycle.ending(),
+            settled: lifecycle.owed_responses.settled_len(),
+            answered: lifecycle.owed_responses.answered_len(),
+            server_request_changes: server_requests.changes(),
+            reader: reader.progress().without_written(),
+            is_delivered: reader.is_delivered(),
+            is_revoked: lifecycle.is_revoked,
+        }
+    }
+}
+
 impl Machine {
-    /// Returns a snapshot that takes every numbered event into account.
-    pub fn snapshot(&self) -> Snapshot {
-        let (owed_responses, last_error) = self.owed_responses.to_parts();
-        let (server_requests, spent) = self.server_requests.to_parts();
-        Snapshot {
-            ending: self.ending(),
-            failure: self.failure,
-            owed_responses,
-            last_error,
-            server_requests,
-            spent,
-            reader: self.reader.progress(),
-            last_retry_ms: u64::try_from(self.last_retry.as_millis()).unwrap_or(u64::MAX),
-            is_delivered: self.is_delivered(),
-            is_cancelled: self.is_cancelled,
-            is_revoked: self.is_revoked,
-            upto: self.last_numbered(),
-            announcements: self.announcements.as_ref().map(|announcements| announcements.record()),
-        }
-    }
-
-    /// Returns the digest of a snapshot taken now. As long as it does not change, a new snapshot
-    /// need not be written.
-    pub fn snapshot_digest(&self) -> SnapshotDigest {
-        SnapshotDigest {
-            ending: self.ending(),
-            settled: self.owed_responses.settled_len(),
-            answered: self.owed_responses.answered_len(),
-            server_request_changes: self.server_requests.changes(),
-            reader: self.reader.progress().without_written(),
-            is_delivered: self.is_delivered(),
-            is_revoked: self.is_revoked,
-        }
-    }
-
     /// Restores the stream of another process, or of an earlier one. The log has its events up to
     /// `tail` and has dropped those up to `trimmed`. The machine has no upstream. Without a
     /// `snapshot` the stream was never written to.
@@ -119,11 +123,12 @@ impl Machine {
         now: Instant,
     ) -> Self {
         let mut machine = Self::new(policy, ids, now);
-        machine.phase = Phase::Open;
-        machine.head_origin = HeadOrigin::Proxy;
-        machine.timers.stop(Timer::Commit);
-        machine.timers.stop(Timer::Call);
-        machine.numbering = Numbering::following(tail, trimmed);
+        let lifecycle = &mut machine.lifecycle;
+        lifecycle.phase = Phase::Open;
+        lifecycle.head_origin = HeadOrigin::Proxy;
+        lifecycle.timers.stop(Timer::Commit);
+        lifecycle.timers.stop(Timer::Call);
+        lifecycle.numbering = Numbering::following(tail, trimmed);
         if let Some(snapshot) = snapshot {
             machine.reader.restore(snapshot.reader);
             machine.apply(snapshot);
@@ -131,23 +136,10 @@ impl Machine {
         machine
     }
 
-    /// Notes an event that was logged after the snapshot was taken: it may be an owed response.
-    pub fn handle_logged(&mut self, seq: Seq, data: &[u8]) {
-        if !jsonrpc::may_have_id(data) {
-            return;
-        }
-        let Ok(body) = jsonrpc::peek(data) else { return };
-        for message in body.messages() {
-            if let Message::Response { id: Some(id), is_error } = message {
-                self.owed_responses.answer(id, seq, *is_error);
-            }
-        }
-    }
-
     /// The writer of the stream is in another process: it has logged events up to `tail` and
     /// trimmed up to `trimmed`. The current reader does not change.
     pub fn handle_remote_progress(&mut self, snapshot: Option<Snapshot>, tail: Seq, trimmed: Seq) {
-        self.numbering.note_remote_tail(tail);
+        self.lifecycle.numbering.handle_remote_tail(tail);
         self.handle_trimmed(trimmed);
         if let Some(snapshot) = snapshot {
             self.reader.merge(snapshot.reader);
@@ -155,37 +147,20 @@ impl Machine {
         }
     }
 
-    /// The writer of the stream, in another process, has sealed it. Without a snapshot the outcome
-    /// is unknown and counts as a failure.
-    pub fn handle_remote_seal(&mut self, now: Instant) {
-        if !self.is_sealed() {
-            let outcome = self.sealing.take().unwrap_or(Outcome::Failed);
-            self.phase = Phase::Sealed { outcome, at: now };
-            self.timers.stop_all();
-        }
-    }
-
-    /// Returns the outcome of a stream whose last event is numbered, or `None` if more may come.
-    pub fn ending(&self) -> Option<Outcome> {
-        match self.phase {
-            Phase::Sealed { outcome, .. } => Some(outcome),
-            Phase::Waiting | Phase::Passed | Phase::Open => self.sealing,
-        }
-    }
-
     fn apply(&mut self, snapshot: Snapshot) {
-        self.sealing = snapshot.ending;
-        self.failure = snapshot.failure;
-        self.owed_responses.restore(snapshot.owed_responses, snapshot.last_error);
+        let lifecycle = &mut self.lifecycle;
+        lifecycle.sealing = snapshot.ending;
+        lifecycle.failure = snapshot.failure;
+        lifecycle.owed_responses.restore(snapshot.owed_responses, snapshot.last_error);
+        lifecycle.is_cancelled |= snapshot.is_cancelled;
+        lifecycle.is_revoked |= snapshot.is_revoked;
+        lifecycle.announcements = snapshot.announcements.map(|record| Box::new(AnnouncementState::restore(record)));
         self.server_requests.restore(snapshot.server_requests, snapshot.spent, self.input_turn.quiet_since());
-        self.server_requests.handle_trimmed(self.trimmed());
-        self.last_retry = Duration::from_millis(snapshot.last_retry_ms);
+        self.server_requests.handle_trimmed(lifecycle.numbering.trimmed());
+        self.reader.set_last_retry(Duration::from_millis(snapshot.last_retry_ms));
         if snapshot.is_delivered {
-            self.reader.note_delivered();
+            self.reader.set_delivered();
         }
-        self.is_cancelled |= snapshot.is_cancelled;
-        self.is_revoked |= snapshot.is_revoked;
-        self.announcements = snapshot.announcements.map(|record| Box::new(AnnouncementState::restore(record)));
         self.restart_abandon();
     }
 }
@@ -210,7 +185,7 @@ mod tests {
         let snapshot: Snapshot = serde_json::from_str(RECORD).unwrap();
         let policy = Policy::of_ended(Era::Legacy, Duration::ZERO, true);
         let restored = Machine::restore(policy, vec![], Some(snapshot), Seq(2), Seq(0), clock::now());
-        assert_eq!(serde_json::to_string(&restored.snapshot()).unwrap(), RECORD);
+        assert_eq!(serde_json::to_string(&Snapshot::of(&restored)).unwrap(), RECORD);
     }
 
     #[test]

@@ -13,11 +13,11 @@ use crate::tasks::Continuation;
 pub enum Outcome {
     /// Every owed response came.
     Completed,
-    /// The proxy had to write an error for at least one of them.
+    /// The proxy had to write an error for at least one owed response.
     Failed,
     /// The client cancelled it.
     Cancelled,
-    /// No client came back in time, the call took too long, or the session ended.
+    /// No client returned in time, the call took too long, or the session ended.
     Expired,
 }
 
@@ -45,7 +45,7 @@ pub enum Phase {
     Passed,
     /// The response is an SSE stream; events are logged.
     Open,
-    /// The stream has ended; it is readable until retention is over.
+    /// The stream has ended; it is readable until its retention ends.
     Sealed {
         /// The outcome.
         outcome: Outcome,
@@ -76,18 +76,18 @@ pub enum Effect {
     KeepAlive,
     /// Close the upstream call.
     Close,
-    /// Ask the upstream to go on after this event ID of its own, or open the standalone stream anew
-    /// if it is `None`.
+    /// Resume the upstream's response after this event ID of its own, or open the standalone stream
+    /// anew if it is `None`.
     Reopen(Option<Bytes>),
-    /// Announce to the client that the upstream could not go on where it was, and that messages in
-    /// between are lost.
+    /// Announce to the client that the upstream could not resume its response, and that messages
+    /// in between are lost.
     AnnounceGap,
-    /// Note in the session that the response to this request came on its standalone stream.
-    NoteResponse(RequestId),
+    /// Record in the session that the response to this request came on its standalone stream.
+    RecordResponse(RequestId),
     /// Announce to the client that its session was opened again at a server that had forgotten it.
     AnnounceRevival,
     /// Make the call a task, if that is possible now.
     Promote,
-    /// Call the server again with the client's answers.
+    /// Call the server again with the client's responses.
     CallAgain(Continuation),
 }

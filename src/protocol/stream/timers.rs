@@ -8,19 +8,19 @@ use std::time::Instant;
 pub(super) enum Timer {
     /// The proxy begins the response itself.
     Commit,
-    /// The upstream is asked to go on.
+    /// The upstream call is resumed.
     Reopen,
     /// Messages behind the last owed response are no longer logged.
     Linger,
-    /// A cancelled request may no longer be answered.
+    /// A cancelled request may no longer get its response.
     CancelGrace,
     /// The upstream call has taken too long.
     Call,
     /// No reader has taken anything from the full stream for too long.
     Full,
-    /// No reader has come back in time.
+    /// No reader has returned in time.
     Abandon,
-    /// The reader has not answered a ping.
+    /// The reader has not responded to a ping.
     Ping,
     /// The call becomes a task.
     Promote,

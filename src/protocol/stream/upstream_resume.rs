@@ -15,6 +15,8 @@ const DEFAULT_RETRY: Duration = Duration::from_secs(1);
 /// Minimum pause before a standalone stream is reopened, so that a server with a `retry` of 0 is
 /// not hammered.
 const STANDALONE_PAUSE_MIN: Duration = Duration::from_millis(500);
+/// Pause between two attempts to open a standalone stream whose session the upstream does not know.
+const DORMANT_RETRY: Duration = Duration::from_secs(60);
 /// Maximum of the back-off between attempts to reopen a standalone stream.
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
 
@@ -29,7 +31,7 @@ pub enum Ending {
     Clean,
     /// A broken connection, or half an event at the end.
     Broken,
-    /// The upstream refused to go on, with this status.
+    /// The upstream refused to resume, with this status.
     Refused(u16),
     /// The upstream no longer knows the session. A standalone stream stays open until its session
     /// is opened again.
@@ -39,6 +41,18 @@ pub enum Ending {
     Unavailable,
 }
 
+/// A change of the session of a standalone stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SessionChange {
+    /// The session is being opened again: the stream is opened anew under its new name, at once.
+    Reopening,
+    /// The session is gone at the server after all, or its handshake has failed.
+    Lost,
+    /// The session was opened again: the client learns that all that the server kept for the
+    /// session is gone.
+    Revived,
+}
+
 /// The consequence of an [`Ending`].
 pub(super) enum Next {
     /// The call is resumed after this pause.
@@ -46,8 +60,6 @@ pub(super) enum Next {
     /// The call is resumed after this pause, without the event ID that was refused: the events
     /// after that ID are lost.
     ReopenAnew(Duration),
-    /// The stream stays open without an upstream.
-    Wait,
     /// The call has failed.
     Fail(Failure),
 }
@@ -56,8 +68,8 @@ pub(super) enum Next {
 #[derive(Debug)]
 pub struct UpstreamCursor {
     last_id: Option<Bytes>,
-    /// True if `last_id` came with the response that is being read. The end of a response that
-    /// brought none is a failure.
+    /// True if `last_id` came with the response that is being read. The end of a response without a
+    /// new id is a failure.
     has_new_id: bool,
     /// True if the awaited response was requested by `last_id`.
     has_sent_id: bool,
@@ -67,6 +79,9 @@ pub struct UpstreamCursor {
     requested_at: Instant,
     /// True if the server has sent a ping.
     has_pinged: bool,
+    /// True if the upstream no longer knows the session of a standalone stream. A later request
+    /// may open it again.
+    is_dormant: bool,
 }
 
 impl UpstreamCursor {
@@ -79,22 +94,30 @@ impl UpstreamCursor {
             attempts: 0,
             requested_at: now,
             has_pinged: false,
+            is_dormant: false,
         }
     }
 
-    /// The server sent a ping: one that it sends while no response is open would cost the session.
-    pub(super) fn note_ping(&mut self) {
+    /// Returns true if the upstream no longer knows the session of this standalone stream.
+    pub fn is_dormant(&self) -> bool {
+        self.is_dormant
+    }
+
+    /// The server sent a ping. A ping while no response is open would cost the session.
+    pub(super) fn handle_ping(&mut self) {
         self.has_pinged = true;
     }
 
-    pub(super) fn note_opened(&mut self) {
+    /// A response has begun.
+    pub(super) fn handle_opened(&mut self) {
+        self.is_dormant = false;
         self.has_sent_id = false;
         self.attempts = 0;
     }
 
     /// Keeps the id and `retry` of an event. An id that is no valid header value cannot be sent
     /// back.
-    pub(super) fn note_event(&mut self, event: &sse::Event) {
+    pub(super) fn handle_event(&mut self, event: &sse::Event) {
         if let Some(id) = &event.id {
             self.has_new_id |= self.last_id.as_ref() != Some(id);
             self.last_id = if is_header_value(id) { Some(id.clone()) } else { None };
@@ -108,7 +131,7 @@ impl UpstreamCursor {
     pub(super) fn after_end(&mut self, ending: Ending, policy: &Policy, now: Instant) -> Next {
         let is_anew = policy.kind == StreamKind::Standalone && self.forget_refused_id(ending);
         if ending == Ending::SessionLost && policy.kind == StreamKind::Standalone {
-            return Next::Wait;
+            return Next::Reopen(self.wait_for_session());
         }
         let pause = match policy.kind {
             StreamKind::Standalone if is_anew => Ok(self.back_off()),
@@ -143,8 +166,8 @@ impl UpstreamCursor {
         }
     }
 
-    /// Returns the pause before a standalone stream is reopened. That of a server that pings is
-    /// reopened at once, but no sooner after the last request than another would be.
+    /// Returns the pause before a standalone stream is reopened. If the server pings, it is reopened
+    /// at once, but no sooner after the last request than another would be.
     fn standalone_pause(&mut self, ending: Ending, now: Instant) -> Result<Duration, Failure> {
         match ending {
             Ending::Clean | Ending::Broken if self.has_pinged && self.attempts == 0 => {
@@ -160,7 +183,7 @@ impl UpstreamCursor {
     }
 
     /// Forgets the event ID if the upstream refused it, and returns true then. Some servers send
-    /// ids from which they can never go on: such an id is sent once.
+    /// ids that they can never resume from: such an id is sent once.
     fn forget_refused_id(&mut self, ending: Ending) -> bool {
         let may_mean_id = matches!(ending, Ending::Refused(status) if !NOT_ABOUT_IDS.contains(&status));
         let is_refused = may_mean_id && self.has_sent_id;
@@ -170,9 +193,17 @@ impl UpstreamCursor {
         is_refused
     }
 
+    /// Waits until the session is opened again. Returns the pause before the next attempt, since a
+    /// refusal may have been temporary.
+    pub(super) fn wait_for_session(&mut self) -> Duration {
+        self.is_dormant = true;
+        DORMANT_RETRY
+    }
+
     /// Forgets the position: the session was opened again, and its server knows no event ID from
     /// before.
     pub(super) fn begin_anew(&mut self) {
+        self.is_dormant = false;
         self.last_id = None;
         self.has_sent_id = false;
         self.attempts = 0;
@@ -187,7 +218,7 @@ impl UpstreamCursor {
         pause
     }
 
-    /// Notes that the call is being resumed, and returns the event ID to send.
+    /// Resumes the call. Returns the event ID to send.
     pub(super) fn reopen(&mut self, now: Instant) -> Option<Bytes> {
         self.requested_at = now;
         self.has_new_id = false;

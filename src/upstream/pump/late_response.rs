@@ -19,7 +19,6 @@ use crate::protocol::error::ErrorCode;
 use crate::protocol::headers;
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::refusal::RefusalHeaders;
-use crate::protocol::stream::Machine;
 use crate::upstream::late_responses::{self, Source};
 use crate::upstream::observed::CredentialKind;
 
@@ -75,7 +74,7 @@ impl Pump {
         let has_standalone = binding.session.as_ref().is_some_and(|id| {
             !self.log.sessions().standalone_of(id, std::slice::from_ref(&binding.principal)).is_empty()
         });
-        self.writer.update(|machine, now| machine.handle_accepted(has_standalone, now)).await;
+        self.writer.update(|machine, now| machine.late_head().handle_accepted(has_standalone, now)).await;
         true
     }
 
@@ -89,7 +88,7 @@ impl Pump {
     }
 
     fn is_late(&self) -> bool {
-        self.writer.stream().with_machine(Machine::is_committed)
+        self.writer.stream().with_machine(|machine| machine.lifecycle().is_committed())
     }
 
     fn learn(&self) {

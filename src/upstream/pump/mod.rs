@@ -132,13 +132,13 @@ struct End {
 impl End {
     /// Returns the end of a sealed stream, or `None` for another.
     fn of(machine: &Machine, at: Instant) -> Option<Self> {
-        let Phase::Sealed { outcome, .. } = machine.phase() else { return None };
+        let Phase::Sealed { outcome, .. } = machine.lifecycle().phase() else { return None };
         Some(Self {
             kind: machine.policy().kind,
             outcome,
-            failure: machine.failure(),
+            failure: machine.lifecycle().failure(),
             is_attached: machine.reader().is_attached(),
-            events: machine.tail().0,
+            events: machine.numbering().tail().0,
             connections: machine.reader().connections(),
             at,
         })
@@ -163,9 +163,9 @@ impl Arrived {
     /// Passes the events to the machine. They are dropped here, before a store is waited for: they
     /// are encoded by then.
     fn pass_to(self, machine: &mut Machine, now: Instant) {
-        machine.reserve(self.events.len(), self.bytes);
+        machine.lifecycle_mut().reserve(self.events.len(), self.bytes);
         if let Some(failure) = self.lost {
-            machine.handle_server_lost(failure);
+            machine.lifecycle_mut().handle_server_lost(failure);
         }
         for event in &self.events {
             machine.handle_event(event, now);
@@ -259,7 +259,9 @@ impl Pump {
 
     /// Handles a change by another task, which may be a commit.
     async fn handle_change(&mut self) {
-        if self.call.progress.is_some() && self.writer.stream().with_machine(Machine::is_committed) {
+        if self.call.progress.is_some()
+            && self.writer.stream().with_machine(|machine| machine.lifecycle().is_committed())
+        {
             self.keep_asking();
         }
         self.writer.update(|_, _| ()).await;
@@ -268,12 +270,12 @@ impl Pump {
     async fn handle_timeout(&mut self) {
         // One reading of the clock: the stream must be published before its first id is sent.
         let now = clock::now();
-        if self.writer.stream().with_machine(|machine| machine.is_commit_due(now)) {
+        if self.writer.stream().with_machine(|machine| machine.lifecycle().is_commit_due(now)) {
             if self.may_commit(now) {
                 self.publish();
                 self.keep_asking();
             } else {
-                self.writer.update(|machine, _| machine.handle_commit_forbidden()).await;
+                self.writer.update(|machine, _| machine.lifecycle_mut().handle_commit_forbidden()).await;
             }
         }
         self.writer.update(|machine, _| machine.handle_timeout(now)).await;
@@ -409,7 +411,7 @@ impl Pump {
             }
             Effect::KeepAlive => self.pings().send_ping(),
             Effect::AnnounceGap => self.announce_gap().await,
-            Effect::NoteResponse(id) => self.note_response_of_session(&id),
+            Effect::RecordResponse(id) => self.note_response_of_session(&id),
             Effect::AnnounceRevival => Box::pin(self.announce_revival()).await,
             Effect::Promote => Box::pin(self.promote()).await,
             Effect::CallAgain(continuation) => self.call_again(&continuation),
@@ -594,7 +596,7 @@ impl Pump {
     /// sealed.
     fn note_failure(&self, code: ErrorCode, is_reopening: bool) {
         let stream = self.writer.stream();
-        if stream.with_machine(|machine| machine.failure().is_none()) {
+        if stream.with_machine(|machine| machine.lifecycle().failure().is_none()) {
             self.metrics.errors.observe_upstream_failure(code);
             info!(stream.id = %stream.id(), error = code.label(), again = is_reopening, "upstream call failed");
         }

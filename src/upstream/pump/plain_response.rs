@@ -41,7 +41,7 @@ impl Pump {
         }
         if response.status().is_success() && self.notices.is_some() {
             // The client of a task gets its handle in place of the response.
-            self.writer.update(|machine, _| machine.handle_commit()).await;
+            self.writer.update(|machine, _| machine.lifecycle_mut().handle_commit()).await;
             self.publish();
         }
         if self.writer.update(|machine, now| machine.handle_plain_head(now)).await {
@@ -49,7 +49,7 @@ impl Pump {
         }
         self.note_late_head(response.status());
         let refusal = refusal_headers(response.status(), response.headers());
-        self.writer.update(|machine, _| machine.handle_refusal_headers(refusal)).await;
+        self.writer.update(|machine, _| machine.late_head().handle_refusal_headers(refusal)).await;
         self.collect_body(response.status(), json, response.into_body());
     }
 
@@ -140,7 +140,7 @@ impl Pump {
             // A cancelled request may still get a response.
             let is_response = |message: &Message| match message {
                 Message::Response { id: Some(id), .. } => {
-                    machine.owed_responses().is_unanswered(id) || machine.is_of_task(id)
+                    machine.owed_responses().is_unanswered(id) || machine.task().is_some_and(|task| task.has_id(id))
                 }
                 Message::Response { id: None, .. } | Message::Request { .. } | Message::Notification { .. } => false,
             };

@@ -32,10 +32,13 @@ impl Pump {
         let stream = self.writer.stream();
         if !stream.is_sent() || stream.is_waiting() {
             // The time counts from the moment at which the request goes to the server.
-            return self.writer.update(|machine, now| machine.handle_promotion_at(now + terms.after)).await;
+            return self
+                .writer
+                .update(|machine, now| machine.lifecycle_mut().handle_promotion_at(now + terms.after))
+                .await;
         }
         if !self.may_promote() {
-            return self.writer.update(|machine, now| machine.handle_promotion_refused(now)).await;
+            return self.writer.update(|machine, now| machine.lifecycle_mut().handle_promotion_refused(now)).await;
         }
         let call = self.writer.stream().clone();
         let limits = TaskTerms { max_wait: terms.max_wait, retention: terms.retention };
@@ -43,7 +46,7 @@ impl Pump {
             Ok(task) => task,
             Err(code) => {
                 debug!(stream.id = %call.id(), error = code.label(), "a call does not become a task now");
-                return self.writer.update(|machine, now| machine.handle_promotion_refused(now)).await;
+                return self.writer.update(|machine, now| machine.lifecycle_mut().handle_promotion_refused(now)).await;
             }
         };
         let writer = self.log.writer(&task);
@@ -78,8 +81,10 @@ impl Pump {
     /// else it is asked.
     fn may_promote(&self) -> bool {
         let observed = self.upstream.observed();
-        let has_head =
-            self.writer.stream().with_machine(|machine| machine.phase() == Phase::Open && !machine.is_committed());
+        let has_head = self
+            .writer
+            .stream()
+            .with_machine(|machine| machine.lifecycle().phase() == Phase::Open && !machine.lifecycle().is_committed());
         let is_accepted = has_head
             || (observed.has_accepted(&self.call.credentials, clock::now())
                 && observed.cors(self.call.template.origin()).is_some());
@@ -96,7 +101,7 @@ impl Pump {
     /// Ends the stream of a task that no client has heard of. The promotion is tried again, if the
     /// call still runs.
     async fn give_up(&mut self, writer: Writer) {
-        self.writer.update(|machine, now| machine.handle_promotion_refused(now)).await;
+        self.writer.update(|machine, now| machine.lifecycle_mut().handle_promotion_refused(now)).await;
         writer.stream().expire(ErrorCode::Abandoned);
         writer.update(|_, _| ()).await;
         self.log.drop_task(writer.stream()).await;
@@ -112,7 +117,7 @@ impl Pump {
         task.set_session_generation(call.stream().session_generation());
         task.set_upstream_state(self.input.upstream_state());
         self.name_call(task);
-        self.writer.update(|machine, _| machine.handle_handed_over(cursor)).await;
+        self.writer.update(|machine, _| machine.task_stream().handle_handed_over(cursor)).await;
         info!(stream.id = %call.stream().id(), task.id = %self.writer.stream().id(), "the call goes on as a task");
         self.metrics.observe_task();
         let stream = call.stream().clone();

@@ -67,7 +67,11 @@ impl Pump {
     /// for a server that accepts no connections still counts from its first attempt. A call that
     /// was cancelled meanwhile gets the `refusal`.
     pub(super) async fn send_again(&mut self, again: Arc<Template>, refusal: Box<Response<ResponseBody>>) {
-        if self.writer.stream().with_machine(|machine| machine.is_cancelled() || machine.is_sealed()) {
+        if self
+            .writer
+            .stream()
+            .with_machine(|machine| machine.lifecycle().is_cancelled() || machine.lifecycle().is_sealed())
+        {
             return self.handle_head(refusal).await;
         }
         self.set_template(again.clone());
@@ -93,7 +97,7 @@ impl Pump {
             return;
         }
         let refusal = refusal_headers(status, response.headers());
-        self.writer.update(|machine, _| machine.handle_refusal_headers(refusal)).await;
+        self.writer.update(|machine, _| machine.late_head().handle_refusal_headers(refusal)).await;
         let is_standalone =
             self.writer.stream().with_machine(|machine| machine.policy().kind == StreamKind::Standalone);
         if is_standalone && let Some(handshake) = self.handshake() {

@@ -1,10 +1,10 @@
 //! The server→client requests of a stream, and the client responses to them.
 //!
 //! Each lookup and each change costs about the same however many requests there were. Memory is
-//! bounded: beyond [`REMEMBERED_BYTES`] the requests that were answered first are forgotten, then
-//! those that have waited longest. A response to a forgotten request counts as one to an unknown
-//! request, so the server decides. An event is spent once it holds server requests alone and all
-//! are answered; no replay repeats it. Invariant: a spent event stays spent as long as the log
+//! bounded: beyond [`REMEMBERED_BYTES`] the requests that were settled first are forgotten, then the
+//! requests that have waited longest. A response to a forgotten request counts as a response to an
+//! unknown request, so the server decides. An event is spent once it holds server requests alone
+//! and all are settled; no replay repeats it. Invariant: a spent event stays spent as long as the log
 //! keeps it, even if its requests are forgotten.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -36,12 +36,12 @@ const REQUEST_COST: usize = 256;
 pub enum ClientResponse {
     /// The first response: forward it.
     First,
-    /// A response to a request that was answered before: acknowledge and drop it.
+    /// A response to a request that had a response before: acknowledge and drop it.
     Duplicate,
     /// The first response, after the stream has ended: the upstream may not accept it. No replay
     /// repeats the request.
     Late,
-    /// No such request on this stream, or none that is remembered.
+    /// No such request is remembered on this stream.
     Unknown,
 }
 
@@ -54,17 +54,17 @@ pub struct ServerRequests(Option<Box<Ledger>>);
 struct Ledger {
     /// Unanswered requests by their index among all requests.
     waiting: BTreeMap<u64, ServerRequest>,
-    /// Answered requests by their index among all requests.
+    /// Settled requests by their index among all requests.
     answered: BTreeMap<u64, ServerRequest>,
     by_id: HashMap<Arc<RequestId>, SameId>,
     /// Number of unanswered requests of each event that has any.
     waiting_in: BTreeMap<Seq, usize>,
-    /// Spent events: those of requests alone, all of them answered.
+    /// Spent events: they hold requests alone, all of them settled.
     spent: EventSet,
     /// True if a request was forgotten: the remembered requests no longer determine the spent
     /// events.
     has_forgotten: bool,
-    /// The last event with a request that was forgotten unanswered: answers to its other requests
+    /// The last event with a request that was forgotten unanswered: responses to its other requests
     /// do not spend it.
     unspendable: Seq,
     next_index: u64,
@@ -77,17 +77,17 @@ struct ServerRequest {
     id: Arc<RequestId>,
     seq: Seq,
     at: Instant,
-    /// True if its event holds requests alone, none of which was forgotten unanswered.
+    /// True if its event holds requests alone, and all of them are remembered or settled.
     is_alone: bool,
-    /// True for a ping, which the proxy answers if the client does not. Not recorded: only the
-    /// process with the upstream call answers.
+    /// True for a ping. The proxy responds to it if the client does not. Not recorded: only the
+    /// process with the upstream call responds.
     is_ping: bool,
 }
 
 /// The requests of one id.
 #[derive(Debug, Default)]
 struct SameId {
-    /// Their indexes in order; answered requests come first.
+    /// Their indexes in order; settled requests come first.
     indexes: VecDeque<u64>,
     answered: usize,
 }
@@ -109,9 +109,8 @@ impl ServerRequests {
         self.0.get_or_insert_default().add(id, seq, is_alone, at);
     }
 
-    /// Counts every outstanding request as answered: no answer to it can reach its session any
-    /// more.
-    pub(super) fn answer_all(&mut self) {
+    /// Settles every outstanding request: no response to it can reach its session any more.
+    pub(super) fn settle_all(&mut self) {
         let waiting: Vec<_> = self.outstanding().cloned().collect();
         for id in waiting {
             self.answer(&id);
@@ -131,7 +130,7 @@ impl ServerRequests {
     }
 
     /// Returns the event of the oldest unanswered request that is no ping.
-    pub fn oldest_question(&self) -> Option<Seq> {
+    pub fn oldest_unanswered(&self) -> Option<Seq> {
         let waiting = self.0.iter().flat_map(|ledger| ledger.waiting.values());
         waiting.filter(|request| !request.is_ping).map(|request| request.seq).min()
     }
@@ -160,7 +159,7 @@ impl ServerRequests {
         (records.into_iter().map(|(_, record)| record).collect(), spent)
     }
 
-    /// Replaces the requests by those of another process, each as if it had arrived at `at`.
+    /// Replaces the requests by the records of another process, each as if it had arrived at `at`.
     pub(super) fn restore(&mut self, records: Vec<ServerRequestRecord>, spent: Option<EventSet>, at: Instant) {
         let changes = self.changes();
         self.0 = None;
@@ -184,7 +183,7 @@ impl ServerRequests {
         self.0.as_ref().map_or(0, |ledger| ledger.changes)
     }
 
-    /// Marks the oldest unanswered request of this id as answered.
+    /// Settles the oldest unanswered request of this id.
     pub(super) fn answer(&mut self, id: &RequestId) -> ClientResponse {
         match &mut self.0 {
             Some(ledger) => ledger.answer(id),
@@ -193,9 +192,9 @@ impl ServerRequests {
     }
 
     /// Reverts one response: it never reached the upstream, which still waits for it.
-    pub(super) fn unanswer(&mut self, id: &RequestId) {
+    pub(super) fn unsettle(&mut self, id: &RequestId) {
         if let Some(ledger) = &mut self.0 {
-            ledger.unanswer(id);
+            ledger.unsettle(id);
         }
     }
 
@@ -226,8 +225,7 @@ impl ServerRequests {
         self.0.as_ref().is_some_and(|ledger| ledger.by_id.contains_key(id))
     }
 
-    /// Returns true if at least one request of this id is remembered, and all of them were
-    /// answered.
+    /// Returns true if at least one request of this id is remembered, and all of them are settled.
     pub fn has_answered(&self, id: &RequestId) -> bool {
         let same = self.0.as_ref().and_then(|ledger| ledger.by_id.get(id));
         same.is_some_and(|same| same.answered == same.indexes.len())
@@ -254,10 +252,15 @@ impl ServerRequests {
         self.0.as_ref().map_or(0, |ledger| ledger.spent.count(after, upto))
     }
 
-    /// Returns true if the event at `seq` is a request that was answered, which no replay repeats.
-    /// An array counts once all of it was answered, and never if it holds other messages: those are
-    /// owed to the client.
-    pub fn is_answered(&self, seq: Seq) -> bool {
+    /// Returns true if every event after `after` and up to `upto` is spent.
+    pub(super) fn has_spent_all(&self, after: Seq, upto: Seq) -> bool {
+        self.spent_between(after, upto) == upto.0.saturating_sub(after.0)
+    }
+
+    /// Returns true if the event at `seq` is a settled request, which no replay repeats. An array
+    /// counts once all of it is settled, and never if it holds other messages: these are owed to the
+    /// client.
+    pub fn is_spent(&self, seq: Seq) -> bool {
         self.0.as_ref().is_some_and(|ledger| ledger.spent.contains(seq))
     }
 }
@@ -265,7 +268,7 @@ impl ServerRequests {
 impl Ledger {
     fn add(&mut self, id: RequestId, seq: Seq, is_alone: bool, at: Instant) {
         self.changes += 1;
-        // Another request of this event may have been answered before this one was read.
+        // Another request of this event may have been settled before this one was read.
         self.spent.remove(seq);
         if cost(&id) > REMEMBERED_BYTES / ID_PART {
             self.has_forgotten = true;
@@ -305,7 +308,7 @@ impl Ledger {
         ClientResponse::First
     }
 
-    fn unanswer(&mut self, id: &RequestId) {
+    fn unsettle(&mut self, id: &RequestId) {
         let Some(same) = self.by_id.get_mut(id) else { return };
         let Some(index) = same.answered.checked_sub(1).and_then(|last| same.indexes.get(last).copied()) else { return };
         same.answered -= 1;
@@ -334,7 +337,7 @@ impl Ledger {
         is_last
     }
 
-    /// Forgets the oldest answered request, or the oldest unanswered one if none was answered.
+    /// Forgets the oldest settled request, or else the oldest unanswered one.
     fn forget_one(&mut self) {
         self.has_forgotten = true;
         let oldest_answered = self.answered.pop_first();
@@ -355,7 +358,7 @@ impl Ledger {
         }
     }
 
-    /// A request of the event at `seq` was forgotten unanswered: answers to the others do not spend
+    /// A request of the event at `seq` was forgotten unanswered: responses to the others do not spend
     /// the event. Among the remembered requests the others are the first or the last.
     fn keep_unspent(&mut self, seq: Seq) {
         self.unspendable = self.unspendable.max(seq);

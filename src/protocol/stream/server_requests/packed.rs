@@ -1,5 +1,5 @@
 //! Server→client requests of a stream that has ended, in short: the same records in one allocation,
-//! without the indexes by which a running stream finds them.
+//! without the indexes of a running stream.
 
 use std::collections::HashSet;
 use std::time::Instant;

@@ -67,7 +67,7 @@ proptest! {
                 }
                 Step::ClientResponse(number) => prop_assert_eq!(requests.answer(&id(number)), list.answer(number)),
                 Step::Unanswer(number) => {
-                    requests.unanswer(&id(number));
+                    requests.unsettle(&id(number));
                     let last = list.0.iter_mut().rev().find(|request| request.0 == number && request.3);
                     if let Some(request) = last {
                         request.3 = false;
@@ -91,7 +91,7 @@ proptest! {
             }
             prop_assert_eq!(requests.has_outstanding(), list.0.iter().any(|request| !request.3));
             for after in 0..=seq {
-                prop_assert_eq!(requests.is_answered(Seq(after)), list.is_spent(after));
+                prop_assert_eq!(requests.is_spent(Seq(after)), list.is_spent(after));
                 let spent = (after + 1..=seq).filter(|seq| list.is_spent(*seq)).count();
                 prop_assert_eq!(requests.spent_between(Seq(after), Seq(seq)), spent as u64);
                 prop_assert_eq!(requests.has_outstanding_after(Seq(after)), list.0.iter().any(|request| !request.3 && request.1 > after));
@@ -100,7 +100,7 @@ proptest! {
     }
 }
 
-/// Returns the requests after `times` pings, each answered before the next or not at all, and the
+/// Returns the requests after `times` pings, each settled before the next or not at all, and the
 /// comparisons for the last thousand.
 fn pinged(times: usize, answers: bool) -> (ServerRequests, usize) {
     let mut requests = ServerRequests::default();
@@ -110,7 +110,7 @@ fn pinged(times: usize, answers: bool) -> (ServerRequests, usize) {
             assert_eq!(requests.answer(&id(number)), ClientResponse::First);
         }
         let seq = Seq(number as u64);
-        assert_eq!(requests.is_answered(seq), answers);
+        assert_eq!(requests.is_spent(seq), answers);
     };
     (1..=times - 1000).for_each(|number| ping(&mut requests, number));
     let last = comparisons(|| (times - 999..=times).for_each(|number| ping(&mut requests, number)));
@@ -155,7 +155,7 @@ fn unanswered_requests_are_forgotten_last() {
         requests.answer(&id(number));
     }
     assert_eq!(requests.answer(&id(0)), ClientResponse::First);
-    assert!(requests.is_answered(Seq(1)));
+    assert!(requests.is_spent(Seq(1)));
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn an_event_with_a_request_that_was_forgotten_unanswered_is_replayed() {
     (0..many + 5).for_each(|number| requests.add(id(number), Seq(1), true, clock::now()));
     assert_eq!(requests.answer(&id(0)), ClientResponse::Unknown);
     (0..many + 5).for_each(|number| _ = requests.answer(&id(number)));
-    assert!(!requests.has_outstanding() && !requests.is_answered(Seq(1)));
+    assert!(!requests.has_outstanding() && !requests.is_spent(Seq(1)));
 }
 
 #[test]
@@ -178,5 +178,5 @@ fn a_huge_id_does_not_displace_other_requests() {
     assert!(requests.byte_len() < 1024);
     assert_eq!(requests.answer(&huge), ClientResponse::Unknown);
     assert_eq!((requests.answer(&id(1)), requests.answer(&id(2))), (ClientResponse::First, ClientResponse::First));
-    assert!(requests.is_answered(Seq(1)) && !requests.is_answered(Seq(2)));
+    assert!(requests.is_spent(Seq(1)) && !requests.is_spent(Seq(2)));
 }

@@ -5,7 +5,7 @@ use super::subject::{Input, Owed, Real, Replay, Stage, Subject};
 use crate::ids::StreamKind;
 use crate::jsonrpc::RequestId;
 use crate::jsonrpc::counted::comparisons;
-use crate::stream::{Effect, Ending, Machine, Outcome};
+use crate::stream::{Effect, Ending, Machine, Outcome, SessionChange};
 use mcp_resume_base::clock;
 
 /// Returns an open stream with a connection.
@@ -188,11 +188,11 @@ fn a_standalone_stream_backs_off_to_half_a_minute_and_starts_over_once_it_was_op
 fn pauses_of_refused(machine: &mut Machine, mut now: std::time::Instant, attempts: usize) -> Vec<u128> {
     let mut pauses = Vec::new();
     for _ in 0..attempts {
-        let until = machine.poll_timeout().unwrap();
+        let until = machine.lifecycle().poll_timeout().unwrap();
         pauses.push((until - now).as_millis());
         now = until;
         machine.handle_timeout(now);
-        assert_eq!(std::iter::from_fn(|| machine.poll_effect()).last(), Some(Effect::Reopen(None)));
+        assert_eq!(std::iter::from_fn(|| machine.lifecycle_mut().poll_effect()).last(), Some(Effect::Reopen(None)));
         machine.handle_upstream_end(Ending::SessionLost, now);
     }
     pauses
@@ -210,23 +210,23 @@ fn a_standalone_stream_without_its_session_is_tried_once_a_minute() {
     let (mut refused, now) = open();
     refused.handle_upstream_end(Ending::SessionLost, now);
     assert_eq!(pauses_of_refused(&mut refused, now, 3), [60_000; 3]);
-    assert!(refused.is_dormant());
+    assert!(refused.upstream().is_dormant());
 
     // The handshake that had opened it failed after all.
     let (mut reopened, now) = open();
-    reopened.handle_session_reopened(now);
+    reopened.handle_session(SessionChange::Reopening, now);
     reopened.handle_timeout(now);
     reopened.handle_stream_head();
-    assert!(!reopened.is_dormant());
-    reopened.handle_session_lost(now);
-    let effects: Vec<Effect> = std::iter::from_fn(|| reopened.poll_effect()).collect();
+    assert!(!reopened.upstream().is_dormant());
+    reopened.handle_session(SessionChange::Lost, now);
+    let effects: Vec<Effect> = std::iter::from_fn(|| reopened.lifecycle_mut().poll_effect()).collect();
     assert_eq!(effects, [Effect::Close, Effect::Reopen(None), Effect::Close], "the open response is given up");
     assert_eq!(pauses_of_refused(&mut reopened, now, 3), [60_000; 3]);
 
-    // It goes on once an attempt succeeds.
-    reopened.handle_timeout(reopened.poll_timeout().unwrap());
+    // It resumes once an attempt succeeds.
+    reopened.handle_timeout(reopened.lifecycle().poll_timeout().unwrap());
     reopened.handle_stream_head();
-    assert!(!reopened.is_dormant());
+    assert!(!reopened.upstream().is_dormant());
 }
 
 /// Returns the number of id comparisons for the end of a batch of `requests` requests without a
@@ -237,7 +237,7 @@ fn failed(requests: usize) -> usize {
     let mut machine = Machine::new(setup.policy(), ids.collect(), clock::now());
     machine.handle_stream_head();
     let compared = comparisons(|| machine.handle_upstream_end(Ending::Broken, clock::now()));
-    assert_eq!(machine.poll_batch().map(|errors| errors.len()), Some(requests));
+    assert_eq!(machine.lifecycle_mut().poll_batch().map(|errors| errors.len()), Some(requests));
     compared
 }
 

@@ -143,7 +143,7 @@ impl<S: Subject> Driver<S> {
             Step::Touch => Input::Touch,
             Step::Cancel(which) if !passed => Input::Cancel(self.ids.get(*which).cloned()?),
             Step::ClientResponse(request) => Input::ClientResponse(request_id(*request)),
-            // With several answered requests of one id the lost response is ambiguous.
+            // With several settled requests of one id the lost response is ambiguous.
             Step::ClientResponseLost(request) if self.model.count_answered(&request_id(*request)) == 1 => {
                 Input::ClientResponseLost(request_id(*request))
             }

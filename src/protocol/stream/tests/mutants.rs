@@ -108,7 +108,7 @@ mutants! {
     Invariant(3) => HidesAGap, three_a_silent_gap_is_noticed {
         fn replay(&self, cursor: u64) -> Replay {
             match self.0.replay(cursor) {
-                Replay::Lost if cursor < self.0.machine.trimmed().0 => self.0.replay(self.0.machine.trimmed().0),
+                Replay::Lost if cursor < self.0.machine.numbering().trimmed().0 => self.0.replay(self.0.machine.numbering().trimmed().0),
                 other => other,
             }
         }
@@ -130,8 +130,8 @@ mutants! {
     /// Drops the last event with the seal.
     Invariant(4) => LosesTheResponseOnSeal, four_a_response_lost_with_the_seal_is_noticed {
         fn replay(&self, cursor: u64) -> Replay {
-            let sealed = self.0.machine.is_sealed();
-            without(self.0.replay(cursor), |seq, bytes| sealed && seq == self.0.machine.tail().0 && is_response(bytes))
+            let sealed = self.0.machine.lifecycle().is_sealed();
+            without(self.0.replay(cursor), |seq, bytes| sealed && seq == self.0.machine.numbering().tail().0 && is_response(bytes))
         }
     }
 
@@ -212,17 +212,17 @@ mutants! {
     Invariant(7) => LeavesTheCallOpen, seven_a_call_left_open_is_noticed {
         fn effects(&mut self) -> Vec<Effect> {
             let machine = &mut self.0.machine;
-            std::iter::from_fn(|| machine.poll_effect()).filter(|effect| *effect != Effect::Close).collect()
+            std::iter::from_fn(|| machine.lifecycle_mut().poll_effect()).filter(|effect| *effect != Effect::Close).collect()
         }
     }
 
-    /// Repeats a server→client request that was answered.
+    /// Repeats a settled server→client request.
     Invariant(8) => ReplaysTheAnswered, eight_a_replayed_answered_request_is_noticed {
         fn replay(&self, cursor: u64) -> Replay {
             match self.0.replay(cursor) {
                 Replay::Events(_) => Replay::Events(
                     self.0.tail.events_after(crate::ids::Seq(cursor))
-                        .take_while(|(seq, _)| *seq <= self.0.machine.tail())
+                        .take_while(|(seq, _)| *seq <= self.0.machine.numbering().tail())
                         .map(|(seq, bytes)| (seq.0, bytes.to_vec()))
                         .collect(),
                 ),
@@ -231,7 +231,7 @@ mutants! {
         }
     }
 
-    /// Forwards every answer as if it were the first.
+    /// Forwards every client response as if it were the first.
     Invariant(8) => ForwardsEveryAnswer, eight_a_second_answer_forwarded_is_noticed {
         fn handle(&mut self, input: &Input, at: u64) -> Reply {
             match self.0.handle(input, at) {
@@ -245,13 +245,13 @@ mutants! {
     Timers => AbandonsTheAttended, a_detached_timer_that_runs_while_attached_is_noticed {
         fn view(&self) -> View {
             let (view, machine) = (self.0.view(), &self.0.machine);
-            let wait = machine.policy().max_wait.filter(|_| view.attached && !machine.is_sealed());
+            let wait = machine.policy().max_wait.filter(|_| view.attached && !machine.lifecycle().is_sealed());
             let until = wait.map(|wait| self.0.millis(machine.reader().since() + wait));
             View { deadline: view.deadline.into_iter().chain(until).min(), ..view }
         }
     }
 
-    /// Computes the grace period from the configured `retry`, not from the one that was sent.
+    /// Computes the grace period from the configured `retry`, not from the last sent value.
     Timers => ForgetsTheSentRetry, a_grace_that_ignores_the_sent_retry_is_noticed {
         fn handle(&mut self, input: &Input, at: u64) -> Reply {
             let configured = self.0.machine.policy().retry.as_millis() as u64;
@@ -280,7 +280,7 @@ mutants! {
     Replies => TurnsTooEarly, a_turn_before_the_client_has_everything_is_noticed {
         fn handle(&mut self, input: &Input, at: u64) -> Reply {
             match input {
-                Input::Turn(_) => self.0.handle(&Input::Turn(self.0.machine.tail().0), at),
+                Input::Turn(_) => self.0.handle(&Input::Turn(self.0.machine.numbering().tail().0), at),
                 _ => self.0.handle(input, at),
             }
         }

@@ -1,4 +1,4 @@
-//! Pings of the server: the time of each answer, and the pings that are logged.
+//! Pings of the server: the time of each response, and the pings that are logged.
 
 use std::time::{Duration, Instant};
 
@@ -37,23 +37,24 @@ impl Stream {
         self.start + Duration::from_millis(millis)
     }
 
-    /// Takes a message of the upstream. Returns the pings that are answered at once.
+    /// Takes a message of the upstream. Returns the pings that get a response at once.
     fn take(&mut self, data: &str, millis: u64) -> Vec<RequestId> {
         self.machine.handle_message(b"message", data.as_bytes(), self.at(millis));
-        while self.machine.poll_batch().is_some() {
-            self.machine.handle_stored(self.at(millis));
+        while self.machine.lifecycle_mut().poll_batch().is_some() {
+            let at = self.at(millis);
+            self.machine.lifecycle_mut().handle_stored(at);
         }
         self.answered()
     }
 
-    /// Lets the timers fire. Returns the pings that are answered then.
+    /// Lets the timers fire. Returns the pings that get a response then.
     fn pass(&mut self, millis: u64) -> Vec<RequestId> {
         self.machine.handle_timeout(self.at(millis));
         self.answered()
     }
 
     fn answered(&mut self) -> Vec<RequestId> {
-        let effects = std::iter::from_fn(|| self.machine.poll_effect());
+        let effects = std::iter::from_fn(|| self.machine.lifecycle_mut().poll_effect());
         effects.filter_map(|effect| if let Effect::AnswerPing(id) = effect { Some(id) } else { None }).collect()
     }
 }
@@ -79,38 +80,38 @@ fn patient() -> Setup {
 fn a_ping_without_a_reader_is_answered_at_once_and_no_event() {
     let mut stream = Stream::open(&patient());
     assert_eq!(stream.take(&ping(7), 1), [id(7)]);
-    assert_eq!(stream.machine.tail(), Seq(0));
+    assert_eq!(stream.machine.numbering().tail(), Seq(0));
     assert_eq!(stream.take(&format!("[{},{}]", ping(8), ping(9)), 2), [id(8), id(9)]);
-    assert_eq!(stream.machine.tail(), Seq(0));
+    assert_eq!(stream.machine.numbering().tail(), Seq(0));
     assert_eq!(stream.take(&question(10), 3), [], "another request waits for the client");
-    assert_eq!(stream.machine.tail(), Seq(1));
+    assert_eq!(stream.machine.numbering().tail(), Seq(1));
 }
 
 #[test]
 fn a_ping_of_an_array_with_other_messages_is_answered_and_the_array_logged() {
     let mut stream = Stream::open(&patient());
     assert_eq!(stream.take(&format!("[{},{}]", ping(7), question(8)), 1), [id(7)]);
-    assert_eq!(stream.machine.tail(), Seq(1));
-    assert!(!stream.machine.server_requests().is_answered(Seq(1)), "the other request is replayed");
+    assert_eq!(stream.machine.numbering().tail(), Seq(1));
+    assert!(!stream.machine.server_requests().is_spent(Seq(1)), "the other request is replayed");
 }
 
 #[test]
 fn a_reader_has_a_second_to_answer() {
     let mut stream = Stream::read(&patient());
     assert_eq!(stream.take(&ping(7), 100), []);
-    assert_eq!(stream.machine.tail(), Seq(1));
-    assert_eq!(stream.machine.poll_timeout(), Some(stream.at(1100)));
+    assert_eq!(stream.machine.numbering().tail(), Seq(1));
+    assert_eq!(stream.machine.lifecycle().poll_timeout(), Some(stream.at(1100)));
     assert_eq!(stream.take(&ping(8), 600), []);
     assert_eq!(stream.pass(1099), []);
     assert_eq!(stream.pass(1100), [id(7)]);
-    assert_eq!(stream.machine.poll_timeout(), Some(stream.at(1600)));
+    assert_eq!(stream.machine.lifecycle().poll_timeout(), Some(stream.at(1600)));
     let late = stream.at(1101);
     assert_eq!(stream.machine.handle_client_response(&id(7), late), ClientResponse::Duplicate);
-    assert!(stream.machine.server_requests().is_answered(Seq(1)));
-    // The second one is answered by the reader.
+    assert!(stream.machine.server_requests().is_spent(Seq(1)));
+    // The reader responds to the second one.
     assert_eq!(stream.machine.handle_client_response(&id(8), late), ClientResponse::First);
     assert_eq!(stream.pass(1600), []);
-    assert_eq!(stream.machine.poll_timeout(), None);
+    assert_eq!(stream.machine.lifecycle().poll_timeout(), None);
 }
 
 #[test]
@@ -121,8 +122,8 @@ fn a_ping_whose_reader_leaves_is_answered_then_and_not_replayed() {
     let left = stream.at(150);
     stream.machine.handle_detach(READER, left);
     assert_eq!(stream.answered(), [id(7)]);
-    assert!(stream.machine.server_requests().is_answered(Seq(1)));
-    assert!(!stream.machine.server_requests().is_answered(Seq(2)));
+    assert!(stream.machine.server_requests().is_spent(Seq(1)));
+    assert!(!stream.machine.server_requests().is_spent(Seq(2)));
     assert_eq!(stream.pass(5000), []);
 }
 
@@ -141,7 +142,7 @@ fn a_client_answer_that_is_lost_leaves_the_ping_to_the_proxy() {
 fn a_ping_to_a_client_that_takes_json_alone_is_answered_at_once() {
     let mut stream = Stream::read(&Setup { should_refuse_requests: true, ..patient() });
     assert_eq!(stream.take(&ping(7), 1), [id(7)]);
-    assert_eq!(stream.machine.tail(), Seq(0));
+    assert_eq!(stream.machine.numbering().tail(), Seq(0));
 }
 
 #[test]
@@ -153,8 +154,8 @@ fn no_ping_is_answered_where_that_is_off_or_the_stream_has_ended() {
     machine.handle_stream_head();
     let mut stream = Stream { machine, start };
     assert_eq!(stream.take(&ping(7), 1), []);
-    assert_eq!(stream.machine.tail(), Seq(1), "it is an event like any other");
-    assert_eq!(stream.machine.poll_timeout(), None);
+    assert_eq!(stream.machine.numbering().tail(), Seq(1), "it is an event like any other");
+    assert_eq!(stream.machine.lifecycle().poll_timeout(), None);
 
     let mut stream = Stream::open(&Setup { max_wait: Some(700), ..patient() });
     assert_eq!(stream.take(&ping(7), 699), [id(7)]);
@@ -174,11 +175,11 @@ fn a_standalone_stream_of_a_server_that_pings_is_reopened_at_once() {
         }
         let ended = stream.at(since);
         stream.machine.handle_upstream_end(Ending::Broken, ended);
-        stream.machine.poll_timeout().expect("it is reopened") - ended
+        stream.machine.lifecycle().poll_timeout().expect("it is reopened") - ended
     };
     assert_eq!(reopens_after(true, 5000), Duration::ZERO);
     assert_eq!(reopens_after(false, 5000), Duration::from_secs(1));
-    // One that breaks as soon as it is open is not hammered.
+    // A stream that breaks as soon as it is open is not hammered.
     assert_eq!(reopens_after(true, 300), Duration::from_millis(700));
 }
 
@@ -187,10 +188,13 @@ fn a_running_call_of_the_legacy_era_is_kept_alive() {
     let is_kept = |setup: &Setup, change: fn(&mut Stream)| {
         let mut stream = Stream::open(setup);
         change(&mut stream);
-        let effects: Vec<Effect> = std::iter::from_fn(|| stream.machine.poll_effect()).collect();
+        let effects: Vec<Effect> = std::iter::from_fn(|| stream.machine.lifecycle_mut().poll_effect()).collect();
         assert!(!effects.contains(&Effect::KeepAlive));
-        let said = stream.machine.handle_quiet();
-        assert_eq!(stream.machine.poll_effect().is_some_and(|effect| effect == Effect::KeepAlive), said);
+        let said = stream.machine.lifecycle_mut().handle_quiet();
+        assert_eq!(
+            stream.machine.lifecycle_mut().poll_effect().is_some_and(|effect| effect == Effect::KeepAlive),
+            said
+        );
         said
     };
     assert!(is_kept(&patient(), |_| ()));

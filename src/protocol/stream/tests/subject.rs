@@ -10,7 +10,9 @@ use crate::error::{ErrorCode, Failure};
 use crate::ids::{AttachId, Seq};
 use crate::jsonrpc::RequestId;
 use crate::sse;
-use crate::stream::{Batch, ClientResponse, CursorPlace, Effect, Ending, Machine, Outcome, OwedResponse, Phase};
+use crate::stream::{
+    Batch, ClientResponse, CursorPlace, Effect, Ending, Machine, Outcome, OwedResponse, Phase, Resume,
+};
 use crate::tail::{Appended, Tail, WriterEpoch};
 use mcp_resume_base::clock;
 
@@ -155,7 +157,7 @@ pub(super) trait Subject: Sized {
 
     fn effects(&mut self) -> Vec<Effect> {
         let machine = &mut self.real_mut().machine;
-        std::iter::from_fn(|| machine.poll_effect()).collect()
+        std::iter::from_fn(|| machine.lifecycle_mut().poll_effect()).collect()
     }
 
     fn replay(&self, cursor: u64) -> Replay {
@@ -170,7 +172,7 @@ pub(super) trait Subject: Sized {
     /// Returns the `retry` of the displaced connection, in milliseconds.
     fn takeover_retry(&self) -> u64 {
         let machine = &self.real().machine;
-        machine.takeover_retry().as_millis() as u64
+        machine.reader().takeover_retry().as_millis() as u64
     }
 
     /// Reads up to `limit` events for one connection.
@@ -184,7 +186,7 @@ pub(super) trait Subject: Sized {
             Replay::Events(mut events) => {
                 let cut = events.len() > limit;
                 events.truncate(limit);
-                let tail = self.real().machine.tail().0;
+                let tail = self.real().machine.numbering().tail().0;
                 let last = if cut { events.last().map_or(cursor, |(seq, _)| *seq) } else { tail };
                 if last > cursor {
                     self.handle(&Input::Written(last), at);
@@ -233,9 +235,9 @@ impl Real {
         match input {
             Input::StreamHead => return Reply::Bool(machine.handle_stream_head()),
             Input::PlainHead => return Reply::Bool(machine.handle_plain_head(now)),
-            Input::Commit => return Reply::Bool(machine.handle_commit()),
+            Input::Commit => return Reply::Bool(machine.lifecycle_mut().handle_commit()),
             Input::Fail(failure) => return Reply::Bool(machine.handle_failure(*failure, now)),
-            Input::Cancel(id) => return Reply::Bool(machine.handle_cancel(id, now)),
+            Input::Cancel(id) => return Reply::Bool(machine.lifecycle_mut().handle_cancel(id, now)),
             Input::ClientResponse(id) => return Reply::ClientResponse(machine.handle_client_response(id, now)),
             Input::Turn(cursor) => return Reply::Bool(machine.handle_input_turn(Seq(*cursor), now)),
             Input::Event { data, id, retry, .. } => {
@@ -249,12 +251,12 @@ impl Real {
             Input::Detach(attach) => machine.handle_detach(AttachId(*attach), now),
             Input::Primed(retry) => machine.handle_primed(Duration::from_millis(*retry)),
             Input::Written(upto) => machine.handle_written(Seq(*upto), now),
-            Input::Reconnect(cursor) => machine.handle_reconnect(cursor.map(Seq), now),
+            Input::Reconnect(cursor) => machine.handle_resume(Resume::ByCursor, cursor.map(Seq), now),
             Input::Touch => machine.handle_touch(now),
             Input::ClientResponseLost(id) => machine.handle_client_response_lost(id, now),
             Input::Expire => machine.handle_expire(ErrorCode::Abandoned, now),
-            Input::Delivered => machine.handle_delivered(),
-            Input::Full(full) => machine.handle_full(*full, now),
+            Input::Delivered => machine.reader_mut().set_delivered(),
+            Input::Full(full) => machine.lifecycle_mut().handle_full(*full, now),
             Input::Timeout => machine.handle_timeout(now),
         }
         self.seal_if_due();
@@ -262,7 +264,7 @@ impl Real {
     }
 
     pub(super) fn take_batch(&mut self) -> Option<TakenBatch> {
-        let batch = self.machine.poll_batch()?;
+        let batch = self.machine.lifecycle_mut().poll_batch()?;
         let taken = TakenBatch { first: batch.first().0, events: batch.events().map(<[u8]>::to_vec).collect() };
         self.storing = Some(batch);
         Some(taken)
@@ -272,7 +274,7 @@ impl Real {
         let Some(batch) = self.storing.take() else { return };
         let after = self.tail.last();
         assert_eq!(self.tail.append(WriterEpoch::default(), after, &batch), Appended::Ok, "nothing follows the seal");
-        self.machine.handle_stored(self.start + Duration::from_millis(at));
+        self.machine.lifecycle_mut().handle_stored(self.start + Duration::from_millis(at));
         self.seal_if_due();
     }
 
@@ -287,13 +289,13 @@ impl Real {
             CursorPlace::AtEnd => return Replay::End,
             CursorPlace::After(after) => after,
         };
-        let stored = self.tail.events_after(after).take_while(|(seq, _)| *seq <= self.machine.tail());
-        let due = stored.filter(|(seq, _)| !self.machine.server_requests().is_answered(*seq));
+        let stored = self.tail.events_after(after).take_while(|(seq, _)| *seq <= self.machine.numbering().tail());
+        let due = stored.filter(|(seq, _)| !self.machine.server_requests().is_spent(*seq));
         Replay::Events(due.map(|(seq, event)| (seq.0, event.to_vec())).collect())
     }
 
     fn seal_if_due(&mut self) {
-        if self.machine.is_sealed() {
+        if self.machine.lifecycle().is_sealed() {
             self.tail.seal(WriterEpoch::default());
         }
     }
@@ -310,29 +312,29 @@ impl Real {
             OwedResponse::Cancelled => Owed::Cancelled,
         });
         View {
-            stage: match machine.phase() {
+            stage: match machine.lifecycle().phase() {
                 Phase::Waiting => Stage::Waiting,
                 Phase::Passed => Stage::Passed,
                 Phase::Open => Stage::Open,
                 Phase::Sealed { outcome, at } => Stage::Sealed(outcome, self.millis(at)),
             },
-            committed: machine.is_committed(),
-            failed: machine.failure().is_some(),
-            tail: machine.tail().0,
-            trimmed: machine.trimmed().0,
+            committed: machine.lifecycle().is_committed(),
+            failed: machine.lifecycle().failure().is_some(),
+            tail: machine.numbering().tail().0,
+            trimmed: machine.numbering().trimmed().0,
             owed: owed.collect(),
             has_error: machine.owed_responses().has_error(),
-            answered: machine.is_answered(),
+            answered: machine.lifecycle().is_answered(),
             has_open_requests: machine.server_requests().has_outstanding(),
-            refused: machine.is_cancelled(),
-            delivered: machine.is_delivered(),
+            refused: machine.lifecycle().is_cancelled(),
+            delivered: machine.reader().is_delivered(),
             attached: machine.reader().is_attached(),
             returned: machine.reader().has_reconnected(),
             releasable: machine.releasable().0,
-            paused: machine.is_paused(),
-            deadline: machine.poll_timeout().map(|at| self.millis(at)),
+            paused: machine.lifecycle().is_paused(),
+            deadline: machine.lifecycle().poll_timeout().map(|at| self.millis(at)),
             turn_at: machine.input_turn_at().map(|at| self.millis(at)),
-            last_turn: machine.last_input_turn().map(|seq| seq.0),
+            last_turn: machine.input_turn().began_at().map(|seq| seq.0),
             readable_until: machine.readable_until().map(|at| self.millis(at)),
         }
     }

@@ -25,7 +25,7 @@ const GRACE: u64 = 40 + 2 * 1000 + 1000;
 #[derive(Clone, Debug)]
 enum Step {
     Progress(u8),
-    /// The server asks for the keys with a bit, or for nothing but a poll.
+    /// The server requests the keys with a bit, or nothing but a poll.
     Ask(u8),
     Result,
     Error,
@@ -186,7 +186,7 @@ impl Task {
             }
             Step::Update(bits) => self.update(*bits, at),
             Step::Poll => {
-                self.machine.handle_task_poll(at);
+                self.machine.handle_task_request(at).handle_poll(at);
                 if can_speak {
                     self.model.touch(self.now);
                 }
@@ -195,7 +195,7 @@ impl Task {
                 }
             }
             Step::Cancel => {
-                let change = self.machine.handle_task_cancel(at);
+                let change = self.machine.handle_task_request(at).handle_cancel(at);
                 assert_eq!(change == TaskChange::Changed, can_speak);
                 self.model.end(Status::Cancelled);
             }
@@ -225,7 +225,7 @@ impl Task {
         let answered: Vec<String> = keys(bits).iter().map(|key| format!("{}-{key}", self.model.rounds)).collect();
         let answers: serde_json::Map<_, _> =
             answered.iter().map(|key| (key.clone(), json!({"action": "accept"}))).collect();
-        let change = self.machine.handle_task_update(&json!(answers).to_string(), at);
+        let change = self.machine.handle_task_request(at).handle_update(&json!(answers).to_string(), at);
         if self.model.outcome.is_none() {
             self.model.touch(self.now);
         }
@@ -240,12 +240,13 @@ impl Task {
 
     /// Stores what is staged, and carries out the effects.
     fn settle(&mut self) {
-        while let Some(batch) = self.machine.poll_batch() {
+        while let Some(batch) = self.machine.lifecycle_mut().poll_batch() {
             self.events.extend(batch.events().map(<[u8]>::to_vec));
-            self.machine.handle_stored(self.at());
+            let at = self.at();
+            self.machine.lifecycle_mut().handle_stored(at);
         }
         let mut calls = 0;
-        while let Some(effect) = self.machine.poll_effect() {
+        while let Some(effect) = self.machine.lifecycle_mut().poll_effect() {
             match effect {
                 Effect::CallAgain(_) => calls += 1,
                 Effect::Close => self.is_closed = true,
@@ -257,25 +258,26 @@ impl Task {
             assert!(self.model.calls > 0, "the server is called again without a reason");
             self.model.calls -= 1;
             self.request = RequestId::String(format!("again-{}", self.model.rounds).into());
-            self.machine.handle_called_again(self.request.clone(), self.at());
+            let at = self.at();
+            self.machine.task_stream().handle_called_again(self.request.clone(), at);
         }
         assert_eq!(self.model.calls, 0, "the server is not called again");
     }
 
     fn check(&self) {
-        let record = self.machine.task().expect("a task").record();
+        let record = self.machine.task().expect("a task").state().record();
         assert_eq!(record.status(), self.model.status());
         let open: Vec<&str> = record.outstanding().map(|(key, _)| key).collect();
         assert_eq!(open, self.model.open.iter().map(String::as_str).collect::<Vec<_>>());
         if self.model.outcome.is_none() {
             assert_eq!(record.text(), self.model.text.as_deref());
         }
-        assert_eq!(self.machine.is_sealed(), self.model.outcome.is_some());
+        assert_eq!(self.machine.lifecycle().is_sealed(), self.model.outcome.is_some());
         assert_eq!(self.is_closed, self.model.outcome.is_some());
         let (_, owed) = self.machine.owed_responses().iter().next().expect("one");
         let has_response = matches!(owed, OwedResponse::Answered(_));
         assert_eq!(has_response, matches!(self.model.outcome, Some(Status::Completed | Status::Failed)));
-        // Any process that has the events can tell the state.
+        // Any process that has the events knows the state.
         let mut records = self.events.iter().filter_map(|event| Record::parse(&crate::sse::encoded_data(event)));
         let last = records.next_back().expect("a record");
         assert!(last.is_same_status(record), "{last:?} {record:?}");
@@ -325,7 +327,7 @@ proptest! {
         let id = RequestId::Number("1".into());
         let policy = Policy { era: Era::Modern, modern_grace: Some(Duration::from_secs(60)), ..Setup::plain().policy() };
         let mut machine = Machine::new(policy, vec![id.clone()], start);
-        machine.handle_promotion_at(start + Duration::from_millis(1));
+        machine.lifecycle_mut().handle_promotion_at(start + Duration::from_millis(1));
         let (mut now, mut responses, mut promotions) = (start, Vec::new(), 0);
         let mut is_attached = false;
         for step in steps {
@@ -345,11 +347,11 @@ proptest! {
                 CallStep::Response => machine.handle_message(b"message", br#"{"jsonrpc":"2.0","id":1,"result":{}}"#, now),
                 CallStep::End => machine.handle_upstream_end(Ending::Clean, now),
                 CallStep::Cancel => {
-                    machine.handle_cancel(&id, now);
+                    machine.lifecycle_mut().handle_cancel(&id, now);
                 }
                 CallStep::Due => machine.handle_timeout(now),
             }
-            while let Some(effect) = machine.poll_effect() {
+            while let Some(effect) = machine.lifecycle_mut().poll_effect() {
                 if effect == Effect::Promote {
                     prop_assert!(is_attached, "the client must get the handle");
                     let handle = br#"{"jsonrpc":"2.0","id":1,"result":{"resultType":"task"}}"#;
@@ -358,12 +360,12 @@ proptest! {
                     promotions += 1;
                 }
             }
-            while let Some(batch) = machine.poll_batch() {
+            while let Some(batch) = machine.lifecycle_mut().poll_batch() {
                 responses.extend(batch.events().map(<[u8]>::to_vec));
-                machine.handle_stored(now);
+                machine.lifecycle_mut().handle_stored(now);
             }
             if promotions > 0 {
-                prop_assert!(machine.is_sealed());
+                prop_assert!(machine.lifecycle().is_sealed());
             }
         }
         prop_assert!(promotions <= 1);

@@ -100,7 +100,7 @@ impl Model {
         begins
     }
 
-    /// Returns the number of answered requests of this id.
+    /// Returns the number of settled requests of this id.
     pub(in super::super) fn count_answered(&self, id: &RequestId) -> usize {
         self.events
             .iter()

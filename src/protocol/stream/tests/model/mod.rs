@@ -28,7 +28,7 @@ struct Event {
     bytes: Vec<u8>,
     place: Place,
     gone: bool,
-    /// The server→client requests in it, each with true if it was answered.
+    /// The server→client requests in it, each with true if it was settled.
     requests: Vec<(u8, bool)>,
     /// True if it holds server→client requests alone.
     is_requests_only: bool,
@@ -300,7 +300,7 @@ impl Model {
 }
 
 impl Event {
-    /// Returns true if it holds server→client requests alone, all answered: no replay repeats it.
+    /// Returns true if it holds server→client requests alone, all settled: no replay repeats it.
     fn is_spent(&self) -> bool {
         self.is_requests_only && !self.requests.is_empty() && self.requests.iter().all(|(_, answered)| *answered)
     }

@@ -65,7 +65,7 @@ impl Model {
                     self.effects.push(Effect::RefuseServerRequest(request_id(request)));
                 }
                 MessageKind::Stranger(id) if !self.is_request() => {
-                    self.effects.push(Effect::NoteResponse(RequestId::String(id.into())));
+                    self.effects.push(Effect::RecordResponse(RequestId::String(id.into())));
                 }
                 MessageKind::Response { .. }
                 | MessageKind::Request(_)
