@@ -10,7 +10,7 @@ use crate::protocol::ids::Seq;
 /// that was written to it, or `None` if its response had not begun.
 pub(super) fn report(metrics: &Metrics, stream: &Stream, left: Left, cursor: Option<Seq>, message: &'static str) {
     metrics.observe_disconnect(left);
-    let name = stream.call_name();
+    let name = stream.trace().name();
     info!(
         stream.id = %stream.id(),
         session = stream.binding().session_hash().as_deref(),

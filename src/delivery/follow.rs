@@ -233,7 +233,7 @@ impl Follow {
             let id = self.attachment.id_of_place(self.cursor, attach);
             let event_type = self.plan.empty_events.event_type();
             sse::encode_empty(out, event_type, Some(&id), Some(self.plan.retry));
-            self.attachment.note_primed(self.plan.retry);
+            self.attachment.set_primed(self.plan.retry);
         } else {
             sse::encode_comment(out, "");
         }

@@ -217,7 +217,7 @@ impl Receipts {
     /// `upto`.
     pub(super) fn wait_for_interim(&self, attachment: &Attachment, upto: Seq) {
         let (stream, attach) = (attachment.stream().clone(), attachment.id());
-        stream.note_interim(attach, upto);
+        stream.delivery().handle_interim(attach, upto);
         self.wait_for(Waiting::Interim(InterimReceipt { stream, attach, has_arrived: false }));
     }
 
@@ -284,7 +284,7 @@ impl Waiting {
     fn is_shared(&self) -> bool {
         match self {
             Self::Response(receipt) => {
-                let is_sliced = receipt.stream.as_ref().is_some_and(|stream| stream.slicing().is_some());
+                let is_sliced = receipt.stream.as_ref().is_some_and(|stream| stream.slices().is_some());
                 is_sliced || receipt.log.coordination().is_some()
             }
             Self::Interim(_) => false,
@@ -322,7 +322,7 @@ struct InterimReceipt {
 
 impl Drop for InterimReceipt {
     fn drop(&mut self) {
-        self.stream.note_interim_settled(self.attach, self.has_arrived);
+        self.stream.delivery().handle_interim_settled(self.attach, self.has_arrived);
     }
 }
 
@@ -350,7 +350,7 @@ impl Receipt {
 
     fn close_gracefully(&self) {
         if let Some(stream) = &self.stream {
-            stream.note_graceful_close();
+            stream.delivery().handle_graceful_close();
             self.log.note_handle_delivered(stream);
         }
     }
@@ -361,7 +361,7 @@ impl Receipt {
         // On HTTP/2 the end of a connection shows nothing of one response.
         let may_break = !receipts.lock().is_multiplexed;
         self.settling = may_break.then(|| attachment.id());
-        attachment.stream().note_whole(attachment.id(), may_break);
+        attachment.stream().delivery().handle_whole(attachment.id(), may_break);
         receipts.wait_for(Waiting::Response(self));
     }
 }
@@ -369,11 +369,11 @@ impl Receipt {
 impl Drop for Receipt {
     fn drop(&mut self) {
         let Some(stream) = self.stream.take() else { return };
-        stream.note_disconnect();
+        stream.retries().handle_disconnect();
         if let Some(attach) = self.settling {
-            stream.note_broken(attach);
+            stream.delivery().handle_broken(attach);
         }
-        if stream.has_unclaimed_response() {
+        if stream.retries().has_unclaimed_response() {
             self.log.retain(&stream);
         }
         // The connection may be the last user of an ended call.

@@ -40,7 +40,7 @@ impl Resumption {
     /// Resumes the stream for a client that confirms `cursor` by this request: earlier events are
     /// released.
     fn new(stream: Arc<Stream>, cursor: Option<Seq>, closing: Option<Vec<u8>>) -> Self {
-        let after = stream.note_resume_by_token(cursor);
+        let after = stream.resume_by_token(cursor);
         Self { closing, ..Self::after(stream, after) }
     }
 
@@ -60,5 +60,5 @@ pub fn announce(stream: &Stream, declared: Declared, waits: Waits) {
     if declared.resumable_streams {
         resumable_streams::announce(&mut announcements, stream, waits);
     }
-    stream.set_announcements(announcements);
+    stream.change(|machine, _| machine.lifecycle_mut().set_announcements(announcements));
 }

@@ -15,7 +15,7 @@ use crate::protocol::stream::Announcements;
 /// has no requests and gets none.
 pub(super) fn announce(announcements: &mut Announcements, stream: &Stream, waits: Waits) {
     let requests: Vec<RequestId> = stream.with_machine(|machine| machine.owed_responses().ids().cloned().collect());
-    let token = stream.resume_token();
+    let token = stream.handles().resume_token();
     announcements.opening.extend(requests.iter().map(|request| dialect::resume_policy(request, &token, waits)));
 }
 

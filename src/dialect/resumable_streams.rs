@@ -21,7 +21,7 @@ pub(super) fn announce(announcements: &mut Announcements, stream: &Stream, waits
         [] | [_, _, ..] => None,
     };
     let name = stream.id().to_string();
-    announcements.opening.push(dialect::stream_create(&name, &stream.resume_token(), request, waits));
+    announcements.opening.push(dialect::stream_create(&name, &stream.handles().resume_token(), request, waits));
     announcements.closing = Some(dialect::stream_end(&name));
 }
 

@@ -15,10 +15,10 @@ use crate::protocol::ids::Seq;
 /// Returns the interim result of a connection that reads `slice`, or `None` for streams that are
 /// not sliced.
 pub fn interim(stream: &Stream, slice: &Slice) -> Option<Interim> {
-    let form = Some(stream.slicing()?.form).filter(|form| *form != Form::Task)?;
+    let form = Some(stream.slices()?.slicing.form).filter(|form| *form != Form::Task)?;
     let max_wait = stream.with_machine(|machine| machine.policy().max_wait);
     let ttl = Waits::new(std::time::Duration::ZERO, max_wait).max;
-    let message = resume_tokens::interim_result(&slice.names().id, form, &stream.resume_token(), ttl);
+    let message = resume_tokens::interim_result(&slice.names().id, form, &stream.handles().resume_token(), ttl);
     Some(Interim { at: slice.ends_at(), message })
 }
 
@@ -26,8 +26,8 @@ pub fn interim(stream: &Stream, slice: &Slice) -> Option<Interim> {
 /// events confirmed by receipt of the interim result with the token. Returns `None` if the call is
 /// another one, or has its final result.
 pub fn resume(stream: Arc<Stream>, call: Option<CallDigest>, names: Names, cursor: Option<Seq>) -> Option<Resumption> {
-    let is_same = stream.slicing().is_some_and(|slicing| Some(slicing.sameness) == call);
-    let after = if is_same { stream.note_continued(cursor) } else { None }?;
+    let is_same = stream.slices().is_some_and(|slices| Some(slices.slicing.sameness) == call);
+    let after = if is_same { stream.resume_slice(cursor) } else { None }?;
     let slice = stream.begin_slice(names);
     Some(Resumption { slice, ..Resumption::after(stream, after) })
 }

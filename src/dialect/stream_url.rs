@@ -11,7 +11,7 @@ use super::Resumption;
 use crate::event_log::Stream;
 use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::stream::{ClientResponse, CursorPlace};
+use crate::protocol::stream::{ClientResponse, CursorPlace, Resume};
 
 /// Result of a resumption by URL.
 #[derive(Debug)]
@@ -28,8 +28,8 @@ pub enum UrlResumption {
 /// Without a cursor the client has everything up to the beginning of its last turn, or nothing.
 /// With `should_notify_turn` the client is notified of its turn.
 pub fn resume(stream: &Arc<Stream>, handle: &str, cursor: Option<Seq>, should_notify_turn: bool) -> UrlResumption {
-    let slice = stream.find_slice(handle);
-    if slice.is_none() && stream.slicing().is_some() {
+    let slice = stream.slices().and_then(|slices| slices.find(handle));
+    if slice.is_none() && stream.slices().is_some() {
         return UrlResumption::Lost;
     }
     let (wanted, trimmed, place) = stream.with_machine(|machine| {
@@ -39,8 +39,10 @@ pub fn resume(stream: &Arc<Stream>, handle: &str, cursor: Option<Seq>, should_no
     if cursor.is_some() && place == CursorPlace::Lost {
         return UrlResumption::Lost;
     }
-    stream.note_resume_by_url(cursor);
-    if place == CursorPlace::AtEnd || (should_notify_turn && stream.begin_input_turn(wanted)) {
+    stream.resume(Resume::ByUrl, cursor);
+    if place == CursorPlace::AtEnd
+        || (should_notify_turn && stream.change(|machine, now| machine.handle_input_turn(wanted, now)))
+    {
         return UrlResumption::AtEnd;
     }
     let after = wanted.max(trimmed);
@@ -62,7 +64,7 @@ pub struct SortedResponses {
 pub fn note_responses(stream: &Stream, responses: Vec<(Bytes, RequestId)>) -> SortedResponses {
     let mut sorted = SortedResponses::default();
     for (message, id) in responses {
-        match stream.handle_client_response(&id) {
+        match stream.change(|machine, now| machine.handle_client_response(&id, now)) {
             ClientResponse::First => sorted.to_forward.push((message, Some(id))),
             // Not of this stream: the upstream decides.
             ClientResponse::Unknown => sorted.to_forward.push((message, None)),

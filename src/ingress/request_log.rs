@@ -17,7 +17,7 @@ pub(super) fn log_return(stream: &Stream, how: &'static str, cursor: Seq) {
     if !enabled!(Level::INFO) {
         return;
     }
-    let (name, summary) = (stream.call_name(), stream.summary(clock::now()));
+    let (name, summary) = (stream.trace().name(), stream.summary(clock::now()));
     let outcome = match summary.phase {
         Phase::Sealed { outcome, .. } => Some(outcome.label()),
         Phase::Waiting | Phase::Passed | Phase::Open => None,

@@ -19,7 +19,7 @@ use crate::event_log::{self, Slice, Stream};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers;
 use crate::protocol::ids::{Cursor, EventId, Seq, StreamKind};
-use crate::protocol::stream::CursorPlace;
+use crate::protocol::stream::{CursorPlace, Resume};
 use crate::simulation::{self, Bug};
 
 /// Resumes streams by `Last-Event-ID`.
@@ -57,20 +57,22 @@ impl Resumes {
         };
         let placed = found.and_then(|(stream, cursor)| {
             let place = stream.with_machine(|machine| machine.locate(cursor));
-            let slice = stream.find_slice(id.handle_text());
-            let is_known = slice.is_some() || stream.slicing().is_none();
+            let slice = stream.slices().and_then(|slices| slices.find(id.handle_text()));
+            let is_known = slice.is_some() || stream.slices().is_none();
             if is_known { Some((stream, cursor, slice, place)) } else { None }
         });
         let is_standalone = id.unverified_kind() == Some(StreamKind::Standalone);
         match placed {
             Some((stream, cursor, slice, CursorPlace::After(_))) => self.resume_at(&context, &stream, slice, cursor),
             // Later messages of its server are lost.
-            Some((stream, _, _, CursorPlace::AtEnd)) if is_standalone && stream.has_ended_with_its_process() => {
+            Some((stream, _, _, CursorPlace::AtEnd))
+                if is_standalone && stream.replica().has_ended_with_its_process() =>
+            {
                 self.standalone.resume_lost(context, ResumeMeans::LastEventId).await
             }
             Some((_, _, _, CursorPlace::AtEnd)) if is_standalone => self.standalone.attach(context).await,
             Some((stream, cursor, _, CursorPlace::AtEnd)) => {
-                stream.note_resume(Some(cursor));
+                stream.resume(Resume::ByCursor, Some(cursor));
                 self.responder.at_end(ResumeMeans::LastEventId)
             }
             Some((_, _, _, CursorPlace::Lost)) | None if is_standalone => {
@@ -93,7 +95,7 @@ impl Resumes {
         } else {
             cursor
         };
-        stream.note_resume(Some(cursor));
+        stream.resume(Resume::ByCursor, Some(cursor));
         log_return(stream, ResumeMeans::LastEventId.label(), cursor);
         let request = trace_return(context, stream, ResumeMeans::LastEventId.label(), cursor);
         if let Some(session) = &context.session {

@@ -25,7 +25,7 @@ use crate::protocol::dialect::Declared;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{Accept, Era, SessionId};
 use crate::protocol::ids::{Seq, StreamKind};
-use crate::protocol::stream::Policy;
+use crate::protocol::stream::{Policy, Resume};
 use crate::server::respond;
 use crate::upstream::{ResponseObserver, Upstream, gap_warning};
 
@@ -230,7 +230,7 @@ impl StandaloneStreams {
         cursor: Seq,
         preface: Option<Vec<u8>>,
     ) -> Response<BoxBody> {
-        stream.note_resume(None);
+        stream.resume(Resume::ByCursor, None);
         if stream.with_machine(|machine| machine.upstream().is_dormant()) && !self.drain.is_refusing_calls() {
             let get = self.upstream.call(&context.parts, context.connection.forwarded(), Bytes::new());
             let get = get.for_caller(context.caller.clone());
@@ -308,8 +308,9 @@ pub(super) fn move_server_requests(context: &RequestContext, standalone: &Arc<St
     let Some(session) = context.session.as_ref().filter(|session| session.has_tasks() != Some(false)) else {
         return;
     };
-    for task in session.running().iter().filter(|stream| stream.is_legacy_task()) {
-        task.move_questions(standalone);
+    let running = session.running();
+    for task in running.iter().filter_map(|stream| stream.as_legacy_task()) {
+        task.move_requests(standalone);
         task.wake_pump();
     }
 }

@@ -68,7 +68,8 @@ impl StreamFinder {
         };
         for _ in 0..self.attempts() {
             self.restore(context, id, verified.as_ref()).await?;
-            let found = self.log.find_task(verified.as_ref(), &context.binding).filter(|stream| !stream.has_moved());
+            let found =
+                self.log.find_task(verified.as_ref(), &context.binding).filter(|stream| !stream.replica().has_moved());
             if found.is_some() {
                 return Ok(found);
             }
@@ -88,7 +89,8 @@ impl StreamFinder {
     ) -> Result<Option<(Arc<Stream>, Seq)>, Unproven> {
         for _ in 0..self.attempts() {
             self.restore(context, id, verified.as_ref()).await?;
-            let found = self.log.find(verified.as_ref(), &context.binding).filter(|(stream, _)| !stream.has_moved());
+            let found =
+                self.log.find(verified.as_ref(), &context.binding).filter(|(stream, _)| !stream.replica().has_moved());
             if found.is_some() {
                 return Ok(found);
             }
@@ -144,8 +146,10 @@ impl StreamFinder {
         for _ in 0..self.attempts() {
             self.restore(context, token.handle(), handle.as_ref()).await?;
             self.restore_cursor(context, token.handle()).await?;
-            let found =
-                self.log.find_by_token(&token, handle.as_ref(), &context.binding).filter(|stream| !stream.has_moved());
+            let found = self
+                .log
+                .find_by_token(&token, handle.as_ref(), &context.binding)
+                .filter(|stream| !stream.replica().has_moved());
             if found.is_some() {
                 return Ok(found);
             }

@@ -34,7 +34,7 @@ pub(super) fn trace_return(
     how: &'static str,
     cursor: Seq,
 ) -> Option<TraceContext> {
-    let call = stream.span()?;
+    let call = stream.trace().span()?;
     let arrival = context.arrival.as_deref();
     let named = arrival.and_then(|arrival| arrival.trace.parent);
     let mut span = call.begin_return(named, arrival.map_or_else(clock::wall, |arrival| arrival.at));

@@ -71,7 +71,7 @@ impl<'a> WaitingCall<'a> {
         began: Instant,
     ) -> Self {
         debug!(stream.id = %stream.id(), "a call waits for a server that accepts no connections");
-        stream.set_waiting(true);
+        stream.upstream().set_waiting(true);
         metrics.observe_wait();
         Self { upstream, template, stream, metrics, began, outcome: WaitOutcome::Ended }
     }
@@ -91,7 +91,7 @@ impl<'a> WaitingCall<'a> {
                 biased;
                 () = withdrawn(self.stream) => return Err(failure),
                 response = &mut response => Some(response),
-                () = self.stream.sent() => None,
+                () = self.stream.upstream().sent() => None,
             };
             match unsent {
                 Some(Err(Unanswered { failure: last, is_unconnected: true })) => failure = last,
@@ -111,16 +111,18 @@ impl<'a> WaitingCall<'a> {
 /// Resolves at the first poll after the call of `stream` was cancelled, unless its request was
 /// sent.
 async fn withdrawn(stream: &Stream) {
-    poll_fn(|_| match !stream.is_sent() && stream.with_machine(|machine| machine.lifecycle().is_cancelled()) {
-        true => Poll::Ready(()),
-        false => Poll::Pending,
+    poll_fn(|_| {
+        match !stream.upstream().is_sent() && stream.with_machine(|machine| machine.lifecycle().is_cancelled()) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
     })
     .await;
 }
 
 impl Drop for WaitingCall<'_> {
     fn drop(&mut self) {
-        self.stream.set_waiting(false);
+        self.stream.upstream().set_waiting(false);
         self.metrics.observe_wait_end(self.outcome);
         info!(
             stream.id = %self.stream.id(),

@@ -215,7 +215,7 @@ impl EventLog {
             self.streams.insert(stream);
             // Another replica may have adopted the stream before it was published, when there was
             // no entry to remove.
-            if stream.has_moved() {
+            if stream.replica().has_moved() {
                 self.streams.leave(stream);
             }
         }
@@ -249,7 +249,7 @@ impl EventLog {
     /// with their tasks.
     pub fn find_task(&self, handle: Option<&Verified>, binding: &Binding) -> Option<Arc<Stream>> {
         let found = self.find_where(handle, |owner| owner.principal == binding.principal);
-        found.map(|(stream, _)| stream).filter(|stream| stream.is_task())
+        found.map(|(stream, _)| stream).filter(|stream| stream.with_machine(|machine| machine.policy().is_task))
     }
 
     /// Returns the stream of a task if it would be the caller's with a genuine token; see
@@ -257,7 +257,7 @@ impl EventLog {
     pub fn find_claimed_task(&self, handle: Option<&Verified>, binding: &Binding) -> Option<Arc<Stream>> {
         let is_claimed = |owner: &Binding| owner.has_subject_of(binding) && owner.principal != binding.principal;
         let found = self.find_where(handle, is_claimed);
-        found.map(|(stream, _)| stream).filter(|stream| stream.is_task())
+        found.map(|(stream, _)| stream).filter(|stream| stream.with_machine(|machine| machine.policy().is_task))
     }
 
     /// Returns the stream that a resume token opens for this caller, in any session, because tokens
@@ -292,7 +292,7 @@ impl EventLog {
         let found = self.find_where(handle, admits).map(|(stream, _)| stream);
         // Without a stream, the token is compared with a secret that opens none.
         let dummy = Secret::from_bytes(self.dummy_secret);
-        let secret = found.as_ref().and_then(|stream| stream.secret()).unwrap_or(&dummy);
+        let secret = found.as_ref().and_then(|stream| stream.handles().secret()).unwrap_or(&dummy);
         let opens = token.is_opened_by(secret);
         found.filter(|stream| opens && !stream.with_machine(|machine| machine.lifecycle().is_revoked()))
     }
@@ -304,7 +304,7 @@ impl EventLog {
         match (is_callers, verified) {
             (true, Some(verified)) => {
                 let stream = self.expand(name)?;
-                let cursor = stream.resume_cursor(verified.seq, verified.is_adopted);
+                let cursor = stream.replica().resume_cursor(verified.seq, verified.is_adopted);
                 Some((stream, cursor))
             }
             (true, None) | (false, _) => None,
@@ -406,7 +406,7 @@ impl EventLog {
     /// replica; see [`Stream::close_reader`].
     pub fn close_readers(&self, retry: Duration) {
         for stream in self.streams.all() {
-            stream.close_reader(retry);
+            stream.replica().close_reader(retry);
         }
     }
 
@@ -446,7 +446,7 @@ impl EventLog {
     /// serve its streams.
     pub fn leave_claims(&self) {
         for stream in self.retry_index().streams() {
-            stream.leave_claims();
+            stream.retries().leave_claims();
         }
         for claim in self.retry_index().claims() {
             claim.leave();

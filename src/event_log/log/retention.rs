@@ -26,10 +26,10 @@ impl EventLog {
     /// Keeps a finished stream until its retention ends.
     pub fn retain(&self, stream: &Arc<Stream>) {
         self.publish_once(stream);
-        if stream.is_task() {
-            stream.enqueue_ended_task();
+        if stream.with_machine(|machine| machine.policy().is_task) {
+            stream.delivery().enqueue_ended_task();
         }
-        let until = stream.kept_until();
+        let until = stream.delivery().kept_until();
         let at = until.unwrap_or_else(|| clock::now() + stream.with_machine(|machine| machine.policy().retention));
         self.sweeper.schedule(at, stream.id());
     }
@@ -44,7 +44,7 @@ impl EventLog {
     /// Notes the delivery of the response with the stream's last message, and releases the stream.
     /// A response that passed through is forgotten, unless a retry may still match it.
     pub fn note_delivered(&self, stream: Arc<Stream>, delivery: DeliveryCertainty) {
-        stream.note_delivered(delivery);
+        stream.delivery().set_delivered(delivery);
         self.note_handle_delivered(&stream);
         if stream.with_machine(|machine| machine.lifecycle().phase() != Phase::Passed) {
             return self.release(stream);
@@ -52,7 +52,7 @@ impl EventLog {
         if stream.with_machine(|machine| machine.policy().has_idempotency_key) {
             return self.release(stream);
         }
-        if stream.has_retries() && !stream.has_arrived() {
+        if stream.retries().may_come() && !stream.delivery().has_arrived() {
             self.retain(&stream);
             self.release(stream);
         } else {
@@ -72,7 +72,7 @@ impl EventLog {
         let Some(stream) = self.streams.get(id) else {
             return self.check_stub(id, now).unwrap_or(Verdict::Gone);
         };
-        match stream.kept_until() {
+        match stream.delivery().kept_until() {
             Some(until) if until <= now && self.keeps_for_task(&stream) => Verdict::Until(Some(now + TASK_CHECK)),
             Some(until) if until <= now || simulation::has(Bug::ForgetsTheLastReader) => {
                 self.streams.forget(&stream);

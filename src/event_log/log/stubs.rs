@@ -8,6 +8,7 @@ use crate::clock;
 use crate::event_log::log::EventLog;
 use crate::event_log::stream::Stream;
 use crate::event_log::stream::delivery_certainty::DeliveryCertainty;
+use crate::event_log::stream::stub::Stub;
 use crate::event_log::sweeper::Verdict;
 use crate::event_log::writer::stream_table::{Reduced, StreamEntry};
 use crate::protocol::ids::StreamId;
@@ -24,13 +25,15 @@ impl EventLog {
             return;
         }
         let (id, now) = (stream.id(), clock::now());
-        let Some(end) = stream.end_for_stub(now) else { return };
+        let Some(end) = Stub::end_of(&stream, now) else { return };
         if let Some(call) = stream.unlisted_call(&end) {
             // Before the stub is in the table: a search by session that misses the stream finds it
             // here.
             if self.sessions.list_finished(stream.binding(), call) {
-                call.note_listed();
-            } else if stream.has_valid_token() {
+                call.set_listed();
+            } else if stream.handles().secret().is_some()
+                && !stream.with_machine(|machine| machine.lifecycle().is_revoked())
+            {
                 // The session is ending: the record that its end holds finds the stream alone.
                 return;
             }
@@ -104,15 +107,15 @@ impl EventLog {
         if is_bare {
             stub.end.left_at = clock::now();
         }
-        let stream = Arc::new(Stream::from_stub(stub, self.identity.clone(), self.bounds, self.backing.clone()));
+        let stream = Arc::new(stub.restore(self.identity.clone(), self.bounds, self.backing.clone()));
         stream.publish_first();
         if !is_bare {
             let stub = std::mem::replace(known.value_mut(), StreamEntry::Stream(stream.clone()));
             // In this order; see the locks of `StreamTable`.
             drop(known);
             drop(stub);
-            if stream.is_proven() {
-                stream.note_delivered(DeliveryCertainty::Proven);
+            if stream.delivery().is_proven() {
+                stream.delivery().set_delivered(DeliveryCertainty::Proven);
             }
         }
         Some((stream, !is_bare))

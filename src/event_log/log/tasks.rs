@@ -67,7 +67,7 @@ impl EventLog {
             should_poll: false,
             body_fingerprint: None,
             slicing: None,
-            span: call.span().map(|span| span.begin_task(call.call_name())),
+            span: call.trace().span().map(|span| span.begin_task(call.trace().name())),
         };
         let task = self.create(spec, reservation);
         self.publish_once(&task);
@@ -99,18 +99,19 @@ impl EventLog {
     pub fn is_recorded(&self, stream: &Stream) -> bool {
         self.backing.is_none()
             || stream
+                .shared
                 .with_store_progress(|progress| progress.is_created && !progress.is_behind && !progress.is_memory_only)
     }
 
     /// Returns true if the task of a call is kept, whose retry must find the call.
     pub(in crate::event_log) fn keeps_for_task(&self, call: &Stream) -> bool {
-        call.task().is_some_and(|task| self.streams.get(task).is_some()) && call.has_retries()
+        call.task().is_some_and(|task| self.streams.get(task).is_some()) && call.retries().may_come()
     }
 
     /// Notes that the client of `call` has its response, which may be the handle of a task.
     pub fn note_handle_delivered(&self, call: &Stream) {
         if let Some(task) = call.task().and_then(|task| self.streams.get(task)) {
-            task.note_task_known();
+            task.touch();
         }
     }
 }

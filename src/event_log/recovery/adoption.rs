@@ -70,7 +70,7 @@ impl EventLog {
         let Some(stream) = self.rebuild(backing, id, &stored, stored.tail) else {
             return backing.store.expire(id).wait().await;
         };
-        stream.note_adopted(stored.tail);
+        stream.replica().set_adopted(stored.tail);
         self.read_responses(backing, &stream, &stored).await?;
         let writer = Writer::new(Arc::new(stream), self.streams.clone());
         writer.update(|machine, now| machine.handle_failure(Failure::after_send(ErrorCode::OwnerDied), now)).await;
@@ -96,7 +96,7 @@ impl EventLog {
                     let Some((last, _)) = events.last() else { return Ok(()) };
                     after = *last;
                     for (seq, event) in &events {
-                        stream.note_logged(*seq, event);
+                        stream.replica().handle_logged(*seq, event);
                     }
                 }
                 Read::Trimmed { upto } => after = upto,
@@ -177,8 +177,8 @@ impl EventLog {
     /// replica wrote.
     pub(super) fn may_be_taken_over(&self, backing: &Backing, stream: &Stream, last: LastEvent) -> bool {
         let is_strange = || stream.with_machine(|machine| machine.numbering().tail() < last.seq);
-        let is_ended_elsewhere = last.is_adopted && stream.adopted_after().is_none();
-        let is_open = || stream.is_written_here() && (backing.lease_health.is_expired() || is_strange());
+        let is_ended_elsewhere = last.is_adopted && stream.replica().adopted_after().is_none();
+        let is_open = || stream.replica().is_written_here() && (backing.lease_health.is_expired() || is_strange());
         backing.coordination.is_some() && (is_ended_elsewhere || is_open())
     }
 
@@ -187,17 +187,17 @@ impl EventLog {
         backing: &Backing,
         stream: &Arc<Stream>,
     ) -> Result<bool, Error> {
-        if !stream.with_store_progress(|store_progress| store_progress.is_created) {
+        if !stream.shared.with_store_progress(|store_progress| store_progress.is_created) {
             return Ok(false);
         }
-        let epoch = stream.lock().epoch;
+        let epoch = stream.shared.lock().epoch;
         let stored = backing.store.load(stream.id()).wait().await?;
         Ok(stored.is_some_and(|stored| stored.epoch > epoch))
     }
 
     /// Returns the open streams that are written here.
     pub(in crate::event_log) fn open_local_streams(&self) -> Vec<(StreamId, Arc<Stream>)> {
-        let open = self.streams.all().into_iter().filter(|stream| stream.is_written_here());
+        let open = self.streams.all().into_iter().filter(|stream| stream.replica().is_written_here());
         open.map(|stream| (stream.id(), stream)).collect()
     }
 }

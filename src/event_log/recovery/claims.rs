@@ -200,14 +200,14 @@ impl EventLog {
             let is_released = run.is_some_and(|run| self.has_released_claim(run));
             return if is_released { RepeatedCall::Another } else { RepeatedCall::Nothing };
         };
-        stream.wait_for_detach().await;
+        stream.retries().wait_for_detach().await;
         let body = match body.map(Fingerprint::from_wire) {
             // Malformed: the fingerprint of no body.
             Some(None) => return RepeatedCall::OtherBody,
             Some(body) => body,
             None => None,
         };
-        match stream.match_retry(body, self.id_use(stream.binding())) {
+        match stream.retries().compare(body, self.id_use(stream.binding())) {
             RetryMatch::Retry => {}
             RetryMatch::OtherBody => return RepeatedCall::OtherBody,
             RetryMatch::NewCall => return RepeatedCall::Another,
@@ -296,7 +296,7 @@ impl EventLog {
 
 /// Sends the claims of `calls` that the store has not confirmed.
 fn write_claims(calls: &[Arc<Stream>]) -> Vec<ClaimWrite> {
-    calls.iter().flat_map(|call| call.write_claims()).collect()
+    calls.iter().flat_map(|call| call.retries().write_claims()).collect()
 }
 
 /// Waits for `writes`, the claims of `calls`, and repeats those that failed until the store has

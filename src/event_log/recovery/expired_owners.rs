@@ -72,7 +72,8 @@ impl EventLog {
             return Vec::new();
         }
         // The origin can be read without the stream's lock.
-        let is_requested = |stream: &Arc<Stream>| expired.contains(&stream.origin_owner()) && stream.is_remote();
+        let is_requested =
+            |stream: &Arc<Stream>| expired.contains(&stream.handles().owner()) && stream.replica().is_remote();
         self.streams.all().into_iter().filter(is_requested).map(|stream| stream.id()).collect()
     }
 

@@ -67,7 +67,7 @@ impl Follower {
                 biased;
                 () = subscription.changed() => {}
                 // The reader has changed, or a client asked for the stream.
-                () = self.stream.pump.notified() => {
+                () = self.stream.shared.pump.notified() => {
                     self.touches += 1;
                     continue;
                 }
@@ -88,7 +88,7 @@ impl Follower {
                     // The last report comes last: while there is a reader, a repeated call counts
                     // as a retry of another's.
                     while self.stream.with_machine(|machine| machine.reader().is_attached()) {
-                        self.stream.pump.notified().await;
+                        self.stream.shared.pump.notified().await;
                     }
                     self.report().await;
                     return;
@@ -109,7 +109,7 @@ impl Follower {
         }
         let Some(coordination) = &self.backing.coordination else { return };
         let now = clock::now();
-        let reader = self.stream.local_reader(self.here, self.touches);
+        let reader = self.stream.replica().local_reader(self.here, self.touches);
         let is_news = match &self.reported {
             None => reader.attach.is_some() || reader.touches > 0,
             Some((before, at)) => {
@@ -141,13 +141,13 @@ impl Follower {
         self.writer = stored.owner;
         let state = State::decode(&stored.state).unwrap_or_default();
         if let Some(after) = state.as_ref().and_then(|state| state.adopted_after) {
-            if self.stream.last_kept() > after && self.stream.adopted_after().is_none() {
+            if self.stream.replica().last_kept() > after && self.stream.replica().adopted_after().is_none() {
                 return Ok(FollowerState::Lost);
             }
-            self.stream.note_adopted(after);
+            self.stream.replica().set_adopted(after);
         }
         loop {
-            let last = self.stream.last_kept();
+            let last = self.stream.replica().last_kept();
             if last >= stored.tail {
                 break;
             }
@@ -169,9 +169,9 @@ impl Follower {
                     if batch.is_empty() {
                         return Err(Error::Unavailable(format!("event {} is missing", last.0 + 1)));
                     }
-                    self.stream.append_remote(&batch);
+                    self.stream.replica().append(&batch);
                 }
-                Read::Trimmed { upto } => self.stream.skip_to(upto),
+                Read::Trimmed { upto } => self.stream.replica().skip_to(upto),
                 Read::Gone => return Err(Error::Gone),
             }
         }

@@ -86,7 +86,7 @@ impl EventLog {
 
 /// Returns whether the response of the call is kept for its key beyond this process.
 fn outlives_process(stream: &Stream) -> bool {
-    stream.body_fingerprint().is_some() && stream.has_claim()
+    stream.retries().body_fingerprint().is_some() && stream.retries().has_claim()
 }
 
 /// Record of a response that the store refused at first.

@@ -12,7 +12,7 @@ use crate::event_log::identity::principal::Principal;
 use crate::event_log::log::EventLog;
 use crate::event_log::quota::{QuotaKey, StreamReservation};
 use crate::event_log::stream::Stream;
-use crate::event_log::stream::remote::Restored;
+use crate::event_log::stream::replica::Restored;
 use crate::protocol::ids::{Seq, StreamId};
 use crate::store::Stored;
 

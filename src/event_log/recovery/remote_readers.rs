@@ -13,6 +13,7 @@ use crate::event_log::log::EventLog;
 use crate::event_log::stream::Stream;
 use crate::protocol::cluster::Reader;
 use crate::protocol::ids::{AttachId, StreamId};
+use crate::protocol::stream::Resume;
 
 /// Time for which late reports of a displaced reader are recognised.
 const REMEMBERED: Duration = Duration::from_secs(60);
@@ -33,7 +34,7 @@ impl EventLog {
             if Some(before.attach) != report.attach {
                 before.is_reading = false;
                 before.last_seen = now;
-                stream.detach_remote(before.attach);
+                stream.replica().detach(before.attach);
             }
         }
         if let Some(attach) = report.attach {
@@ -59,11 +60,11 @@ impl EventLog {
                         last_seen: now,
                         touches: 0,
                     });
-                    stream.attach_remote(attach, report.written);
+                    stream.replica().attach(attach, report.written);
                 }
             }
             if displaced.iter().all(|(_, _, gone)| *gone != attach) {
-                stream.note_remote_written(report.written);
+                stream.replica().handle_written(report.written);
             }
         }
         let is_asked_again = match known.iter_mut().rev().find(|known| known.from == report.from) {
@@ -73,10 +74,10 @@ impl EventLog {
         // The stream is locked below.
         drop(readers);
         if report.returned && !stream.with_machine(|machine| machine.reader().has_reconnected()) {
-            stream.note_resume(None);
+            stream.resume(Resume::ByCursor, None);
         }
         if is_asked_again || stream.with_machine(|machine| machine.reader().confirmed() < report.confirmed) {
-            stream.note_retry(Some(report.confirmed));
+            stream.resume(Resume::ByPost, Some(report.confirmed));
         }
         displaced
     }
@@ -114,7 +115,7 @@ impl EventLog {
             !known.is_empty()
         });
         for (stream, attach) in gone {
-            stream.detach_remote(attach);
+            stream.replica().detach(attach);
         }
         displaced
     }
@@ -122,7 +123,7 @@ impl EventLog {
     /// Detaches a reader here, because the writer of the stream knows a newer one.
     pub fn displace(&self, stream: StreamId, attach: AttachId) {
         if let Some(stream) = self.streams.get(stream) {
-            stream.detach_remote(attach);
+            stream.replica().detach(attach);
         }
     }
 }

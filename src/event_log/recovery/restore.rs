@@ -50,7 +50,7 @@ impl EventLog {
         let Some(backing) = self.backing.clone() else { return Ok(None) };
         self.restore_stream(&backing, id, LastEvent::default()).await?;
         let found = self.expand(id);
-        Ok(found.filter(|stream| !stream.has_moved()))
+        Ok(found.filter(|stream| !stream.replica().has_moved()))
     }
 
     async fn restore_stream(
@@ -68,7 +68,7 @@ impl EventLog {
             }
             // A client that read at another replica may resume here before the store has answered
             // the writer.
-            if tokio::time::timeout(STORE_PATIENCE, here.stored(seq)).await.is_err() {
+            if tokio::time::timeout(STORE_PATIENCE, here.shared.stored(seq)).await.is_err() {
                 return Err(Unreachable);
             }
             if !is_unreachable {
@@ -108,14 +108,14 @@ impl EventLog {
     /// Waits for the follower to reach `seq`: a client that read at the writer may resume here
     /// before the event has.
     async fn wait_for_follower(&self, backing: &Backing, here: &Arc<Stream>, seq: Seq) -> Result<(), Unreachable> {
-        if !here.is_remote() || here.last_kept() >= seq {
+        if !here.replica().is_remote() || here.replica().last_kept() >= seq {
             return Ok(());
         }
         let stored = backing.store.load(here.id()).wait().await.map_err(|_| Unreachable)?;
         if stored.is_none_or(|stored| stored.tail < seq) {
             return Ok(());
         }
-        tokio::time::timeout(STORE_PATIENCE, here.caught_up_to(seq)).await.map_err(|_| Unreachable)
+        tokio::time::timeout(STORE_PATIENCE, here.replica().caught_up_to(seq)).await.map_err(|_| Unreachable)
     }
 
     /// Waits until the copy of a stream that another replica writes has all that the store has.
@@ -123,10 +123,10 @@ impl EventLog {
     /// # Errors
     /// If the store cannot be asked, or is too slow.
     pub async fn refresh(&self, stream: &Stream) -> Result<(), Unreachable> {
-        let Some(backing) = self.backing.as_ref().filter(|_| stream.is_remote()) else { return Ok(()) };
+        let Some(backing) = self.backing.as_ref().filter(|_| stream.replica().is_remote()) else { return Ok(()) };
         let stored = backing.store.load(stream.id()).wait().await.map_err(|_| Unreachable)?;
         let Some(stored) = stored else { return Ok(()) };
-        tokio::time::timeout(STORE_PATIENCE, stream.caught_up_to(stored.tail)).await.map_err(|_| Unreachable)
+        tokio::time::timeout(STORE_PATIENCE, stream.replica().caught_up_to(stored.tail)).await.map_err(|_| Unreachable)
     }
 
     /// Returns the writer of an event ID's stream, if it may have events that are neither here nor
@@ -138,7 +138,7 @@ impl EventLog {
         // The guard of the map is dropped before the wait for the stream's lock.
         let here = self.streams.get(verified.stream);
         let is_missing = here.is_none_or(|here| {
-            !here.is_written_here()
+            !here.replica().is_written_here()
                 && here.with_machine(|machine| {
                     !machine.lifecycle().is_sealed() && machine.numbering().tail() < verified.seq
                 })
@@ -155,7 +155,7 @@ impl EventLog {
         };
         // The guard of the map is dropped before the wait for the stream's lock.
         drop(known);
-        Some(stream.last_kept())
+        Some(stream.replica().last_kept())
     }
 
     async fn load_from_store(self: &Arc<Self>, backing: &Arc<Backing>, id: StreamId) -> Result<(), Error> {

@@ -36,7 +36,7 @@ impl EventLog {
     /// finished streams follow one after the other, in the background.
     pub fn rewrite_all(self: &Arc<Self>) {
         let Some(backing) = self.backing.clone() else { return };
-        let over: Vec<_> = self.written_here().filter(|stream| stream.note_store_loss()).collect();
+        let over: Vec<_> = self.written_here().filter(|stream| stream.replica().handle_store_loss()).collect();
         let log = self.clone();
         tokio::spawn(async move {
             log.rewrite_records().await;
@@ -45,7 +45,7 @@ impl EventLog {
             }
             for id in log.streams.unproven_stubs() {
                 let Some(stream) = log.expand_written(id) else { continue };
-                if stream.note_store_loss() {
+                if stream.replica().handle_store_loss() {
                     recorder::seal(&stream, &backing, || {}).await;
                 }
                 log.release(stream);
@@ -95,22 +95,22 @@ impl EventLog {
     /// Returns the stream of a stub that was written here, for a moment.
     fn expand_written(&self, id: StreamId) -> Option<Arc<Stream>> {
         let (stream, _) = self.expand_briefly(id)?;
-        if stream.is_restored() { None } else { Some(stream) }
+        if stream.replica().is_restored() { None } else { Some(stream) }
     }
 
     /// Returns the streams in the log that were written here.
     fn written_here(&self) -> impl Iterator<Item = Arc<Stream>> {
-        self.streams.all().into_iter().filter(|stream| !stream.is_restored())
+        self.streams.all().into_iter().filter(|stream| !stream.replica().is_restored())
     }
 }
 
 /// Compares a stream with the store, and rewrites it there if something is missing.
 async fn verify(stream: &Arc<Stream>, backing: &Arc<Backing>) -> Result<(), Error> {
-    let Some(store_progress) = stream.store_position() else { return Ok(()) };
+    let Some(store_progress) = stream.replica().store_position() else { return Ok(()) };
     let stored = backing.store.load(stream.id()).wait().await?;
     if stored.is_none_or(|stored| !store_progress.is_in(&stored)) {
         info!(stream.id = %stream.id(), "the store has lost a part of a stream: the stream is rewritten");
-        if stream.note_store_loss() {
+        if stream.replica().handle_store_loss() {
             recorder::seal(stream, backing, || {}).await;
         }
     }

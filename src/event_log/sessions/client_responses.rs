@@ -29,7 +29,7 @@ impl Sessions {
         waiting.sort_by_key(|(since, _)| *since);
         // Another client response may be faster: then the next request is tried.
         for (_, stream) in waiting {
-            if stream.handle_client_response(request) == ClientResponse::First {
+            if stream.change(|machine, now| machine.handle_client_response(request, now)) == ClientResponse::First {
                 return (ClientResponse::First, Some(stream.clone()));
             }
         }
@@ -39,7 +39,7 @@ impl Sessions {
             return (ClientResponse::Duplicate, Some(stream.clone()));
         }
         for stream in streams {
-            let response = stream.handle_client_response(request);
+            let response = stream.change(|machine, now| machine.handle_client_response(request, now));
             if response != ClientResponse::Unknown {
                 return (response, Some(stream.clone()));
             }

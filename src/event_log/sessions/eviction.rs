@@ -30,7 +30,7 @@ impl Sessions {
     pub fn sweep(&self, now: Instant) {
         self.standalone.retain(|_, stream| is_living(stream));
         self.unclaimed.retain(|_, calls| {
-            calls.retain(|call| call.upgrade().is_some_and(|call| call.is_unclaimed()));
+            calls.retain(|call| call.upgrade().is_some_and(|call| call.retries().is_unclaimed()));
             !calls.is_empty()
         });
         let mut gone = 0;
@@ -82,7 +82,7 @@ impl Sessions {
         let Some(session) = self.sessions.get(key).map(|entry| entry.value().clone()) else { return };
         session.share();
         let unclaimed: Vec<_> =
-            session.streams().iter().filter(|stream| stream.is_unclaimed()).map(Arc::downgrade).collect();
+            session.streams().iter().filter(|stream| stream.retries().is_unclaimed()).map(Arc::downgrade).collect();
         if !unclaimed.is_empty() {
             self.unclaimed.entry(key.clone()).or_default().extend(unclaimed);
         }

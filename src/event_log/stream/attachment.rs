@@ -40,7 +40,7 @@ pub enum ReadOutcome {
         /// As in `Events`.
         waited: Option<Duration>,
     },
-    /// The rest of a large event is gone: the response cannot go on.
+    /// The rest of a large event is gone: the response cannot continue.
     Cut,
     /// The end of a sealed stream: no more events follow.
     Ended,
@@ -49,8 +49,8 @@ pub enum ReadOutcome {
     /// Another replica has the stream; the client shall reconnect after this pause, to find it
     /// there.
     Moved(Duration),
-    /// The events up to this number were trimmed; the reader goes on after them and reports the gap
-    /// to its client.
+    /// The events up to this number were trimmed; the reader continues after them and reports the
+    /// gap to its client.
     Trimmed(Seq),
 }
 
@@ -102,17 +102,17 @@ impl Stream {
     pub fn attach(self: &Arc<Self>, attach: AttachId, cursor: Seq) -> Attachment {
         let attachment = self.attach_before_pump(attach, cursor);
         // The detached timer has stopped.
-        self.pump.notify_one();
+        self.shared.pump.notify_one();
         attachment
     }
 
     /// Attaches before there is a pump, which needs no wake-up at its start.
     pub fn attach_before_pump(self: &Arc<Self>, attach: AttachId, cursor: Seq) -> Attachment {
-        let mut inner = self.lock();
-        self.note_requested(&mut inner);
+        let mut inner = self.shared.lock();
+        self.shared.handle_request(&mut inner);
         inner.machine.handle_attach(attach, cursor, clock::now());
-        inner.note_presence();
-        inner.enforce_limits_if_paused(self.bounds);
+        inner.count_presence();
+        inner.enforce_limits_if_paused(self.shared.bounds);
         let before = inner.reader.take();
         inner.stored_at = None;
         let displaces_remote = std::mem::take(&mut inner.has_remote_reader);
@@ -134,7 +134,7 @@ impl Attachment {
         Self { stream, attach, slice: None, begun: None, span }
     }
 
-    /// Links the span of the delivery to that of the request which it answers.
+    /// Links the span of the delivery to the span of its request.
     pub fn answering(mut self, request: Option<TraceContext>) -> Self {
         if let (Some(delivery), Some(request)) = (&mut self.span, request) {
             delivery.link_to(request);
@@ -175,7 +175,7 @@ impl Attachment {
 
     /// Waits for the response head.
     pub fn poll_head(&self, cx: &mut Context<'_>) -> Poll<Head> {
-        let mut inner = self.stream.lock();
+        let mut inner = self.stream.shared.lock();
         match &inner.head {
             Head::Waiting if inner.machine.reader().is(self.attach) => {
                 inner.reader = Some(cx.waker().clone());
@@ -189,7 +189,7 @@ impl Attachment {
     /// Waits for an event behind `cursor`, or for another reason to write to this reader: the end
     /// of the stream, a takeover, or a gap.
     pub fn poll_unread(&self, cx: &mut Context<'_>, cursor: Seq) -> Poll<()> {
-        let mut inner = self.stream.lock();
+        let mut inner = self.stream.shared.lock();
         let is_at_tail =
             matches!(inner.machine.locate(cursor), CursorPlace::After(_)) && cursor >= inner.machine.numbering().tail();
         if !is_at_tail || inner.has_moved || !inner.machine.reader().is(self.attach) {
@@ -201,7 +201,7 @@ impl Attachment {
 
     /// Stops wake-ups of this reader until it waits again: its task is about to look.
     pub fn clear_waker(&self) {
-        let mut inner = self.stream.lock();
+        let mut inner = self.stream.shared.lock();
         if inner.machine.reader().is(self.attach) {
             inner.reader = None;
         }
@@ -209,7 +209,7 @@ impl Attachment {
 
     /// Waits for the head even after a takeover, for a client that takes no stream.
     pub fn poll_head_even_displaced(&self, cx: &mut Context<'_>) -> Poll<Head> {
-        let mut inner = self.stream.lock();
+        let mut inner = self.stream.shared.lock();
         match &inner.head {
             Head::Waiting => {
                 inner.watch(cx);
@@ -221,7 +221,7 @@ impl Attachment {
 
     /// Waits until the stream is sealed or owes no more responses, even after a takeover.
     pub fn poll_all_responses(&self, cx: &mut Context<'_>) -> Poll<()> {
-        let mut inner = self.stream.lock();
+        let mut inner = self.stream.shared.lock();
         if inner.machine.lifecycle().is_sealed() || inner.machine.lifecycle().is_answered() {
             return Poll::Ready(());
         }
@@ -254,7 +254,7 @@ impl Attachment {
             return Poll::Ready(self.write_part(out, budget, None));
         }
         let handle = self.handle();
-        let mut guard = self.stream.lock();
+        let mut guard = self.stream.shared.lock();
         let inner = &mut *guard;
         if !inner.machine.reader().is(self.attach) && !simulation::has(Bug::LetsTwoRead) {
             return Poll::Ready(ReadOutcome::TakenOver(inner.machine.reader().takeover_retry()));
@@ -275,11 +275,11 @@ impl Attachment {
             return Poll::Pending;
         }
         out.reserve(inner.tail.byte_len_after(cursor, budget));
-        let adopted_after = self.stream.adopted_after();
+        let adopted_after = self.stream.replica().adopted_after();
         let slice = self.slice.as_deref();
         let written = inner.write_events(handle, adopted_after, slice, cursor, out, budget);
         let waited = inner.stored_at.take().map(|at| clock::now().saturating_duration_since(at));
-        self.stream.note_written(inner, written.last);
+        self.stream.shared.handle_written(inner, written.last);
         let Written { last, events: written, is_full, large } = written;
         let Some(Large { seq, mut edits }) = large else {
             return Poll::Ready(ReadOutcome::Events { last, written, is_full, waited });
@@ -294,20 +294,20 @@ impl Attachment {
     /// Writes the next part of the event in progress.
     fn write_part(&mut self, out: &mut BytesMut, budget: usize, waited: Option<Duration>) -> ReadOutcome {
         let Some(begun) = &mut self.begun else { return ReadOutcome::Cut };
-        let mut inner = self.stream.lock();
+        let mut inner = self.stream.shared.lock();
         let inner = &mut *inner;
         let Some(event) = inner.tail.event(begun.seq) else { return ReadOutcome::Cut };
-        let Some(is_over) = begun.write(event, out, budget) else { return ReadOutcome::Cut };
+        let Some(is_complete) = begun.write(event, out, budget) else { return ReadOutcome::Cut };
         let seq = begun.seq;
         // A new reader has a position of its own.
         if inner.machine.reader().is(self.attach) {
-            if is_over {
-                self.stream.note_written(inner, seq);
+            if is_complete {
+                self.stream.shared.handle_written(inner, seq);
             } else {
                 inner.machine.lifecycle_mut().handle_partial_write(clock::now());
             }
         }
-        if !is_over {
+        if !is_complete {
             return ReadOutcome::Part { waited };
         }
         self.begun = None;
@@ -318,7 +318,7 @@ impl Attachment {
     /// event's own.
     pub fn id_of_place(&self, cursor: Seq, attach: Option<AttachId>) -> String {
         let mut id = String::with_capacity(ID_LINE);
-        let is_adopted = self.stream.adopted_after().is_some_and(|after| cursor > after);
+        let is_adopted = self.stream.replica().adopted_after().is_some_and(|after| cursor > after);
         let written = if is_adopted {
             ids::write_adopted_id(&mut id, self.handle(), cursor, attach)
         } else {
@@ -331,7 +331,7 @@ impl Attachment {
     /// Returns the client's pause before it reconnects, if this connection is to end after the
     /// stored events.
     pub fn closing(&self) -> Option<Duration> {
-        self.stream.lock().closing.filter(|(attach, _)| *attach == self.attach).map(|(_, retry)| retry)
+        self.stream.shared.lock().closing.filter(|(attach, _)| *attach == self.attach).map(|(_, retry)| retry)
     }
 
     /// Returns whether it is now the turn of this reader, which has all events up to `cursor`; see
@@ -339,28 +339,28 @@ impl Attachment {
     ///
     /// [`Machine::handle_input_turn`]: crate::protocol::stream::Machine::handle_input_turn
     pub fn begin_input_turn(&self, cursor: Seq) -> bool {
-        let mut inner = self.stream.lock();
+        let mut inner = self.stream.shared.lock();
         inner.machine.reader().is(self.attach) && inner.machine.handle_input_turn(cursor, clock::now())
     }
 
-    /// Notes that an id and a `retry` were written on this connection.
-    pub fn note_primed(&self, retry: Duration) {
-        self.stream.lock().machine.handle_primed(retry);
+    /// An id and a `retry` were written on this connection.
+    pub fn set_primed(&self, retry: Duration) {
+        self.stream.shared.lock().machine.handle_primed(retry);
     }
 }
 
 impl Drop for Attachment {
     fn drop(&mut self) {
-        let mut inner = self.stream.lock();
+        let mut inner = self.stream.shared.lock();
         // Ends without the lock.
         let _span = self.span.take().map(|delivery| delivery.ended(&inner.machine, self.attach));
         inner.machine.handle_detach(self.attach, clock::now());
         if simulation::has(Bug::EndsWithTheClient) && !inner.machine.reader().is_attached() {
             inner.machine.handle_expire(ErrorCode::Abandoned, clock::now());
         }
-        inner.note_presence();
-        inner.enforce_limits_if_paused(self.stream.bounds);
+        inner.count_presence();
+        inner.enforce_limits_if_paused(self.stream.shared.bounds);
         inner.wake();
-        self.stream.notify_pump(inner);
+        self.stream.shared.notify_pump(inner);
     }
 }

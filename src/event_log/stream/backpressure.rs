@@ -8,7 +8,6 @@
 
 use crate::clock;
 use crate::event_log::quota::TailLimits;
-use crate::event_log::stream::Stream;
 use crate::event_log::stream::state::Inner;
 use crate::protocol::ids::Seq;
 
@@ -17,15 +16,8 @@ use crate::protocol::ids::Seq;
 const KEPT_UNREAD: usize = 64 * 1024;
 /// Number of obsolete records of a task that are trimmed together.
 const OBSOLETE_RECORDS: u64 = 8;
-/// Size of a task's stream from which on each obsolete record is trimmed, in bytes.
+/// Size of a task's stream above which each obsolete record is trimmed, in bytes.
 const OBSOLETE_BYTES: usize = 64 * 1024;
-
-impl Stream {
-    /// Enforces the limits again after an eviction.
-    pub(in crate::event_log) fn enforce_limits(&self) {
-        self.lock().enforce_limits(self.bounds);
-    }
-}
 
 impl Inner {
     /// Trims the stream to its limits, and decides whether the upstream must wait. A full quota
@@ -67,7 +59,7 @@ impl Inner {
         }
     }
 
-    /// Returns whether a large event may be read beyond a full quota: its client waits for it and
+    /// Returns true if a large event may be read beyond a full quota: its client waits for it and
     /// has all earlier events, or unread events of the stream are dropped.
     fn may_overrun(&self) -> bool {
         let reader = self.machine.reader();
@@ -88,7 +80,7 @@ impl Inner {
         }
     }
 
-    /// Returns whether unread events may be dropped: the stream never pauses. Responses to a client
+    /// Returns true if unread events may be dropped: the stream never pauses. Responses to a client
     /// that takes no stream are kept.
     fn drops_unread(&self) -> bool {
         !self.machine.policy().can_pause && !self.machine.policy().should_refuse_requests
@@ -128,7 +120,7 @@ impl Inner {
         }
     }
 
-    /// Returns whether the stream needs capacity, which an eviction may free.
+    /// Returns true if the stream needs capacity, which an eviction may free.
     pub(in crate::event_log) fn needs_eviction(&self) -> bool {
         self.machine.lifecycle().is_paused() || self.is_held_up || self.reservation.quota().is_exceeded()
     }

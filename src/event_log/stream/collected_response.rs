@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::event_log::stream::Stream;
+use crate::event_log::stream::delivery::Delivery;
 use crate::event_log::stream::in_flight::Copied;
 use crate::event_log::stream::state::Inner;
 use crate::protocol::error::{ErrorCode, Failure};
@@ -22,15 +22,15 @@ pub struct Collected {
     pub body: Bytes,
 }
 
-impl Stream {
-    /// Returns the responses in the order of the requests, or `None` if there are none. Missing
+impl Delivery<'_> {
+    /// Returns the responses in the order of the requests, or `None` without a response. Missing
     /// responses are left out; a trimmed one is replaced by an error that says so. An event with
     /// several responses as an array is read once.
     ///
     /// Connections that are given the body at the same time share one copy, which counts in the
     /// principal's quota until the last of them releases it.
     pub fn collect(&self) -> Option<Collected> {
-        let inner = &mut *self.lock();
+        let inner = &mut *self.0.lock();
         let answered = inner.machine.owed_responses().answered_len();
         let known = inner.collected.upgrade().filter(|copied| copied.answered == answered);
         let copied = match known {
@@ -61,8 +61,8 @@ impl Stream {
             return None;
         }
         let bytes_of_array = texts.iter().map(|text| text.len() + 1).sum::<usize>() + 1;
-        let held = self.quota.reserve(bytes_of_array);
-        let is_array = self.is_batch || texts.len() > 1;
+        let held = self.0.quota.reserve(bytes_of_array);
+        let is_array = self.0.is_batch || texts.len() > 1;
         let bytes = if is_array { array_of(&texts, bytes_of_array) } else { texts[0].to_vec() };
         Some(Copied {
             answered: inner.machine.owed_responses().answered_len(),

@@ -22,7 +22,7 @@ pub(in crate::event_log) struct Delivered {
 }
 
 impl Delivered {
-    pub(in crate::event_log) fn note(&mut self, delivery: DeliveryCertainty, doubted_until: Instant) {
+    pub(in crate::event_log) fn record(&mut self, delivery: DeliveryCertainty, doubted_until: Instant) {
         if delivery == DeliveryCertainty::Doubtful && self.best.is_none() {
             self.doubted_until = Some(doubted_until);
         }

@@ -15,17 +15,17 @@ use crate::sync;
 
 impl Attachment {
     /// Looks at what this connection has written: the events up to `cursor`. Returns a notification
-    /// of the proxy's own for each request that asks for progress, has no response, is not
+    /// of the proxy's own for each request that wants progress, has no response, is not
     /// cancelled, and got no progress in the events after `since`; none while no upstream
     /// connection has the call, and none once another connection reads the stream.
     pub fn due_progress(&self, written: &mut WrittenProgress, since: Seq, cursor: Seq) -> Vec<Vec<u8>> {
         let stream = self.stream();
         let Some(progress) = stream.progress() else { return Vec::new() };
         let running = progress.running();
-        let inner = stream.lock();
+        let inner = stream.shared.lock();
         let machine = &inner.machine;
         // A stream that another replica writes is known to be open there, and no more.
-        let has_upstream = inner.is_restored || stream.is_upstream_open();
+        let has_upstream = inner.is_restored || stream.upstream().is_open();
         let is_open = machine.lifecycle().phase() == Phase::Open && machine.lifecycle().ending().is_none();
         if !has_upstream || !is_open || !machine.reader().is(self.id()) {
             return Vec::new();

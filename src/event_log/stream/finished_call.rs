@@ -30,8 +30,8 @@ impl FinishedCall {
         self.stream
     }
 
-    /// Notes that the record of the stream's own session has the entry.
-    pub(in crate::event_log) fn note_listed(&self) {
+    /// The record of the stream's own session has the entry.
+    pub(in crate::event_log) fn set_listed(&self) {
         self.is_listed.store(true, Ordering::Relaxed);
     }
 }
@@ -39,23 +39,20 @@ impl FinishedCall {
 impl Stream {
     /// Returns the entry of the call for the records of sessions.
     pub(in crate::event_log) fn finished_call(&self) -> &Arc<FinishedCall> {
-        self.finished_call.get_or_init(|| Arc::new(FinishedCall { stream: self.id, is_listed: AtomicBool::new(false) }))
+        self.finished_call
+            .get_or_init(|| Arc::new(FinishedCall { stream: self.id(), is_listed: AtomicBool::new(false) }))
     }
 
     /// Returns the entry if the record of the stream's session is to have it before the stream,
     /// which has this `end`, becomes a stub; `None` if it has it already, or if no search by
     /// session needs the stub.
     pub(in crate::event_log) fn unlisted_call(&self, end: &End) -> Option<&Arc<FinishedCall>> {
-        let is_searched = self.binding().session.is_some() && (end.has_server_requests || self.secret().is_some());
+        let is_searched =
+            self.binding().session.is_some() && (end.has_server_requests || self.handles().secret().is_some());
         if !is_searched {
             return None;
         }
         let call = self.finished_call();
         if call.is_listed.load(Ordering::Relaxed) { None } else { Some(call) }
-    }
-
-    /// Returns whether a resume token opens the stream, until it is revoked.
-    pub(in crate::event_log) fn has_valid_token(&self) -> bool {
-        self.secret().is_some() && !self.with_machine(|machine| machine.lifecycle().is_revoked())
     }
 }

@@ -14,7 +14,7 @@ use crate::event_log::quota::{Quota, Reservation};
 /// Responses of a stream, copied for connections that take no stream.
 #[derive(Debug)]
 pub(in crate::event_log) struct Copied {
-    /// Number of answered requests at the time of the copy.
+    /// Number of requests with a response at the time of the copy.
     pub(in crate::event_log) answered: usize,
     pub(in crate::event_log) responses: usize,
     pub(in crate::event_log) bytes: Vec<u8>,

@@ -1,24 +1,26 @@
 //! One stream, shared by all its tasks.
 //!
 //! The pump alone appends, through its [`crate::event_log::writer::Writer`]; any task may read the
-//! state, attach, cancel or answer. One short lock guards state machine and tail together and is
-//! never held across an await. Absent: decisions (the machine makes them) and the wait for the
-//! upstream (the pump).
+//! state, attach, cancel or respond. One short lock guards state machine and tail together and is
+//! never held across an await. A subject of a stream is a part of its own, with its state and its
+//! rules; it changes the locked state through [`state::Shared`]. Absent: decisions (the machine
+//! makes them) and the wait for the upstream (the pump).
 
 pub(in crate::event_log) mod attachment;
 mod backpressure;
 mod collected_response;
+pub(in crate::event_log) mod delivery;
 pub(in crate::event_log) mod delivery_certainty;
 mod due_progress;
-mod eviction_state;
 pub(in crate::event_log) mod finished_call;
+mod handles;
 pub(in crate::event_log) mod in_flight;
 mod legacy_task;
 mod partial_readers;
 pub(in crate::event_log) mod partial_results;
 pub(in crate::event_log) mod progress;
-pub(in crate::event_log) mod remote;
 mod rendering;
+pub(in crate::event_log) mod replica;
 pub(in crate::event_log) mod response_head;
 pub(in crate::event_log) mod retries;
 pub(in crate::event_log) mod staging;
@@ -27,14 +29,11 @@ pub(in crate::event_log) mod stub;
 pub(in crate::event_log) mod summary;
 mod task;
 pub(in crate::event_log) mod trace;
-mod upstream_state;
+mod upstream_call;
 
 use std::fmt;
-use std::future::poll_fn;
-use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::task::Poll;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use tokio::sync::Notify;
@@ -47,26 +46,32 @@ use crate::event_log::identity::Identity;
 use crate::event_log::identity::binding::Binding;
 use crate::event_log::quota::{Quota, StreamReservation, TailLimits};
 use crate::event_log::retry_index::Registration;
+use crate::event_log::stream::delivery::Delivery;
 use crate::event_log::stream::finished_call::FinishedCall;
+use crate::event_log::stream::handles::{Handles, Origin};
 use crate::event_log::stream::legacy_task::LegacyTaskState;
 use crate::event_log::stream::partial_results::Slices;
 use crate::event_log::stream::progress::CallProgress;
+use crate::event_log::stream::replica::Replica;
 use crate::event_log::stream::response_head::Head;
-use crate::event_log::stream::state::Inner;
+use crate::event_log::stream::retries::Retries;
+use crate::event_log::stream::state::{Inner, Shared};
 use crate::event_log::stream::summary::{Summary, TaskSummary};
+use crate::event_log::stream::task::Task;
+use crate::event_log::stream::trace::CallTrace;
 use crate::otel::CallSpan;
-use crate::protocol::call_name::CallName;
 use crate::protocol::dialect::Status;
 use crate::protocol::error::ErrorCode;
-use crate::protocol::ids::{Handle, Owner, Secret, Seq, SessionGeneration, StoreEpoch, StreamId, StreamKind};
+use crate::protocol::ids::{Handle, Seq, StreamId, StreamKind};
 use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::stream::{Announcements, ClientResponse, Machine, Phase, Policy, Resume, SessionChange};
-use crate::simulation::{self, Bug};
-use crate::sync;
+use crate::protocol::stream::{Machine, Policy, Resume};
+use crate::protocol::tasks::TaskView;
 
 pub use collected_response::Collected;
+pub use legacy_task::LegacyTask;
 pub use task::TaskReading;
-pub use upstream_state::UpstreamState;
+use upstream_call::UpstreamCall;
+pub use upstream_call::UpstreamState;
 
 /// Specification of a new stream.
 pub struct Spec {
@@ -78,7 +83,7 @@ pub struct Spec {
     pub ids: Vec<RequestId>,
     /// True if the requests came as an array.
     pub is_batch: bool,
-    /// True if the client is asked to poll: a response to one that reconnects closes once all
+    /// True if the client shall poll: a response to a reconnected client closes once all
     /// stored events are written.
     pub should_poll: bool,
     /// Fingerprint of the POST body, if a retry may name the call by a key.
@@ -100,20 +105,14 @@ pub(super) struct Advanced<R> {
 
 /// One stream. Cheap to share; lives until its retention ends and its last user is gone.
 pub struct Stream {
-    pub(super) id: StreamId,
-    identity: Arc<Identity>,
+    pub(super) shared: Shared,
+    origin: Origin,
     created: Instant,
-    is_batch: bool,
-    /// Replica that made the stream, and the epoch of the store's contents then.
-    origin: (Owner, StoreEpoch),
-    handle: OnceLock<Handle>,
-    secret: OnceLock<Secret>,
-    /// Name of the call. Boxed, because a prompt JSON response needs none.
-    name: OnceLock<Arc<CallName>>,
+    /// Name and span of the call.
+    trace: CallTrace,
     /// Last event of a dead writer, if another replica ended the stream.
     adopted_after: OnceLock<Seq>,
     binding: Binding,
-    pub(super) bounds: TailLimits,
     /// See [`Spec::should_poll`].
     should_poll: bool,
     /// Fingerprint of the POST body, if a retry may name the call by a key. Boxed, because few
@@ -124,22 +123,9 @@ pub struct Stream {
     finished_call: OnceLock<Arc<FinishedCall>>,
     /// Slices, or `None` if the stream is not sliced.
     slices: Option<Box<Slices>>,
-    /// Span of the call, or `None` if the call is not traced.
-    span: Option<Arc<CallSpan>>,
-    /// Progress that the requests ask for, once it was read; see [`Stream::progress`].
+    /// Progress that the requests want, once it was read; see [`Stream::progress`].
     progress: OnceLock<Option<Box<CallProgress>>>,
-    /// Quota of the stream's principal.
-    quota: Arc<Quota>,
-    /// True while an upstream connection has the request, or has had it.
-    is_sent: AtomicBool,
-    /// Notified when a connection takes the request.
-    sent: Notify,
-    /// True while the call waits for a server that accepts no connections.
-    is_waiting: AtomicBool,
-    /// State of the upstream connection, an [`UpstreamState`].
-    upstream: AtomicU8,
-    /// Generation of the session in which the upstream has the request.
-    session_generation: AtomicU32,
+    upstream: UpstreamCall,
     is_published: AtomicBool,
     /// Stream of the task that the call has become.
     task: OnceLock<StreamId>,
@@ -149,14 +135,11 @@ pub struct Stream {
     held_polls: AtomicU32,
     /// Store behind the log, or `None` if memory is the store.
     pub(super) backing: Option<Arc<Backing>>,
-    pub(super) inner: Mutex<Inner>,
-    /// Wakes the pump after a change that it may have to act on.
-    pub(super) pump: Notify,
 }
 
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stream").field("id", &self.id).finish_non_exhaustive()
+        f.debug_struct("Stream").field("id", &self.shared.id).finish_non_exhaustive()
     }
 }
 
@@ -175,45 +158,81 @@ impl Stream {
         let mut inner = Inner::new(Box::new(Machine::new(spec.policy, spec.ids, now)), reservation);
         inner.store_progress = backing.is_some().then(Box::default);
         let epoch = backing.as_ref().and_then(|backing| backing.epoch()).unwrap_or(identity.epoch);
-        let origin = (identity.owner, epoch);
+        let made_by = (identity.owner, epoch);
         Self {
-            id,
-            identity,
-            origin,
+            shared: Shared {
+                id,
+                is_batch: spec.is_batch,
+                bounds,
+                quota,
+                inner: Mutex::new(inner),
+                pump: Notify::new(),
+            },
+            origin: Origin { identity, made_by, handle: OnceLock::new(), secret: OnceLock::new() },
             created: now,
-            is_batch: spec.is_batch,
-            handle: OnceLock::new(),
-            secret: OnceLock::new(),
-            name: OnceLock::new(),
+            trace: CallTrace::new(spec.span),
             adopted_after: OnceLock::new(),
             binding: spec.binding,
-            bounds,
             should_poll: spec.should_poll,
             body_fingerprint: spec.body_fingerprint.map(Box::new),
             registrations: Mutex::default(),
             finished_call: OnceLock::new(),
             slices: spec.slicing.map(|slicing| Box::new(Slices::new(slicing))),
-            span: spec.span,
             progress: OnceLock::new(),
-            quota,
-            is_sent: AtomicBool::new(false),
-            sent: Notify::new(),
-            is_waiting: AtomicBool::new(false),
-            upstream: AtomicU8::default(),
-            session_generation: AtomicU32::new(0),
+            upstream: UpstreamCall::default(),
             is_published: AtomicBool::new(false),
             task: OnceLock::new(),
             legacy_task,
             held_polls: AtomicU32::new(0),
             backing,
-            inner: Mutex::new(inner),
-            pump: Notify::new(),
         }
     }
 
     /// Returns the random id of the stream.
     pub fn id(&self) -> StreamId {
-        self.id
+        self.shared.id
+    }
+
+    /// Returns the request at the upstream.
+    pub fn upstream(&self) -> &UpstreamCall {
+        &self.upstream
+    }
+
+    /// Returns the delivery of the response.
+    pub fn delivery(&self) -> Delivery<'_> {
+        Delivery(&self.shared)
+    }
+
+    /// Returns the stream as other replicas and other processes change it.
+    pub fn replica(&self) -> Replica<'_> {
+        Replica { shared: &self.shared, adopted_after: &self.adopted_after }
+    }
+
+    /// Returns the stream as a task's.
+    pub fn as_task(&self) -> Task<'_> {
+        Task(&self.shared)
+    }
+
+    /// Returns the task of 2025-11-25, or `None` for a stream of any other kind.
+    pub fn as_legacy_task(&self) -> Option<LegacyTask<'_>> {
+        self.legacy_task.as_deref().map(|state| LegacyTask { state, shared: &self.shared })
+    }
+
+    /// Returns the task of 2025-11-25 as its client sees it, or `None` for a stream of any other
+    /// kind.
+    pub fn legacy_view(&self) -> Option<TaskView> {
+        self.as_legacy_task()?.view(self.handle())
+    }
+
+    /// Returns the stream of the task that the call has become, or `None` if it has not become a
+    /// task.
+    pub fn task(&self) -> Option<StreamId> {
+        self.task.get().copied()
+    }
+
+    /// Sets the stream of the task that the call has become.
+    pub fn set_task(&self, task: StreamId) {
+        let _ = self.task.set(task);
     }
 
     /// Returns the time at which the stream was created.
@@ -221,61 +240,55 @@ impl Stream {
         self.created
     }
 
-    /// Returns the stream's part of every event ID. Made at its first use, because a prompt JSON
-    /// response needs none. Not to be called under the stream's lock.
+    /// Returns the stream's part of every event ID. Not to be called under the stream's lock.
     pub fn handle(&self) -> &Handle {
-        self.handle.get_or_init(|| {
-            let ids: Vec<RequestId> = self.with_machine(|machine| machine.owed_responses().ids().cloned().collect());
-            self.mint(&ids)
-        })
+        self.handles().own()
     }
 
-    fn mint(&self, ids: &[RequestId]) -> Handle {
-        let (owner, epoch) = self.origin;
-        let (kind, has_records) = self.with_machine(|machine| (machine.policy().kind, machine.policy().has_records()));
-        if has_records {
-            return Handle::mint(&self.identity.keys, StreamKind::Task, owner, epoch, self.id, &[], false);
+    /// Returns the handles of the stream.
+    pub fn handles(&self) -> Handles<'_> {
+        Handles { origin: &self.origin, shared: &self.shared }
+    }
+
+    /// Returns the name and the span of the call.
+    pub fn trace(&self) -> &CallTrace {
+        &self.trace
+    }
+
+    /// Returns the retries of the call.
+    pub fn retries(&self) -> Retries<'_> {
+        Retries {
+            shared: &self.shared,
+            upstream: &self.upstream,
+            backing: self.backing.as_ref(),
+            owner: self.origin.identity.owner,
+            body_fingerprint: self.body_fingerprint.as_deref(),
+            registrations: &self.registrations,
         }
-        Handle::mint(&self.identity.keys, kind, owner, epoch, self.id, ids, self.is_batch)
-    }
-
-    /// Names the call by `name`, unless it has a name.
-    pub fn name_call(&self, name: impl FnOnce() -> CallName) {
-        self.name.get_or_init(|| Arc::new(name()));
-    }
-
-    /// Returns the name of the call, or `None` if it has none yet.
-    pub fn call_name(&self) -> Option<&CallName> {
-        self.name.get().map(|name| &**name)
-    }
-
-    /// Sets the announcements around the stream's messages. To be called before the pump begins.
-    pub fn set_announcements(&self, announcements: Announcements) {
-        self.lock().machine.lifecycle_mut().set_announcements(announcements);
     }
 
     /// Returns the status for a client that does not read; the stream's timers restart.
     pub fn status(&self, after: Option<Seq>) -> Status {
-        let mut inner = self.lock();
-        self.note_requested(&mut inner);
+        let mut inner = self.shared.lock();
+        self.shared.handle_request(&mut inner);
         inner.machine.handle_touch(clock::now());
         let status = inner.machine.status(after);
-        self.notify_pump(inner);
+        self.shared.notify_pump(inner);
         status
     }
 
-    /// Notes that a client resumed by POST with all events up to `cursor`, if it named one; those
-    /// are trimmed. Returns the position from which it reads on.
-    pub fn note_resume_by_token(&self, cursor: Option<Seq>) -> Seq {
-        let mut inner = self.lock();
-        self.note_requested(&mut inner);
+    /// A client resumes by POST with all events up to `cursor`, if it named one; these are trimmed.
+    /// Returns the position of its reading.
+    pub fn resume_by_token(&self, cursor: Option<Seq>) -> Seq {
+        let mut inner = self.shared.lock();
+        self.shared.handle_request(&mut inner);
         inner.machine.handle_resume(Resume::ByCursor, cursor, clock::now());
         if let Some(cursor) = cursor.filter(|cursor| *cursor <= inner.machine.numbering().tail()) {
             inner.release_upto(cursor);
         }
-        inner.enforce_limits_if_paused(self.bounds);
+        inner.enforce_limits_if_paused(self.shared.bounds);
         let after = inner.machine.default_cursor();
-        self.notify_pump(inner);
+        self.shared.notify_pump(inner);
         after
     }
 
@@ -284,132 +297,31 @@ impl Stream {
         &self.binding
     }
 
-    /// Returns whether the client is asked to poll; see [`Spec::should_poll`].
+    /// Returns true if the client shall poll; see [`Spec::should_poll`].
     pub fn should_poll(&self) -> bool {
         self.should_poll
     }
 
-    /// Returns the fingerprint of the POST body, if a retry may name the call by a key.
-    pub fn body_fingerprint(&self) -> Option<Fingerprint> {
-        self.body_fingerprint.as_deref().copied()
-    }
-
-    /// Notes a request for the stream without a reader.
-    pub(super) fn touch(&self) {
-        let mut inner = self.lock();
-        self.note_requested(&mut inner);
+    /// A client requests the stream without reading it.
+    pub fn touch(&self) {
+        let mut inner = self.shared.lock();
+        self.shared.handle_request(&mut inner);
         inner.machine.handle_touch(clock::now());
-        self.notify_pump(inner);
+        self.shared.notify_pump(inner);
     }
 
     /// Waits for the response head without being the reader.
     pub(super) async fn head(&self) -> Head {
-        poll_fn(|cx| {
-            let mut inner = self.lock();
-            match &inner.head {
-                Head::Waiting => {
-                    inner.watch(cx);
-                    Poll::Pending
-                }
-                head => Poll::Ready(head.clone()),
-            }
-        })
-        .await
+        self.shared.wait_until(|inner| !matches!(inner.head, Head::Waiting)).await;
+        self.head_now()
     }
 
     /// Returns the response head as it is now.
     pub fn head_now(&self) -> Head {
-        self.lock().head.clone()
+        self.shared.lock().head.clone()
     }
 
-    /// Notes that the request was handed to an upstream connection.
-    pub fn note_sent(&self) {
-        self.is_sent.store(true, Ordering::Release);
-        self.sent.notify_waiters();
-    }
-
-    /// Notes that the upstream has refused the request without running it, and that the request is
-    /// about to be sent once more.
-    pub fn note_unsent(&self) {
-        self.is_sent.store(false, Ordering::Release);
-    }
-
-    /// Returns whether the request was handed to an upstream connection.
-    pub fn is_sent(&self) -> bool {
-        self.is_sent.load(Ordering::Acquire)
-    }
-
-    /// Waits until the request was handed to an upstream connection; for ever if it never is.
-    pub async fn sent(&self) {
-        let mut sent = pin!(self.sent.notified());
-        // Enabled before the look: no connection is missed in between.
-        sent.as_mut().enable();
-        if !self.is_sent() {
-            sent.await;
-        }
-    }
-
-    /// Sets the generation of the session in which the upstream has the request.
-    pub fn set_session_generation(&self, generation: SessionGeneration) {
-        self.session_generation.store(generation.0, Ordering::Relaxed);
-    }
-
-    /// Returns the generation of the session in which the upstream has the request: the first, if
-    /// the session was never opened again.
-    pub fn session_generation(&self) -> SessionGeneration {
-        SessionGeneration(self.session_generation.load(Ordering::Relaxed))
-    }
-
-    /// Opens a standalone stream anew, in its session that is being opened again.
-    pub fn reopen_in_session(&self) {
-        let mut inner = self.lock();
-        inner.machine.handle_session(SessionChange::Reopening, clock::now());
-        self.notify_pump(inner);
-    }
-
-    /// Notes that the session of a standalone stream is gone at the server, or was not opened again
-    /// after all.
-    pub fn lose_session(&self) {
-        let mut inner = self.lock();
-        inner.machine.handle_session(SessionChange::Lost, clock::now());
-        self.notify_pump(inner);
-    }
-
-    /// Announces on a standalone stream that its session was opened again.
-    pub fn announce_revival(&self) {
-        let mut inner = self.lock();
-        inner.machine.handle_session(SessionChange::Revived, clock::now());
-        self.notify_pump(inner);
-    }
-
-    /// Sets whether the call waits for a server that accepts no connections.
-    pub fn set_waiting(&self, is_waiting: bool) {
-        self.is_waiting.store(is_waiting, Ordering::Relaxed);
-        if !is_waiting {
-            self.lock().wake();
-        }
-    }
-
-    /// Waits until the call no longer waits for the server: its request was sent, or never will be.
-    pub async fn wait_over(&self) {
-        poll_fn(|cx| {
-            let mut inner = self.lock();
-            if self.is_waiting() {
-                inner.watch(cx);
-                return Poll::Pending;
-            }
-            Poll::Ready(())
-        })
-        .await;
-    }
-
-    /// Returns whether the call waits for a server that accepts no connections. Nothing of its
-    /// request was sent then.
-    pub fn is_waiting(&self) -> bool {
-        self.is_waiting.load(Ordering::Relaxed) && !self.is_sent()
-    }
-
-    /// Returns whether resumes can find the stream, or once could.
+    /// Returns true if resumes can find the stream, or once could.
     pub(super) fn is_published(&self) -> bool {
         self.is_published.load(Ordering::Relaxed)
     }
@@ -419,133 +331,79 @@ impl Stream {
         !self.is_published.swap(true, Ordering::Relaxed)
     }
 
-    /// Returns whether the response passed through and a retry may still fetch it: no client was
-    /// there to take it, or it has a key.
-    pub fn has_unclaimed_response(&self) -> bool {
-        self.has_retries()
-            && self.with_machine(|machine| {
-                let unclaimed = !machine.reader().is_attached() && !machine.reader().is_delivered();
-                machine.lifecycle().phase() == Phase::Passed && (unclaimed || machine.policy().has_idempotency_key)
-            })
-    }
-
     /// Reads the state machine.
     pub fn with_machine<R>(&self, read: impl FnOnce(&Machine) -> R) -> R {
-        read(&self.lock().machine)
+        self.shared.with_machine(read)
     }
 
-    /// Notes that the reader was given the events up to `last`, which may free capacity.
-    pub(super) fn note_written(&self, inner: &mut Inner, last: Seq) {
-        let was_full = inner.machine.lifecycle().is_paused();
-        inner.machine.handle_written(last, clock::now());
-        inner.settle_overrun();
-        if was_full {
-            inner.enforce_limits(self.bounds);
-            self.pump.notify_one();
-        }
+    /// Changes the state machine, and notifies the pump.
+    pub fn change<R>(&self, change: impl FnOnce(&mut Machine, Instant) -> R) -> R {
+        self.shared.change(change)
     }
 
-    /// Notes that a client resumed by GET with all events up to `cursor`.
-    pub fn note_resume(&self, cursor: Option<Seq>) {
-        self.take_return(|machine, now| machine.handle_resume(Resume::ByCursor, cursor, now));
+    /// Appends a message beside the pump. Returns false if the stream takes no message now.
+    pub fn append_message(&self, data: &[u8]) -> bool {
+        self.shared.append_message(data)
     }
 
-    /// Notes that a client resumed by the stream's URL with all events up to `cursor`.
-    pub fn note_resume_by_url(&self, cursor: Option<Seq>) {
-        self.take_return(|machine, now| machine.handle_resume(Resume::ByUrl, cursor, now));
-    }
-
-    /// Returns whether it is now the turn of a client with all events up to `cursor`; see
-    /// [`Machine::handle_input_turn`].
-    pub fn begin_input_turn(&self, cursor: Seq) -> bool {
-        self.lock().machine.handle_input_turn(cursor, clock::now())
-    }
-
-    /// Notes that the same POST was repeated, with `cursor` if it named one. Whether its client
-    /// would resume by GET stays unknown.
-    pub fn note_retry(&self, cursor: Option<Seq>) {
-        self.take_return(|machine, now| machine.handle_resume(Resume::ByPost, cursor, now));
-    }
-
-    fn take_return(&self, tell: impl FnOnce(&mut Machine, Instant)) {
-        let mut inner = self.lock();
-        self.note_requested(&mut inner);
-        tell(&mut inner.machine, clock::now());
-        inner.enforce_limits_if_paused(self.bounds);
-        self.notify_pump(inner);
-    }
-
-    /// Waits until the stream has no reader.
-    pub async fn detached(&self) {
-        poll_fn(|cx| {
-            let mut inner = self.lock();
-            if !inner.machine.reader().is_attached() {
-                return Poll::Ready(());
-            }
-            inner.watch(cx);
-            Poll::Pending
-        })
-        .await;
+    /// A client reads the stream again, with all events up to `cursor` if it named one.
+    pub fn resume(&self, resume: Resume, cursor: Option<Seq>) {
+        let mut inner = self.shared.lock();
+        self.shared.handle_request(&mut inner);
+        inner.machine.handle_resume(resume, cursor, clock::now());
+        inner.enforce_limits_if_paused(self.shared.bounds);
+        self.shared.notify_pump(inner);
     }
 
     /// Returns the quota of the stream's principal.
     pub(crate) fn quota(&self) -> &Arc<Quota> {
-        &self.quota
+        &self.shared.quota
     }
 
-    /// Cancels `id` for the client; see [`Machine::handle_cancel`].
+    /// Cancels `id` for the client; see [`Lifecycle::handle_cancel`].
+    ///
+    /// [`Lifecycle::handle_cancel`]: crate::protocol::stream::Lifecycle::handle_cancel
     pub fn cancel(&self, id: &RequestId) -> bool {
-        let mut inner = self.lock();
+        let mut inner = self.shared.lock();
         let cancelled = inner.machine.lifecycle_mut().handle_cancel(id, clock::now());
         if cancelled {
             // A task that waits for the response may have nothing left to wait for.
             inner.wake();
-            self.notify_pump(inner);
+            self.shared.notify_pump(inner);
         }
         cancelled
     }
 
-    /// Notes that the response to `id` came on the session's standalone stream; see
-    /// [`Machine::handle_answered_elsewhere`].
-    pub fn note_answered_elsewhere(&self, id: &RequestId) {
-        let mut inner = self.lock();
-        inner.machine.late_head().handle_answered_elsewhere(id, clock::now());
-        self.notify_pump(inner);
-    }
-
-    /// Handles a client response; see [`Machine::handle_client_response`].
-    pub fn handle_client_response(&self, id: &RequestId) -> ClientResponse {
-        self.lock().machine.handle_client_response(id, clock::now())
-    }
-
-    /// Commits the response head now, before an id is written; see [`Machine::handle_commit`].
+    /// Commits the response head now, before an id is written. Returns false if the upstream's
+    /// response passes as it is.
     pub fn commit(&self) -> bool {
-        let mut inner = self.lock();
+        let mut inner = self.shared.lock();
         let begins = inner.machine.lifecycle_mut().handle_commit();
-        self.publish(inner, false);
-        self.pump.notify_one();
+        self.shared.publish(inner, false);
+        self.shared.pump.notify_one();
         begins
     }
 
-    /// Notes that a client response never reached the upstream.
-    pub fn note_client_response_lost(&self, id: &RequestId) {
-        let mut inner = self.lock();
+    /// A client response never reached the upstream.
+    pub fn handle_client_response_lost(&self, id: &RequestId) {
+        let mut inner = self.shared.lock();
         inner.machine.handle_client_response_lost(id, clock::now());
-        // The reader may have to be told that it is its turn again.
+        // It may be the turn of the reader again.
         inner.wake();
-        self.notify_pump(inner);
+        self.shared.notify_pump(inner);
     }
 
-    /// Has the pump send the upstream a ping; see [`Machine::handle_quiet`]. Returns true if it
-    /// does: this process makes the call, whose request was sent.
+    /// Has the pump send the upstream a ping; see
+    /// [`handle_quiet`](crate::protocol::stream::Lifecycle::handle_quiet). Returns true if it does:
+    /// this process makes the call, and its request was sent.
     pub(super) fn keep_alive(&self) -> bool {
-        if !self.is_sent() {
+        if !self.upstream.is_sent() {
             return false;
         }
-        let mut inner = self.lock();
+        let mut inner = self.shared.lock();
         let pings = inner.machine.lifecycle_mut().handle_quiet();
         if pings {
-            self.notify_pump(inner);
+            self.shared.notify_pump(inner);
         }
         pings
     }
@@ -553,21 +411,20 @@ impl Stream {
     /// Ends the stream with the error `code` for each owed response: its session was deleted, or
     /// the process ends.
     pub fn expire(&self, code: ErrorCode) {
-        self.lock().machine.handle_expire(code, clock::now());
-        self.pump.notify_one();
+        self.change(|machine, now| machine.handle_expire(code, now));
     }
 
     /// Returns a summary for the operator.
     pub fn summary(&self, now: Instant) -> Summary {
         let legacy_task = self.legacy_view().map(|view| TaskSummary { status: view.status, text: view.text });
-        let inner = self.lock();
+        let inner = self.shared.lock();
         let machine = &inner.machine;
         let is_task = machine.policy().is_task;
         Summary {
-            id: self.id,
+            id: self.shared.id,
             kind: if is_task { StreamKind::Task } else { machine.policy().kind },
             era: machine.policy().era,
-            name: self.name.get().cloned(),
+            name: self.trace.name.get().cloned(),
             connections: machine.reader().connections(),
             task: legacy_task.or_else(|| if is_task { task::summarize(&inner) } else { None }),
             failure: machine.lifecycle().failure().map(|failure| failure.code),
@@ -586,61 +443,23 @@ impl Stream {
 
     /// Makes one step of the machine. With a store, returns the batch to write; without one, the
     /// events are in the tail already.
-    pub(super) fn advance<R>(&self, tell: impl FnOnce(&mut Machine, Instant) -> R) -> Advanced<R> {
+    pub(super) fn advance<R>(&self, change: impl FnOnce(&mut Machine, Instant) -> R) -> Advanced<R> {
         let now = clock::now();
-        let mut inner = self.lock();
-        let result = tell(&mut inner.machine, now);
+        let mut inner = self.shared.lock();
+        let result = change(&mut inner.machine, now);
         let mut stored = false;
         let staged = match self.backing {
             Some(_) => self.stage(&mut inner),
             None => {
                 while let Some(ready) = inner.machine.lifecycle_mut().poll_batch() {
-                    inner.accept(&ready, self.bounds, now);
+                    inner.accept(&ready, self.shared.bounds, now);
                     stored = true;
                 }
                 None
             }
         };
         let needs_eviction = inner.needs_eviction();
-        self.publish(inner, stored);
+        self.shared.publish(inner, stored);
         Advanced { result, staged, needs_eviction }
-    }
-
-    /// Settles the head, and wakes the reader after a change for it.
-    fn publish(&self, mut inner: MutexGuard<'_, Inner>, stored: bool) {
-        let settled = inner.settle_head();
-        let sealed = inner.machine.lifecycle().is_sealed();
-        if sealed {
-            inner.asking = None;
-            let epoch = inner.epoch;
-            inner.tail.seal(epoch);
-            let events = inner.tail.byte_len();
-            inner.reservation.forget_request(events);
-        }
-        inner.note_presence();
-        if (stored && !simulation::has(Bug::LosesTheWakeUp)) || settled || sealed {
-            inner.wake();
-        }
-    }
-
-    /// Notifies the pump after a change. Unlocks first, because the pump takes the lock.
-    pub(super) fn notify_pump(&self, inner: MutexGuard<'_, Inner>) {
-        drop(inner);
-        self.pump.notify_one();
-    }
-
-    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
-        // A panic under the lock leaves the log consistent: every step is complete before anything
-        // that can fail.
-        sync::lock(&self.inner)
-    }
-}
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(place) = inner.queued {
-            self.quota.evictable().dequeue(place, self.id);
-        }
     }
 }

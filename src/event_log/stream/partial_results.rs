@@ -83,8 +83,9 @@ impl Slice {
 
 /// Slices of one stream.
 #[derive(Debug)]
-pub(in crate::event_log) struct Slices {
-    pub(in crate::event_log) slicing: Slicing,
+pub struct Slices {
+    /// Description of the slices.
+    pub slicing: Slicing,
     known: Mutex<VecDeque<Arc<Slice>>>,
     begun: AtomicU64,
 }
@@ -142,8 +143,9 @@ impl Slices {
         self.begun.load(Ordering::Relaxed)
     }
 
-    /// Returns the slice with this handle, or `None`.
-    pub(in crate::event_log) fn find(&self, handle: &str) -> Option<Arc<Slice>> {
+    /// Returns the slice whose event IDs have this handle, or `None` if the call is no longer
+    /// known.
+    pub fn find(&self, handle: &str) -> Option<Arc<Slice>> {
         self.lock().iter().find(|slice| slice.handle.as_str() == handle).cloned()
     }
 

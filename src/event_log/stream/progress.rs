@@ -1,4 +1,4 @@
-//! Progress of a stream's requests: the tokens under which their client asks for it, and the
+//! Progress of a stream's requests: the tokens of their client, and the
 //! server's last progress.
 //!
 //! Invariants: the request is read when its tokens are needed, and no event as it passes. A look
@@ -22,7 +22,7 @@ use crate::protocol::tail::Tail;
 /// Size limit of the events that one look reads, in bytes.
 const LOOKED_AT: usize = 1024 * 1024;
 
-/// Body of a call whose requests may ask for progress. Most calls are over before it is read.
+/// Body of a call whose requests may want progress. Most calls end before it is read.
 #[derive(Clone)]
 pub struct AskingRequests {
     /// Owner of the body: a reference to it costs less than one to the bytes.
@@ -47,7 +47,7 @@ impl AskingRequests {
     }
 }
 
-/// Progress that the requests of a stream ask for.
+/// Progress that the requests of a stream want.
 #[derive(Debug)]
 pub struct CallProgress {
     /// Start of the call, since 1970.
@@ -55,7 +55,7 @@ pub struct CallProgress {
     pub(super) requests: Box<[RequestProgress]>,
 }
 
-/// Progress that one request asks for.
+/// Progress that one request wants.
 #[derive(Debug)]
 pub(super) struct RequestProgress {
     pub(super) asked: TokenOfRequest,
@@ -145,13 +145,13 @@ pub(super) fn message_at(tail: &Tail, seq: Seq, token: &ProgressToken) -> Option
 impl Stream {
     /// Keeps the body of a running call until its end, or until [`Self::progress`] has read it.
     pub fn keep_asking(&self, asking: AskingRequests) {
-        self.lock().asking = Some(asking);
+        self.shared.lock().asking = Some(asking);
     }
 
-    /// Returns the text of the server's last progress in the newest MiB of the log, or `None` if
-    /// there is none.
+    /// Returns the text of the server's last progress in the newest MiB of the log, or `None`
+    /// without one.
     pub fn last_progress_text(&self) -> Option<String> {
-        let inner = self.lock();
+        let inner = self.shared.lock();
         let mut read = 0;
         let mut events = inner.tail.events_after(inner.tail.trimmed()).rev().take_while(|(_, event)| {
             read += event.len();
@@ -162,17 +162,17 @@ impl Stream {
         })
     }
 
-    /// Returns the progress that the requests ask for, or `None` if connections write none of the
-    /// proxy's own. Reads the body at the first call.
+    /// Returns the progress that the requests want, or `None` if connections write no progress of
+    /// the proxy's own. Reads the body at the first call.
     pub fn progress(&self) -> Option<&CallProgress> {
-        let asking = if self.progress.get().is_none() { self.lock().asking.clone() } else { None };
+        let asking = if self.progress.get().is_none() { self.shared.lock().asking.clone() } else { None };
         if let Some(asking) = asking {
             self.progress.get_or_init(|| {
                 let began = clock::wall().saturating_sub(clock::now().saturating_duration_since(self.created()));
                 let tokens = asking.tokens();
                 if tokens.is_empty() { None } else { Some(Box::new(CallProgress::of(began, tokens))) }
             });
-            self.lock().asking = None;
+            self.shared.lock().asking = None;
         }
         // Another task may have read the body meanwhile.
         self.progress.get()?.as_deref()

@@ -28,7 +28,7 @@ pub(in crate::event_log) struct Large {
 }
 
 impl Inner {
-    /// Writes the events after `cursor` to `out`, up to about `budget` bytes. Answered
+    /// Writes the events after `cursor` to `out`, up to about `budget` bytes. Settled
     /// server→client requests are skipped; a cursor may still point to them. An event larger than
     /// `budget` is left to the caller, which writes it in pieces.
     pub(in crate::event_log) fn write_events(

@@ -1,19 +1,23 @@
 //! Retries of a stream's call: the comparison with a repeated POST, and the entries of the retry
-//! index and the claims, by which that POST finds the stream.
+//! index and the claims, by which the POST finds the stream.
 
 use std::future::poll_fn;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
 use crate::clock;
+use crate::event_log::backing::Backing;
 use crate::event_log::backing::claim::{ClaimGuard, ClaimRequest, ClaimWrite};
 use crate::event_log::backing::fingerprint::Fingerprint;
 use crate::event_log::retry_index::Registration;
-use crate::event_log::stream::Stream;
+use crate::event_log::stream::delivery::Delivery;
 use crate::event_log::stream::response_head::Head;
+use crate::event_log::stream::state::Shared;
+use crate::event_log::stream::{Stream, UpstreamCall};
+use crate::protocol::ids::Owner;
 use crate::protocol::request_ids::IdUse;
-use crate::protocol::stream::Machine;
+use crate::protocol::stream::{Machine, Phase};
 use crate::sync;
 
 /// Time that a likely retry waits for the first call's client to leave.
@@ -32,34 +36,49 @@ pub enum RetryMatch {
     NewCall,
 }
 
-impl Stream {
+/// Retries of one stream's call.
+pub struct Retries<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) upstream: &'a UpstreamCall,
+    pub(super) backing: Option<&'a Arc<Backing>>,
+    pub(super) owner: Owner,
+    pub(super) body_fingerprint: Option<&'a Fingerprint>,
+    pub(super) registrations: &'a Mutex<Vec<Registration<Stream>>>,
+}
+
+impl Retries<'_> {
+    /// Returns the fingerprint of the POST body, if a retry may name the call by a key.
+    pub fn body_fingerprint(&self) -> Option<Fingerprint> {
+        self.body_fingerprint.copied()
+    }
+
     /// Compares a POST of the same fingerprint with the call. `body` is the fingerprint of its
     /// body, if it has an `Idempotency-Key`. Without one, `id_use` decides: the use of request IDs
     /// in the session.
-    pub fn match_retry(&self, body: Option<Fingerprint>, id_use: IdUse) -> RetryMatch {
+    pub fn compare(&self, body: Option<Fingerprint>, id_use: IdUse) -> RetryMatch {
         let may_lack_response = match (body, id_use) {
             (Some(_), _) => true,
-            (None, IdUse::Unique) => !self.has_arrived(),
-            (None, IdUse::Free) => self.with_machine(|machine| machine.was_cut(clock::now())),
+            (None, IdUse::Unique) => !Delivery(self.shared).has_arrived(),
+            (None, IdUse::Free) => self.shared.with_machine(|machine| machine.was_cut(clock::now())),
         };
-        if may_lack_response { self.match_waiting_retry(body) } else { RetryMatch::NewCall }
+        if may_lack_response { self.compare_again(body) } else { RetryMatch::NewCall }
     }
 
-    /// Compares a POST, which [`Self::match_retry`] has taken for a retry when it arrived, after a
+    /// Compares a POST, which [`Self::compare`] has taken for a retry when it arrived, after a
     /// wait. The response may have been delivered to the first client since.
     ///
     /// With an idempotency key a call can be retried for the life of the stream. With the same
-    /// request id and body it can until the response was delivered, even while the first client is
-    /// attached: a half-open connection counts as attached, and a session uses a request id once.
-    /// Where IDs are free, it can only after its client's connection was lost. A call that ended
-    /// before it was sent upstream cannot be retried.
-    pub fn match_waiting_retry(&self, body: Option<Fingerprint>) -> RetryMatch {
-        let is_lost = self.with_machine(|machine| {
-            machine.lifecycle().is_cancelled() || (machine.lifecycle().is_sealed() && !self.is_sent())
+    /// request id and body it can be retried until the response was delivered, even while the first
+    /// client is attached: a half-open connection counts as attached, and a session uses a request
+    /// id once. Where IDs are free, it can be retried only after its client's connection was lost.
+    /// A call that ended before it was sent upstream cannot be retried.
+    pub fn compare_again(&self, body: Option<Fingerprint>) -> RetryMatch {
+        let is_lost = self.shared.with_machine(|machine| {
+            machine.lifecycle().is_cancelled() || (machine.lifecycle().is_sealed() && !self.upstream.is_sent())
         });
         if is_lost {
             RetryMatch::NewCall
-        } else if self.body_fingerprint() == body {
+        } else if self.body_fingerprint == body.as_ref() {
             RetryMatch::Retry
         } else {
             RetryMatch::OtherBody
@@ -69,21 +88,22 @@ impl Stream {
     /// Waits a moment for the first call's client to leave. A retry is often faster than the end of
     /// the connection it replaces, and a takeover before the response head makes the proxy commit.
     pub async fn wait_for_detach(&self) {
-        if !self.with_machine(|machine| machine.reader().is_delivered()) {
+        if !self.shared.with_machine(|machine| machine.reader().is_delivered()) {
             // A half-open connection stays, and is taken over.
-            let _ = tokio::time::timeout(DETACH_WAIT, self.detached()).await;
+            let detached = self.shared.wait_until(|inner| !inner.machine.reader().is_attached());
+            let _ = tokio::time::timeout(DETACH_WAIT, detached).await;
         }
     }
 
     /// Waits a moment for the connection of one of these calls to end, where IDs are free: only
     /// then the same POST is a retry. A connection that was given the whole response is nearly
     /// always in use still, so that its end is waited for far less long.
-    pub async fn wait_for_cut(calls: &[Arc<Self>]) {
+    pub async fn wait_for_cut(calls: &[Arc<Stream>]) {
         let any = |wants: fn(&Machine) -> bool| {
             poll_fn(move |cx| {
                 let mut is_wanted = false;
                 for call in calls {
-                    let mut inner = call.lock();
+                    let mut inner = call.shared.lock();
                     if inner.machine.was_cut(clock::now()) {
                         return Poll::Ready(());
                     }
@@ -100,29 +120,29 @@ impl Stream {
     }
 
     /// Keeps an entry of the retry index for the life of the stream.
-    pub fn keep_registration(&self, registration: Registration<Stream>) {
-        let mut entries = sync::lock(&self.registrations);
+    pub fn register(&self, registration: Registration<Stream>) {
+        let mut entries = sync::lock(self.registrations);
         // Most streams have one.
         entries.reserve_exact(1);
         entries.push(registration);
     }
 
     /// Removes the stream from the retry index.
-    pub fn forget_retries(&self) {
-        let entries = std::mem::take(&mut *sync::lock(&self.registrations));
+    pub fn forget(&self) {
+        let entries = std::mem::take(&mut *sync::lock(self.registrations));
         // Each removes itself from the index, without the lock.
         drop(entries);
     }
 
-    /// Returns whether a retry can still find the stream.
-    pub fn has_retries(&self) -> bool {
-        !sync::lock(&self.registrations).is_empty()
+    /// Returns true if a retry can still find the stream.
+    pub fn may_come(&self) -> bool {
+        !sync::lock(self.registrations).is_empty()
     }
 
     /// Drops a response that is still arriving and has no connection, so that the upstream need not
     /// wait.
     pub fn drop_unread_response(&self) {
-        let inner = self.lock();
+        let inner = self.shared.lock();
         if let Head::Plain(plain) = &inner.head
             && !inner.machine.reader().is_attached()
         {
@@ -131,9 +151,20 @@ impl Stream {
         }
     }
 
-    /// Returns whether the store has a claim by which a retry at another replica finds the stream.
+    /// Returns true if the response passed through and a retry may still fetch it: no client took
+    /// it, or it has a key.
+    pub fn has_unclaimed_response(&self) -> bool {
+        self.may_come()
+            && self.shared.with_machine(|machine| {
+                let unclaimed = !machine.reader().is_attached() && !machine.reader().is_delivered();
+                let has_passed = machine.lifecycle().phase() == Phase::Passed;
+                has_passed && (unclaimed || machine.policy().has_idempotency_key)
+            })
+    }
+
+    /// Returns true if the store has a claim by which a retry at another replica finds the stream.
     pub(in crate::event_log) fn has_claim(&self) -> bool {
-        let entries = sync::lock(&self.registrations);
+        let entries = sync::lock(self.registrations);
         entries.iter().any(|entry| entry.claim().is_some())
     }
 
@@ -142,38 +173,38 @@ impl Stream {
     /// done. A dropped one is not undone.
     pub(in crate::event_log) fn write_claims(&self) -> Vec<ClaimWrite> {
         let Some(backing) = &self.backing else { return Vec::new() };
-        if self.has_arrived() {
+        if Delivery(self.shared).has_arrived() {
             return Vec::new();
         }
-        let retention = self.with_machine(|machine| machine.policy().retention);
+        let retention = self.shared.with_machine(|machine| machine.policy().retention);
         let request = ClaimRequest { retention, body: None };
         let new_claim = |call: Fingerprint| {
             let (released, store) = (backing.released.clone(), backing.store.clone());
-            ClaimGuard::for_stream(self.id, self.identity.owner, released, store, call, request)
+            ClaimGuard::for_stream(self.shared.id, self.owner, released, store, call, request)
         };
-        let mut entries = sync::lock(&self.registrations);
+        let mut entries = sync::lock(self.registrations);
         let claims = entries.iter_mut().filter_map(|entry| entry.end_deferral(new_claim));
         claims.filter(|claim| !claim.is_confirmed()).map(ClaimGuard::write).collect()
     }
 
-    /// Returns whether a claim of the call is deferred.
+    /// Returns true if a claim of the call is deferred.
     pub(in crate::event_log) fn has_deferred_claim(&self) -> bool {
-        sync::lock(&self.registrations).iter().any(Registration::is_deferred)
+        sync::lock(self.registrations).iter().any(Registration::is_deferred)
     }
 
-    /// Returns whether a retry may match the call, and the store is not known to have its claim.
+    /// Returns true if a retry may match the call, and the store is not known to have its claim.
     pub(in crate::event_log) fn is_unclaimed(&self) -> bool {
-        !self.has_arrived() && self.awaits_claim()
+        !Delivery(self.shared).has_arrived() && self.awaits_claim()
     }
 
-    /// Returns whether the store is not known to have the claim of the call, which it is to get.
+    /// Returns true if the store is not known to have the claim of the call, which it is to get.
     pub(in crate::event_log) fn awaits_claim(&self) -> bool {
-        sync::lock(&self.registrations).iter().any(Registration::awaits_claim)
+        sync::lock(self.registrations).iter().any(Registration::awaits_claim)
     }
 
-    /// Notes that the client may have disconnected before the response arrived, and may send the
+    /// The client may have disconnected before the response arrived, and may send the
     /// call again elsewhere.
-    pub fn note_disconnect(&self) {
+    pub fn handle_disconnect(&self) {
         if self.has_deferred_claim() {
             // Not awaited, as at any loss of a client: another replica that joins the session waits
             // for the writes.
@@ -186,7 +217,7 @@ impl Stream {
         if self.has_deferred_claim() {
             drop(self.write_claims());
         }
-        let entries = sync::lock(&self.registrations);
+        let entries = sync::lock(self.registrations);
         for claim in entries.iter().filter_map(Registration::claim) {
             claim.leave();
         }

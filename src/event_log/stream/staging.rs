@@ -1,4 +1,4 @@
-//! Staging: the events and records of a stream that go to the store, and the batches that come back
+//! Staging: the events and records of a stream that go to the store, and the batches that return
 //! from it.
 //!
 //! An event passes here twice: [`Stream::stage`] takes it out of the machine, and
@@ -7,7 +7,7 @@
 
 use crate::clock;
 use crate::event_log::backing::schema::{About, State, StateDigest};
-use crate::event_log::backing::{Persisted, Staged, StagedState, StoreProgress};
+use crate::event_log::backing::{Persisted, Staged, StagedState};
 use crate::event_log::stream::progress::CallProgress;
 use crate::event_log::stream::state::Inner;
 use crate::event_log::stream::{Advanced, Stream};
@@ -19,8 +19,8 @@ impl Stream {
     pub(in crate::event_log) fn about(&self) -> About {
         let (policy, ids) =
             self.with_machine(|machine| (machine.policy().clone(), machine.owed_responses().ids().cloned().collect()));
-        let (owner, epoch) = self.origin;
-        // Of a call that is over nothing is written any more.
+        let (owner, epoch) = self.origin.made_by;
+        // A call that has ended writes no progress any more.
         let is_running = self.with_machine(|machine| machine.lifecycle().ending().is_none());
         let progress = if is_running { self.progress().map(CallProgress::record) } else { None };
         About {
@@ -29,35 +29,26 @@ impl Stream {
             policy,
             binding: self.binding.clone(),
             ids,
-            batch: self.is_batch,
+            batch: self.shared.is_batch,
             polls: self.should_poll,
-            body: self.body_fingerprint(),
-            slicing: self.slicing().cloned(),
-            secret: self.secret().cloned(),
+            body: self.retries().body_fingerprint(),
+            slicing: self.slices().map(|slices| slices.slicing.clone()),
+            secret: self.handles().secret().cloned(),
             progress,
-            trace: self.span().map(|span| span.record(self.call_name())),
+            trace: self.trace.span().map(|span| span.record(self.trace.name())),
         }
     }
 
     /// Returns the state for the stream's record.
-    pub(in crate::event_log) fn state(&self) -> State {
-        self.state_of(&self.lock().machine)
-    }
-
-    fn state_of(&self, machine: &Machine) -> State {
+    pub(in crate::event_log) fn state_of(&self, machine: &Machine) -> State {
         let slices = self.slices.as_ref().map(|slices| slices.later()).unwrap_or_default();
-        let adopted_after = self.adopted_after();
-        State { machine: Snapshot::of(machine), slices, secret: self.secret().cloned(), adopted_after }
+        let adopted_after = self.adopted_after.get().copied();
+        State { machine: Snapshot::of(machine), slices, secret: self.handles().secret().cloned(), adopted_after }
     }
 
     pub(in crate::event_log) fn digest_of(&self, machine: &Machine) -> StateDigest {
         let slices = self.slices.as_ref().map_or(0, |slices| slices.begun());
-        StateDigest { machine: SnapshotDigest::of(machine), slices, has_secret: self.secret().is_some() }
-    }
-
-    /// Reads or changes the progress in the store. For streams with a store.
-    pub(in crate::event_log) fn with_store_progress<R: Default>(&self, act: impl FnOnce(&mut StoreProgress) -> R) -> R {
-        self.lock().store_progress.as_deref_mut().map(act).unwrap_or_default()
+        StateDigest { machine: SnapshotDigest::of(machine), slices, has_secret: self.handles().secret().is_some() }
     }
 
     /// Returns the batch to write to the store, or `None`.
@@ -97,31 +88,26 @@ impl Stream {
     /// Accepts a persisted batch: its events may be read. Returns the next batch to persist.
     pub(in crate::event_log) fn accept(&self, persisted: &Persisted) -> Advanced<()> {
         let has_events = !persisted.batch.is_empty();
-        let mut inner = self.lock();
+        let mut inner = self.shared.lock();
         if has_events {
-            inner.accept(&persisted.batch, self.bounds, clock::now());
+            inner.accept(&persisted.batch, self.shared.bounds, clock::now());
         }
         let staged = self.stage(&mut inner);
         let needs_eviction = inner.needs_eviction();
-        self.publish(inner, has_events);
+        self.shared.publish(inner, has_events);
         Advanced { result: (), staged, needs_eviction }
-    }
-
-    /// Keeps the overrun while a batch waits for an unreachable store.
-    pub(in crate::event_log) fn keep_overrun(&self) {
-        self.lock().reservation.keep_overrun(clock::now());
     }
 
     /// Leaves the stream to another writer: its readers end, to find it there. Returns false if
     /// that was known.
     pub(in crate::event_log) fn leave(&self) -> bool {
-        let mut inner = self.lock();
+        let mut inner = self.shared.lock();
         let is_news = !std::mem::replace(&mut inner.has_moved, true);
         inner.machine.lifecycle_mut().handle_refused(clock::now());
         inner.reservation.set_staged(0);
         inner.wake();
-        self.publish(inner, false);
-        self.leave_claims();
+        self.shared.publish(inner, false);
+        self.retries().leave_claims();
         is_news
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Owned here: the stub, which replaces the stream in the table, and the way back. A stub has the
 //! owner of the stream and its end. Until the delivery is proven it keeps all else that a client
-//! may ask for: the events, the name of the call, its entries of the retry index. With the proof it
+//! may request: the events, the name of the call, its entries of the retry index. With the proof it
 //! shrinks to the last response and all that follows, and `delivered_retention` later to the end
 //! alone. A client that returns gets the stream again. Invariants: only the last user of a stream
 //! makes its stub, and owns the stream while it does, so that no reader or writer of the stream
@@ -58,7 +58,7 @@ pub(in crate::event_log) struct Stub {
     is_batch: bool,
     is_sent: bool,
     should_poll: bool,
-    /// Everything else that a client may ask for, or `None` for the end alone. Boxed, because it is
+    /// Everything else that a client may request, or `None` for the end alone. Boxed, because it is
     /// dropped long before the stub.
     kept: Option<Box<Kept>>,
 }
@@ -70,7 +70,7 @@ struct Kept {
     events: PackedTail,
     delivered: Delivered,
     name: Option<Arc<CallName>>,
-    /// Parts of few streams, or `None` if this one has none of them.
+    /// Parts of few streams, or `None` if this one has no such part.
     rare: Option<Box<RareParts>>,
 }
 
@@ -159,19 +159,19 @@ impl RareParts {
 }
 
 impl Stub {
-    /// Returns the stub of a stream with this `end`, without what a client may still ask for.
+    /// Returns the stub of a stream with this `end`, without what a client may still request.
     pub(in crate::event_log) fn of(stream: &Stream, end: End) -> Box<Self> {
-        stream.quota.global().metrics.observe_stream();
+        stream.shared.quota.global().metrics.observe_stream();
         Box::new(Self {
-            id: stream.id,
-            reservation: stream.quota.reserve(STUB_COST),
+            id: stream.id(),
+            reservation: stream.shared.quota.reserve(STUB_COST),
             queued: None,
             binding: stream.binding.clone(),
-            origin: stream.origin,
+            origin: stream.origin.made_by,
             created: stream.created,
             end,
-            is_batch: stream.is_batch,
-            is_sent: stream.is_sent(),
+            is_batch: stream.shared.is_batch,
+            is_sent: stream.upstream.is_sent(),
             should_poll: stream.should_poll,
             kept: None,
         })
@@ -189,7 +189,7 @@ impl Stub {
     /// without the entry of the table. Returns the calls under which the retry index has it.
     pub(in crate::event_log) fn fill(&mut self, stream: &mut Stream, now: Instant) -> Vec<Fingerprint> {
         let registrations = std::mem::take(stream.registrations.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let inner = stream.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let inner = stream.shared.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
         // Another user may have changed it until now.
         if let Some(end) = End::of(&inner.machine) {
             self.end = end;
@@ -198,7 +198,7 @@ impl Stub {
         let is_retryable = !registrations.is_empty();
         let calls = registrations.iter().map(Registration::call).collect();
         let rare = RareParts {
-            secret: stream.secret.take().map(Box::new),
+            secret: stream.origin.secret.take().map(Box::new),
             registrations: registrations.into(),
             body_fingerprint: stream.body_fingerprint.take(),
             head: if is_retryable { ShortHead::of(&inner.head) } else { None },
@@ -209,14 +209,14 @@ impl Stub {
                 slices
             }),
             finished_call: stream.finished_call.take(),
-            session_generation: SessionGeneration(*stream.session_generation.get_mut()),
-            span: stream.span.take(),
+            session_generation: stream.upstream.session_generation(),
+            span: stream.trace.span.take(),
         };
         self.kept = Some(Box::new(Kept {
             rest: Rest::take(&mut inner.machine),
             events: PackedTail::of(std::mem::take(&mut inner.tail)),
             delivered: inner.delivered,
-            name: stream.name.take(),
+            name: stream.trace.name.take(),
             rare: if rare.is_empty() { None } else { Some(Box::new(rare)) },
         }));
         if inner.delivered.is_proven() {
@@ -227,13 +227,13 @@ impl Stub {
         calls
     }
 
-    /// Notes the proof of the delivery. Returns the entries of the retry index, which are dropped
+    /// Accepts the proof of the delivery. Returns the entries of the retry index, which are dropped
     /// without the entry of the table: no retry matches any more.
     pub(in crate::event_log) fn prove(&mut self, now: Instant) -> Vec<Registration<Stream>> {
         let until = now + self.quota().global().allowance.delivered_retention;
         let Some(kept) = &mut self.kept else { return Vec::new() };
         let was_proven = kept.delivered.is_proven();
-        kept.delivered.note(DeliveryCertainty::Proven, until);
+        kept.delivered.record(DeliveryCertainty::Proven, until);
         self.end.is_delivered = true;
         if was_proven {
             return Vec::new();
@@ -243,7 +243,7 @@ impl Stub {
         registrations
     }
 
-    /// Drops what precedes the last response, if no client may ask for it. Returns the entries of
+    /// Drops what precedes the last response, if no client may request it. Returns the entries of
     /// the retry index.
     fn shrink(&mut self, now: Instant) -> Vec<Registration<Stream>> {
         let Some(kept) = &mut self.kept else { return Vec::new() };
@@ -283,29 +283,29 @@ impl Stub {
         queues.enqueue((queue, at), self.id);
     }
 
-    /// Returns whether the stub has this place in the eviction queues.
+    /// Returns true if the stub has this place in the eviction queues.
     pub(in crate::event_log) fn is_queued_at(&self, place: (EvictionQueue, Instant)) -> bool {
         self.queued == Some(place)
     }
 
-    /// Returns whether the stub has every event after `cursor`.
+    /// Returns true if the stub has every event after `cursor`.
     pub(in crate::event_log) fn has_after(&self, cursor: Seq) -> bool {
         let from = self.kept.as_ref().map_or(self.end.tail, |kept| kept.rest.trimmed());
         from <= cursor && cursor <= self.end.tail
     }
 
-    /// Returns whether the delivery is proven, so that the last response goes before the end.
+    /// Returns true if the delivery is proven, so that the last response goes before the end.
     pub(in crate::event_log) fn is_proven(&self) -> bool {
         self.queued.is_some_and(|(queue, _)| queue == EvictionQueue::Proven)
     }
 
-    /// Returns whether a proof of the delivery leaves nothing to keep: the response passed through,
+    /// Returns true if a proof of the delivery leaves nothing to keep: the response passed through,
     /// and no key names the call.
     pub(in crate::event_log) fn ends_with_its_delivery(&self) -> bool {
         self.end.has_passed && !self.end.has_idempotency_key
     }
 
-    /// Returns the end of retention; see [`Stream::kept_until`].
+    /// Returns the end of retention; see [`Delivery::kept_until`].
     pub(in crate::event_log) fn kept_until(&self) -> Instant {
         let until = self.end.readable_until();
         let doubted_until = self.kept.as_ref().and_then(|kept| kept.delivered.doubted_until());
@@ -315,22 +315,22 @@ impl Stub {
         }
     }
 
-    /// Returns whether a request of the server with one of these ids is remembered.
+    /// Returns true if a request of the server with one of these ids is remembered.
     pub(in crate::event_log) fn knows_request(&self, ids: &HashSet<&RequestId>) -> bool {
         self.kept.as_ref().is_some_and(|kept| kept.rest.knows_request(ids))
     }
 
-    /// Returns the ids of the server's requests that no client has answered.
+    /// Returns the ids of the server's pending requests.
     pub(in crate::event_log) fn unanswered_requests(&self) -> Vec<RequestId> {
         self.kept.iter().flat_map(|kept| kept.rest.unanswered_requests()).cloned().collect()
     }
 
-    /// Returns whether the stub has nothing but the end.
+    /// Returns true if the stub has nothing but the end.
     pub(in crate::event_log) fn is_bare(&self) -> bool {
         self.kept.is_none()
     }
 
-    /// Drops the last response if its time is over. Returns whether it did.
+    /// Drops the last response if its time has passed. Returns true if it did.
     pub(in crate::event_log) fn drop_response(&mut self, now: Instant) -> bool {
         let Some((EvictionQueue::Proven, at)) = self.queued else { return false };
         let is_due = now >= at + self.quota().global().allowance.delivered_retention;
@@ -418,19 +418,19 @@ impl ShortHead {
     }
 }
 
-impl Stream {
+impl Stub {
     /// Returns the end of a stream that its stub may replace, if no task uses it: the stream has
     /// ended, and is found by its id or as a retry alone. Removes it from the retry index if no
     /// retry can match any more.
     ///
     /// A search by session finds the stub by its [`FinishedCall`], and one by claim through the
     /// retry index.
-    pub(in crate::event_log) fn end_for_stub(&self, now: Instant) -> Option<End> {
+    pub(in crate::event_log) fn end_of(stream: &Stream, now: Instant) -> Option<End> {
         // A call that has become a task leads to it.
-        if self.adopted_after().is_some() || self.task().is_some() {
+        if stream.replica().adopted_after().is_some() || stream.task().is_some() {
             return None;
         }
-        let inner = self.lock();
+        let inner = stream.shared.lock();
         let end = End::of(&inner.machine).filter(|_| inner.can_be_stub())?;
         let has_key = end.has_idempotency_key;
         let has_arrived = inner.machine.reader().is_delivered() && !inner.delivered.is_doubted(now);
@@ -438,81 +438,81 @@ impl Stream {
         // The entries of the retry index are dropped without it.
         drop(inner);
         if is_beyond_retries {
-            self.forget_retries();
+            stream.retries().forget();
         }
-        if end.has_passed && !self.has_retries() {
+        if end.has_passed && !stream.retries().may_come() {
             // Nothing of it will be read.
             return None;
         }
         // The stream itself writes its claim until the store has it.
-        if self.awaits_claim() { None } else { Some(end) }
+        if stream.retries().awaits_claim() { None } else { Some(end) }
     }
 
-    /// Rebuilds the stream of a stub, and moves its state there.
-    pub(in crate::event_log) fn from_stub(
-        stub: &mut Stub,
+    /// Rebuilds the stream, and moves the state there.
+    pub(in crate::event_log) fn restore(
+        &mut self,
         identity: Arc<Identity>,
         bounds: TailLimits,
         backing: Option<Arc<Backing>>,
-    ) -> Self {
-        let End { era, retention, tail, .. } = stub.end;
+    ) -> Stream {
+        let End { era, retention, tail, .. } = self.end;
         let is_shared = backing.as_ref().is_some_and(|backing| backing.coordination.is_some());
-        let lacks_events = stub.is_proven();
+        let lacks_events = self.is_proven();
         let spec = Spec {
             // The machine of the stub has its own.
             policy: Policy::of_ended(era, retention, true),
-            binding: stub.binding.clone(),
+            binding: self.binding.clone(),
             ids: Vec::new(),
-            is_batch: stub.is_batch,
-            should_poll: stub.should_poll,
+            is_batch: self.is_batch,
+            should_poll: self.should_poll,
             body_fingerprint: None,
             slicing: None,
             span: None,
         };
-        let reservation = stub.quota().reserve_stream(0);
-        let mut stream = Self::new(stub.id, identity, bounds, backing, spec, reservation, stub.created);
-        stream.origin = stub.origin;
-        if stub.is_sent {
-            stream.note_sent();
+        let reservation = self.quota().reserve_stream(0);
+        let mut stream = Stream::new(self.id, identity, bounds, backing, spec, reservation, self.created);
+        stream.origin.made_by = self.origin;
+        if self.is_sent {
+            stream.upstream.set_sent();
         }
-        let inner = stream.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let inner = stream.shared.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
         inner.head = Head::Committed;
         // A shared store has more of such a stream, and gets nothing from here.
         inner.is_restored = is_shared && lacks_events;
         inner.tail = Tail::starting_at(tail);
         inner.delivered = Delivered::proven();
-        let rest = stub.kept.take().map(|kept| {
+        let rest = self.kept.take().map(|kept| {
             let Kept { rest, events, delivered, name, rare } = *kept;
-            stream.name = name.map(Into::into).unwrap_or_default();
+            stream.trace.name = name.map(Into::into).unwrap_or_default();
             inner.delivered = delivered;
             let rare = rare.map(|rare| *rare).unwrap_or_default();
-            stream.secret = rare.secret.map(|secret| (*secret).into()).unwrap_or_default();
+            stream.origin.secret = rare.secret.map(|secret| (*secret).into()).unwrap_or_default();
             *stream.registrations.get_mut().unwrap_or_else(PoisonError::into_inner) = rare.registrations.into();
             stream.body_fingerprint = rare.body_fingerprint;
             stream.slices = rare.slices;
-            stream.span = rare.span;
+            stream.trace.span = rare.span;
             stream.finished_call = rare.finished_call.map(Into::into).unwrap_or_default();
-            *stream.session_generation.get_mut() = rare.session_generation.0;
+            stream.upstream.set_session_generation(rare.session_generation);
             inner.head = rare.head.map_or(Head::Committed, ShortHead::into_head);
             inner.store_progress = rare.store_progress.or(inner.store_progress.take());
             inner.epoch = rare.epoch;
             inner.tail = events.unpack(tail, rare.epoch);
             rest
         });
-        *inner.machine = Machine::ended(&stub.end, rest);
+        *inner.machine = Machine::ended(&self.end, rest);
         inner.reservation.forget_request(inner.tail.byte_len());
         inner.reservation.set_server_requests(inner.machine.server_requests().byte_len());
         let body = if let Head::Plain(plain) = &inner.head { plain.kept_body().map_or(0, Bytes::len) } else { 0 };
         inner.reservation.keep_beside(body + stream.slices.as_ref().map_or(0, |slices| slices.byte_len()));
-        if !stub.is_proven() {
-            inner.queued = stub.queued.take();
+        if !self.is_proven() {
+            inner.queued = self.queued.take();
         }
         stream
     }
 }
 
 impl Inner {
-    /// Returns whether a stub can have all that the stream has.
+    /// Returns true if a stub can have all that the stream has.
     fn can_be_stub(&self) -> bool {
         // Events that the store lacks are rewritten from here.
         let is_stored = match self.machine.lifecycle().phase() {

@@ -30,7 +30,7 @@ pub struct Summary {
     pub failure: Option<ErrorCode>,
     /// Phase of the stream.
     pub phase: Phase,
-    /// True if every owed response is there.
+    /// True if every owed response has come.
     pub is_answered: bool,
     /// True if the server waits for a client response.
     pub awaits_input: bool,
@@ -49,7 +49,7 @@ pub struct Summary {
     pub kept_bytes: usize,
 }
 
-/// One task at one moment, as its client would be told.
+/// One task at one moment, in the words of its client.
 #[derive(Clone, Debug)]
 pub struct TaskSummary {
     /// Status of the task.

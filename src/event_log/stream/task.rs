@@ -1,25 +1,21 @@
 //! The stream of a task, as requests `tasks/*` read and change it.
 //!
-//! Invariant: an outcome is told only once it is stored, as every event is. Absent: the states
+//! Invariant: a client gets an outcome only once it is stored, like every event. Absent: the states
 //! themselves (`protocol/tasks/`), and the way from a call to its task (`log/tasks.rs`).
 
-use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 
 use crate::clock;
-use crate::event_log::quota::EvictionQueue;
 use crate::event_log::stream::Stream;
+use crate::event_log::stream::delivery::Delivery;
 use crate::event_log::stream::delivery_certainty::DeliveryCertainty;
-use crate::event_log::stream::state::Inner;
+use crate::event_log::stream::state::{Inner, Shared};
 use crate::event_log::stream::summary::TaskSummary;
 use crate::protocol::headers::Lines;
-use crate::protocol::ids::{Handle, StreamId};
-use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::sse;
 use crate::protocol::stream::{OwedResponse, TaskChange};
 use crate::protocol::tasks::{Outcome, Record, Status};
@@ -47,158 +43,100 @@ impl Drop for Holding {
 }
 
 impl Stream {
-    /// Returns true if the stream is that of a task.
-    pub fn is_task(&self) -> bool {
-        self.with_machine(|machine| machine.policy().is_task)
-    }
-
-    /// Returns the stream of the task that the call has become, or `None` if it has become none.
-    pub fn task(&self) -> Option<StreamId> {
-        self.task.get().copied()
-    }
-
-    /// Notes the stream of the task that the call has become.
-    pub fn set_task(&self, task: StreamId) {
-        let _ = self.task.set(task);
-    }
-
-    /// Notes that the client has the ID of this task.
-    pub fn note_task_known(&self) {
-        self.touch();
-    }
-
-    /// Reads the task for its client, which has asked for it. Returns `None` if nothing of its
-    /// state is left.
-    pub fn poll_task(&self) -> Option<TaskReading> {
-        let mut inner = self.lock();
-        inner.machine.handle_task_request(clock::now()).handle_poll(clock::now());
-        self.notify_pump(inner);
-        self.read_task()
-    }
-
-    /// Makes the call a task at `at`. To be called before the pump begins.
-    pub fn promote_at(&self, at: Instant) {
-        self.lock().machine.lifecycle_mut().handle_promotion_at(at);
-    }
-
-    /// Reads the task without a client that has asked for it.
-    pub fn read_task(&self) -> Option<TaskReading> {
-        let record = read_record(&self.lock())?;
-        // All readers share one copy of the outcome, which the quota counts.
-        let has_outcome = matches!(record.status(), Status::Completed | Status::Failed);
-        let outcome = if has_outcome { self.collect().map(|collected| collected.body) } else { None };
-        Some(TaskReading { record, outcome })
-    }
-
-    /// Notes that the call goes on at the server under this ID.
-    pub fn begin_call_again(&self, request: RequestId) {
-        self.lock().machine.task_stream().handle_called_again(request, clock::now());
-    }
-
-    /// Returns the beginning of the event IDs of a poll with this ID, or `None` if the ID is too
-    /// long for them.
-    pub fn poll_handle(&self, id: &RequestId) -> Option<Handle> {
-        let (owner, epoch) = self.origin;
-        Handle::mint_poll(&self.identity.keys, owner, epoch, self.id, id)
-    }
-
-    /// Counts one more poll that is held, until the returned value is dropped. Returns `None` if
-    /// `most` are.
+    /// Counts one more poll of this task that is held, until the returned value is dropped. Returns
+    /// `None` if `most` are held.
     pub fn hold_poll(self: &Arc<Self>, most: u32) -> Option<Holding> {
         let raised =
             self.held_polls.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| (held < most).then(|| held + 1));
         raised.ok().map(|_| Holding(self.clone()))
     }
+}
 
-    /// Keeps the headers with which the call of the task goes on, if it waits for its client.
+/// The task of a stream.
+pub struct Task<'a>(pub(super) &'a Shared);
+
+impl Task<'_> {
+    /// Reads the task for its client. Returns `None` if nothing of its state is left.
+    pub fn poll(&self) -> Option<TaskReading> {
+        self.0.change(|machine, now| machine.handle_task_request(now).handle_poll(now));
+        self.read()
+    }
+
+    /// Reads the task without a request of its client.
+    pub fn read(&self) -> Option<TaskReading> {
+        let record = read_record(&self.0.lock())?;
+        // All readers share one copy of the outcome, which the quota counts.
+        let has_outcome = matches!(record.status(), Status::Completed | Status::Failed);
+        let outcome = if has_outcome { Delivery(self.0).collect().map(|collected| collected.body) } else { None };
+        Some(TaskReading { record, outcome })
+    }
+
+    /// Keeps the headers of the next call of the task, if it waits for its client.
     pub fn keep_call_headers(&self, headers: impl FnOnce() -> Lines) {
-        let mut inner = self.lock();
+        let mut inner = self.0.lock();
         if inner.machine.task().is_some_and(|task| task.state().awaits_client()) {
             inner.call_headers = Some(Box::new(headers()));
         }
     }
 
-    /// Takes the headers with which the call goes on, if a later request has brought some.
+    /// Takes the headers of the next call, if a later request has brought some.
     pub fn take_call_headers(&self) -> Option<Lines> {
-        self.lock().call_headers.take().map(|headers| *headers)
+        self.0.lock().call_headers.take().map(|headers| *headers)
     }
 
-    /// Notes that the client was given the outcome: the stream is now among the first to be
-    /// evicted.
-    pub fn note_outcome_told(&self) {
-        if self.with_machine(|machine| machine.lifecycle().is_sealed()) {
-            self.note_delivered(DeliveryCertainty::Likely);
+    /// The client was given the outcome: the stream is now among the first to be evicted.
+    pub fn set_outcome_delivered(&self) {
+        if self.0.with_machine(|machine| machine.lifecycle().is_sealed()) {
+            Delivery(self.0).set_delivered(DeliveryCertainty::Likely);
         }
     }
 
-    /// Keeps a task that has ended until its retention ends, or its memory is needed.
-    pub(in crate::event_log) fn enqueue_ended_task(&self) {
-        let mut inner = self.lock();
-        if inner.queued.is_none() {
-            self.enqueue(&mut inner, EvictionQueue::Unconfirmed, clock::now());
-        }
-    }
-
-    /// Hands over the answers of the client; `input_responses` is a JSON object.
-    pub fn update_task(&self, input_responses: &str) -> TaskChange {
-        let mut inner = self.lock();
-        let change = inner.machine.handle_task_request(clock::now()).handle_update(input_responses, clock::now());
+    /// Hands over the client's responses; `input_responses` is a JSON object.
+    pub fn update(&self, input_responses: &str) -> TaskChange {
+        let (now, mut inner) = (clock::now(), self.0.lock());
+        let change = inner.machine.handle_task_request(now).handle_update(input_responses, now);
         let bytes = inner.machine.requests_len();
         inner.reservation.set_server_requests(bytes);
         inner.wake();
-        self.notify_pump(inner);
+        self.0.notify_pump(inner);
         change
     }
 
     /// Cancels the task.
-    pub fn cancel_task(&self) -> TaskChange {
-        let mut inner = self.lock();
+    pub fn cancel(&self) -> TaskChange {
+        let (now, mut inner) = (clock::now(), self.0.lock());
         if simulation::has(Bug::ForgetsTheCancel) {
             return TaskChange::Unchanged;
         }
-        let change = inner.machine.handle_task_request(clock::now()).handle_cancel(clock::now());
+        let change = inner.machine.handle_task_request(now).handle_cancel(now);
         inner.wake();
-        self.notify_pump(inner);
+        self.0.notify_pump(inner);
         change
     }
 
     /// Waits until the last change of the task is stored. Returns false if the store does not take
     /// it in time.
-    pub async fn task_stored(&self) -> bool {
-        let seq = self.with_machine(|machine| machine.numbering().last());
-        let is_over = tokio::time::timeout(STORE_PATIENCE, self.stored(seq)).await.is_ok();
-        is_over && self.with_machine(|machine| machine.numbering().tail() >= seq)
+    pub async fn stored(&self) -> bool {
+        let seq = self.0.with_machine(|machine| machine.numbering().last());
+        let is_settled = tokio::time::timeout(STORE_PATIENCE, self.0.stored(seq)).await.is_ok();
+        is_settled && self.0.with_machine(|machine| machine.numbering().tail() >= seq)
     }
 
     /// Waits until the end of the task is stored. Returns false if the store does not take it in
     /// time.
-    pub async fn task_ended(&self) -> bool {
-        let sealed = poll_fn(|cx| {
-            let mut inner = self.lock();
-            if inner.has_moved || inner.machine.lifecycle().is_sealed() {
-                return Poll::Ready(());
-            }
-            inner.watch(cx);
-            Poll::Pending
-        });
-        tokio::time::timeout(STORE_PATIENCE, sealed).await.is_ok()
+    pub async fn ended(&self) -> bool {
+        let ended = self.0.wait_until(|inner| inner.has_moved || inner.machine.lifecycle().is_sealed());
+        tokio::time::timeout(STORE_PATIENCE, ended).await.is_ok()
     }
 
     /// Resolves when `is_known` is false for the state of the task.
-    pub async fn task_changed(&self, is_known: impl Fn(&Record) -> bool) {
-        poll_fn(|cx| {
-            let mut inner = self.lock();
-            if inner.has_moved || read_record(&inner).is_none_or(|record| !is_known(&record)) {
-                return Poll::Ready(());
-            }
-            inner.watch(cx);
-            Poll::Pending
-        })
-        .await;
+    pub async fn changed(&self, is_known: impl Fn(&Record) -> bool) {
+        let has_changed = |inner: &Inner| read_record(inner).is_none_or(|record| !is_known(&record));
+        self.0.wait_until(|inner| inner.has_moved || has_changed(inner)).await;
     }
 }
 
-/// Reads the state of the task for the operator, without its questions.
+/// Reads the state of the task for the operator, without its requests.
 pub(super) fn summarize(inner: &Inner) -> Option<TaskSummary> {
     let read;
     let record = match inner.machine.task() {

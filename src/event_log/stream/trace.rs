@@ -1,11 +1,12 @@
-//! Spans of a stream: that of its call, and those of its deliveries. Absent: the export (`otel`),
-//! and spans of requests to the server (`upstream`).
+//! Spans of a stream: its call and its deliveries. Absent: the export (`otel`), and spans of
+//! requests to the server (`upstream`).
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::event_log::stream::Stream;
 use crate::event_log::stream::response_head::Head;
 use crate::otel::{CallEnd, CallSpan, Span, SpanKind};
+use crate::protocol::call_name::CallName;
 use crate::protocol::ids::{AttachId, Seq};
 use crate::protocol::stream::{Machine, Outcome, Phase};
 use crate::protocol::trace::TraceContext;
@@ -20,16 +21,40 @@ pub struct DeliverySpan {
     after: Seq,
 }
 
-impl Stream {
+/// Name and span of a call.
+pub struct CallTrace {
+    /// Boxed, because a prompt JSON response needs no name.
+    pub(super) name: OnceLock<Arc<CallName>>,
+    /// Span of the call, or `None` if the call is not traced.
+    pub(super) span: Option<Arc<CallSpan>>,
+}
+
+impl CallTrace {
+    pub(super) fn new(span: Option<Arc<CallSpan>>) -> Self {
+        Self { name: OnceLock::new(), span }
+    }
+
+    /// Names the call by `name`, unless it has a name.
+    pub fn set_name(&self, name: impl FnOnce() -> CallName) {
+        self.name.get_or_init(|| Arc::new(name()));
+    }
+
+    /// Returns the name of the call, or `None` if it has no name yet.
+    pub fn name(&self) -> Option<&CallName> {
+        self.name.get().map(|name| &**name)
+    }
+
     /// Returns the span of the call, or `None` if the call is not traced.
     pub fn span(&self) -> Option<&Arc<CallSpan>> {
         self.span.as_ref()
     }
+}
 
+impl Stream {
     /// Ends the span of the call, with the outcome as the stream has it now. Only the first end
     /// counts, in this process. A stream that another replica has taken is ended there.
     pub fn end_span(&self) {
-        if let Some(span) = self.span.as_ref().filter(|_| !self.has_moved()) {
+        if let Some(span) = self.trace.span().filter(|_| !self.shared.lock().has_moved) {
             span.end(&self.call_end());
         }
     }
@@ -45,11 +70,11 @@ impl Stream {
         self.with_machine(|machine| {
             let failure = machine.lifecycle().failure().or(failure);
             CallEnd {
-                name: self.call_name().cloned(),
-                stream: self.id.to_string(),
+                name: self.trace.name().cloned(),
+                stream: self.shared.id.to_string(),
                 session: self.binding.session_hash().as_deref().map(str::to_owned),
                 outcome: match machine.lifecycle().phase() {
-                    _ if self.task().is_some() => "task",
+                    _ if self.task.get().is_some() => "task",
                     Phase::Passed if failure.is_some() => Outcome::Failed.label(),
                     Phase::Passed => "passed",
                     Phase::Waiting | Phase::Open | Phase::Sealed { .. } => {
@@ -69,7 +94,7 @@ impl DeliverySpan {
     /// Begins the span of a connection that reads after this position. Returns `None` if the call
     /// is not traced.
     pub(super) fn begin(stream: &Stream, after: Seq) -> Option<Box<Self>> {
-        let call = stream.span()?;
+        let call = stream.trace().span()?;
         Some(Box::new(Self { span: call.begin("delivery", SpanKind::Internal), after }))
     }
 
@@ -87,10 +112,10 @@ impl DeliverySpan {
     pub(super) fn ended(mut self, machine: &Machine, attach: AttachId) -> Span {
         // A client may leave with the last response.
         let has_all = machine.lifecycle().is_sealed() || machine.lifecycle().is_answered();
-        let is_over = has_all && machine.reader().written() >= machine.numbering().tail();
+        let is_complete = has_all && machine.reader().written() >= machine.numbering().tail();
         let end = if !machine.reader().is(attach) {
             "taken_over"
-        } else if is_over || machine.lifecycle().phase() == Phase::Passed {
+        } else if is_complete || machine.lifecycle().phase() == Phase::Passed {
             "complete"
         } else {
             "interrupted"

@@ -66,7 +66,7 @@ async fn run(log: &EventLog, body: Option<Fingerprint>) -> (Fingerprint, ClaimRe
     let stream = log.create_as(hold.stream(), Spec { body_fingerprint: body, ..spec() }, reservation);
     let registered = log.find_or_register(call, IdUse::Unique, |_| false, || Ok::<_, ()>(stream.clone()));
     let Ok(Match::New(_, registration)) = registered else { panic!("it is registered already") };
-    stream.keep_registration(registration.with_claim(CallClaim::Written(Arc::new(hold))));
+    stream.retries().register(registration.with_claim(CallClaim::Written(Arc::new(hold))));
     (call, claim, stream)
 }
 
@@ -99,7 +99,7 @@ async fn a_claim_outlives_the_process_and_ends_with_the_call() {
         let (call, claim, stream) = keyed(&log).await;
         if ends {
             // The call never ran.
-            stream.forget_retries();
+            stream.retries().forget();
             tokio::task::yield_now().await;
         }
         drop(log);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::protocol::dialect::Status;
 use crate::protocol::error::ErrorCode;
-use crate::protocol::stream::{Announcements, Ending};
+use crate::protocol::stream::{Announcements, Ending, Resume};
 
 fn frame() -> Announcements {
     Announcements { opening: vec![b"policy".to_vec(), b"create".to_vec()], closing: Some(b"end".to_vec()) }
@@ -12,7 +12,7 @@ fn frame() -> Announcements {
 /// Creates a stream with announcements whose upstream has begun to respond.
 fn framed(log: &EventLog) -> (Arc<Stream>, Writer) {
     let stream = create(log, 0);
-    stream.set_announcements(frame());
+    stream.change(|machine, _| machine.lifecycle_mut().set_announcements(frame()));
     let writer = log.writer(&stream);
     ready(writer.update(|machine, _| machine.handle_stream_head()));
     (stream, writer)
@@ -64,7 +64,7 @@ fn an_error_of_the_proxys_own_is_within_the_frame() {
 fn a_response_that_never_began_has_no_frame() {
     let log = log_with(None);
     let stream = create(&log, 0);
-    stream.set_announcements(frame());
+    stream.change(|machine, _| machine.lifecycle_mut().set_announcements(frame()));
     let writer = log.writer(&stream);
     assert!(ready(writer.update(|machine, now| machine.handle_plain_head(now))));
     stream.expire(ErrorCode::Abandoned);
@@ -92,7 +92,7 @@ fn announcements_and_answered_questions_are_not_pending() {
     assert_eq!(stream.status(Some(Seq(3))), Status { pending: 1, ..asked });
     assert_eq!(stream.status(Some(Seq(4))), Status { pending: 0, has_request: false, ..asked });
     assert_eq!(stream.status(Some(Seq(5))), asked, "no client has an event that does not exist");
-    stream.handle_client_response(&RequestId::String("q".into()));
+    stream.change(|machine, now| machine.handle_client_response(&RequestId::String("q".into()), now));
     assert_eq!(stream.status(None), Status { pending: 1, ..quiet });
 }
 
@@ -102,13 +102,13 @@ fn only_a_confirmation_by_post_lets_go() {
     let (stream, writer) = framed(&log);
     say(&writer, &note(1));
     say(&writer, &note(2));
-    stream.note_resume(Some(Seq(3)));
+    stream.resume(Resume::ByCursor, Some(Seq(3)));
     assert_eq!(stream.with_machine(|machine| machine.numbering().trimmed()), Seq(0));
-    assert_eq!(stream.note_resume_by_token(None), Seq(3), "a GET confirms as well");
-    assert_eq!(stream.note_resume_by_token(Some(Seq(2))), Seq(3));
+    assert_eq!(stream.resume_by_token(None), Seq(3), "a GET confirms as well");
+    assert_eq!(stream.resume_by_token(Some(Seq(2))), Seq(3));
     assert_eq!(stream.with_machine(|machine| machine.numbering().trimmed()), Seq(2));
-    assert_eq!(stream.note_resume_by_token(Some(Seq(9))), Seq(3), "no client has an event that does not exist");
-    assert_eq!(stream.note_resume_by_token(Some(Seq(4))), Seq(4));
+    assert_eq!(stream.resume_by_token(Some(Seq(9))), Seq(3), "no client has an event that does not exist");
+    assert_eq!(stream.resume_by_token(Some(Seq(4))), Seq(4));
     assert_eq!(stream.with_machine(|machine| machine.numbering().trimmed()), Seq(4));
 }
 
@@ -119,7 +119,7 @@ fn a_token_opens_its_own_stream_for_its_own_caller_until_it_is_revoked() {
     let (other, _other_writer) = framed(&log);
     let bare = open(&log).0;
     [&stream, &other, &bare].into_iter().for_each(|stream| log.publish_once(stream));
-    let (token, theirs) = (stream.resume_token(), other.resume_token());
+    let (token, theirs) = (stream.handles().resume_token(), other.handles().resume_token());
     let find = |text: &str, binding: &Binding| {
         let token = ResumeToken::parse(text).unwrap();
         log.find_by_token(&token, log.verify(token.handle()).as_ref(), binding)

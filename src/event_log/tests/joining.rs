@@ -53,7 +53,7 @@ fn begin(replica: &Replica, n: u8) -> Option<Arc<Stream>> {
         let stream = log.create(Spec { binding: in_session(), ..spec() }, reservation);
         let registered = log.find_or_register(call(n), IdUse::Unique, |_| false, || Ok::<_, ()>(stream.clone()));
         let Ok(Match::New(_, registration)) = registered else { panic!("it is registered already") };
-        stream.keep_registration(registration.with_claim(CallClaim::Deferred));
+        stream.retries().register(registration.with_claim(CallClaim::Deferred));
         session.add_stream(&stream);
         log.defer_claim(&stream);
         stream
@@ -94,7 +94,7 @@ async fn a_call_is_claimed_when_it_is_no_longer_young() {
     settle().await;
     assert!(is_claimed(&one, 2, &second).await);
     // As when no retry can match it any more.
-    stream.forget_retries();
+    stream.retries().forget();
     settle().await;
     assert!(!is_claimed(&one, 1, &stream).await);
     claiming.abort();
@@ -137,7 +137,7 @@ async fn a_call_that_is_delivered_while_it_is_young_is_never_claimed() {
     one.log.note_delivered(stream.clone(), DeliveryCertainty::Likely);
     tokio::time::sleep(Duration::from_millis(100)).await;
     settle().await;
-    stream.note_disconnect();
+    stream.retries().handle_disconnect();
     assert_eq!(store.records().len(), before);
     drop(stream);
     settle().await;
@@ -168,7 +168,7 @@ async fn a_call_that_is_over_while_it_is_young_is_claimed_unless_it_is_delivered
 async fn a_call_is_claimed_when_its_client_disconnects() {
     let (_, one) = solo().await;
     let stream = begin(&one, 1).unwrap();
-    stream.note_disconnect();
+    stream.retries().handle_disconnect();
     assert!(is_claimed(&one, 1, &stream).await);
 }
 

@@ -82,7 +82,7 @@ fn an_event_that_goes_while_an_older_reader_is_given_it_cuts_that_reader_off() {
     let mut older = Client::attach(&stream, Seq(0));
     begin_event(&mut older);
     let _newer = Client::attach(&stream, Seq(1));
-    stream.note_resume_by_token(Some(Seq(1)));
+    stream.resume_by_token(Some(Seq(1)));
     assert_eq!(read_pieces(&mut older), Poll::Ready(ReadOutcome::Cut));
 }
 
@@ -188,11 +188,11 @@ fn connections_that_take_no_stream_share_one_copy_of_the_response() {
     let response = format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"text":"{}"}}}}"#, "x".repeat(LARGE));
     ready(writer.update(says(&response)));
     let before = quota(&log, 0).bytes();
-    let bodies: Vec<_> = (0..30).map(|_| stream.collect().unwrap().body).collect();
+    let bodies: Vec<_> = (0..30).map(|_| stream.delivery().collect().unwrap().body).collect();
     assert!(bodies.iter().all(|body| *body == response));
     let more = quota(&log, 0).bytes() - before;
     assert!((LARGE..LARGE + 1000).contains(&more), "{more} bytes");
     drop(bodies);
     assert_eq!(quota(&log, 0).bytes(), before);
-    assert_eq!(stream.collect().unwrap().body, response, "a new copy");
+    assert_eq!(stream.delivery().collect().unwrap().body, response, "a new copy");
 }

@@ -2,7 +2,7 @@
 
 use super::slow::Slow;
 use super::*;
-use crate::protocol::stream::Ending;
+use crate::protocol::stream::{Ending, Resume};
 
 /// Creates a log with limits small enough to fill.
 pub(super) fn tight(change: impl FnOnce(&mut QuotaLimits)) -> EventLog {
@@ -283,7 +283,7 @@ async fn the_responses_for_a_client_that_takes_no_stream_are_not_evicted() {
     write(&writer, 200_000);
     assert!(!is_paused(&writer));
     ready(writer.update(says(&RESPONSE.replace("\"id\":1", "\"id\":2"))));
-    let collected = stream.collect().unwrap();
+    let collected = stream.delivery().collect().unwrap();
     assert_eq!(collected.responses, 2);
     assert_eq!(collected.body, format!("[{RESPONSE},{}]", RESPONSE.replace("\"id\":1", "\"id\":2")));
 }
@@ -655,7 +655,7 @@ fn leave_gracefully(log: &EventLog, stream: &Arc<Stream>, writer: &Writer, bytes
     write(writer, bytes);
     finish(log, stream, writer);
     assert_eq!(Client::attach(stream, Seq(0)).read_all(), Poll::Ready(ReadOutcome::Ended));
-    stream.note_graceful_close();
+    stream.delivery().handle_graceful_close();
 }
 
 #[tokio::test(start_paused = true)]
@@ -663,7 +663,7 @@ async fn a_stream_after_a_graceful_close_stays_for_a_client_that_resumes_it() {
     let log = tight(|_| ());
     let (left, left_writer) = open_of(&log, 1);
     leave_gracefully(&log, &left, &left_writer, 10_000);
-    left.note_resume(Some(Seq(3)));
+    left.resume(Resume::ByCursor, Some(Seq(3)));
     let mut back = Client::attach(&left, Seq(3));
     assert!(matches!(back.read(2000), Poll::Ready(ReadOutcome::Events { .. })));
     let cursor = back.cursor;
@@ -677,7 +677,7 @@ async fn a_stream_after_a_graceful_close_stays_for_a_client_that_resumes_it() {
     assert!(again.text().contains(RESPONSE));
     drop(again);
     // Until it leaves gracefully once more.
-    left.note_graceful_close();
+    left.delivery().handle_graceful_close();
     ready(writer.update(|_, _| ()));
     assert!(!is_kept(&log, &left));
     assert!(!is_paused(&writer));

@@ -140,14 +140,14 @@ fn an_answered_request_is_not_replayed_and_its_number_is_a_cursor_all_the_same()
     let mut first = Client::attach(&stream, Seq(0));
     assert!(first.read_all().is_pending());
     assert_eq!(first.text(), wire(&stream, 1, ask) + &notes(&stream, 2..=2));
-    assert_eq!(stream.handle_client_response(&id()), ClientResponse::First);
-    assert_eq!(stream.handle_client_response(&id()), ClientResponse::Duplicate);
+    assert_eq!(stream.change(|machine, now| machine.handle_client_response(&id(), now)), ClientResponse::First);
+    assert_eq!(stream.change(|machine, now| machine.handle_client_response(&id(), now)), ClientResponse::Duplicate);
     for cursor in [0, 1] {
         let mut client = Client::attach(&stream, Seq(cursor));
         assert!(client.read_all().is_pending());
         assert_eq!(client.text(), notes(&stream, 2..=2), "after {cursor}");
     }
-    stream.note_client_response_lost(&id());
+    stream.handle_client_response_lost(&id());
     let mut again = Client::attach(&stream, Seq(0));
     assert!(again.read_all().is_pending());
     assert_eq!(again.text(), first.text(), "it is outstanding again");

@@ -8,7 +8,7 @@ use crate::protocol::cluster::Reader;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::EventId;
 use crate::protocol::request_ids::IdUse;
-use crate::protocol::stream::{Batch, CursorPlace};
+use crate::protocol::stream::{Batch, CursorPlace, Resume};
 use crate::store::test_store::TestStore;
 use crate::store::{Appended, Coordination, Read, Renewal};
 
@@ -48,7 +48,7 @@ impl Replica {
     async fn resume(&self, id: &EventId) -> Client {
         self.log.restore(&self.log.verify(id).expect("an id of ours")).await.unwrap();
         let (stream, cursor) = self.log.find(self.log.verify(id).as_ref(), &binding()).expect("it is in the store");
-        stream.note_resume(Some(cursor));
+        stream.resume(Resume::ByCursor, Some(cursor));
         Client::attach(&stream, cursor)
     }
 }
@@ -125,7 +125,7 @@ async fn a_stream_that_was_adopted_before_a_lookup_is_found_at_its_new_owner() {
     writer.update(says(&note(0))).await;
     two.log.adopt(stream.id()).await.unwrap();
     writer.update(says(&note(1))).await;
-    assert!(stream.has_moved());
+    assert!(stream.replica().has_moved());
     // As when its response begins, and when its call ends.
     one.log.publish_once(&stream);
     one.log.retain(&stream);
@@ -737,8 +737,8 @@ async fn a_finished_call_in_a_shared_store_stays_whole_until_the_store_has_its_c
     else {
         panic!("nothing is registered yet")
     };
-    stream.keep_registration(registration.with_claim(CallClaim::Deferred));
-    stream.note_sent();
+    stream.retries().register(registration.with_claim(CallClaim::Deferred));
+    stream.upstream().set_sent();
     let writer = one.log.writer(&stream);
     one.log.publish_once(&stream);
     writer.update(says(RESPONSE)).await;
@@ -749,7 +749,7 @@ async fn a_finished_call_in_a_shared_store_stays_whole_until_the_store_has_its_c
     one.log.release(stream);
     assert_eq!(stubs(&one), 0, "it writes its claim itself");
     let stream = one.log.find_call(&call).expect("it is kept");
-    for write in stream.write_claims() {
+    for write in stream.retries().write_claims() {
         write.wait().await.unwrap();
     }
     one.log.release(stream);

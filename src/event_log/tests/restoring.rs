@@ -114,7 +114,7 @@ async fn a_question_that_was_answered_is_not_asked_again_after_a_restart() {
     let before = process(&store);
     let (stream, writer) = open(&before);
     writer.update(says(ASK)).await;
-    stream.handle_client_response(&RequestId::String("q".into()));
+    stream.change(|machine, now| machine.handle_client_response(&RequestId::String("q".into()), now));
     writer.update(|_, _| ()).await;
     let id = event_id(&stream, 0);
 

@@ -117,7 +117,7 @@ async fn a_stream_that_is_forgotten_during_a_retrys_lookup_blocks_no_task() {
     else {
         panic!("nothing is registered yet")
     };
-    stream.keep_registration(registration);
+    stream.retries().register(registration);
     let mut only = Some(stream);
     let again = log.find_or_register(
         fingerprint,
@@ -129,7 +129,7 @@ async fn a_stream_that_is_forgotten_during_a_retrys_lookup_blocks_no_task() {
         create,
     );
     let Ok(Match::New(stream, registration)) = again else { panic!("the old one did not match") };
-    stream.keep_registration(registration);
+    stream.retries().register(registration);
     assert_eq!(log.retry_index().len(), 1);
     let same = log.find_call(&fingerprint).unwrap();
     assert!(Arc::ptr_eq(&same, &stream), "the old one's end took nothing of the new one's");

@@ -76,12 +76,12 @@ fn an_answer_counts_once_the_store_has_it() {
     let mut answered = ByHand::new(std::future::poll_fn(|cx| client.attachment.poll_all_responses(cx)));
     let mut update = ByHand::new(writer.update(says(RESPONSE)));
     assert!(update.poll().is_pending() && answered.poll().is_pending());
-    assert!(stream.collect().is_none());
+    assert!(stream.delivery().collect().is_none());
     store.let_one_through();
     assert!(update.poll().is_ready());
     assert_eq!(answered.bell.rings(), 1);
     assert!(answered.poll().is_ready());
-    assert_eq!(stream.collect().unwrap().body, RESPONSE);
+    assert_eq!(stream.delivery().collect().unwrap().body, RESPONSE);
 }
 
 #[test]

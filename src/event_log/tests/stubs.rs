@@ -114,9 +114,9 @@ async fn a_stub_that_is_asked_for_stays_for_its_retention_again() {
 async fn a_stub_has_the_name_of_its_call_and_the_number_of_its_connections() {
     let log = log_with(None);
     let stream = ended(&log, 0, 0);
-    stream.name_call(|| CallName { method: "tools/call".into(), tool: Some("slow".into()) });
+    stream.trace().set_name(|| CallName { method: "tools/call".into(), tool: Some("slow".into()) });
     let id = cursor_of(&stream, Seq(0));
-    let name = stream.call_name().cloned();
+    let name = stream.trace().name().cloned();
     log.note_delivered(stream, DeliveryCertainty::Proven);
     assert_eq!((stubs(&log), name.as_ref().and_then(|name| name.tool.as_deref())), (1, Some("slow")));
     let told = |log: &EventLog| {
@@ -287,7 +287,7 @@ async fn a_stub_is_kept_for_its_retention_from_its_last_reader_on() {
 
 /// Returns the stream of the call that a POST repeats, or `None` if the POST is a new call.
 fn repeated(log: &EventLog, call: Fingerprint) -> Option<Arc<Stream>> {
-    let matches = |stream: &Arc<Stream>| stream.match_retry(None, IdUse::Unique) == RetryMatch::Retry;
+    let matches = |stream: &Arc<Stream>| stream.retries().compare(None, IdUse::Unique) == RetryMatch::Retry;
     log.find_or_register(call, IdUse::Unique, matches, || Err(())).ok().map(|found| match found {
         Match::Found(stream) | Match::New(stream, _) => stream,
     })
@@ -303,8 +303,8 @@ async fn a_retry_finds_the_stub_of_an_undelivered_call_with_its_head() {
     else {
         panic!("nothing is registered yet")
     };
-    stream.keep_registration(registration);
-    stream.note_sent();
+    stream.retries().register(registration);
+    stream.upstream().set_sent();
     let writer = log.writer(&stream);
     ready(writer.update(|machine, _| machine.handle_stream_head()));
     let headers = http::HeaderMap::from_iter([(http::header::DATE, http::HeaderValue::from_static("today"))]);
@@ -345,8 +345,8 @@ async fn a_stub_leaves_the_retry_index_with_its_retention() {
     else {
         panic!("nothing is registered yet")
     };
-    stream.keep_registration(registration);
-    stream.note_sent();
+    stream.retries().register(registration);
+    stream.upstream().set_sent();
     let writer = log.writer(&stream);
     finish(&log, &stream, &writer);
     drop(writer);
@@ -382,8 +382,8 @@ fn no_two_streams_stand_for_one_call_while_it_is_released_and_found() {
     else {
         panic!("nothing is registered yet")
     };
-    stream.keep_registration(registration);
-    stream.note_sent();
+    stream.retries().register(registration);
+    stream.upstream().set_sent();
     let writer = log.writer(&stream);
     (0..5).for_each(|n| ready(writer.update(says(&note(n)))));
     finish(&log, &stream, &writer);
@@ -472,7 +472,7 @@ async fn a_deleted_session_revokes_the_token_of_a_stub() {
     let log = log_with(None);
     let session = session_of(&log);
     let mut token = String::new();
-    stub_in_session(&log, &session, |stream, _| token = stream.resume_token());
+    stub_in_session(&log, &session, |stream, _| token = stream.handles().resume_token());
     let token = ResumeToken::parse(&token).unwrap();
     let handle = log.verify(token.handle());
     let finds = || log.find_by_token(&token, handle.as_ref(), &binding()).map(|stream| log.release(stream)).is_some();
@@ -488,7 +488,7 @@ async fn a_call_that_ends_while_its_session_is_deleted_stays_a_stream_until_its_
     let log = log_with(None);
     let session = session_of(&log);
     let (stream, writer) = stream_in_session(&log, &session);
-    let token = ResumeToken::parse(&stream.resume_token()).unwrap();
+    let token = ResumeToken::parse(&stream.handles().resume_token()).unwrap();
     let handle = log.verify(token.handle());
     let removed = log.forget_session(session.id(), &binding().principal).await.unwrap();
     finish(&log, &stream, &writer);
@@ -512,7 +512,10 @@ async fn a_client_response_finds_the_stub_whose_server_has_asked() {
     stub_in_session(&log, &session, |stream, writer| {
         ready(writer.update(says(&ask("answered"))));
         ready(writer.update(says(&ask("waiting"))));
-        assert_eq!(stream.handle_client_response(&id("answered")), ClientResponse::First);
+        assert_eq!(
+            stream.change(|machine, now| machine.handle_client_response(&id("answered"), now)),
+            ClientResponse::First
+        );
     });
     stub_in_session(&log, &session, |_, _| {});
     assert_eq!((stubs(&log), session.streams().len()), (2, 0));
@@ -578,7 +581,7 @@ async fn a_session_lists_a_stub_once_and_as_long_as_it_lives() {
     let log = Arc::new(log_with(None));
     let sweeper = sweeping(&log);
     let session = session_of(&log);
-    let id = stub_in_session(&log, &session, |stream, _| drop(stream.resume_token()));
+    let id = stub_in_session(&log, &session, |stream, _| drop(stream.handles().resume_token()));
     for _ in 0..3 {
         let (stream, _) = log.expand_briefly(id).unwrap();
         session.join_stream(&stream);
@@ -601,8 +604,8 @@ async fn a_response_that_passed_through_is_a_stub_until_its_delivery_is_proven()
     else {
         panic!("nothing is registered yet")
     };
-    stream.keep_registration(registration);
-    stream.note_sent();
+    stream.retries().register(registration);
+    stream.upstream().set_sent();
     let writer = log.writer(&stream);
     assert!(ready(writer.update(|machine, now| machine.handle_plain_head(now))));
     let headers = http::HeaderMap::from_iter([(http::header::DATE, http::HeaderValue::from_static("today"))]);

@@ -159,7 +159,7 @@ impl StreamTable {
                 let stream = stream.clone();
                 // The guard of the map is dropped before the wait for the stream's lock.
                 drop(known);
-                stream.trim_to(KEPT_DELIVERED);
+                stream.delivery().trim_to(KEPT_DELIVERED);
             }
         }
         true
@@ -167,7 +167,7 @@ impl StreamTable {
 
     /// Returns true if the call runs on as a task, and a retry may look for it.
     fn runs_as_task(&self, call: &Stream) -> bool {
-        let task = call.task().filter(|_| call.has_retries()).and_then(|task| self.get(task));
+        let task = call.task().filter(|_| call.retries().may_come()).and_then(|task| self.get(task));
         task.is_some_and(|task| !task.with_machine(|machine| machine.lifecycle().is_sealed()))
     }
 
@@ -189,15 +189,15 @@ impl StreamTable {
             let Some(stream) = self.get(id) else { continue };
             // A retry of a call that runs on as a task must find it, or the tool would run twice. A
             // caller has few of these.
-            if stream.evict(queue, since, self.runs_as_task(&stream), now) {
+            if stream.delivery().evict(queue, since, self.runs_as_task(&stream), now) {
                 self.forget(&stream);
-                if stream.body_fingerprint().is_some() {
+                if stream.retries().body_fingerprint().is_some() {
                     // A key still finds the stream in the store.
-                    stream.leave_claims();
+                    stream.retries().leave_claims();
                 }
                 // The last user may drop the stream much later, and no retry may find it until
                 // then.
-                stream.forget_retries();
+                stream.retries().forget();
                 quota.global().metrics.observe_eviction();
                 return true;
             }

@@ -69,7 +69,7 @@ impl Writer {
         }
         if needs_eviction {
             self.streams.evict(self.stream.quota());
-            self.stream.enforce_limits();
+            self.stream.shared.lock().enforce_limits(self.stream.shared.bounds);
         }
         result
     }
@@ -108,7 +108,7 @@ impl Writer {
 
     /// Publishes a head from the upstream.
     pub fn set_head(&self, head: Head) {
-        let mut inner = self.stream.lock();
+        let mut inner = self.stream.shared.lock();
         if let Head::Plain(plain) = &head {
             inner.reservation.keep_beside(plain.kept_body().map_or(0, Bytes::len));
         }
@@ -119,7 +119,7 @@ impl Writer {
     /// Returns the next effect of the machine, or the input for which the pump waits if there is
     /// none.
     pub fn poll_next(&self) -> Next {
-        let mut inner = self.stream.lock();
+        let mut inner = self.stream.shared.lock();
         if let Some(effect) = inner.machine.lifecycle_mut().poll_effect() {
             return Next::Effect(effect);
         }
@@ -139,13 +139,13 @@ impl Writer {
 
     /// Returns whether the upstream may be read.
     pub fn may_read(&self) -> bool {
-        let inner = self.stream.lock();
+        let inner = self.stream.shared.lock();
         !inner.machine.lifecycle().is_paused() && !inner.is_held_up
     }
 
     /// Resolves when another task has changed the stream.
     pub async fn changed(&self, may_read: bool) {
-        let changed = self.stream.pump.notified();
+        let changed = self.stream.shared.pump.notified();
         if may_read {
             return changed.await;
         }
@@ -175,8 +175,8 @@ impl Writer {
     }
 
     fn has_capacity(&self) -> bool {
-        let mut inner = self.stream.lock();
-        inner.enforce_limits(self.stream.bounds);
+        let mut inner = self.stream.shared.lock();
+        inner.enforce_limits(self.stream.shared.bounds);
         !inner.is_held_up
     }
 
@@ -189,6 +189,6 @@ impl Writer {
     /// Counts the bytes received of an incomplete event, or of a response that becomes one, from
     /// now on. The next [`Self::update`] decides whether there is capacity for the rest.
     pub fn note_arriving(&self, bytes: usize) {
-        self.stream.lock().reservation.set_arriving(bytes);
+        self.stream.shared.lock().reservation.set_arriving(bytes);
     }
 }

@@ -87,8 +87,8 @@ pub(in crate::event_log) async fn seal(
             }
             if clock::now() >= until {
                 // An unsealed stream has a long retention in the store, and may be what fills it.
-                if let Err(error) = backing.store.expire(stream.id).wait().await {
-                    debug!(stream.id = %stream.id, %error, "the store could not expire an unsealed stream");
+                if let Err(error) = backing.store.expire(stream.shared.id).wait().await {
+                    debug!(stream.id = %stream.shared.id, %error, "the store could not expire an unsealed stream");
                 }
                 return;
             }
@@ -132,24 +132,26 @@ impl Recorder<'_> {
             // store leaves it to this one.
             let waits = waits || (matches!(error, Error::Unavailable(_)) && retry_budget.take_attempt(self.backing));
             if !waits {
-                self.stream.with_store_progress(|store_progress| store_progress.is_behind = true);
+                self.stream.shared.with_store_progress(|store_progress| store_progress.is_behind = true);
                 return Ok(Persisted { batch: staged.batch });
             }
-            self.stream.keep_overrun();
+            self.stream.shared.lock().reservation.keep_overrun(clock::now());
             clock::sleep(STORE_RETRY_PAUSE).await;
         }
     }
 
     /// Returns whether the store lacks events that could be written now.
     pub(in crate::event_log) fn can_catch_up(&self) -> bool {
-        self.stream.with_store_progress(|store_progress| store_progress.is_behind && !store_progress.is_memory_only)
+        self.stream
+            .shared
+            .with_store_progress(|store_progress| store_progress.is_behind && !store_progress.is_memory_only)
             && self.backing.store.health() == StoreHealth::Ready
     }
 
     fn warn_once(&self, error: &Error, what: &str) {
         // Once per stream: each of its batches fails alike.
-        if !self.stream.with_store_progress(|store_progress| store_progress.is_behind) {
-            warn!(stream.id = %self.stream.id, %error, "the store cannot take an event: {what}");
+        if !self.stream.shared.with_store_progress(|store_progress| store_progress.is_behind) {
+            warn!(stream.id = %self.stream.shared.id, %error, "the store cannot take an event: {what}");
         }
     }
 
@@ -157,14 +159,14 @@ impl Recorder<'_> {
         // Twice, because the first attempt may correct the assumed state of the store.
         for _ in 0..2 {
             if self.backing.store.health() == StoreHealth::Unreachable {
-                if self.stream.with_store_progress(|store_progress| store_progress.is_memory_only) {
+                if self.stream.shared.with_store_progress(|store_progress| store_progress.is_memory_only) {
                     return Ok(());
                 }
                 return Err(Error::Unavailable("it did not reply before".into()).into());
             }
             let after = Seq(staged.batch.first().0.max(1) - 1);
             let (mut epoch, is_level_with) = {
-                let inner = self.stream.lock();
+                let inner = self.stream.shared.lock();
                 let store_progress = inner.store_progress.as_deref();
                 if store_progress.is_some_and(|store_progress| store_progress.is_memory_only) {
                     return Ok(());
@@ -173,7 +175,7 @@ impl Recorder<'_> {
             };
             if !is_level_with {
                 if self.backing.lease_health.is_expired()
-                    && !self.stream.with_store_progress(|store_progress| store_progress.is_created)
+                    && !self.stream.shared.with_store_progress(|store_progress| store_progress.is_created)
                 {
                     // No replica would end the new stream if this one died.
                     return Err(Error::Unavailable(
@@ -188,7 +190,7 @@ impl Recorder<'_> {
                 if !self.catch_up().await? {
                     return Ok(());
                 }
-                epoch = self.stream.lock().epoch;
+                epoch = self.stream.shared.lock().epoch;
             }
             if staged.batch.is_empty() && staged.state.is_none() {
                 return Ok(());
@@ -198,7 +200,7 @@ impl Recorder<'_> {
                 Appended::Fenced | Appended::Sealed => return Err(PersistError::Fenced),
                 // The outcome of an earlier append was unknown.
                 Appended::Conflict { tail } if tail < after => {
-                    self.stream.with_store_progress(|store_progress| store_progress.upto = tail)
+                    self.stream.shared.with_store_progress(|store_progress| store_progress.upto = tail)
                 }
                 Appended::Conflict { .. } => return Err(PersistError::Fenced),
             }
@@ -212,7 +214,7 @@ impl Recorder<'_> {
         let Some(state) = &staged.state else { return Ok(false) };
         let batch = &staged.batch;
         let (is_whole, retention) = {
-            let inner = self.stream.lock();
+            let inner = self.stream.shared.lock();
             let is_new = inner.store_progress.as_deref().is_some_and(StoreProgress::is_new);
             let has_all = !batch.is_empty() && batch.first() == Seq(1) && inner.machine.lifecycle().ending().is_some();
             (is_new && has_all, inner.machine.policy().retention)
@@ -220,9 +222,9 @@ impl Recorder<'_> {
         if !is_whole {
             return Ok(false);
         }
-        let (store, id, about) = (&self.backing.store, self.stream.id, self.stream.about().encode());
+        let (store, id, about) = (&self.backing.store, self.stream.shared.id, self.stream.about().encode());
         let epoch = store.write_whole(id, &about, batch, &state.encoded, retention).wait().await?;
-        let mut inner = self.stream.lock();
+        let mut inner = self.stream.shared.lock();
         inner.epoch = epoch;
         if let Some(store_progress) = &mut inner.store_progress {
             **store_progress = StoreProgress {
@@ -237,13 +239,13 @@ impl Recorder<'_> {
     }
 
     async fn create(&self) -> Result<(), Error> {
-        if self.stream.with_store_progress(|store_progress| store_progress.is_created) {
+        if self.stream.shared.with_store_progress(|store_progress| store_progress.is_created) {
             return Ok(());
         }
         let about = self.stream.about().encode();
-        let trimmed = self.stream.lock().tail.trimmed();
-        let epoch = self.backing.store.create(self.stream.id, &about, trimmed, KEEP_UNSEALED).wait().await?;
-        let mut inner = self.stream.lock();
+        let trimmed = self.stream.shared.lock().tail.trimmed();
+        let epoch = self.backing.store.create(self.stream.shared.id, &about, trimmed, KEEP_UNSEALED).wait().await?;
+        let mut inner = self.stream.shared.lock();
         inner.epoch = epoch;
         if let Some(store_progress) = &mut inner.store_progress {
             **store_progress = StoreProgress {
@@ -262,29 +264,31 @@ impl Recorder<'_> {
     async fn catch_up(&self) -> Result<bool, PersistError> {
         loop {
             let (epoch, upto, missing) = {
-                let inner = self.stream.lock();
+                let inner = self.stream.shared.lock();
                 let upto = inner.store_progress.as_ref().map_or(Seq(0), |store_progress| store_progress.upto);
                 let is_there = inner.tail.trimmed() <= upto;
                 let missing = if is_there { Some(inner.tail.batch_after(upto, CATCH_UP)) } else { None };
                 (inner.epoch, upto, missing)
             };
             let Some(missing) = missing else {
-                warn!(stream.id = %self.stream.id, "events were trimmed that the store never had: the stream stays in memory");
-                self.stream.with_store_progress(|store_progress| store_progress.is_memory_only = true);
+                warn!(stream.id = %self.stream.shared.id, "events were trimmed that the store never had: the stream stays in memory");
+                self.stream.shared.with_store_progress(|store_progress| store_progress.is_memory_only = true);
                 return Ok(false);
             };
             if missing.is_empty() {
-                let was_behind =
-                    self.stream.with_store_progress(|store_progress| std::mem::take(&mut store_progress.is_behind));
+                let was_behind = self
+                    .stream
+                    .shared
+                    .with_store_progress(|store_progress| std::mem::take(&mut store_progress.is_behind));
                 if was_behind {
-                    info!(stream.id = %self.stream.id, "the store has the whole stream again");
+                    info!(stream.id = %self.stream.shared.id, "the store has the whole stream again");
                 }
                 return Ok(true);
             }
             match self.append(epoch, upto, &missing, None).await? {
                 Appended::Ok => {}
                 Appended::Conflict { tail } => {
-                    self.stream.with_store_progress(|store_progress| store_progress.upto = tail)
+                    self.stream.shared.with_store_progress(|store_progress| store_progress.upto = tail)
                 }
                 Appended::Fenced | Appended::Sealed => return Err(PersistError::Fenced),
             }
@@ -298,7 +302,7 @@ impl Recorder<'_> {
         batch: &Batch,
         state: Option<&StagedState>,
     ) -> Result<Appended, Error> {
-        let (store, id) = (&self.backing.store, self.stream.id);
+        let (store, id) = (&self.backing.store, self.stream.shared.id);
         let appended = store.append(id, epoch, after, batch, state.map(|state| &state.encoded[..])).wait().await;
         match appended {
             Ok(Appended::Ok) => {
@@ -309,7 +313,7 @@ impl Recorder<'_> {
             }
             // The store has lost the stream.
             Err(Error::Gone) => {
-                self.stream.with_store_progress(|store_progress| store_progress.is_created = false);
+                self.stream.shared.with_store_progress(|store_progress| store_progress.is_created = false);
                 Err(Error::Unavailable("it has lost the stream".into()))
             }
             appended => appended,
@@ -319,7 +323,7 @@ impl Recorder<'_> {
     /// Notes that the store has the events up to `upto`, and `state`. Returns the position up to
     /// which the store may trim, if that is worth a call.
     fn note_appended(&self, upto: Seq, state: Option<&StagedState>) -> Option<Seq> {
-        let mut inner = self.stream.lock();
+        let mut inner = self.stream.shared.lock();
         let trimmed = inner.machine.numbering().trimmed();
         let store_progress = inner.store_progress.as_deref_mut()?;
         let is_trim_due = store_progress.note_appended(upto, state.map(|state| state.digest), trimmed);
@@ -328,18 +332,22 @@ impl Recorder<'_> {
 
     /// Trims the events in the store that are trimmed here.
     async fn trim(&self, epoch: WriterEpoch, upto: Seq) {
-        if let Err(error) = self.backing.store.trim(self.stream.id, epoch, upto).wait().await {
-            warn!(stream.id = %self.stream.id, %error, "the store could not trim a stream");
+        if let Err(error) = self.backing.store.trim(self.stream.shared.id, epoch, upto).wait().await {
+            warn!(stream.id = %self.stream.shared.id, %error, "the store could not trim a stream");
         }
     }
 
     /// Seals the stream in the store, after all missing events.
     async fn seal(&self) -> SealOutcome {
-        if self.stream.with_store_progress(|store_progress| !store_progress.is_created && !store_progress.is_behind) {
+        if self
+            .stream
+            .shared
+            .with_store_progress(|store_progress| !store_progress.is_created && !store_progress.is_behind)
+        {
             // The stream never began: a response that passed through, or an early failure.
             return SealOutcome::Sealed;
         }
-        if self.stream.with_store_progress(|store_progress| store_progress.is_sealed) {
+        if self.stream.shared.with_store_progress(|store_progress| store_progress.is_sealed) {
             return SealOutcome::Sealed;
         }
         match self.try_persist(&Staged::default()).await {
@@ -348,20 +356,20 @@ impl Recorder<'_> {
             Err(PersistError::Store(_)) => return SealOutcome::Failed,
         }
         let (epoch, retention, state) = {
-            let state = self.stream.state();
-            let inner = self.stream.lock();
+            let state = self.stream.with_machine(|machine| self.stream.state_of(machine));
+            let inner = self.stream.shared.lock();
             (inner.epoch, inner.machine.policy().retention, state.encode())
         };
-        match self.backing.store.seal(self.stream.id, epoch, &state, retention).wait().await {
+        match self.backing.store.seal(self.stream.shared.id, epoch, &state, retention).wait().await {
             Ok(Appended::Ok) => {
-                self.stream.with_store_progress(|store_progress| store_progress.is_sealed = true);
+                self.stream.shared.with_store_progress(|store_progress| store_progress.is_sealed = true);
                 SealOutcome::Sealed
             }
             Ok(Appended::Fenced | Appended::Sealed | Appended::Conflict { .. }) => SealOutcome::Fenced,
             Err(error) => {
                 self.backing.note_failure(&error);
                 self.warn_once(&error, "the stream is sealed in memory");
-                self.stream.with_store_progress(|store_progress| store_progress.is_behind = true);
+                self.stream.shared.with_store_progress(|store_progress| store_progress.is_behind = true);
                 SealOutcome::Failed
             }
         }

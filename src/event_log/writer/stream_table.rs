@@ -159,6 +159,6 @@ impl StreamTable {
             warn!(stream.id = %stream.id(), "another replica has taken the stream");
             stream.quota().global().metrics.observe_fenced();
         }
-        stream.pump.notify_one();
+        stream.shared.pump.notify_one();
     }
 }

@@ -41,7 +41,7 @@ use super::trace::trace_return;
 use crate::body::BoxBody;
 use crate::config::Config;
 use crate::delivery::Start;
-use crate::event_log::{self, Attachment, Binding, EventLog, RetryMatch, Session, Stream};
+use crate::event_log::{self, Attachment, Binding, EventLog, Retries, RetryMatch, Session, Stream};
 use crate::protocol::classify;
 use crate::protocol::dialect::Declared;
 use crate::protocol::dialect::resume_tokens::{self, Names, TokenField};
@@ -261,14 +261,14 @@ impl Calls {
         let accept = headers::accept(&context.parts.headers);
         let id = call.ids.first().cloned();
         let slice = id
-            .zip(stream.slicing())
-            .and_then(|(id, slicing)| stream.begin_slice(Names { id, progress: slicing.first.progress.clone() }));
-        let Some(slice) = slice.filter(|_| accept.json || accept.sse) else {
+            .zip(stream.slices())
+            .and_then(|(id, slices)| stream.begin_slice(Names { id, progress: slices.slicing.first.progress.clone() }));
+        let (Some(slice), Some(task)) = (slice.filter(|_| accept.json || accept.sse), stream.as_legacy_task()) else {
             return self.refusals.refuse_call(ErrorCode::NotAcceptable, &call);
         };
-        stream.note_task_known();
-        stream.take_back_questions();
-        let after = stream.reading_place();
+        stream.touch();
+        task.take_back_requests();
+        let after = task.reading_place();
         let request = trace_return(&context, &stream, "task", after);
         let attachment = stream.attach(event_log::new_attach(), after).with_slice(Some(slice)).answering(request);
         let beginning = Beginning { start: Start::After(after), has_gap: false };
@@ -311,13 +311,13 @@ impl Calls {
         let own_calls = retry.fingerprint.map_or_else(Vec::new, |fingerprint| self.log.find_calls(&fingerprint));
         if retry.is_by_free_id() && !own_calls.is_empty() {
             // Any of them is matched when the call begins, or none.
-            Stream::wait_for_cut(&own_calls).await;
+            Retries::wait_for_cut(&own_calls).await;
             return Ok(None);
         }
-        let matches = |stream: &&Arc<Stream>| stream.match_retry(retry.body, retry.id_use) != RetryMatch::NewCall;
+        let matches = |stream: &&Arc<Stream>| stream.retries().compare(retry.body, retry.id_use) != RetryMatch::NewCall;
         if let Some(stream) = own_calls.iter().find(matches) {
-            stream.wait_for_detach().await;
-            return Ok(Some((stream.clone(), stream.match_waiting_retry(retry.body))));
+            stream.retries().wait_for_detach().await;
+            return Ok(Some((stream.clone(), stream.retries().compare_again(retry.body))));
         }
         if !own_calls.is_empty() || context.binding.subject.is_none() {
             return Ok(None);
@@ -326,8 +326,8 @@ impl Calls {
         let Some(stream) = Box::pin(self.tokens.find_previous_call(context, call.era(), find)).await? else {
             return Ok(None);
         };
-        stream.wait_for_detach().await;
-        let retry_match = stream.match_retry(retry.body, retry.id_use);
+        stream.retries().wait_for_detach().await;
+        let retry_match = stream.retries().compare(retry.body, retry.id_use);
         Ok(Some((stream, retry_match)))
     }
 
@@ -342,7 +342,7 @@ impl Calls {
         let Retry { fingerprint, body, .. } = retry_of(context, previous, call, body);
         let stream = self.log.find_call(&fingerprint?)?;
         // The client of that call may be about to disconnect.
-        let may_match = body.is_some() || !stream.has_arrived();
+        let may_match = body.is_some() || !stream.delivery().has_arrived();
         if may_match { Some(stream) } else { None }
     }
 

@@ -214,7 +214,8 @@ impl RemoteRetries {
         loop {
             let lock = self.log.retry_index().registering(call).await;
             let here = self.log.find_call(&call);
-            if here.as_ref().is_some_and(|stream| stream.match_retry(body, IdUse::Unique) != RetryMatch::NewCall) {
+            if here.as_ref().is_some_and(|stream| stream.retries().compare(body, IdUse::Unique) != RetryMatch::NewCall)
+            {
                 return EarlierCall::None(None);
             }
             let (run, record) = match search.claim().await {
@@ -253,7 +254,10 @@ impl RemoteRetries {
         let Retry { fingerprint: Some(own), body, .. } = request.retry else {
             return ControlFlow::Break(EarlierCall::None(claim));
         };
-        if self.log.find_call(&own).is_some_and(|stream| stream.match_retry(body, IdUse::Unique) != RetryMatch::NewCall)
+        if self
+            .log
+            .find_call(&own)
+            .is_some_and(|stream| stream.retries().compare(body, IdUse::Unique) != RetryMatch::NewCall)
         {
             return ControlFlow::Break(EarlierCall::None(claim));
         }
@@ -305,12 +309,12 @@ impl RemoteRetries {
             drop(self.log.retry_index().registering(call).await);
             let here = self.log.find_call(&call);
             let retry_match =
-                here.as_ref().map_or(RetryMatch::NewCall, |stream| stream.match_retry(body, IdUse::Unique));
+                here.as_ref().map_or(RetryMatch::NewCall, |stream| stream.retries().compare(body, IdUse::Unique));
             if let Some(stream) = &here
                 && stream.id() == previous.run.stream
                 && retry_match != RetryMatch::NewCall
             {
-                stream.wait_for_detach().await;
+                stream.retries().wait_for_detach().await;
                 return ControlFlow::Break(if search.may_have(stream) && retry_match == RetryMatch::Retry {
                     EarlierCall::Stream(stream.clone())
                 } else {
@@ -474,8 +478,8 @@ impl Search<'_> {
         let Some(stream) = stream else {
             return self.find_without_stream(run).await;
         };
-        stream.wait_for_detach().await;
-        match stream.match_retry(self.body, IdUse::Unique) {
+        stream.retries().wait_for_detach().await;
+        match stream.retries().compare(self.body, IdUse::Unique) {
             RetryMatch::Retry => Finding::Done(self.restore_for_client(stream).await),
             RetryMatch::OtherBody => Finding::Done(EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused))),
             RetryMatch::NewCall => Finding::Replace,

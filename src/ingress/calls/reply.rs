@@ -224,7 +224,7 @@ impl Replies {
     /// Returns the final responses as one body, for a client that takes JSON only.
     fn collect(&self, reply: &Reply, head: &HeaderMap, attachment: Attachment, receipt: Receipt) -> Response<BoxBody> {
         let stream = attachment.stream();
-        let collected = stream.collect();
+        let collected = stream.delivery().collect();
         let responses = collected.as_ref().map_or(0, |collected| collected.responses);
         let others = stream.with_machine(|machine| machine.numbering().tail().0).saturating_sub(responses as u64);
         self.metrics.observe_withheld(others);

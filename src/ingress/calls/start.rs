@@ -28,7 +28,7 @@ use crate::protocol::dialect::resume_tokens::Form;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::Era;
 use crate::protocol::ids::{Seq, StreamKind};
-use crate::protocol::stream::Policy;
+use crate::protocol::stream::{Policy, Resume};
 use crate::protocol::tasks::TaskView;
 use crate::upstream::{Bridge, InlineTask, ProgressRule, Upstream};
 
@@ -134,13 +134,13 @@ impl CallStarter {
         };
         let mut retry_match = RetryMatch::NewCall;
         let matches = |stream: &Arc<Stream>| {
-            retry_match = stream.match_retry(body, id_use);
+            retry_match = stream.retries().compare(body, id_use);
             retry_match != RetryMatch::NewCall
         };
         match self.log.find_or_register(fingerprint, id_use, matches, create)? {
             Match::New(stream, registration) => {
                 let is_deferred = matches!(claim, CallClaim::Deferred);
-                stream.keep_registration(registration.with_claim(claim));
+                stream.retries().register(registration.with_claim(claim));
                 let started = self.start(request, &stream);
                 if is_deferred {
                     self.log.defer_claim(&stream);
@@ -156,7 +156,7 @@ impl CallStarter {
     fn rejoin(&self, request: &CallRequest) -> Result<StartedCall, ErrorCode> {
         let Retry { fingerprint, body, id_use, .. } = request.retry;
         let known = fingerprint.map_or_else(Vec::new, |fingerprint| self.log.find_calls(&fingerprint));
-        let matching = |stream: &Arc<Stream>| match stream.match_retry(body, id_use) {
+        let matching = |stream: &Arc<Stream>| match stream.retries().compare(body, id_use) {
             RetryMatch::NewCall => None,
             retry_match => Some((stream.clone(), retry_match)),
         };
@@ -248,7 +248,8 @@ impl CallStarter {
         let template = template.for_caller(caller);
         let tasks = self.task_rules.terms(&request.call, &request.body);
         if let Some(tasks) = &tasks {
-            stream.promote_at(stream.created() + tasks.after);
+            let at = stream.created() + tasks.after;
+            stream.change(|machine, _| machine.lifecycle_mut().handle_promotion_at(at));
         }
         let task_id = request.task.as_ref().map(|_| TaskView::id_of(stream.handle()).into());
         let terms = CallTerms {
@@ -285,7 +286,7 @@ impl CallStarter {
     pub(super) fn return_to(&self, context: &RequestContext, stream: &Arc<Stream>) -> StartedCall {
         self.metrics.observe_retry();
         let cursor = self.finder.cursor_in(context, stream);
-        stream.note_retry(cursor);
+        stream.resume(Resume::ByPost, cursor);
         let first_kept = stream.with_machine(|machine| machine.numbering().trimmed());
         let wanted = cursor.unwrap_or(Seq(0));
         let has_gap = wanted < first_kept;

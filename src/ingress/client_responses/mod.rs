@@ -261,7 +261,7 @@ impl ClientResponses {
 
 /// Returns true for the ID of a call that is a task, or of a request that reads a task.
 fn is_of_task(session: &Session, id: &RequestId) -> bool {
-    session.running().iter().any(|stream| stream.is_legacy_task() && stream.upstream_id(id).is_some())
+    session.running().iter().any(|stream| stream.as_legacy_task().is_some() && stream.upstream_id(id).is_some())
 }
 
 /// Applies the responses to server requests. Returns the first responses, and the indexes of

@@ -121,14 +121,14 @@ impl PostDelivery {
     async fn await_cancelled(&self, post: &UpstreamPost) {
         for (stream, id) in post.owing() {
             let limit = self.connect_timeout;
-            if stream.is_waiting() {
+            if stream.upstream().is_waiting() {
                 // The call withdraws its request, unless that is being sent at this moment.
                 stream.cancel(&id);
-                let _ = tokio::time::timeout(limit, stream.wait_over()).await;
+                let _ = tokio::time::timeout(limit, stream.upstream().reached()).await;
                 continue;
             }
             // A request that is never sent needs no cancel upstream.
-            let _ = tokio::time::timeout(limit, stream.sent()).await;
+            let _ = tokio::time::timeout(limit, stream.upstream().sent()).await;
             if post.on_accepted.is_none() {
                 stream.cancel(&id);
             }
@@ -227,7 +227,7 @@ impl UpstreamPost {
     /// Reopens the server requests of the POST: their responses did not arrive.
     pub(super) fn reopen_requests(&self) {
         for (stream, id) in &self.settled {
-            stream.note_client_response_lost(id);
+            stream.handle_client_response_lost(id);
         }
     }
 

@@ -42,7 +42,7 @@ impl GenerationRoute {
         let handshake = reopened_session(log, id)?;
         let requesting = requesting();
         let wanted: Vec<_> = responses.map(|(index, id)| (index, generation_of(&handshake, &requesting, id))).collect();
-        let cancelled = cancelled().into_iter().map(|stream| stream.session_generation());
+        let cancelled = cancelled().into_iter().map(|stream| stream.upstream().session_generation());
         let generation = wanted.iter().filter_map(|(_, generation)| *generation).chain(cancelled).max();
         let is_dropped = |(index, wanted): (usize, Option<SessionGeneration>)| {
             if wanted.is_none() || wanted != generation { Some(index) } else { None }
@@ -89,7 +89,7 @@ impl GenerationRoute {
 fn generation_of(handshake: &Handshake, requesting: &[Arc<Stream>], id: &RequestId) -> Option<SessionGeneration> {
     let since = |stream: &Arc<Stream>| stream.with_machine(|machine| machine.awaits_response_since(id));
     let oldest = requesting.iter().filter_map(|stream| Some((since(stream)?, stream))).min_by_key(|(since, _)| *since);
-    let awaiting = oldest.map(|(_, stream)| stream.session_generation());
+    let awaiting = oldest.map(|(_, stream)| stream.upstream().session_generation());
     let newest = handshake.newest_generation();
     let requested = match handshake.server_id_of(id) {
         Some((generation, _)) => generation,

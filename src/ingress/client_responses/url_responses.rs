@@ -83,7 +83,7 @@ impl UrlResponses {
         stream: &Arc<Stream>,
         responses: ParsedResponses,
     ) -> Result<(), Refusal> {
-        if stream.is_remote() {
+        if stream.replica().is_remote() {
             return self.deliver_to_writer(context, id, stream, responses).await;
         }
         // Each response reserves its own bytes on its way upstream.
@@ -136,7 +136,7 @@ impl UrlResponses {
             Some(response) if response.status().is_success() => {
                 // The writer says so as well, but later: the server has just got the response.
                 for (_, id) in &responses.responses {
-                    let _ = stream.handle_client_response(id);
+                    let _ = stream.change(|machine, now| machine.handle_client_response(id, now));
                 }
                 Ok(())
             }
@@ -240,7 +240,7 @@ impl UrlResponses {
     ) -> Option<Response<BoxBody>> {
         let responses = self.parse(context, body.clone()).ok()?;
         let (stream, _) = self.finder.find_stream(context, id).await.ok()??;
-        if stream.is_remote() {
+        if stream.replica().is_remote() {
             return None;
         }
         Some(match self.deliver_here(context, &stream, responses.responses).await {
@@ -302,7 +302,7 @@ fn without_dropped(
         if !route.dropped().contains(&index) {
             kept.push(response);
         } else if is_proven {
-            let _ = stream.handle_client_response(&response.1);
+            let _ = stream.change(|machine, now| machine.handle_client_response(&response.1, now));
         }
     }
     kept
@@ -314,7 +314,7 @@ fn settle_on_acceptance(stream: Arc<Stream>, id: Option<RequestId>) -> OnAccepte
     Box::new(move |_| {
         if let Some(id) = &id {
             // The upstream has accepted the POST, even if it repeats an earlier one.
-            let _ = stream.handle_client_response(id);
+            let _ = stream.change(|machine, now| machine.handle_client_response(id, now));
         }
     })
 }

@@ -43,13 +43,13 @@ impl Tasks {
         calls: &Calls,
     ) -> Response<BoxBody> {
         let stream = match self.find(&mut context, &request).await {
-            Ok(stream) if stream.is_legacy_task() => stream,
+            Ok(stream) if stream.as_legacy_task().is_some() => stream,
             Ok(_) => return unknown(&request.id, Some("the task belongs to the other revision")),
             Err(response) => return *response,
         };
         match request.method {
             TaskMethod::Result => calls.read_task(context, call, stream).await,
-            TaskMethod::Cancel if stream.is_remote() => self.forward(&context, &request, &body).await,
+            TaskMethod::Cancel if stream.replica().is_remote() => self.forward(&context, &request, &body).await,
             TaskMethod::Cancel => self.cancel_legacy(&request.id, &stream).await,
             TaskMethod::Get | TaskMethod::Update | TaskMethod::List => self.get_legacy(&request.id, &stream).await,
         }
@@ -59,7 +59,7 @@ impl Tasks {
         if self.log.refresh(stream).await.is_err() {
             return self.refusals.refuse_request(ErrorCode::StoreFailed, id);
         }
-        stream.note_task_known();
+        stream.touch();
         respond_with_state(id, stream)
     }
 
@@ -70,9 +70,11 @@ impl Tasks {
         {
             return respond::json(StatusCode::OK, legacy::cannot_cancel(id, view.status).into());
         }
-        stream.withdraw_questions();
-        stream.cancel_task();
-        if stream.task_ended().await {
+        if let Some(task) = stream.as_legacy_task() {
+            task.withdraw_requests();
+        }
+        stream.as_task().cancel();
+        if stream.as_task().ended().await {
             respond_with_state(id, stream)
         } else {
             self.refusals.refuse_request(ErrorCode::StoreFailed, id)

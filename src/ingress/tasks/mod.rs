@@ -120,7 +120,7 @@ impl Tasks {
                 let response = self.polls(config).respond(id, &stream, accepts_stream);
                 response.unwrap_or_else(|| unknown(id, Some(NO_STATE)))
             }
-            _ if stream.is_remote() => self.forward(context, request, body).await,
+            _ if stream.replica().is_remote() => self.forward(context, request, body).await,
             _ => self.change(context, request, body, &stream).await,
         })
     }
@@ -170,10 +170,10 @@ impl Tasks {
         let Ok(jsonrpc::Body::Single(Message::Request { id, method })) = jsonrpc::peek(body) else { return None };
         let request = TaskRequest::parse(&id, &method, body)?;
         let stream = self.finder.find_task(context, task).await.ok()??;
-        if stream.is_remote() {
+        if stream.replica().is_remote() {
             return None;
         }
-        if stream.is_legacy_task() {
+        if stream.as_legacy_task().is_some() {
             return Some(self.cancel_legacy(&request.id, &stream).await);
         }
         Some(self.change(context, &request, body, &stream).await)
@@ -191,17 +191,17 @@ impl Tasks {
         self.keep_headers(context, stream);
         match method {
             TaskMethod::Update => {
-                stream.update_task(jsonrpc::member(body, &["params", "inputResponses"]).unwrap_or("{}"));
+                stream.as_task().update(jsonrpc::member(body, &["params", "inputResponses"]).unwrap_or("{}"));
             }
             TaskMethod::Cancel => {
-                stream.cancel_task();
+                stream.as_task().cancel();
             }
             TaskMethod::Get => {
-                stream.poll_task();
+                stream.as_task().poll();
             }
             TaskMethod::Result | TaskMethod::List => {}
         }
-        if stream.task_stored().await {
+        if stream.as_task().stored().await {
             respond::json(StatusCode::OK, tasks::acknowledgement(id).into())
         } else {
             self.refusals.refuse_request(ErrorCode::StoreFailed, id)
@@ -253,11 +253,12 @@ impl Tasks {
     /// Continues a call that waits for a poll: here with the next reading, or at the replica that
     /// runs it.
     async fn continue_call(&self, context: &RequestContext, stream: &Stream) {
-        if !stream.is_remote() {
+        if !stream.replica().is_remote() {
             return self.keep_headers(context, stream);
         }
         let handle = EventId::of_handle(stream.handle().as_str());
-        if let Some(handle) = handle.filter(|_| stream.read_task().is_some_and(|reading| reading.record.awaits_poll()))
+        if let Some(handle) =
+            handle.filter(|_| stream.as_task().read().is_some_and(|reading| reading.record.awaits_poll()))
         {
             let poll = tasks::get_request(stream.handle()).into();
             if let Ok(Some(_)) = self.owners.forward_task(context, &handle, &poll).await {
@@ -269,7 +270,9 @@ impl Tasks {
 
     /// Keeps the headers of a request for the call of the task, if that waits for its client.
     fn keep_headers(&self, RequestContext { parts, connection, .. }: &RequestContext, stream: &Stream) {
-        stream.keep_call_headers(|| self.upstream.call(parts, connection.forwarded(), Bytes::new()).into_lines());
+        stream
+            .as_task()
+            .keep_call_headers(|| self.upstream.call(parts, connection.forwarded(), Bytes::new()).into_lines());
     }
 
     fn polls(&self, config: &Arc<config::Tasks>) -> Polls {

@@ -46,11 +46,11 @@ impl Polls {
         stream: &Arc<Stream>,
         accepts_stream: bool,
     ) -> Option<Response<BoxBody>> {
-        let reading = stream.poll_task()?;
+        let reading = stream.as_task().poll()?;
         if accepts_stream
             && reading.record.status() == Status::Working
             && let Some(hold) = self.config.hold
-            && let Some(handle) = stream.poll_handle(id)
+            && let Some(handle) = stream.handles().of_poll(id)
             && let Some(holding) = stream.hold_poll(HELD_POLLS_MAX)
         {
             return Some(self.held(handle, id, stream, reading, Some((hold, holding))));
@@ -62,8 +62,8 @@ impl Polls {
 
     /// Returns the response to a client that resumes its poll, or `None` if the task has no state.
     pub(super) fn resume(&self, id: &RequestId, stream: &Arc<Stream>) -> Option<Response<BoxBody>> {
-        let reading = stream.poll_task()?;
-        let handle = stream.poll_handle(id)?;
+        let reading = stream.as_task().poll()?;
+        let handle = stream.handles().of_poll(id)?;
         let is_working = reading.record.status() == Status::Working;
         let hold = self.config.hold.filter(|_| is_working).zip(stream.hold_poll(HELD_POLLS_MAX));
         Some(self.held(handle, id, stream, reading, hold))
@@ -94,23 +94,24 @@ impl Polls {
     /// another text, up to `hold`.
     async fn next_change(&self, stream: &Stream, known: Record, hold: Duration) -> TaskReading {
         let now = clock::now();
+        let task = stream.as_task();
         let interval = known.poll_interval(clock::wall_ms());
         let until = |time: Duration| clock::sleep_until(now + time);
         tokio::select! {
             biased;
-            () = stream.task_changed(|record| record.is_same_status(&known)) => {}
+            () = task.changed(|record| record.is_same_status(&known)) => {}
             () = until(interval.min(hold)) => {}
             () = self.drain.leaving() => {}
         }
         let rest = (now + hold).saturating_duration_since(clock::now());
         tokio::select! {
             biased;
-            () = stream.task_changed(|record| record.is_same_status(&known) && record.text() == known.text()) => {}
+            () = task.changed(|record| record.is_same_status(&known) && record.text() == known.text()) => {}
             () = clock::sleep(rest) => {}
             () = self.drain.leaving() => {}
         }
         let ended = TaskReading { record: known, outcome: None };
-        stream.read_task().unwrap_or(ended)
+        task.read().unwrap_or(ended)
     }
 
     /// Returns the message of a held poll. A large one is replaced by a working task, since some
@@ -126,7 +127,7 @@ impl Polls {
 
     fn message(&self, id: &RequestId, stream: &Stream, TaskReading { record, outcome }: TaskReading) -> [Bytes; 3] {
         if !record.status().is_open() {
-            stream.note_outcome_told();
+            stream.as_task().set_outcome_delivered();
         }
         let config::Tasks { max_wait, retention, .. } = *self.config;
         let view = record.view(stream.handle(), clock::wall_ms(), max_wait, retention);

@@ -13,14 +13,14 @@
 //! 8. A server→client request gets one response, and is not replayed after it.
 //!
 //! The machine is made of parts with state and rules of their own: the [`Lifecycle`], the
-//! [`ReaderState`], the [`ServerRequests`], the upstream's position, and for few streams a task or a
-//! late head. The machine takes the inputs that concern several parts; an input for one part goes to
-//! that part.
+//! [`ReaderState`], the [`ServerRequests`], the upstream's position, and for few streams a task or
+//! a late head. The machine takes the inputs that concern several parts; an input for one part goes
+//! to that part.
 //!
 //! Methods come in three families. `handle_*` takes an input; [`Lifecycle::poll_batch`],
 //! [`Lifecycle::poll_effect`] and [`Lifecycle::poll_timeout`] return what the caller has to do;
-//! getters change nothing. A caller passes an input to a `handle_*`, drains batches and effects, and
-//! sleeps until the timeout. Absent: sockets, tasks, clocks, randomness, and the events' bytes,
+//! getters change nothing. A caller passes an input to a `handle_*`, drains batches and effects,
+//! and sleeps until the timeout. Absent: sockets, tasks, clocks, randomness, and the events' bytes,
 //! which the machine numbers and passes on.
 
 mod announcements;

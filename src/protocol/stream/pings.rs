@@ -19,7 +19,8 @@ pub(super) const PING: &str = "ping";
 /// Time for which a reader may respond to a ping itself.
 const READER_WAIT: Duration = Duration::from_secs(1);
 
-/// Returns the ids of the pings of a message that holds nothing else, or `None` for another message.
+/// Returns the ids of the pings of a message that holds nothing else, or `None` for another
+/// message.
 pub(super) fn pings_alone(body: &Body) -> Option<Vec<&RequestId>> {
     let ids = body.messages().iter().map(|message| match message {
         Message::Request { id, method } if method == PING => Some(id),

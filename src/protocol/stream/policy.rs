@@ -50,8 +50,8 @@ pub struct Policy {
     /// True if the client accepts no stream: server→client requests are refused on its behalf.
     #[serde(rename = "refuses_asks")]
     pub should_refuse_requests: bool,
-    /// True if the proxy responds to the server's pings where the client cannot. Never in the modern
-    /// era, which has no pings of the server.
+    /// True if the proxy responds to the server's pings where the client cannot. Never in the
+    /// modern era, which has no pings of the server.
     #[serde(rename = "answers_pings", default)]
     pub should_answer_pings: bool,
     /// True if an abandoned call is announced upstream by `notifications/cancelled` (never for

@@ -12,8 +12,8 @@ const POLL_PATIENCE: Duration = Duration::from_secs(11);
 
 impl Machine {
     /// Returns the last event that may be evicted: confirmed events first, then those written to a
-    /// connection. A stream that never pauses gives up its oldest events. The stream of a task gives
-    /// up the records before the present one.
+    /// connection. A stream that never pauses gives up its oldest events. The stream of a task
+    /// gives up the records before the present one.
     pub fn releasable(&self) -> Seq {
         match (self.policy().has_records(), self.policy().can_pause) {
             (true, _) => self.task.as_ref().map_or(Seq(0), |task| task.obsolete_records()),

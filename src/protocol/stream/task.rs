@@ -142,10 +142,10 @@ impl<'a> TaskStream<'a> {
         let Some(call) = self.call.as_mut().filter(|_| self.lifecycle.sealing.is_none()) else {
             return TaskChange::Unchanged;
         };
-        match call.state.answer(input_responses, now) {
-            Answered::Nothing => return TaskChange::Unchanged,
-            Answered::Partly => {}
-            Answered::Fully(continuation) => self.lifecycle.effects.push_back(Effect::CallAgain(continuation)),
+        match call.state.take_responses(input_responses, now) {
+            InputProgress::None => return TaskChange::Unchanged,
+            InputProgress::Partial => {}
+            InputProgress::Complete(continuation) => self.lifecycle.effects.push_back(Effect::CallAgain(continuation)),
         }
         call.record(self.lifecycle, now);
         TaskChange::Changed

@@ -1,4 +1,5 @@
-//! Timeouts: the effect of each timer, and the time at which a stream without a reader is abandoned.
+//! Timeouts: the effect of each timer, and the time at which a stream without a reader is
+//! abandoned.
 
 use std::time::{Duration, Instant};
 

@@ -166,8 +166,8 @@ impl UpstreamCursor {
         }
     }
 
-    /// Returns the pause before a standalone stream is reopened. If the server pings, it is reopened
-    /// at once, but no sooner after the last request than another would be.
+    /// Returns the pause before a standalone stream is reopened. If the server pings, it is
+    /// reopened at once, but no sooner after the last request than another would be.
     fn standalone_pause(&mut self, ending: Ending, now: Instant) -> Result<Duration, Failure> {
         match ending {
             Ending::Clean | Ending::Broken if self.has_pinged && self.attempts == 0 => {

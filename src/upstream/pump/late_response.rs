@@ -83,7 +83,7 @@ impl Pump {
         let binding = self.writer.stream().binding();
         let session = binding.session.as_ref().and_then(|id| self.log.sessions().find(id, &binding.principal));
         for stream in session.iter().flat_map(|session| session.running()) {
-            stream.note_answered_elsewhere(id);
+            stream.change(|machine, now| machine.late_head().handle_answered_elsewhere(id, now));
         }
     }
 

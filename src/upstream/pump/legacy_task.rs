@@ -2,8 +2,8 @@
 //! of its changes.
 //!
 //! A message goes one way: to the reader of the task (`tasks/result`), else to the standalone
-//! stream of the session while a client reads that. With neither, a question waits for the first of
-//! them, and of everything else the text of the last progress is kept. The response always stays
+//! stream of the session while a client reads it. With neither, a request waits for the first of
+//! them, and the text of the last progress is kept of everything else. The response always stays
 //! with the task. Absent: the mark on each message (`ResponseObserver`), and the state
 //! (`event_log/stream/legacy_task.rs`).
 
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::Pump;
 use crate::clock;
-use crate::event_log::Stream;
+use crate::event_log::{LegacyTask, Stream};
 use crate::protocol::jsonrpc::{self, Message};
 use crate::protocol::progress;
 use crate::protocol::sse;
@@ -37,17 +37,17 @@ impl StatusNotices {
         Self { told: (Status::Working, None), next: clock::now() + INTERVAL, is_due: false }
     }
 
-    /// Returns the time of the first of these: a notification that waits, a question that goes
+    /// Returns the time of the first of these: a notification that waits, a request that goes
     /// another way.
     pub(super) fn wakes_at(&self, task: &Stream) -> Option<Instant> {
         let notice = self.is_due.then_some(self.next);
-        notice.into_iter().chain(self.questions_move_at(task)).min()
+        notice.into_iter().chain(self.requests_move_at(task)).min()
     }
 
-    /// Returns the time at which the questions of the task go to the standalone stream, if that is
+    /// Returns the time at which the requests of the task go to the standalone stream, if that is
     /// yet to come.
-    fn questions_move_at(&self, task: &Stream) -> Option<Instant> {
-        task.questions_move_at().filter(|at| *at > clock::now())
+    fn requests_move_at(&self, task: &Stream) -> Option<Instant> {
+        task.as_legacy_task()?.requests_move_at().filter(|at| *at > clock::now())
     }
 }
 
@@ -58,20 +58,24 @@ impl Pump {
         if self.notices.is_some() {
             let standalone = self.attached_standalone();
             let stream = self.writer.stream();
-            events.retain(|event| stays(stream, standalone.as_ref(), &event.data));
+            let Some(task) = stream.as_legacy_task() else { return };
+            events.retain(|event| stays(stream, &task, standalone.as_ref(), &event.data));
         }
     }
 
     /// Tells the client of a change, on the standalone stream while that has a reader. A change
-    /// that follows another one within a second waits, unless it is the end. Questions that no
+    /// that follows another one within a second waits, unless it is the end. Requests that no
     /// reader of the task has go there too.
     pub(super) fn tell_status(&mut self) {
         let Some(notices) = &mut self.notices else { return };
         // A client that opens the stream later is told then.
         notices.is_due = false;
         let Some(standalone) = self.attached_standalone() else { return };
-        self.writer.stream().move_questions(&standalone);
-        let Some(view) = self.writer.stream().legacy_view() else { return };
+        let stream = self.writer.stream();
+        if let Some(task) = stream.as_legacy_task() {
+            task.move_requests(&standalone);
+        }
+        let Some(view) = stream.legacy_view() else { return };
         let Some(notices) = &mut self.notices else { return };
         if notices.told.0 == view.status && notices.told.1 == view.text {
             return;
@@ -97,30 +101,30 @@ impl Pump {
 
 /// Decides the way of one message of the server. Returns true if the stream of the task is to have
 /// it.
-fn stays(task: &Stream, standalone: Option<&Arc<Stream>>, data: &[u8]) -> bool {
+fn stays(stream: &Stream, task: &LegacyTask<'_>, standalone: Option<&Arc<Stream>>, data: &[u8]) -> bool {
     let Ok(body) = jsonrpc::peek(data) else { return true };
     let [message] = body.messages() else { return true };
-    let is_read = task.with_machine(|machine| machine.reader().is_attached());
+    let is_read = stream.with_machine(|machine| machine.reader().is_attached());
     match message {
         Message::Response { .. } => true,
-        // The proxy answers a ping that nothing else can.
+        // The proxy responds to a ping that has no other receiver.
         Message::Request { method, .. } if **method == *"ping" => true,
         Message::Request { id, .. } => match standalone.filter(|_| !is_read) {
-            // Noted first: an answer may come at once.
+            // The client may respond at once.
             Some(standalone) if standalone.append_message(data) => {
-                task.note_asked_on(id.clone(), standalone);
+                task.add_elsewhere(id.clone(), standalone);
                 false
             }
             Some(_) | None => true,
         },
         Message::Notification { method } => {
             if **method == *"notifications/cancelled" {
-                // It follows its question.
-                let asked_on = jsonrpc::cancelled_request_id(data).and_then(|question| task.asked_on(&question));
-                return !asked_on.is_some_and(|stream| stream.append_message(data));
+                // It follows its request.
+                let elsewhere = jsonrpc::cancelled_request_id(data).and_then(|request| task.stream_of(&request));
+                return !elsewhere.is_some_and(|stream| stream.append_message(data));
             }
             if let Some(text) = progress::status_text(data) {
-                task.note_task_text(&text);
+                task.set_text(&text);
             }
             if !is_read && let Some(standalone) = standalone {
                 standalone.append_message(data);

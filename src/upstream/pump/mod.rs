@@ -195,7 +195,7 @@ impl Pump {
     ) -> Box<Self> {
         metrics.observe_call();
         let began = clock::now();
-        let notices = writer.stream().is_legacy_task().then(|| Box::new(StatusNotices::new()));
+        let notices = writer.stream().as_legacy_task().map(|_| Box::new(StatusNotices::new()));
         if notices.is_some() {
             metrics.observe_task();
             info!(task.id = %writer.stream().id(), "a call begins as a task");
@@ -219,7 +219,7 @@ impl Pump {
             span: None,
             is_traced_by_body: false,
         });
-        if pump.writer.stream().span().is_some() {
+        if pump.writer.stream().trace().span().is_some() {
             // The record of the stream names its call.
             pump.name_call(pump.writer.stream());
         }
@@ -300,7 +300,7 @@ impl Pump {
     fn name_call(&self, stream: &Stream) {
         let Call { method, template, .. } = &self.call;
         if let Some(method) = method {
-            stream.name_call(|| CallName::of(method, template.body()));
+            stream.trace().set_name(|| CallName::of(method, template.body()));
         }
     }
 
@@ -343,17 +343,17 @@ impl Pump {
                     debug!(stream.id = %stream.id(), failure = ?end.failure, "standalone stream ended")
                 }
             }
-            if !stream.is_sent() {
+            if !stream.upstream().is_sent() {
                 // No tool ran: a retry is a new call.
-                stream.forget_retries();
+                stream.retries().forget();
             }
             self.log.retain(stream);
-            if stream.body_fingerprint().is_some() {
+            if stream.retries().body_fingerprint().is_some() {
                 // A call that ended before its response head is no stream in the store.
                 Box::pin(self.log.store_response(stream, &stream.head_now())).await;
             }
-        } else if stream.has_unclaimed_response() {
-            stream.drop_unread_response();
+        } else if stream.retries().has_unclaimed_response() {
+            stream.retries().drop_unread_response();
             self.log.retain(stream);
         }
     }
@@ -373,7 +373,7 @@ impl Pump {
         if !enabled!(Level::INFO) {
             return;
         }
-        let name = stream.call_name();
+        let name = stream.trace().name();
         info!(
             stream.id = %stream.id(),
             session = stream.binding().session_hash().as_deref(),
@@ -398,7 +398,7 @@ impl Pump {
                 self.follow_session();
                 self.send(Arc::new(self.call.template.to_get(last_id.as_deref())), true);
             }
-            Effect::AnnounceCancel(ids) if self.writer.stream().is_sent() => {
+            Effect::AnnounceCancel(ids) if self.writer.stream().upstream().is_sent() => {
                 for id in &ids {
                     self.post_aside(synthetic::cancelled(id));
                 }
@@ -452,7 +452,7 @@ impl Pump {
     }
 
     fn set_input(&mut self, input: InputSource) {
-        self.writer.stream().set_upstream_state(input.upstream_state());
+        self.writer.stream().upstream().set_state(input.upstream_state());
         if matches!(input, InputSource::Idle) {
             self.span = None;
         }
@@ -574,7 +574,7 @@ impl Pump {
         if may_respond {
             // No tool ran: a retry is a new call.
             if !failure.may_have_run {
-                self.writer.stream().forget_retries();
+                self.writer.stream().retries().forget();
             }
             self.publish_head(Head::Failed(failure)).await;
         }
@@ -589,7 +589,7 @@ impl Pump {
     }
 
     fn is_keyed(&self) -> bool {
-        self.writer.stream().body_fingerprint().is_some()
+        self.writer.stream().retries().body_fingerprint().is_some()
     }
 
     /// Reports a failure, unless it ended the stream: that one is reported when the stream is

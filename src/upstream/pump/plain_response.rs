@@ -161,7 +161,7 @@ impl Pump {
         let (mut parts, mut body) = response.into_parts();
         if shows_nothing_ran(parts.status) {
             // A retry of a call that was refused as a whole is a new call.
-            self.writer.stream().forget_retries();
+            self.writer.stream().retries().forget();
         }
         self.upstream.server().rewrite_location(&mut parts.headers);
         headers::expose_ours(&mut parts.headers);
@@ -193,7 +193,7 @@ impl Pump {
                 // A key still finds the call, with an error in place of its response: the tool does
                 // not run again.
                 if !self.is_keyed() {
-                    self.writer.stream().forget_retries();
+                    self.writer.stream().retries().forget();
                 }
                 let timeout = self.writer.stream().with_machine(|machine| machine.policy().call_timeout);
                 let body = passing_body(self.writer.counted(buffer), body, timeout.map(|timeout| self.began + timeout));

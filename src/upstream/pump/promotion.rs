@@ -30,7 +30,7 @@ impl Pump {
     pub(super) async fn promote(&mut self) {
         let Some(terms) = self.call.tasks.clone() else { return };
         let stream = self.writer.stream();
-        if !stream.is_sent() || stream.is_waiting() {
+        if !stream.upstream().is_sent() || stream.upstream().is_waiting() {
             // The time counts from the moment at which the request goes to the server.
             return self
                 .writer
@@ -59,7 +59,7 @@ impl Pump {
             })
             .await;
         let id = call.with_machine(|machine| machine.owed_responses().due().next().cloned());
-        let record = task.read_task().map(|reading| reading.record).filter(|_| self.log.is_recorded(&task));
+        let record = task.as_task().read().map(|reading| reading.record).filter(|_| self.log.is_recorded(&task));
         let (Some(id), Some(record)) = (id, record) else { return self.give_up(writer).await };
         let view = record.view(task.handle(), wall_ms, terms.max_wait, terms.retention);
         let handle = tasks::created(&id, &view);
@@ -71,7 +71,7 @@ impl Pump {
             Some(cursor)
         };
         match self.writer.update(hand_over).await {
-            Some(cursor) if !call.has_moved() => self.go_on_in(writer, cursor).await,
+            Some(cursor) if !call.replica().has_moved() => self.go_on_in(writer, cursor).await,
             Some(_) | None => self.give_up(writer).await,
         }
     }
@@ -113,9 +113,9 @@ impl Pump {
         (self.pings, self.refusals) = (None, None);
         let call = std::mem::replace(&mut self.writer, writer);
         let task = self.writer.stream();
-        task.note_sent();
-        task.set_session_generation(call.stream().session_generation());
-        task.set_upstream_state(self.input.upstream_state());
+        task.upstream().set_sent();
+        task.upstream().set_session_generation(call.stream().upstream().session_generation());
+        task.upstream().set_state(self.input.upstream_state());
         self.name_call(task);
         self.writer.update(|machine, _| machine.task_stream().handle_handed_over(cursor)).await;
         info!(stream.id = %call.stream().id(), task.id = %self.writer.stream().id(), "the call goes on as a task");
@@ -133,12 +133,13 @@ impl Pump {
         };
         let stream = self.writer.stream().clone();
         // The first request stays, for the rounds that may follow.
-        if let Some(later) = stream.take_call_headers() {
+        if let Some(later) = stream.as_task().take_call_headers() {
             self.call.template = Arc::new(self.call.template.going_on(&later));
         }
         let template = Arc::new(self.call.template.with_body(body.into()));
-        stream.note_unsent();
-        stream.begin_call_again(RequestId::String(id.into()));
+        stream.upstream().set_unsent();
+        let id = RequestId::String(id.into());
+        stream.change(|machine, now| machine.task_stream().handle_called_again(id, now));
         if simulation::has(Bug::GoesOnTwice) {
             self.post_aside(template.body().to_vec());
         }

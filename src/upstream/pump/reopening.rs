@@ -82,7 +82,7 @@ impl Pump {
         self.was_refused = true;
         // A server that was restarted meanwhile is waited for, and a call that waits can be
         // withdrawn.
-        self.writer.stream().note_unsent();
+        self.writer.stream().upstream().set_unsent();
         self.send(again, false);
     }
 

@@ -26,7 +26,7 @@ impl Pump {
     pub(super) fn note_generation(&self) {
         if let Some(handshake) = self.reopened_session() {
             let generation = handshake.generation_named(self.call.template.session_name());
-            self.writer.stream().set_session_generation(generation);
+            self.writer.stream().upstream().set_session_generation(generation);
         }
     }
 
@@ -34,7 +34,7 @@ impl Pump {
     /// taken for one to a request of another generation.
     pub(super) fn rename_server_requests(&self, events: &mut [sse::Event]) {
         let Some(handshake) = self.reopened_session() else { return };
-        let generation = self.writer.stream().session_generation();
+        let generation = self.writer.stream().upstream().session_generation();
         for event in events {
             if let Some(renamed) = handshake.rename_server_requests(generation, &event.data) {
                 event.data = renamed.into();

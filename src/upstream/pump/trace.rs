@@ -21,7 +21,7 @@ impl Pump {
     /// Begins the span of a request. Returns the request, which names that span as its parent.
     pub(super) fn trace_request(&mut self, template: Arc<Template>, is_reopening: bool) -> Arc<Template> {
         self.span = None;
-        let Some(call) = self.writer.stream().span() else { return template };
+        let Some(call) = self.writer.stream().trace().span() else { return template };
         let mut span = call.begin("upstream", SpanKind::Client);
         span.set("http.request.method", template.method().to_string());
         span.set("mcp_resume.upstream.reopened", is_reopening);
@@ -53,7 +53,7 @@ impl Pump {
     /// of the call with itself.
     pub(super) fn trace_passing(&mut self, status: StatusCode, body: BoxBody) -> BoxBody {
         let stream = self.writer.stream();
-        let (Some(call), Some(request)) = (stream.span().cloned(), self.span.take()) else { return body };
+        let (Some(call), Some(request)) = (stream.trace().span().cloned(), self.span.take()) else { return body };
         let end = CallEnd { status: Some(status.as_u16()), ..stream.call_end() };
         self.is_traced_by_body = true;
         TracedBody { body, request: Some(request), call, end }.boxed_unsync()

@@ -21,6 +21,7 @@ use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{ProtocolVersion, SessionId, names};
 use crate::protocol::ids::Owner;
 use crate::protocol::jsonrpc::{self, Message, RequestId, ServerFacts};
+use crate::protocol::stream::SessionChange;
 use crate::simulation::{self, Bug};
 use crate::upstream::server::body::collect;
 use crate::upstream::server::exchange::Exchange;
@@ -106,7 +107,7 @@ impl Handshaking {
             && !matches!(opened, Opened::Revived)
         {
             for stream in self.standalone() {
-                stream.lose_session();
+                stream.change(|machine, now| machine.handle_session(SessionChange::Lost, now));
             }
             let _ = tokio::time::timeout(END_WAIT, self.end(name.as_ref())).await;
         }
@@ -131,7 +132,7 @@ impl Handshaking {
                 return Opened::Failed("each handshake was interrupted");
             }
             for stream in self.standalone() {
-                stream.lose_session();
+                stream.change(|machine, now| machine.handle_session(SessionChange::Lost, now));
             }
             if matches!(interrupted, Interrupted::Broken) {
                 let _ = tokio::time::timeout(END_WAIT, self.end(name.as_ref())).await;
@@ -216,7 +217,7 @@ impl Handshaking {
             handshakes.change_again(self.id.clone());
         }
         for stream in standalone {
-            stream.announce_revival();
+            stream.change(|machine, now| machine.handle_session(SessionChange::Revived, now));
         }
         Opened::Revived
     }
@@ -279,7 +280,7 @@ impl Handshaking {
             let mut listening = pin!(self.handshake.listening());
             listening.as_mut().enable();
             for stream in &streams {
-                stream.reopen_in_session();
+                stream.change(|machine, now| machine.handle_session(SessionChange::Reopening, now));
             }
             // A server without such streams refuses them.
             let _ = tokio::time::timeout(LISTENING_WAIT, listening).await;

@@ -261,7 +261,7 @@ impl Refused<'_> {
         let (sessions, principals) = (self.log.sessions(), handshake.principals());
         let until = clock::now() + LIVING_FOR;
         loop {
-            let is_read = |stream: &Arc<Stream>| !Arc::ptr_eq(stream, self.stream) && stream.is_read_upstream();
+            let is_read = |stream: &Arc<Stream>| !Arc::ptr_eq(stream, self.stream) && stream.upstream().is_streaming();
             if !sessions.streams_of(id, &principals).iter().any(is_read) {
                 return false;
             }
@@ -313,7 +313,7 @@ impl Refused<'_> {
             debug!("a session is not opened again: the limit of attempts is reached");
             return Attempt::Failed;
         }
-        let mut span = self.stream.span().map(|call| call.begin("session revival", SpanKind::Internal));
+        let mut span = self.stream.trace().span().map(|call| call.begin("session revival", SpanKind::Internal));
         let request = match &span {
             Some(span) => Arc::new(self.template.below(span.context())),
             None => self.template.clone(),
@@ -416,7 +416,8 @@ impl Upstream {
         let Some(handshake) = log.sessions().handshakes().find(id) else { return (response, false) };
         let streams = log.sessions().streams_of(id, &handshake.principals());
         let is_current = !handshake.is_opening() && template.is_in_session(&handshake.name());
-        let is_living = !self.has_channels() && is_current && streams.iter().any(|stream| stream.is_read_upstream());
+        let is_living =
+            !self.has_channels() && is_current && streams.iter().any(|stream| stream.upstream().is_streaming());
         if !handshake.may_revive(principal) || is_living {
             return (response, false);
         }

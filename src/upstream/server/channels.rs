@@ -47,7 +47,7 @@ pub(super) async fn exchange_by_channel(
     let stream = sent.cloned();
     let on_begin = move || {
         if let Some(stream) = stream {
-            stream.note_sent();
+            stream.upstream().set_sent();
         }
     };
     let request = channel::Request {

@@ -304,7 +304,7 @@ impl HttpBody for Body {
                     return Poll::Ready(Some(Err(Withdrawn.into())));
                 }
                 if let Some(stream) = sent.take() {
-                    stream.note_sent();
+                    stream.upstream().set_sent();
                 }
                 Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes))))
             }

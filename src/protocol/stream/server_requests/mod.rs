@@ -1,11 +1,11 @@
 //! The server→client requests of a stream, and the client responses to them.
 //!
 //! Each lookup and each change costs about the same however many requests there were. Memory is
-//! bounded: beyond [`REMEMBERED_BYTES`] the requests that were settled first are forgotten, then the
-//! requests that have waited longest. A response to a forgotten request counts as a response to an
-//! unknown request, so the server decides. An event is spent once it holds server requests alone
-//! and all are settled; no replay repeats it. Invariant: a spent event stays spent as long as the log
-//! keeps it, even if its requests are forgotten.
+//! bounded: beyond [`REMEMBERED_BYTES`] the requests that were settled first are forgotten, then
+//! the requests that have waited longest. A response to a forgotten request counts as a response to
+//! an unknown request, so the server decides. An event is spent once it holds server requests alone
+//! and all are settled; no replay repeats it. Invariant: a spent event stays spent as long as the
+//! log keeps it, even if its requests are forgotten.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -258,8 +258,8 @@ impl ServerRequests {
     }
 
     /// Returns true if the event at `seq` is a settled request, which no replay repeats. An array
-    /// counts once all of it is settled, and never if it holds other messages: these are owed to the
-    /// client.
+    /// counts once all of it is settled, and never if it holds other messages: these are owed to
+    /// the client.
     pub fn is_spent(&self, seq: Seq) -> bool {
         self.0.as_ref().is_some_and(|ledger| ledger.spent.contains(seq))
     }
@@ -358,8 +358,8 @@ impl Ledger {
         }
     }
 
-    /// A request of the event at `seq` was forgotten unanswered: responses to the others do not spend
-    /// the event. Among the remembered requests the others are the first or the last.
+    /// A request of the event at `seq` was forgotten unanswered: responses to the others do not
+    /// spend the event. Among the remembered requests the others are the first or the last.
     fn keep_unspent(&mut self, seq: Seq) {
         self.unspendable = self.unspendable.max(seq);
         for requests in [&mut self.waiting, &mut self.answered] {

@@ -40,7 +40,7 @@ impl LegacyClients {
             return refused("Invalid request: the batch is too long");
         }
         if let Some(stream) = sent {
-            stream.note_sent();
+            stream.upstream().set_sent();
         }
         let (out, receiver) = mpsc::channel(QUEUE);
         let has_requests = messages.iter().any(|message| matches!(message, Message::Request { .. }));

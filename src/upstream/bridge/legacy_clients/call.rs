@@ -19,9 +19,7 @@ use crate::protocol::channel::envelope;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Era, names};
 use crate::protocol::jsonrpc::{self, Message, RequestId, code, response};
-use crate::upstream::bridge::{
-    is_translated, json_response,
-};
+use crate::upstream::bridge::{is_translated, json_response};
 use crate::upstream::server::Server;
 use crate::upstream::server::body::collect;
 use crate::upstream::server::exchange::{Exchange, Unanswered};

@@ -181,7 +181,7 @@ impl LegacyClients {
             }
         };
         if let Some(stream) = sent {
-            stream.note_sent();
+            stream.upstream().set_sent();
         }
         Ok(told)
     }

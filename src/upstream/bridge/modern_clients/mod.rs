@@ -32,9 +32,7 @@ use self::call::{Begun, BridgedCall, Source};
 use self::late_response::{Exchanging, late_response};
 use self::parked::{AfterPages, Parked, ParkedCalls};
 use self::session::{Busy, Key, LegacySession, Sessions};
-use super::{
-    Exchanged, Settings, event_stream, is_translated, json_response,
-};
+use super::{Exchanged, Settings, event_stream, is_translated, json_response};
 use crate::channel;
 use crate::event_log::Stream;
 use crate::protocol::bridge::modern_clients::{self as bridge, Envelope, Kind, ListHints, UrlElicitations};
@@ -240,7 +238,7 @@ impl ModernClients {
             if let Some(stream) = sent
                 && matches!(request.kind, Kind::Discover | Kind::Listen)
             {
-                stream.note_sent();
+                stream.upstream().set_sent();
             }
             if request.kind == Kind::Discover {
                 let found = bridge::discovered(&session.initialized, &request.id);
@@ -424,7 +422,7 @@ impl ModernClients {
         match parked {
             Parked::Call(call) => {
                 if let Some(stream) = sent {
-                    stream.note_sent();
+                    stream.upstream().set_sent();
                 }
                 let messages = call.go_on(request, &answers).messages();
                 Ok(event_stream(ResponseBody::Messages(messages)).into())

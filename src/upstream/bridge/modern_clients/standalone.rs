@@ -18,7 +18,6 @@ use crate::protocol::headers;
 use crate::protocol::jsonrpc::{self, Message, RequestId, response};
 use crate::upstream::server::exchange::Exchange;
 use crate::upstream::server::sse_reader::EventReader;
-use crate::upstream::server::synthetic;
 
 /// Pause before the stream is opened again, which doubles after each refusal up to the longest.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -159,7 +159,7 @@ impl Clients {
             let on_sent = || {
                 sent_flag.mark_sent();
                 if let Some(stream) = sent {
-                    stream.note_sent();
+                    stream.upstream().set_sent();
                 }
             };
             match self.http1.send(request, on_sent).await {

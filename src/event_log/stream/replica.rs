@@ -1,9 +1,7 @@
 //! Streams from the store: written by an earlier process, or by another replica while they are read
 //! here.
 
-use std::future::poll_fn;
-use std::sync::Arc;
-use std::task::Poll;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -15,6 +13,7 @@ use crate::event_log::identity::Identity;
 use crate::event_log::quota::{StreamReservation, TailLimits};
 use crate::event_log::stream::progress::CallProgress;
 use crate::event_log::stream::response_head::Head;
+use crate::event_log::stream::state::Shared;
 use crate::event_log::stream::{Spec, Stream};
 use crate::otel::CallSpan;
 use crate::protocol::cluster::Reader;
@@ -59,11 +58,11 @@ impl Stream {
             span,
         };
         let mut stream = Self::new(id, identity, bounds, Some(backing), spec, reservation, now);
-        stream.origin = (about.owner, about.epoch);
+        stream.origin.made_by = (about.owner, about.epoch);
         let (machine, slices, secret) = match state {
             Some(State { machine, slices, secret, adopted_after }) => {
                 if let Some(after) = adopted_after {
-                    stream.note_adopted(after);
+                    stream.replica().set_adopted(after);
                 }
                 (Some(machine), slices, secret)
             }
@@ -71,10 +70,10 @@ impl Stream {
         };
         let _ = stream.progress.set(about.progress.map(|record| Box::new(CallProgress::restore(record))));
         if let Some(secret) = about.secret.or(secret) {
-            let _ = stream.secret.set(secret);
+            let _ = stream.origin.secret.set(secret);
         }
         {
-            let inner = stream.inner.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let inner = stream.shared.inner.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
             *inner.machine = Machine::restore(about.policy, about.ids, machine, tail, tail, now);
             inner.reservation.set_server_requests(inner.machine.server_requests().byte_len());
             inner.tail = Tail::starting_at(tail);
@@ -85,7 +84,7 @@ impl Stream {
             inner.is_restored = true;
         }
         // The request was sent upstream long ago.
-        stream.note_sent();
+        stream.upstream.set_sent();
         if stream.slices.is_some() {
             stream.begin_first_slice();
             for names in slices {
@@ -93,42 +92,73 @@ impl Stream {
             }
         }
         let digest = stream.with_machine(|machine| stream.digest_of(machine));
-        stream.with_store_progress(|store_progress| store_progress.digest = digest);
+        stream.shared.with_store_progress(|store_progress| store_progress.digest = digest);
         stream
     }
 
-    /// Returns whether another process writes or wrote the stream.
+    /// Applies the state, and the end, that another replica wrote.
+    pub(in crate::event_log) fn apply_remote_state(&self, state: Option<State>, stored: &Stored) {
+        let mut inner = self.shared.lock();
+        inner.epoch = stored.epoch;
+        let tail = inner.tail.last();
+        let (machine, slices) = state.map(|state| (state.machine, state.slices)).unzip();
+        inner.machine.handle_remote_progress(machine, tail, Seq(0));
+        let requests = inner.machine.server_requests().byte_len();
+        inner.reservation.set_server_requests(requests);
+        if stored.sealed {
+            inner.machine.lifecycle_mut().handle_remote_seal(clock::now());
+        }
+        // A server request may be settled now, or the last response have arrived.
+        self.shared.publish(inner, true);
+        let known = self.slices.as_ref().map(|known| known.later()).unwrap_or_default();
+        for names in slices.unwrap_or_default() {
+            if !known.contains(&names) {
+                self.begin_slice(names);
+            }
+        }
+    }
+}
+
+/// The stream as other replicas and other processes change it.
+pub struct Replica<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) adopted_after: &'a OnceLock<Seq>,
+}
+
+impl Replica<'_> {
+    /// Returns true if another process writes or wrote the stream.
     pub(in crate::event_log) fn is_restored(&self) -> bool {
-        self.lock().is_restored
+        self.shared.lock().is_restored
     }
 
-    /// Notes an event that is only in the store, behind the last state; see
-    /// [`Machine::handle_logged`].
-    pub(in crate::event_log) fn note_logged(&self, seq: Seq, event: &[u8]) {
+    /// An event is only in the store, behind the last state; see [`Lifecycle::handle_logged`].
+    ///
+    /// [`Lifecycle::handle_logged`]: crate::protocol::stream::Lifecycle::handle_logged
+    pub(in crate::event_log) fn handle_logged(&self, seq: Seq, event: &[u8]) {
         let mut decoder = sse::Decoder::new(event.len().saturating_mul(2));
         decoder.feed(Bytes::copy_from_slice(event));
         if let Ok(Some(event)) = decoder.poll_event() {
-            self.lock().machine.lifecycle_mut().handle_logged(seq, &event.data);
+            self.shared.lock().machine.lifecycle_mut().handle_logged(seq, &event.data);
         }
     }
 
-    /// Returns whether the stream ended because its process did, so that later messages of its
+    /// Returns true if the stream ended because its process did, so that later messages of its
     /// server are lost.
     pub fn has_ended_with_its_process(&self) -> bool {
         let died = |code| matches!(code, ErrorCode::OwnerDied | ErrorCode::Draining);
-        self.with_machine(|machine| {
+        self.shared.with_machine(|machine| {
             machine.lifecycle().is_sealed() && machine.lifecycle().failure().is_some_and(|failure| died(failure.code))
         })
     }
 
-    /// Notes that the writer died with `after` as its last event in the store; later events are
-    /// another one's. The first note counts.
-    pub(in crate::event_log) fn note_adopted(&self, after: Seq) {
+    /// The writer died with `after` as its last event in the store; later events are another
+    /// writer's. The first call counts.
+    pub(in crate::event_log) fn set_adopted(&self, after: Seq) {
         let _ = self.adopted_after.set(after);
     }
 
-    /// Returns the position from which a client with the event at `seq` resumes; `is_adopted` says
-    /// whether the adopter logged that event. Events that the dead writer delivered but the store
+    /// Returns the position of a client that resumes with the event at `seq`; `is_adopted` is true
+    /// if the adopter logged that event. Events that the dead writer delivered but the store
     /// never had are no part of the stream: such a client lacks the end, even if it names a high
     /// number.
     pub(in crate::event_log) fn resume_cursor(&self, seq: Seq, is_adopted: bool) -> Seq {
@@ -143,168 +173,117 @@ impl Stream {
         self.adopted_after.get().copied()
     }
 
-    /// Returns whether the stream is open and written by this process.
+    /// Returns true if the stream is open and written by this process.
     pub(in crate::event_log) fn is_written_here(&self) -> bool {
-        let inner = self.lock();
+        let inner = self.shared.lock();
         !inner.is_restored && !inner.machine.lifecycle().is_sealed()
     }
 
-    /// Asks the current reader's connection to end after the stored events, if its client permits
-    /// that. A later connection may stay.
+    /// Ends the current reader's connection after the stored events, if its client permits that. A
+    /// later connection may stay.
     pub fn close_reader(&self, retry: Duration) {
-        let mut inner = self.lock();
+        let mut inner = self.shared.lock();
         inner.closing = inner.machine.reader().attached().map(|attach| (attach, retry));
         inner.wake();
     }
 
-    /// Returns whether another replica has the stream, so that nothing more of it is read here.
+    /// Returns true if another replica has the stream, so that nothing more of it is read here.
     pub fn has_moved(&self) -> bool {
-        self.lock().has_moved
-    }
-
-    /// Waits until the store has accepted or refused the event at `seq`, if that is in flight.
-    pub(in crate::event_log) async fn stored(&self, seq: Seq) {
-        poll_fn(|cx| {
-            let mut inner = self.lock();
-            let machine = &inner.machine;
-            let is_in_flight = machine.numbering().tail() < seq
-                && seq <= machine.numbering().last()
-                && !machine.lifecycle().is_sealed();
-            if !is_in_flight {
-                return Poll::Ready(());
-            }
-            inner.watch(cx);
-            Poll::Pending
-        })
-        .await;
+        self.shared.lock().has_moved
     }
 
     /// Waits until the event at `seq` has arrived, or no more will.
     pub(in crate::event_log) async fn caught_up_to(&self, seq: Seq) {
-        poll_fn(|cx| {
-            let mut inner = self.lock();
-            if inner.machine.numbering().tail() >= seq || inner.machine.lifecycle().is_sealed() || inner.has_moved {
-                return Poll::Ready(());
-            }
-            inner.watch(cx);
-            Poll::Pending
-        })
-        .await;
+        let has_come = |machine: &Machine| machine.numbering().tail() >= seq || machine.lifecycle().is_sealed();
+        self.shared.wait_until(|inner| inner.has_moved || has_come(&inner.machine)).await;
     }
 
-    /// Returns whether the stream is open and written by another process.
+    /// Returns true if the stream is open and written by another process.
     pub fn is_remote(&self) -> bool {
-        let inner = self.lock();
+        let inner = self.shared.lock();
         inner.is_restored && !inner.machine.lifecycle().is_sealed()
-    }
-
-    /// Returns the replica that made the stream, and writes it while its lease runs.
-    pub(in crate::event_log) fn origin_owner(&self) -> Owner {
-        self.origin.0
     }
 
     /// Returns the last event that is here.
     pub(in crate::event_log) fn last_kept(&self) -> Seq {
-        self.lock().tail.last()
+        self.shared.lock().tail.last()
     }
 
     /// Appends events that another replica logged.
-    pub(in crate::event_log) fn append_remote(&self, batch: &Batch) {
-        let mut inner = self.lock();
-        inner.append_remote(batch, self.bounds, clock::now());
-        self.publish(inner, true);
+    pub(in crate::event_log) fn append(&self, batch: &Batch) {
+        let mut inner = self.shared.lock();
+        inner.append_remote(batch, self.shared.bounds, clock::now());
+        self.shared.publish(inner, true);
     }
 
     /// Skips to `upto`: earlier events were trimmed before they came here.
     pub(in crate::event_log) fn skip_to(&self, upto: Seq) {
-        let mut inner = self.lock();
+        let mut inner = self.shared.lock();
         inner.tail = Tail::starting_at(upto);
         inner.machine.handle_remote_progress(None, upto, upto);
         let events = inner.tail.byte_len();
         inner.reservation.set_events(events);
-        self.publish(inner, true);
-    }
-
-    /// Applies the state, and the end, that another replica wrote.
-    pub(in crate::event_log) fn apply_remote_state(&self, state: Option<State>, stored: &Stored) {
-        let mut inner = self.lock();
-        inner.epoch = stored.epoch;
-        let tail = inner.tail.last();
-        let (machine, slices) = state.map(|state| (state.machine, state.slices)).unzip();
-        inner.machine.handle_remote_progress(machine, tail, Seq(0));
-        let requests = inner.machine.server_requests().byte_len();
-        inner.reservation.set_server_requests(requests);
-        if stored.sealed {
-            inner.machine.lifecycle_mut().handle_remote_seal(clock::now());
-        }
-        // A server request may be answered now, or the last response have arrived.
-        self.publish(inner, true);
-        let known = self.slices.as_ref().map(|known| known.later()).unwrap_or_default();
-        for names in slices.unwrap_or_default() {
-            if !known.contains(&names) {
-                self.begin_slice(names);
-            }
-        }
+        self.shared.publish(inner, true);
     }
 
     /// Makes a connection of another replica the reader. The previous reader ends.
-    pub(in crate::event_log) fn attach_remote(&self, attach: AttachId, written: Seq) {
-        let mut inner = self.lock();
-        self.note_requested(&mut inner);
+    pub(in crate::event_log) fn attach(&self, attach: AttachId, written: Seq) {
+        let mut inner = self.shared.lock();
+        self.shared.handle_request(&mut inner);
         inner.machine.handle_attach(attach, written, clock::now());
         inner.has_remote_reader = true;
-        inner.note_presence();
+        inner.count_presence();
         inner.wake();
-        self.notify_pump(inner);
+        self.shared.notify_pump(inner);
     }
 
-    /// Notes that the remote reader was given the events up to `written`.
-    pub(in crate::event_log) fn note_remote_written(&self, written: Seq) {
-        let mut inner = self.lock();
+    /// The remote reader was given the events up to `written`.
+    pub(in crate::event_log) fn handle_written(&self, written: Seq) {
+        let mut inner = self.shared.lock();
         let written = written.min(inner.machine.numbering().tail());
         inner.machine.handle_written(written, clock::now());
         inner.settle_overrun();
-        inner.enforce_limits_if_paused(self.bounds);
-        self.notify_pump(inner);
+        inner.enforce_limits_if_paused(self.shared.bounds);
+        self.shared.notify_pump(inner);
     }
 
     /// Detaches the remote reader. Does nothing if it was not the reader.
-    pub(in crate::event_log) fn detach_remote(&self, attach: AttachId) {
-        let mut inner = self.lock();
+    pub(in crate::event_log) fn detach(&self, attach: AttachId) {
+        let mut inner = self.shared.lock();
         inner.machine.handle_detach(attach, clock::now());
-        inner.note_presence();
-        inner.enforce_limits_if_paused(self.bounds);
+        inner.count_presence();
+        inner.enforce_limits_if_paused(self.shared.bounds);
         inner.wake();
-        self.notify_pump(inner);
+        self.shared.notify_pump(inner);
     }
 
     /// Returns the part that the store is known to have.
     pub(in crate::event_log) fn store_position(&self) -> Option<StorePosition> {
-        let inner = self.lock();
+        let inner = self.shared.lock();
         inner.store_progress.as_deref()?.position(inner.epoch)
     }
 
-    /// Notes that the store has lost the stream and needs it again. Returns true if it was sealed
-    /// there, so that no task rewrites it.
-    pub(in crate::event_log) fn note_store_loss(&self) -> bool {
-        let was_sealed = self.with_store_progress(|store_progress| {
+    /// The store has lost the stream and needs it again. Returns true if it was sealed there, so
+    /// that no task rewrites it.
+    pub(in crate::event_log) fn handle_store_loss(&self) -> bool {
+        let was_sealed = self.shared.with_store_progress(|store_progress| {
             if store_progress.is_created {
                 store_progress.is_created = false;
                 store_progress.is_behind = true;
             }
             std::mem::take(&mut store_progress.is_sealed)
         });
-        self.pump.notify_one();
+        self.shared.pump.notify_one();
         was_sealed
     }
 
     /// Describes the local reader for the replica that writes the stream; `touches` counts the
     /// requests without a reader.
     pub(in crate::event_log) fn local_reader(&self, from: Owner, touches: u64) -> Reader {
-        let inner = self.lock();
+        let inner = self.shared.lock();
         let reader = inner.machine.reader();
         Reader {
-            stream: self.id,
+            stream: self.shared.id,
             from,
             attach: reader.attached(),
             written: reader.written(),
