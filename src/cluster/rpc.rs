@@ -242,10 +242,10 @@ impl Requests {
         if !self.coordination.expired_leases().wait().await?.contains(&owner) {
             return Ok(Absence::Gone);
         }
-        match self.coordination.get(&cut_off_key(owner)).wait().await? {
-            Some(_) => Ok(Absence::CutOff),
-            None => Ok(Absence::Expired),
-        }
+        // A full store may refuse the record of the expiry, which this replica has noted too.
+        let is_noted =
+            self.log.has_noted_expiry(owner) || self.coordination.get(&cut_off_key(owner)).wait().await?.is_some();
+        Ok(if is_noted { Absence::CutOff } else { Absence::Expired })
     }
 
     pub(super) fn take_known(&self, number: u64, known: RepeatedCall) {

@@ -150,6 +150,8 @@ fn json_only(id: u64) -> String {
 }
 
 const KEY: &str = "Idempotency-Key: k\r\n";
+/// Error message for a call whose replica died.
+const OWNER_DIED: &str = "the proxy that ran the call has died";
 
 struct Replica {
     connect: mpsc::UnboundedSender<DuplexStream>,
@@ -452,20 +454,45 @@ async fn a_call_whose_replica_died_is_not_run_again() {
     settle().await;
     one.kill();
     let (streamed, silent) = (two.send(&post(1, "")).await, two.send(&json_only(2)).await);
-    let seen = streamed.answer("the proxy that ran the call has died").await;
+    let seen = streamed.answer(OWNER_DIED).await;
     assert!(seen.contains(PROGRESS) && seen.contains("\"mayHaveRun\":true"), "{seen}");
-    // The store has no stream of this call, and its replica may only be cut off.
-    let seen = silent.answer("store is full, or cannot be reached").await;
-    assert!(seen.starts_with("HTTP/1.1 503") && seen.contains("\"id\":2"), "{seen}");
+    let seen = silent.answer(OWNER_DIED).await;
+    assert!(seen.starts_with("HTTP/1.1 504") && seen.contains("\"id\":2"), "{seen}");
     assert!(seen.contains("\"mayHaveRun\":true"), "{seen}");
     // Nor later, while a response would be kept.
     tokio::time::sleep(Duration::from_secs(500)).await;
-    two.send(&json_only(2)).await.answer("store is full, or cannot be reached").await;
-    assert!(farm.is_quiet(), "no tool ran twice");
-    tokio::time::sleep(Duration::from_secs(500)).await;
-    let seen = two.send(&json_only(2)).await.answer("the proxy that ran the call has died").await;
+    let seen = two.send(&json_only(2)).await.answer(OWNER_DIED).await;
     assert!(seen.starts_with("HTTP/1.1 504"), "{seen}");
+    assert!(farm.is_quiet(), "no tool ran twice");
     drop((call, other));
+}
+
+/// The store has the claim of the call, and no stream: its replica died in between.
+#[tokio::test(start_paused = true)]
+async fn a_call_whose_replica_died_after_its_claim_ends_soon_after_the_lease() {
+    for is_full in [false, true] {
+        let (store, mut farm, one, two) = pair().await;
+        tokio::time::sleep(LEASE * 2).await;
+        let client = one.send(&post(1, KEY)).await;
+        while !store.records().iter().any(|key| key.starts_with(b"run\0")) {
+            tokio::task::yield_now().await;
+        }
+        one.kill();
+        let killed = clock::now();
+        drop(client);
+        store.set_full(is_full);
+        let seen = two.send(&post(1, KEY)).await.answer(OWNER_DIED).await;
+        assert!(seen.starts_with("HTTP/1.1 504") && seen.contains("\"mayHaveRun\":true"), "{seen}");
+        let took = clock::now() - killed;
+        assert!(took <= LEASE + Duration::from_secs(30), "full: {is_full}, {took:?}");
+        // The aborted tasks of the replica do not end the connection to the server.
+        let _call = farm.calls.try_recv();
+        // Now the lease has expired already.
+        let again = clock::now();
+        two.send(&post(1, KEY)).await.answer(OWNER_DIED).await;
+        assert!(clock::now() - again < Duration::from_secs(1));
+        assert!(farm.is_quiet(), "the tool did not run again");
+    }
 }
 
 #[tokio::test(start_paused = true)]

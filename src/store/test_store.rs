@@ -439,7 +439,11 @@ impl Store for TestStore {
     }
 
     fn health(&self) -> StoreHealth {
-        if self.reach().is_ok() { StoreHealth::Ready } else { StoreHealth::Unreachable }
+        match self.reach() {
+            Ok(_) if self.full.load(Ordering::Relaxed) => StoreHealth::Full,
+            Ok(_) => StoreHealth::Ready,
+            Err(_) => StoreHealth::Unreachable,
+        }
     }
 }
 

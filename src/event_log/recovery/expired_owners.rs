@@ -46,6 +46,11 @@ impl EventLog {
         *sync::lock(&self.expired_owners) = owners;
     }
 
+    /// Returns whether the lease of `owner` had expired at the last sweep.
+    pub fn has_noted_expiry(&self, owner: Owner) -> bool {
+        sync::lock(&self.expired_owners).contains(&owner)
+    }
+
     /// Notes whether the leases in the store tell which replicas live: it was reachable for one
     /// whole lease, and has lost nothing since.
     pub fn note_leases_known(&self, are_known: bool) {
@@ -80,9 +85,10 @@ impl EventLog {
     /// Returns whether the lease of `owner` had expired at the last sweep and is expired still. The
     /// store is asked only if it had.
     pub(in crate::event_log) async fn is_still_expired(&self, backing: &Backing, owner: Owner) -> Result<bool, Error> {
-        let had_expired = sync::lock(&self.expired_owners).contains(&owner);
         match &backing.coordination {
-            Some(coordination) if had_expired => Ok(coordination.expired_leases().wait().await?.contains(&owner)),
+            Some(coordination) if self.has_noted_expiry(owner) => {
+                Ok(coordination.expired_leases().wait().await?.contains(&owner))
+            }
             Some(_) | None => Ok(false),
         }
     }

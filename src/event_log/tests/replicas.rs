@@ -603,6 +603,7 @@ async fn a_full_store_does_not_delay_the_end_of_a_dead_replicas_streams() {
     tokio::time::sleep(LEASE * 4).await;
     assert_eq!(client.read_all(), Poll::Ready(ReadOutcome::Ended));
     assert!(client.text().contains(&ErrorCode::OwnerDied.json_rpc().to_string()));
+    assert_eq!(two.replicas.requests().absence(Owner(1)).await.unwrap(), Absence::CutOff);
 }
 
 #[tokio::test(start_paused = true)]

@@ -486,7 +486,9 @@ impl Search<'_> {
         }
     }
 
-    /// Returns the call of a process that is gone if the store has no stream of it.
+    /// Returns the call of a process that is gone if the store has no stream of it: the process may
+    /// have died between the claim and the first record of the stream. As with a stream, the call
+    /// ends for its client once the lease of its owner has expired.
     async fn find_without_stream(&self, run: ClaimRecord) -> Finding {
         match self.retries.log.stored_response(run.stream).await {
             Ok(Some(RepeatedCall::Answer(response))) => return Finding::Done(EarlierCall::Response(response)),
@@ -501,20 +503,22 @@ impl Search<'_> {
         match absence {
             Ok(Absence::Expired) => Finding::Again(Some(PAUSE * 4)),
             Ok(Absence::Gone) => Finding::Done(lost(ErrorCode::OwnerDied)),
-            Ok(Absence::CutOff) => self.keep_record(run).await,
+            Ok(Absence::CutOff) => {
+                self.keep_record(run).await;
+                Finding::Done(lost(ErrorCode::OwnerDied))
+            }
             Err(_) => Finding::Done(lost(ErrorCode::StoreFailed)),
         }
     }
 
-    /// Keeps the record of a call that may still run at a replica cut off from the store. The
-    /// response may come once the store is back. A client that retries must not run the call a
-    /// second time then, so the record stays while it retries.
-    async fn keep_record(&self, run: ClaimRecord) -> Finding {
+    /// Extends the record of a call that may still run at a replica cut off from the store. A
+    /// client that retries it must not run the call a second time, and finds the response once the
+    /// replica is connected again.
+    async fn keep_record(&self, run: ClaimRecord) {
         let retention = self.retries.admission.settings(self.request).retention;
         if let Err(error) = self.retries.log.extend_claim(&self.call, &run, retention).await {
             debug!(%error, "the record of a call could not be kept");
         }
-        Finding::Done(lost(ErrorCode::StoreFailed))
     }
 
     /// Returns the stream once the events that the client has are here.
