@@ -106,9 +106,6 @@ impl Replicas {
 
     /// Ends the lease. No stream may be open here any more.
     pub async fn leave(&self) {
-        if let Err(error) = self.log.claim_young_calls().await {
-            debug!(%error, "the calls of the last moment could not be claimed");
-        }
         self.log.leave_claims();
         if let Err(error) = self.coordination.release().wait().await {
             warn!(%error, "the lease could not be released: it expires by itself");
@@ -150,17 +147,13 @@ impl Replicas {
                 });
             }
             Some(Message::Reply { number, reply }) => self.requests.take_reply(number, reply),
-            Some(Message::Repeated { from, number, call, run, body, joined }) => {
+            Some(Message::Repeated { from, number, call, run, body }) => {
                 let (coordination, log) = (self.coordination.clone(), self.log.clone());
                 // Spawned: the reply may wait for a first event of the upstream.
                 tokio::spawn(async move {
-                    let known = match joined {
-                        Some(joined) => match log.share_session(&joined).await {
-                            Ok(()) => RepeatedCall::Nothing,
-                            // The other replica waits, and repeats its request.
-                            Err(error) => return debug!(%error, "the calls of a session could not be claimed"),
-                        },
-                        None => log.lookup_retry(&call, run, body.as_ref()).await,
+                    let known = match body {
+                        Some(body) => log.lookup_retry(&call, run, &body).await,
+                        None => RepeatedCall::Nothing,
                     };
                     rpc::reply(&*coordination, from, Message::Known { number, known }).await;
                 });

@@ -9,8 +9,8 @@ use tokio::sync::oneshot;
 use tracing::debug;
 
 use super::lease::cut_off_key;
-use crate::event_log::{Binding, ClaimRecord, EventLog, Fingerprint};
-use crate::protocol::cluster::{HttpMessage, JoinedSession, Message, RepeatedCall};
+use crate::event_log::{ClaimRecord, EventLog, Fingerprint};
+use crate::protocol::cluster::{HttpMessage, Message, RepeatedCall};
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::{Owner, Seq, StreamId};
 use crate::store::{Coordination, Error};
@@ -189,52 +189,35 @@ impl Requests {
         Ok(replied.await.unwrap_or_default())
     }
 
-    /// Requests the state of a call from the replica that claimed it, because the call was sent
-    /// again here. Waits for the reply without a timeout. Returns `None` if that replica does not
-    /// live.
+    /// Returns the state of a call at the replica that claimed it, for a retry with this body.
+    /// Waits for the reply without a timeout. Returns `None` if that replica does not live.
     ///
     /// # Errors
-    /// If the replica could not be asked.
+    /// If the store fails, or has only just lost its contents.
     pub async fn known_at(
         &self,
         run: ClaimRecord,
         call: &Fingerprint,
-        body: Option<&Fingerprint>,
+        body: &Fingerprint,
     ) -> Result<Option<RepeatedCall>, Error> {
-        self.ask_about_call(run.owner, call, Some(run.stream), body, None).await
-    }
-
-    /// Notifies `owner` that this replica joins the session of `binding` with `call`, and waits
-    /// until that replica has claimed its calls there, without a timeout. Returns `None` if that
-    /// replica does not live.
-    ///
-    /// # Errors
-    /// If the replica could not be notified.
-    pub async fn join_session(&self, owner: Owner, binding: &Binding, call: &Fingerprint) -> Result<Option<()>, Error> {
-        let joined = binding.joined_session();
-        Ok(self.ask_about_call(owner, call, None, None, joined).await?.map(|_| ()))
-    }
-
-    async fn ask_about_call(
-        &self,
-        owner: Owner,
-        call: &Fingerprint,
-        run: Option<StreamId>,
-        body: Option<&Fingerprint>,
-        joined: Option<JoinedSession>,
-    ) -> Result<Option<RepeatedCall>, Error> {
-        if !self.lives(owner).await? {
+        if !self.lives(run.owner).await? {
             return Ok(None);
         }
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let (_guard, replied) = self.calls.register(number);
-        let (call, body) = (call.to_wire(), body.map(Fingerprint::to_wire));
-        let message = Message::Repeated { from: self.coordination.owner(), number, call, run, body, joined };
-        self.coordination.send(owner, &message.encode(), MESSAGE_TTL).wait().await?;
+        let message = Message::Repeated {
+            from: self.coordination.owner(),
+            number,
+            call: call.to_wire(),
+            run: Some(run.stream),
+            body: Some(body.to_wire()),
+        };
+        self.coordination.send(run.owner, &message.encode(), MESSAGE_TTL).wait().await?;
         Ok(replied.await.ok())
     }
 
-    /// Returns the state of `owner`, which does not live, or does not know the call of the request.
+    /// Returns the state of `owner`, which does not live, or does not know a call that it has
+    /// claimed.
     ///
     /// # Errors
     /// If the store fails.

@@ -176,8 +176,9 @@ impl Receipts {
     }
 
     /// Notes that the client has closed the connection in order, after it was given all that was
-    /// written. On HTTP/1.1 it has read the responses then. Where replicas share a store they are
-    /// kept all the same: the same POST may be under way to another replica.
+    /// written. On HTTP/1.1 it has read the responses then. Where replicas share a store the
+    /// responses are kept all the same: the connection is a load balancer's, whose client may have
+    /// lost them.
     pub fn confirm_closed(&self) {
         let mut state = self.lock();
         let delivery = state.callers.by_silence();
@@ -279,8 +280,8 @@ impl Waiting {
         }
     }
 
-    /// Returns true if another replica may get the same request, or if a token opens the response
-    /// until its delivery is proven.
+    /// Returns true if replicas share the store, behind a load balancer, or if a token opens the
+    /// response until its delivery is proven.
     fn is_shared(&self) -> bool {
         match self {
             Self::Response(receipt) => {
@@ -369,7 +370,6 @@ impl Receipt {
 impl Drop for Receipt {
     fn drop(&mut self) {
         let Some(stream) = self.stream.take() else { return };
-        stream.retries().handle_disconnect();
         if let Some(attach) = self.settling {
             stream.delivery().handle_broken(attach);
         }

@@ -5,7 +5,7 @@
 //! back, of this process and of others; `log` creates, finds, keeps and forgets streams; `writer`
 //! appends and evicts; `stream` is one stream with its reader; `backing` is the store behind the
 //! log; `identity` and `quota` say whose a stream is and how much its owner may hold. `sessions`,
-//! `retry_index`, `young_calls` and `sweeper` stand beside them. Invariant: no index keeps a stream
+//! `retry_index` and `sweeper` stand beside them. Invariant: no index keeps a stream
 //! longer than its retention. Absent: HTTP (`ingress`), SSE responses (`delivery`) and the upstream
 //! (`upstream`).
 
@@ -22,7 +22,6 @@ mod sweeper;
 #[cfg(test)]
 mod tests;
 mod writer;
-mod young_calls;
 
 pub use backing::Backing;
 pub use backing::claim::{ClaimGuard, ClaimOutcome, ClaimRecord, ClaimRequest, SubjectClaim};
@@ -39,9 +38,9 @@ pub use metrics::Metrics;
 pub use quota::{Quota, QuotaKey, QuotaLimits, Quotas, Reservation, StreamReservation, TailLimits, UploadReservation};
 pub use recovery::handshakes::{Home, Saved};
 pub use recovery::restore::Unreachable;
-pub use retry_index::{CallClaim, Match, Registration, RegistrationLock, RetryIndex};
+pub use retry_index::{Match, Registration, RegistrationLock, RetryIndex};
 pub use sessions::handshakes::{AttemptEnd, Handshake, Handshakes, UpstreamName};
-pub use sessions::{Announcement, Opened, PostSlot, QueuedTurn, Session, Sessions, Turn, stream_owing};
+pub use sessions::{Opened, PostSlot, QueuedTurn, Session, Sessions, Turn, stream_owing};
 pub use stream::attachment::{Attachment, ReadOutcome};
 pub use stream::delivery_certainty::DeliveryCertainty;
 pub use stream::partial_results::Slice;

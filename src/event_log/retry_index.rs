@@ -28,7 +28,7 @@ pub enum Match<T> {
 #[derive(Debug)]
 pub struct RetryIndex<T> {
     calls: DashMap<Fingerprint, Calls<T>>,
-    /// Written claims, by the streams of the calls. A stream may be a stub.
+    /// Claims, by the streams of the calls. A stream may be a stub.
     claims: DashMap<StreamId, Arc<ClaimGuard>>,
     /// Locks of calls that are about to be registered, once the store has said whether another
     /// replica runs them.
@@ -139,7 +139,9 @@ pub struct Registration<T> {
     index: Arc<RetryIndex<T>>,
     fingerprint: Fingerprint,
     id: StreamId,
-    claim: CallClaim,
+    /// Claim by which other replicas find the call, or `None` for a call without a key, or while
+    /// the store was unreachable. Shared with the index, which finds it for a stub as well.
+    claim: Option<Arc<ClaimGuard>>,
 }
 
 /// Upper bound of the bytes of an `Entry` in a map: the table has seven entries for sixteen places
@@ -148,56 +150,19 @@ const fn entry_cost<Entry>() -> usize {
     (size_of::<Entry>() + 1) * 16 / 7
 }
 
-/// Claim that tells other replicas of a call.
-#[derive(Debug, Default)]
-pub enum CallClaim {
-    /// No claim: no other replica can get the call, or the store was away.
-    #[default]
-    None,
-    /// The claim is written once the call is no longer young.
-    Deferred,
-    /// The claim was written. Shared with the index, which finds it for a stub as well.
-    Written(Arc<ClaimGuard>),
-}
-
 impl<T> Registration<T> {
-    /// Adds the claim of the call.
-    pub fn with_claim(mut self, claim: CallClaim) -> Self {
-        self.set_claim(claim);
-        self
-    }
-
-    fn set_claim(&mut self, claim: CallClaim) {
-        if let CallClaim::Written(guard) = &claim {
+    /// Adds the claim of the call, if it has one.
+    pub fn with_claim(mut self, claim: Option<Arc<ClaimGuard>>) -> Self {
+        if let Some(guard) = &claim {
             self.index.claims.insert(self.id, guard.clone());
         }
         self.claim = claim;
+        self
     }
 
-    /// Returns the claim, or `None` if none was written.
+    /// Returns the claim, or `None` if the call has none.
     pub(super) fn claim(&self) -> Option<&Arc<ClaimGuard>> {
-        match &self.claim {
-            CallClaim::Written(claim) => Some(claim),
-            CallClaim::None | CallClaim::Deferred => None,
-        }
-    }
-
-    /// Returns whether the claim is deferred.
-    pub(super) fn is_deferred(&self) -> bool {
-        matches!(self.claim, CallClaim::Deferred)
-    }
-
-    /// Adds the guard that `claim` makes in place of a deferred claim, and returns it.
-    pub(super) fn end_deferral(&mut self, claim: impl FnOnce(Fingerprint) -> ClaimGuard) -> Option<&Arc<ClaimGuard>> {
-        if self.is_deferred() {
-            self.set_claim(CallClaim::Written(Arc::new(claim(self.fingerprint))));
-        }
-        self.claim()
-    }
-
-    /// Returns whether the store is still to get the claim, or is not known to have it.
-    pub(super) fn awaits_claim(&self) -> bool {
-        self.is_deferred() || self.claim().is_some_and(|claim| !claim.is_confirmed())
+        self.claim.as_ref()
     }
 
     /// Returns the bytes of the registration and of its entries of the index, at most.
@@ -250,7 +215,7 @@ impl<T> RetryIndex<T> {
             // The guard of the map goes first.
             entry => drop(entry.insert(Calls::One(call))),
         }
-        Ok(Match::New(stream, Registration { index: self.clone(), fingerprint, id, claim: CallClaim::None }))
+        Ok(Match::New(stream, Registration { index: self.clone(), fingerprint, id, claim: None }))
     }
 
     /// Releases the memory of the stream `id`, which is a stub from now on. Not to be called under
@@ -272,14 +237,7 @@ impl<T> RetryIndex<T> {
         RegistrationLock { registering: self.registering.clone(), fingerprint, guard }
     }
 
-    /// Returns the streams of all calls, without those that are stubs.
-    pub(super) fn streams(&self) -> Vec<Arc<T>> {
-        let streams =
-            |calls: &Calls<T>| calls.as_slice().iter().filter_map(|call| call.stream.upgrade()).collect::<Vec<_>>();
-        self.calls.iter().flat_map(|entry| streams(entry.value())).collect()
-    }
-
-    /// Returns the written claims of all calls, those of stubs included.
+    /// Returns the claims of all calls, stubs included.
     pub(super) fn claims(&self) -> Vec<Arc<ClaimGuard>> {
         self.claims.iter().map(|entry| entry.value().clone()).collect()
     }
@@ -302,7 +260,7 @@ fn find_all<T>(calls: &Calls<T>, expand: &impl Fn(StreamId) -> Option<Arc<T>>) -
 impl<T> Drop for Registration<T> {
     fn drop(&mut self) {
         // The claim goes before the entry: a retry that misses the entry must miss the claim too.
-        if let CallClaim::Written(claim) = &self.claim {
+        if let Some(claim) = &self.claim {
             self.index.claims.remove_if(&self.id, |_, known| Arc::ptr_eq(known, claim));
             // Others may still have it, to extend it.
             claim.release();

@@ -55,16 +55,16 @@ impl StreamStarter {
         }
     }
 
-    /// Registers this replica for the session, so that responses, cancels and the end of the
-    /// session find its calls here. Does nothing for a session that no replica opened, since any
-    /// client can invent one.
+    /// Registers this replica for the session, so that other replicas forward client responses,
+    /// cancels and the end of the session to its calls here. Does nothing while the store allows no
+    /// call.
     pub(super) async fn register_session(&self, context: &RequestContext) {
         if self.has_replicas
             && let (Some(session), Some(id)) = (&context.session, &context.binding.session)
-            && session.version().is_some()
+            && self.log.can_take_calls()
             && session.begin_registration()
         {
-            // Boxed: it happens once or twice a day in a session.
+            // Boxed: it happens seldom in a session.
             Box::pin(self.log.register_session(id, session)).await;
         }
     }

@@ -43,7 +43,8 @@ pub enum Message {
         /// The last event, or `None` if there is no such stream.
         upto: Option<Seq>,
     },
-    /// To the replica that runs a call: a client has repeated it at another replica.
+    /// To the replica that runs a call: a client has repeated it at another replica, with the same
+    /// `Idempotency-Key`.
     Repeated {
         /// The replica that waits for the reply.
         from: Owner,
@@ -51,16 +52,13 @@ pub enum Message {
         number: u64,
         /// The fingerprint of the call.
         call: Base64,
-        /// The id of the call's stream by its claim record.
+        /// The ID of the call's stream by its claim record. `None` in a message of an earlier
+        /// version.
         #[serde(default)]
         run: Option<StreamId>,
-        /// The fingerprint of the call's body, or `None` if it has no `Idempotency-Key`.
+        /// The fingerprint of the call's body. `None` in a message of an earlier version, about a
+        /// call without a key: the reply is [`RepeatedCall::Nothing`] then.
         body: Option<Base64>,
-        /// The session of the call, if the replica that waits joins the session with this call, and
-        /// asks for the claims of all calls in it. The reply is [`RepeatedCall::Nothing`] then. A
-        /// replica that does not know this field claims each call before it runs.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        joined: Option<JoinedSession>,
     },
     /// The reply to [`Message::Repeated`].
     Known {
@@ -85,15 +83,6 @@ pub enum Message {
         /// The HTTP response, or `None` if the request concerns nothing there.
         reply: Option<HttpMessage>,
     },
-}
-
-/// A session that another replica begins to serve.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct JoinedSession {
-    /// The id of the session.
-    pub id: String,
-    /// The principal that the replica serves.
-    pub principal: Base64,
 }
 
 /// The state of a repeated call at the replica that ran it.
@@ -244,8 +233,7 @@ mod tests {
                 number: 4,
                 call: Base64(vec![0xff; 32]),
                 run: Some(stream),
-                body: None,
-                joined: Some(JoinedSession { id: "s".to_owned(), principal: Base64(vec![0]) }),
+                body: Some(Base64(vec![1; 32])),
             },
             Message::Known { number: 4, known: RepeatedCall::Stream(stream) },
             Message::Known { number: 5, known: RepeatedCall::Failed(Failure::after_send(ErrorCode::UpstreamBroke)) },
@@ -257,5 +245,14 @@ mod tests {
         for bytes in [&b""[..], b"{}", br#"{"Greeting":{}}"#, b"\xff"] {
             assert_eq!(Message::decode(bytes), None);
         }
+    }
+
+    #[test]
+    fn a_message_of_an_earlier_version_about_a_call_without_a_key_is_read() {
+        let joined =
+            br#"{"Repeated":{"from":7,"number":4,"call":"AAEC","body":null,"joined":{"id":"s","principal":"AA=="}}}"#;
+        let call = Base64(vec![0, 1, 2]);
+        let message = Message::Repeated { from: Owner(7), number: 4, call, run: None, body: None };
+        assert_eq!(Message::decode(joined), Some(message));
     }
 }

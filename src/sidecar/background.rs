@@ -93,8 +93,7 @@ impl Lifecycle {
                 log.keep_open(),
                 log.keep_registrations(),
                 log.keep_handshakes(),
-                log.keep_claims(),
-                log.write_deferred_claims()
+                log.keep_claims()
             );
         });
         if let Some(limit) = components.config.upstream.keepalive {

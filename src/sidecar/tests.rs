@@ -142,9 +142,9 @@ fn post_of(body: &str, extra: &str) -> String {
     )
 }
 
-/// Returns a call of a client that takes no stream: only the server begins the response.
+/// Returns a call with a key of a client that takes no stream: only the server begins the response.
 fn json_only(id: u64) -> String {
-    let request = post(id, "").replace("application/json, text/event-stream", "application/json");
+    let request = post(id, &key_of(id)).replace("application/json, text/event-stream", "application/json");
     assert!(!request.contains("event-stream"));
     request
 }
@@ -152,6 +152,11 @@ fn json_only(id: u64) -> String {
 const KEY: &str = "Idempotency-Key: k\r\n";
 /// Error message for a call whose replica died.
 const OWNER_DIED: &str = "the proxy that ran the call has died";
+
+/// Returns a header with a key of this call alone.
+fn key_of(id: u64) -> String {
+    format!("Idempotency-Key: k-{id}\r\n")
+}
 
 struct Replica {
     connect: mpsc::UnboundedSender<DuplexStream>,
@@ -250,38 +255,84 @@ async fn settle() {
 #[tokio::test(start_paused = true)]
 async fn a_running_stream_can_be_resumed_at_another_replica() {
     let (_store, mut farm, one, two) = pair().await;
-    for (id, extra) in [(1, ""), (2, KEY)] {
-        let mut client = one.send(&post(id, extra)).await;
-        let mut call = farm.call().await;
-        call.begin_sse().await;
-        call.event(PROGRESS).await;
-        client.until(PROGRESS).await;
-        drop(client);
-        let mut again = two.send(&post(id, extra)).await;
-        again.until(PROGRESS).await;
-        let result = RESULT.replace("\"id\":1", &format!("\"id\":{id}"));
-        call.event(&result).await;
-        drop(call);
-        again.until(&result).await;
-        let seen = again.answer("\r\n0\r\n\r\n").await;
+    let mut client = one.send(&post(1, KEY)).await;
+    let mut call = farm.call().await;
+    call.begin_sse().await;
+    call.event(PROGRESS).await;
+    client.until(PROGRESS).await;
+    drop(client);
+    let mut again = two.send(&post(1, KEY)).await;
+    again.until(PROGRESS).await;
+    call.event(RESULT).await;
+    drop(call);
+    again.until(RESULT).await;
+    let seen = again.answer("\r\n0\r\n\r\n").await;
+    assert_eq!(seen.matches(PROGRESS).count(), 1, "{seen}");
+    for at in [&two, &one] {
+        let seen = at.send(&post(1, KEY)).await.answer(RESULT).await;
         assert_eq!(seen.matches(PROGRESS).count(), 1, "{seen}");
-        // The response there may not have arrived.
-        for at in [&two, &one] {
-            let seen = at.send(&post(id, extra)).await.answer(&result).await;
-            assert_eq!(seen.matches(PROGRESS).count(), 1, "{seen}");
-        }
-        assert!(farm.is_quiet(), "the tool ran once");
     }
+    assert!(farm.is_quiet(), "the tool ran once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_without_a_key_is_retried_at_its_replica_and_new_at_another() {
+    let (store, mut farm, one, two) = pair().await;
+    for is_stream in [false, true] {
+        let request = post(1 + u64::from(is_stream), "");
+        let mut client = one.send(&request).await;
+        let mut call = farm.call().await;
+        if is_stream {
+            call.begin_sse().await;
+            call.event(PROGRESS).await;
+            client.until(PROGRESS).await;
+        }
+        drop(client);
+        settle().await;
+        let again = one.send(&request).await;
+        settle().await;
+        assert!(farm.is_quiet(), "it runs at this replica");
+        let elsewhere = two.send(&request).await;
+        farm.call().await.json("{\"new\":1}").await;
+        elsewhere.answer("{\"new\":1}").await;
+        if is_stream {
+            call.event(RESULT).await;
+        } else {
+            call.json(RESULT).await;
+        }
+        again.answer(RESULT).await;
+        assert!(farm.is_quiet());
+    }
+    assert!(store.records().iter().all(|key| !key.starts_with(b"run\0")), "no call was claimed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restarted_replica_knows_a_call_by_its_key_alone() {
+    let (store, mut farm, one, two) = pair().await;
+    let clients = [one.send(&post(1, "")).await, one.send(&post(2, KEY)).await];
+    let _calls = [farm.call().await, farm.call().await];
+    settle().await;
+    one.kill();
+    drop(clients);
+    let one = Replica::of(&store, 1, &farm).await;
+    for at in [&one, &two] {
+        let seen = at.send(&post(2, KEY)).await.answer(OWNER_DIED).await;
+        assert!(seen.starts_with("HTTP/1.1 504") && seen.contains("\"mayHaveRun\":true"), "{seen}");
+    }
+    assert!(farm.is_quiet());
+    let again = one.send(&post(1, "")).await;
+    farm.call().await.json("{\"new\":1}").await;
+    again.answer("{\"new\":1}").await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_retry_at_another_replica_waits_for_a_call_without_a_response() {
     let (_store, mut farm, one, two) = pair().await;
-    let client = one.send(&post(1, "")).await;
+    let client = one.send(&post(1, KEY)).await;
     let call = farm.call().await;
     drop(client);
-    let again = two.send(&post(1, "")).await;
-    // Longer than the interval of questions to the owner.
+    let again = two.send(&post(1, KEY)).await;
+    // Longer than the interval of inquiries at the owner.
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert!(farm.is_quiet());
     call.json(RESULT).await;
@@ -311,13 +362,13 @@ async fn a_client_that_takes_no_stream_gets_the_result_of_a_stream_elsewhere() {
 #[tokio::test(start_paused = true)]
 async fn an_undelivered_response_is_served_at_another_replica() {
     let (_store, mut farm, one, two) = pair().await;
-    let client = one.send(&post(1, "")).await;
+    let client = one.send(&post(1, KEY)).await;
     let call = farm.call().await;
     drop(client);
     settle().await;
     call.json(RESULT).await;
     settle().await;
-    two.send(&post(1, "")).await.answer(RESULT).await;
+    two.send(&post(1, KEY)).await.answer(RESULT).await;
     assert!(farm.is_quiet(), "the tool ran once");
 }
 
@@ -374,10 +425,10 @@ async fn of_concurrent_posts_with_one_key_one_runs() {
 #[tokio::test(start_paused = true)]
 async fn a_call_whose_client_is_still_connected_runs_once_and_answers_both() {
     let (_store, mut farm, one, two) = pair().await;
-    let first = one.send(&post(1, "")).await;
+    let first = one.send(&post(1, KEY)).await;
     let call = farm.call().await;
-    // The same id and body: a half-open connection looks like a connected client.
-    let second = two.send(&post(1, "")).await;
+    // A half-open connection looks like a connected client.
+    let second = two.send(&post(1, KEY)).await;
     settle().await;
     assert!(farm.is_quiet(), "the tool runs already");
     call.json(RESULT).await;
@@ -387,23 +438,8 @@ async fn a_call_whose_client_is_still_connected_runs_once_and_answers_both() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_was_delivered_or_never_ran_may_run_elsewhere() {
-    let (store, mut farm, one, two) = pair().await;
-    let client = one.send(&post(1, "")).await;
-    farm.call().await.json(RESULT).await;
-    let mut client = {
-        let mut client = client;
-        client.until(RESULT).await;
-        client
-    };
-    // The next request on the connection shows that the response arrived.
-    client.write(&post(2, "")).await;
-    farm.call().await.json("{\"next\":1}").await;
-    client.until("next").await;
-    let again = two.send(&post(1, "")).await;
-    farm.call().await.json("{\"new\":1}").await;
-    again.answer("{\"new\":1}").await;
-
+async fn a_call_that_never_ran_may_run_elsewhere() {
+    let (store, mut farm, _one, two) = pair().await;
     let deaf = Replica::with(&store, 3, None, OnUnreachable::Degrade).await;
     deaf.send(&post(3, KEY)).await.answer("could not be reached").await;
     let again = two.send(&post(3, KEY)).await;
@@ -443,7 +479,7 @@ async fn a_call_whose_replica_died_is_not_run_again() {
     let (_store, mut farm, one, two) = pair().await;
     // Long enough that the second replica has reached the store for a lease.
     tokio::time::sleep(LEASE * 2).await;
-    let mut streamed = one.send(&post(1, "")).await;
+    let mut streamed = one.send(&post(1, KEY)).await;
     let mut call = farm.call().await;
     call.begin_sse().await;
     call.event(PROGRESS).await;
@@ -453,7 +489,7 @@ async fn a_call_whose_replica_died_is_not_run_again() {
     drop((streamed, silent));
     settle().await;
     one.kill();
-    let (streamed, silent) = (two.send(&post(1, "")).await, two.send(&json_only(2)).await);
+    let (streamed, silent) = (two.send(&post(1, KEY)).await, two.send(&json_only(2)).await);
     let seen = streamed.answer(OWNER_DIED).await;
     assert!(seen.contains(PROGRESS) && seen.contains("\"mayHaveRun\":true"), "{seen}");
     let seen = silent.answer(OWNER_DIED).await;
@@ -529,20 +565,20 @@ async fn without_the_store_a_replica_knows_only_its_own_calls_or_takes_none() {
     let (store, mut farm, one, two) = pair().await;
     let strict = Replica::with(&store, 3, Some(farm.dial.clone()), OnUnreachable::Refuse).await;
     store.set_away(true);
-    let client = one.send(&post(1, "")).await;
+    let client = one.send(&post(1, KEY)).await;
     let call = farm.call().await;
     drop(client);
     settle().await;
     // The call is known here, and not at the other replica.
-    let again = one.send(&post(1, "")).await;
+    let again = one.send(&post(1, KEY)).await;
     settle().await;
     assert!(farm.is_quiet());
-    let elsewhere = two.send(&post(1, "")).await;
+    let elsewhere = two.send(&post(1, KEY)).await;
     farm.call().await.json("{\"second\":1}").await;
     elsewhere.answer("{\"second\":1}").await;
     call.json(RESULT).await;
     again.answer(RESULT).await;
-    let seen = strict.send(&post(1, "")).await.answer("store is full, or cannot be reached").await;
+    let seen = strict.send(&post(1, KEY)).await.answer("store is full, or cannot be reached").await;
     assert!(seen.starts_with("HTTP/1.1 503") && seen.contains("\"mayHaveRun\":false"), "{seen}");
     assert!(farm.is_quiet());
 }
@@ -623,7 +659,7 @@ async fn a_session_is_never_served_as_unknown_if_the_store_is_waited_for() {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_that_is_known_to_run_elsewhere_is_not_run_when_the_store_goes_away() {
-    // At any moment between two questions.
+    // At any moment between two inquiries.
     for wait in (0..1000).step_by(50).map(Duration::from_millis) {
         let (store, mut farm, one, two) = pair().await;
         let client = one.send(&json_only(1)).await;

@@ -1,27 +1,26 @@
-//! Claims: records of calls that a client may send again to another replica, or after a restart.
+//! Claims: records of calls with an `Idempotency-Key`. By them a retry at another replica or after
+//! a restart finds its call.
 //!
-//! Owned here: the records' form and keys, and the guard that writes, extends and removes them.
+//! Owned here: the form and the keys of the records, and the guard that extends and removes them.
 //! Absent: lookups and decisions (`recovery/claims.rs`).
 
 use std::collections::HashSet;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use tracing::warn;
 
 use crate::clock;
 use crate::event_log::backing::STORE_RETRY_PAUSE;
 use crate::event_log::backing::fingerprint::Fingerprint;
 use crate::protocol::ids::{Owner, StreamId};
 use crate::random;
-use crate::store::{Error, Pending, Store};
+use crate::store::{Error, Store};
 use crate::sync;
 
-/// Interval at which claims are checked for extension.
+/// Interval of the checks for claims to extend.
 pub(in crate::event_log) const CHECK_EVERY: Duration = Duration::from_secs(15);
 
 /// Record of a claim: a call and the replica that runs it.
@@ -29,15 +28,14 @@ pub(in crate::event_log) const CHECK_EVERY: Duration = Duration::from_secs(15);
 pub struct ClaimRecord {
     /// Replica that runs the call.
     pub owner: Owner,
-    /// Id of its stream, if it becomes one.
+    /// ID of its stream, if the response is one.
     pub stream: StreamId,
-    /// Fingerprint of the POST body, if the call has a key.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub body: Option<Fingerprint>,
+    /// Fingerprint of the POST body.
+    pub body: Fingerprint,
 }
 
-/// Record by which the same caller finds a call with a key under another token. The caller's
-/// identity is only claimed here: nothing of the call is revealed before it is proven.
+/// Record of a call for the same caller under another token. The identity of the caller is only
+/// claimed: nothing of the call is revealed before it is proven.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SubjectClaim {
     /// Record of the call.
@@ -53,24 +51,24 @@ pub struct SubjectClaim {
 pub struct ClaimRequest {
     /// Retention of the response.
     pub retention: Duration,
-    /// Fingerprint of the POST body, if the call has a key.
-    pub body: Option<Fingerprint>,
+    /// Fingerprint of the POST body.
+    pub body: Fingerprint,
 }
 
 /// Outcome of a claim.
 #[derive(Debug)]
 pub enum ClaimOutcome {
-    /// No replica has begun the call: it runs here.
+    /// No replica has begun the call: this one runs it.
     Claimed(ClaimGuard),
-    /// The call was begun before; with the bytes of its record.
+    /// An earlier claim of the call, with the bytes of its record.
     Existing(ClaimRecord, Bytes),
-    /// The call was not begun, and no claim was wanted.
+    /// The call has no claim, and none was requested.
     Unclaimed,
     /// The record cannot be read, perhaps because another version wrote it.
     Unreadable,
 }
 
-/// Calls whose records are being removed from the store. The calls are over or never ran, even if
+/// Calls whose records are being removed from the store. They have ended or never ran, even while
 /// the store still has their records.
 #[derive(Debug, Default)]
 pub struct ReleasedClaims(Mutex<HashSet<StreamId>>);
@@ -92,34 +90,31 @@ pub(in crate::event_log) struct Record {
     pub(in crate::event_log) value: Vec<u8>,
 }
 
-/// Guard of the records of a call that was claimed here. To drop it removes them, unless they were
-/// left behind.
+/// Guard of the records of a call that this replica has claimed. Dropping it removes them, unless
+/// they were left behind.
 ///
-/// The record of the call is made anew for each use: a finished call keeps its guard much longer
-/// than it needs the record.
+/// The record of the call is encoded for each use: a finished call keeps its guard much longer than
+/// it needs the record.
 pub struct ClaimGuard {
     pub(in crate::event_log) store: Arc<dyn Store>,
     released: Arc<ReleasedClaims>,
     call: Fingerprint,
     pub(in crate::event_log) stream: StreamId,
     owner: Owner,
-    /// See [`ClaimRequest::body`]. Boxed: most calls have none.
-    body: Option<Box<Fingerprint>>,
+    body: Fingerprint,
     /// Record for the caller's other tokens, or `None`. Boxed: most calls have none.
     pub(in crate::event_log) subject_record: Option<Box<Record>>,
     retention: Duration,
     state: Mutex<GuardState>,
-    /// True once the store has confirmed the record of the call.
-    is_confirmed: AtomicBool,
 }
 
 /// State of a guard.
 struct GuardState {
     /// Time of the last extension.
     kept_at: Instant,
-    /// True once the records were left behind or removed. The guard changes nothing in the store
-    /// from then on.
-    is_over: bool,
+    /// True once the records were left behind or removed. The guard makes no further change in the
+    /// store.
+    is_closed: bool,
 }
 
 impl fmt::Debug for ClaimGuard {
@@ -136,56 +131,46 @@ impl ClaimGuard {
         call: Fingerprint,
         claim: ClaimRequest,
     ) -> Self {
-        Self::for_stream(StreamId::from_bytes(random::bytes()), owner, released, store, call, claim)
-    }
-
-    /// Returns the guard of a claim for a call whose stream exists. Nothing is written.
-    pub(in crate::event_log) fn for_stream(
-        stream: StreamId,
-        owner: Owner,
-        released: Arc<ReleasedClaims>,
-        store: Arc<dyn Store>,
-        call: Fingerprint,
-        claim: ClaimRequest,
-    ) -> Self {
         Self {
             store,
             released,
             call,
-            stream,
+            stream: StreamId::from_bytes(random::bytes()),
             owner,
-            body: claim.body.map(Box::new),
+            body: claim.body,
             subject_record: None,
             retention: claim.retention,
-            state: Mutex::new(GuardState { kept_at: clock::now(), is_over: false }),
-            is_confirmed: AtomicBool::new(false),
+            state: Mutex::new(GuardState { kept_at: clock::now(), is_closed: false }),
         }
     }
 
     /// Returns the bytes of the guard as a shared object.
     pub(in crate::event_log) fn byte_len(&self) -> usize {
-        let body = self.body.as_ref().map_or(0, |_| size_of::<Fingerprint>());
         let subject = self
             .subject_record
             .as_ref()
             .map_or(0, |record| size_of::<Record>() + record.key.len() + record.value.len());
-        // Two counters come with it.
-        size_of::<Self>() + 2 * size_of::<usize>() + body + subject
+        // An `Arc` adds two counters.
+        size_of::<Self>() + 2 * size_of::<usize>() + subject
+    }
+
+    fn run(&self) -> ClaimRecord {
+        ClaimRecord { owner: self.owner, stream: self.stream, body: self.body }
     }
 
     /// Returns the record of the call.
     pub(in crate::event_log) fn record(&self) -> Record {
-        let claim_record = ClaimRecord { owner: self.owner, stream: self.stream, body: self.body.as_deref().copied() };
-        Record { key: key(&self.call), value: encode(&claim_record) }
+        Record { key: key(&self.call), value: encode(&self.run()) }
     }
 
-    /// Returns whether a client may name the call by an `Idempotency-Key`.
-    pub(in crate::event_log) fn has_key(&self) -> bool {
-        self.body.is_some()
+    /// Returns the record of the call for the caller's other tokens. `is_accepted` is true if the
+    /// server had accepted the present one.
+    pub(in crate::event_log) fn subject_claim(&self, is_accepted: bool) -> SubjectClaim {
+        SubjectClaim { run: self.run(), call: self.call, is_accepted }
     }
 
-    /// Returns the lifetime of a record after an extension. The record of a replica that dies
-    /// outlives it by the retention of a response.
+    /// Returns the lifetime of a record after an extension. The record outlives a replica that dies
+    /// by the retention of a response, at least.
     pub(in crate::event_log) fn keep(&self) -> Duration {
         self.retention + self.renewal() + CHECK_EVERY
     }
@@ -200,7 +185,7 @@ impl ClaimGuard {
         self.stream
     }
 
-    /// Drops the record for other tokens, because its place is another call's.
+    /// Drops the record for other tokens, because another call has its place in the store.
     pub fn drop_subject_claim(&mut self) {
         self.subject_record = None;
     }
@@ -212,7 +197,7 @@ impl ClaimGuard {
     /// Extends the records if that is due and the guard still has them.
     pub(in crate::event_log) fn extend_if_due(&self, now: Instant) {
         let mut state = sync::lock(&self.state);
-        if !state.is_over && now.saturating_duration_since(state.kept_at) >= self.renewal() {
+        if !state.is_closed && now.saturating_duration_since(state.kept_at) >= self.renewal() {
             state.kept_at = now;
             for record in self.records() {
                 // A failure needs no handling: the next round extends the record.
@@ -221,17 +206,17 @@ impl ClaimGuard {
         }
     }
 
-    /// Leaves the records in the store for the rest of their lifetime: the call stays known to
-    /// other replicas, or its outcome is unknown.
+    /// Leaves the records in the store for the rest of their lifetime: other replicas still find
+    /// the call.
     pub(in crate::event_log) fn leave(&self) {
-        sync::lock(&self.state).is_over = true;
+        sync::lock(&self.state).is_closed = true;
     }
 
-    /// Writes the records again after a loss in the store, unless the guard no longer has them.
+    /// Writes the records again after a loss in the store, unless they were left or removed.
     pub(in crate::event_log) fn rewrite(&self) {
         // Locked meanwhile: no record is written after its removal.
         let state = sync::lock(&self.state);
-        if state.is_over {
+        if state.is_closed {
             return;
         }
         for record in self.records() {
@@ -240,36 +225,19 @@ impl ClaimGuard {
         }
     }
 
-    /// Writes the record of the call. Repeated without harm.
-    pub(in crate::event_log) fn write(self: &Arc<Self>) -> ClaimWrite {
-        let Record { key, value } = self.record();
-        let claimed = self.store.claim(&key, &value, self.keep());
-        ClaimWrite { guard: self.clone(), value, claimed }
-    }
-
-    /// Notes that the store has the record of the call.
-    pub(in crate::event_log) fn note_confirmed(&self) {
-        self.is_confirmed.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns whether the store has confirmed the record of the call.
-    pub(in crate::event_log) fn is_confirmed(&self) -> bool {
-        self.is_confirmed.load(Ordering::Relaxed)
-    }
-
     /// Removes the records, unless they were left behind or removed before. Retries until the store
-    /// confirms it or the record has expired there: a record that stays would report a finished
-    /// call, or one that never ran, as possibly run.
+    /// confirms the removal or the records have expired: a remaining record would report a call
+    /// that never ran as possibly run.
     pub(in crate::event_log) fn release(&self) {
         // Locked meanwhile; see `rewrite`.
         let mut state = sync::lock(&self.state);
-        if std::mem::replace(&mut state.is_over, true) {
+        if std::mem::replace(&mut state.is_closed, true) {
             return;
         }
         let records: Vec<_> = self.records().collect();
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
             for record in &records {
-                // No task can wait for the result: a record that stays expires.
+                // No task can wait for the result: a remaining record expires.
                 let _ = self.store.expire_if_equal(&record.key, &record.value, None);
             }
             return;
@@ -299,36 +267,14 @@ impl Record {
                 break;
             }
         }
-        // A claim whose connection broke may take effect later.
+        // A claim that was sent on a broken connection may take effect later.
         clock::sleep(CHECK_EVERY).await;
         let _ = store.expire_if_equal(&self.key, &self.value, None).wait().await;
     }
 }
 
-/// A claim that was sent to the store.
-pub(in crate::event_log) struct ClaimWrite {
-    guard: Arc<ClaimGuard>,
-    value: Vec<u8>,
-    claimed: Pending<Result<Option<Bytes>, Error>>,
-}
-
-impl ClaimWrite {
-    /// Waits until the store has the claim.
-    ///
-    /// # Errors
-    /// If the store has not confirmed it.
-    pub(in crate::event_log) async fn wait(self) -> Result<(), Error> {
-        if self.claimed.wait().await?.is_some_and(|there| there != self.value) {
-            warn!(stream.id = %self.guard.stream, "another replica has claimed a call that runs here");
-        }
-        self.guard.note_confirmed();
-        Ok(())
-    }
-}
-
 impl Drop for ClaimGuard {
     fn drop(&mut self) {
-        // A record that stays says that the call may have run, until the record expires.
         self.release();
     }
 }

@@ -28,7 +28,7 @@ use crate::event_log::backing::schema::StateDigest;
 use crate::event_log::metrics::Metrics;
 use crate::protocol::ids::{Seq, StoreEpoch};
 use crate::protocol::stream::Batch;
-use crate::store::{Coordination, Error, Pending, Store, StoreHealth, Stored, WriterEpoch};
+use crate::store::{Coordination, Error, Pending, Store, Stored, WriterEpoch};
 
 /// Retention of an unsealed stream in the store after its writer was last seen. Adoption by another
 /// replica happens far earlier; this only frees streams that none adopts.
@@ -76,16 +76,6 @@ impl Backing {
         Some(Term::new(*coordination.possible_losses().borrow(), &self.lease_health))
     }
 
-    /// Returns the term of this replica if a call may begin without a word of the store. `None` as
-    /// for [`Self::term`], or if the store is not ready, or with [`OnUnreachable::Refuse`]: an
-    /// outage is not noticed at once.
-    pub(in crate::event_log) fn ready_term(&self) -> Option<Term> {
-        match self.on_unreachable {
-            OnUnreachable::Degrade if self.store.health() == StoreHealth::Ready => self.term(),
-            OnUnreachable::Degrade | OnUnreachable::Refuse => None,
-        }
-    }
-
     /// Returns whether an operation that failed with `error` waits for the store.
     pub(in crate::event_log) fn should_wait(&self, error: &Error) -> bool {
         self.on_unreachable == OnUnreachable::Refuse && matches!(error, Error::Unavailable(_))
@@ -126,8 +116,8 @@ impl Backing {
     }
 }
 
-/// A time in which this replica held its lease, and the store lost nothing. What the other replicas
-/// know of this one at the beginning of a term, they know to its end.
+/// A period while this replica holds its lease and the store loses nothing. The other replicas'
+/// knowledge of this one stays valid until its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::event_log) struct Term {
     losses: u64,
@@ -137,12 +127,6 @@ pub(in crate::event_log) struct Term {
 impl Term {
     pub(in crate::event_log) fn new(losses: u64, lease_health: &LeaseHealth) -> Self {
         Self { losses, leases: lease_health.leases() }
-    }
-
-    /// Returns whether both are terms of one lease: no other replica has declared this one dead
-    /// between them.
-    pub(in crate::event_log) fn has_lease_of(self, other: Term) -> bool {
-        self.leases == other.leases
     }
 }
 

@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::event_log::identity::principal::{Principal, Subject};
-use crate::protocol::cluster::JoinedSession;
 use crate::protocol::headers::SessionId;
 
 /// Hash of a session id for logs, in hexadecimal digits.
@@ -45,13 +44,6 @@ impl Binding {
     /// Returns the id of the session, or an empty string without one.
     pub fn session_text(&self) -> &str {
         self.session.as_ref().map_or("", |session| session.as_str())
-    }
-
-    /// Returns the session for a message to another replica that serves it, or `None` without a
-    /// session.
-    pub fn joined_session(&self) -> Option<JoinedSession> {
-        let session = self.session.as_ref()?;
-        Some(JoinedSession { id: session.as_str().to_owned(), principal: self.principal.to_wire() })
     }
 
     /// Returns a hash of the session id for logs, which opens nothing, or `None` without a session.

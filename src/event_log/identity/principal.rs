@@ -12,7 +12,6 @@ use sha2::Sha256;
 
 use crate::config::PrincipalSource;
 use crate::protocol::certificate::CertificateNames;
-use crate::protocol::cluster::Base64;
 use crate::protocol::headers::names::X_API_KEY;
 use crate::protocol::jwt::Claims;
 
@@ -38,26 +37,6 @@ impl Principal {
         match self {
             Principal::Anonymous | Principal::AnonymousAt(_) => true,
             Principal::Known(_) => false,
-        }
-    }
-
-    /// Encodes the principal for messages between replicas.
-    pub(in crate::event_log) fn to_wire(self) -> Base64 {
-        let (kind, hash) = match self {
-            Principal::Anonymous => (0, &[][..]),
-            Principal::Known(ref hash) => (1, &hash[..]),
-            Principal::AnonymousAt(ref hash) => (2, &hash[..]),
-        };
-        Base64([&[kind], hash].concat())
-    }
-
-    /// Decodes a principal from a message, or returns `None` if it is malformed.
-    pub(in crate::event_log) fn from_wire(wire: &Base64) -> Option<Self> {
-        match wire.0.split_first()? {
-            (0, []) => Some(Principal::Anonymous),
-            (1, hash) => Some(Principal::Known(hash.try_into().ok()?)),
-            (2, hash) => Some(Principal::AnonymousAt(hash.try_into().ok()?)),
-            _ => None,
         }
     }
 

@@ -33,7 +33,6 @@ use crate::event_log::stream::{Spec, Stream};
 use crate::event_log::sweeper::Sweeper;
 use crate::event_log::writer::Writer;
 use crate::event_log::writer::stream_table::{StreamEntry, StreamTable};
-use crate::event_log::young_calls::YoungCalls;
 use crate::otel::Traces;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::SessionId;
@@ -58,8 +57,6 @@ pub struct EventLog {
     pub(in crate::event_log) streams: Arc<StreamTable>,
     pub(in crate::event_log) sessions: Sessions,
     pub(in crate::event_log) retry_index: Arc<RetryIndex<Stream>>,
-    /// Calls whose claims are deferred.
-    pub(in crate::event_log) young_calls: YoungCalls<Stream>,
     pub(in crate::event_log) sweeper: Sweeper,
     pub(in crate::event_log) readers: ReaderTable,
     /// Permits for the late responses that are written to the store.
@@ -95,7 +92,6 @@ impl EventLog {
             streams,
             sessions,
             retry_index: Arc::default(),
-            young_calls: YoungCalls::default(),
             sweeper: Sweeper::default(),
             readers: ReaderTable::default(),
             late_responses: Arc::new(Semaphore::new(LATE_WRITES_MAX)),
@@ -366,12 +362,6 @@ impl EventLog {
         self.retry_index.find_or_register(call, keeps_others, |id| self.expand(id), matches, create)
     }
 
-    /// Returns the use of request IDs in the session of `binding`, as far as this process knows it.
-    pub fn id_use(&self, binding: &Binding) -> IdUse {
-        let session = binding.session.as_ref().and_then(|id| self.sessions.find(id, &binding.principal));
-        session.map_or(IdUse::Unique, |session| session.id_use())
-    }
-
     /// Returns the index of calls that a retry may match.
     pub fn retry_index(&self) -> &Arc<RetryIndex<Stream>> {
         &self.retry_index
@@ -445,9 +435,6 @@ impl EventLog {
     /// Leaves the claims of all calls in the store: this process ends, and others, or the next one,
     /// serve its streams.
     pub fn leave_claims(&self) {
-        for stream in self.retry_index().streams() {
-            stream.retries().leave_claims();
-        }
         for claim in self.retry_index().claims() {
             claim.leave();
         }

@@ -34,7 +34,7 @@ impl EventLog {
     /// store accepts it.
     pub async fn store_response(&self, stream: &Stream, head: &Head) {
         let Some(backing) = &self.backing else { return };
-        if !outlives_process(stream) {
+        if !stream.has_claim() {
             return;
         }
         if let Some((record, keep)) = record_of(stream, head) {
@@ -59,7 +59,7 @@ impl EventLog {
     /// Writes the record again after a loss in the store.
     pub(in crate::event_log) fn rewrite_response(&self, stream: &Stream) {
         if let Some(backing) = &self.backing
-            && outlives_process(stream)
+            && stream.has_claim()
             && let Some((record, keep)) = record_of(stream, &stream.head_now())
         {
             // Not awaited: a resync does not stop for one record.
@@ -67,10 +67,10 @@ impl EventLog {
         }
     }
 
-    /// Returns the stored response of the call with this stream id, or `None` if there is none.
+    /// Returns the stored response of the call with this stream id, or `None` without one.
     ///
     /// # Errors
-    /// If the store cannot be asked.
+    /// If the store fails.
     pub async fn stored_response(&self, run: StreamId) -> Result<Option<RepeatedCall>, Error> {
         let Some(backing) = &self.backing else { return Ok(None) };
         let record = backing.store.get(&key(run)).wait().await?;
@@ -82,11 +82,6 @@ impl EventLog {
             }
         }))
     }
-}
-
-/// Returns whether the response of the call is kept for its key beyond this process.
-fn outlives_process(stream: &Stream) -> bool {
-    stream.retries().body_fingerprint().is_some() && stream.retries().has_claim()
 }
 
 /// Record of a response that the store refused at first.

@@ -1,8 +1,8 @@
 //! Resync: when the store returns with data missing, each replica rewrites the streams that it
 //! owns.
 //!
-//! A store may have lost everything, which shows as another epoch of its contents. It may also have
-//! come back from a failover or an old snapshot with the last writes missing, which shows only as a
+//! A store may have lost everything, which shows as another epoch of its contents. After a
+//! failover, or from an old snapshot, it may lack the last writes, which shows only as a
 //! reconnection. Invariant: for one lease after either, no replica is declared dead and no stream
 //! reported lost because the store does not know it: its owner is about to rewrite it. Absent:
 //! events of a running call, whose loss the writer notices itself (`writer/recorder.rs`).
@@ -21,7 +21,7 @@ use crate::protocol::ids::{StoreEpoch, StreamId};
 use crate::store::Error;
 
 impl EventLog {
-    /// Notes the epoch of the store's contents and the number of losses; tells whether
+    /// Notes the epoch of the store's contents and the number of losses. The result shows whether
     /// [`Self::verify_and_rewrite`] or [`Self::rewrite_all`] is due.
     pub fn note_generation(&self, epoch: StoreEpoch, times: u64, lease: Duration) -> StoreLoss {
         self.backing.as_ref().map_or(StoreLoss::Nothing, |backing| backing.generation.note(epoch, times, lease))
@@ -57,10 +57,7 @@ impl EventLog {
     async fn rewrite_records(&self) {
         for claim in self.retry_index.claims() {
             claim.rewrite();
-            // The response of a call without a key is in no record.
-            if claim.has_key()
-                && let Some((stream, _)) = self.expand_briefly(claim.stream())
-            {
+            if let Some((stream, _)) = self.expand_briefly(claim.stream()) {
                 self.rewrite_response(&stream);
                 self.release(stream);
             }

@@ -21,60 +21,35 @@ use crate::protocol::headers::SessionId;
 use crate::protocol::ids::Owner;
 use crate::store::Error;
 
-/// Time after its end for which this replica stays registered for a session, because messages from
+/// Time that this replica stays registered for a session after its end, because messages from
 /// before the end may arrive late.
 const KEEP_ENDED: Duration = Duration::from_secs(60);
-/// Interval at which registrations are checked for renewal.
+/// Interval of the checks for registrations to renew.
 const CHECK_EVERY: Duration = Duration::from_secs(60);
 
 impl EventLog {
-    /// Stores a session that was opened here, before its client can use it anywhere. If no other
-    /// replica has served it, this one is its sole replica: a call there is claimed later, see
-    /// [`EventLog::begin_as_sole`].
+    /// Stores a session that was opened here, before its client can use it at any replica.
     pub async fn save_opened_session(&self, id: &SessionId, principal: &Principal, opened: &Opened) {
-        let Some(backing) = &self.backing else { return };
-        // For a lease after a loss, other replicas that serve the session may not be registered
-        // again.
-        let term = backing.ready_term().filter(|_| !backing.is_recovering());
-        let until = clock::now() + REGISTRATION / 2;
-        // Found before the replicas of the session are read: one that joins meanwhile shares this
-        // record, and perhaps not its successor.
-        let session = self.sessions.find(id, principal).filter(|session| session.is_home());
-        let is_registered = match &session {
-            Some(session) => self.register_session(id, session).await,
-            None => false,
-        };
+        if self.backing.is_none() {
+            return;
+        }
+        if let Some(session) = self.sessions.find(id, principal).filter(|session| session.is_home()) {
+            self.register_session(id, &session).await;
+        }
         let ((), saved) = tokio::join!(self.save_session(id, principal, opened), self.save_handshake(id));
         if saved == Saved::Failed {
             self.sessions.handshakes().change_again(id.clone());
         }
-        if let (Some(session), Some(term)) = (session, term)
-            && is_registered
-            && self.has_one_member(id).await
-        {
-            session.note_sole(term, until);
-        }
     }
 
-    /// Returns whether this replica is known to be the only one that is registered for the session.
-    async fn has_one_member(&self, id: &SessionId) -> bool {
-        match self.session_members(id).await {
-            Ok(members) => members == [self.owner()],
-            Err(error) => {
-                debug!(%error, "the store could not be asked for the replicas of a session");
-                false
-            }
-        }
-    }
-
-    /// Returns the replicas that are registered for a session, one that no replica has opened
-    /// included, in no order. Dead ones and this one are among them.
+    /// Returns the replicas that are registered for a session, in no order, also for a session that
+    /// no replica has opened. The result includes dead replicas and this one.
     ///
     /// # Errors
     /// If the store fails.
     pub async fn session_members(&self, id: &SessionId) -> Result<Vec<Owner>, Error> {
         let Some(coordination) = self.coordination() else { return Ok(Vec::new()) };
-        // Both are asked before one is waited for.
+        // Both requests are sent before the wait for one.
         let [opened, unopened] = [true, false].map(|is_opened| coordination.members(&group(id, is_opened)));
         let mut members = opened.wait().await?;
         for member in unopened.wait().await? {
@@ -111,19 +86,12 @@ impl EventLog {
         is_registered
     }
 
-    /// Registers this replica for the session, unless the store is known to have its registration.
-    /// Returns whether the store has it.
-    pub async fn ensure_registered(&self, id: &SessionId, session: &Session) -> bool {
-        let term = self.backing.as_ref().and_then(|backing| backing.term());
-        session.has_registration(term) || self.register_session(id, session).await
-    }
-
     /// Writes to the store again what it holds of the session from this replica, unless the session
-    /// has ended. A session that ends meanwhile leaves nothing behind, and one that is opened again
-    /// has its new record. Returns false if the store does not take it.
+    /// has ended. A session that ends meanwhile leaves no record, and a session that is opened
+    /// again has its new record. Returns false if the store refuses the write.
     pub(super) async fn rewrite_session(&self, id: &SessionId, session: &Arc<Session>) -> bool {
         let mut session = session.clone();
-        if !self.sessions.has(id, &session) || session.is_over() {
+        if !self.sessions.has(id, &session) || session.has_ended() {
             return true;
         }
         loop {
@@ -133,18 +101,21 @@ impl EventLog {
             {
                 self.save_session(id, session.principal(), opened).await;
             }
-            if self.sessions.has(id, &session) && !session.is_over() {
+            if self.sessions.has(id, &session) && !session.has_ended() {
                 return is_registered;
             }
-            match self.sessions.find(id, session.principal()).filter(|present| !present.is_over() && present.is_home())
+            match self
+                .sessions
+                .find(id, session.principal())
+                .filter(|present| !present.has_ended() && present.is_home())
             {
                 // The record that was written is older.
                 Some(present) => session = present,
-                None if session.is_over() => {
+                None if session.has_ended() => {
                     self.remove_from_store(id, &session).await;
                     return true;
                 }
-                // The record was evicted, and the session goes on.
+                // The record was evicted, and the session continues.
                 None => return is_registered,
             }
         }
@@ -174,8 +145,8 @@ impl EventLog {
         self.sessions.note_renewal_due();
     }
 
-    /// Renews the registrations that are due. Begins again in each new term, since those of the one
-    /// before do not count.
+    /// Renews the registrations that are due. Begins again in each new term, since registrations of
+    /// an earlier term do not count.
     async fn rewrite_due_sessions(&self) {
         let term = || self.backing.as_ref().and_then(|backing| backing.term());
         while let Some(present) = term() {
@@ -193,10 +164,11 @@ impl EventLog {
         }
     }
 
-    /// Loads the session from the store; `None` if it has no record, which is remembered.
+    /// Loads the session from the store. Returns `None` if the store has no record, and remembers
+    /// that.
     ///
     /// # Errors
-    /// If the store cannot be asked and no request may be served without it. With
+    /// If the store fails and no request may be served without it. With
     /// [`OnUnreachable::Degrade`](crate::config::OnUnreachable::Degrade), an unreachable store
     /// counts as one without the record, this time.
     pub async fn load_session(&self, id: &SessionId, principal: &Principal) -> Result<Option<Arc<Session>>, Error> {
@@ -277,8 +249,8 @@ impl EventLog {
 
 /// Returns the name of the group of replicas that are registered for a session. A session that no
 /// replica is known to have opened has a group of its own: a registration there is shorter, and
-/// would replace that of the same replica for the opened session, which its client may use with
-/// another token.
+/// would replace the registration of the same replica for the opened session, which its client may
+/// use with another token.
 fn group(id: &SessionId, is_opened: bool) -> Vec<u8> {
     let kind: &[u8] = if is_opened { b"session\0" } else { b"unopened\0" };
     [kind, id.as_str().as_bytes()].concat()

@@ -1,8 +1,7 @@
 //! Eviction of session records: the idle ones after a time, and the least recently used beyond a
 //! limit.
 //!
-//! Owned here: the limits of records, their count, and the choice of the records that go.
-//! Invariant: a record that goes passes on the calls whose claims may not be in the store. Absent:
+//! Owned here: the limits of records, their count, and the choice of the records to remove. Absent:
 //! the order of the records that were opened here (`lru_queue.rs`).
 
 use std::fmt;
@@ -16,7 +15,8 @@ use crate::event_log::sessions::lru_queue::{Found, LruQueue};
 use crate::event_log::sessions::{Key, Session, Sessions, is_living};
 use crate::sync;
 
-/// Idle time after which a session without streams is forgotten. The upstream may still know it.
+/// Longest idle time of a session without streams. It is forgotten then. The upstream may still
+/// know it.
 const IDLE: Duration = Duration::from_secs(3600);
 /// Idle time for a session that was opened elsewhere: without a stream its record is empty, and any
 /// caller can invent an id.
@@ -29,10 +29,6 @@ impl Sessions {
     /// Forgets idle sessions, and standalone streams that have ended.
     pub fn sweep(&self, now: Instant) {
         self.standalone.retain(|_, stream| is_living(stream));
-        self.unclaimed.retain(|_, calls| {
-            calls.retain(|call| call.upgrade().is_some_and(|call| call.retries().is_unclaimed()));
-            !calls.is_empty()
-        });
         let mut gone = 0;
         self.sessions.retain(|key, session| {
             let listens = self.standalone.contains_key(key);
@@ -40,9 +36,6 @@ impl Sessions {
             let used = session.lock().used;
             let stays = listens || now.saturating_duration_since(used) < idle || session.has_streams();
             self.handshakes.note_use(&key.0, used);
-            if !stays {
-                session.share();
-            }
             gone += usize::from(!stays && session.opened.is_some());
             stays
         });
@@ -65,7 +58,6 @@ impl Sessions {
         };
         while queue.len() >= self.max_opened {
             let Some((key, serial)) = queue.pop(find) else { break };
-            self.keep_unclaimed(&key);
             if self.sessions.remove_if(&key, |_, session| session.serial == serial).is_some() {
                 self.record_count.metrics.observe_session_eviction();
             }
@@ -73,19 +65,6 @@ impl Sessions {
         // After all that were skipped: the newest is the last to go.
         queue.push(key, serial, clock::now());
         queue.prune(self.max_opened, |key, serial| matches!(find(key, serial), Found::Used(..)));
-    }
-
-    /// Keeps the calls of a record that is about to be evicted and whose claims are not in the
-    /// store: a replica that joins the session waits for them. Each later call is claimed before it
-    /// runs.
-    fn keep_unclaimed(&self, key: &Key) {
-        let Some(session) = self.sessions.get(key).map(|entry| entry.value().clone()) else { return };
-        session.share();
-        let unclaimed: Vec<_> =
-            session.streams().iter().filter(|stream| stream.retries().is_unclaimed()).map(Arc::downgrade).collect();
-        if !unclaimed.is_empty() {
-            self.unclaimed.entry(key.clone()).or_default().extend(unclaimed);
-        }
     }
 
     /// Forgets half of the unused records of sessions opened elsewhere, the least recently used, if

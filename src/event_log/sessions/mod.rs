@@ -1,12 +1,12 @@
 //! Records of MCP sessions: one for each session and principal that uses it.
 //!
 //! Owned here: the result of an `initialize` that went through the proxy, and the session's
-//! streams, by which its cancels, client responses and deletion find them. A session that was
-//! opened elsewhere (before a restart, or with a token that was refreshed since) has a record as
-//! well, from its first POST on, without the result of `initialize`. Any caller can invent a
-//! session id, so such records without streams are limited in number, and so are those opened here;
-//! beyond the limit the least recently used go first. The upstream remains the judge of a session.
-//! Absent: the IDs of sessions that the proxy itself issues (`protocol/ids`).
+//! streams, for its cancels, client responses and deletion. A session that was opened elsewhere
+//! (before a restart, or with a token that was refreshed since) has a record as well, from its
+//! first POST on, without the result of `initialize`. Any caller can invent a session id, so such
+//! records without streams are limited in number, and so are the records of sessions opened here;
+//! beyond the limit the least recently used are removed first. The upstream decides whether a
+//! session exists. Absent: the IDs of sessions that the proxy itself issues (`protocol/ids`).
 
 mod client_responses;
 mod eviction;
@@ -16,7 +16,6 @@ pub(super) mod home;
 mod lru_queue;
 mod quiet;
 pub(super) mod registration;
-mod sharing;
 mod turns;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -34,13 +33,10 @@ use handshakes::Handshakes;
 use home::KnownHome;
 use lru_queue::LruQueue;
 use registration::Registration;
-pub use sharing::Announcement;
-use sharing::Sharing;
 use turns::PostSlots;
 pub use turns::{PostSlot, QueuedTurn, Turn};
 
 use crate::clock;
-use crate::event_log::backing::Term;
 use crate::event_log::identity::principal::Principal;
 use crate::event_log::metrics::Metrics;
 use crate::event_log::stream::Stream;
@@ -51,7 +47,7 @@ use crate::protocol::request_ids::{IdDigest, IdUse, UsedIds};
 use crate::protocol::stream::Phase;
 use crate::sync;
 
-/// Time after the end of a call within which its session counts as busy.
+/// Time that a session counts as busy after the end of a call.
 const BUSY_AFTER: Duration = Duration::from_secs(5);
 /// Number of a session's streams below which no search for ended ones takes place.
 const STREAMS_MIN: usize = 4;
@@ -73,9 +69,8 @@ pub struct Session {
     post_slots: Arc<PostSlots>,
     /// Number of running calls.
     calls: AtomicUsize,
-    /// True once the server has answered a request of this principal in the session.
+    /// True once the server has responded to a request of this principal in the session.
     was_answered: AtomicBool,
-    sharing: Sharing,
 }
 
 /// A running call of a session, counted for as long as this lives.
@@ -122,13 +117,13 @@ enum Resumption {
 struct State {
     streams: Vec<Weak<Stream>>,
     finished: FinishedCalls,
-    /// Number of streams at which dead ones are pruned.
+    /// Number of streams that causes the next pruning of dead ones.
     prune_at: usize,
     resumption: Resumption,
-    /// True if the store was asked and has no record.
+    /// True if the store is known to have no record.
     is_looked_up: bool,
     /// True once the session has ended, so that nothing of it is to be in the store.
-    is_over: bool,
+    has_ended: bool,
     home: KnownHome,
     /// Registration of this replica for the session in the store, or `None` if it was not begun.
     registration: Option<Registration>,
@@ -158,7 +153,7 @@ impl Session {
             prune_at: STREAMS_MIN,
             resumption: Resumption::NotSeen,
             is_looked_up: false,
-            is_over: false,
+            has_ended: false,
             home: KnownHome::Unasked,
             registration: None,
             used: clock::now(),
@@ -179,41 +174,7 @@ impl Session {
             post_slots: Arc::default(),
             calls: AtomicUsize::new(0),
             was_answered: AtomicBool::new(false),
-            sharing: Sharing::default(),
         })
-    }
-
-    /// Notes that this replica opened the session and alone serves it, in `term` and until `until`.
-    pub(super) fn note_sole(&self, term: Term, until: Instant) {
-        self.sharing.note_sole(term, until);
-    }
-
-    /// Calls `begin` if this replica alone serves the session, and before another joins it. `begin`
-    /// adds the stream of a new call to the session.
-    pub(super) fn begin_as_sole<R>(&self, term: Option<Term>, begin: impl FnOnce() -> R) -> Option<R> {
-        self.sharing.begin_as_sole(term, clock::now(), begin)
-    }
-
-    /// Begins to tell the other replicas that serve the session that this one does, which is due
-    /// before a call without a key runs here. Returns `None` if they know in the lease of the
-    /// present `term`.
-    pub(super) fn begin_announcement(&self, term: Option<Term>) -> Option<Announcement> {
-        let now = clock::now();
-        // A registration is renewed at half of its time.
-        let announcement = Announcement { term, until: now + self.registration_time() / 2 };
-        if self.sharing.is_announced(term, now) { None } else { Some(announcement) }
-    }
-
-    /// Notes that all other replicas that serve the session know that this one does, and that those
-    /// which begin to serve it find this one's registration.
-    pub fn note_announced(&self, announcement: Announcement) {
-        self.sharing.note_announced(announcement);
-    }
-
-    /// Notes that another replica begins to serve the session: from now on each call is claimed
-    /// before it runs.
-    pub(super) fn share(&self) {
-        self.sharing.share();
     }
 
     /// Counts a new call.
@@ -228,13 +189,13 @@ impl Session {
         self.calls.load(Ordering::Relaxed) > 0 || self.lock().call_ended.is_some_and(has_just_ended)
     }
 
-    /// Notes that the server has answered a request in the session.
+    /// Notes that the server has responded to a request in the session.
     pub fn note_answered(&self) {
         self.was_answered.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether the server has answered a request of this principal in the session, as far
-    /// as this process knows.
+    /// Returns whether the server has responded to a request of this principal in the session, as
+    /// far as this process knows.
     pub fn was_answered(&self) -> bool {
         self.was_answered.load(Ordering::Relaxed)
     }
@@ -267,12 +228,12 @@ impl Session {
 
     /// Notes that the session has ended.
     pub(super) fn end(&self) {
-        self.lock().is_over = true;
+        self.lock().has_ended = true;
     }
 
     /// Returns whether the session has ended.
-    pub(super) fn is_over(&self) -> bool {
-        self.lock().is_over
+    pub(super) fn has_ended(&self) -> bool {
+        self.lock().has_ended
     }
 
     /// Returns the negotiated protocol version, or `None` if unknown.
@@ -312,11 +273,6 @@ impl Session {
         state.used_ids.id_use()
     }
 
-    /// Returns the use of request IDs in the session, as far as it is known.
-    pub fn id_use(&self) -> IdUse {
-        self.lock().used_ids.id_use()
-    }
-
     /// Returns whether the client has ever resumed a stream, and so can.
     pub fn has_resumed(&self) -> bool {
         self.lock().resumption >= Resumption::Seen
@@ -352,7 +308,7 @@ impl Session {
         state.streams.push(Arc::downgrade(stream));
     }
 
-    /// Takes over the streams of an earlier record of the session.
+    /// Takes over the streams and the used request IDs of an earlier record of the session.
     fn take_over_streams(&self, before: &Session) {
         let (streams, finished, used_ids) = {
             let before = before.lock();
@@ -364,7 +320,7 @@ impl Session {
         state.prune();
     }
 
-    /// Adds a stream that was begun in another session, unless it is there.
+    /// Adds a stream that began in another session, unless this one has it.
     pub fn join_stream(&self, stream: &Arc<Stream>) {
         if !self.streams().iter().any(|known| Arc::ptr_eq(known, stream)) {
             self.add_stream(stream);
@@ -433,11 +389,9 @@ pub struct Sessions {
     lru_queue: Mutex<LruQueue>,
     /// Notified when the registrations are to be renewed at once.
     renewal_due: Notify,
-    /// Calls of evicted records whose claims were not in the store, at most the running ones.
-    unclaimed: DashMap<Key, Vec<Weak<Stream>>>,
     /// Limit of the sessions opened here.
     max_opened: usize,
-    /// Number of records of sessions opened elsewhere at which some are forgotten.
+    /// Number of records of sessions opened elsewhere that causes the next eviction.
     evict_at: AtomicUsize,
 }
 
@@ -450,7 +404,6 @@ impl Sessions {
         Self {
             sessions: DashMap::new(),
             standalone: DashMap::new(),
-            unclaimed: DashMap::new(),
             handshakes: Arc::new(Handshakes::new(most)),
             record_count: Arc::new(RecordCount::new(metrics)),
             lru_queue: Mutex::default(),
@@ -466,46 +419,21 @@ impl Sessions {
         let key = (id, principal);
         let session = Session::new(key.clone(), Some(opened), true, self.record_count.clone());
         let serial = session.serial;
-        while !self.replace(&key, &session) {}
-        self.enter(key, serial);
-    }
-
-    /// Replaces the present record of the session, if there is one. Returns false if another record
-    /// has become the present one meanwhile.
-    fn replace(&self, key: &Key, session: &Arc<Session>) -> bool {
-        let before = self.sessions.get(key).map(|entry| entry.value().clone());
-        if let Some(before) = &before {
-            // Not under the entry: it waits for calls that are about to begin.
-            before.share();
-            session.take_over_streams(before);
-        }
-        match (self.sessions.entry(key.clone()), &before) {
-            (Entry::Vacant(entry), None) => drop(entry.insert(session.clone())),
-            (Entry::Occupied(mut entry), Some(before)) if Arc::ptr_eq(entry.get(), before) => {
-                entry.insert(session.clone());
+        let before = match self.sessions.entry(key.clone()) {
+            Entry::Vacant(entry) => {
+                entry.insert(session);
+                None
             }
-            (Entry::Vacant(_), Some(_)) | (Entry::Occupied(_), _) => return false,
-        }
+            Entry::Occupied(mut entry) => {
+                session.take_over_streams(entry.get());
+                Some(entry.insert(session))
+            }
+        };
         // The queue is not locked under an entry of the map.
         if before.is_some_and(|before| before.opened.is_some()) {
             self.lru_queue().forget(1);
         }
-        true
-    }
-
-    /// Notes that another replica joins a session: from now on each call in it is claimed before it
-    /// runs. Returns the calls whose claims may have been deferred.
-    pub(super) fn share(&self, key: &Key) -> Vec<Arc<Stream>> {
-        // Looked up first: an eviction adds to the list before it removes the record.
-        let session = self.sessions.get(key).map(|entry| entry.value().clone());
-        let mut calls = session.map_or_else(Vec::new, |session| {
-            session.share();
-            session.streams()
-        });
-        if let Some(evicted) = self.unclaimed.get(key) {
-            calls.extend(evicted.iter().filter_map(Weak::upgrade));
-        }
-        calls
+        self.enter(key, serial);
     }
 
     /// Returns the record of a session that the proxy issued, whose id holds all that is to be
@@ -520,18 +448,8 @@ impl Sessions {
         let fresh = Session::new(key.clone(), Some(opened), false, self.record_count.clone());
         let mut entry = self.sessions.entry(key.clone()).or_insert_with(|| fresh.clone());
         if entry.opened.is_none() {
-            // Streams that were begun before the lookup stay with the session.
-            for stream in entry.streams() {
-                fresh.add_stream(&stream);
-            }
-            let (finished, used_ids) = {
-                let before = entry.lock();
-                (before.finished.clone(), before.used_ids.clone())
-            };
-            let mut state = fresh.lock();
-            state.finished = finished;
-            state.used_ids.follow(&used_ids);
-            drop(state);
+            // Streams that began before the lookup stay with the session.
+            fresh.take_over_streams(&entry);
             *entry.value_mut() = fresh.clone();
         }
         let session = entry.value().clone();
@@ -565,7 +483,6 @@ impl Sessions {
     pub fn remove(&self, id: &SessionId, principal: &Principal) -> Option<Arc<Session>> {
         let (_, session) = self.sessions.remove(&(id.clone(), *principal))?;
         session.end();
-        session.share();
         if session.opened.is_some() {
             self.lru_queue().forget(1);
         }
@@ -629,19 +546,13 @@ impl Sessions {
         self.sessions.len()
     }
 
-    /// Returns the number of evicted records whose calls another replica may have to wait for.
-    #[cfg(test)]
-    pub(super) fn unclaimed_len(&self) -> usize {
-        self.unclaimed.len()
-    }
-
     /// Returns the length of the queue of sessions opened here.
     #[cfg(test)]
     pub(super) fn queue_len(&self) -> usize {
         self.lru_queue().entries()
     }
 
-    /// Returns whether there are none.
+    /// Returns whether there is no session.
     pub fn is_empty(&self) -> bool {
         self.sessions.is_empty()
     }

@@ -1,9 +1,10 @@
-//! Registration of this replica for a session, by which the other replicas find its calls there.
+//! Registration of this replica for a session. By it the other replicas find the calls of the
+//! session here.
 //!
-//! Owned here: the lifetimes of registrations, and what is known of those in the store. A
-//! registration belongs to a session and not to a record: those of sessions that a replica has
-//! opened are apart from the others, so that no record of an unknown session shortens them.
-//! Invariant: a registration counts only in the term in which the store took it, since other
+//! Owned here: the lifetimes of registrations, and the knowledge of their state in the store. A
+//! registration belongs to a session and not to a record: sessions that a replica has opened are
+//! registered apart from the others, so that no record of an unknown session shortens a
+//! registration. Invariant: a registration counts only in the term of its write, since other
 //! replicas or the store may have lost it after that. Absent: the requests to the store
 //! (`recovery/sessions.rs`).
 
@@ -27,7 +28,7 @@ const REGISTRATION_UNOPENED: Duration = Duration::from_secs(600);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Registration {
     until: Instant,
-    /// Term in which the store took it, or `None` if the store may not have it.
+    /// Term of its write, or `None` if the store may not have it.
     term: Option<Term>,
 }
 
@@ -61,15 +62,14 @@ impl Session {
 
     /// Returns whether the store is known to have this replica's registration in the present
     /// `term`, for half of its lifetime at least.
-    pub(in crate::event_log) fn has_registration(&self, term: Option<Term>) -> bool {
+    fn has_registration(&self, term: Term) -> bool {
         let later = clock::now() + self.registration_time() / 2;
-        let registration = self.lock().registration;
-        term.is_some()
-            && registration.is_some_and(|registration| registration.term == term && registration.until > later)
+        let is_valid = |known: Registration| known.term == Some(term) && known.until > later;
+        self.lock().registration.is_some_and(is_valid)
     }
 
-    /// Notes that the store has this replica's registration, which was written after `began`.
-    /// `term` is that of `began`.
+    /// Notes that the store has this replica's registration, which was written after `began`, in
+    /// `term`.
     pub(in crate::event_log) fn note_registered(&self, term: Option<Term>, began: Instant) {
         let until = began + self.registration_time();
         self.lock().registration = Some(Registration { until, term });
@@ -77,7 +77,7 @@ impl Session {
 }
 
 impl Sessions {
-    /// Returns the sessions for which this replica is registered.
+    /// Returns the sessions with a registration of this replica.
     pub(in crate::event_log) fn registered(&self) -> Vec<(SessionId, Arc<Session>)> {
         let registered = self.sessions.iter().filter(|entry| entry.is_registered());
         registered.map(|entry| (entry.key().0.clone(), entry.value().clone())).collect()
@@ -99,11 +99,11 @@ impl Sessions {
         self.renewal_due.notified().await;
     }
 
-    /// Returns the sessions for which this replica is registered, or was to be, and is to register
-    /// itself again in `term`.
+    /// Returns the sessions with a registration of this replica that must be written again in
+    /// `term`, or whose write has failed.
     pub(in crate::event_log) fn due_registrations(&self, term: Term) -> Vec<(SessionId, Arc<Session>)> {
         let mut due = self.registered();
-        due.retain(|(_, session)| !session.has_registration(Some(term)));
+        due.retain(|(_, session)| !session.has_registration(term));
         due
     }
 }

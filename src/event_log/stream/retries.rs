@@ -7,8 +7,6 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::clock;
-use crate::event_log::backing::Backing;
-use crate::event_log::backing::claim::{ClaimGuard, ClaimRequest, ClaimWrite};
 use crate::event_log::backing::fingerprint::Fingerprint;
 use crate::event_log::retry_index::Registration;
 use crate::event_log::stream::delivery::Delivery;
@@ -168,55 +166,8 @@ impl Retries<'_> {
         entries.iter().any(|entry| entry.claim().is_some())
     }
 
-    /// Writes the deferred claims, and again those that the store has not confirmed, unless no
-    /// retry can match the call any more. The store has all of them once the returned writes are
-    /// done. A dropped one is not undone.
-    pub(in crate::event_log) fn write_claims(&self) -> Vec<ClaimWrite> {
-        let Some(backing) = &self.backing else { return Vec::new() };
-        if Delivery(self.shared).has_arrived() {
-            return Vec::new();
-        }
-        let retention = self.shared.with_machine(|machine| machine.policy().retention);
-        let request = ClaimRequest { retention, body: None };
-        let new_claim = |call: Fingerprint| {
-            let (released, store) = (backing.released.clone(), backing.store.clone());
-            ClaimGuard::for_stream(self.shared.id, self.owner, released, store, call, request)
-        };
-        let mut entries = sync::lock(self.registrations);
-        let claims = entries.iter_mut().filter_map(|entry| entry.end_deferral(new_claim));
-        claims.filter(|claim| !claim.is_confirmed()).map(ClaimGuard::write).collect()
-    }
-
-    /// Returns true if a claim of the call is deferred.
-    pub(in crate::event_log) fn has_deferred_claim(&self) -> bool {
-        sync::lock(self.registrations).iter().any(Registration::is_deferred)
-    }
-
-    /// Returns true if a retry may match the call, and the store is not known to have its claim.
-    pub(in crate::event_log) fn is_unclaimed(&self) -> bool {
-        !Delivery(self.shared).has_arrived() && self.awaits_claim()
-    }
-
-    /// Returns true if the store is not known to have the claim of the call, which it is to get.
-    pub(in crate::event_log) fn awaits_claim(&self) -> bool {
-        sync::lock(self.registrations).iter().any(Registration::awaits_claim)
-    }
-
-    /// The client may have disconnected before the response arrived, and may send the
-    /// call again elsewhere.
-    pub fn handle_disconnect(&self) {
-        if self.has_deferred_claim() {
-            // Not awaited, as at any loss of a client: another replica that joins the session waits
-            // for the writes.
-            drop(self.write_claims());
-        }
-    }
-
-    /// Leaves the claims in the store when the stream goes here. Deferred ones are written.
+    /// Leaves the claims in the store when this process drops the stream.
     pub(in crate::event_log) fn leave_claims(&self) {
-        if self.has_deferred_claim() {
-            drop(self.write_claims());
-        }
         let entries = sync::lock(self.registrations);
         for claim in entries.iter().filter_map(Registration::claim) {
             claim.leave();

@@ -339,12 +339,8 @@ impl Stub {
         drops
     }
 
-    /// Leaves the claims of a call with a key in the store when the stub goes: a key still finds
-    /// the stream there.
-    pub(in crate::event_log) fn leave_claims_of_key(&self) {
-        if !self.end.has_idempotency_key {
-            return;
-        }
+    /// Leaves the claims in the store when the stub is dropped: a key still finds the stream there.
+    pub(in crate::event_log) fn leave_claims(&self) {
         let rare = self.kept.as_ref().and_then(|kept| kept.rare.as_ref());
         for claim in rare.iter().flat_map(|rare| &*rare.registrations).filter_map(Registration::claim) {
             claim.leave();
@@ -440,12 +436,8 @@ impl Stub {
         if is_beyond_retries {
             stream.retries().forget();
         }
-        if end.has_passed && !stream.retries().may_come() {
-            // Nothing of it will be read.
-            return None;
-        }
-        // The stream itself writes its claim until the store has it.
-        if stream.retries().awaits_claim() { None } else { Some(end) }
+        // Nothing will be read of a response that has passed and that no retry finds.
+        if end.has_passed && !self.has_retries() { None } else { Some(end) }
     }
 
     /// Rebuilds the stream, and moves the state there.

@@ -1,38 +1,45 @@
-//! Claims of calls that a retry may match at another replica.
+//! Claims of calls with an `Idempotency-Key`, which a retry finds at another replica.
 
 use super::quotas::finish;
 use super::*;
 use crate::event_log::stream::response_head::Head;
-use crate::event_log::{CallClaim, ClaimOutcome, ClaimRequest, Match};
+use crate::event_log::{ClaimOutcome, ClaimRequest, Match};
 use crate::protocol::cluster::RepeatedCall;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::request_ids::IdUse;
 
-const CLAIM: ClaimRequest = ClaimRequest { retention: RETENTION, body: None };
+fn body() -> Fingerprint {
+    Fingerprint::of_body("", b"{}")
+}
+
+pub(super) fn claim() -> ClaimRequest {
+    ClaimRequest { retention: RETENTION, body: body() }
+}
+
+fn key() -> Fingerprint {
+    Fingerprint::of_key(&binding(), b"key")
+}
 
 #[tokio::test(start_paused = true)]
 async fn a_claim_whose_reply_was_lost_leaves_no_record_behind() {
     let store = TestStore::default();
     let [one, two] = [1, 2].map(|owner| log_of(Owner(owner), Arc::new(store.as_of(Owner(owner)))));
-    let call = Fingerprint::of_call(&binding(), "", b"{}");
+    let call = key();
     store.set_deaf(true);
-    assert!(one.claim(&call, CLAIM, false).await.is_err());
+    assert!(one.claim(&call, claim(), false).await.is_err());
     // Later calls of the store are refused, but the claim was not.
     tokio::time::sleep(RETENTION / 4).await;
     store.set_deaf(false);
-    let ClaimOutcome::Existing(run, _) = two.claim(&call, CLAIM, false).await.unwrap() else {
+    let ClaimOutcome::Existing(run, _) = two.claim(&call, claim(), false).await.unwrap() else {
         panic!("the store has it")
     };
     assert!(one.has_released_claim(run.stream));
-    assert_eq!(one.lookup_retry(&call.to_wire(), Some(run.stream), None).await, RepeatedCall::Another, "it never ran");
+    let lookup = async |run| one.lookup_retry(&call.to_wire(), Some(run), &body().to_wire()).await;
+    assert_eq!(lookup(run.stream).await, RepeatedCall::Another, "it never ran");
     let other = StreamId::from_bytes([1; 12]);
-    assert_eq!(
-        one.lookup_retry(&call.to_wire(), Some(other), None).await,
-        RepeatedCall::Nothing,
-        "no replica knows that one"
-    );
+    assert_eq!(lookup(other).await, RepeatedCall::Nothing, "no replica knows that one");
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let claimed = two.claim(&call, CLAIM, false).await.unwrap();
+    let claimed = two.claim(&call, claim(), false).await.unwrap();
     assert!(matches!(claimed, ClaimOutcome::Claimed(_)), "{claimed:?}");
     tokio::time::sleep(RETENTION).await;
     assert!(!one.has_released_claim(run.stream), "nothing of it is kept");
@@ -42,9 +49,9 @@ async fn a_claim_whose_reply_was_lost_leaves_no_record_behind() {
 async fn a_claim_that_is_left_stays_and_a_dropped_one_is_removed() {
     let store = TestStore::default();
     let log = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
-    let call = Fingerprint::of_call(&binding(), "", b"{}");
+    let call = key();
     for is_left in [false, true] {
-        let ClaimOutcome::Claimed(hold) = log.claim(&call, CLAIM, false).await.unwrap() else {
+        let ClaimOutcome::Claimed(hold) = log.claim(&call, claim(), false).await.unwrap() else {
             panic!("no replica has it")
         };
         if is_left {
@@ -56,29 +63,27 @@ async fn a_claim_that_is_left_stays_and_a_dropped_one_is_removed() {
     }
 }
 
-/// Claims and registers a call that `log` runs; `body` is set if it has a key.
-async fn run(log: &EventLog, body: Option<Fingerprint>) -> (Fingerprint, ClaimRequest, Arc<Stream>) {
-    let (call, claim) = (Fingerprint::of_key(&binding(), b"key"), ClaimRequest { body, ..CLAIM });
-    let ClaimOutcome::Claimed(hold) = log.claim(&call, claim, false).await.unwrap() else {
+/// Claims and registers a call that `log` runs.
+pub(super) async fn run(log: &EventLog) -> (Fingerprint, Arc<Stream>) {
+    let call = key();
+    let ClaimOutcome::Claimed(hold) = log.claim(&call, claim(), false).await.unwrap() else {
         panic!("it is claimed already")
     };
     let reservation = log.admit(&quota(log, 0), 0).unwrap();
-    let stream = log.create_as(hold.stream(), Spec { body_fingerprint: body, ..spec() }, reservation);
+    let policy = Policy { has_idempotency_key: true, ..spec().policy };
+    let spec = Spec { body_fingerprint: Some(body()), policy, ..spec() };
+    let stream = log.create_as(hold.stream(), spec, reservation);
     let registered = log.find_or_register(call, IdUse::Unique, |_| false, || Ok::<_, ()>(stream.clone()));
     let Ok(Match::New(_, registration)) = registered else { panic!("it is registered already") };
-    stream.retries().register(registration.with_claim(CallClaim::Written(Arc::new(hold))));
-    (call, claim, stream)
-}
-
-async fn keyed(log: &EventLog) -> (Fingerprint, ClaimRequest, Arc<Stream>) {
-    run(log, Some(Fingerprint::of_body("", b"{}"))).await
+    stream.retries().register(registration.with_claim(Some(Arc::new(hold))));
+    (call, stream)
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_response_that_the_store_refused_is_written_later() {
     let store = Arc::new(TestStore::default());
     let log = log_of(Owner(1), store.clone());
-    let (_, _, stream) = keyed(&log).await;
+    let (_, stream) = run(&log).await;
     store.set_away(true);
     log.store_response(&stream, &Head::Failed(Failure::after_send(ErrorCode::CallTimedOut))).await;
     tokio::time::sleep(RETENTION / 4).await;
@@ -96,7 +101,7 @@ async fn a_claim_outlives_the_process_and_ends_with_the_call() {
     for ends in [false, true] {
         let store = TestStore::default();
         let log = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
-        let (call, claim, stream) = keyed(&log).await;
+        let (call, stream) = run(&log).await;
         if ends {
             // The call never ran.
             stream.retries().forget();
@@ -106,7 +111,7 @@ async fn a_claim_outlives_the_process_and_ends_with_the_call() {
         drop(stream);
         tokio::task::yield_now().await;
         let after = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
-        let claimed = after.claim(&call, claim, false).await.unwrap();
+        let claimed = after.claim(&call, claim(), false).await.unwrap();
         assert_eq!(matches!(claimed, ClaimOutcome::Claimed(_)), ends, "{claimed:?}");
     }
 }
@@ -115,17 +120,17 @@ async fn a_claim_outlives_the_process_and_ends_with_the_call() {
 async fn a_record_is_kept_for_as_long_as_its_call_is_known() {
     let store = TestStore::default();
     let log = Arc::new(log_of(Owner(1), Arc::new(store.as_of(Owner(1)))));
-    let (call, claim, stream) = keyed(&log).await;
+    let (call, stream) = run(&log).await;
     let keeping = tokio::spawn({
         let log = log.clone();
         async move { log.keep_claims().await }
     });
     tokio::time::sleep(RETENTION * 5).await;
-    let claimed = log.claim(&call, claim, true).await.unwrap();
-    assert!(matches!(claimed, ClaimOutcome::Existing(run, _) if run.body == claim.body), "{claimed:?}");
+    let claimed = log.claim(&call, claim(), true).await.unwrap();
+    assert!(matches!(claimed, ClaimOutcome::Existing(run, _) if run.body == body()), "{claimed:?}");
     keeping.abort();
     tokio::time::sleep(RETENTION * 5).await;
-    assert!(matches!(log.claim(&call, claim, true).await.unwrap(), ClaimOutcome::Unclaimed));
+    assert!(matches!(log.claim(&call, claim(), true).await.unwrap(), ClaimOutcome::Unclaimed));
     drop(stream);
 }
 
@@ -133,8 +138,8 @@ async fn a_record_is_kept_for_as_long_as_its_call_is_known() {
 async fn a_removal_that_the_store_refused_is_made_later() {
     let store = TestStore::default();
     let log = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
-    let call = Fingerprint::of_call(&binding(), "", b"{}");
-    let ClaimOutcome::Claimed(hold) = log.claim(&call, CLAIM, false).await.unwrap() else {
+    let call = key();
+    let ClaimOutcome::Claimed(hold) = log.claim(&call, claim(), false).await.unwrap() else {
         panic!("it is claimed already")
     };
     let run = hold.stream();
@@ -152,8 +157,8 @@ async fn a_removal_that_the_store_refused_is_made_later() {
 async fn a_claim_that_takes_effect_after_its_removal_is_removed_as_well() {
     let store = TestStore::default();
     let log = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
-    let call = Fingerprint::of_call(&binding(), "", b"{}");
-    let ClaimOutcome::Claimed(hold) = log.claim(&call, CLAIM, false).await.unwrap() else {
+    let call = key();
+    let ClaimOutcome::Claimed(hold) = log.claim(&call, claim(), false).await.unwrap() else {
         panic!("it is claimed already")
     };
     let run = hold.stream();
@@ -183,30 +188,27 @@ async fn arrive(log: &EventLog, stream: &Arc<Stream>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_evicted_call_is_found_in_the_store_by_its_key_and_is_new_without_one() {
-    for key in [Some(Fingerprint::of_body("", b"{}")), None] {
-        let store = TestStore::default();
-        let log = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
-        let (call, claim, stream) = run(&log, key).await;
-        arrive(&log, &stream).await;
-        let id = stream.id();
-        assert_eq!((log.len(), log.retry_index().len()), (1, 1));
-        let much = quota(&log, 0).reserve(allowance().max_bytes + 1);
-        assert!(log.evict_for(&much).is_err());
-        assert_eq!((log.len(), log.retry_index().len()), (0, 0), "its last user is still here");
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        match log.claim(&call, claim, true).await.unwrap() {
-            ClaimOutcome::Existing(run, _) => assert_eq!((run.stream, run.body), (id, key)),
-            nothing => assert!(key.is_none() && matches!(nothing, ClaimOutcome::Unclaimed), "{nothing:?}"),
-        }
-    }
+async fn an_evicted_call_is_found_in_the_store_by_its_key() {
+    let store = TestStore::default();
+    let log = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
+    let (call, stream) = run(&log).await;
+    arrive(&log, &stream).await;
+    let id = stream.id();
+    assert_eq!((log.len(), log.retry_index().len()), (1, 1));
+    let much = quota(&log, 0).reserve(allowance().max_bytes + 1);
+    assert!(log.evict_for(&much).is_err());
+    assert_eq!((log.len(), log.retry_index().len()), (0, 0), "its last user is still here");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let claimed = log.claim(&call, claim(), true).await.unwrap();
+    let expected = |run: ClaimRecord| (run.stream, run.body) == (id, body());
+    assert!(matches!(claimed, ClaimOutcome::Existing(run, _) if expected(run)), "{claimed:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_response_counts_in_the_quota_while_it_waits_for_the_store() {
     let store = Arc::new(TestStore::default());
     let log = log_of(Owner(1), store.clone());
-    let (_, _, stream) = keyed(&log).await;
+    let (_, stream) = run(&log).await;
     let failed = Head::Failed(Failure::after_send(ErrorCode::CallTimedOut));
     log.store_response(&stream, &failed).await;
     let before = quota(&log, 0).bytes();

@@ -4,11 +4,11 @@
 mod claims;
 mod framing;
 mod homes;
-mod joining;
 mod large;
 mod property;
 mod quotas;
 mod reading;
+mod registrations;
 mod replicas;
 mod restoring;
 mod retention;

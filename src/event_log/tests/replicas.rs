@@ -7,8 +7,7 @@ use crate::cluster::{Absence, Replicas};
 use crate::protocol::cluster::Reader;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::EventId;
-use crate::protocol::request_ids::IdUse;
-use crate::protocol::stream::{Batch, CursorPlace, Resume};
+use crate::protocol::stream::{Batch, CursorPlace};
 use crate::store::test_store::TestStore;
 use crate::store::{Appended, Coordination, Read, Renewal};
 
@@ -729,18 +728,13 @@ async fn a_stub_serves_its_clients_while_the_store_is_unreachable() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_finished_call_in_a_shared_store_stays_whole_until_the_store_has_its_claim() {
+async fn the_claim_of_a_stub_is_rewritten_after_a_data_loss() {
     let store = TestStore::default();
     let one = Replica::of(&store, 1).await;
-    let call = Fingerprint::of_body("", b"{}");
-    let Ok(Match::New(stream, registration)) =
-        one.log.find_or_register(call, IdUse::Unique, |_| false, || Ok::<_, ErrorCode>(open(&one.log).0))
-    else {
-        panic!("nothing is registered yet")
-    };
-    stream.retries().register(registration.with_claim(CallClaim::Deferred));
+    let (call, stream) = claims::run(&one.log).await;
     stream.upstream().set_sent();
     let writer = one.log.writer(&stream);
+    writer.update(|machine, _| machine.handle_stream_head()).await;
     one.log.publish_once(&stream);
     writer.update(says(RESPONSE)).await;
     writer.update(ended()).await;
@@ -748,22 +742,15 @@ async fn a_finished_call_in_a_shared_store_stays_whole_until_the_store_has_its_c
     one.log.retain(&stream);
     drop(writer);
     one.log.release(stream);
-    assert_eq!(stubs(&one), 0, "it writes its claim itself");
-    let stream = one.log.find_call(&call).expect("it is kept");
-    for write in stream.retries().write_claims() {
-        write.wait().await.unwrap();
-    }
-    one.log.release(stream);
-    let read = ClaimRequest { retention: RETENTION, body: None };
-    let is_claimed = async || matches!(one.log.claim(&call, read, true).await, Ok(ClaimOutcome::Existing(..)));
+    let is_claimed =
+        async || matches!(one.log.claim(&call, claims::claim(), true).await, Ok(ClaimOutcome::Existing(..)));
     assert!(stubs(&one) == 1 && is_claimed().await);
     store.lose();
     assert!(!is_claimed().await);
     one.log.rewrite_all();
     settle().await;
-    assert!(stubs(&one) == 1 && is_claimed().await, "the claim of a stub is written again");
-    one.log.note_delivered(one.log.find_call(&call).expect("it is kept"), DeliveryCertainty::Likely);
-    assert_eq!((stubs(&one), one.log.retry_index().len()), (1, 0));
+    assert!(stubs(&one) == 1 && is_claimed().await);
+    one.log.find_call(&call).expect("it is kept").forget_retries();
     settle().await;
     assert!(!is_claimed().await, "no retry may match it any more");
 }

@@ -181,7 +181,7 @@ impl StreamTable {
             let is_stub = |known: &StreamEntry| known.stub().is_some_and(|stub| stub.is_queued_at((queue, since)));
             if let Some((_, known)) = self.entries.remove_if(&id, |_, known| is_stub(known)) {
                 if let Some(stub) = known.stub() {
-                    stub.leave_claims_of_key();
+                    stub.leave_claims();
                 }
                 quota.global().metrics.observe_eviction();
                 return true;
@@ -191,10 +191,8 @@ impl StreamTable {
             // caller has few of these.
             if stream.delivery().evict(queue, since, self.runs_as_task(&stream), now) {
                 self.forget(&stream);
-                if stream.retries().body_fingerprint().is_some() {
-                    // A key still finds the stream in the store.
-                    stream.retries().leave_claims();
-                }
+                // A key still finds the stream in the store.
+                stream.retries().leave_claims();
                 // The last user may drop the stream much later, and no retry may find it until
                 // then.
                 stream.retries().forget();

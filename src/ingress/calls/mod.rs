@@ -24,7 +24,7 @@ use self::partial_results::{PartialResults, PartialResultsPolicy};
 use self::remote_retry::{EarlierCall, RemoteRetries};
 use self::reply::Replies;
 use self::request::{Beginning, CallRequest, Reply, Retry, retry_of};
-use self::start::{CallStarter, StartClaim, StartedCall};
+use self::start::{CallStarter, StartedCall};
 use self::task_rules::{TaskRules, Undeclared, Unsupported};
 use super::components::Components;
 use super::context::RequestContext;
@@ -62,6 +62,7 @@ pub(super) struct Calls {
     tokens: Arc<TokenRefresh>,
     starter: Arc<StreamStarter>,
     partial: Arc<PartialResultsPolicy>,
+    admission: Admission,
     remote_retries: RemoteRetries,
     call_starter: CallStarter,
     commit: CommitRules,
@@ -90,6 +91,7 @@ impl Calls {
             config: config.clone(),
             log: log.clone(),
             metrics: metrics.clone(),
+            admission: admission.clone(),
             remote_retries: RemoteRetries::new(components, admission.clone(), finder.clone(), tokens.clone()),
             call_starter: CallStarter::new(
                 components,
@@ -171,7 +173,6 @@ impl Calls {
         {
             return self.refusals.refuse_call(code, &call);
         }
-        self.starter.register_session(&context).await;
         let (initialize, body) = match self.edit(&call, body) {
             Ok(edited) => edited,
             Err(undeclared) => return refuse_undeclared(undeclared, &call),
@@ -198,19 +199,19 @@ impl Calls {
             .with_discovery(self.task_rules.observes_discovery(&call))
             .with_legacy_tasks(self.task_rules.listed(context.session.as_deref(), &call));
         let mut request = CallRequest { context, call, accept, body, partial, task, retry, observer };
+        if self.admission.can_admit(&request) && !request.context.has_remote_session() {
+            self.starter.register_session(&request.context).await;
+        }
         // A call here needs no search at other replicas.
         let is_found = earlier_call.as_ref().is_some_and(|(_, retry_match)| *retry_match != RetryMatch::NewCall);
         let may_be_recorded = !is_found && self.remote_retries.may_be_recorded(retry);
-        if may_be_recorded && let Some(started) = self.begin_as_sole(&mut request, earlier_call.as_ref()) {
-            return self.reply_to(request, started).await;
-        }
         let remote_call =
             if may_be_recorded { Box::pin(self.remote_retries.find(&request)).await } else { EarlierCall::None(None) };
         let started = match remote_call {
             EarlierCall::None(_) if let Some(code) = request.context.remote_session_error() => Err(code),
             EarlierCall::None(claim) => {
                 let held = request.context.take_reservation();
-                self.call_starter.begin(&request, held, earlier_call, claim.into())
+                self.call_starter.begin(&request, held, earlier_call, claim)
             }
             EarlierCall::Stream(stream) => Ok(self.call_starter.return_to(&request.context, &stream)),
             EarlierCall::Response(response) => {
@@ -220,24 +221,6 @@ impl Calls {
             EarlierCall::Unproven(unproven) => return self.refuse_unproven(unproven, &request.call),
             EarlierCall::Refused(failure) => return self.refusals.fail_call(failure, &request.call),
         };
-        self.reply_to(request, started).await
-    }
-
-    /// Begins a call without a key, without a look-up, if this replica alone serves its session.
-    /// Returns `None` if another may.
-    fn begin_as_sole(
-        &self,
-        request: &mut CallRequest,
-        earlier_call: Option<&(Arc<Stream>, RetryMatch)>,
-    ) -> Option<Result<StartedCall, ErrorCode>> {
-        let session = request.context.session.clone().filter(|_| request.retry.body.is_none())?;
-        self.log.begin_as_sole(&session, || {
-            let held = request.context.take_reservation();
-            self.call_starter.begin(request, held, earlier_call.cloned(), StartClaim::Deferred)
-        })
-    }
-
-    async fn reply_to(&self, request: CallRequest, started: Result<StartedCall, ErrorCode>) -> Response<BoxBody> {
         match started {
             Ok(started) if request.task.is_some() => Box::pin(self.reply_with_handle(request, started)).await,
             Ok(started) => self.reply(request, started).await,

@@ -1,18 +1,17 @@
-//! Retries of calls that another replica runs, or that ran before a restart.
+//! Retries of calls with an `Idempotency-Key` that another replica runs, or that ran before a
+//! restart.
 //!
-//! A call that a retry may match is recorded in the store before it goes upstream
-//! (`event_log/recovery/claims.rs`): every such call if replicas share the store, else calls with a
-//! key. The one exception are calls without a key in a session that one replica alone serves;
-//! another replica joins such a session before it searches. A replica that finds the record asks
-//! the one that runs the call, and returns that call's response, or its stream, which it serves
-//! from the store. A call with a key that an older token of the caller began is found by the
-//! subject that both tokens claim, once the server has confirmed the newer one.
+//! Such a call is recorded in the store before it goes upstream (`event_log/recovery/claims.rs`). A
+//! replica that finds the record sends an inquiry to the replica that runs the call, and returns
+//! the response of the call, or its stream, which it serves from the store. A call that an older
+//! token of the caller began is found by the subject that both tokens claim, once the server has
+//! confirmed the newer one.
 //!
 //! Owned here: the outcome if the running replica is dead or silent. Invariants: a call that may
-//! have run is not run again. A caller that proves nothing gets nothing of another token's call,
-//! changes nothing of it, and may still make a call of its own. Absent: retries of calls of this
-//! process, which need no inquiry, calls without a key that an older token began elsewhere, and
-//! those of clients that use request IDs freely.
+//! have run is not run again. Once the lease of its replica has expired, a call without a stored
+//! response ends with `owner_died`. A caller without a proof gets no response of another token's
+//! call, changes no record of it, and may still begin a call of its own. Absent: retries of calls
+//! of this process, which need no inquiry, and retries without a key, which are new calls here.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -27,27 +26,24 @@ use crate::clock;
 use crate::cluster::{Absence, Replicas};
 use crate::config::OnUnreachable;
 use crate::event_log::{
-    Binding, ClaimGuard, ClaimOutcome, ClaimRecord, ClaimRequest, EventLog, Fingerprint, RegistrationLock, RetryMatch,
-    Stream, SubjectClaim,
+    ClaimGuard, ClaimOutcome, ClaimRecord, ClaimRequest, EventLog, Fingerprint, RegistrationLock, RetryMatch, Stream,
+    SubjectClaim,
 };
 use crate::ingress::components::Components;
 use crate::ingress::stream_finder::StreamFinder;
 use crate::ingress::token_refresh::{TokenRefresh, Unproven};
 use crate::protocol::cluster::{HttpMessage, RepeatedCall};
 use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::ids::{EventId, Owner};
+use crate::protocol::ids::EventId;
 use crate::protocol::request_ids::IdUse;
 use crate::store::{Error, StoreHealth};
 use crate::upstream::Upstream;
 
-/// Time for a replica to respond. After it, a live replica is asked again.
+/// Time for a replica to respond. After it, the inquiry to a live replica is repeated.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time for a replica to respond that another joins a session. After it, a live replica is asked
-/// again.
-const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
-/// Time after which a live replica that has not responded is given up.
+/// Longest time without a response of a live replica. Then it is given up.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time after which a pending write or removal is expected to be done.
+/// Time that a pending write or removal is expected to take.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// Earlier call that a POST may retry.
@@ -66,21 +62,22 @@ pub(super) enum EarlierCall {
 
 /// Right to run a call, held until the call is registered.
 pub(super) struct PendingClaim {
-    pub(super) guard: ClaimGuard,
+    /// Boxed: most calls have none.
+    pub(super) guard: Box<ClaimGuard>,
     pub(super) lock: RegistrationLock,
 }
 
 /// Result of one inquiry about a recorded call.
 enum Finding {
     Done(EarlierCall),
-    /// The record is of a call that no client can resume: the new call replaces it.
+    /// No client can resume the recorded call: the new call replaces it.
     Replace,
     /// The replica that runs the call has not responded yet.
     Silent,
-    /// That replica does not know the call, whose record may be removed in a moment.
+    /// That replica does not know the call, and may be about to remove its record.
     Unknown,
-    /// The inquiry is to be repeated, at once or after this pause.
-    Again(Option<Duration>),
+    /// The inquiry is to be repeated after this pause.
+    Again(Duration),
 }
 
 /// Next step of a search after an inquiry, given the inquiries before it.
@@ -112,223 +109,27 @@ impl RemoteRetries {
         Self { log: log.clone(), upstream: upstream.clone(), replicas: replicas.clone(), admission, finder, tokens }
     }
 
-    /// True if the store may have the record of an earlier call that `retry` comes back to.
+    /// Returns whether the store may have the record of an earlier call for `retry`.
     pub(super) fn may_be_recorded(&self, retry: Retry) -> bool {
-        // An equal call elsewhere is another one, or cannot be told from one.
-        retry.fingerprint.is_some()
-            && !retry.is_by_free_id()
-            && (self.replicas.is_some() || (retry.body.is_some() && self.log.has_store()))
+        retry.body.is_some() && self.log.has_store()
     }
 
     /// Returns the recorded call that `request` retries, or claims the call for this replica.
     pub(super) async fn find(&self, request: &CallRequest) -> EarlierCall {
-        if let Err(outcome) = self.join_session(request).await {
-            return outcome;
-        }
+        let Retry { fingerprint: Some(call), body: Some(body), subject, .. } = request.retry else {
+            return EarlierCall::None(None);
+        };
+        let search = Search { retries: self, request, call, body, is_previous_token: false };
         loop {
-            let claim = match self.find_by_own_token(request).await {
+            let claim = match search.find_or_claim().await {
                 EarlierCall::None(claim) => claim,
                 found => return found,
             };
-            let Some(subject) = request.retry.subject else { return EarlierCall::None(claim) };
+            let Some(subject) = &subject else { return EarlierCall::None(claim) };
             // Boxed: most callers claim no subject.
-            match Box::pin(self.find_by_previous_tokens(request, &subject, claim)).await {
+            match Box::pin(search.find_by_previous_tokens(subject, claim)).await {
                 ControlFlow::Break(outcome) => return outcome,
                 ControlFlow::Continue(()) => {}
-            }
-        }
-    }
-
-    /// Tells the other replicas that serve the session of a call without a key that this one does
-    /// too, once, and waits until they have claimed their calls in it.
-    async fn join_session(&self, request: &CallRequest) -> Result<(), EarlierCall> {
-        let Retry { fingerprint: Some(call), body: None, .. } = request.retry else { return Ok(()) };
-        // A call that cannot run here needs no claims of the others.
-        if request.context.has_remote_session() || !self.admission.can_admit(request) {
-            return Ok(());
-        }
-        let (context, Some(replicas)) = (&request.context, &self.replicas) else { return Ok(()) };
-        let (Some(session), Some(id)) = (&context.session, &context.binding.session) else { return Ok(()) };
-        let Some(announcement) = self.log.begin_announcement(session) else { return Ok(()) };
-        if self.log.store_health() != StoreHealth::Ready {
-            return Ok(());
-        }
-        // Registered before it asks: a replica that opens the session later finds this one.
-        if !self.log.ensure_registered(id, session).await {
-            return Ok(());
-        }
-        let members = match replicas.requests().members(id).await {
-            Ok(members) => members,
-            Err(error) => {
-                // The next call asks again. Until then the claims alone decide, as far as the store
-                // has them.
-                debug!(%error, "the other replicas of a session are unknown");
-                return Ok(());
-            }
-        };
-        for member in members {
-            self.join_at(replicas, member, &context.binding, &call).await?;
-        }
-        session.note_announced(announcement);
-        Ok(())
-    }
-
-    /// Joins the session of `binding` at one replica. Waits while that replica may be about to run
-    /// the call: it holds its lease, or its lease has only just expired, as all do in an outage of
-    /// the store.
-    async fn join_at(
-        &self,
-        replicas: &Replicas,
-        member: Owner,
-        binding: &Binding,
-        call: &Fingerprint,
-    ) -> Result<(), EarlierCall> {
-        let began = clock::now();
-        loop {
-            let joining = replicas.requests().join_session(member, binding, call);
-            match tokio::time::timeout(JOIN_TIMEOUT, joining).await {
-                Ok(Ok(Some(()))) => return Ok(()),
-                Ok(Ok(None)) => match replicas.requests().absence(member).await {
-                    Ok(Absence::Gone | Absence::CutOff) => return Ok(()),
-                    Ok(Absence::Expired) => clock::sleep(PAUSE).await,
-                    Err(error) => return Err(self.without_store(&error, None)),
-                },
-                Ok(Err(_)) if self.log.is_store_recovering() => clock::sleep(PAUSE).await,
-                Ok(Err(error)) => return Err(self.without_store(&error, None)),
-                Err(_) => {}
-            }
-            if clock::now().saturating_duration_since(began) >= SILENCE_TIMEOUT {
-                warn!(owner = member.0, "a replica does not respond about a session");
-                return Err(EarlierCall::Refused(Failure::before_run(ErrorCode::StoreFailed)));
-            }
-        }
-    }
-
-    /// Searches the recorded calls of the current token.
-    async fn find_by_own_token(&self, request: &CallRequest) -> EarlierCall {
-        let Retry { fingerprint: Some(call), body, .. } = request.retry else { return EarlierCall::None(None) };
-        let search =
-            Search { retries: self, replicas: self.replicas.as_deref(), request, call, body, is_previous_token: false };
-        let mut inquiry = Inquiry::default();
-        let mut is_recorded = false;
-        loop {
-            let lock = self.log.retry_index().registering(call).await;
-            let here = self.log.find_call(&call);
-            if here.as_ref().is_some_and(|stream| stream.retries().compare(body, IdUse::Unique) != RetryMatch::NewCall)
-            {
-                return EarlierCall::None(None);
-            }
-            let (run, record) = match search.claim().await {
-                Ok(ClaimOutcome::Claimed(guard)) => return EarlierCall::None(Some(PendingClaim { guard, lock })),
-                Ok(ClaimOutcome::Unclaimed) => return EarlierCall::None(None),
-                Ok(ClaimOutcome::Existing(run, record)) => (run, record),
-                Ok(ClaimOutcome::Unreadable) => return lost(ErrorCode::StoreFailed),
-                // The record was there a moment ago, so its call still runs.
-                Err(_) if is_recorded => return lost(ErrorCode::StoreFailed),
-                Err(outcome) => return outcome,
-            };
-            is_recorded = true;
-            drop(lock);
-            match inquiry.step(&search, here, run, &record).await {
-                Step::Done(outcome) => return outcome,
-                Step::Replace => {
-                    if self.log.release_claim(&call, &record).await.is_err() {
-                        return lost(ErrorCode::StoreFailed);
-                    }
-                    is_recorded = false;
-                }
-                Step::Again => {}
-            }
-        }
-    }
-
-    /// Searches the calls with a key that other tokens of the caller, who is `subject`, began. If
-    /// there is none, records in `claim` how they find this call. `Continue` if the search must be
-    /// repeated, because the store may have changed.
-    async fn find_by_previous_tokens(
-        &self,
-        request: &CallRequest,
-        subject: &Fingerprint,
-        mut claim: Option<PendingClaim>,
-    ) -> ControlFlow<EarlierCall> {
-        let Retry { fingerprint: Some(own), body, .. } = request.retry else {
-            return ControlFlow::Break(EarlierCall::None(claim));
-        };
-        if self
-            .log
-            .find_call(&own)
-            .is_some_and(|stream| stream.retries().compare(body, IdUse::Unique) != RetryMatch::NewCall)
-        {
-            return ControlFlow::Break(EarlierCall::None(claim));
-        }
-        let found = match &mut claim {
-            Some(PendingClaim { guard, .. }) => {
-                let is_accepted = self.upstream.observed().has_accepted(&request.context.credentials, clock::now());
-                self.log.claim_for_subject(guard, subject, own, body, is_accepted).await
-            }
-            None if self.log.store_health() == StoreHealth::Unreachable => Ok(None),
-            None => self.log.subject_claim(subject).await,
-        };
-        let (previous, record) = match found {
-            Ok(Some(found)) => found,
-            Ok(None) => return ControlFlow::Break(EarlierCall::None(claim)),
-            Err(error) => return ControlFlow::Break(self.without_store(&error, claim)),
-        };
-        match self.tokens.proves_subject(&request.context, request.call.era()).await {
-            Ok(true) => {}
-            Ok(false) => {
-                if let Some(claim) = &mut claim {
-                    claim.guard.drop_subject_claim();
-                }
-                return ControlFlow::Break(EarlierCall::None(claim));
-            }
-            Err(unproven) => return ControlFlow::Break(EarlierCall::Unproven(unproven)),
-        }
-        // The earlier call is this one or another. No other request has to wait for it.
-        drop(claim);
-        if !previous.is_accepted && previous.run.body != body {
-            // The sender of that call may have invented its subject.
-            return self.replace_previous(subject, &record).await;
-        }
-        self.follow_previous(request, subject, previous, &record).await
-    }
-
-    /// Follows the call of `previous`, which the caller has proven to be its own.
-    async fn follow_previous(
-        &self,
-        request: &CallRequest,
-        subject: &Fingerprint,
-        previous: SubjectClaim,
-        record: &Bytes,
-    ) -> ControlFlow<EarlierCall> {
-        let (replicas, body, call) = (self.replicas.as_deref(), request.retry.body, previous.call);
-        let search = Search { retries: self, replicas, request, call, body, is_previous_token: true };
-        let mut inquiry = Inquiry::default();
-        loop {
-            // A call that was claimed a moment ago may not be registered yet.
-            drop(self.log.retry_index().registering(call).await);
-            let here = self.log.find_call(&call);
-            let retry_match =
-                here.as_ref().map_or(RetryMatch::NewCall, |stream| stream.retries().compare(body, IdUse::Unique));
-            if let Some(stream) = &here
-                && stream.id() == previous.run.stream
-                && retry_match != RetryMatch::NewCall
-            {
-                stream.retries().wait_for_detach().await;
-                return ControlFlow::Break(if search.may_have(stream) && retry_match == RetryMatch::Retry {
-                    EarlierCall::Stream(stream.clone())
-                } else {
-                    EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused))
-                });
-            }
-            match inquiry.step(&search, here, previous.run, record).await {
-                Step::Done(outcome) => return ControlFlow::Break(outcome),
-                Step::Replace => return self.replace_previous(subject, record).await,
-                Step::Again => match self.log.subject_claim(subject).await {
-                    Ok(Some((_, there))) if there == *record => {}
-                    Ok(_) => return ControlFlow::Continue(()),
-                    Err(_) => return ControlFlow::Break(lost(ErrorCode::StoreFailed)),
-                },
             }
         }
     }
@@ -340,7 +141,7 @@ impl RemoteRetries {
         }
     }
 
-    /// Returns the result if the store cannot be asked. With `degrade` the call counts as unknown
+    /// Returns the outcome after a failure of the store. With `degrade` the call counts as unknown
     /// to other replicas.
     fn without_store(&self, error: &Error, claim: Option<PendingClaim>) -> EarlierCall {
         debug!(%error, "the store could not say whether a call is another replica's");
@@ -363,10 +164,10 @@ struct Inquiry {
 
 impl Inquiry {
     /// Inquires once about the call `run` of `record`. `here` is the call with the same fingerprint
-    /// in this process, which a client cannot come back to.
+    /// in this process, which no client can resume.
     async fn step(&mut self, search: &Search<'_>, here: Option<Arc<Stream>>, run: ClaimRecord, record: &Bytes) -> Step {
         let log = &search.retries.log;
-        let asked_at = clock::now();
+        let began = clock::now();
         let finding = if here.is_some_and(|stream| stream.id() == run.stream) || log.has_released_claim(run.stream) {
             Finding::Replace
         } else if run.owner == log.owner() {
@@ -374,7 +175,7 @@ impl Inquiry {
             // replica has its stream.
             search.find_without_owner(run).await
         } else {
-            search.ask_owner(run).await
+            search.inquire_at_owner(run).await
         };
         // Repeated: the replica forgets the call a moment before its record is removed.
         let finding = match finding {
@@ -382,7 +183,7 @@ impl Inquiry {
             finding => finding,
         };
         let has_responded = !matches!(finding, Finding::Silent);
-        self.silent_since = if has_responded { None } else { self.silent_since.or(Some(asked_at)) };
+        self.silent_since = if has_responded { None } else { self.silent_since.or(Some(began)) };
         match finding {
             Finding::Done(outcome) => return Step::Done(outcome),
             Finding::Replace => return Step::Replace,
@@ -397,37 +198,168 @@ impl Inquiry {
                 self.unknown = Some(record.clone());
                 clock::sleep(PAUSE).await;
             }
-            Finding::Again(pause) => clock::sleep(pause.unwrap_or_default()).await,
+            Finding::Again(pause) => clock::sleep(pause).await,
         }
         Step::Again
     }
 }
 
 /// Search for the earlier call of one POST.
+#[derive(Clone, Copy)]
 struct Search<'a> {
     retries: &'a RemoteRetries,
-    replicas: Option<&'a Replicas>,
     request: &'a CallRequest,
     call: Fingerprint,
-    body: Option<Fingerprint>,
+    body: Fingerprint,
     /// True if another token of the caller began the call, which the server has confirmed.
     is_previous_token: bool,
 }
 
 impl Search<'_> {
+    fn log(&self) -> &Arc<EventLog> {
+        &self.retries.log
+    }
+
+    /// Returns the call of this process with the same fingerprint, and its relation to the POST.
+    fn find_here(&self) -> (Option<Arc<Stream>>, RetryMatch) {
+        let here = self.log().find_call(&self.call);
+        let relation = here.as_ref().map_or(RetryMatch::NewCall, |stream| self.relation_to(stream));
+        (here, relation)
+    }
+
+    fn relation_to(&self, stream: &Stream) -> RetryMatch {
+        stream.retries().compare(Some(self.body), IdUse::Unique)
+    }
+
     fn may_have(&self, stream: &Stream) -> bool {
         let caller = &self.request.context.binding;
         stream.binding().admits(caller) || (self.is_previous_token && stream.binding().is_claimed_by(caller))
     }
 
-    /// Claims the call. If the store is away, `degrade` goes on as if no other replica had the
-    /// call. A full store is read all the same, and takes no new call.
+    /// Searches the recorded calls of the current token, and claims the call if it has no record.
+    async fn find_or_claim(&self) -> EarlierCall {
+        let mut inquiry = Inquiry::default();
+        let mut is_recorded = false;
+        loop {
+            let lock = self.log().retry_index().registering(self.call).await;
+            let (here, relation) = self.find_here();
+            if relation != RetryMatch::NewCall {
+                return EarlierCall::None(None);
+            }
+            let (run, record) = match self.claim().await {
+                Ok(ClaimOutcome::Claimed(guard)) => {
+                    return EarlierCall::None(Some(PendingClaim { guard: Box::new(guard), lock }));
+                }
+                Ok(ClaimOutcome::Unclaimed) => return EarlierCall::None(None),
+                Ok(ClaimOutcome::Existing(run, record)) => (run, record),
+                Ok(ClaimOutcome::Unreadable) => return lost(ErrorCode::StoreFailed),
+                // The record existed a moment ago, so its call still runs.
+                Err(_) if is_recorded => return lost(ErrorCode::StoreFailed),
+                Err(outcome) => return outcome,
+            };
+            is_recorded = true;
+            drop(lock);
+            match inquiry.step(self, here, run, &record).await {
+                Step::Done(outcome) => return outcome,
+                Step::Replace => {
+                    if self.log().release_claim(&self.call, &record).await.is_err() {
+                        return lost(ErrorCode::StoreFailed);
+                    }
+                    is_recorded = false;
+                }
+                Step::Again => {}
+            }
+        }
+    }
+
+    /// Searches the calls that other tokens of the caller, with the claimed `subject`, began. If
+    /// there is no such call, records in `claim` how these tokens find this one. Returns `Continue`
+    /// if the search must be repeated, because the store may have changed.
+    async fn find_by_previous_tokens(
+        &self,
+        subject: &Fingerprint,
+        mut claim: Option<PendingClaim>,
+    ) -> ControlFlow<EarlierCall> {
+        if self.find_here().1 != RetryMatch::NewCall {
+            return ControlFlow::Break(EarlierCall::None(claim));
+        }
+        let context = &self.request.context;
+        let found = match &mut claim {
+            Some(PendingClaim { guard, .. }) => {
+                let observed = self.retries.upstream.observed();
+                let is_accepted = observed.has_accepted(&context.credentials, clock::now());
+                self.log().claim_for_subject(guard, subject, is_accepted).await
+            }
+            None if self.log().store_health() == StoreHealth::Unreachable => Ok(None),
+            None => self.log().subject_claim(subject).await,
+        };
+        let (previous, record) = match found {
+            Ok(Some(found)) => found,
+            Ok(None) => return ControlFlow::Break(EarlierCall::None(claim)),
+            Err(error) => return ControlFlow::Break(self.retries.without_store(&error, claim)),
+        };
+        match self.retries.tokens.proves_subject(context, self.request.call.era()).await {
+            Ok(true) => {}
+            Ok(false) => {
+                if let Some(claim) = &mut claim {
+                    claim.guard.drop_subject_claim();
+                }
+                return ControlFlow::Break(EarlierCall::None(claim));
+            }
+            Err(unproven) => return ControlFlow::Break(EarlierCall::Unproven(unproven)),
+        }
+        // The earlier call is this one or another. No other request has to wait for it.
+        drop(claim);
+        if !previous.is_accepted && previous.run.body != self.body {
+            // The sender of that call may have invented its subject.
+            return self.retries.replace_previous(subject, &record).await;
+        }
+        self.follow_previous(subject, previous, &record).await
+    }
+
+    /// Follows the call of `previous`, which the caller has proven to be its own.
+    async fn follow_previous(
+        &self,
+        subject: &Fingerprint,
+        previous: SubjectClaim,
+        record: &Bytes,
+    ) -> ControlFlow<EarlierCall> {
+        let search = Self { call: previous.call, is_previous_token: true, ..*self };
+        let mut inquiry = Inquiry::default();
+        loop {
+            // A call that was claimed a moment ago may not be registered yet.
+            drop(self.log().retry_index().registering(search.call).await);
+            let (here, relation) = search.find_here();
+            if let Some(stream) = &here
+                && stream.id() == previous.run.stream
+                && relation != RetryMatch::NewCall
+            {
+                stream.retries().wait_for_detach().await;
+                return ControlFlow::Break(if search.may_have(stream) && relation == RetryMatch::Retry {
+                    EarlierCall::Stream(stream.clone())
+                } else {
+                    key_reused()
+                });
+            }
+            match inquiry.step(&search, here, previous.run, record).await {
+                Step::Done(outcome) => return ControlFlow::Break(outcome),
+                Step::Replace => return self.retries.replace_previous(subject, record).await,
+                Step::Again => match self.log().subject_claim(subject).await {
+                    Ok(Some((_, there))) if there == *record => {}
+                    Ok(_) => return ControlFlow::Continue(()),
+                    Err(_) => return ControlFlow::Break(lost(ErrorCode::StoreFailed)),
+                },
+            }
+        }
+    }
+
+    /// Claims the call. If the store is unreachable, `degrade` continues as if no other replica had
+    /// the call. A full store is still read, and takes no new call.
     async fn claim(&self) -> Result<ClaimOutcome, EarlierCall> {
-        let log = &self.retries.log;
-        let claim =
-            ClaimRequest { retention: self.retries.admission.settings(self.request).retention, body: self.body };
+        let (log, admission) = (self.log(), &self.retries.admission);
+        let claim = ClaimRequest { retention: admission.settings(self.request).retention, body: self.body };
         let claimed = match log.store_health() {
-            StoreHealth::Ready => log.claim(&self.call, claim, !self.retries.admission.can_admit(self.request)).await,
+            StoreHealth::Ready => log.claim(&self.call, claim, !admission.can_admit(self.request)).await,
             StoreHealth::Full => match log.claim(&self.call, claim, true).await {
                 Ok(ClaimOutcome::Unclaimed) | Err(_) => {
                     return Err(EarlierCall::Refused(Failure::before_run(ErrorCode::StoreFailed)));
@@ -439,9 +371,9 @@ impl Search<'_> {
         claimed.map_err(|error| self.retries.without_store(&error, None))
     }
 
-    async fn ask_owner(&self, run: ClaimRecord) -> Finding {
-        let Some(replicas) = self.replicas else { return self.find_without_owner(run).await };
-        let inquiry = replicas.requests().known_at(run, &self.call, self.body.as_ref());
+    async fn inquire_at_owner(&self, run: ClaimRecord) -> Finding {
+        let Some(replicas) = &self.retries.replicas else { return self.find_without_owner(run).await };
+        let inquiry = replicas.requests().known_at(run, &self.call, &self.body);
         let known = match tokio::time::timeout(REPLY_TIMEOUT, inquiry).await {
             Ok(Ok(Some(known))) => known,
             Ok(Ok(None)) => return self.find_without_owner(run).await,
@@ -454,13 +386,13 @@ impl Search<'_> {
         match known {
             RepeatedCall::Nothing => Finding::Unknown,
             RepeatedCall::Another => Finding::Replace,
-            RepeatedCall::OtherBody => Finding::Done(EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused))),
-            RepeatedCall::Waiting => Finding::Again(None),
+            RepeatedCall::OtherBody => Finding::Done(key_reused()),
+            RepeatedCall::Waiting => Finding::Again(Duration::ZERO),
             RepeatedCall::Answer(response) => Finding::Done(EarlierCall::Response(response)),
             RepeatedCall::Failed(failure) => Finding::Done(EarlierCall::Refused(failure)),
-            RepeatedCall::Stream(id) => match self.retries.log.restore_by_id(id).await {
+            RepeatedCall::Stream(id) => match self.log().restore_by_id(id).await {
                 Ok(Some(stream)) if self.may_have(&stream) => Finding::Done(self.restore_for_client(stream).await),
-                // The stream exists, and is not yet in the store, which was away.
+                // The stream exists, and is not yet in the store, which was unreachable.
                 Ok(_) | Err(_) => Finding::Done(lost(ErrorCode::StoreFailed)),
             },
         }
@@ -468,10 +400,10 @@ impl Search<'_> {
 
     /// Returns the call of a process that is gone, from its stream or its response in the store.
     async fn find_without_owner(&self, run: ClaimRecord) -> Finding {
-        if run.body.is_some() && run.body != self.body {
-            return Finding::Done(EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused)));
+        if run.body != self.body {
+            return Finding::Done(key_reused());
         }
-        let stream = match self.retries.log.restore_by_id(run.stream).await {
+        let stream = match self.log().restore_by_id(run.stream).await {
             Ok(stream) => stream.filter(|stream| self.may_have(stream)),
             Err(_) => return Finding::Done(lost(ErrorCode::StoreFailed)),
         };
@@ -479,9 +411,9 @@ impl Search<'_> {
             return self.find_without_stream(run).await;
         };
         stream.retries().wait_for_detach().await;
-        match stream.retries().compare(self.body, IdUse::Unique) {
+        match self.relation_to(&stream) {
             RetryMatch::Retry => Finding::Done(self.restore_for_client(stream).await),
-            RetryMatch::OtherBody => Finding::Done(EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused))),
+            RetryMatch::OtherBody => Finding::Done(key_reused()),
             RetryMatch::NewCall => Finding::Replace,
         }
     }
@@ -490,18 +422,18 @@ impl Search<'_> {
     /// have died between the claim and the first record of the stream. As with a stream, the call
     /// ends for its client once the lease of its owner has expired.
     async fn find_without_stream(&self, run: ClaimRecord) -> Finding {
-        match self.retries.log.stored_response(run.stream).await {
+        match self.log().stored_response(run.stream).await {
             Ok(Some(RepeatedCall::Answer(response))) => return Finding::Done(EarlierCall::Response(response)),
             Ok(Some(RepeatedCall::Failed(failure))) => return Finding::Done(EarlierCall::Refused(failure)),
             Ok(_) => {}
             Err(_) => return Finding::Done(lost(ErrorCode::StoreFailed)),
         }
-        let absence = match self.replicas {
+        let absence = match &self.retries.replicas {
             Some(replicas) => replicas.requests().absence(run.owner).await,
             None => Ok(Absence::Gone),
         };
         match absence {
-            Ok(Absence::Expired) => Finding::Again(Some(PAUSE * 4)),
+            Ok(Absence::Expired) => Finding::Again(PAUSE * 4),
             Ok(Absence::Gone) => Finding::Done(lost(ErrorCode::OwnerDied)),
             Ok(Absence::CutOff) => {
                 self.keep_record(run).await;
@@ -516,7 +448,7 @@ impl Search<'_> {
     /// replica is connected again.
     async fn keep_record(&self, run: ClaimRecord) {
         let retention = self.retries.admission.settings(self.request).retention;
-        if let Err(error) = self.retries.log.extend_claim(&self.call, &run, retention).await {
+        if let Err(error) = self.log().extend_claim(&self.call, &run, retention).await {
             debug!(%error, "the record of a call could not be kept");
         }
     }
@@ -534,4 +466,9 @@ impl Search<'_> {
 /// Refuses a call that may have run and whose outcome is unknown.
 fn lost(code: ErrorCode) -> EarlierCall {
     EarlierCall::Refused(Failure::after_send(code))
+}
+
+/// Refuses a POST with the key of an earlier call and another body.
+fn key_reused() -> EarlierCall {
+    EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused))
 }

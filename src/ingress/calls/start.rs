@@ -13,7 +13,7 @@ use crate::channel::Caller;
 use crate::config::{AnswerPings, Config, Mode};
 use crate::delivery::Start;
 use crate::event_log::{
-    self, Attachment, Binding, CallClaim, EventLog, Match, QuotaKey, Reservation, RetryMatch, Slicing, Spec, Stream,
+    self, Attachment, Binding, ClaimGuard, EventLog, Match, QuotaKey, Reservation, RetryMatch, Slicing, Spec, Stream,
 };
 use crate::ingress::components::Components;
 use crate::ingress::context::{RequestContext, detached};
@@ -32,28 +32,12 @@ use crate::protocol::stream::{Policy, Resume};
 use crate::protocol::tasks::TaskView;
 use crate::upstream::{Bridge, InlineTask, ProgressRule, Upstream};
 
-/// A request's attachment to the stream of the call that it began or came back to.
+/// Attachment of a request to the stream of the call that it began or retried.
 pub(super) struct StartedCall {
     pub(super) attachment: Attachment,
     pub(super) beginning: Beginning,
     /// Upstream call, if this request began it.
     pub(super) pump: InlineTask,
-}
-
-/// Claim of a call that starts.
-pub(super) enum StartClaim {
-    /// No claim.
-    None,
-    /// Written while the call runs, if it runs for long enough.
-    Deferred,
-    /// Written.
-    Written(PendingClaim),
-}
-
-impl From<Option<PendingClaim>> for StartClaim {
-    fn from(claim: Option<PendingClaim>) -> Self {
-        claim.map_or(Self::None, Self::Written)
-    }
 }
 
 /// Begins calls, and attaches retries to them.
@@ -94,14 +78,14 @@ impl CallStarter {
 
     /// Attaches to the call's stream, before the pump of a new one begins: a stream without a
     /// reader may be removed. `earlier_call` is a call that the POST may retry, with its relation
-    /// to the POST. A client that comes back to its call needs no further room. The bytes of the
-    /// request, `held` so far, become the stream's.
+    /// to the POST. A retry reserves no further memory. A new stream takes over the bytes of the
+    /// request, `held` so far.
     pub(super) fn begin(
         &self,
         request: &CallRequest,
         held: Reservation,
         earlier_call: Option<(Arc<Stream>, RetryMatch)>,
-        claim: StartClaim,
+        claim: Option<PendingClaim>,
     ) -> Result<StartedCall, ErrorCode> {
         let Retry { fingerprint, body, id_use, .. } = request.retry;
         match earlier_call {
@@ -117,16 +101,12 @@ impl CallStarter {
         if request.task.is_some() && reservation.as_mut().is_ok_and(|reservation| !reservation.reserve_task()) {
             return self.rejoin(request).map_err(|_| ErrorCode::TooManyStreams);
         }
-        let (claim, _lock) = match claim {
-            StartClaim::None => (CallClaim::None, None),
-            StartClaim::Deferred => (CallClaim::Deferred, None),
-            StartClaim::Written(PendingClaim { guard, lock }) => (CallClaim::Written(Arc::new(guard)), Some(lock)),
-        };
+        let (claim, _lock) = claim.map(|PendingClaim { guard, lock }| (Arc::<ClaimGuard>::from(guard), lock)).unzip();
         let create = || {
             let (spec, reservation) = (self.spec(request), reservation?);
             Ok(match &claim {
-                CallClaim::Written(guard) => self.log.create_as(guard.stream(), spec, reservation),
-                CallClaim::None | CallClaim::Deferred => self.log.create(spec, reservation),
+                Some(guard) => self.log.create_as(guard.stream(), spec, reservation),
+                None => self.log.create(spec, reservation),
             })
         };
         let Some(fingerprint) = fingerprint else {
@@ -139,13 +119,8 @@ impl CallStarter {
         };
         match self.log.find_or_register(fingerprint, id_use, matches, create)? {
             Match::New(stream, registration) => {
-                let is_deferred = matches!(claim, CallClaim::Deferred);
                 stream.retries().register(registration.with_claim(claim));
-                let started = self.start(request, &stream);
-                if is_deferred {
-                    self.log.defer_claim(&stream);
-                }
-                Ok(started)
+                Ok(self.start(request, &stream))
             }
             Match::Found(stream) if retry_match == RetryMatch::Retry => Ok(self.return_to(&request.context, &stream)),
             Match::Found(_) => Err(ErrorCode::KeyReused),
@@ -316,8 +291,8 @@ fn policy_of_task(policy: Policy, task: &RequestedTask) -> Policy {
     }
 }
 
-/// Returns the description by which each request `tasks/result` reads the stream under its own ID.
-/// There is no interim result.
+/// Returns the description of the stream for requests `tasks/result`: each reads it under its own
+/// ID. There is no interim result.
 fn slicing_of_task(task: &RequestedTask) -> Slicing {
     Slicing { sameness: task.digest, form: Form::Task, length: task.retention, first: task.names.clone() }
 }

@@ -50,11 +50,15 @@ async fn streams_are_served_anywhere_and_what_only_the_server_can_do_is_not() {
 }
 
 #[tokio::test]
-async fn a_call_that_is_sent_again_to_another_replica_is_found() {
+async fn a_call_that_is_sent_again_to_another_replica_is_found_by_its_key() {
     let (_redis, mut one, two, session) = wrapping().await;
-    let (sse, response, _) = one.begin(&session.post(call(1))).await;
+    let request = session.post(call(1)).with("Idempotency-Key", "k");
+    let (sse, response, _) = one.begin(&request).await;
     response.reset();
-    let pending = session.post(call(1)).start(two.proxy.addr).await;
+    // Without the key it is a call in the session of another replica.
+    let refused = two.send(session.post(call(1))).await;
+    assert_eq!(refused.status, 404);
+    let pending = request.start(two.proxy.addr).await;
     let mut again = pending.response().await.sse();
     sse.finish(result(1)).await;
     assert_eq!(rest(&mut again).await, [result(1)]);

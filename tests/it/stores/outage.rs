@@ -504,7 +504,7 @@ async fn a_call_that_was_refused_without_the_store_runs_once_it_is_back() {
         let process = scene.redis.process_id();
         let began = Instant::now();
         scene.redis.signal("-STOP", &process);
-        let request = scene.session.post(call(9));
+        let request = scene.session.post(call(9)).with("Idempotency-Key", "k");
         try_again(&scene.one.proxy, request.clone()).await;
         if lease == LEASE {
             until("more than two leases are over", async || began.elapsed() > 5 * LEASE / 2).await;
