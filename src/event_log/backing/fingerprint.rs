@@ -1,4 +1,4 @@
-//! Fingerprints, by which a POST is recognised as the retry of a call.
+//! Fingerprints: they identify a POST as the retry of a call.
 
 use std::hash::{Hash, Hasher};
 
@@ -45,7 +45,7 @@ impl Fingerprint {
         Self::hash(b"body", &Principal::Anonymous, &[query], body)
     }
 
-    /// Returns the beginning of the fingerprint, for a comparison in which an error is harmless.
+    /// Returns the beginning of the fingerprint, where an error of a comparison is harmless.
     pub fn short(&self) -> u32 {
         let [a, b, c, d, ..] = self.0;
         u32::from_ne_bytes([a, b, c, d])

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use crate::clock;
 
-/// Failed renewals in a row after which the store counts as unreachable: three seconds at the pace
-/// of the replicas.
+/// Number of failed renewals in a row that shows an unreachable store: three seconds at the pace of
+/// the replicas.
 const UNREACHABLE_AFTER: u32 = 12;
 /// Longest gap between two failures of one row, however slowly the store fails. A longer one means
 /// that this process was frozen.

@@ -7,7 +7,7 @@ use crate::clock;
 use crate::protocol::ids::Owner;
 use crate::store::{Coordination, Error};
 
-/// Time for which an answer of the store about the living replicas counts.
+/// Lifetime of the list of living replicas from the store.
 const SEEN_FOR: Duration = Duration::from_millis(500);
 
 /// Replicas whose lease runs.
@@ -18,10 +18,10 @@ pub(in crate::event_log) struct Living {
     seen: tokio::sync::Mutex<Option<Seen>>,
 }
 
-/// Answer of the store.
+/// List from the store.
 #[derive(Debug)]
 struct Seen {
-    /// Time of the question, and the losses of the store before it.
+    /// Time of the read, and the losses of the store before it.
     asked: Instant,
     losses: u64,
     owners: Vec<Owner>,
@@ -38,8 +38,8 @@ impl Living {
         self.are_known.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the lease of a replica runs. The store is asked twice a second at most: one
-    /// caller asks, and the others wait for its answer.
+    /// Returns whether the lease of a replica runs. The store is read twice a second at most: one
+    /// caller reads, and the others wait for its result.
     ///
     /// # Errors
     /// If the store fails.

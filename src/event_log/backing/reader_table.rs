@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::protocol::ids::{AttachId, Owner, StreamId};
 use crate::sync;
 
-/// Time after its last report for which a reader at another replica counts as reading.
+/// Time that a reader at another replica counts as reading after its last report.
 pub const READER_HOLD: Duration = Duration::from_secs(15);
 
 /// Readers at other replicas, by stream.

@@ -1,5 +1,5 @@
-//! Records of a stream beside its events, with which another process, or this one after a restart,
-//! serves and ends it.
+//! Records of a stream beside its events: another process, or this one after a restart, serves and
+//! ends the stream with them.
 //!
 //! Two records, both JSON: the description, which never changes, and the state, which is written
 //! with the batch that changes it. A field that a later version adds must have a default, so that
@@ -36,7 +36,8 @@ pub(in crate::event_log) struct About {
     pub(in crate::event_log) body: Option<Fingerprint>,
     pub(in crate::event_log) slicing: Option<Slicing>,
     pub(in crate::event_log) secret: Option<Secret>,
-    /// Progress that the requests ask for, or `None` if connections write none of the proxy's own.
+    /// Progress that the requests want, or `None` if connections write no progress of the proxy's
+    /// own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(in crate::event_log) progress: Option<ProgressRecord>,
     /// Span of the call, or `None` if the call is not traced.
@@ -44,7 +45,7 @@ pub(in crate::event_log) struct About {
     pub(in crate::event_log) trace: Option<CallRecord>,
 }
 
-/// Progress that the requests of a stream ask for.
+/// Progress that the requests of a stream want.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::event_log) struct ProgressRecord {
     /// Start of the call, in milliseconds since 1970.
@@ -55,7 +56,7 @@ pub(in crate::event_log) struct ProgressRecord {
 /// Description of a stream that is read in slices, as partial results.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Slicing {
-    /// Digest by which a later call is recognised as a continuation.
+    /// Digest that identifies a later call as a continuation.
     pub sameness: CallDigest,
     /// Form of an interim result.
     pub form: Form,
@@ -81,7 +82,7 @@ pub(in crate::event_log) struct State {
     pub(in crate::event_log) adopted_after: Option<Seq>,
 }
 
-/// Digest of a state, to tell whether a new one is worth writing.
+/// Digest of a state, to decide whether a new one is worth writing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::event_log) struct StateDigest {
     pub(in crate::event_log) machine: SnapshotDigest,

@@ -107,8 +107,8 @@ impl EventLog {
     }
 
     /// Ends every stream that this replica left open before its restart. To be called before the
-    /// first request. Returns how many were ended; those that a full store refuses are ended later,
-    /// and clients are told to retry until then.
+    /// first request. Returns the number of ended streams. A full store may refuse some ends: they
+    /// are written later, and clients have to retry until then.
     ///
     /// # Errors
     /// If the store cannot do it.
@@ -160,8 +160,8 @@ impl EventLog {
     /// had expired.
     ///
     /// # Errors
-    /// If the store cannot be asked. An unchecked stream may then be another's; the store accepts
-    /// no more of it from here.
+    /// If the store fails. An unchecked stream may then belong to another replica; the store
+    /// accepts no more of it from here.
     pub async fn drop_taken_over(&self) -> Result<(), Error> {
         let Some(backing) = &self.backing else { return Ok(()) };
         for (_, stream) in self.open_local_streams() {

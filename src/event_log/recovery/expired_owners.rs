@@ -1,7 +1,7 @@
 //! Replicas whose lease had expired at the last sweep, and the streams that they own.
 //!
 //! [`crate::cluster`] sweeps the leases and notes the result here, with the renewals of this
-//! replica's own lease. A lease may have been renewed since the sweep, so the store is asked again
+//! replica's own lease. A lease may have been renewed since the sweep, so the lease is read again
 //! before a stream is ended for a client.
 
 use std::collections::HashSet;
@@ -24,8 +24,8 @@ impl EventLog {
         }
     }
 
-    /// Notes that the lease of this replica was not extended but acquired, before the renewal
-    /// itself is noted: other replicas may have counted this one as dead meanwhile.
+    /// Notes that the lease of this replica was acquired anew, before the renewal itself is noted:
+    /// other replicas may have counted this one as dead meanwhile.
     pub fn note_lease_acquired(&self) {
         if let Some(backing) = &self.backing {
             backing.lease_health.note_acquired();
@@ -40,8 +40,8 @@ impl EventLog {
     }
 
     /// Replaces the set of replicas whose lease has expired with the result of a sweep. Their open
-    /// streams are ended when a client asks for them here: an expired lease does not prove that a
-    /// replica is dead. It may be cut off from the store and still serve its clients.
+    /// streams end when a client requests them here: an expired lease does not prove that a replica
+    /// is dead. It may be cut off from the store and still serve its clients.
     pub fn set_expired_owners(&self, owners: HashSet<Owner>) {
         *sync::lock(&self.expired_owners) = owners;
     }
@@ -51,14 +51,14 @@ impl EventLog {
         sync::lock(&self.expired_owners).contains(&owner)
     }
 
-    /// Notes whether the leases in the store tell which replicas live: it was reachable for one
+    /// Notes whether the leases in the store show which replicas live: it was reachable for one
     /// whole lease, and has lost nothing since.
     pub fn note_leases_known(&self, are_known: bool) {
         self.living.note_known(are_known);
     }
 
-    /// Returns whether the lease of a replica has expired. False while that is not known. The store
-    /// is asked twice a second at most.
+    /// Returns whether the lease of a replica has expired. False while that is not known. Reads the
+    /// store twice a second at most.
     pub(in crate::event_log) async fn has_expired(&self, backing: &Backing, owner: Owner) -> Result<bool, Error> {
         let Some(coordination) = &backing.coordination else { return Ok(owner != self.owner()) };
         let are_known = || self.living.are_known() && backing.term().is_some() && !backing.is_recovering();
@@ -82,8 +82,8 @@ impl EventLog {
         self.streams.all().into_iter().filter(is_requested).map(|stream| stream.id()).collect()
     }
 
-    /// Returns whether the lease of `owner` had expired at the last sweep and is expired still. The
-    /// store is asked only if it had.
+    /// Returns whether the lease of `owner` had expired at the last sweep and is still expired.
+    /// Reads the store only in the former case.
     pub(in crate::event_log) async fn is_still_expired(&self, backing: &Backing, owner: Owner) -> Result<bool, Error> {
         match &backing.coordination {
             Some(coordination) if self.has_noted_expiry(owner) => {

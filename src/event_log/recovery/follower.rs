@@ -1,7 +1,7 @@
 //! Follower: a stream that another replica writes, copied from the store for readers here.
 //!
 //! Owned here: the copy of the events, and the reports about local readers to the writer. Absent:
-//! which reader may go on. The writer decides that, because it hears of all of them.
+//! the choice of the reader. The writer makes it, because all readers are reported to it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use crate::store::{ChangeSubscription, Error, Read, Stored};
 
 /// Approximate size of one read from the store.
 pub(in crate::event_log) const PIECE: usize = 1024 * 1024;
-/// Time without readers after which a follower ends.
+/// Time without readers until a follower ends.
 const IDLE: Duration = Duration::from_secs(30);
 /// Interval of reports about a reader's progress.
 const REPORT: Duration = Duration::from_secs(1);
@@ -44,8 +44,8 @@ pub(in crate::event_log) struct Follower {
 pub(in crate::event_log) enum FollowerState {
     Open,
     Sealed,
-    /// Lost or forgotten by the store, or the events read here are not those of the replica that
-    /// ended the stream.
+    /// Lost or forgotten by the store, or the replica that ended the stream has written other
+    /// events than were read here.
     Lost,
 }
 
@@ -66,7 +66,7 @@ impl Follower {
             tokio::select! {
                 biased;
                 () = subscription.changed() => {}
-                // The reader has changed, or a client asked for the stream.
+                // The reader has changed, or a client has requested the stream.
                 () = self.stream.shared.pump.notified() => {
                     self.touches += 1;
                     continue;
@@ -78,7 +78,7 @@ impl Follower {
             }
             match self.read_store().await {
                 Ok(FollowerState::Open) => {}
-                // The readers resume, and the owner tells them the outcome.
+                // The readers resume, and get the outcome from the owner.
                 Ok(FollowerState::Lost) => break,
                 Ok(FollowerState::Sealed) => {
                     self.report().await;

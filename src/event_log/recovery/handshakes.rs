@@ -2,13 +2,12 @@
 //! it.
 //!
 //! Owned here: the writes of the records, which are fenced by the home in them, and the takeover of
-//! a session whose home is gone. A home confirms itself in each lease by a write: one that another
-//! replica is about to take the session from makes the bytes change that the other has read.
-//! Invariants: of the replicas that take a session over, one becomes its home; a replica that is
-//! not the home changes no record; a session that has ended gets no record by a late write, since
-//! its end is a record as well. After a change, the store may have the record before it for a
-//! moment. Absent: the records of this process (`sessions/handshakes`), and the handshake with the
-//! server (`upstream/revival`).
+//! a session whose home is gone. The home rewrites its record once in each lease, so that the
+//! compare-and-set of a concurrent takeover fails. Invariants: of the replicas that take a session
+//! over, one becomes its home; a replica that is not the home changes no record; a session that has
+//! ended gets no record by a late write, since its end is a record as well. After a change, the
+//! store may have the record before it for a moment. Absent: the records of this process
+//! (`sessions/handshakes`), and the handshake with the server (`upstream/revival`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,17 +31,17 @@ use crate::store::Error;
 /// Attempts at a write that other writes get in the way of. Each of those is a replica that took
 /// the session over.
 const ATTEMPTS_MAX: usize = 4;
-/// Record of a session that is over, and its lifetime: longer than a replica is frozen that has the
-/// session's record still.
+/// Record of a session that has ended, and its lifetime: longer than the freeze of a replica that
+/// still has the session's record.
 const ENDED: &[u8] = b"ended";
 const KEEP_ENDED: Duration = Duration::from_secs(3600);
-/// Interval at which the lease of a home is read that a balancer does not reach.
+/// Interval between reads of the lease of a home that a balancer does not reach.
 const HOME_POLL: Duration = Duration::from_millis(500);
 
 /// Replica whose server has a session.
 #[derive(Clone, Debug)]
 pub enum Home {
-    /// This one, with the record by which the session can be opened again.
+    /// This one, with the record to open the session again.
     Here(Arc<Handshake>),
     /// Another one, whose lease runs.
     Elsewhere(Owner),
@@ -71,8 +70,8 @@ impl EventLog {
         self.backing.as_ref().is_some_and(|backing| backing.should_wait(error))
     }
 
-    /// Returns the present term, to be read before the store is asked. `None` if no answer counts:
-    /// other replicas may count this one as gone, or the store may have lost what others wrote.
+    /// Returns the present term, to be read before the store. `None` if no result of the store
+    /// counts: other replicas may count this one as gone, or the store may have lost their writes.
     pub fn home_term(&self) -> Option<HomeTerm> {
         let backing = self.backing.as_ref()?;
         if backing.coordination.is_none() {
@@ -82,13 +81,13 @@ impl EventLog {
         backing.term().filter(|_| !backing.is_recovering()).map(|term| HomeTerm::new(Some(term)))
     }
 
-    /// Returns whether the home of a session was asked for in the present term.
+    /// Returns whether the home of a session was read in the present term.
     pub fn knows_home(&self, session: &Session) -> bool {
         session.knows_home(self.home_term())
     }
 
-    /// Returns the home of a session, and restores its record if that is this replica. The store is
-    /// asked once in a lease.
+    /// Returns the home of a session, and restores its record if that is this replica. Reads the
+    /// store once in a lease.
     ///
     /// # Errors
     /// If the store fails.
@@ -164,9 +163,9 @@ impl EventLog {
     }
 
     /// Makes this replica the home of a session whose home is gone. The session gets a name that no
-    /// server has, so the server here refuses the next request, by which the session is opened
-    /// again. Returns the present home. `principal` must be one of those who may cause the session
-    /// to be opened again; for others nothing changes.
+    /// server has, so the server here refuses the next request, and that opens the session again.
+    /// Returns the present home. Nothing changes for a `principal` that may not cause the session
+    /// to be opened again.
     ///
     /// # Errors
     /// If the store fails.
@@ -197,7 +196,7 @@ impl EventLog {
         Err(always_changed())
     }
 
-    /// Writes the record of a session to the store, or its end if the session is over or was
+    /// Writes the record of a session to the store, or its end if the session has ended or was
     /// evicted here. Changes nothing if the session has another home.
     pub async fn save_handshake(&self, id: &SessionId) -> Saved {
         self.save(id, None).await
@@ -264,9 +263,9 @@ impl EventLog {
         Ok(Saved::Failed)
     }
 
-    /// Writes the record of a session that the server here has just opened, in place of that of an
-    /// earlier session of this name. Warns if the earlier one is at another replica that lives:
-    /// their servers give the same names.
+    /// Writes the record of a session that the server here has just opened, in place of the record
+    /// of an earlier session of this name. Warns if the earlier one is at another replica that
+    /// lives: their servers give the same names.
     async fn write_first(&self, backing: &Backing, key: &[u8], record: &[u8], keep: Duration) -> Result<(), Error> {
         let is_shared = backing.coordination.is_some();
         if is_shared && !self.sessions.handshakes().has_warned_of_names() {
@@ -303,8 +302,8 @@ impl EventLog {
         Ok(Saved::Failed)
     }
 
-    /// Forgets the record of a session that is over or has another home, and ends its standalone
-    /// streams here: their clients come back, and are sent to the home.
+    /// Forgets the record of a session that has ended or has another home, and ends its standalone
+    /// streams here: their clients reconnect, and are sent to the home.
     fn leave_session(&self, id: &SessionId, handshake: &Arc<Handshake>) {
         info!("a session has another home now, or is over");
         self.sessions.handshakes().leave(id, handshake);
@@ -331,8 +330,8 @@ impl EventLog {
         }
     }
 
-    /// Writes the changes that are not in the store yet, and waits for those that are being
-    /// written, before this process ends. Gives up at the first failure.
+    /// Writes the changes that are not in the store yet, and waits for all pending writes, before
+    /// this process ends. Gives up at the first failure.
     pub async fn flush_handshakes(&self) {
         let handshakes = self.sessions.handshakes();
         loop {

@@ -24,10 +24,10 @@
 //! ```
 //!
 //! An owned stream is written here; a followed one is copied from the store while it is read here
-//! (`remote_readers` tells its owner). Adoption (`adoption`) fences the old owner: the store takes
-//! no more of its writes. `claims` and `kept_responses` bring calls back, `sessions` brings
-//! sessions back, and `handshakes` the records with which they are opened again. Absent: the
-//! renewal of leases and the messages between replicas (`cluster`).
+//! (`remote_readers` reports that to its owner). Adoption (`adoption`) fences the old owner: the
+//! store takes no more of its writes. `claims` and `kept_responses` bring calls back, `sessions`
+//! brings sessions back, and `handshakes` the records to open them again. Absent: the renewal of
+//! leases and the messages between replicas (`cluster`).
 
 pub(in crate::event_log) mod adoption;
 pub(in crate::event_log) mod claims;

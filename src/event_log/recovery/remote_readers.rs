@@ -1,6 +1,6 @@
 //! Readers at other replicas, of streams that are written here.
 //!
-//! A stream has one reader in the whole cluster: the newest one that was reported to the writer.
+//! A stream has one reader in the whole cluster: the newest reader in the reports to the writer.
 //! Invariant: a displaced reader never becomes the reader again, however late its reports arrive.
 //! Absent: the messages (`cluster`).
 
@@ -15,7 +15,7 @@ use crate::protocol::cluster::Reader;
 use crate::protocol::ids::{AttachId, StreamId};
 use crate::protocol::stream::Resume;
 
-/// Time for which late reports of a displaced reader are recognised.
+/// Time that late reports of a displaced reader are recognised.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
 impl EventLog {

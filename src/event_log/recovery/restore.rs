@@ -24,17 +24,17 @@ use crate::store::{Error, StoreHealth};
 /// Time that a client waits for an event that is in flight to the store.
 const STORE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Error: only the store could tell, and it cannot be reached.
+/// Error: only the store can have the stream, and it is unreachable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the store cannot be reached")]
 pub struct Unreachable;
 
 impl EventLog {
-    /// Restores the stream of an event ID from the store, if it is there and not here. Checks no
+    /// Restores the stream of an event ID from the store, unless this process has it. Checks no
     /// access. A missing stream is no error.
     ///
     /// # Errors
-    /// If the store cannot be asked.
+    /// If the store fails.
     pub async fn restore(self: &Arc<Self>, verified: &Verified) -> Result<(), Unreachable> {
         let Some(backing) = self.backing.clone() else { return Ok(()) };
         let last = LastEvent { seq: verified.seq, is_adopted: verified.is_adopted };
@@ -45,7 +45,7 @@ impl EventLog {
     /// if the store has none. Checks no access.
     ///
     /// # Errors
-    /// If the store cannot be asked.
+    /// If the store fails.
     pub async fn restore_by_id(self: &Arc<Self>, id: StreamId) -> Result<Option<Arc<Stream>>, Unreachable> {
         let Some(backing) = self.backing.clone() else { return Ok(None) };
         self.restore_stream(&backing, id, LastEvent::default()).await?;
@@ -66,8 +66,8 @@ impl EventLog {
             if is_unreachable && backing.on_unreachable == OnUnreachable::Refuse {
                 return Err(Unreachable);
             }
-            // A client that read at another replica may resume here before the store has answered
-            // the writer.
+            // A client that read at another replica may resume here before the writer has the reply
+            // of the store.
             if tokio::time::timeout(STORE_PATIENCE, here.shared.stored(seq)).await.is_err() {
                 return Err(Unreachable);
             }
@@ -121,7 +121,7 @@ impl EventLog {
     /// Waits until the copy of a stream that another replica writes has all that the store has.
     ///
     /// # Errors
-    /// If the store cannot be asked, or is too slow.
+    /// If the store fails, or is too slow.
     pub async fn refresh(&self, stream: &Stream) -> Result<(), Unreachable> {
         let Some(backing) = self.backing.as_ref().filter(|_| stream.replica().is_remote()) else { return Ok(()) };
         let stored = backing.store.load(stream.id()).wait().await.map_err(|_| Unreachable)?;
@@ -166,7 +166,7 @@ impl EventLog {
         };
         let Some(mut stored) = backing.store.load(id).wait().await? else { return Ok(()) };
         if !stored.sealed && self.is_still_expired(backing, stored.owner).await? {
-            // In a task of its own: an adopted stream is ended even if the client that asked for it
+            // In a task of its own: an adopted stream is ended even if the requesting client
             // leaves.
             let log = self.clone();
             let adopting = tokio::spawn(async move { log.adopt(id).await });

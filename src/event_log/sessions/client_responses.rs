@@ -1,4 +1,4 @@
-//! Client responses in a session: the stream whose server request each answers.
+//! Client responses in a session: the stream with the server request of each.
 //!
 //! Absent: finished calls that are stubs (`log/finished.rs`).
 
@@ -11,7 +11,7 @@ use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::ClientResponse;
 
 impl Sessions {
-    /// Returns the streams of a session on which the server has sent requests.
+    /// Returns the streams of a session that have server requests.
     pub fn streams_with_server_requests(&self, id: &SessionId, session: &Session) -> Vec<Arc<Stream>> {
         let mut asking = self.streams(id, session);
         asking.retain(|stream| stream.with_machine(|machine| !machine.server_requests().is_empty()));

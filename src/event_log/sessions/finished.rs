@@ -16,7 +16,7 @@ use crate::protocol::ids::StreamId;
 #[derive(Clone, Debug, Default)]
 pub(super) struct FinishedCalls {
     calls: Vec<Weak<FinishedCall>>,
-    /// Number of calls at which dead ones are pruned.
+    /// Number of calls that causes the next pruning of dead ones.
     prune_at: usize,
 }
 
@@ -55,8 +55,8 @@ impl Session {
         self.lock().finished.add(call);
     }
 
-    /// Adds the finished call of a stream that joins the session, unless it is there: each return
-    /// of its client may make another stream of its stub.
+    /// Adds the finished call of a stream that joins the session, unless the session has it: each
+    /// return of its client may make another stream of its stub.
     pub(super) fn join_finished(&self, call: &Arc<FinishedCall>) {
         let finished = &mut self.lock().finished;
         if !finished.has(call) {
@@ -76,7 +76,7 @@ impl Session {
 }
 
 impl Sessions {
-    /// Adds a finished call to the record of its session. Returns false if there is none.
+    /// Adds a finished call to the record of its session. Returns false without a record.
     pub(in crate::event_log) fn list_finished(&self, binding: &Binding, call: &Arc<FinishedCall>) -> bool {
         let Some(id) = &binding.session else { return false };
         let session = self.sessions.get(&(id.clone(), binding.principal)).map(|entry| entry.value().clone());

@@ -1,11 +1,11 @@
-//! Home of a session as its record here knows it, so that the store is not asked for each request.
+//! Home of a session as its record here knows it, so that not each request needs the store.
 
 use crate::event_log::backing::Term;
 use crate::event_log::sessions::Session;
 use crate::protocol::ids::Owner;
 
-/// Answer of the store about the home of a session. It counts in the term of the question: after
-/// that, another replica may have taken the session over.
+/// Home of a session by the store. It counts in the term of the read: after that, another replica
+/// may have taken the session over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KnownHome {
     Unasked,
@@ -15,27 +15,26 @@ pub(super) enum KnownHome {
         term: Option<HomeTerm>,
         is_accepted: bool,
     },
-    /// Another replica. The store is asked again for the next request.
+    /// Another replica. The next request reads the store again.
     Elsewhere(Owner),
-    /// The store does not name one, or not one that matters: the server here says whether it has
-    /// the session.
+    /// The store names no home, or an irrelevant one: the server here decides whether it has the
+    /// session.
     Unknown(Option<HomeTerm>),
 }
 
-/// Time in which an answer of the store about a home counts.
+/// Time that a home by the store counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HomeTerm(Option<Term>);
 
 impl HomeTerm {
-    /// Creates the time in which this replica has its lease and the store loses nothing, or all
-    /// time for a store that is not shared.
+    /// Creates the time of one term, or all time for a store that is not shared.
     pub(in crate::event_log) fn new(term: Option<Term>) -> Self {
         Self(term)
     }
 }
 
 impl Session {
-    /// Returns whether this replica was the home of the session when the store was last asked.
+    /// Returns whether this replica was the home of the session at the last read of the store.
     pub fn has_home_here(&self) -> bool {
         matches!(self.lock().home, KnownHome::Here { .. })
     }
@@ -46,7 +45,7 @@ impl Session {
         matches!(self.lock().home, KnownHome::Here { is_accepted: true, .. })
     }
 
-    /// Returns the other replica that was the home of the session when the store was last asked.
+    /// Returns the other replica that was the home of the session at the last read of the store.
     pub fn remote_home(&self) -> Option<Owner> {
         match self.lock().home {
             KnownHome::Elsewhere(owner) => Some(owner),
@@ -54,7 +53,7 @@ impl Session {
         }
     }
 
-    /// Returns whether the home was asked for in `term`.
+    /// Returns whether the home was read in `term`.
     pub(in crate::event_log) fn knows_home(&self, term: Option<HomeTerm>) -> bool {
         match self.lock().home {
             KnownHome::Here { term: of, .. } | KnownHome::Unknown(of) => term.is_some() && of == term,
@@ -73,7 +72,7 @@ impl Session {
         self.lock().home = KnownHome::Elsewhere(owner);
     }
 
-    /// Notes that the server here says whether it has the session, in `term`.
+    /// Notes that the server here decides whether it has the session, in `term`.
     pub fn note_home_unknown(&self, term: Option<HomeTerm>) {
         self.lock().home = KnownHome::Unknown(term);
     }

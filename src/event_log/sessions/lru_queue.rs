@@ -16,14 +16,14 @@ const SKIPPED_MAX: usize = 32;
 #[derive(Debug, Default)]
 pub(super) struct LruQueue {
     entries: VecDeque<Entry>,
-    /// Number of records: entries without those of dead records.
+    /// Number of records: entries without dead records.
     records: usize,
 }
 
 #[derive(Debug)]
 struct Entry {
     key: Key,
-    /// Serial number that tells the record from earlier and later ones with its key.
+    /// Serial number: another one than of earlier and later records with the same key.
     serial: u64,
     used: Instant,
 }

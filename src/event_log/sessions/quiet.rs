@@ -1,4 +1,4 @@
-//! Quiet sessions: those in which a call runs and nothing passes between the proxy and the server.
+//! Quiet sessions: a call runs, and no message passes between the proxy and the server.
 //!
 //! Some servers end a session that they hear nothing of, and the calls in it. No call has a timer
 //! for this: one task looks at the sessions with calls, many times in the time limit. Absent: the
@@ -25,8 +25,8 @@ impl Session {
 }
 
 impl Sessions {
-    /// Has a ping sent in each session with a running call in which nothing has passed for `limit`.
-    /// Runs until dropped.
+    /// Has a ping sent in each session with a running call and without a message for `limit`. Runs
+    /// until dropped.
     pub async fn keep_alive(&self, limit: Duration) {
         let pause = (limit / LOOKS).clamp(PAUSE.0, PAUSE.1);
         loop {
@@ -60,8 +60,8 @@ impl Sessions {
 }
 
 impl super::State {
-    /// Returns the time of the last message that no stream records: one that was sent without a
-    /// stream, or the end of a call.
+    /// Returns the time of the last message that no stream records: a message without a stream, or
+    /// the end of a call.
     fn last_message(&self) -> Option<Instant> {
         self.sent.max(self.call_ended)
     }

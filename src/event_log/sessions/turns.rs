@@ -2,8 +2,8 @@
 //! in flight.
 //!
 //! Owned here: the queue, and the count of used slots. A POST without requests holds a slot from
-//! before it is sent until the upstream has answered it, independent of turns. Absent: the reason
-//! for which a POST is held, and the error without a slot.
+//! before it is sent until the upstream has responded, independent of turns. Absent: the reason why
+//! a POST is held, and the error without a slot.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -126,13 +126,13 @@ impl Session {
         }
     }
 
-    /// Takes a turn, behind which later POSTs wait.
+    /// Takes a turn. Later POSTs wait behind it.
     pub async fn take_turn(self: Arc<Self>) -> Turn {
         let held = HeldPost::new(&self.held_posts);
         self.turn(held).await
     }
 
-    /// Queues for a turn behind the POSTs that are held now, or returns `None` if there are none.
+    /// Queues for a turn behind the POSTs that are held now, or returns `None` without such POSTs.
     pub fn queue_turn(self: &Arc<Self>) -> Option<QueuedTurn> {
         if !self.has_held() {
             return None;

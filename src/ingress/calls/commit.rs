@@ -1,5 +1,5 @@
-//! Rules by which the proxy may begin a response before the server does: after `commit_after`, with
-//! an interim result, or because another connection has taken the stream over.
+//! Rules for a response that the proxy begins before the server does: after `commit_after`, with an
+//! interim result, or because another connection has taken the stream over.
 //!
 //! A head of the server matters if a client acts on it: a status such as 401, or the CORS headers
 //! that a browser needs. The proxy begins a response only if such a head is not expected: the

@@ -77,7 +77,7 @@ impl Continuations {
         if has_gap {
             self.metrics.event_log.observe_gap();
         }
-        // By the session the client cancels the call and answers its requests.
+        // By the session the client cancels the call and responds to its requests.
         if let Some(session) = &context.session {
             session.join_stream(&stream);
         }

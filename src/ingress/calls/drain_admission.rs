@@ -9,7 +9,7 @@ use crate::ingress::components::Components;
 use crate::lifecycle::drain::Drain;
 use crate::protocol::jsonrpc;
 
-/// Decides which POSTs may begin a call, and with which settings.
+/// Decides which POSTs may begin a call, and its settings.
 #[derive(Clone)]
 pub(super) struct Admission {
     config: Arc<Config>,

@@ -44,8 +44,8 @@ impl PartialResultsPolicy {
         Self { tokens: components.config.dialects.resume_tokens.clone(), upstream: components.upstream.clone() }
     }
 
-    /// Configuration by which the response to this call is read and edited, if it lists the tools
-    /// of a client that may get partial results.
+    /// Configuration for the edit of the response, if the call lists the tools of a client that may
+    /// get partial results.
     pub(super) fn edited_list(&self, call: &classify::Call) -> Option<Arc<ResumeTokens>> {
         let tokens = self.tokens.as_ref()?;
         if call.has_tool_list() && call.era() == Era::Legacy && !tokens.tools.is_empty() {
@@ -80,8 +80,8 @@ impl PartialResultsPolicy {
         )
     }
 
-    /// Asks the upstream for the schema of a tool that may get partial results and that no list has
-    /// shown yet.
+    /// Requests from the upstream the schema of a tool that may get partial results and that no
+    /// list has shown yet.
     pub(super) async fn observe_tool(
         &self,
         context: &RequestContext,

@@ -35,7 +35,7 @@ use crate::protocol::stream::Phase;
 use crate::server::respond;
 use crate::upstream::InlineTask;
 
-/// Time for which the head of a stream is held for its first event. The client has no id before, as
+/// Time that the head of a stream is held for its first event. The client has no id before, as
 /// little as before the head.
 const FIRST_EVENT_WAIT: Duration = Duration::from_millis(1);
 
@@ -132,9 +132,9 @@ impl Replies {
         }
     }
 
-    /// Waits until the slice that `attachment` reads is over and its response must begin. Returns
-    /// the interim result, or `None` if the final one is there. Never resolves for a stream without
-    /// slices.
+    /// Waits until the slice that `attachment` reads has ended and its response must begin. Returns
+    /// the interim result, or `None` if the stream has the final one. Never resolves for a stream
+    /// without slices.
     async fn wait_for_slice(&self, reply: &Reply, attachment: Option<&Attachment>) -> Option<Vec<u8>> {
         let Some((attachment, slice)) = attachment.and_then(|it| Some((it, it.slice()?))) else {
             return pending().await;
@@ -181,7 +181,7 @@ impl Replies {
         receipt: Receipt,
     ) -> Response<BoxBody> {
         let version = Some(&reply.call.version);
-        // A retry does not show that its client would come back by GET.
+        // A retry does not show that its client would resume by GET.
         let plan = self.responder.plan(&attachment, version, reply.session.as_deref(), reply.empty_events, false);
         // An opening has no effect that a repetition would double, so that its response needs no ID
         // before its first event.
@@ -254,7 +254,7 @@ impl Replies {
 /// would be a write of its own, and the pump a task.
 async fn wait_for_first_event(attachment: &Attachment, cursor: Seq, pump: &mut InlineTask) {
     let mut wait = ShortWait::new(FIRST_EVENT_WAIT);
-    // The wait begins in the same poll as the one that brought the head.
+    // The wait begins in the poll that brought the head.
     let mut is_polled = true;
     poll_fn(|cx| {
         if !std::mem::take(&mut is_polled) {
@@ -266,7 +266,7 @@ async fn wait_for_first_event(attachment: &Attachment, cursor: Seq, pump: &mut I
     .await;
 }
 
-/// Polls for the head of a response that begins when all results are there, for a client that takes
+/// Polls for the head of a response that begins with all results complete, for a client that takes
 /// no stream.
 fn poll_complete(attachment: &Attachment, cx: &mut Context<'_>) -> Poll<Head> {
     let head = ready!(attachment.poll_head_even_displaced(cx));

@@ -23,7 +23,7 @@ pub(super) struct CallRequest {
     pub(super) body: Bytes,
     /// Partial results, if the configuration allows them for the call.
     pub(super) partial: Option<Box<PartialResults>>,
-    /// Task that the client asks for, at 2025-11-25.
+    /// Task that the client wants, at 2025-11-25.
     pub(super) task: Option<Box<RequestedTask>>,
     pub(super) retry: Retry,
     /// Observer of its response.
@@ -35,25 +35,25 @@ pub(super) struct CallRequest {
 pub(super) struct Reply {
     pub(super) call: classify::Call,
     pub(super) accept: Accept,
-    /// Form in which the client takes events with empty data.
+    /// Form of events with empty data for this client.
     pub(super) empty_events: EmptyEvents,
     pub(super) query: Option<Box<str>>,
     pub(super) session: Option<Arc<Session>>,
     pub(super) connection: Arc<Connection>,
     pub(super) beginning: Beginning,
-    /// True if the client may be told that a slice is over before the upstream has sent a head.
+    /// True if the client may get the end of a slice before the upstream has sent a head.
     pub(super) may_begin: bool,
 }
 
-/// Position at which the response to a call begins.
+/// Position where the response to a call begins.
 #[derive(Clone, Copy)]
 pub(super) struct Beginning {
     pub(super) start: Start,
-    /// True if earlier events were trimmed. The client is told.
+    /// True if earlier events were trimmed. The client gets a notice.
     pub(super) has_gap: bool,
 }
 
-/// Fingerprints by which a POST may be the retry of a call.
+/// Fingerprints of a POST that may be the retry of a call.
 #[derive(Clone, Copy)]
 pub(super) struct Retry {
     /// Fingerprint of the call, or `None` if the POST cannot be a retry.
@@ -61,11 +61,11 @@ pub(super) struct Retry {
     /// Fingerprint of the body, if the POST has a key. A retry with the key must have the same
     /// body.
     pub(super) body: Option<Fingerprint>,
-    /// Use of request IDs in the session, by which the same POST is a retry or a new call. No
-    /// matter to a POST with a key.
+    /// Use of request IDs in the session. It decides whether the same POST without a key is a retry
+    /// or a new call.
     pub(super) id_use: IdUse,
-    /// Fingerprint by which the caller finds the call with another token, if the POST has a key and
-    /// its token claims a subject.
+    /// Fingerprint for the caller's other tokens, if the POST has a key and its token claims a
+    /// subject.
     pub(super) subject: Option<Fingerprint>,
 }
 

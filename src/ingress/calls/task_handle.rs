@@ -1,7 +1,8 @@
-//! The response to a call that its client asks to be a task, at 2025-11-25: the handle, at once.
+//! The response to a call that is to be a task by the client's request, at 2025-11-25: the handle,
+//! at once.
 //!
 //! The server must have accepted the credentials, lately or with the head of its response: its
-//! refusal is the response otherwise. Absent: what clients ask for later
+//! refusal is the response otherwise. Absent: later requests of clients
 //! (`ingress/tasks/legacy.rs`).
 
 use std::future::poll_fn;
@@ -26,7 +27,7 @@ impl Replies {
         attachment: Attachment,
         pump: InlineTask,
     ) -> Response<BoxBody> {
-        // The call goes on without this request.
+        // The call continues without this request.
         drop(pump);
         let stream = attachment.stream().clone();
         if reply.may_begin && stream.commit() {

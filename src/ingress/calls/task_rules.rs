@@ -1,8 +1,7 @@
 //! Calls and tasks: the calls that may become tasks, and the changes to requests and responses that
 //! name tasks.
 //!
-//! Absent: requests `tasks/*` (`ingress/tasks/`), and the moment at which a call becomes a task
-//! (the pump).
+//! Absent: requests `tasks/*` (`ingress/tasks/`), and the moment of the promotion (the pump).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,19 +31,19 @@ pub(super) struct TaskRules {
     has_required: bool,
 }
 
-/// A call that its client asks to be a task, at 2025-11-25.
+/// A call that is to be a task by the client's request, at 2025-11-25.
 pub(super) struct RequestedTask {
     pub(super) terms: LegacyTask,
-    /// Names under which the server has the call.
+    /// Names of the call at the server.
     pub(super) names: Names,
     pub(super) digest: CallDigest,
-    /// Time without a request after which it is abandoned.
+    /// Longest time without a request. Then the task is abandoned.
     pub(super) max_wait: Duration,
-    /// Time for which its outcome is kept.
+    /// Time that its outcome is kept.
     pub(super) retention: Duration,
 }
 
-/// Refusal of a task for a tool whose calls are none.
+/// Error: the tool does not support tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unsupported;
 
@@ -60,7 +59,7 @@ impl TaskRules {
         Self { config: config.clone(), log: log.clone(), upstream: upstream.clone(), has_required }
     }
 
-    /// Returns the terms under which a call becomes a task, or `None` if it becomes none: its
+    /// Returns the terms of the call's promotion to a task, or `None` if it stays a call: its
     /// request must declare the extension.
     pub(super) fn terms(&self, call: &Call, body: &[u8]) -> Option<Arc<Tasks>> {
         let tasks = self.config.tasks.as_ref().filter(|_| is_of_one_tool(call) && tasks::declares(body))?;
@@ -86,11 +85,11 @@ impl TaskRules {
         if is_required { Err(Undeclared) } else { Ok(()) }
     }
 
-    /// Returns the task that the client of a call asks for at 2025-11-25, with the call as the
-    /// server gets it; or `None` if it asks for none that the proxy offers.
+    /// Returns the task that the client of a call wants at 2025-11-25, with the call as the server
+    /// gets it; or `None` if it wants no task of the proxy.
     ///
     /// # Errors
-    /// If the tool is none of those whose calls may be tasks, or an ID is longer than a task can
+    /// If the tool does not support tasks, or an ID is longer than a task can
     /// keep.
     pub(super) fn requested(
         &self,
@@ -124,8 +123,8 @@ impl TaskRules {
         (call.has_tool_list() && self.offers_in(session, call)).then(|| legacy.clone())
     }
 
-    /// Returns true if tasks of 2025-11-25 are offered in the session of a call. In one that this
-    /// process has not opened, as after a restart, they were if the server allows it.
+    /// Returns true if tasks of 2025-11-25 are offered in the session of a call. In a session that
+    /// this process has not opened, as after a restart, the server's capabilities decide.
     fn offers_in(&self, session: Option<&Session>, call: &Call) -> bool {
         let Some(session) = session else { return false };
         let may_have = || self.upstream.observed().may_have_legacy_tasks();

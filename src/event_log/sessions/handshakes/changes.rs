@@ -12,8 +12,8 @@ use crate::sync;
 /// its time, or is written at its next change.
 const QUEUE_MAX: usize = 131_072;
 
-/// Sessions whose records are to be written, each once, the one that changed first at the front.
-/// Empty unless a store keeps the records.
+/// Sessions whose records are to be written, each once, the first to change at the front. Empty
+/// unless a store keeps the records.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     /// The queue, or `None` without a store.

@@ -5,12 +5,12 @@
 //! the ID of the request and nothing else. The client's session outlives the server's, so one ID
 //! may name the requests of two generations. Owned here: the names; the IDs of requests that
 //! earlier generations have left without a response; and IDs of the proxy's own,
-//! `mr-<generation>-<number>`, for requests that would have one of these IDs, and for all requests
-//! of a generation that is over. The IDs end with the process: in a session that was restored from
-//! a store each ID counts as one that an earlier generation has left. Invariants: an ID that an
-//! earlier generation has left without a response names no request of a later one, even after a
-//! late response; of each kind the newest are kept, and a request without a response outlives those
-//! that have one. Absent: the messages (`protocol/jsonrpc`), and the streams that carry them.
+//! `mr-<generation>-<number>`, for requests that would have such an ID, and for all requests of an
+//! ended generation. The IDs end with the process: in a session that was restored from a store each
+//! ID counts as left by an earlier generation. Invariants: an ID that an earlier generation has
+//! left without a response names no request of a later one, even after a late response; of each
+//! kind the newest are kept, and a request without a response outlives requests with a response.
+//! Absent: the messages (`protocol/jsonrpc`), and the streams that carry them.
 
 use std::collections::VecDeque;
 
@@ -26,11 +26,11 @@ use crate::simulation::{self, Bug};
 const OWN: &str = "mcp-resume-";
 /// Limit of the kept names.
 const NAMES_MAX: usize = 8;
-/// Limit of the kept IDs that earlier generations have left, and of those of the proxy's own for
-/// pings and for requests with a response.
+/// Limit of the kept IDs that earlier generations have left, and of the proxy's own IDs for pings
+/// and for requests with a response.
 const IDS_MAX: usize = 64;
-/// Limit of the kept IDs of the proxy's own for other requests: a client may still answer each of
-/// them.
+/// Limit of the proxy's own IDs that are kept for other requests: a client may still respond to
+/// each of them.
 const OUTSTANDING_MAX: usize = 1024;
 /// Size limit of a kept ID, in bytes. A request with a longer one keeps it.
 const ID_LEN_MAX: usize = 256;
@@ -70,7 +70,7 @@ impl UpstreamName {
 /// Generations of one session.
 #[derive(Debug)]
 pub(super) struct Generations {
-    /// The newest names. The last may be that of a handshake in progress.
+    /// The newest names. The last may belong to a handshake in progress.
     names: VecDeque<(SessionGeneration, UpstreamName)>,
     current: SessionGeneration,
     next: u32,
@@ -99,8 +99,8 @@ struct Renamed {
 }
 
 impl Renamed {
-    /// Returns whether the request may be forgotten before others. A ping is answered at once, and
-    /// people take their time with an elicitation.
+    /// Returns whether the request may be forgotten before others. The response to a ping comes at
+    /// once, and people take their time with an elicitation.
     fn is_settled(&self) -> bool {
         self.is_ping || self.is_answered
     }
@@ -139,7 +139,7 @@ impl Generations {
         self.current
     }
 
-    /// Begins the next generation. Until [`Self::adopt`] it is that of a handshake in progress.
+    /// Begins the next generation. Until [`Self::adopt`] it belongs to a handshake in progress.
     pub(super) fn begin(&mut self, name: Option<SessionId>) {
         self.drop_begun();
         if self.names.len() == NAMES_MAX {
@@ -168,7 +168,7 @@ impl Generations {
         self.next > 1
     }
 
-    /// Returns the newest generation: that of a handshake in progress, if there is one.
+    /// Returns the newest generation: of the handshake in progress, if there is one.
     pub(super) fn newest(&self) -> SessionGeneration {
         self.names.back().map_or(self.current, |(generation, _)| *generation)
     }
@@ -193,7 +193,7 @@ impl Generations {
     /// generation comes.
     pub(super) fn leave_unanswered(&mut self, ids: impl IntoIterator<Item = RequestId>) {
         for id in ids {
-            // Those of the proxy's own are never used again.
+            // The proxy's own IDs are never used again.
             let is_own = self.position_of(&id).is_some();
             if id.text().len() > ID_LEN_MAX || is_own || self.unanswered.contains(&id) {
                 continue;

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Bytes of one record, which count in those of all records while the record is among them.
+/// Bytes of one record. They count in the total while the record is in the table.
 #[derive(Default)]
 pub(super) struct HeldBytes {
     own: AtomicUsize,

@@ -1,5 +1,5 @@
-//! Records of the handshakes that opened sessions, by which the proxy can open a session again
-//! after its server forgot it.
+//! Records of the handshakes that opened sessions. With them the proxy can open a session again
+//! after its server has forgotten it.
 //!
 //! Owned here: one record for each session, for all principals that use it, and the two names of a
 //! session that was opened again: clients keep the name that they were given, and the server gets
@@ -44,7 +44,7 @@ use crate::protocol::ids::SessionGeneration;
 const WRITES_MAX: u32 = 16;
 /// Bytes that all records may hold, for each of the most sessions.
 const BYTES_EACH: usize = 2048;
-/// Part of the lifetime of a record in the store after which a use of its session renews it.
+/// Age of a record in the store, as a part of its lifetime, at its renewal by a use of its session.
 const RENEWED_PARTS: u32 = 8;
 
 /// Records of the handshakes of all sessions that were opened here.
@@ -85,7 +85,7 @@ impl Handshakes {
     }
 
     /// Waits for a change of a record, and returns its session. The record is gone if the session
-    /// is over or was evicted. To be called by one task.
+    /// has ended or was evicted. To be called by one task.
     pub(in crate::event_log) async fn next_change(&self) -> SessionId {
         self.changes.next().await
     }
@@ -133,8 +133,8 @@ impl Handshakes {
         !self.has_warned_of_names.swap(true, Ordering::Relaxed)
     }
 
-    /// Keeps the record of a session. Beyond the limits of number and bytes those that were used
-    /// longest ago go.
+    /// Keeps the record of a session. Beyond the limits of number and bytes the least recently used
+    /// are removed.
     pub fn record(&self, id: SessionId, handshake: Arc<Handshake>) {
         self.make_room(&handshake);
         handshake.change.note_session(&id, &self.changes);
@@ -216,9 +216,9 @@ impl Handshakes {
         }
     }
 
-    /// Forgets records that were not used for their time, except those of the sessions that
-    /// `in_use` returns, and names of sessions without a record. `in_use` is called under no lock
-    /// of the records: it may use the session table, under whose entries records are used.
+    /// Forgets records that were not used for their time, except for the sessions that `in_use`
+    /// returns, and names of sessions without a record. `in_use` is called under no lock of the
+    /// records: it may use the session table, and records are used under an entry of that.
     pub(super) fn sweep(&self, now: Instant, in_use: impl FnOnce() -> HashSet<SessionId>) {
         let is_due = |handshake: &Handshake| now.saturating_duration_since(handshake.lock().used) >= handshake.keep;
         if self.by_session.iter().any(|entry| is_due(entry.value())) {
@@ -266,8 +266,8 @@ impl Handshakes {
         if has_other_holder || has_newcomer { None } else { Some(Some(name)) }
     }
 
-    /// Gives a session the name at the server under which it was opened again. Returns false if the
-    /// session is over. `visible` is the name that a client would have got for it; see
+    /// Gives a session the server's name for it after it was opened again. Returns false if the
+    /// session has ended. `visible` is the name that a client would have got for it; see
     /// [`Self::displace`].
     pub fn rename(
         &self,
@@ -299,9 +299,9 @@ impl Handshakes {
         true
     }
 
-    /// Notes that the server has given `name`, of which a client would see `visible`, to the
-    /// session `keeper` or to a new one. A session that had it before is gone at the server: it
-    /// gets a name that no server has, and is refused and opened again in its turn.
+    /// Notes that the server has given `name`, visible to a client as `visible`, to the session
+    /// `keeper` or to a new one. A session that had it before is gone at the server: it gets a name
+    /// that no server has, and is refused and opened again in its turn.
     pub fn displace(&self, name: &SessionId, visible: &SessionId, keeper: Option<&SessionId>) {
         let renamed = self.renamed.take_from_other(name, keeper).and_then(|holder| self.find(&holder));
         let original = if keeper == Some(visible) { None } else { self.find(visible) };
@@ -454,9 +454,8 @@ mod tests {
         assert!(handshake.is_unlocked(), "the record is locked");
     }
 
-    /// A thread that has an entry of the session table uses a record; one that sweeps the records
-    /// uses the session table. With a lock of the records held meanwhile, the two could wait for
-    /// each other.
+    /// A thread with an entry of the session table uses a record; a sweep of the records uses the
+    /// session table. With a lock of the records held meanwhile, the two could wait for each other.
     #[test]
     fn the_session_table_is_used_under_no_lock_of_the_records() {
         let handshakes = Handshakes::new(8);

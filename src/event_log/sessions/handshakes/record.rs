@@ -36,7 +36,7 @@ const SUBSCRIPTION_COST: usize = 64;
 const LOG_LEVEL_MAX: usize = 64;
 /// Limit of the principals that may cause a session to be opened again.
 const PRINCIPALS_MAX: usize = 8;
-/// Interval within which [`ATTEMPTS_MAX`] attempts may begin.
+/// Interval with at most [`ATTEMPTS_MAX`] new attempts.
 const ATTEMPTS_PER: Duration = Duration::from_secs(60);
 const ATTEMPTS_MAX: usize = 3;
 
@@ -65,9 +65,9 @@ pub struct Handshake {
 pub enum AttemptEnd {
     /// The session lives: nothing was opened.
     Lives,
-    /// The attempt failed, as that of any other caller would have.
+    /// The attempt failed, as an attempt of any other caller would have.
     Failed,
-    /// The session was opened again, or is over, or the server refused this caller.
+    /// The session was opened again, or has ended, or the server refused this caller.
     Other,
 }
 
@@ -85,7 +85,7 @@ pub(super) struct State {
     pub(super) was_written: bool,
     /// Number of replicas that took the session over.
     takeovers: u32,
-    /// Term in which this replica has last written itself as the home of the session.
+    /// Term of this replica's last write of itself as the home of the session.
     confirmed: Option<HomeTerm>,
     /// Time of the last use that the store's record is kept by.
     pub(super) kept_from: Instant,
@@ -104,8 +104,7 @@ pub(super) struct State {
     last_end: AttemptEnd,
     /// True once the server has answered a request in the session.
     was_answered: bool,
-    /// Status with which the server has refused the standalone stream of the session while that
-    /// lived, or `None`.
+    /// Status of the server's refusal of the standalone stream, while the session lived, or `None`.
     pub(super) refused_get: Option<u16>,
     pub(super) is_over: bool,
     pub(super) used: Instant,
@@ -192,8 +191,8 @@ impl Handshake {
         Self::with(params, version, server, keep, state)
     }
 
-    /// Returns the record for a store, in which `home` has the session. `name` is that of a session
-    /// that was opened again and has its old name here still.
+    /// Returns the record for a store, with `home` as the home of the session. `name` is the name
+    /// of a session that was opened again and still has its old name here.
     pub(in crate::event_log) fn to_stored(&self, home: Owner, name: Option<&UpstreamName>) -> StoredHandshake {
         let state = self.lock();
         StoredHandshake {
@@ -261,7 +260,7 @@ impl Handshake {
         self.change.note();
     }
 
-    /// Notes the level that the client has asked log messages for.
+    /// Notes the level of log messages that the client wants.
     pub fn note_log_level(&self, level: &str) {
         if level.len() <= LOG_LEVEL_MAX {
             self.lock().log_level = Some(level.into());
@@ -294,16 +293,16 @@ impl Handshake {
         }
     }
 
-    /// Notes that the server has accepted a principal in the session. The last seven, and the one
-    /// that opened the session, may cause it to be opened again.
+    /// Notes that the server has accepted a principal in the session. The last seven, and the
+    /// opener of the session, may cause it to be opened again.
     pub fn note_accepted(&self, principal: Principal) {
         let mut state = self.lock();
         if state.principals.contains(&principal) {
             return;
         }
         if state.principals.len() == PRINCIPALS_MAX {
-            // A client whose token is refreshed is another principal each time. The one that opened
-            // the session stays.
+            // A client whose token is refreshed is another principal each time. The opener of the
+            // session stays.
             state.principals.remove(1);
         }
         state.principals.push(principal);
@@ -324,14 +323,13 @@ impl Handshake {
         self.lock().was_answered
     }
 
-    /// Notes the status with which the server has refused the standalone stream of the session,
-    /// which lives. It counts until the session is opened again.
+    /// Notes the status of the server's refusal of the standalone stream of the session, which
+    /// lives. It counts until the session is opened again.
     pub fn note_refused_get(&self, status: u16) {
         self.lock().refused_get = Some(status);
     }
 
-    /// Returns the status with which the server has refused the standalone stream of the session,
-    /// or `None` if it has not.
+    /// Returns the status of the server's refusal of the standalone stream, or `None` without one.
     pub fn refused_get(&self) -> Option<u16> {
         self.lock().refused_get
     }
@@ -352,12 +350,12 @@ impl Handshake {
         self.lock().is_initialized
     }
 
-    /// Returns the level that the client has asked log messages for last.
+    /// Returns the level of log messages that the client has last set.
     pub fn log_level(&self) -> Option<Box<str>> {
         self.lock().log_level.clone()
     }
 
-    /// Returns the resources to which the client is subscribed.
+    /// Returns the resources that the client has subscribed to.
     pub fn subscriptions(&self) -> Vec<Box<str>> {
         self.lock().subscriptions.iter().cloned().collect()
     }
@@ -367,14 +365,14 @@ impl Handshake {
         self.lock().name.clone()
     }
 
-    /// Returns the newest name of the session at its server: that of a handshake in progress, once
-    /// the server has given it.
+    /// Returns the newest name of the session at its server: of a handshake in progress, once the
+    /// server has given it.
     pub fn newest_name(&self) -> UpstreamName {
         let state = self.lock();
         state.opening.clone().map_or_else(|| state.name.clone(), UpstreamName::Renamed)
     }
 
-    /// Returns whether a handshake is in progress for which the server has given a name.
+    /// Returns whether a handshake is in progress that has its name from the server.
     pub fn is_opening(&self) -> bool {
         self.lock().opening.is_some()
     }
@@ -414,7 +412,7 @@ impl Handshake {
     }
 
     /// Begins an attempt to open the session again. Returns false beyond three a minute if it
-    /// `is_limited`, and for a session that is over.
+    /// `is_limited`, and for a session that has ended.
     pub fn begin_attempt(&self, now: Instant, is_limited: bool) -> bool {
         let mut state = self.lock();
         state.attempts.retain(|begun| now.saturating_duration_since(*begun) < ATTEMPTS_PER);
@@ -456,14 +454,13 @@ impl Handshake {
         self.lock().generations.are_several()
     }
 
-    /// Returns the newest generation: that of a handshake in progress, once the server has given
-    /// its name.
+    /// Returns the newest generation: of a handshake in progress, once the server has given its
+    /// name.
     pub fn newest_generation(&self) -> SessionGeneration {
         self.lock().generations.newest()
     }
 
-    /// Returns the newest generation in which the session has this name at the server; the first
-    /// for an unknown name.
+    /// Returns the newest generation with this name at the server; the first for an unknown name.
     pub fn generation_named(&self, name: Option<&[u8]>) -> SessionGeneration {
         self.lock().generations.named(name)
     }
@@ -504,7 +501,7 @@ impl Handshake {
         self.lock().generations.server_id_of(id)
     }
 
-    /// Returns the server's ID of a request to which a response is about to be sent, or `None` if
+    /// Returns the server's ID of a request whose response is about to be sent, or `None` if
     /// clients know the request under that ID. From now on the request goes before those without a
     /// response when IDs are forgotten: the last 64 of the former are kept, and 1024 of the latter.
     pub fn answer(&self, id: &RequestId) -> Option<RequestId> {
@@ -525,7 +522,7 @@ impl Handshake {
         changed
     }
 
-    /// Returns whether the session is over: its client has ended it, or its server cannot serve it
+    /// Returns whether the session has ended: by its client, or because its server cannot serve it
     /// again.
     pub fn is_over(&self) -> bool {
         self.lock().is_over
