@@ -146,7 +146,10 @@ impl Caller {
         let deaths = self.world.deaths();
         let mut call = Call::new(seed, id, self.wants_policy);
         count(&self.world.tally.calls);
-        let Some(response) = self.begin(&call).await? else { return Ok(()) };
+        // Where a POST may stay without a response, some can be sent again.
+        let has_key = self.world.allowed.unanswered && self.rng.percent(40);
+        let key = has_key.then(|| format!("k-{seed}"));
+        let Some(response) = self.begin(&call, key.as_deref()).await? else { return Ok(()) };
         let told = self.follow(&mut call, response).await;
         told.map_err(|problem| self.describe(&call, &problem))?;
         if call.ended == Some(Ending::OwnerDied) && deaths == self.world.deaths() {
@@ -175,15 +178,27 @@ impl Caller {
     }
 
     /// The POST. `None` where there is no stream to be had: nothing can be known of the call then
-    /// but that it did not run twice.
-    async fn begin(&mut self, call: &Call) -> Result<Option<Response>, String> {
+    /// but that it did not run twice. With a key it is sent again, anywhere, until its outcome is
+    /// known.
+    async fn begin(&mut self, call: &Call, key: Option<&str>) -> Result<Option<Response>, String> {
         let seed = call.script.seed;
+        let mut broke_at = None;
         let message = json!({"jsonrpc": "2.0", "id": call.id, "method": "tools/call", "params": {
             "name": "tool", "arguments": {"seed": seed}, "_meta": {"progressToken": seed}}});
+        let post = self.keeper.post(&message);
+        let post = match key {
+            Some(key) => post.with("Idempotency-Key", key),
+            None => post,
+        };
         loop {
             let to = self.world.somewhere(&mut self.rng);
-            match self.keeper.post(&message).send(to, LIMIT).await {
-                Ok(response) if response.status == 200 && response.is_sse() => return Ok(Some(response)),
+            match post.send(to, LIMIT).await {
+                Ok(response) if response.status == 200 && response.is_sse() => {
+                    if broke_at.is_some() {
+                        count(&self.world.tally.by_key);
+                    }
+                    return Ok(Some(response));
+                }
                 Ok(response) => {
                     let status = response.status;
                     let body = response.whole(LIMIT).await.unwrap_or_default();
@@ -192,15 +207,27 @@ impl Caller {
                         return Err(format!("a call is answered {status}: {}", shown(&body)));
                     }
                     count(&self.world.tally.refused_calls);
-                    if error["error"]["data"]["mayHaveRun"] == false {
-                        self.world.note_never_ran(seed);
-                    } else if !self.world.allowed.unanswered {
-                        return Err(format!("a call is lost: {error}"));
+                    match broke_at {
+                        // The first POST may have run, or Redis is away.
+                        Some(since) if status == 503 => {
+                            if mcp_resume::clock::now() - since > LIMIT {
+                                return Err(format!("the outcome of a call with a key stays unknown: {error}"));
+                            }
+                        }
+                        _ if error["error"]["data"]["mayHaveRun"] == false => {
+                            self.world.note_never_ran(seed);
+                            return Ok(None);
+                        }
+                        _ if self.world.allowed.unanswered => return Ok(None),
+                        _ => return Err(format!("a call is lost: {error}")),
                     }
                     tokio::time::sleep(BACK_OFF).await;
-                    return Ok(None);
                 }
                 Err(Failed::Refused) => tokio::time::sleep(BACK_OFF).await,
+                Err(Failed::Broken) if key.is_some() => {
+                    broke_at.get_or_insert_with(mcp_resume::clock::now);
+                    tokio::time::sleep(BACK_OFF).await;
+                }
                 Err(Failed::Broken) => {
                     count(&self.world.tally.unanswered);
                     if self.world.allowed.unanswered {
@@ -293,7 +320,9 @@ impl Caller {
             if number > before {
                 self.world.note_seen();
                 let has_policy = call.token.is_some() || self.world.allowed.forgotten_sessions;
-                if number == 1 && call.wants_policy && !has_policy {
+                // Of a process that died before the first event there is the end alone.
+                let is_dead = call.ended == Some(Ending::OwnerDied);
+                if number == 1 && call.wants_policy && !has_policy && !is_dead {
                     return Err("a client that asked for a policy got none".to_owned());
                 }
             }

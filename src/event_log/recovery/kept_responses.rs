@@ -34,7 +34,7 @@ impl EventLog {
     /// store accepts it.
     pub async fn store_response(&self, stream: &Stream, head: &Head) {
         let Some(backing) = &self.backing else { return };
-        if !stream.has_claim() {
+        if !stream.retries().has_claim() {
             return;
         }
         if let Some((record, keep)) = record_of(stream, head) {
@@ -59,7 +59,7 @@ impl EventLog {
     /// Writes the record again after a loss in the store.
     pub(in crate::event_log) fn rewrite_response(&self, stream: &Stream) {
         if let Some(backing) = &self.backing
-            && stream.has_claim()
+            && stream.retries().has_claim()
             && let Some((record, keep)) = record_of(stream, &stream.head_now())
         {
             // Not awaited: a resync does not stop for one record.

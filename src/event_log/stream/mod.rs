@@ -260,8 +260,6 @@ impl Stream {
         Retries {
             shared: &self.shared,
             upstream: &self.upstream,
-            backing: self.backing.as_ref(),
-            owner: self.origin.identity.owner,
             body_fingerprint: self.body_fingerprint.as_deref(),
             registrations: &self.registrations,
         }

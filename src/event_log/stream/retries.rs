@@ -13,7 +13,6 @@ use crate::event_log::stream::delivery::Delivery;
 use crate::event_log::stream::response_head::Head;
 use crate::event_log::stream::state::Shared;
 use crate::event_log::stream::{Stream, UpstreamCall};
-use crate::protocol::ids::Owner;
 use crate::protocol::request_ids::IdUse;
 use crate::protocol::stream::{Machine, Phase};
 use crate::sync;
@@ -38,8 +37,6 @@ pub enum RetryMatch {
 pub struct Retries<'a> {
     pub(super) shared: &'a Shared,
     pub(super) upstream: &'a UpstreamCall,
-    pub(super) backing: Option<&'a Arc<Backing>>,
-    pub(super) owner: Owner,
     pub(super) body_fingerprint: Option<&'a Fingerprint>,
     pub(super) registrations: &'a Mutex<Vec<Registration<Stream>>>,
 }

@@ -437,7 +437,7 @@ impl Stub {
             stream.retries().forget();
         }
         // Nothing will be read of a response that has passed and that no retry finds.
-        if end.has_passed && !self.has_retries() { None } else { Some(end) }
+        if end.has_passed && !stream.retries().may_come() { None } else { Some(end) }
     }
 
     /// Rebuilds the stream, and moves the state there.

@@ -7,7 +7,7 @@ use crate::cluster::{Absence, Replicas};
 use crate::protocol::cluster::Reader;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::EventId;
-use crate::protocol::stream::{Batch, CursorPlace};
+use crate::protocol::stream::{Batch, CursorPlace, Resume};
 use crate::store::test_store::TestStore;
 use crate::store::{Appended, Coordination, Read, Renewal};
 
@@ -750,7 +750,7 @@ async fn the_claim_of_a_stub_is_rewritten_after_a_data_loss() {
     one.log.rewrite_all();
     settle().await;
     assert!(stubs(&one) == 1 && is_claimed().await);
-    one.log.find_call(&call).expect("it is kept").forget_retries();
+    one.log.find_call(&call).expect("it is kept").retries().forget();
     settle().await;
     assert!(!is_claimed().await, "no retry may match it any more");
 }

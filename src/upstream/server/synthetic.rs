@@ -28,11 +28,6 @@ pub(in crate::upstream) fn cancelled(id: &RequestId) -> Vec<u8> {
     format!("{head}{},\"reason\":\"the call was given up\"}}}}", id.to_json()).into_bytes()
 }
 
-/// Returns the answer to a ping of the server.
-pub(in crate::upstream) fn pong(id: &RequestId) -> Vec<u8> {
-    response::empty(id)
-}
-
 /// Returns an ID for a request of the proxy's own: an ID is used once in a session, and the client
 /// chooses its own.
 pub(in crate::upstream) fn own_id() -> String {
