@@ -13,7 +13,7 @@ use tracing::warn;
 
 use super::group::Group;
 use super::guard_process::{self, change};
-use super::reaper::{Own, OwnProcess};
+use super::reaper::{OwnProcess, OwnProcesses};
 use crate::clock;
 
 /// Wait before a guard that has ended is started again.
@@ -40,7 +40,7 @@ impl Guard {
     ///
     /// # Errors
     /// If no process can be started.
-    pub(super) fn start(own_binary: PathBuf, own: Own) -> io::Result<Self> {
+    pub(super) fn start(own_binary: PathBuf, own: OwnProcesses) -> io::Result<Self> {
         let (changes, receiver) = mpsc::unbounded_channel();
         let process = Process::start(&own_binary, &own)?;
         tokio::spawn(
@@ -80,16 +80,16 @@ struct Process {
 }
 
 impl Process {
-    fn start(own_binary: &Path, own: &Own) -> io::Result<Self> {
+    fn start(own_binary: &Path, own: &OwnProcesses) -> io::Result<Self> {
         let mut command = Command::new(own_binary);
         // In a group of its own: ctrl-c at a terminal goes to the proxy's.
         command.arg(guard_process::SUBCOMMAND).env_clear().current_dir("/").process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let starting = own.starting();
+        let spawn_lock = own.lock_for_spawn();
         let mut child = command.spawn()?;
         let missing = || io::Error::from(io::ErrorKind::BrokenPipe);
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).ok_or_else(missing)?;
-        let own = starting.note(pid);
+        let own = spawn_lock.register(pid);
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(missing());
         };
@@ -100,7 +100,7 @@ impl Process {
 /// Task that keeps a guard running.
 struct Keeper {
     own_binary: PathBuf,
-    own: Own,
+    own: OwnProcesses,
     /// Groups that the guard has to know.
     groups: BTreeSet<i32>,
     /// Senders for the tasks that wait until the guard knows a group.

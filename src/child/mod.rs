@@ -34,7 +34,7 @@ use tracing::debug;
 use group::Group;
 use guard::Guard;
 use program::Program;
-use reaper::Own;
+use reaper::OwnProcesses;
 pub use settings::{Settings, StartError};
 use stderr::Stderr;
 pub use supervisor::{Ending, Exit, Outcome};
@@ -49,7 +49,7 @@ const GUARD_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Launcher {
     settings: Arc<Settings>,
     guard: Guard,
-    own: Own,
+    own: OwnProcesses,
     /// This binary, which is the guard and the first process of each child.
     own_binary: PathBuf,
 }
@@ -73,7 +73,7 @@ impl Launcher {
     /// # Errors
     /// If the guard cannot be started.
     pub fn new(settings: Settings, own_binary: PathBuf) -> io::Result<Self> {
-        let own = Own::default();
+        let own = OwnProcesses::default();
         let guard = Guard::start(own_binary.clone(), own.clone())?;
         Ok(Self { settings: Arc::new(settings), guard, own, own_binary })
     }
@@ -119,11 +119,11 @@ impl Launcher {
         if let Some(cwd) = &self.settings.cwd {
             command.current_dir(cwd);
         }
-        let starting = self.own.starting();
+        let spawn_lock = self.own.lock_for_spawn();
         let mut process = command.spawn().map_err(StartError::Process)?;
         let missing = || StartError::Process(io::ErrorKind::BrokenPipe.into());
         let group = process.id().and_then(Group::of).ok_or_else(missing)?;
-        let own = starting.note(group.id());
+        let own = spawn_lock.register(group.id());
         let (stdin, stdout, stderr) = (process.stdin.take(), process.stdout.take(), process.stderr.take());
         let (mut stdin, stdout, stderr) =
             (stdin.ok_or_else(missing)?, stdout.ok_or_else(missing)?, stderr.ok_or_else(missing)?);

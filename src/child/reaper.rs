@@ -13,31 +13,31 @@ use crate::sync;
 
 /// Processes that the proxy has started itself. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Own(Arc<Mutex<HashSet<i32>>>);
+pub(super) struct OwnProcesses(Arc<Mutex<HashSet<i32>>>);
 
 /// A process of the proxy's own, until this is dropped.
 #[derive(Debug)]
 pub(super) struct OwnProcess {
     pid: i32,
-    own: Own,
+    own: OwnProcesses,
 }
 
 /// The right to start a process. Meanwhile none is collected, so that a new one is taken for no
 /// other.
-pub(super) struct Starting<'a> {
+pub(super) struct SpawnLock<'a> {
     processes: MutexGuard<'a, HashSet<i32>>,
-    own: &'a Own,
+    own: &'a OwnProcesses,
 }
 
-impl Own {
-    pub(super) fn starting(&self) -> Starting<'_> {
-        Starting { processes: sync::lock(&self.0), own: self }
+impl OwnProcesses {
+    pub(super) fn lock_for_spawn(&self) -> SpawnLock<'_> {
+        SpawnLock { processes: sync::lock(&self.0), own: self }
     }
 }
 
-impl Starting<'_> {
+impl SpawnLock<'_> {
     /// Notes the process that was just started.
-    pub(super) fn note(mut self, pid: i32) -> OwnProcess {
+    pub(super) fn register(mut self, pid: i32) -> OwnProcess {
         self.processes.insert(pid);
         OwnProcess { pid, own: self.own.clone() }
     }
@@ -57,10 +57,10 @@ mod linux {
     use tokio::signal::unix::{Signal, SignalKind, signal};
     use tracing::{debug, warn};
 
-    use crate::child::reaper::Own;
+    use crate::child::reaper::OwnProcesses;
     use crate::sync;
 
-    impl Own {
+    impl OwnProcesses {
         /// Collects the processes of others from now on, in a task of its own on the caller's
         /// runtime.
         pub(in crate::child) fn collect_others(&self) {
