@@ -3,39 +3,39 @@
 use std::sync::Arc;
 
 use super::metrics::EndReason;
-use super::pending::{Failed, Pending, TakenOver};
+use super::pending_start::{ExistingStart, PendingStart, StartFailure};
 use super::pool::{self, Admission, Bounds};
+use super::start_queue::{Full, StartKind};
 use super::table::{Channels, State};
-use super::waiting::{Full, StartKind};
 use crate::event_log::QuotaKey;
 use crate::protocol::error::ErrorCode;
 use crate::{clock, sync};
 
 /// The right to start a server, until this is dropped.
-pub(super) struct Admitted {
+pub(super) struct StartPermit {
     pub(super) channels: Arc<Channels>,
-    /// Number of the start in [`State::starting`].
+    /// Number of the start in [`State::pending_starts`].
     pub(super) number: u64,
 }
 
-impl Drop for Admitted {
+impl Drop for StartPermit {
     fn drop(&mut self) {
-        sync::lock(&self.channels.state).starting.remove(&self.number);
+        sync::lock(&self.channels.state).pending_starts.remove(&self.number);
         self.channels.room.notify_waiters();
     }
 }
 
 /// The wait for a start, until it begins or this is dropped.
-struct Turn {
+struct QueuedStart {
     channels: Arc<Channels>,
     caller: Option<QuotaKey>,
-    /// Number of the start in [`State::waiting`].
+    /// Number of the start in [`State::start_queue`].
     number: u64,
 }
 
-impl Drop for Turn {
+impl Drop for QueuedStart {
     fn drop(&mut self) {
-        sync::lock(&self.channels.state).waiting.remove(&self.caller, self.number);
+        sync::lock(&self.channels.state).start_queue.remove(&self.caller, self.number);
         // Another start may be next.
         self.channels.room.notify_waiters();
     }
@@ -43,111 +43,120 @@ impl Drop for Turn {
 
 impl Channels {
     /// Waits until a server may be started for `pending`, or one is there for it already. Starts
-    /// begin in the order of [`super::waiting`]; one that waits for a server of its own caller to
-    /// end holds up no other.
+    /// begin in the order of [`super::start_queue`]; one that waits for a server of its own caller
+    /// to end holds up no other.
     ///
     /// # Errors
     /// At once if too many starts wait, all servers are being ended, or no client wants the start
     /// any more.
-    pub(super) async fn admit(self: &Arc<Self>, pending: Pending, kind: StartKind) -> Result<Entrance, Failed> {
-        let (bounds, turn) = {
+    pub(super) async fn admit(
+        self: &Arc<Self>,
+        pending: PendingStart,
+        kind: StartKind,
+    ) -> Result<StartRoute, StartFailure> {
+        let (bounds, queued) = {
             let mut state = sync::lock(&self.state);
             let pending = match self.take_over(&mut state, pending) {
-                Ok(taken_over) => return Ok(Entrance::TakenOver(taken_over)),
+                Ok(existing) => return Ok(StartRoute::Existing(existing)),
                 Err(pending) => *pending,
             };
             let Some(bounds) = &self.settings.bounds else {
-                return if state.is_over { Err(draining()) } else { Ok(self.begin(&mut state, pending)) };
+                return if state.is_draining { Err(draining()) } else { Ok(self.begin(&mut state, pending)) };
             };
-            (bounds, self.wait_for_turn(&mut state, pending, kind)?)
+            (bounds, self.enqueue_start(&mut state, pending, kind)?)
         };
         loop {
             let mut room = std::pin::pin!(self.room.notified());
             room.as_mut().enable();
-            match self.try_admit(bounds, &turn)? {
-                Decision::Entrance(entrance) => return Ok(entrance),
-                Decision::Wait(Admission::WaitUntil(until)) => {
+            match self.try_admit(bounds, &queued)? {
+                TurnDecision::Route(route) => return Ok(route),
+                TurnDecision::Wait(Admission::WaitUntil(until)) => {
                     let time = clock::sleep(until.saturating_duration_since(clock::now()));
                     // A start that succeeds ends the wait after those that failed, and another
                     // start may be next.
                     tokio::select! { () = time => {}, () = room => {} }
                 }
-                Decision::Wait(_) => room.await,
+                TurnDecision::Wait(_) => room.await,
             }
         }
     }
 
-    fn wait_for_turn(self: &Arc<Self>, state: &mut State, pending: Pending, kind: StartKind) -> Result<Turn, Failed> {
+    fn enqueue_start(
+        self: &Arc<Self>,
+        state: &mut State,
+        pending: PendingStart,
+        kind: StartKind,
+    ) -> Result<QueuedStart, StartFailure> {
         let caller = pending.caller.as_ref().map(|caller| caller.counted_as().clone());
-        let number = state.waiting.add(caller.clone(), kind, Some(pending));
-        let number = number.map_err(|Full| Failed::of(ErrorCode::NoServer, "too many starts wait".to_owned()))?;
-        Ok(Turn { channels: self.clone(), caller, number })
+        let number = state.start_queue.add(caller.clone(), kind, Some(pending));
+        let number = number.map_err(|Full| StartFailure::of(ErrorCode::NoServer, "too many starts wait".to_owned()))?;
+        Ok(QueuedStart { channels: self.clone(), caller, number })
     }
 
-    fn try_admit(self: &Arc<Self>, bounds: &Bounds, turn: &Turn) -> Result<Decision, Failed> {
+    fn try_admit(self: &Arc<Self>, bounds: &Bounds, queued: &QueuedStart) -> Result<TurnDecision, StartFailure> {
         let (now, mut state) = (clock::now(), sync::lock(&self.state));
         let state = &mut *state;
-        if state.is_over {
+        if state.is_draining {
             return Err(draining());
         }
         // A client that has gone needs no server.
-        let waiting = state.waiting.get_mut(&turn.caller, turn.number);
-        let Some(wanted) = waiting.and_then(|waiting| waiting.take_if(|pending| pending.is_wanted())) else {
-            return Err(Failed::of(ErrorCode::NoServer, String::new()));
+        let entry = state.start_queue.get_mut(&queued.caller, queued.number);
+        let Some(wanted) = entry.and_then(|entry| entry.take_if(|pending| pending.is_wanted())) else {
+            return Err(StartFailure::of(ErrorCode::NoServer, String::new()));
         };
         // Another request may have begun the start meanwhile. The turn, which is not needed then,
         // passes to another start.
         let wanted = match self.take_over(state, wanted) {
-            Ok(taken_over) => return Ok(Decision::Entrance(Entrance::TakenOver(taken_over))),
+            Ok(existing) => return Ok(TurnDecision::Route(StartRoute::Existing(existing))),
             Err(wanted) => *wanted,
         };
-        if let Some(waiting) = state.waiting.get_mut(&turn.caller, turn.number) {
-            *waiting = Some(wanted);
+        if let Some(entry) = state.start_queue.get_mut(&queued.caller, queued.number) {
+            *entry = Some(wanted);
         }
         let occupants = state.occupants();
-        let may_begin = |caller: Option<&QuotaKey>, pending: &Option<Pending>| {
-            pending.as_ref().is_some_and(Pending::is_wanted)
+        let may_begin = |caller: Option<&QuotaKey>, pending: &Option<PendingStart>| {
+            pending.as_ref().is_some_and(PendingStart::is_wanted)
                 && !pool::must_wait_for_own(bounds, &occupants, caller, now)
         };
-        if state.waiting.next(may_begin) != Some(turn.number) {
-            return Ok(Decision::Wait(Admission::WaitForEnd));
+        if state.start_queue.next(may_begin) != Some(queued.number) {
+            return Ok(TurnDecision::Wait(Admission::WaitForEnd));
         }
-        match state.starts.admit(bounds, &occupants, turn.caller.as_ref(), now) {
+        match state.start_rate.admit(bounds, &occupants, queued.caller.as_ref(), now) {
             Admission::Start => {}
             Admission::InPlaceOf(victim) => {
                 if let Some(victim) = state.servers.get(&victim) {
                     victim.end(EndReason::Room);
                 }
             }
-            wait => return Ok(Decision::Wait(wait)),
+            wait => return Ok(TurnDecision::Wait(wait)),
         }
-        match state.waiting.begin(&turn.caller, turn.number).flatten() {
-            Some(pending) => Ok(Decision::Entrance(self.begin(state, pending))),
-            None => Err(Failed::of(ErrorCode::NoServer, String::new())),
+        match state.start_queue.begin(&queued.caller, queued.number).flatten() {
+            Some(pending) => Ok(TurnDecision::Route(self.begin(state, pending))),
+            None => Err(StartFailure::of(ErrorCode::NoServer, String::new())),
         }
     }
 
-    fn begin(self: &Arc<Self>, state: &mut State, pending: Pending) -> Entrance {
+    fn begin(self: &Arc<Self>, state: &mut State, pending: PendingStart) -> StartRoute {
         state.next_start += 1;
         let number = state.next_start;
-        state.starting.insert(number, pending);
-        Entrance::Start(Admitted { channels: self.clone(), number })
+        state.pending_starts.insert(number, pending);
+        StartRoute::New(StartPermit { channels: self.clone(), number })
     }
 }
 
 /// Way of an `initialize` to a server.
-pub(super) enum Entrance {
+pub(super) enum StartRoute {
     /// A server is started for it.
-    Start(Admitted),
+    New(StartPermit),
     /// A start, or a server, was there for it.
-    TakenOver(TakenOver),
+    Existing(ExistingStart),
 }
 
-enum Decision {
-    Entrance(Entrance),
+enum TurnDecision {
+    Route(StartRoute),
     Wait(Admission),
 }
 
-fn draining() -> Failed {
-    Failed::of(ErrorCode::Draining, String::new())
+fn draining() -> StartFailure {
+    StartFailure::of(ErrorCode::Draining, String::new())
 }

@@ -49,7 +49,7 @@ pub(super) struct Queue(Mutex<State>);
 struct State {
     messages: VecDeque<Bytes>,
     bytes: usize,
-    is_over: bool,
+    has_ended: bool,
     /// Error of the responses that the server owed when it was lost, or `None` if it was not.
     lost: Option<ErrorCode>,
     waker: Option<Waker>,
@@ -80,7 +80,7 @@ impl Events {
                 state.bytes -= message.len();
                 Poll::Ready(Some(message))
             }
-            None if state.is_over => Poll::Ready(None),
+            None if state.has_ended => Poll::Ready(None),
             None => {
                 state.waker = Some(cx.waker().clone());
                 Poll::Pending
@@ -119,8 +119,8 @@ impl Queue {
     /// message of any size.
     pub(super) fn push(&self, message: Bytes, limit: usize) -> bool {
         let mut state = sync::lock(&self.0);
-        if state.is_over || (state.bytes > 0 && state.bytes + message.len() > limit) {
-            return state.is_over;
+        if state.has_ended || (state.bytes > 0 && state.bytes + message.len() > limit) {
+            return state.has_ended;
         }
         state.bytes += message.len();
         state.messages.push_back(message);
@@ -137,14 +137,14 @@ impl Queue {
     }
 
     /// Notes the error of the responses that follow, which the server owed when it was lost.
-    pub(super) fn note_lost(&self, code: ErrorCode) {
+    pub(super) fn set_lost(&self, code: ErrorCode) {
         sync::lock(&self.0).lost = Some(code);
     }
 
     /// Ends the stream behind its messages.
     pub(super) fn end(&self) {
         let mut state = sync::lock(&self.0);
-        state.is_over = true;
+        state.has_ended = true;
         wake(state.waker.take());
     }
 }

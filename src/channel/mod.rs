@@ -32,7 +32,7 @@ mod link;
 mod metrics;
 mod modern;
 mod partial;
-mod pending;
+mod pending_start;
 pub mod pipe;
 mod pool;
 mod request;
@@ -42,10 +42,10 @@ mod server_era;
 mod settings;
 mod shared;
 mod start;
+mod start_queue;
 mod table;
 #[cfg(test)]
 mod tests;
-mod waiting;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -71,9 +71,9 @@ use server::Server;
 use server_era::ServerEra;
 pub(crate) use server_era::era_of;
 pub use settings::{Settings, Sharing};
+pub use start_queue::StartKind;
 pub use table::Channels;
 use table::Session;
-pub use waiting::StartKind;
 
 use crate::protocol::channel::ids::ID_MAX;
 use crate::protocol::error::ErrorCode;
@@ -105,7 +105,7 @@ impl Channels {
     /// Returns true if a server can probably be started: its program is found, and the last start
     /// did not fail within the last minute.
     pub fn is_available(&self) -> bool {
-        self.open.is_available() && !sync::lock(&self.state).starts.is_failing(clock::now())
+        self.open.is_available() && !sync::lock(&self.state).start_rate.is_failing(clock::now())
     }
 
     /// Returns the longest time from a session's `initialize` to its answer, or to the refusal for
@@ -158,7 +158,7 @@ impl Channels {
     pub async fn end_all(&self) {
         let servers: Vec<Arc<Server>> = {
             let mut state = sync::lock(&self.state);
-            state.is_over = true;
+            state.is_draining = true;
             state.servers.values().cloned().collect()
         };
         for server in servers {
@@ -169,7 +169,7 @@ impl Channels {
             room.as_mut().enable();
             {
                 let state = sync::lock(&self.state);
-                if state.servers.is_empty() && state.starting.is_empty() {
+                if state.servers.is_empty() && state.pending_starts.is_empty() {
                     return;
                 }
             }
@@ -219,8 +219,8 @@ impl Channels {
         let head = self.head(&request);
         let stream = request.stream.cloned();
         match server.connection.call(Some(member), messages, body, head, stream, request.on_begin) {
-            Ok(mut waiting) => match waiting.begun().await {
-                Begun::Written => event_stream(waiting.events),
+            Ok(mut pending) => match pending.begun().await {
+                Begun::Written => event_stream(pending.events),
                 Begun::Refused(response) => *response,
                 // Nothing of the request has reached the server.
                 Begun::Ended => refusal(ErrorCode::SessionUnknown, &ids),

@@ -14,19 +14,19 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::admission::Entrance;
+use super::admission::StartRoute;
 use super::body::Response;
 use super::caller::Caller;
-use super::connection::{Begun, Refused, Users, Waiting};
+use super::connection::{Begun, PendingCall, Refused, Users};
 use super::link::OpenError;
 use super::metrics::{EndReason, StartOutcome};
-use super::pending::{Failed, Pending, Waiter};
+use super::pending_start::{PendingStart, StartFailure, StartRequest};
 use super::request::{OnBegin, Request, request_id};
 use super::respond::{empty, event_stream, json, refusal, refusal_about};
 use super::server::Server;
 use super::start::until;
-use super::table::{Channels, Opening};
-use super::waiting::StartKind;
+use super::start_queue::StartKind;
+use super::table::{Channels, SharedStart};
 use crate::protocol::channel::envelope;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{Era, ProtocolVersion, names};
@@ -74,7 +74,7 @@ impl Channels {
                 // SDKs, but not from `UNSUPPORTED_VERSION`.
                 error(id, code::INVALID_REQUEST, "Unsupported protocol version: the server has sessions", data)
             }
-            Err(Failed { code, detail, .. }) => refusal_about(code, &detail, &ids),
+            Err(StartFailure { code, detail, .. }) => refusal_about(code, &detail, &ids),
         }
     }
 
@@ -91,13 +91,13 @@ impl Channels {
         for _ in 0..ATTEMPTS {
             let server = match self.shared(caller).await {
                 Ok(server) => server,
-                Err(Failed { code, detail, .. }) => return refusal_about(code, &detail, &ids),
+                Err(StartFailure { code, detail, .. }) => return refusal_about(code, &detail, &ids),
             };
             let stream = request.stream.cloned();
             let call = server.connection.call(None, messages, request.body, None, stream, once(&on_begin));
             match call {
-                Ok(mut waiting) => match waiting.begun().await {
-                    Begun::Written => return respond(messages, waiting, &ids).await,
+                Ok(mut pending) => match pending.begun().await {
+                    Begun::Written => return respond(messages, pending, &ids).await,
                     Begun::Refused(response) => return *response,
                     Begun::Ended => {}
                 },
@@ -109,12 +109,12 @@ impl Channels {
     }
 
     /// Returns the channel of these callers; opens it if there is none.
-    pub(super) async fn shared(self: &Arc<Self>, caller: Option<&Arc<Caller>>) -> Result<Arc<Server>, Failed> {
+    pub(super) async fn shared(self: &Arc<Self>, caller: Option<&Arc<Caller>>) -> Result<Arc<Server>, StartFailure> {
         let caller = caller.cloned();
         let mut opening = {
             let mut state = sync::lock(&self.state);
-            if state.is_over {
-                return Err(Failed::of(ErrorCode::Draining, String::new()));
+            if state.is_draining {
+                return Err(StartFailure::of(ErrorCode::Draining, String::new()));
             }
             match state.without_sessions.get(&caller) {
                 Some(opening) if !has_ended(opening) => opening.clone(),
@@ -133,22 +133,22 @@ impl Channels {
         let outcome = opening.wait_for(Option::is_some).await.ok();
         let outcome = outcome.and_then(|outcome| {
             let outcome = outcome.as_ref()?.as_ref();
-            Some(outcome.map(Arc::clone).map_err(Failed::without_response))
+            Some(outcome.map(Arc::clone).map_err(StartFailure::without_response))
         });
-        outcome.unwrap_or_else(|| Err(Failed::of(ErrorCode::ServerFailed, String::new())))
+        outcome.unwrap_or_else(|| Err(StartFailure::of(ErrorCode::ServerFailed, String::new())))
     }
 
     async fn open_shared(
         self: Arc<Self>,
         caller: Option<Arc<Caller>>,
         worker: Handle,
-        opened: watch::Sender<Option<Result<Arc<Server>, Failed>>>,
+        opened: watch::Sender<Option<Result<Arc<Server>, StartFailure>>>,
     ) {
         let (outcome, result) = self.start_shared(caller.as_ref(), &worker).await;
         self.limits.metrics.observe_start(outcome);
         match &result {
             Ok(_) => info!("a server was started for requests without sessions"),
-            Err(Failed { code, detail, .. }) => {
+            Err(StartFailure { code, detail, .. }) => {
                 warn!(error = code.label(), detail, "no server was started for requests without sessions");
                 sync::lock(&self.state).without_sessions.remove(&caller);
             }
@@ -160,26 +160,26 @@ impl Channels {
         self: &Arc<Self>,
         caller: Option<&Arc<Caller>>,
         worker: &Handle,
-    ) -> (StartOutcome, Result<Arc<Server>, Failed>) {
-        let failed = |code, detail| Err(Failed::of(code, detail));
+    ) -> (StartOutcome, Result<Arc<Server>, StartFailure>) {
+        let failed = |code, detail| Err(StartFailure::of(code, detail));
         let deadline = clock::now() + self.settings.start;
         // Wanted until it is open: the receiver stays here.
-        let (waiter, _answered) = Waiter::without_request();
-        let pending = Pending::new(caller.cloned(), None, None, waiter);
-        let admitted = match until(deadline, self.admit(pending, StartKind::First)).await {
-            Ok(Ok(Entrance::Start(admitted))) => admitted,
+        let (start_request, _response) = StartRequest::without_request();
+        let pending = PendingStart::new(caller.cloned(), None, None, start_request);
+        let permit = match until(deadline, self.admit(pending, StartKind::First)).await {
+            Ok(Ok(StartRoute::New(permit))) => permit,
             Ok(Err(refused)) => return (StartOutcome::NoRoom, Err(refused)),
             // Without parameters it takes over no start.
-            Ok(Ok(Entrance::TakenOver(_))) | Err(_) => {
+            Ok(Ok(StartRoute::Existing(_))) | Err(_) => {
                 return (StartOutcome::NoRoom, failed(ErrorCode::NoServer, String::new()));
             }
         };
         let link = until(deadline, self.open.open(None, worker)).await;
-        sync::lock(&self.state).starts.note(!matches!(link, Ok(Ok(_))), clock::now());
+        sync::lock(&self.state).start_rate.record_outcome(!matches!(link, Ok(Ok(_))), clock::now());
         let link = match link {
             Ok(Ok(link)) => link,
             Ok(Err(OpenError::Failed { code, detail })) => return (StartOutcome::Failed, failed(code, detail)),
-            Ok(Err(OpenError::Refused(response))) => return (StartOutcome::Failed, Err(Failed::by(response))),
+            Ok(Err(OpenError::Refused(response))) => return (StartOutcome::Failed, Err(StartFailure::by(response))),
             Err(_) => return (StartOutcome::TimedOut, failed(ErrorCode::ServerSlow, String::new())),
         };
         let (by_caller, by_number, limits) = (self.clone(), self.clone(), self.limits.clone());
@@ -191,8 +191,8 @@ impl Channels {
             move |server| by_caller.forget_shared(server),
             move |server| by_number.forget(server),
         );
-        let is_wanted = self.note_server(admitted.number, &server);
-        drop(admitted);
+        let is_wanted = self.register_server(permit.number, &server);
+        drop(permit);
         if !is_wanted {
             server.end(EndReason::Shutdown);
             return (StartOutcome::Failed, failed(ErrorCode::Draining, String::new()));
@@ -201,13 +201,14 @@ impl Channels {
     }
 
     fn forget_shared(&self, server: &Server) {
-        let is_its = |opening: &Opening| matches!(&*opening.borrow(), Some(Ok(other)) if other.number == server.number);
+        let is_its =
+            |opening: &SharedStart| matches!(&*opening.borrow(), Some(Ok(other)) if other.number == server.number);
         sync::lock(&self.state).without_sessions.retain(|_, opening| !is_its(opening));
     }
 }
 
 /// Returns true if the channel was open, and has ended.
-fn has_ended(opening: &Opening) -> bool {
+fn has_ended(opening: &SharedStart) -> bool {
     matches!(&*opening.borrow(), Some(Ok(server)) if server.connection.ending().is_some())
 }
 
@@ -223,12 +224,12 @@ fn once(on_begin: &Arc<Mutex<Option<OnBegin>>>) -> OnBegin {
 
 /// Returns the response to a request whose first byte was written: for `server/discover` JSON with
 /// the status of a server on HTTP, else events.
-async fn respond(messages: &[Message], waiting: Waiting, ids: &[RequestId]) -> Response {
+async fn respond(messages: &[Message], pending: PendingCall, ids: &[RequestId]) -> Response {
     let is_discover = matches!(messages, [Message::Request { method, .. }] if method == "server/discover");
     if !is_discover {
-        return event_stream(waiting.events);
+        return event_stream(pending.events);
     }
-    match waiting.events.response().await {
+    match pending.events.response().await {
         Some(message) => json(status_of(&message), message),
         None => refusal(ErrorCode::ServerEnded, ids),
     }

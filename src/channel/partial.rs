@@ -37,7 +37,7 @@ impl PartialMemory {
 impl PartialShare {
     /// Notes that the message has this many bytes. Returns false if there is no memory for more of
     /// them.
-    pub(super) fn note(&mut self, counted: usize) -> bool {
+    pub(super) fn resize(&mut self, counted: usize) -> bool {
         let before = std::mem::replace(&mut self.counted, counted);
         if counted <= before {
             self.memory.used.fetch_sub(before - counted, Ordering::Relaxed);
@@ -62,12 +62,12 @@ mod tests {
     fn messages_share_a_bound() {
         let memory = PartialMemory::new(1000);
         let (mut one, mut other) = (memory.share(), memory.share());
-        assert!(one.note(600));
-        assert!(other.note(400));
-        assert!(!other.note(401));
+        assert!(one.resize(600));
+        assert!(other.resize(400));
+        assert!(!other.resize(401));
         drop(other);
-        assert!(one.note(1000));
-        assert!(one.note(0));
+        assert!(one.resize(1000));
+        assert!(one.resize(0));
         assert_eq!(memory.used.load(Ordering::Relaxed), 0);
     }
 }

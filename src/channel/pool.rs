@@ -58,14 +58,14 @@ const SETTLED: Duration = Duration::from_secs(2);
 
 /// The rate of starts, and the wait after failed ones.
 #[derive(Debug, Default)]
-pub(super) struct Starts {
+pub(super) struct StartRate {
     /// Time at which all starts would be free again.
     free_at: Option<Instant>,
     backoff: Option<Duration>,
     not_before: Option<Instant>,
 }
 
-impl Starts {
+impl StartRate {
     /// Decides on a start for `caller` beside the servers that run. A start that is admitted counts
     /// from now on.
     pub(super) fn admit(
@@ -76,7 +76,7 @@ impl Starts {
         now: Instant,
     ) -> Admission {
         let victim = match () {
-            () if is_over_own(bounds, servers, caller) => match longest_unused(own(servers, caller), bounds, now) {
+            () if is_at_own_limit(bounds, servers, caller) => match longest_unused(own(servers, caller), bounds, now) {
                 Some(victim) => Some(victim),
                 None => return Admission::WaitForOwn,
             },
@@ -100,7 +100,7 @@ impl Starts {
     }
 
     /// Notes the outcome of a start: after a failed one the next has to wait.
-    pub(super) fn note(&mut self, has_failed: bool, now: Instant) {
+    pub(super) fn record_outcome(&mut self, has_failed: bool, now: Instant) {
         if !has_failed {
             (self.backoff, self.not_before) = (None, None);
             return;
@@ -128,10 +128,10 @@ pub(super) fn must_wait_for_own(
     caller: Option<&QuotaKey>,
     now: Instant,
 ) -> bool {
-    is_over_own(bounds, servers, caller) && longest_unused(own(servers, caller), bounds, now).is_none()
+    is_at_own_limit(bounds, servers, caller) && longest_unused(own(servers, caller), bounds, now).is_none()
 }
 
-fn is_over_own(bounds: &Bounds, servers: &[Occupant], caller: Option<&QuotaKey>) -> bool {
+fn is_at_own_limit(bounds: &Bounds, servers: &[Occupant], caller: Option<&QuotaKey>) -> bool {
     let has_own_bound = caller.is_some_and(|caller| bounds.bounds_addresses || !is_address(caller));
     has_own_bound && own(servers, caller).count() >= bounds.servers_per_caller
 }
@@ -176,22 +176,22 @@ mod tests {
     fn the_server_that_is_idle_longest_makes_room() {
         let now = clock::now();
         let later = now + Duration::from_secs(5);
-        let mut starts = Starts::default();
+        let mut rate = StartRate::default();
         let servers = [server(1, 1, Some(later)), server(2, 1, Some(now)), server(3, 2, None)];
-        assert_eq!(starts.admit(&BOUNDS, &servers, Some(&caller(1)), later), Admission::InPlaceOf(2), "its own");
-        assert_eq!(starts.admit(&BOUNDS, &servers, Some(&caller(3)), later), Admission::InPlaceOf(2), "any");
-        assert_eq!(starts.admit(&BOUNDS, &servers[..2], Some(&caller(3)), later), Admission::Start);
+        assert_eq!(rate.admit(&BOUNDS, &servers, Some(&caller(1)), later), Admission::InPlaceOf(2), "its own");
+        assert_eq!(rate.admit(&BOUNDS, &servers, Some(&caller(3)), later), Admission::InPlaceOf(2), "any");
+        assert_eq!(rate.admit(&BOUNDS, &servers[..2], Some(&caller(3)), later), Admission::Start);
         let busy = [server(1, 1, None), server(2, 1, None), server(3, 2, None)];
-        assert_eq!(starts.admit(&BOUNDS, &busy, Some(&caller(1)), later), Admission::WaitForOwn);
-        assert_eq!(starts.admit(&BOUNDS, &busy, Some(&caller(3)), later), Admission::WaitForEnd);
+        assert_eq!(rate.admit(&BOUNDS, &busy, Some(&caller(1)), later), Admission::WaitForOwn);
+        assert_eq!(rate.admit(&BOUNDS, &busy, Some(&caller(3)), later), Admission::WaitForEnd);
     }
 
     #[test]
     fn a_server_that_was_just_used_makes_no_room() {
         let now = clock::now();
         let servers = [server(1, 1, Some(now)), server(2, 1, None)];
-        let mut starts = Starts::default();
-        let mut admit = |after| starts.admit(&BOUNDS, &servers, Some(&caller(1)), now + after);
+        let mut rate = StartRate::default();
+        let mut admit = |after| rate.admit(&BOUNDS, &servers, Some(&caller(1)), now + after);
         assert_eq!(admit(SETTLED - Duration::from_millis(1)), Admission::WaitForOwn);
         assert_eq!(admit(SETTLED), Admission::InPlaceOf(1));
     }
@@ -201,9 +201,9 @@ mod tests {
         let now = clock::now();
         let bounds = Bounds { may_replace: false, ..BOUNDS };
         let servers = [server(1, 1, Some(now)), server(2, 1, Some(now)), server(3, 2, Some(now))];
-        let mut starts = Starts::default();
-        assert_eq!(starts.admit(&bounds, &servers, Some(&caller(1)), now), Admission::WaitForOwn);
-        assert_eq!(starts.admit(&bounds, &servers, Some(&caller(3)), now), Admission::WaitForEnd);
+        let mut rate = StartRate::default();
+        assert_eq!(rate.admit(&bounds, &servers, Some(&caller(1)), now), Admission::WaitForOwn);
+        assert_eq!(rate.admit(&bounds, &servers, Some(&caller(3)), now), Admission::WaitForEnd);
     }
 
     #[test]
@@ -212,17 +212,17 @@ mod tests {
         let here = QuotaKey::Peer(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let busy = |number| Occupant { number: Some(number), caller: Some(here.clone()), unused_since: None };
         let local = Bounds { bounds_addresses: false, ..BOUNDS };
-        let mut starts = Starts::default();
-        assert_eq!(starts.admit(&BOUNDS, &[busy(1), busy(2)], Some(&here), now), Admission::WaitForOwn);
-        assert_eq!(starts.admit(&local, &[busy(1), busy(2)], Some(&here), now), Admission::Start);
-        assert_eq!(starts.admit(&local, &[busy(1), busy(2), busy(3)], Some(&here), now), Admission::WaitForEnd);
+        let mut rate = StartRate::default();
+        assert_eq!(rate.admit(&BOUNDS, &[busy(1), busy(2)], Some(&here), now), Admission::WaitForOwn);
+        assert_eq!(rate.admit(&local, &[busy(1), busy(2)], Some(&here), now), Admission::Start);
+        assert_eq!(rate.admit(&local, &[busy(1), busy(2), busy(3)], Some(&here), now), Admission::WaitForEnd);
     }
 
     #[test]
     fn starts_have_a_rate_and_a_burst() {
         let now = clock::now();
-        let mut starts = Starts::default();
-        let mut admit = |at| starts.admit(&BOUNDS, &[], Some(&caller(1)), at);
+        let mut rate = StartRate::default();
+        let mut admit = |at| rate.admit(&BOUNDS, &[], Some(&caller(1)), at);
         for second in 0..4 {
             assert_eq!(admit(now + Duration::from_secs(second)), Admission::Start);
         }
@@ -239,18 +239,18 @@ mod tests {
     #[test]
     fn the_wait_after_failed_starts_doubles() {
         let mut now = clock::now();
-        let mut starts = Starts::default();
-        assert!(!starts.is_failing(now));
+        let mut rate = StartRate::default();
+        assert!(!rate.is_failing(now));
         for seconds in [1, 2, 4, 8, 16, 30, 30] {
-            starts.note(true, now);
-            starts.note(true, now);
+            rate.record_outcome(true, now);
+            rate.record_outcome(true, now);
             let until = now + Duration::from_secs(seconds);
-            assert_eq!(starts.admit(&BOUNDS, &[], None, now), Admission::WaitUntil(until), "once for two at once");
-            assert!(starts.is_failing(until) && !starts.is_failing(until + MINUTE));
+            assert_eq!(rate.admit(&BOUNDS, &[], None, now), Admission::WaitUntil(until), "once for two at once");
+            assert!(rate.is_failing(until) && !rate.is_failing(until + MINUTE));
             now = until;
         }
-        starts.note(false, now);
-        assert_eq!(starts.admit(&BOUNDS, &[], None, now), Admission::Start);
-        assert!(!starts.is_failing(now));
+        rate.record_outcome(false, now);
+        assert_eq!(rate.admit(&BOUNDS, &[], None, now), Admission::Start);
+        assert!(!rate.is_failing(now));
     }
 }

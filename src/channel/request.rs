@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::Method;
 
 use super::caller::Caller;
-use super::waiting::StartKind;
+use super::start_queue::StartKind;
 use crate::event_log::Stream;
 use crate::protocol::headers::Lines;
 use crate::protocol::jsonrpc::{Message, RequestId};

@@ -131,9 +131,9 @@ impl Server {
 
     /// Ends the responses that the server still owed with an error each.
     fn fail_calls(&self) {
-        for (queue, ids) in self.connection.take_unanswered() {
+        for (queue, ids) in self.connection.take_pending() {
             if !ids.is_empty() {
-                queue.note_lost(self.program.lost_code());
+                queue.set_lost(self.program.lost_code());
             }
             for id in &ids {
                 queue.force(self.lost_message(id).into());

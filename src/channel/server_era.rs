@@ -18,7 +18,7 @@ pub(super) struct ServerEra {
     /// Wait before the next question, after servers that ended without an answer.
     pub(super) retry: Mutex<Retry>,
     /// Held by the one that asks.
-    pub(super) asking: Arc<tokio::sync::Mutex<()>>,
+    pub(super) discovery: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// Time of the next question to a server that has ended upon the last one.
@@ -37,7 +37,7 @@ impl Default for Retry {
 impl Retry {
     /// Notes the end of a server that was asked. Such an end teaches nothing: the server may have
     /// failed for any reason.
-    pub(super) fn note_end(&mut self, now: Instant) {
+    pub(super) fn delay(&mut self, now: Instant) {
         self.not_before = Some(now + self.pauses.next_pause());
     }
 
@@ -64,7 +64,7 @@ impl ServerEra {
 
     /// Notes that the server has refused `initialize` with this error. One that speaks no revision
     /// with sessions is asked again: it may have been too slow for an answer, or have failed.
-    pub(super) fn note_refused_handshake(&self, error: &[u8]) {
+    pub(super) fn handle_refused_handshake(&self, error: &[u8]) {
         if error_code(error) == Some(code::UNSUPPORTED_VERSION) {
             *sync::lock(&self.known) = None;
             *sync::lock(&self.retry) = Retry::default();
@@ -122,9 +122,9 @@ mod tests {
     fn a_server_without_handshakes_is_asked_again() {
         let era = ServerEra::default();
         era.set(Era::Legacy);
-        era.note_refused_handshake(br#"{"jsonrpc":"2.0","id":1,"error":{"code":-32602,"message":""}}"#);
+        era.handle_refused_handshake(br#"{"jsonrpc":"2.0","id":1,"error":{"code":-32602,"message":""}}"#);
         assert_eq!(era.known(), Some(Era::Legacy));
-        era.note_refused_handshake(br#"{"jsonrpc":"2.0","id":1,"error":{"code":-32022,"message":""}}"#);
+        era.handle_refused_handshake(br#"{"jsonrpc":"2.0","id":1,"error":{"code":-32022,"message":""}}"#);
         assert_eq!(era.known(), None);
     }
 }

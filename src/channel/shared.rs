@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use super::caller::Sharers;
 use super::metrics::EndReason;
-use super::pending::{Started, Waiter};
+use super::pending_start::{StartRequest, StartResponse};
 use super::server::Server;
 use super::table::{Channels, Session, SharedServer, State};
 use crate::protocol::channel::ids::MemberKey;
@@ -19,9 +19,9 @@ use crate::{clock, sync};
 
 impl Channels {
     /// Gives `waiter` a session at the server of its sharers, if that runs.
-    pub(super) fn join(&self, state: &mut State, sharers: &Sharers, waiter: &Waiter) -> Option<Started> {
-        let SharedServer { server, answer } = state.shared.get(sharers)?;
-        let (server, answer) = (server.clone(), answer.clone());
+    pub(super) fn join(&self, state: &mut State, sharers: &Sharers, request: &StartRequest) -> Option<StartResponse> {
+        let SharedServer { server, initialize_response } = state.shared.get(sharers)?;
+        let (server, body) = (server.clone(), initialize_response.clone());
         if let Some(unused) = server.connection.surplus_member() {
             // Without revival no session may end for another. A further server is started then.
             if !self.settings.bounds.is_some_and(|bounds| bounds.may_replace) {
@@ -30,23 +30,23 @@ impl Channels {
             end_member(state, &server, unused, EndReason::Room);
         }
         let name = open(state, &server)?;
-        Some(Started { body: waiter.addressed(&answer), name: Some(name) })
+        Some(StartResponse { body: request.with_own_id(&body), name: Some(name) })
     }
 
     /// Opens a server that has answered to its sharers: all that wait get a session each.
-    pub(super) fn open_to(&self, number: u64, sharers: Sharers, server: &Arc<Server>, answer: &Bytes) {
+    pub(super) fn open_to(&self, number: u64, sharers: Sharers, server: &Arc<Server>, response: &Bytes) {
         let mut state = sync::lock(&self.state);
         let state = &mut *state;
-        let start = state.starting.remove(&number);
-        for mut waiter in start.map(|start| start.into_waiters()).unwrap_or_default() {
-            if !waiter.is_there() {
+        let start = state.pending_starts.remove(&number);
+        for mut request in start.map(|start| start.into_requests()).unwrap_or_default() {
+            if !request.is_open() {
                 continue;
             }
             // The one that finds no room sees the end of its wait.
             let Some(name) = open(state, server) else { return };
-            waiter.answer(answer, Some(name));
+            request.respond(response, Some(name));
         }
-        state.shared.insert(sharers, SharedServer { server: server.clone(), answer: answer.clone() });
+        state.shared.insert(sharers, SharedServer { server: server.clone(), initialize_response: response.clone() });
     }
 
     /// Ends a server to which no session has come within the time for which such servers are kept.

@@ -2,7 +2,7 @@
 //! `initialize`.
 //!
 //! A start goes on in a task of its own, also without the request that wants it; see
-//! [`pending`](super::pending).
+//! [`pending`](super::pending_start).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,13 +12,13 @@ use http::{HeaderValue, StatusCode};
 use tokio::runtime::Handle;
 use tracing::{info, warn};
 
-use super::admission::{Admitted, Entrance};
+use super::admission::{StartPermit, StartRoute};
 use super::body::{Events, Response};
 use super::caller::Sharers;
 use super::connection::{Begun, Connection, End, Refused, Users};
 use super::link::{OpenError, ProgramEnd};
 use super::metrics::{EndReason, StartOutcome};
-use super::pending::{Failed, Pending, Started, Taken, TakenOver, Waiter};
+use super::pending_start::{ExistingStart, PendingStart, Reassigned, StartFailure, StartRequest, StartResponse};
 use super::request::{OnBegin, Request, request_id};
 use super::respond::{json, refusal, refusal_about};
 use super::server::Server;
@@ -33,15 +33,15 @@ impl Channels {
     pub(super) async fn initialize(self: &Arc<Self>, messages: &[Message], request: Request<'_>) -> Response {
         let Some(id) = messages.iter().find_map(request_id) else { return refusal(ErrorCode::BadRequest, &[]) };
         match self.open_session(id, messages, request).await {
-            Ok(Started { body, name }) => {
+            Ok(StartResponse { body, name }) => {
                 let mut response = json(StatusCode::OK, body);
                 if let Some(name) = name.and_then(|name| HeaderValue::from_str(&name).ok()) {
                     response.headers_mut().insert(names::MCP_SESSION_ID, name);
                 }
                 response
             }
-            Err(Failed { response: Some(response), .. }) => *response,
-            Err(Failed { code, detail, .. }) => refusal_about(code, &detail, std::slice::from_ref(id)),
+            Err(StartFailure { response: Some(response), .. }) => *response,
+            Err(StartFailure { code, detail, .. }) => refusal_about(code, &detail, std::slice::from_ref(id)),
         }
     }
 
@@ -50,51 +50,51 @@ impl Channels {
         id: &RequestId,
         messages: &[Message],
         request: Request<'_>,
-    ) -> Result<Started, Failed> {
+    ) -> Result<StartResponse, StartFailure> {
         let deadline = clock::now() + self.settings.start;
-        let (waiter, mut answered) = Waiter::new(id.clone(), request.stream.cloned());
+        let (pending_request, mut response) = StartRequest::new(id.clone(), request.stream.cloned());
         let params = InitializeParams::of(request.body);
         let sharers = self.settings.sharing.sharers(request.caller, params.as_ref());
-        let wanted = Pending::new(request.caller.cloned(), params, sharers.clone(), waiter);
-        let Ok(entrance) = until(deadline, self.admit(wanted, request.start_kind)).await else {
+        let wanted = PendingStart::new(request.caller.cloned(), params, sharers.clone(), pending_request);
+        let Ok(route) = until(deadline, self.admit(wanted, request.start_kind)).await else {
             self.limits.metrics.observe_start(StartOutcome::NoRoom);
-            return Err(Failed::of(ErrorCode::NoServer, String::new()));
+            return Err(StartFailure::of(ErrorCode::NoServer, String::new()));
         };
-        let no_room = |_: &Failed| self.limits.metrics.observe_start(StartOutcome::NoRoom);
-        let number = match entrance.inspect_err(no_room)? {
-            Entrance::TakenOver(taken_over) => {
+        let no_room = |_: &StartFailure| self.limits.metrics.observe_start(StartOutcome::NoRoom);
+        let number = match route.inspect_err(no_room)? {
+            StartRoute::Existing(existing) => {
                 (request.on_begin)();
-                match taken_over {
-                    TakenOver::Started(started) => return Ok(started),
-                    TakenOver::Starting(number) => number,
+                match existing {
+                    ExistingStart::Complete(response) => return Ok(response),
+                    ExistingStart::Pending(number) => number,
                 }
             }
-            Entrance::Start(admitted) => {
-                let (number, messages, body) = (admitted.number, messages.to_vec(), request.body.clone());
+            StartRoute::New(permit) => {
+                let (number, messages, body) = (permit.number, messages.to_vec(), request.body.clone());
                 let (head, on_begin) = (self.head(&request), request.on_begin);
                 let worker = Handle::current();
-                let start = Start { admitted, sharers, messages, head, body, worker, on_begin };
+                let task = StartTask { permit, sharers, messages, head, body, worker, on_begin };
                 // On the runtime of all starts.
-                self.runtime.spawn(start.run());
+                self.runtime.spawn(task.run());
                 number
             }
         };
-        let outcome = match until(deadline, &mut answered).await {
+        let outcome = match until(deadline, &mut response).await {
             Ok(outcome) => outcome.ok(),
             Err(_) => {
-                answered.close();
-                answered.try_recv().ok()
+                response.close();
+                response.try_recv().ok()
             }
         };
         match outcome {
             Some(outcome) => outcome,
             None if clock::now() < deadline => {
                 let detail = "another initialize of the same client goes on with the start".to_owned();
-                Err(Failed::of(ErrorCode::ServerFailed, detail))
+                Err(StartFailure::of(ErrorCode::ServerFailed, detail))
             }
             None => {
                 self.limits.metrics.observe_start(StartOutcome::TimedOut);
-                let slow = self.slow(number);
+                let slow = self.too_slow(number);
                 warn!(error = slow.code.label(), detail = slow.detail, "a server is too slow to start");
                 Err(slow)
             }
@@ -103,17 +103,21 @@ impl Channels {
 
     /// Gives `wanted` a session at the server of its sharers, or lets a start whose client has
     /// given up, or that will be shared, go on for it. Without either `wanted` is returned.
-    pub(super) fn take_over(&self, state: &mut State, wanted: Pending) -> Result<TakenOver, Box<Pending>> {
-        if let (Some(sharers), Some(waiter)) = (wanted.sharers(), wanted.waiter())
-            && let Some(started) = self.join(state, sharers, waiter)
+    pub(super) fn take_over(
+        &self,
+        state: &mut State,
+        wanted: PendingStart,
+    ) -> Result<ExistingStart, Box<PendingStart>> {
+        if let (Some(sharers), Some(pending_request)) = (wanted.sharers(), wanted.first_request())
+            && let Some(response) = self.join(state, sharers, pending_request)
         {
-            return Ok(TakenOver::Started(started));
+            return Ok(ExistingStart::Complete(response));
         }
-        let Some((&number, start)) = state.starting.iter_mut().find(|(_, start)| start.can_serve(&wanted)) else {
+        let Some((&number, start)) = state.pending_starts.iter_mut().find(|(_, start)| start.can_serve(&wanted)) else {
             return Err(Box::new(wanted));
         };
-        let Taken::Answered { server, body, old_name } = start.go_on_for(wanted) else {
-            return Ok(TakenOver::Starting(number));
+        let Reassigned::Complete { server, body, old_name } = start.reassign_to(wanted) else {
+            return Ok(ExistingStart::Pending(number));
         };
         if let Some(name) = old_name {
             state.sessions.remove(&name);
@@ -121,14 +125,14 @@ impl Channels {
         // A name of its own: the other request may have told its client the old one.
         let name = Session::new_name();
         state.sessions.insert(name.clone(), Session { server, member: Connection::ONLY });
-        state.starting.remove(&number);
-        Ok(TakenOver::Started(Started { body, name: Some(name) }))
+        state.pending_starts.remove(&number);
+        Ok(ExistingStart::Complete(StartResponse { body, name: Some(name) }))
     }
 
     /// Returns the failure of a request that has waited for too long.
-    fn slow(&self, number: u64) -> Failed {
+    fn too_slow(&self, number: u64) -> StartFailure {
         let state = sync::lock(&self.state);
-        let server = state.starting.get(&number).and_then(|start| start.server.as_ref());
+        let server = state.pending_starts.get(&number).and_then(|start| start.server.as_ref());
         let garbage = server.and_then(|server| describe_garbage(&server.connection));
         let seconds = self.settings.start.as_secs();
         let mut detail =
@@ -136,14 +140,14 @@ impl Channels {
         if let Some(garbage) = garbage {
             detail = format!("{detail}; {garbage}");
         }
-        Failed::of(ErrorCode::ServerSlow, detail)
+        StartFailure::of(ErrorCode::ServerSlow, detail)
     }
 
     /// Resolves when nothing has wanted the start for as long as it is kept.
     async fn unwanted(&self, number: u64) {
         let keep = self.settings.keep.max(self.settings.start + Duration::from_secs(1));
         loop {
-            let wanted_at = sync::lock(&self.state).starting.get(&number).map(|start| start.wanted_at);
+            let wanted_at = sync::lock(&self.state).pending_starts.get(&number).map(|start| start.wanted_at);
             let Some(wanted_at) = wanted_at else { return };
             let rest = (wanted_at + keep).saturating_duration_since(clock::now());
             if rest.is_zero() {
@@ -155,27 +159,27 @@ impl Channels {
 
     /// Gives the answer of a server to the request that wants it, and the session a name. Returns
     /// false if the client has given up.
-    fn answer(&self, number: u64, server: &Arc<Server>, body: Bytes) -> bool {
+    fn respond(&self, number: u64, server: &Arc<Server>, body: Bytes) -> bool {
         let mut state = sync::lock(&self.state);
         let state = &mut *state;
-        let Some(start) = state.starting.get_mut(&number) else { return true };
+        let Some(start) = state.pending_starts.get_mut(&number) else { return true };
         let name = Session::new_name();
-        let (is_sent, has_client) = start.answer(body, name.clone());
+        let (is_sent, has_client) = start.respond(body, name.clone());
         if is_sent {
             let (server, member) = (server.clone(), Connection::ONLY);
             state.sessions.insert(name, Session { server, member });
         }
         if has_client {
             // From now on no other request can take the session over.
-            state.starting.remove(&number);
+            state.pending_starts.remove(&number);
         }
         has_client
     }
 }
 
 /// A session that is being opened.
-struct Start {
-    admitted: Admitted,
+struct StartTask {
+    permit: StartPermit,
     /// Callers and parameters whose sessions will share the server.
     sharers: Option<Sharers>,
     messages: Vec<Message>,
@@ -187,46 +191,46 @@ struct Start {
 }
 
 /// Answer of a server.
-enum Answer {
+enum InitializeResponse {
     Opened(Bytes),
     Refused(Bytes),
 }
 
-impl Start {
+impl StartTask {
     async fn run(self) {
-        let Self { admitted, sharers, messages, head, body, worker, on_begin } = self;
+        let Self { permit, sharers, messages, head, body, worker, on_begin } = self;
         let users = if sharers.is_some() { Users::Sessions } else { Users::Session };
-        let (channels, number) = (admitted.channels.clone(), admitted.number);
+        let (channels, number) = (permit.channels.clone(), permit.number);
         let request = (&*messages, head, &body);
         let mut server = None;
         let opened = tokio::select! {
             opened = channels.open_server(number, (users, &worker), request, on_begin, &mut server) => opened,
-            () = channels.unwanted(number) => Err(channels.slow(number)),
+            () = channels.unwanted(number) => Err(channels.too_slow(number)),
         };
         let outcome = match &opened {
-            Ok(Answer::Opened(_)) => StartOutcome::Opened,
-            Ok(Answer::Refused(_)) => StartOutcome::Refused,
+            Ok(InitializeResponse::Opened(_)) => StartOutcome::Opened,
+            Ok(InitializeResponse::Refused(_)) => StartOutcome::Refused,
             Err(_) => StartOutcome::Failed,
         };
         channels.limits.metrics.observe_start(outcome);
         if channels.settings.bounds.is_some() {
-            sync::lock(&channels.state).starts.note(opened.is_err(), clock::now());
+            sync::lock(&channels.state).start_rate.record_outcome(opened.is_err(), clock::now());
         }
         channels.room.notify_waiters();
         match (opened, server) {
-            (Ok(Answer::Opened(body)), Some(server)) => {
+            (Ok(InitializeResponse::Opened(body)), Some(server)) => {
                 if let Some(sharers) = sharers {
                     channels.open_to(number, sharers, &server, &body);
                     // From now on the start is no other than any server.
-                    drop(admitted);
+                    drop(permit);
                     return channels.keep_deserted(&server).await;
                 }
-                if !channels.answer(number, &server, body) {
-                    keep(&admitted, &server).await;
+                if !channels.respond(number, &server, body) {
+                    keep(&permit, &server).await;
                 }
             }
-            (Ok(Answer::Refused(body) | Answer::Opened(body)), server) => {
-                channels.era.note_refused_handshake(&body);
+            (Ok(InitializeResponse::Refused(body) | InitializeResponse::Opened(body)), server) => {
+                channels.era.handle_refused_handshake(&body);
                 if let Some(mut start) = channels.take_start(number) {
                     start.refuse(&body);
                 }
@@ -240,7 +244,7 @@ impl Start {
                 end(server.as_ref());
             }
         }
-        drop(admitted);
+        drop(permit);
     }
 }
 
@@ -252,13 +256,13 @@ fn end(server: Option<&Arc<Server>>) {
 
 /// Keeps the session of a client that has given up, until another request takes it over, or for as
 /// long as such sessions are kept.
-async fn keep(admitted: &Admitted, server: &Arc<Server>) {
-    let Admitted { channels, number } = admitted;
+async fn keep(permit: &StartPermit, server: &Arc<Server>) {
+    let StartPermit { channels, number } = permit;
     tokio::select! {
         () = channels.unwanted(*number) => {}
         _ = server.connection.ended() => {}
     }
-    let is_kept = sync::lock(&channels.state).starting.get(number).is_some_and(Pending::is_untouched);
+    let is_kept = sync::lock(&channels.state).pending_starts.get(number).is_some_and(PendingStart::is_untouched);
     if is_kept {
         server.end(EndReason::Idle);
     }
@@ -273,15 +277,15 @@ impl Channels {
         (messages, head, body): (&[Message], Option<Lines>, &Bytes),
         on_begin: OnBegin,
         opened: &mut Option<Arc<Server>>,
-    ) -> Result<Answer, Failed> {
-        let failed = |detail: String| Failed::of(ErrorCode::ServerFailed, detail);
+    ) -> Result<InitializeResponse, StartFailure> {
+        let failed = |detail: String| StartFailure::of(ErrorCode::ServerFailed, detail);
         let link = match self.open.open(head.as_ref(), worker).await {
             Ok(link) => link,
-            Err(OpenError::Failed { code, detail }) => return Err(Failed::of(code, detail)),
-            Err(OpenError::Refused(response)) => return Err(Failed::by(response)),
+            Err(OpenError::Failed { code, detail }) => return Err(StartFailure::of(code, detail)),
+            Err(OpenError::Refused(response)) => return Err(StartFailure::by(response)),
         };
         let (by_name, by_number) = (self.clone(), self.clone());
-        let caller = sync::lock(&self.state).starting.get(&number).and_then(|start| start.caller.clone());
+        let caller = sync::lock(&self.state).pending_starts.get(&number).and_then(|start| start.caller.clone());
         let server = Server::begin(
             users,
             link,
@@ -291,26 +295,26 @@ impl Channels {
             move |server| by_number.forget(server),
         );
         *opened = Some(server.clone());
-        if !self.note_server(number, &server) {
-            return Err(Failed::of(ErrorCode::Draining, String::new()));
+        if !self.register_server(number, &server) {
+            return Err(StartFailure::of(ErrorCode::Draining, String::new()));
         }
         // Without a stream: a question of the server is none of the client's before there is a
         // session.
         let call = server.connection.call(None, messages, body, head.clone(), None, on_begin);
-        let answer = match call {
-            Ok(mut waiting) => match waiting.begun().await {
-                Begun::Written => first_answer(&waiting.events, &server.connection, head.as_ref()).await,
-                Begun::Refused(response) => return Err(Failed::by(response)),
+        let response = match call {
+            Ok(mut pending) => match pending.begun().await {
+                Begun::Written => initialize_response(&pending.events, &server.connection, head.as_ref()).await,
+                Begun::Refused(response) => return Err(StartFailure::by(response)),
                 Begun::Ended => None,
             },
             Err(Refused::Ended) => None,
             Err(refused) => return Err(failed(refused.to_string())),
         };
-        match answer.filter(|_| server.connection.ending().is_none()) {
-            Some((message, true)) => Ok(Answer::Refused(message)),
+        match response.filter(|_| server.connection.ending().is_none()) {
+            Some((message, true)) => Ok(InitializeResponse::Refused(message)),
             Some((message, false)) => {
                 info!(servers = sync::lock(&self.state).servers.len(), "a server was started for a session");
-                Ok(Answer::Opened(message))
+                Ok(InitializeResponse::Opened(message))
             }
             None => {
                 let end = match server.connection.ending() {
@@ -326,28 +330,28 @@ impl Channels {
     }
 
     /// Takes a start that has failed, so that none goes on with it.
-    fn take_start(&self, number: u64) -> Option<Pending> {
-        sync::lock(&self.state).starting.remove(&number)
+    fn take_start(&self, number: u64) -> Option<PendingStart> {
+        sync::lock(&self.state).pending_starts.remove(&number)
     }
 
     /// Notes the server of a start. Returns false if all servers are being ended.
-    pub(super) fn note_server(&self, number: u64, server: &Arc<Server>) -> bool {
+    pub(super) fn register_server(&self, number: u64, server: &Arc<Server>) -> bool {
         let mut state = sync::lock(&self.state);
         state.servers.insert(server.number, server.clone());
-        if let Some(start) = state.starting.get_mut(&number) {
+        if let Some(start) = state.pending_starts.get_mut(&number) {
             start.server = Some(server.clone());
         }
-        !state.is_over
+        !state.is_draining
     }
 }
 
 /// Waits for the response to `initialize`. Returns it, and true if it is an error. A server may
 /// ping before that; any other question has no session yet, and gets an error.
-async fn first_answer(events: &Events, connection: &Connection, head: Option<&Lines>) -> Option<(Bytes, bool)> {
+async fn initialize_response(events: &Events, connection: &Connection, head: Option<&Lines>) -> Option<(Bytes, bool)> {
     loop {
         let message = events.first_message().await?;
         let Ok(peeked) = jsonrpc::peek(&message) else { continue };
-        let answer = match peeked.messages() {
+        let response = match peeked.messages() {
             [Message::Response { is_error, .. }] => return Some((message, *is_error)),
             [Message::Request { id, method }] if method == "ping" => response::empty(id),
             [Message::Request { id, .. }] => {
@@ -355,7 +359,7 @@ async fn first_answer(events: &Events, connection: &Connection, head: Option<&Li
             }
             _ => continue,
         };
-        connection.post_own(answer.into(), head.cloned());
+        connection.post_own(response.into(), head.cloned());
     }
 }
 

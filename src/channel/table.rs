@@ -10,12 +10,12 @@ use tokio::sync::{Notify, watch};
 use super::caller::{Caller, Sharers};
 use super::limits::Limits;
 use super::link::Open;
-use super::pending::{Failed, Pending};
-use super::pool::{Occupant, Starts};
+use super::pending_start::{PendingStart, StartFailure};
+use super::pool::{Occupant, StartRate};
 use super::server::Server;
 use super::server_era::ServerEra;
 use super::settings::Settings;
-use super::waiting::Waiting;
+use super::start_queue::StartQueue;
 use crate::protocol::channel::ids::MemberKey;
 use crate::random;
 
@@ -36,11 +36,11 @@ pub struct Channels {
 pub(super) struct SharedServer {
     pub(super) server: Arc<Server>,
     /// Answer of the server to `initialize`.
-    pub(super) answer: Bytes,
+    pub(super) initialize_response: Bytes,
 }
 
 /// A shared channel: its outcome once it is open.
-pub(super) type Opening = watch::Receiver<Option<Result<Arc<Server>, Failed>>>;
+pub(super) type SharedStart = watch::Receiver<Option<Result<Arc<Server>, StartFailure>>>;
 
 /// A session at its server.
 #[derive(Clone)]
@@ -63,24 +63,24 @@ pub(super) struct State {
     /// Servers that sessions share.
     pub(super) shared: HashMap<Sharers, SharedServer>,
     /// Channels without sessions, by the callers that share them.
-    pub(super) without_sessions: HashMap<Option<Arc<Caller>>, Opening>,
+    pub(super) without_sessions: HashMap<Option<Arc<Caller>>, SharedStart>,
     /// All sessions whose servers are there, those without a name included.
     pub(super) servers: HashMap<u64, Arc<Server>>,
     /// Sessions that are being opened, by numbers of their own.
-    pub(super) starting: BTreeMap<u64, Pending>,
-    pub(super) starts: Starts,
+    pub(super) pending_starts: BTreeMap<u64, PendingStart>,
+    pub(super) start_rate: StartRate,
     /// Starts that wait for their turn, or for room. `None` for one that needs none any more.
-    pub(super) waiting: Waiting<Option<Pending>>,
+    pub(super) start_queue: StartQueue<Option<PendingStart>>,
     pub(super) next_start: u64,
-    pub(super) is_over: bool,
+    pub(super) is_draining: bool,
 }
 
 impl State {
     /// Returns the servers that run or are started, as far as bounds are concerned.
     pub(super) fn occupants(&self) -> Vec<Occupant> {
         let given_up = |server: &Server| {
-            let of_server = |start: &&Pending| start.server.as_ref().is_some_and(|it| it.number == server.number);
-            self.starting.values().find(of_server).and_then(Pending::unwanted_since)
+            let of_server = |start: &&PendingStart| start.server.as_ref().is_some_and(|it| it.number == server.number);
+            self.pending_starts.values().find(of_server).and_then(PendingStart::unwanted_since)
         };
         let counted_as = |caller: &Option<Arc<Caller>>| caller.as_ref().map(|caller| caller.counted_as().clone());
         let servers = self.servers.values().filter(|server| server.connection.ending().is_none());
@@ -89,7 +89,7 @@ impl State {
             caller: counted_as(&server.caller),
             unused_since: server.unused_since().or_else(|| given_up(server)),
         });
-        let starting = self.starting.values().filter(|start| start.server.is_none());
+        let starting = self.pending_starts.values().filter(|start| start.server.is_none());
         let starting =
             starting.map(|start| Occupant { number: None, caller: counted_as(&start.caller), unused_since: None });
         servers.chain(starting).collect()

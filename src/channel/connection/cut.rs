@@ -182,7 +182,7 @@ impl State {
         if let Some(response) = call.and_then(|call| self.responses.get(&call)) {
             let (head, is_cancelled) = (response.head.clone(), response.cancelled.contains(id));
             if call.is_some_and(|call| self.routing.owed(call) == 1) {
-                response.queue.note_lost(code);
+                response.queue.set_lost(code);
             }
             if response.may_cancel && !is_cancelled {
                 self.enqueue_cancel(id, head);

@@ -45,7 +45,7 @@ impl Held {
         match self {
             Self::Nothing => Ok(()),
             Self::OfCaller(reservation) => reservation.grow(bytes),
-            Self::Unclaimed(share) => match share.note(bytes) {
+            Self::Unclaimed(share) => match share.resize(bytes) {
                 true => Ok(()),
                 false => Err(ErrorCode::ProxyFull),
             },
@@ -58,7 +58,7 @@ impl Held {
             Self::Nothing => return text,
             Self::OfCaller(reservation) => reservation.set(text.len()),
             Self::Unclaimed(share) => {
-                share.note(text.len());
+                share.resize(text.len());
             }
         }
         Bytes::from_owner(Counted { text, _held: self })

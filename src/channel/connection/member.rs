@@ -57,7 +57,7 @@ impl Member {
         }
     }
 
-    pub(super) fn note_use(&mut self) {
+    pub(super) fn record_use(&mut self) {
         self.last_use = clock::now();
     }
 
@@ -91,10 +91,10 @@ impl Member {
     }
 
     /// Notes that the standalone stream is not read any more.
-    pub(super) fn note_left(&mut self) {
+    pub(super) fn stop_listening(&mut self) {
         self.standalone = None;
         self.listens_since = None;
-        self.note_use();
+        self.record_use();
     }
 
     /// Ends the standalone stream.

@@ -27,7 +27,7 @@ use self::arriving::Arriving;
 pub(super) use self::core::Connection;
 use self::cut::{Cut, CutLog};
 use self::state::{Begin, Outgoing, Response, State};
-pub(super) use self::types::{Activity, Begun, End, Refused, Users, Waiting};
+pub(super) use self::types::{Activity, Begun, End, PendingCall, Refused, Users};
 
 use super::body::{Channel, Events, Queue};
 use super::limits::Limits;
@@ -109,7 +109,7 @@ impl Connection {
         head: Option<Lines>,
         stream: Option<Arc<Stream>>,
         mark: OnBegin,
-    ) -> Result<Waiting, Refused> {
+    ) -> Result<PendingCall, Refused> {
         let mut texts = texts(messages, body);
         let mut messages = messages.to_vec();
         // A server answers no cancel of `initialize`, which the protocol forbids.
@@ -120,9 +120,9 @@ impl Connection {
         state.next_call += 1;
         let call = CallKey(state.next_call);
         state.routing.begin(call, member, &mut messages, &mut texts)?;
-        state.note_use(member);
+        state.record_use(member);
         let head = head.map(Arc::new);
-        let (begun, waiting) = oneshot::channel();
+        let (begun, pending) = oneshot::channel();
         let queue = Arc::<Queue>::default();
         let response = Response {
             queue: queue.clone(),
@@ -148,7 +148,7 @@ impl Connection {
             self.work.notify_one();
         }
         let events = Events::new(queue, Receiver::Call(call), self.clone());
-        Ok(Waiting { events, begun: waiting })
+        Ok(PendingCall { events, begun: pending })
     }
 
     /// Hands a body without requests of a session to the writer.
@@ -162,7 +162,7 @@ impl Connection {
         let texts = texts(messages, body);
         let mut state = sync::lock(&self.state);
         self.check(&state, Some(member), &texts, head.as_ref())?;
-        state.note_use(Some(member));
+        state.record_use(Some(member));
         let texts = state.screen(Some(member), messages, texts, &self.limits);
         if !texts.is_empty() {
             let bytes = weight(&texts, head.as_ref());
@@ -236,7 +236,7 @@ impl Connection {
 
     /// Returns the responses that are still owed once the channel has ended, with the ids of their
     /// requests, and forgets them.
-    pub(super) fn take_unanswered(&self) -> Vec<(Arc<Queue>, Vec<RequestId>)> {
+    pub(super) fn take_pending(&self) -> Vec<(Arc<Queue>, Vec<RequestId>)> {
         let mut state = sync::lock(&self.state);
         let responses = std::mem::take(&mut state.responses);
         let ids = |owed: Vec<Owed>| owed.into_iter().map(|owed| owed.at_caller).collect();
@@ -371,7 +371,7 @@ impl Connection {
                 Receiver::Standalone(member) => {
                     state.last_use = Some(clock::now());
                     if let Some(member) = state.members.get_mut(&member) {
-                        member.note_left();
+                        member.stop_listening();
                     }
                 }
                 Receiver::Call(call) => {

@@ -146,9 +146,9 @@ impl State {
         let calls: Vec<CallKey> = self.responses.iter().filter(is_of).map(|(call, _)| *call).collect();
         for call in calls {
             let queue = self.responses.get(&call).map(|response| response.queue.clone());
-            let unanswered = self.close(call);
+            let pending = self.close(call);
             if let Some(queue) = queue {
-                for Owed { at_caller, .. } in &unanswered {
+                for Owed { at_caller, .. } in &pending {
                     queue.force(Failure::after_send(ErrorCode::Abandoned).to_message(Some(at_caller)).into());
                 }
                 queue.end();
@@ -173,11 +173,11 @@ impl State {
         if outgoing.head.is_some() {
             self.last_head.clone_from(&outgoing.head);
         }
-        self.enqueue_unasked(outgoing);
+        self.enqueue_without_use(outgoing);
     }
 
     /// Enqueues a message that is no use of the channel.
-    fn enqueue_unasked(&mut self, outgoing: Outgoing) {
+    fn enqueue_without_use(&mut self, outgoing: Outgoing) {
         self.outgoing_bytes += outgoing.bytes;
         if let Some(response) = outgoing.call.as_ref().and_then(|(call, _)| self.responses.get_mut(call)) {
             response.waits_at = Some(self.next_outgoing);
@@ -212,10 +212,10 @@ impl State {
     }
 
     /// Notes that a session was used.
-    pub(super) fn note_use(&mut self, member: Option<MemberKey>) {
+    pub(super) fn record_use(&mut self, member: Option<MemberKey>) {
         self.uses += 1;
         if let Some(member) = member.and_then(|member| self.members.get_mut(&member)) {
-            member.note_use();
+            member.record_use();
             member.used_at = self.uses;
         }
     }
@@ -237,7 +237,7 @@ impl State {
                 Message::Request { id, method } if self.users == Users::Sessions => {
                     if method == "initialize" {
                         // The server has had that of the first session.
-                        self.answer(id, error(id, code::INVALID_REQUEST, "the session is initialized"), limits);
+                        self.respond(id, error(id, code::INVALID_REQUEST, "the session is initialized"), limits);
                         continue;
                     }
                     screened.extend(self.screen_request(member, id, text, limits));
@@ -248,7 +248,7 @@ impl State {
                     if matches!(message, Message::Notification { method } if method == "notifications/cancelled")
                         && let Some(id) = jsonrpc::cancelled_request_id(&text)
                     {
-                        self.note_cancel(&id);
+                        self.record_cancel(&id);
                     }
                     screened.push(text);
                 }
@@ -266,14 +266,14 @@ impl State {
             }
             Decision::Answer(change) => {
                 self.shared.apply(change, None);
-                self.answer(id, response::empty(id).into(), limits);
+                self.respond(id, response::empty(id).into(), limits);
                 None
             }
         }
     }
 
     /// Answers a request of a session in the server's place.
-    fn answer(&mut self, id: &RequestId, response: Bytes, limits: &Limits) {
+    fn respond(&mut self, id: &RequestId, response: Bytes, limits: &Limits) {
         self.deliver(&Message::Response { id: Some(id.clone()), is_error: false }, response, limits);
     }
 
@@ -288,10 +288,10 @@ impl State {
     }
 
     fn enqueue_message(&mut self, message: impl Into<Bytes>) {
-        self.enqueue_unasked(Outgoing::own(message.into(), None));
+        self.enqueue_without_use(Outgoing::own(message.into(), None));
     }
 
-    pub(super) fn note_cancel(&mut self, id: &RequestId) {
+    pub(super) fn record_cancel(&mut self, id: &RequestId) {
         let Some(call) = self.routing.call_of(id) else { return };
         if let Some(response) = self.responses.get_mut(&call) {
             response.cancelled.push(id.clone());
@@ -310,13 +310,13 @@ impl State {
             self.routing.withdraw(call);
             return Vec::new();
         }
-        let unanswered = self.routing.give_up(call);
+        let pending = self.routing.give_up(call);
         if response.may_cancel {
-            for owed in unanswered.iter().filter(|owed| !response.cancelled.contains(&owed.at_server)) {
+            for owed in pending.iter().filter(|owed| !response.cancelled.contains(&owed.at_server)) {
                 self.enqueue_cancel(&owed.at_server, response.head.clone());
             }
         }
-        unanswered
+        pending
     }
 
     /// Ends a call with an error for each response that it is owed, and cancels its requests at the
@@ -324,7 +324,7 @@ impl State {
     pub(super) fn fail(&mut self, call: CallKey, code: ErrorCode) {
         let owed = self.routing.give_up(call);
         let Some(response) = self.responses.remove(&call) else { return };
-        response.queue.note_lost(code);
+        response.queue.set_lost(code);
         for Owed { at_server, at_caller } in &owed {
             response.queue.force(Failure::after_send(code).to_message(Some(at_caller)).into());
             if response.may_cancel && !response.cancelled.contains(at_server) {
@@ -347,7 +347,7 @@ impl State {
         }
         let (target, text) = self.routing.route(message, text);
         match target {
-            Target::Call { call, is_complete } => self.deliver_to_call(call, is_complete, text, limits),
+            Target::Call { call, is_complete: is_last } => self.deliver_to_call(call, is_last, text, limits),
             Target::Standalone => match self.users {
                 Users::Session | Users::Sessions => self.deliver_to_each(message, &text, limits),
                 Users::Principal | Users::Anonymous => self.deliver_unnamed(text, limits),
@@ -356,7 +356,7 @@ impl State {
                 self.deliver_standalone(member, &text, limits);
             }
             Target::Unnamed(id) => match self.users {
-                Users::Session | Users::Sessions => self.ask(message, id, text, limits),
+                Users::Session | Users::Sessions => self.deliver_server_request(message, id, text, limits),
                 Users::Principal | Users::Anonymous => {
                     let text = "this revision has no requests of the server";
                     self.reply(error(&id, code::METHOD_NOT_FOUND, text), limits);
@@ -369,15 +369,12 @@ impl State {
 
     /// Delivers a request of the server that names no call. A ping that nothing would answer is
     /// answered here.
-    fn ask(&mut self, message: &Message, id: RequestId, text: Bytes, limits: &Limits) {
+    fn deliver_server_request(&mut self, message: &Message, id: RequestId, text: Bytes, limits: &Limits) {
         let is_ping = matches!(message, Message::Request { method, .. } if method == "ping") && self.answers_pings;
-        let asked = self.receiver_of_question();
-        let Some((member, receiver)) = asked.filter(|(_, receiver)| !is_ping || self.can_answer(*receiver)) else {
-            let reply = if is_ping {
-                response::empty(&id).into()
-            } else {
-                error(&id, code::INVALID_REQUEST, "there is no session")
-            };
+        let receiver = self.server_request_receiver();
+        let Some((member, receiver)) = receiver.filter(|(_, receiver)| !is_ping || self.has_responder(*receiver))
+        else {
+            let reply = if is_ping { response::empty(&id).into() } else { error(&id, code::INVALID_REQUEST, "there is no session") };
             return self.reply(reply, limits);
         };
         self.routing.insert_server_request(&text, id.clone(), receiver, member);
@@ -394,7 +391,7 @@ impl State {
     }
 
     /// Returns true if a client, or the proxy in its place, answers what goes to this response.
-    fn can_answer(&self, receiver: Receiver) -> bool {
+    fn has_responder(&self, receiver: Receiver) -> bool {
         match receiver {
             Receiver::Call(call) => self.responses.get(&call).is_some_and(Response::has_client),
             Receiver::Standalone(member) => self.members.get(&member).is_some_and(Member::listens),
@@ -404,13 +401,13 @@ impl State {
     /// Chooses the session that is asked, and its response. Of several it is the one used last of
     /// those with a call that can be asked; without such a call, the one used last. `None` if there
     /// is no session, unless a handshake runs.
-    fn receiver_of_question(&self) -> Option<(MemberKey, Receiver)> {
+    fn server_request_receiver(&self) -> Option<(MemberKey, Receiver)> {
         let handshake = self.responses.iter().find(|(_, response)| response.member.is_none());
-        let busy = self.responses.values().filter(|response| response.takes_questions());
+        let busy = self.responses.values().filter(|response| response.accepts_server_requests());
         let busy = busy.filter_map(|response| response.member.and_then(|member| self.members.get_key_value(&member)));
         let member = last_used(busy).or_else(|| last_used(self.members.iter()));
         match (member, handshake) {
-            (Some(member), None) => Some((member, self.receiver_in(member))),
+            (Some(member), None) => Some((member, self.receiver_in_session(member))),
             (member, Some((&call, _))) => Some((member.unwrap_or(MemberKey(0)), Receiver::Call(call))),
             (None, None) => None,
         }
@@ -419,9 +416,9 @@ impl State {
     /// Chooses the response in a session for a request of the server that names no call: that of
     /// the only call, else the standalone stream if it has a reader, else that of the oldest call
     /// with a reader, else the standalone stream, or the oldest call if no client takes requests.
-    fn receiver_in(&self, member: MemberKey) -> Receiver {
+    fn receiver_in_session(&self, member: MemberKey) -> Receiver {
         let calls = || self.responses.iter().filter(|(_, response)| response.member == Some(member));
-        let takers = || calls().filter(|(_, response)| response.takes_questions());
+        let takers = || calls().filter(|(_, response)| response.accepts_server_requests());
         let listens = self.members.get(&member).is_some_and(Member::listens);
         match (takers().next(), calls().nth(1)) {
             (Some((&only, _)), None) => return Receiver::Call(only),
@@ -434,7 +431,7 @@ impl State {
         read.or(refusing).map_or(Receiver::Standalone(member), |(&call, _)| Receiver::Call(call))
     }
 
-    fn deliver_to_call(&mut self, call: CallKey, is_complete: bool, text: Bytes, limits: &Limits) {
+    fn deliver_to_call(&mut self, call: CallKey, is_last: bool, text: Bytes, limits: &Limits) {
         let Some(response) = self.responses.get(&call) else { return };
         // The text of a shared channel is a copy with other names.
         let text = if self.is_shared() { counted(text, response.stream.as_ref()) } else { text };
@@ -442,11 +439,11 @@ impl State {
             // Nothing on a channel can be paused, so the call cannot wait for a reader.
             return self.fail(call, ErrorCode::BoundReached);
         }
-        if is_complete && let Some(response) = self.responses.remove(&call) {
+        if is_last && let Some(response) = self.responses.remove(&call) {
             response.queue.end();
             self.last_use = Some(clock::now());
             if let Some(member) = response.member.and_then(|member| self.members.get_mut(&member)) {
-                member.note_use();
+                member.record_use();
             }
         }
     }
@@ -466,7 +463,7 @@ impl State {
     pub(super) fn reply(&mut self, message: Bytes, limits: &Limits) {
         let reply = Outgoing::own(message, self.last_head.clone());
         if self.outgoing_bytes + reply.bytes <= limits.outgoing_bytes {
-            self.enqueue_unasked(reply);
+            self.enqueue_without_use(reply);
         }
     }
 
@@ -499,7 +496,7 @@ impl Response {
 
     /// Returns false for a client that takes no requests of the server, as one that accepts JSON
     /// only, and for a call of the proxy's own.
-    fn takes_questions(&self) -> bool {
+    fn accepts_server_requests(&self) -> bool {
         let refuses = |stream: &Arc<Stream>| stream.with_machine(|machine| machine.policy().should_refuse_requests);
         self.has_client() && !self.stream.as_ref().is_some_and(refuses)
     }

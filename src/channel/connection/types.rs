@@ -70,7 +70,7 @@ impl Refused {
 }
 
 /// A call that waits to be written.
-pub(in crate::channel) struct Waiting {
+pub(in crate::channel) struct PendingCall {
     pub(in crate::channel) events: Events,
     pub(super) begun: oneshot::Receiver<Begun>,
 }
@@ -85,7 +85,7 @@ pub(in crate::channel) enum Begun {
     Ended,
 }
 
-impl Waiting {
+impl PendingCall {
     /// Waits for the beginning of the call.
     pub(in crate::channel) async fn begun(&mut self) -> Begun {
         (&mut self.begun).await.unwrap_or(Begun::Ended)

@@ -31,15 +31,15 @@ async fn status(sending: JoinHandle<u16>) -> u16 {
     within(sending).await.expect("no panic")
 }
 
-/// Takes the question of the proxy, and answers it with this member.
-async fn answer(setup: &mut Setup, name: &str, value: Value) {
+/// Takes the proxy's `server/discover`, and responds with this member.
+async fn respond(setup: &mut Setup, name: &str, value: Value) {
     let mut server = setup.server().await;
-    let question = server.message().await;
-    assert_eq!(question["method"], "server/discover");
-    server.say(json!({"jsonrpc": "2.0", "id": question["id"], name: value})).await;
+    let discover = server.message().await;
+    assert_eq!(discover["method"], "server/discover");
+    server.say(json!({"jsonrpc": "2.0", "id": discover["id"], name: value})).await;
 }
 
-/// Takes the question of the proxy, and ends.
+/// Takes the proxy's `server/discover`, and ends.
 async fn die(setup: &mut Setup) {
     let mut server = setup.server().await;
     assert_eq!(server.message().await["method"], "server/discover");
@@ -51,18 +51,18 @@ async fn a_server_that_ends_at_the_question_is_asked_again_later() {
     let mut setup = Setup::new(|_| {});
     let begun = clock::now();
     for pause in [1, 2, 4] {
-        let asking = modern(&setup);
+        let sending = modern(&setup);
         die(&mut setup).await;
-        assert_eq!(status(asking).await, 400, "its client falls back to initialize");
+        assert_eq!(status(sending).await, 400, "its client falls back to initialize");
         assert_eq!(status(modern(&setup)).await, 400);
         setup.starts_none();
         clock::sleep(Duration::from_secs(pause)).await;
     }
     assert!((clock::now() - begun).as_secs() < 15);
-    let asking = modern(&setup);
+    let sending = modern(&setup);
     let error = json!({"code": -32601, "message": "no such method"});
-    answer(&mut setup, "error", error).await;
-    assert_eq!(status(asking).await, 400);
+    respond(&mut setup, "error", error).await;
+    assert_eq!(status(sending).await, 400);
     // This one has said it.
     clock::sleep(Duration::from_secs(3600)).await;
     assert_eq!(status(modern(&setup)).await, 400);

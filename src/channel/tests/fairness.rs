@@ -1,7 +1,7 @@
 //! Turns of the starts that wait.
 
 use super::*;
-use crate::channel::waiting;
+use crate::channel::start_queue;
 use crate::clock;
 
 /// Channels whose starts come one every 30 seconds after a burst of two.
@@ -59,7 +59,7 @@ async fn a_start_whose_client_has_left_takes_no_turn() {
 async fn a_caller_with_too_many_starts_is_refused_at_once() {
     let (mut setup, mut running) = (slow_starts(), Running::new());
     let begun = clock::now();
-    let _waiting: Vec<_> = (0..2 + waiting::MAX_OF_CALLER as u64).map(|id| setup.initialize(id, 1, "a")).collect();
+    let _waiting: Vec<_> = (0..2 + start_queue::MAX_OF_CALLER as u64).map(|id| setup.initialize(id, 1, "a")).collect();
     assert_eq!([next_client(&mut setup, &mut running).await, next_client(&mut setup, &mut running).await], ["a", "a"]);
     let refused = outcome(setup.initialize(100, 1, "a")).await;
     assert_eq!((refused.status, clock::now() - begun), (503, Duration::ZERO));

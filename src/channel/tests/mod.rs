@@ -101,7 +101,7 @@ impl Server {
     }
 
     /// Answers `initialize` and returns its ID.
-    async fn answer(&mut self) -> Value {
+    async fn accept(&mut self) -> Value {
         let message = self.message().await;
         assert_eq!(message["method"], "initialize");
         self.say(json!({"jsonrpc": "2.0", "id": message["id"], "result": {"protocolVersion": "2025-11-25"}})).await;
@@ -198,7 +198,7 @@ impl Setup {
     async fn open(&mut self, caller: u8) -> Server {
         let opening = self.initialize(1, caller, "a");
         let mut server = self.server().await;
-        server.answer().await;
+        server.accept().await;
         assert_eq!(outcome(opening).await.status, 200);
         server
     }

@@ -24,7 +24,7 @@ fn setup() -> Setup {
 async fn open<const N: usize>(setup: &mut Setup) -> (Server, [String; N]) {
     let opening: Vec<_> = (0..N as u64).map(|id| setup.initialize(id, 1, "a")).collect();
     let mut server = setup.server().await;
-    server.answer().await;
+    server.accept().await;
     let mut names = Vec::new();
     for (id, opening) in opening.into_iter().enumerate() {
         let outcome = outcome(opening).await;
@@ -84,7 +84,7 @@ async fn sessions_of_a_caller_with_equal_parameters_share_a_server() {
     setup.starts_none();
     for other in [setup.initialize(1, 2, "a"), setup.initialize(1, 1, "b")] {
         let mut server = setup.server().await;
-        server.answer().await;
+        server.accept().await;
         assert_eq!(outcome(other).await.status, 200, "another caller, or another client, has another server");
     }
 }
@@ -99,7 +99,7 @@ async fn callers_without_credentials_share_where_they_are_one_person() {
         let mut started = Vec::new();
         for _ in 0..servers {
             let mut server = setup.server().await;
-            server.answer().await;
+            server.accept().await;
             started.push(server);
         }
         for opening in opening {
@@ -168,9 +168,9 @@ async fn only_the_session_that_is_asked_answers_and_once() {
     let (to_one, to_two) = (listen(&setup, &one).await, listen(&setup, &two).await);
     post(&setup, &one, notification("notifications/initialized", json!({}))).await;
     server.message().await;
-    let question = request("q", "roots/list", json!({"_meta": {"progressToken": "t"}}));
-    server.say(&question).await;
-    assert_eq!(next(&to_one).await, Some(question), "it was used last");
+    let server_request = request("q", "roots/list", json!({"_meta": {"progressToken": "t"}}));
+    server.say(&server_request).await;
+    assert_eq!(next(&to_one).await, Some(server_request), "it was used last");
     let progress = |n| notification("notifications/progress", json!({"progressToken": "t", "progress": n}));
     post(&setup, &two, progress(1)).await;
     post(&setup, &two, result(&json!("q"), json!({"of": "two"}))).await;
@@ -183,7 +183,7 @@ async fn only_the_session_that_is_asked_answers_and_once() {
     assert_eq!(server.message().await, result(&json!("q"), json!({"of": "one"})));
     assert_eq!(server.message().await["method"], "notifications/roots/list_changed");
     server.say(request("r", "roots/list", json!({}))).await;
-    assert_eq!(next(&to_two).await.expect("a question")["id"], "r");
+    assert_eq!(next(&to_two).await.expect("a server request")["id"], "r");
     let cancel = notification("notifications/cancelled", json!({"requestId": "r"}));
     server.say(&cancel).await;
     server.say(notification("notifications/tools/list_changed", json!({}))).await;
@@ -205,7 +205,7 @@ async fn a_ping_that_nothing_answers_is_answered() {
     let mut single = Setup::new(|_| {});
     let opening = single.initialize(1, 1, "a");
     let mut of_single = single.server().await;
-    of_single.answer().await;
+    of_single.accept().await;
     let name = outcome(opening).await.session.expect("a name");
     let (of_shared, [one]) = open(&mut shared).await;
     for (setup, mut server, session) in [(&shared, of_shared, one), (&single, of_single, name)] {
@@ -226,7 +226,7 @@ async fn pings_are_left_to_clients_where_that_is_configured() {
     let mut setup = Setup::new(|settings| settings.answers_pings = false);
     let opening = setup.initialize(1, 1, "a");
     let mut server = setup.server().await;
-    server.answer().await;
+    server.accept().await;
     let name = outcome(opening).await.session.expect("a name");
     server.say(request("p", "ping", json!({}))).await;
     assert_eq!(next(&listen(&setup, &name).await).await.expect("a ping")["id"], "p");
@@ -260,9 +260,9 @@ async fn the_server_has_one_level_and_one_subscription_for_all() {
     assert_eq!(sent["params"], json!({"level": "debug"}));
     server.say(result(&sent["id"], json!({}))).await;
     assert!(next(&debug).await.is_some());
-    // With its session the low level goes, and so does a question.
+    // The end of the session removes its low level, and its pending server request.
     server.say(request("q", "roots/list", json!({}))).await;
-    assert_eq!(next(&to_two).await.expect("a question")["id"], "q");
+    assert_eq!(next(&to_two).await.expect("a server request")["id"], "q");
     assert_eq!(setup.send(Method::DELETE, &two, "").await.status(), 200);
     let error = server.message().await;
     assert_eq!((&error["id"], &error["error"]["code"]), (&json!("q"), &json!(-32600)));
@@ -325,14 +325,14 @@ async fn a_server_that_no_client_waits_for_is_kept_for_the_next() {
     let first = setup.initialize(1, 1, "a");
     let mut server = setup.server().await;
     give_up(first).await;
-    server.answer().await;
+    server.accept().await;
     clock::sleep(KEEP / 2).await;
     assert_eq!(outcome(setup.initialize(2, 1, "a")).await.status, 200);
     setup.starts_none();
     let second = setup.initialize_as(caller_of(2), &request(1, "initialize", json!({"protocolVersion": "2025-11-25"})));
     let mut other = setup.server().await;
     give_up(second).await;
-    other.answer().await;
+    other.accept().await;
     other.end().await;
     assert_eq!((clock::now() - begun).as_secs(), (KEEP + KEEP / 2).as_secs());
 }
@@ -387,7 +387,7 @@ async fn a_server_without_room_and_without_revival_has_a_second_one_beside_it() 
     }
     let beyond = setup.initialize(1, 1, "a");
     let mut second = setup.server().await;
-    second.answer().await;
+    second.accept().await;
     assert_eq!(outcome(beyond).await.status, 200);
     assert_eq!(outcome(setup.initialize(2, 1, "a")).await.status, 200);
     setup.starts_none();
@@ -442,9 +442,9 @@ async fn sessions_that_wait_for_room_come_to_one_server_by_one_turn() {
     // not answered yet.
     drop(second);
     let mut of_other = setup.server().await;
-    of_other.answer().await;
+    of_other.accept().await;
     assert_eq!(outcome(other).await.body["id"], 4);
-    shared.answer().await;
+    shared.accept().await;
     let mut names = BTreeSet::new();
     for (id, waiting) in (1..).zip(waiting) {
         let outcome = outcome(waiting).await;
@@ -453,5 +453,5 @@ async fn sessions_that_wait_for_room_come_to_one_server_by_one_turn() {
     }
     assert_eq!(names.len(), 3, "a session for each");
     setup.starts_none();
-    assert!(sync::lock(&setup.channels.state).waiting.next(|_, _| true).is_none(), "nothing waits any more");
+    assert!(sync::lock(&setup.channels.state).start_queue.next(|_, _| true).is_none(), "nothing waits any more");
 }

@@ -17,12 +17,12 @@ async fn a_start_that_its_client_gives_up_goes_on_for_the_next_equal_initialize(
     let others = [setup.initialize(2, 2, "a"), setup.initialize(3, 1, "b")];
     let mut of_others = [setup.server().await, setup.server().await];
     let second = setup.initialize(4, 1, "a");
-    assert_eq!(server.answer().await, 1);
+    assert_eq!(server.accept().await, 1);
     let outcome_of_second = outcome(second).await;
     assert_eq!((outcome_of_second.status, &outcome_of_second.body["id"]), (200, &json!(4)));
     assert!(outcome_of_second.session.is_some());
     for server in &mut of_others {
-        server.answer().await;
+        server.accept().await;
     }
     for other in others {
         assert_eq!(outcome(other).await.status, 200, "another caller, or another client, has a server of its own");
@@ -36,7 +36,7 @@ async fn a_server_that_answered_too_late_is_kept() {
     let first = setup.initialize(1, 1, "a");
     let mut server = setup.server().await;
     give_up(first).await;
-    server.answer().await;
+    server.accept().await;
     clock::sleep(Duration::from_secs(100)).await;
     let second = outcome(setup.initialize(2, 1, "a")).await;
     assert_eq!((second.status, &second.body["id"]), (200, &json!(2)));
@@ -44,7 +44,7 @@ async fn a_server_that_answered_too_late_is_kept() {
     // The session has a client now: it is neither ended nor given away.
     let third = setup.initialize(3, 1, "a");
     let mut other = setup.server().await;
-    other.answer().await;
+    other.accept().await;
     assert_ne!(outcome(third).await.session, second.session);
     clock::sleep(2 * KEEP).await;
     assert!(!server.has_ended());
@@ -56,7 +56,7 @@ async fn a_start_that_two_clients_want_is_not_taken_from_the_first() {
     let (first, second) = (setup.initialize(1, 1, "a"), setup.initialize(2, 1, "a"));
     let mut servers = [setup.server().await, setup.server().await];
     for server in &mut servers {
-        server.answer().await;
+        server.accept().await;
     }
     let (first, second) = (outcome(first).await, outcome(second).await);
     assert_eq!((&first.body["id"], &second.body["id"]), (&json!(1), &json!(2)));
@@ -79,7 +79,7 @@ async fn a_start_that_takes_too_long_goes_on() {
         first.message()
     );
     let second = setup.initialize(2, 1, "a");
-    server.answer().await;
+    server.accept().await;
     assert_eq!(outcome(second).await.status, 200);
     setup.starts_none();
 }
@@ -94,7 +94,7 @@ async fn a_server_that_no_client_wants_any_more_is_ended() {
     let starting = setup.initialize(2, 2, "a");
     let mut late = setup.server().await;
     give_up(starting).await;
-    late.answer().await;
+    late.accept().await;
     slow.end().await;
     late.end().await;
     assert_eq!((clock::now() - begun).as_secs(), KEEP.as_secs());
@@ -111,7 +111,7 @@ async fn starts_beyond_the_rate_wait_and_are_refused_in_time() {
     assert!(refused.retry_after.is_some() && refused.session.is_none());
     let admitted = setup.initialize(3, 1, "a");
     let mut next = setup.server().await;
-    next.answer().await;
+    next.accept().await;
     assert_eq!((outcome(admitted).await.status, (clock::now() - begun).as_secs()), (200, 60));
 }
 
@@ -134,7 +134,7 @@ async fn a_start_that_no_client_waits_for_makes_room() {
     give_up(given_up).await;
     let other = setup.initialize(2, 1, "b");
     let mut next = setup.server().await;
-    next.answer().await;
+    next.accept().await;
     server.end().await;
     assert_eq!(outcome(other).await.status, 200);
 }
@@ -154,7 +154,7 @@ async fn without_room_a_start_waits_and_is_refused_in_time() {
     assert!(!server.has_ended(), "its session could not be opened again");
     drop(server);
     let mut next = setup.server().await;
-    next.answer().await;
+    next.accept().await;
     assert_eq!(outcome(waiting).await.status, 200);
 }
 

@@ -35,7 +35,7 @@ pub(super) struct Full;
 /// Starts that wait, each with a `T`. A caller is a holder of a quota, or `None` for the proxy
 /// itself.
 #[derive(Debug)]
-pub(super) struct Waiting<T> {
+pub(super) struct StartQueue<T> {
     callers: HashMap<Option<QuotaKey>, Caller<T>>,
     len: usize,
     next_number: u64,
@@ -64,14 +64,14 @@ struct Rank {
     came: u64,
 }
 
-impl<T> Default for Waiting<T> {
+impl<T> Default for StartQueue<T> {
     fn default() -> Self {
         let (callers, recent) = (HashMap::new(), HashMap::new());
         Self { callers, len: 0, next_number: 0, turns: 0, recent, revivals_in_a_row: 0 }
     }
 }
 
-impl<T> Waiting<T> {
+impl<T> StartQueue<T> {
     /// Adds a start. Returns its number.
     pub(super) fn add(&mut self, caller: Option<QuotaKey>, kind: StartKind, start: T) -> Result<u64, Full> {
         if self.len >= MAX || self.callers.get(&caller).is_some_and(|caller| caller.starts.len() >= MAX_OF_CALLER) {
@@ -150,115 +150,115 @@ mod tests {
         Some(QuotaKey::Known([n; 16]))
     }
 
-    fn add(waiting: &mut Waiting<u8>, of: u8, kind: StartKind) {
-        waiting.add(caller(of), kind, of).expect("room");
+    fn add(queue: &mut StartQueue<u8>, of: u8, kind: StartKind) {
+        queue.add(caller(of), kind, of).expect("room");
     }
 
     /// Takes turns until none is left. Returns the callers in their order.
-    fn turns(waiting: &mut Waiting<u8>, most: usize) -> Vec<u8> {
+    fn turns(queue: &mut StartQueue<u8>, most: usize) -> Vec<u8> {
         let mut order = Vec::new();
         while order.len() < most
-            && let Some(number) = waiting.next(|_, _| true)
+            && let Some(number) = queue.next(|_, _| true)
         {
-            let of = (0..=u8::MAX).find(|&of| waiting.get_mut(&caller(of), number).is_some()).expect("a caller");
-            order.extend(waiting.begin(&caller(of), number));
+            let of = (0..=u8::MAX).find(|&of| queue.get_mut(&caller(of), number).is_some()).expect("a caller");
+            order.extend(queue.begin(&caller(of), number));
         }
         order
     }
 
     #[test]
     fn a_caller_with_many_starts_delays_another_by_no_turn() {
-        let mut waiting = Waiting::default();
+        let mut queue = StartQueue::default();
         for _ in 0..60 {
-            add(&mut waiting, 1, StartKind::First);
+            add(&mut queue, 1, StartKind::First);
         }
-        assert_eq!(turns(&mut waiting, 30), [1; 30]);
-        add(&mut waiting, 2, StartKind::First);
-        assert_eq!(turns(&mut waiting, 3), [2, 1, 1]);
+        assert_eq!(turns(&mut queue, 30), [1; 30]);
+        add(&mut queue, 2, StartKind::First);
+        assert_eq!(turns(&mut queue, 3), [2, 1, 1]);
     }
 
     #[test]
     fn a_caller_that_had_its_turns_comes_behind_one_that_had_none() {
-        let mut waiting = Waiting::default();
+        let mut queue = StartQueue::default();
         for _ in 0..3 {
-            add(&mut waiting, 1, StartKind::First);
-            assert_eq!(turns(&mut waiting, 1), [1], "no other waits");
+            add(&mut queue, 1, StartKind::First);
+            assert_eq!(turns(&mut queue, 1), [1], "no other waits");
         }
         for of in [1, 2] {
-            add(&mut waiting, of, StartKind::First);
+            add(&mut queue, of, StartKind::First);
         }
-        assert_eq!(turns(&mut waiting, 2), [2, 1]);
+        assert_eq!(turns(&mut queue, 2), [2, 1]);
     }
 
     #[test]
     fn turns_of_long_ago_are_forgotten() {
-        let mut waiting = Waiting::default();
+        let mut queue = StartQueue::default();
         for n in 0..5000_u16 {
             let caller = Some(QuotaKey::Known(u128::from(n).to_be_bytes()));
-            let number = waiting.add(caller.clone(), StartKind::First, 0).expect("room");
-            waiting.begin(&caller, number);
+            let number = queue.add(caller.clone(), StartKind::First, 0).expect("room");
+            queue.begin(&caller, number);
         }
-        assert!(waiting.recent.len() <= 2 * MAX);
+        assert!(queue.recent.len() <= 2 * MAX);
     }
 
     #[test]
     fn turns_rotate_over_callers() {
-        let mut waiting = Waiting::default();
-        add(&mut waiting, 1, StartKind::First);
-        add(&mut waiting, 1, StartKind::First);
+        let mut queue = StartQueue::default();
+        add(&mut queue, 1, StartKind::First);
+        add(&mut queue, 1, StartKind::First);
         let mut order = Vec::new();
         for of in 2..6 {
-            add(&mut waiting, of, StartKind::First);
-            order.extend(turns(&mut waiting, 1));
+            add(&mut queue, of, StartKind::First);
+            order.extend(turns(&mut queue, 1));
         }
         assert_eq!(order, [1, 2, 3, 1], "no caller that comes passes one that waits");
     }
 
     #[test]
     fn the_starts_of_a_caller_keep_their_order() {
-        let mut waiting = Waiting::default();
-        let numbers: Vec<u64> = (0..3).map(|n| waiting.add(caller(1), StartKind::First, n).expect("room")).collect();
+        let mut queue = StartQueue::default();
+        let numbers: Vec<u64> = (0..3).map(|n| queue.add(caller(1), StartKind::First, n).expect("room")).collect();
         for (&number, start) in numbers.iter().zip(0..) {
-            assert_eq!(waiting.next(|_, _| true), Some(number));
-            assert_eq!(waiting.begin(&caller(1), number), Some(start));
+            assert_eq!(queue.next(|_, _| true), Some(number));
+            assert_eq!(queue.begin(&caller(1), number), Some(start));
         }
-        assert_eq!(waiting.next(|_, _| true), None);
-        assert!(waiting.callers.is_empty() && waiting.len == 0);
+        assert_eq!(queue.next(|_, _| true), None);
+        assert!(queue.callers.is_empty() && queue.len == 0);
     }
 
     #[test]
     fn revivals_come_first_but_not_without_end() {
-        let mut waiting = Waiting::default();
-        add(&mut waiting, 1, StartKind::First);
+        let mut queue = StartQueue::default();
+        add(&mut queue, 1, StartKind::First);
         for of in [2, 3, 2, 2, 2, 2] {
-            add(&mut waiting, of, StartKind::Revival);
+            add(&mut queue, of, StartKind::Revival);
         }
-        assert_eq!(turns(&mut waiting, 10), [2, 3, 2, 2, 1, 2, 2]);
+        assert_eq!(turns(&mut queue, 10), [2, 3, 2, 2, 1, 2, 2]);
     }
 
     #[test]
     fn a_start_that_may_not_begin_takes_no_turn() {
-        let mut waiting = Waiting::default();
+        let mut queue = StartQueue::default();
         for of in [1, 1, 2] {
-            add(&mut waiting, of, StartKind::First);
+            add(&mut queue, of, StartKind::First);
         }
-        assert_eq!(waiting.next(|of, _| of != caller(1).as_ref()), Some(2));
-        waiting.remove(&caller(1), 0);
-        assert_eq!(waiting.next(|_, _| true), Some(1));
+        assert_eq!(queue.next(|of, _| of != caller(1).as_ref()), Some(2));
+        queue.remove(&caller(1), 0);
+        assert_eq!(queue.next(|_, _| true), Some(1));
     }
 
     #[test]
     fn starts_that_wait_are_bounded_for_a_caller_and_in_all() {
-        let mut waiting = Waiting::default();
+        let mut queue = StartQueue::default();
         for _ in 0..MAX_OF_CALLER {
-            add(&mut waiting, 0, StartKind::First);
+            add(&mut queue, 0, StartKind::First);
         }
-        assert_eq!(waiting.add(caller(0), StartKind::Revival, 0), Err(Full));
+        assert_eq!(queue.add(caller(0), StartKind::Revival, 0), Err(Full));
         for n in 0..MAX - MAX_OF_CALLER {
-            add(&mut waiting, 1 + (n / MAX_OF_CALLER) as u8, StartKind::First);
+            add(&mut queue, 1 + (n / MAX_OF_CALLER) as u8, StartKind::First);
         }
-        assert_eq!(waiting.add(caller(200), StartKind::First, 200), Err(Full));
-        waiting.remove(&caller(0), 0);
-        assert!(waiting.add(caller(200), StartKind::First, 200).is_ok());
+        assert_eq!(queue.add(caller(200), StartKind::First, 200), Err(Full));
+        queue.remove(&caller(0), 0);
+        assert!(queue.add(caller(200), StartKind::First, 200).is_ok());
     }
 }
