@@ -1,15 +1,14 @@
-//! The environment of a child. The proxy's own holds its configuration and perhaps secrets, so a
-//! child gets the variables that the MCP SDKs give to theirs, and those that the configuration
-//! names.
+//! The environment of a child. The proxy's environment holds its configuration and perhaps secrets.
+//! So a child gets only the variables that the MCP SDKs pass on, and the configured ones.
 
 use std::ffi::OsString;
 
 use super::settings::Settings;
 
-/// Variables of the proxy that every child gets, as from the SDKs' clients.
+/// Variables of the proxy that every child gets, as with the SDKs' clients.
 const INHERITED: [&str; 6] = ["HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"];
-/// Start of a value that is a function of a shell, which a shell among the child's processes would
-/// run (as the SDKs' clients hold it).
+/// Start of a value that defines a shell function, which a shell in the child would run. The SDKs'
+/// clients leave such values out.
 const SHELL_FUNCTION: &[u8] = b"()";
 
 /// Returns the variables of a child. A configured value replaces an inherited one.

@@ -8,17 +8,17 @@ use crate::clock;
 
 /// Time between SIGTERM and SIGKILL.
 pub(super) const TERMINATE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Interval at which the group is looked for between both.
+/// Interval between checks of the group in that time.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// A group, named by the process that began it. The system gives the number to no other process
-/// while the group has one.
+/// A group, named by its first process. The system gives this number to no other process while the
+/// group exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Group(Pid);
 
 impl Group {
-    /// Returns the group that the process began. `None` for a number that no process has, and for
-    /// 1: a signal to that group reaches all.
+    /// Returns the group of its first process. `None` for an invalid process number, and for 1: a
+    /// signal to that group reaches all processes.
     pub(super) fn of(process: u32) -> Option<Self> {
         let pid = Pid::from_raw(i32::try_from(process).ok()?)?;
         if pid.is_init() { None } else { Some(Self(pid)) }
@@ -28,15 +28,15 @@ impl Group {
         self.0.as_raw_nonzero().get()
     }
 
-    /// Returns false once no process is in the group, a dead one that its parent has not collected
-    /// included.
+    /// Returns false once the group has no process. A dead process counts until its parent has
+    /// collected it.
     pub(super) fn exists(self) -> bool {
         test_kill_process_group(self.0).is_ok()
     }
 
     pub(super) fn terminate(self) {
-        // An error means that the group is gone, or is another user's: there is nothing to do about
-        // either.
+        // An error means that the group has ended or belongs to another user. Neither can be
+        // changed.
         let _ = kill_process_group(self.0, Signal::TERM);
     }
 
@@ -44,8 +44,8 @@ impl Group {
         let _ = kill_process_group(self.0, Signal::KILL);
     }
 
-    /// Ends all processes of the group with SIGTERM, and with SIGKILL those that are there after
-    /// [`TERMINATE_TIMEOUT`].
+    /// Ends all processes of the group with SIGTERM. Sends SIGKILL to the group if a process is
+    /// left after [`TERMINATE_TIMEOUT`].
     pub(super) async fn end(self) {
         if self.exists() {
             self.terminate();
@@ -53,7 +53,7 @@ impl Group {
         }
     }
 
-    /// Ends all processes of the group with SIGKILL that are there after `deadline`.
+    /// Sends SIGKILL to the group if a process is left at `deadline`.
     pub(super) async fn end_by(self, deadline: Instant) {
         while self.exists() {
             if clock::now() >= deadline {

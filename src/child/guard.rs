@@ -19,7 +19,8 @@ use crate::clock;
 /// Wait before a guard that has ended is started again.
 const RESTART_AFTER: Duration = Duration::from_millis(100);
 
-/// Changes for the guard. Clones share it; it ends with the last one and the last [`Guarded`].
+/// Handle of the guard. Clones share the guard. It ends with the last clone and the last
+/// [`Guarded`].
 #[derive(Clone)]
 pub(super) struct Guard(mpsc::UnboundedSender<Change>);
 
@@ -35,7 +36,7 @@ enum Change {
 }
 
 impl Guard {
-    /// Starts the guard, on the caller's runtime. A guard that ends is started again and told all
+    /// Starts the guard, on the caller's runtime. If the guard ends, it is started again with all
     /// groups.
     ///
     /// # Errors
@@ -52,10 +53,10 @@ impl Guard {
     /// Resolves once the guard knows the group.
     ///
     /// # Errors
-    /// If there is no guard any more.
+    /// If the guard has ended for good.
     pub(super) async fn add(&self, group: Group) -> io::Result<Guarded> {
         let (known, waiting) = oneshot::channel();
-        // Forgotten also if the caller stops waiting.
+        // Removes the group as well if the caller stops waiting.
         let guarded = Guarded { group, guard: self.clone() };
         let gone = || io::Error::from(io::ErrorKind::BrokenPipe);
         self.0.send(Change::Add(group, known)).map_err(|_| gone())?;
@@ -82,7 +83,7 @@ struct Process {
 impl Process {
     fn start(own_binary: &Path, own: &OwnProcesses) -> io::Result<Self> {
         let mut command = Command::new(own_binary);
-        // In a group of its own: ctrl-c at a terminal goes to the proxy's.
+        // In a group of its own, so that ctrl-c at a terminal reaches the proxy alone.
         command.arg(guard_process::SUBCOMMAND).env_clear().current_dir("/").process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let spawn_lock = own.lock_for_spawn();
@@ -131,7 +132,7 @@ impl Keeper {
         Ok(process)
     }
 
-    /// Passes on changes until all senders are gone.
+    /// Writes changes to the guard until all senders are dropped.
     async fn serve(&mut self, process: &mut Process, changes: &mut mpsc::UnboundedReceiver<Change>) -> io::Result<()> {
         loop {
             tokio::select! {

@@ -1,8 +1,8 @@
-//! Guard process: ends the children of a proxy that is gone.
+//! Guard process: ends the children of a proxy that has ended.
 //!
-//! Stdin has a line for each change: `+GROUP` and `-GROUP`. The guard answers `+GROUP` on stdout
-//! once it knows the group. The proxy alone has the other end of stdin. The system closes it with
-//! the proxy, however that ends. Then the guard ends all groups that it knows, and itself.
+//! Stdin has a line for each change: `+GROUP` and `-GROUP`. The guard writes `+GROUP` to stdout
+//! once it knows the group. The proxy alone has the other end of stdin. The system closes it when
+//! the proxy ends, for any reason. Then the guard ends all groups that it knows, and itself.
 
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, Write};
@@ -18,12 +18,12 @@ pub(super) fn run() -> ExitCode {
     let mut groups = BTreeSet::new();
     let mut stdout = io::stdout().lock();
     for line in io::stdin().lock().lines() {
-        // An error of stdin means as much as its end.
+        // An error of stdin counts as its end.
         let Ok(line) = line else { break };
         match change(&line) {
             Some((true, group)) => {
                 groups.insert(group);
-                // Without stdout the proxy is gone, which stdin tells next.
+                // An error means that the proxy has ended. The end of stdin follows.
                 let _ = writeln!(stdout, "+{group}").and_then(|()| stdout.flush());
             }
             Some((false, group)) => {
@@ -37,7 +37,7 @@ pub(super) fn run() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Reads a line: true and the group for one to know, false and the group for one to forget.
+/// Parses a line. Returns true with a group to add, or false with a group to remove.
 pub(super) fn change(line: &str) -> Option<(bool, u32)> {
     let (sign, group) = line.split_at_checked(1)?;
     let group = group.parse().ok()?;

@@ -1,8 +1,8 @@
 //! Launcher: the first process of a child, before it becomes the program.
 //!
-//! A program that ran before the guard knows its group could be left behind by a proxy that is
-//! killed in between. So the launcher waits for [`GO`] on stdin. Without it, at the end of stdin,
-//! it ends.
+//! The guard must know the group of a program before the program runs. Otherwise a proxy killed in
+//! between would leave the program behind. So the launcher waits for [`GO`] on stdin. It ends if
+//! stdin ends first.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -18,15 +18,15 @@ pub(super) const SUBCOMMAND: &str = "__launch";
 /// Byte that lets the launcher become the program. All later bytes are the program's.
 pub(super) const GO: &[u8] = b"\n";
 
-/// In place of a limit of open files that was not raised.
+/// Replaces the limit of open files if that was not raised.
 pub(super) const UNLIMITED: &str = "-";
 
-/// Exit codes of a shell: the program cannot be executed, or is not there.
+/// Exit codes of a shell: the program cannot be executed; the program does not exist.
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
-/// Waits for [`GO`] and becomes the program. `words` are the soft limit of open files, or
-/// [`UNLIMITED`], then the program and its arguments. Returns only if it cannot.
+/// Waits for [`GO`] and becomes the program. `words` are the soft limit of open files or
+/// [`UNLIMITED`], the program, and its arguments. Returns only on failure.
 pub(super) fn run(words: &[OsString]) -> ExitCode {
     let [limit, program, arguments @ ..] = words else { return ExitCode::FAILURE };
     if wait_for_go().is_err() {
@@ -43,7 +43,7 @@ pub(super) fn run(words: &[OsString]) -> ExitCode {
     ExitCode::from(if is_missing { NOT_FOUND } else { NOT_EXECUTABLE })
 }
 
-/// Reads one byte of stdin, and no more: standard input of the library would read ahead.
+/// Reads one byte of stdin. The standard library's stdin would read ahead.
 fn wait_for_go() -> io::Result<()> {
     let mut stdin = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     stdin.read_exact(&mut [0; GO.len()])

@@ -1,14 +1,14 @@
 //! Programs that the proxy starts: servers on stdio.
 //!
 //! A child is a group of processes that begins with one program: `npx` starts a shell, and the
-//! shell the server. Owned here: start, environment, stderr and end of a child. Invariant: no
-//! process of the group outlives the proxy, even if that is killed with SIGKILL. Two helpers of
-//! this binary see to it. The [guard](guard) is told each group before its program begins, and ends
-//! all of them once the proxy is gone. The [launcher](launch) is the first process of a group, and
-//! becomes the program when the guard knows the group. Beyond reach are processes that leave the
-//! group (`setsid`). Absent: the lines on stdin and stdout, restarts, limits.
+//! shell starts the server. Owned here: start, environment, stderr and end of a child. Invariant:
+//! no process of the group outlives the proxy, even after SIGKILL of the proxy. Two helpers of this
+//! binary ensure it. The [guard](guard) gets the number of each group before its program begins,
+//! and ends all groups once the proxy has ended. The [launcher](launch) is the first process of a
+//! group. It becomes the program when the guard knows the group. Processes that leave the group
+//! (`setsid`) are out of reach. Absent: the lines on stdin and stdout, restarts, limits.
 //!
-//! No shell takes part. Arguments may hold secrets: no log line has them.
+//! No shell takes part. Arguments may hold secrets, so no log line has them.
 
 mod environment;
 mod group;
@@ -41,7 +41,7 @@ pub use supervisor::{Ending, Exit, Outcome};
 
 use crate::descriptors;
 
-/// Time limit for the guard's word that it knows a group.
+/// Time limit for the guard's confirmation of a group.
 const GUARD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Starts children of one program. Clones share the guard.
@@ -50,7 +50,7 @@ pub struct Launcher {
     settings: Arc<Settings>,
     guard: Guard,
     own: OwnProcesses,
-    /// This binary, which is the guard and the first process of each child.
+    /// This binary, which is also the guard and the first process of each child.
     own_binary: PathBuf,
 }
 
@@ -78,8 +78,8 @@ impl Launcher {
         Ok(Self { settings: Arc::new(settings), guard, own, own_binary })
     }
 
-    /// Makes this process the parent of all that its children leave behind, and collects them when
-    /// they end: for the main program alone. Has an effect on Linux only.
+    /// Makes this process the parent of all processes that its children leave behind, and collects
+    /// them when they end. For the main program alone. Has an effect on Linux only.
     pub fn adopt_orphans(&self) {
         #[cfg(target_os = "linux")]
         self.own.collect_others();
@@ -95,12 +95,12 @@ impl Launcher {
         Program::find(&self.settings).is_ok()
     }
 
-    /// Starts a child. It belongs to the runtime of the caller. A child whose start is dropped ends
-    /// at once.
+    /// Starts a child on the caller's runtime. If the returned future is dropped, the child ends at
+    /// once.
     ///
     /// # Errors
     /// If the program is not found, or no process can be started. A program that cannot be executed
-    /// is a child that exits at once with 126 or 127, as in a shell.
+    /// exits at once with 126 or 127, as in a shell.
     pub async fn start(&self) -> Result<Child, StartError> {
         let program = Program::find(&self.settings)?;
         let limit = descriptors::before_raise().map(|limit| limit.to_string());
@@ -127,7 +127,7 @@ impl Launcher {
         let (stdin, stdout, stderr) = (process.stdin.take(), process.stdout.take(), process.stderr.take());
         let (mut stdin, stdout, stderr) =
             (stdin.ok_or_else(missing)?, stdout.ok_or_else(missing)?, stderr.ok_or_else(missing)?);
-        // Until this byte the process is ours, and ends with its stdin.
+        // Until this byte the process is still the launcher, and ends with its stdin.
         let known = tokio::time::timeout(GUARD_TIMEOUT, self.guard.add(group)).await;
         let guarded = known.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(StartError::Guard)?;
         stdin.write_all(launch::GO).await.map_err(StartError::Process)?;
@@ -138,8 +138,8 @@ impl Launcher {
     }
 }
 
-/// Runs the helper that the command line asks for, if it does: the guard or the launcher. To be
-/// called before anything else.
+/// Runs the guard or the launcher, if the command line names it. Must be called first in the
+/// process.
 pub fn run_helper() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
     match arguments.next()?.to_str()? {
@@ -149,8 +149,7 @@ pub fn run_helper() -> Option<ExitCode> {
     }
 }
 
-/// Returns the path of the running binary, which stays valid if the file is replaced while the
-/// process runs.
+/// Returns the path of the running binary. The path stays valid if the file is replaced meanwhile.
 pub fn own_binary() -> io::Result<PathBuf> {
     if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() }
 }

@@ -14,11 +14,11 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Finds the program in the `PATH` of the child. A name with a slash is a path from the child's
+    /// Finds the program in the `PATH` of the child. A name with a slash is relative to the child's
     /// working directory.
     pub(super) fn find(settings: &Settings) -> Result<Self, StartError> {
         let environment = environment::variables(settings);
-        // The last one counts, as for the process.
+        // The last value counts, as for the process.
         let path = environment.iter().rev().find(|(name, _)| name == "PATH").map(|(_, value)| value);
         let cwd = match &settings.cwd {
             Some(cwd) => std::path::absolute(cwd),
@@ -31,8 +31,7 @@ impl Program {
     }
 }
 
-/// Returns the last part of a path, for the log: folders may tell more than an operator wants to
-/// show.
+/// Returns the last part of a path, for the log: an operator may want to hide the folders.
 pub(super) fn name(path: &str) -> &str {
     Path::new(path).file_name().and_then(|name| name.to_str()).unwrap_or("?")
 }

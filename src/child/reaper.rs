@@ -1,17 +1,17 @@
-//! Processes that a child has left behind: the system gives them to the proxy, which collects them
-//! when they end.
+//! Processes that a child has left behind: the system makes them children of the proxy, which
+//! collects them when they end.
 //!
-//! In a container the proxy is often process 1, and gets them in any case. Elsewhere it asks for
-//! them (`PR_SET_CHILD_SUBREAPER`), so that they are not left to a process 1 that collects none.
-//! Only the binary does so: a library must not collect the children of its program. Linux alone has
-//! both. Invariant: a process that was started here is collected by its handle, and never here.
+//! In a container the proxy is often process 1, and becomes their parent in any case. Elsewhere it
+//! requests that (`PR_SET_CHILD_SUBREAPER`), because process 1 may collect none. Only the binary
+//! does so: a library must not collect the children of its program. Only Linux has both. Invariant:
+//! a process started here is collected by its handle, never by this module.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::sync;
 
-/// Processes that the proxy has started itself. Clones share them.
+/// Processes that the proxy has started itself. Clones share the set.
 #[derive(Clone, Debug, Default)]
 pub(super) struct OwnProcesses(Arc<Mutex<HashSet<i32>>>);
 
@@ -22,8 +22,8 @@ pub(super) struct OwnProcess {
     own: OwnProcesses,
 }
 
-/// The right to start a process. Meanwhile none is collected, so that a new one is taken for no
-/// other.
+/// The right to start a process. While it is held no process is collected, so that a new process is
+/// not taken for an orphan.
 pub(super) struct SpawnLock<'a> {
     processes: MutexGuard<'a, HashSet<i32>>,
     own: &'a OwnProcesses,
@@ -36,7 +36,7 @@ impl OwnProcesses {
 }
 
 impl SpawnLock<'_> {
-    /// Notes the process that was just started.
+    /// Registers the new process.
     pub(super) fn register(mut self, pid: i32) -> OwnProcess {
         self.processes.insert(pid);
         OwnProcess { pid, own: self.own.clone() }
@@ -61,8 +61,7 @@ mod linux {
     use crate::sync;
 
     impl OwnProcesses {
-        /// Collects the processes of others from now on, in a task of its own on the caller's
-        /// runtime.
+        /// Starts a task on the caller's runtime that collects processes of others.
         pub(in crate::child) fn collect_others(&self) {
             let begun = set_child_subreaper(Some(getpid())).map_err(io::Error::from);
             match begun.and_then(|()| signal(SignalKind::child())) {
@@ -93,7 +92,7 @@ mod linux {
         }
     }
 
-    /// Returns the children of this process, those that have ended included.
+    /// Returns the children of this process, including ended ones.
     fn children() -> io::Result<Vec<i32>> {
         let mut found = Vec::new();
         for thread in fs::read_dir("/proc/self/task")? {

@@ -1,16 +1,16 @@
-//! Settings of a child, and the reasons why none could be started.
+//! Settings of a child, and the errors of its start.
 
 use std::io;
 use std::path::PathBuf;
 
-/// A program with its arguments and its surroundings.
+/// A program with its arguments and its environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Name or path of the program, and its arguments. Never empty.
     pub command: Vec<String>,
-    /// Variables of the program, beside those that every child gets.
+    /// Configured variables of the program, in addition to the variables of every child.
     pub env: Vec<(String, String)>,
-    /// Names of further variables of the proxy's own environment that the program gets.
+    /// Names of further variables that the program gets from the proxy's environment.
     pub inherit_env: Vec<String>,
     /// Working directory, or `None` for the proxy's.
     pub cwd: Option<PathBuf>,
@@ -19,7 +19,7 @@ pub struct Settings {
 /// A child could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// No such program, or one that may not be run.
+    /// The program does not exist, or may not be executed.
     #[error("the program {0} was not found")]
     NotFound(String),
     /// The working directory cannot be used.

@@ -1,8 +1,8 @@
-//! The stderr of a child: read always, so that the child never blocks on it, and logged line by
+//! The stderr of a child: always read, so that the child never blocks on it, and logged line by
 //! line.
 //!
-//! A program may write more than can be logged. So a part of its lines is logged, and the reader
-//! lets other tasks run between its reads.
+//! A program may write more lines than the log can take. So only some of its lines are logged, and
+//! the reader lets other tasks run between its reads.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -14,14 +14,13 @@ use tracing::{Level, debug, enabled};
 
 use crate::{clock, sync};
 
-/// Limit of a line, in bytes. The rest of a longer one is dropped.
+/// Limit of a line, in bytes. The rest of a longer line is dropped.
 const LINE: usize = 2048;
 /// Lines kept for the message of a child that has ended.
 const LAST_LINES: usize = 8;
 /// Bytes taken from the pipe at once.
 const CHUNK: usize = 8192;
-/// Longest wait for the last lines of a program that has ended, and the interval at which they are
-/// looked for.
+/// Longest wait for the last lines of a program that has ended, and the interval between checks.
 const LAST_WORDS: Duration = Duration::from_millis(300);
 const POLL: Duration = Duration::from_millis(5);
 /// Most lines that are logged in each [`WINDOW`].
@@ -45,8 +44,8 @@ impl Stderr {
         stderr
     }
 
-    /// Waits until all is read that a program has written, for [`LAST_WORDS`] at most: another
-    /// process may hold the pipe.
+    /// Waits until all output of a program is read, for [`LAST_WORDS`] at most. Another process may
+    /// hold the pipe.
     pub(super) async fn last_words(&self) {
         let deadline = clock::now() + LAST_WORDS;
         while !self.reading.get().is_none_or(AbortHandle::is_finished) && clock::now() < deadline {
@@ -54,7 +53,7 @@ impl Stderr {
         }
     }
 
-    /// Reads no more: a process that has left the group may hold the pipe for ever.
+    /// Stops reading. A process that has left the group may hold the pipe for ever.
     pub(super) fn stop(&self) {
         if let Some(reading) = self.reading.get() {
             reading.abort();
@@ -71,8 +70,7 @@ impl Stderr {
         let (mut chunk, mut line) = (vec![0; CHUNK], Vec::new());
         while let Ok(count @ 1..) = pipe.read(&mut chunk).await {
             self.take(&chunk[..count], &mut line, &mut log);
-            // A program that writes without end would keep all other tasks of the thread from their
-            // turns.
+            // A program that writes without end would block all other tasks of the thread.
             tokio::task::yield_now().await;
         }
         if !line.is_empty() {
@@ -80,7 +78,7 @@ impl Stderr {
         }
     }
 
-    /// Takes the lines that end in `chunk`. `line` is the beginning of the one that does not end
+    /// Takes the lines that end in `chunk`. `line` is the beginning of a line that does not end
     /// there.
     fn take(&self, chunk: &[u8], line: &mut Vec<u8>, log: &mut LineLog) {
         log.begin(clock::now());
@@ -101,7 +99,7 @@ impl Stderr {
     }
 }
 
-/// The log of a child's lines, within its bound.
+/// The log of a child's lines, within its limit.
 struct LineLog {
     program: String,
     pid: i32,
@@ -111,7 +109,7 @@ struct LineLog {
 }
 
 impl LineLog {
-    /// Begins the next window, if this one is over.
+    /// Begins the next window, if this one has ended.
     fn begin(&mut self, now: Instant) {
         if now.saturating_duration_since(self.since) < WINDOW {
             return;

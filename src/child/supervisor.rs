@@ -15,7 +15,7 @@ use super::reaper::OwnProcess;
 use super::stderr::Stderr;
 use crate::clock;
 
-/// Time for which a child may go on once its stdin was closed: servers complete their calls then.
+/// Time for a child to end after its stdin was closed. Servers complete their calls in that time.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Ends a child: at [`Ending::begin`], or when it is dropped.
@@ -38,15 +38,16 @@ pub struct Outcome {
 }
 
 impl Ending {
-    /// Ends the child: its stdin is closed already, by the owner. Five seconds later the group gets
-    /// SIGTERM, and two more later SIGKILL.
+    /// Ends the child. The owner has closed its stdin already. The group gets SIGTERM after five
+    /// seconds, and SIGKILL two seconds later.
     pub fn begin(&self) {
         self.0.send_replace(true);
     }
 }
 
 impl Exit {
-    /// Resolves when the first process has ended. Others of its group may still run for a moment.
+    /// Resolves when the first process has ended. Other processes of its group may run a little
+    /// longer.
     pub async fn wait(&mut self) -> Outcome {
         let ended = self.0.wait_for(Option::is_some).await;
         ended.ok().and_then(|outcome| outcome.clone()).unwrap_or_default()
@@ -69,7 +70,7 @@ pub(super) struct Process {
     pub(super) own: OwnProcess,
 }
 
-/// Watches a child in a task of its own until its whole group is gone.
+/// Watches a child in a task of its own, until no process of its group is left.
 pub(super) fn supervise(process: Process, group: Group, guarded: Guarded, stderr: Stderr) -> (Ending, Exit) {
     let (ending, begun) = watch::channel(false);
     let (exited, exit) = watch::channel(None);
@@ -87,7 +88,7 @@ async fn run(
 ) {
     let status = tokio::select! {
         status = process.wait() => Some(status),
-        // An error means that the owner is gone.
+        // An error means that the owner was dropped.
         () = async { let _ = begun.wait_for(|&begun| begun).await; } => None,
     };
     let (status, deadline) = match status {
@@ -99,7 +100,7 @@ async fn run(
     stderr.last_words().await;
     exited.send_replace(Some(outcome(status, &stderr)));
     drop(own);
-    // What the program started in its group goes with it.
+    // All other processes of the group end as well.
     match deadline {
         Some(deadline) => group.end_by(deadline).await,
         None => group.end().await,
@@ -108,8 +109,8 @@ async fn run(
     drop(guarded);
 }
 
-/// Ends the first process, whose stdin was closed. Returns the deadline of the others if they were
-/// told to end as well.
+/// Ends the first process, whose stdin was closed. Returns the deadline of the other processes if
+/// they were signalled as well.
 async fn end(process: &mut Child, group: Group) -> (io::Result<ExitStatus>, Option<Instant>) {
     if let Ok(status) = tokio::time::timeout(CLOSE_TIMEOUT, process.wait()).await {
         return (status, None);
