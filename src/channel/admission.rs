@@ -1,4 +1,4 @@
-//! The wait for a turn and for room, until a server may be started.
+//! The wait for a turn and for room, before a server may be started.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::event_log::QuotaKey;
 use crate::protocol::error::ErrorCode;
 use crate::{clock, sync};
 
-/// The right to start a server, until this is dropped.
+/// The right to start a server. Dropping it removes the pending start.
 pub(super) struct StartPermit {
     pub(super) channels: Arc<Channels>,
     /// Number of the start in [`State::pending_starts`].
@@ -25,7 +25,7 @@ impl Drop for StartPermit {
     }
 }
 
-/// The wait for a start, until it begins or this is dropped.
+/// A place in the queue of starts. Dropping it leaves the queue.
 struct QueuedStart {
     channels: Arc<Channels>,
     caller: Option<QuotaKey>,
@@ -42,13 +42,13 @@ impl Drop for QueuedStart {
 }
 
 impl Channels {
-    /// Waits until a server may be started for `pending`, or one is there for it already. Starts
-    /// begin in the order of [`super::start_queue`]; one that waits for a server of its own caller
-    /// to end holds up no other.
+    /// Waits until a server may be started for `pending`, or until an existing one can serve it.
+    ///
+    /// Starts begin in the order of [`super::start_queue`]. A start that waits for a server of its
+    /// own caller to end delays no other caller.
     ///
     /// # Errors
-    /// At once if too many starts wait, all servers are being ended, or no client wants the start
-    /// any more.
+    /// At once, if too many starts wait, all servers are being ended, or no client wants the start.
     pub(super) async fn admit(
         self: &Arc<Self>,
         pending: PendingStart,
@@ -72,8 +72,8 @@ impl Channels {
                 TurnDecision::Route(route) => return Ok(route),
                 TurnDecision::Wait(Admission::WaitUntil(until)) => {
                     let time = clock::sleep(until.saturating_duration_since(clock::now()));
-                    // A start that succeeds ends the wait after those that failed, and another
-                    // start may be next.
+                    // A successful start ends the back-off after failed starts. Another start may
+                    // be next as well.
                     tokio::select! { () = time => {}, () = room => {} }
                 }
                 TurnDecision::Wait(_) => room.await,
@@ -99,13 +99,12 @@ impl Channels {
         if state.is_draining {
             return Err(draining());
         }
-        // A client that has gone needs no server.
+        // A client that has left needs no server.
         let entry = state.start_queue.get_mut(&queued.caller, queued.number);
         let Some(wanted) = entry.and_then(|entry| entry.take_if(|pending| pending.is_wanted())) else {
             return Err(StartFailure::of(ErrorCode::NoServer, String::new()));
         };
-        // Another request may have begun the start meanwhile. The turn, which is not needed then,
-        // passes to another start.
+        // Another request may have begun the same start. The turn is then free for another start.
         let wanted = match self.take_over(state, wanted) {
             Ok(existing) => return Ok(TurnDecision::Route(StartRoute::Existing(existing))),
             Err(wanted) => *wanted,
@@ -144,11 +143,11 @@ impl Channels {
     }
 }
 
-/// Way of an `initialize` to a server.
+/// The way of an `initialize` to its server.
 pub(super) enum StartRoute {
-    /// A server is started for it.
+    /// A new server.
     New(StartPermit),
-    /// A start, or a server, was there for it.
+    /// A start or a server that exists already.
     Existing(ExistingStart),
 }
 

@@ -1,4 +1,4 @@
-//! Body of a response of the inner server: the messages of one call, or of a session's GET.
+//! Body of a response from a channel: the messages of one call, or of a session's GET.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use crate::protocol::error::ErrorCode;
 use crate::protocol::jsonrpc::{self, Message};
 use crate::sync;
 
-/// A response of the inner server.
+/// A response from a channel.
 pub type Response = http::Response<Body>;
 
 /// Body of a response.
@@ -25,8 +25,7 @@ pub enum Body {
     Events(Events),
 }
 
-/// Reading end of a response that is an event stream. Dropping it cancels the interest in further
-/// messages at the channel.
+/// Reading end of an event stream. Dropping it reports to the channel that the reader has left.
 #[derive(Debug)]
 pub struct Events {
     queue: Arc<Queue>,
@@ -34,10 +33,10 @@ pub struct Events {
     channel: Arc<dyn Channel>,
 }
 
-/// The channel that the events come from.
+/// The channel behind the events.
 pub(super) trait Channel: std::fmt::Debug + Send + Sync {
-    /// Notes that a response is not read any more. Takes no lock under which a response may be
-    /// dropped.
+    /// Reports that a response is abandoned. Must not take a lock that a caller may hold while it
+    /// drops a response.
     fn leave(&self, receiver: Receiver, queue: &Queue);
 }
 
@@ -50,13 +49,13 @@ struct State {
     messages: VecDeque<Bytes>,
     bytes: usize,
     has_ended: bool,
-    /// Error of the responses that the server owed when it was lost, or `None` if it was not.
+    /// Error of the owed responses of a lost server, or `None` for a working server.
     lost: Option<ErrorCode>,
     waker: Option<Waker>,
 }
 
 impl Body {
-    /// Creates the body of a response that is there.
+    /// Creates the body of a complete response.
     pub fn whole(body: impl Into<Bytes>) -> Self {
         Self::Whole(Some(body.into()))
     }
@@ -67,8 +66,8 @@ impl Events {
         Self { queue, receiver, channel }
     }
 
-    /// Returns the error of the responses that the server owed when it was lost, or `None` if it
-    /// was not. Known before they are read.
+    /// Returns the error of the owed responses of a lost server, or `None`. Known before they are
+    /// read.
     pub fn lost(&self) -> Option<ErrorCode> {
         sync::lock(&self.queue.0).lost
     }
@@ -88,14 +87,13 @@ impl Events {
         }
     }
 
-    /// Waits for the first message alone, in place of the event stream. `None` if the stream ends
-    /// without one.
+    /// Waits for the next message, in place of the event stream. `None` at the end of the stream.
     pub(super) async fn first_message(&self) -> Option<Bytes> {
         std::future::poll_fn(|cx| self.poll_message(cx)).await
     }
 
-    /// Waits for the first response, in place of the event stream; messages before it are dropped.
-    /// `None` if the stream ends without one.
+    /// Waits for the next response, in place of the event stream, and drops messages before it.
+    /// `None` at the end of the stream.
     pub(super) async fn response(&self) -> Option<Bytes> {
         loop {
             let message = self.first_message().await?;
@@ -115,7 +113,7 @@ impl Drop for Events {
 }
 
 impl Queue {
-    /// Adds a message. Returns false if it has no room within `limit` bytes. An empty queue takes a
+    /// Adds a message. Returns false if `limit` bytes leave no room for it. An empty queue takes a
     /// message of any size.
     pub(super) fn push(&self, message: Bytes, limit: usize) -> bool {
         let mut state = sync::lock(&self.0);
@@ -128,7 +126,7 @@ impl Queue {
         true
     }
 
-    /// Adds the proxy's own message, at any size of the queue.
+    /// Adds a synthetic message, without a limit.
     pub(super) fn force(&self, message: Bytes) {
         let mut state = sync::lock(&self.0);
         state.bytes += message.len();
@@ -136,12 +134,12 @@ impl Queue {
         wake(state.waker.take());
     }
 
-    /// Notes the error of the responses that follow, which the server owed when it was lost.
+    /// Sets the error of the responses that follow, which a lost server still owed.
     pub(super) fn set_lost(&self, code: ErrorCode) {
         sync::lock(&self.0).lost = Some(code);
     }
 
-    /// Ends the stream behind its messages.
+    /// Ends the stream after the queued messages.
     pub(super) fn end(&self) {
         let mut state = sync::lock(&self.0);
         state.has_ended = true;

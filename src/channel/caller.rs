@@ -1,4 +1,4 @@
-//! Callers: the parties for which servers are counted and kept.
+//! Callers: the parties that servers are started, counted and kept for.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -7,9 +7,10 @@ use super::settings::Sharing;
 use crate::event_log::{Principal, QuotaKey, Subject};
 use crate::protocol::jsonrpc::InitializeParams;
 
-/// Caller of a request: a principal, or callers without credentials at one address. A principal
-/// stays the same caller once the server has accepted its credentials, although it counts as
-/// another holder from then on.
+/// Caller of a request: a principal, or all callers without credentials behind one address.
+///
+/// A principal stays the same caller once the server has accepted its credentials. From then on it
+/// counts as another holder of a quota.
 #[derive(Clone, Debug)]
 pub struct Caller {
     principal: Principal,
@@ -19,8 +20,8 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// Creates a caller that counts as the holder of a quota: all of a caller's sessions as one
-    /// holder, so `counted_as` is none of a session.
+    /// Creates a caller that counts as the holder of a quota. All sessions of a caller count as one
+    /// holder, so `counted_as` is never a session.
     pub fn new(principal: Principal, counted_as: QuotaKey) -> Self {
         Self { principal, counted_as, subject: None }
     }
@@ -30,7 +31,7 @@ impl Caller {
         Self { subject, ..self }
     }
 
-    /// Returns true if the tokens of both claim one subject, which proves nothing.
+    /// Returns true if both tokens claim the same subject. This proves nothing.
     pub fn claims_subject_of(&self, other: &Self) -> bool {
         self.subject.is_some() && self.subject == other.subject
     }
@@ -45,7 +46,7 @@ impl Caller {
         self.principal.is_anonymous()
     }
 
-    /// Returns the holder of a quota as which the caller counts.
+    /// Returns the quota holder that the caller counts as.
     pub(super) fn counted_as(&self) -> &QuotaKey {
         &self.counted_as
     }
@@ -69,7 +70,7 @@ impl Hash for Caller {
     }
 }
 
-/// Sessions that share a server: those of one caller with equal parameters.
+/// Key of the sessions that share a server: one caller, and equal parameters.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) struct Sharers {
     caller: Arc<Caller>,
@@ -77,8 +78,7 @@ pub(super) struct Sharers {
 }
 
 impl Sharing {
-    /// Returns the sessions that share a server with one of this caller and these parameters, or
-    /// `None` if there are none.
+    /// Returns the key of the sessions that share a server, or `None` if this caller shares none.
     pub(super) fn sharers(self, caller: Option<&Arc<Caller>>, params: Option<&InitializeParams>) -> Option<Sharers> {
         let (caller, params) = (caller?, params?);
         let is_shared = match self {

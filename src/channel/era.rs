@@ -1,9 +1,10 @@
-//! Era of the server: whether it speaks revisions without sessions.
+//! Discovery of the server's era: whether the server speaks revisions without sessions.
 //!
-//! The first message on a channel fixes its era at many servers, and some run a call that they do
-//! not understand. So no client's request finds the era out: the proxy asks `server/discover` on a
-//! new channel, once. That channel is the first of its caller if the server speaks such a revision,
-//! and ends otherwise. A server that ends without an answer is asked again by a later request.
+//! At many servers the first message on a channel fixes its era. Some run a call that they do not
+//! understand. So the proxy does not use a client's request for the discovery. It sends
+//! `server/discover` on a new channel, once. That channel becomes the first of its caller if the
+//! server speaks such a revision, and ends otherwise. If the server ends without a response, a
+//! later request starts another discovery.
 
 use std::sync::Arc;
 
@@ -25,13 +26,15 @@ use crate::protocol::headers::Era;
 use crate::protocol::jsonrpc::{Message, RequestId, error_code};
 use crate::{clock, sync};
 
-/// Revision in which the proxy asks.
+/// Revision of the proxy's `server/discover`.
 const PROBE_REVISION: &str = "2026-07-28";
 
 impl Channels {
-    /// Returns the era of the server. If it is not known yet, the server is asked on the channel of
-    /// `caller`, also if the request is given up. One that ends without an answer counts as a
-    /// legacy one for this request, and is asked again by a later one.
+    /// Returns the era of the server. An unknown era is discovered on the channel of `caller`. The
+    /// discovery continues if the request is abandoned.
+    ///
+    /// A server that ends without a response counts as legacy for this request. A later request
+    /// discovers its era again.
     pub(super) async fn era(self: &Arc<Self>, caller: Option<&Arc<Caller>>) -> Result<Era, StartFailure> {
         if let Some(era) = self.era.known() {
             return Ok(era);
@@ -58,7 +61,7 @@ impl Channels {
         let server = self.shared(caller.as_ref()).await?;
         let response = until(clock::now() + self.settings.start, discover(&server)).await.ok().flatten();
         if server.connection.ending() == Some(End::Closed) {
-            // The proxy has ended it, which says nothing of the server.
+            // The proxy has ended it. The era stays unknown.
             return Err(StartFailure::of(ErrorCode::NoServer, String::new()));
         }
         let is_end = |response: &[u8]| error_code(response) == Some(ErrorCode::ServerEnded.json_rpc());
@@ -79,7 +82,7 @@ impl Channels {
     }
 }
 
-/// Asks the server what it speaks. Returns its response, or `None` if it has ended.
+/// Sends `server/discover`. Returns the server's response, or `None` if the server has ended.
 async fn discover(server: &Server) -> Option<Bytes> {
     let request = json!({"jsonrpc": "2.0", "id": 0, "method": "server/discover", "params": {"_meta": {
         "io.modelcontextprotocol/protocolVersion": PROBE_REVISION,

@@ -1,4 +1,4 @@
-//! Bounds of one channel: bytes of a message, of a response, and of what waits to be written.
+//! Bounds of one channel: bytes of a message, of a response, and of the queue to the server.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use super::partial::PartialMemory;
 pub(super) struct Limits {
     /// Largest message of the server, in bytes.
     pub(super) message_bytes: usize,
-    /// Most bytes of one response that wait to be read.
+    /// Most unread bytes of one response.
     pub(super) response_bytes: usize,
-    /// Most bytes that wait to be written.
+    /// Most bytes queued for the server.
     pub(super) outgoing_bytes: usize,
-    /// True if pings of the server are answered that nothing else answers.
+    /// True if the proxy responds to pings that no client can respond to.
     pub(super) answers_pings: bool,
-    /// Memory of large messages that count for no caller, of all channels.
+    /// Memory of large messages that count for no caller, for all channels together.
     pub(super) unclaimed: Arc<PartialMemory>,
     pub(super) metrics: Arc<Metrics>,
 }

@@ -16,20 +16,22 @@ pub type LinkFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Opens channels.
 pub trait Open: Send + Sync + 'static {
-    /// Opens one on the caller's runtime. `head` has the headers of the request that begins the
-    /// session, for a server that takes them. `worker` is the runtime of that request, for the
-    /// directions of a channel that need no other one.
+    /// Opens a channel on the caller's runtime.
+    ///
+    /// `head` has the headers of the request that begins the session, for a server that takes
+    /// headers. `worker` is the runtime of that request. The two directions of a channel use it,
+    /// unless they need another one.
     fn open(&self, head: Option<&Lines>, worker: &Handle) -> LinkFuture<'static, Result<Link, OpenError>>;
 
     /// Returns true if a channel can probably be opened now.
     fn is_available(&self) -> bool;
 
-    /// Returns the era of the server, or `None` if it has to be asked.
+    /// Returns the era of the server, or `None` if discovery has to find it.
     fn era(&self) -> Option<Era> {
         None
     }
 
-    /// Returns true if the headers of requests go to the server.
+    /// Returns true if the server takes the headers of requests.
     fn takes_headers(&self) -> bool {
         false
     }
@@ -38,15 +40,15 @@ pub trait Open: Send + Sync + 'static {
 /// A channel could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// For a reason that the client and the log are told.
+    /// The channel could not be opened, for a reason that the client and the log may show.
     #[error("{}: {detail}", code.message())]
     Failed {
         /// Error for the client.
         code: ErrorCode,
-        /// Text behind the error's own, or empty.
+        /// Text after the message of the error, or empty.
         detail: String,
     },
-    /// The server has answered with an error, which is the client's: it may ask for credentials.
+    /// The server has refused with a response for the client, which may demand credentials.
     #[error("the server has refused the session")]
     Refused(Box<Response>),
 }
@@ -62,9 +64,9 @@ impl OpenError {
 pub struct Link {
     /// Messages of the server.
     pub input: Box<dyn Input>,
-    /// Messages for the server. Dropping it is their end.
+    /// Messages for the server. Dropping it ends the server's input.
     pub output: Box<dyn Output>,
-    /// Runtime of both directions: it wakes their tasks when they can go on.
+    /// Runtime of both directions, which wakes their tasks.
     pub runtime: Handle,
     /// The server.
     pub program: Box<dyn Program>,
@@ -72,29 +74,28 @@ pub struct Link {
 
 /// Messages of a server.
 pub trait Input: Send {
-    /// Returns the next message, or the part at which one is dropped; `None` at the end of the
-    /// channel. A message that has arrived in part is held in `memory`, and is dropped if that has
-    /// no room.
+    /// Returns the next message, or the point where a message is dropped; `None` at the end of the
+    /// channel. A partial message is held in `memory`, and dropped if that has no room.
     ///
     /// Dropping the future leaves the channel in an unknown state.
     fn next<'a>(&'a mut self, memory: &'a mut dyn Memory) -> LinkFuture<'a, Option<Line>>;
 }
 
-/// Memory for a message that has arrived in part.
+/// Memory for a partial message.
 pub trait Memory: Send {
-    /// Holds this much of a message, all that has arrived. Called with less once another message
-    /// has begun.
+    /// Holds the part of a message that has arrived so far. A shorter part belongs to the next
+    /// message.
     ///
     /// # Errors
-    /// The error of the call that waits for the message, if there is no room for it.
+    /// If there is no room: the error of the call that waits for the message.
     fn hold(&mut self, partial: &[u8]) -> Result<(), ErrorCode>;
 }
 
 /// Messages for a server, one after the other.
 pub trait Output: Send {
-    /// Writes a message that has no line end. `head` has the headers of its request, for a server
-    /// that takes them. Calls `on_begin` once the server may have some of it, and never before
-    /// that: without the call nothing of the message has run.
+    /// Writes a message without a line end. `head` has the headers of its request, for a server
+    /// that takes headers. Calls `on_begin` when the server may have received the first byte, and
+    /// never earlier. Until then nothing of the message has run.
     ///
     /// Dropping the future leaves the channel in an unknown state.
     fn write<'a>(
@@ -108,24 +109,24 @@ pub trait Output: Send {
 /// A message was not written.
 #[derive(Debug)]
 pub enum WriteError {
-    /// The channel takes no more messages.
+    /// The channel accepts no more messages.
     Lost,
-    /// The server has refused this message with a response. Others can follow.
+    /// The server has refused this message with a response. Further messages are possible.
     Refused(Box<Response>),
 }
 
 /// The server at the other end of a channel. Dropping it ends the server.
 pub trait Program: Send + Sync {
-    /// Ends the program; its input was closed before. Returns at once.
+    /// Ends the program, whose input is already closed. Returns at once.
     fn end(&self);
 
     /// Resolves when the program has ended.
     fn ended(&self) -> LinkFuture<'static, ProgramEnd>;
 
-    /// Resolves when all that the program has started is gone as well.
+    /// Resolves when no process that the program has started is left.
     fn gone(&self) -> LinkFuture<'static, ()>;
 
-    /// Returns the error of the calls that the server still owed when the channel was lost.
+    /// Returns the error of the calls that were pending when the channel was lost.
     fn lost_code(&self) -> ErrorCode {
         ErrorCode::ServerEnded
     }
@@ -143,7 +144,7 @@ pub struct ProgramEnd {
 }
 
 impl ProgramEnd {
-    /// Returns the end in words, for the log and for errors.
+    /// Describes the end, for the log and for errors.
     pub fn describe(&self) -> String {
         let how = match (self.code, self.signal) {
             (Some(code), _) => format!("exit code {code}"),

@@ -17,13 +17,13 @@ pub struct Metrics {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StartOutcome {
     Opened,
-    /// The server answered with an error.
+    /// The server responded with an error.
     Refused,
-    /// No server was started, or it ended before its answer.
+    /// No server was started, or it ended before its response.
     Failed,
-    /// No answer came within `upstream.start_secs`.
+    /// No response came within `upstream.start_secs`.
     TimedOut,
-    /// A bound of servers was reached for as long.
+    /// A bound of servers left no room for as long.
     NoRoom,
 }
 
@@ -36,11 +36,11 @@ impl StartOutcome {
 pub(super) enum EndReason {
     /// The client ended the session, or left while it was opened.
     Client,
-    /// Nothing passed for `upstream.child_idle_secs`.
+    /// The session was idle for `upstream.child_idle_secs`.
     Idle,
     /// Another session needed the room.
     Room,
-    /// The server ended, or takes no messages.
+    /// The server ended, or accepts no messages.
     Lost,
     /// The proxy ends.
     Shutdown,
@@ -50,16 +50,16 @@ impl EndReason {
     const LABELS: [&str; 5] = ["client", "idle", "room", "lost", "shutdown"];
 }
 
-/// Reason for which a message of a server reached no response.
+/// Reason why a message of a server reached no response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Skipped {
     /// A line is no JSON-RPC message.
     NotJsonRpc,
     /// A line is longer than `streams.max_event_bytes`.
     TooLong,
-    /// The response to a request that was given up, or to none.
+    /// The response to an abandoned request, or to no request.
     Late,
-    /// No GET stream was open, or is expected.
+    /// No GET stream was open or expected.
     NoReader,
     /// The GET stream had no room.
     Full,

@@ -1,26 +1,49 @@
 //! Channels: MCP servers on stdio or HTTP+SSE, served as if they were on Streamable HTTP.
 //!
-//! A server on stdio or HTTP+SSE has a *channel*: JSON-RPC messages in order, both ways, without
-//! event IDs and without replay. This module is the server that such a one would be on Streamable
-//! HTTP: it takes a request of the upstream client and returns the response, in the same process
-//! and without bytes of HTTP. So everything above it works as for any server. Owned here: sessions
-//! and their channels, the response that each message belongs to, the bounds of servers and of
-//! their starts. Each session has a channel, and with it a server, of its own, or shares that of
-//! its caller ([`shared`]); requests of revisions without sessions always do. Absent: how a channel
-//! is opened (`child/` and `upstream/server/sse_server.rs`, behind [`Open`]), resumption (the event
-//! log), sessions whose channel has ended (`upstream/revival/` opens them again).
+//! A server on stdio or HTTP+SSE has a *channel*: ordered JSON-RPC messages in both directions,
+//! without event IDs and without replay. This module stands in for a server on Streamable HTTP. It
+//! takes a request of the upstream client and returns the response, in the same process and without
+//! bytes of HTTP. So all layers above treat it as any other server.
+//!
+//! Owned here: sessions and their channels, the routing of each message to its response, the bounds
+//! of servers and of their starts. A session has a channel and a server of its own, or shares the
+//! server of its caller ([`shared`]). Requests of revisions without sessions always share one.
+//! Absent: how a channel is opened (`child/` and `upstream/server/sse_server.rs`, behind [`Open`]),
+//! resumption (the event log), sessions whose channel has ended (`upstream/revival/` opens them
+//! again).
+//!
+//! # Requests
 //!
 //! | request | response |
 //! |---|---|
-//! | POST with `initialize`, without a session | JSON, once the server has answered, now or to an equal one before |
+//! | POST with `initialize`, without a session | JSON: the server's response, to this request or to an equal earlier one |
 //! | POST with other requests of a session | an event stream, once the first byte was written to the server |
-//! | POST with a request of a revision without sessions | the same; of `server/discover`, JSON |
+//! | POST with a request of a revision without sessions | the same; for `server/discover`, JSON |
 //! | POST without requests | 202, once the message waits to be written |
-//! | GET | an event stream: the messages that belong to no call |
-//! | DELETE | 200; the server is ended, if it has no other session |
+//! | GET | an event stream with the messages that belong to no call |
+//! | DELETE | 200; the server ends, if it has no other session |
 //!
-//! A request that is refused before its first byte gets a status and an error with
-//! `mayHaveRun: false`. A session that has no channel gets 404, so that it is opened again.
+//! A request refused before its first byte gets a status and an error with `mayHaveRun: false`. A
+//! session without a channel gets 404, so that it is opened again.
+//!
+//! # Starts
+//!
+//! A start leads from an `initialize` to a running server. Its types:
+//!
+//! | type | meaning |
+//! |---|---|
+//! | `StartRequest` | a pending `initialize` that waits for the outcome of a start |
+//! | `PendingStart` | a start, or its unclaimed session, with the requests that want it |
+//! | [`StartKind`] | the reason for a start: a new session, or a revival |
+//! | `StartQueue`, `QueuedStart` | the starts that wait for their turn; the place of one in that queue |
+//! | `StartRate` | the rate of starts, and the back-off after failed starts |
+//! | `Admission`, `TurnDecision` | the decision of the bounds on a start; the decision on a queued start |
+//! | `StartRoute` | the way of a request after the wait: a new server, or an existing start |
+//! | `StartPermit`, `StartTask` | the right to start a server; the task that uses it |
+//! | `ExistingStart`, `Reassigned` | an earlier start or server that serves another request; the step to it |
+//! | `SharedStart` | the start of a channel for requests without sessions, and its outcome |
+//! | `StartResponse`, `StartFailure` | the outcome for a request: the response to `initialize`, or an error |
+//! | `StartOutcome` | the outcome as the label of a metric |
 
 mod admission;
 mod body;
@@ -81,11 +104,11 @@ use crate::protocol::headers::Lines;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::{clock, sync};
 
-/// Interval at which idle sessions are looked for.
+/// Interval between searches for idle sessions.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Channels {
-    /// Creates the channels on the caller's runtime. Opens none.
+    /// Creates the channels on the caller's runtime. Opens no channel yet.
     pub fn new(open: Box<dyn Open>, settings: Settings, metrics: Arc<Metrics>) -> Arc<Self> {
         let limits = Limits {
             message_bytes: settings.message_bytes,
@@ -108,17 +131,16 @@ impl Channels {
         self.open.is_available() && !sync::lock(&self.state).start_rate.is_failing(clock::now())
     }
 
-    /// Returns the longest time from a session's `initialize` to its answer, or to the refusal for
-    /// want of one.
+    /// Returns the longest time from `initialize` to its response or refusal.
     pub fn start_limit(&self) -> Duration {
         self.settings.start
     }
 
-    /// Opens a channel with the headers of a request and ends it again, to see if the server has
-    /// one.
+    /// Checks that the server accepts a channel: opens one with the headers of a request, and ends
+    /// it.
     ///
     /// # Errors
-    /// If none was opened within `limit`.
+    /// If no channel was opened within `limit`.
     pub async fn try_open(&self, head: &Lines, limit: Duration) -> Result<(), OpenError> {
         let opening = self.open.open(Some(head), &self.runtime);
         match self.runtime.spawn(async move { tokio::time::timeout(limit, opening).await }).await {
@@ -127,7 +149,7 @@ impl Channels {
         }
     }
 
-    /// Answers a request. Never fails: each error is a response.
+    /// Returns the response to a request. Never fails: each error is a response.
     pub async fn send(self: &Arc<Self>, request: Request<'_>) -> Response {
         match *request.method {
             Method::POST => self.post(request).await,
@@ -153,8 +175,7 @@ impl Channels {
         }
     }
 
-    /// Ends all servers, and resolves when nothing of them is left: after seven seconds at the
-    /// latest.
+    /// Ends all servers. Resolves when no process of theirs is left, after seven seconds at most.
     pub async fn end_all(&self) {
         let servers: Vec<Arc<Server>> = {
             let mut state = sync::lock(&self.state);
@@ -177,7 +198,7 @@ impl Channels {
         }
     }
 
-    /// Returns the session of a name, if it has a channel that works.
+    /// Returns the session with this name, if its channel works.
     fn session(&self, name: Option<&[u8]>) -> Option<Session> {
         let name = std::str::from_utf8(name?).ok()?;
         let session = sync::lock(&self.state).sessions.get(name).cloned()?;
@@ -197,7 +218,7 @@ impl Channels {
         };
         let messages = messages.messages();
         let ids: Vec<RequestId> = messages.iter().filter_map(request_id).cloned().collect();
-        // Those of calls that are given up are remembered.
+        // The IDs of abandoned calls are remembered, so they have a limit.
         if ids.iter().any(|id| id.text().len() > ID_MAX) {
             return refusal(ErrorCode::BadRequest, &[]);
         }
@@ -222,14 +243,14 @@ impl Channels {
             Ok(mut pending) => match pending.begun().await {
                 Begun::Written => event_stream(pending.events),
                 Begun::Refused(response) => *response,
-                // Nothing of the request has reached the server.
+                // The server has received no byte of the request.
                 Begun::Ended => refusal(ErrorCode::SessionUnknown, &ids),
             },
             Err(refused) => refusal(refused.code(), &ids),
         }
     }
 
-    /// Returns the headers of a request for a server that takes them.
+    /// Returns the headers of a request, if the server takes them.
     fn head(&self, request: &Request<'_>) -> Option<Lines> {
         self.open.takes_headers().then(|| request.headers.clone())
     }
@@ -245,7 +266,7 @@ impl Channels {
         self.room.notify_waiters();
     }
 
-    /// Ends the sessions that are idle for too long.
+    /// Ends idle sessions, in a loop.
     async fn sweep(channels: std::sync::Weak<Self>) {
         loop {
             clock::sleep(SWEEP_INTERVAL).await;

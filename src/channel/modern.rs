@@ -1,10 +1,11 @@
 //! Requests of revisions without sessions, on channels that they share.
 //!
-//! Such a request keeps nothing at the server, so it needs no server of its own: all of one caller
-//! share a channel. A caller is a principal; callers without credentials share one by their
-//! address, as bounds count them, since a server may keep a state all the same. Owned here: these
-//! channels, and the checks that only a server on HTTP can make. Absent: the era of the server
-//! (`era.rs`), the names of requests on a channel (`protocol/channel/`).
+//! Such a request leaves no state at the server, so it needs no server of its own. All requests of
+//! one caller share a channel. A caller is a principal, or all callers without credentials behind
+//! one address, as for the bounds. Two callers share no channel, since a server may keep a state
+//! all the same. Owned here: these channels, and the checks that only a server on HTTP can make.
+//! Absent: the era of the server (`era.rs`), the names of requests on a channel
+//! (`protocol/channel/`).
 
 use std::sync::{Arc, Mutex};
 
@@ -33,11 +34,11 @@ use crate::protocol::headers::{Era, ProtocolVersion, names};
 use crate::protocol::jsonrpc::{self, Message, RequestId, code, error_code, response};
 use crate::{clock, sync};
 
-/// Limit of the channels that are tried for one request: each has ended before it took a byte of
-/// it.
+/// Most channels tried for one request. The next one is tried only if the last one ended before it
+/// took a byte.
 pub(super) const ATTEMPTS: usize = 3;
 
-/// Returns true if a request that names no session is one of a revision without sessions, by its
+/// Returns true if a request without a session belongs to a revision without sessions, by its
 /// header or its `_meta`.
 pub(super) fn is_modern(request: &Request<'_>) -> bool {
     let is_modern = |text: &str| ProtocolVersion::parse(text).is_none_or(|version| version.era() == Era::Modern);
@@ -47,12 +48,12 @@ pub(super) fn is_modern(request: &Request<'_>) -> bool {
 }
 
 impl Channels {
-    /// Answers a POST of a revision without sessions.
+    /// Returns the response to a POST of a revision without sessions.
     pub(super) async fn modern(self: &Arc<Self>, messages: &[Message], request: Request<'_>) -> Response {
         let ids: Vec<RequestId> = messages.iter().filter_map(request_id).cloned().collect();
         if ids.is_empty() {
-            // None that a client sends over HTTP means anything: a cancel is the end of the
-            // response.
+            // Such messages have no meaning over HTTP, where the end of the response cancels a
+            // request.
             return empty(StatusCode::ACCEPTED);
         }
         let is_array = request.body.trim_ascii_start().first() == Some(&b'[');
@@ -78,8 +79,8 @@ impl Channels {
         }
     }
 
-    /// Hands a request to the channel of its caller. A channel that has ended before it took a byte
-    /// is replaced.
+    /// Hands a request to the channel of its caller. A channel that ended before it took a byte is
+    /// replaced.
     async fn call_on_shared(
         self: &Arc<Self>,
         caller: Option<&Arc<Caller>>,
@@ -108,7 +109,7 @@ impl Channels {
         refusal(ErrorCode::ServerEnded, &ids)
     }
 
-    /// Returns the channel of these callers; opens it if there is none.
+    /// Returns the channel of a caller, and opens it if necessary.
     pub(super) async fn shared(self: &Arc<Self>, caller: Option<&Arc<Caller>>) -> Result<Arc<Server>, StartFailure> {
         let caller = caller.cloned();
         let mut opening = {
@@ -120,11 +121,10 @@ impl Channels {
                 Some(opening) if !has_ended(opening) => opening.clone(),
                 Some(_) | None => {
                     let (opened, opening) = watch::channel(None);
-                    // One that ended while it was opened is still there.
+                    // A channel that ended while it was opened may still be in the table.
                     state.without_sessions.retain(|_, opening| !has_ended(opening));
                     state.without_sessions.insert(caller.clone(), opening.clone());
-                    // On the runtime of all starts: a request that is given up does not end the
-                    // start.
+                    // On the runtime of all starts: an abandoned request does not end the start.
                     self.runtime.spawn(self.clone().open_shared(caller, Handle::current(), opened));
                     opening
                 }
@@ -163,13 +163,13 @@ impl Channels {
     ) -> (StartOutcome, Result<Arc<Server>, StartFailure>) {
         let failed = |code, detail| Err(StartFailure::of(code, detail));
         let deadline = clock::now() + self.settings.start;
-        // Wanted until it is open: the receiver stays here.
+        // The receiver stays here, so that the start is wanted until its end.
         let (start_request, _response) = StartRequest::without_request();
         let pending = PendingStart::new(caller.cloned(), None, None, start_request);
         let permit = match until(deadline, self.admit(pending, StartKind::First)).await {
             Ok(Ok(StartRoute::New(permit))) => permit,
             Ok(Err(refused)) => return (StartOutcome::NoRoom, Err(refused)),
-            // Without parameters it takes over no start.
+            // A start without parameters takes over no other.
             Ok(Ok(StartRoute::Existing(_))) | Err(_) => {
                 return (StartOutcome::NoRoom, failed(ErrorCode::NoServer, String::new()));
             }
@@ -212,7 +212,7 @@ fn has_ended(opening: &SharedStart) -> bool {
     matches!(&*opening.borrow(), Some(Ok(server)) if server.connection.ending().is_some())
 }
 
-/// Returns a call of the function on the first of its uses.
+/// Returns a function that calls `on_begin` the first time.
 fn once(on_begin: &Arc<Mutex<Option<OnBegin>>>) -> OnBegin {
     let on_begin = on_begin.clone();
     Box::new(move || {
@@ -222,8 +222,8 @@ fn once(on_begin: &Arc<Mutex<Option<OnBegin>>>) -> OnBegin {
     })
 }
 
-/// Returns the response to a request whose first byte was written: for `server/discover` JSON with
-/// the status of a server on HTTP, else events.
+/// Returns the response to a request whose first byte was written. For `server/discover` it is JSON
+/// with the status of a server on HTTP, else an event stream.
 async fn respond(messages: &[Message], pending: PendingCall, ids: &[RequestId]) -> Response {
     let is_discover = matches!(messages, [Message::Request { method, .. }] if method == "server/discover");
     if !is_discover {
@@ -246,19 +246,18 @@ fn status_of(response: &[u8]) -> StatusCode {
             | code::UNSUPPORTED_VERSION,
         ) => StatusCode::BAD_REQUEST,
         Some(code::METHOD_NOT_FOUND) => StatusCode::NOT_FOUND,
-        // The proxy's own, of a server that has ended.
+        // Error of the proxy for a server that has ended.
         Some(code::UPSTREAM_FAILED) => StatusCode::BAD_GATEWAY,
         Some(_) | None => StatusCode::OK,
     }
 }
 
-/// Returns an error that a server on HTTP would give.
+/// Returns an error like a server on HTTP.
 fn error(id: &RequestId, code: i64, message: &str, data: Value) -> Response {
     json(StatusCode::BAD_REQUEST, response::error_with_data(Some(id), code, message, data))
 }
 
-/// Returns the users of a channel that requests without sessions share: those of a caller, or the
-/// proxy's own.
+/// Returns the users of a channel for requests without sessions: a caller, or the proxy itself.
 fn users_of(caller: Option<&Arc<Caller>>) -> Users {
     if caller.is_some_and(|caller| caller.is_anonymous()) { Users::Anonymous } else { Users::Principal }
 }

@@ -1,9 +1,9 @@
-//! Memory of large messages that count for no caller: those of no call, and of calls without a
+//! Memory of large messages that count for no caller: messages of no call, or of calls without a
 //! stream.
 //!
-//! A message that is not complete is in the reader of its channel, where it may grow to the largest
-//! size of a message. Owned here: the bound of all such messages together. Absent: messages of a
-//! call that has a stream, which count in the quota of its caller.
+//! An incomplete message is in the reader of its channel, where it may grow to the largest size of
+//! a message. Owned here: the limit of all such messages together. Absent: messages of a call with
+//! a stream, which count in the quota of its caller.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ pub(super) struct PartialMemory {
     used: AtomicUsize,
 }
 
-/// Part of the memory that one message has. Dropping it frees the part.
+/// The memory of one message. Dropping it frees that memory.
 #[derive(Debug)]
 pub(super) struct PartialShare {
     memory: Arc<PartialMemory>,
@@ -28,15 +28,14 @@ impl PartialMemory {
         Arc::new(Self { limit, used: AtomicUsize::new(0) })
     }
 
-    /// Returns the share of a message, which has nothing yet.
+    /// Returns an empty share for a message.
     pub(super) fn share(self: &Arc<Self>) -> PartialShare {
         PartialShare { memory: self.clone(), counted: 0 }
     }
 }
 
 impl PartialShare {
-    /// Notes that the message has this many bytes. Returns false if there is no memory for more of
-    /// them.
+    /// Sets the size of the message in bytes. Returns false if a larger size exceeds the limit.
     pub(super) fn resize(&mut self, counted: usize) -> bool {
         let before = std::mem::replace(&mut self.counted, counted);
         if counted <= before {

@@ -1,10 +1,10 @@
-//! Servers that are being started, each for the `initialize` that wants it now, or for several
-//! whose sessions will share it.
+//! Pending starts: each is a server that starts for one `initialize`, or for several that share it.
 //!
-//! A client may give up before its server has answered: `npx` installs a package for longer than
-//! clients wait. The server is kept, and the next `initialize` of the same caller with equal
-//! parameters takes it over. Owned here: the decision whether a start is still wanted, and by which
-//! request. Absent: the wait for room (`admission`), the server itself (`start`).
+//! A client may leave before its server has responded: `npx` may install a package for longer than
+//! clients wait. The server is kept. The next `initialize` of the same caller with equal parameters
+//! takes it over. Owned here: the decision whether a start is still wanted, and by which request.
+//! Absent: the wait for room (`admission`), the server itself (`start`). The module docs of
+//! [`channel`](super) list all types of a start.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,19 +20,19 @@ use crate::event_log::Stream;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::jsonrpc::{self, InitializeParams, Message, RequestId};
 
-/// An answered `initialize`.
+/// The server's response to an `initialize`.
 pub(super) struct StartResponse {
     pub(super) body: Bytes,
-    /// Name of the session, or `None` if the server has refused it.
+    /// Name of the session, or `None` if the server has refused the session.
     pub(super) name: Option<String>,
 }
 
-/// An `initialize` that the server has not answered.
+/// The failure of a start, for one of its requests.
 #[derive(Debug)]
 pub(super) struct StartFailure {
     pub(super) code: ErrorCode,
     pub(super) detail: String,
-    /// Response of the server, in place of one of the proxy's.
+    /// HTTP response of the server, which replaces an error of the proxy.
     pub(super) response: Option<Box<Response>>,
 }
 
@@ -41,30 +41,30 @@ impl StartFailure {
         Self { code, detail, response: None }
     }
 
-    /// Returns the failure for one of several requests.
+    /// Returns a copy of the failure for another request.
     pub(super) fn without_response(&self) -> Self {
         Self::of(self.code, self.detail.clone())
     }
 
-    /// Creates the failure of a session that the server has refused with a response of HTTP.
+    /// Creates the failure of a session that the server has refused with an HTTP response.
     pub(super) fn by(response: Box<Response>) -> Self {
         let detail = format!("status {}", response.status().as_u16());
         Self { code: ErrorCode::UpstreamStatus, detail, response: Some(response) }
     }
 }
 
-/// The request that waits for a start.
+/// A pending `initialize` that waits for a start.
 pub(super) struct StartRequest {
     id: RequestId,
-    /// Stream of the request, or `None` for one of the proxy's own.
+    /// Stream of the request, or `None` for a synthetic request.
     stream: Option<Arc<Stream>>,
-    /// `None` once the answer is there.
+    /// `None` once the response was sent.
     sender: Option<oneshot::Sender<Result<StartResponse, StartFailure>>>,
 }
 
 impl StartRequest {
-    /// Creates one that waits until the receiver is dropped, for a channel that several requests
-    /// share.
+    /// Creates a pending request that lasts until the receiver is dropped. It stands for several
+    /// requests that share a channel.
     pub(super) fn without_request() -> (Self, oneshot::Receiver<Result<StartResponse, StartFailure>>) {
         Self::new(RequestId::Number("0".into()), None)
     }
@@ -77,7 +77,7 @@ impl StartRequest {
         (Self { id, stream, sender: Some(sender) }, receiver)
     }
 
-    /// Returns false once the client has given up: its request is over, or no connection reads its
+    /// Returns false once the client has left: its request has ended, or no connection reads the
     /// response.
     pub(super) fn has_client(&self) -> bool {
         let is_read = |stream: &Arc<Stream>| stream.with_machine(|machine| machine.reader().is_attached());
@@ -87,19 +87,19 @@ impl StartRequest {
         }
     }
 
-    /// Returns true while the request takes an answer.
+    /// Returns true while the request waits for its response.
     pub(super) fn is_open(&self) -> bool {
         self.sender.as_ref().is_some_and(|sender| !sender.is_closed())
     }
 
-    /// Gives the request the server's answer, with this name of the session. Returns false if the
-    /// request is over.
+    /// Sends the server's response, with this name of the session. Returns false if the request has
+    /// ended.
     pub(super) fn respond(&mut self, body: &Bytes, name: Option<String>) -> bool {
         let response = StartResponse { body: self.with_own_id(body), name };
         self.sender.take().is_some_and(|sender| sender.send(Ok(response)).is_ok())
     }
 
-    /// Returns the server's answer under the ID of the request.
+    /// Returns the server's response with the ID of this request.
     pub(super) fn with_own_id(&self, body: &Bytes) -> Bytes {
         let renamed = |message: &Message, _: &RequestId| match message {
             Message::Response { .. } => Some(self.id.clone()),
@@ -109,44 +109,44 @@ impl StartRequest {
     }
 }
 
-/// A session that is being opened, or was opened for a client that has given up.
+/// A session that is being opened, or that is open and not yet claimed by a client.
 pub(super) struct PendingStart {
     pub(super) caller: Option<Arc<Caller>>,
-    /// Parameters of its `initialize`, or `None` for one that is not kept.
+    /// Parameters of its `initialize`, or `None` for a start that is not kept.
     params: Option<InitializeParams>,
-    /// Sessions that will share the server, or `None` for one with a server of its own.
+    /// Sessions that will share the server, or `None` for a session with its own server.
     sharers: Option<Sharers>,
-    /// The requests that want it: the last one, unless the server will be shared.
+    /// Pending requests. More than one only if the server will be shared.
     requests: Vec<StartRequest>,
-    /// Time of the last `initialize` that wanted it.
+    /// Time of the last `initialize` that wanted the start.
     pub(super) wanted_at: Instant,
     /// The server, once the process runs.
     pub(super) server: Option<Arc<Server>>,
     unclaimed: Option<UnclaimedResponse>,
 }
 
-/// The answer of a server whose client has given up.
+/// A server's response whose client has left.
 struct UnclaimedResponse {
     body: Bytes,
-    /// Name that was given to the session, if its request was still there.
+    /// Name of the session, if its request was still pending.
     name: Option<String>,
-    /// Time since which the session is idle. Another one means that its client uses it.
+    /// Time since which the session is idle. A later change means that the client uses it.
     idle_since: Option<Instant>,
 }
 
-/// A start or a server that was there for an `initialize`.
+/// An earlier start or server that serves another `initialize`.
 pub(super) enum ExistingStart {
-    /// The start with this number goes on for it.
+    /// The start with this number, now for the other request.
     Pending(u64),
-    /// The server had answered.
+    /// The server had responded already.
     Complete(StartResponse),
 }
 
-/// Outcome of the search for a start that another `initialize` can take over.
+/// Result of [`PendingStart::reassign_to`].
 pub(super) enum Reassigned {
-    /// The start goes on for this request.
+    /// The start is still pending, now for the other request.
     Pending,
-    /// The server had answered: its session, under this name before, and its answer.
+    /// The server had responded already.
     Complete { server: Arc<Server>, body: Bytes, old_name: Option<String> },
 }
 
@@ -173,12 +173,11 @@ impl PendingStart {
         self.sharers.as_ref()
     }
 
-    /// Returns the request that wants it for longest.
+    /// Returns the oldest pending request.
     pub(super) fn first_request(&self) -> Option<&StartRequest> {
         self.requests.first()
     }
 
-    /// Returns the requests that want it.
     pub(super) fn into_requests(self) -> Vec<StartRequest> {
         self.requests
     }
@@ -188,18 +187,18 @@ impl PendingStart {
         self.requests.iter().any(StartRequest::has_client)
     }
 
-    /// Returns the time of the last `initialize` that wanted the session, or `None` while one does.
+    /// Returns the time of the last `initialize` for the session, or `None` while a client waits.
     pub(super) fn unwanted_since(&self) -> Option<Instant> {
         if self.is_wanted() { None } else { Some(self.wanted_at) }
     }
 
-    /// Returns true if nothing has passed in the session since its answer.
+    /// Returns true if the session is unused since the server's response.
     pub(super) fn is_untouched(&self) -> bool {
         let (Some(unclaimed), Some(server)) = (&self.unclaimed, &self.server) else { return false };
         unclaimed.idle_since.is_some() && server.idle_since(clock::now()) == unclaimed.idle_since
     }
 
-    /// Returns true if the start can go on for `other`, another `initialize`.
+    /// Returns true if the start can serve the request of `other`.
     pub(super) fn can_serve(&self, other: &Self) -> bool {
         let is_alike = self.caller.is_some() && self.caller == other.caller;
         let is_alike = is_alike && self.params.is_some() && self.params == other.params;
@@ -208,8 +207,8 @@ impl PendingStart {
         is_alike && !has_ended && (self.sharers.is_some() || is_free())
     }
 
-    /// Lets the start go on for the request of `other`. The one before gets no answer, unless they
-    /// will share the server.
+    /// Makes the start serve the request of `other`. The earlier request gets no response, unless
+    /// both share the server.
     pub(super) fn reassign_to(&mut self, other: Self) -> Reassigned {
         self.wanted_at = other.wanted_at;
         if self.sharers.is_some() {
@@ -226,7 +225,7 @@ impl PendingStart {
         }
     }
 
-    /// Gives the requests that want the session their failure.
+    /// Sends the failure to all pending requests.
     pub(super) fn fail(&mut self, failure: StartFailure) {
         let mut failure = Some(failure);
         for sender in self.requests.iter_mut().filter_map(|request| request.sender.take()) {
@@ -236,15 +235,15 @@ impl PendingStart {
         }
     }
 
-    /// Gives the requests that want the session the server's refusal.
+    /// Sends the server's refusal to all pending requests.
     pub(super) fn refuse(&mut self, body: &Bytes) {
         for request in &mut self.requests {
             request.respond(body, None);
         }
     }
 
-    /// Gives the request that wants the session its answer, with this name of the session. Returns
-    /// whether the request was there, and whether its client was.
+    /// Sends the server's response to the pending request, with this name of the session. Returns
+    /// true if the request was still pending, and true if its client still waited.
     pub(super) fn respond(&mut self, body: Bytes, name: String) -> (bool, bool) {
         let is_wanted = self.is_wanted();
         let is_sent = self.requests.first_mut().is_some_and(|request| request.respond(&body, Some(name.clone())));

@@ -10,13 +10,13 @@ use super::link::{Input, LinkFuture, Memory, Output, WriteError};
 use crate::protocol::channel::line::{Line, LineReader, to_line};
 use crate::protocol::headers::Lines;
 
-/// Time in which the server has to take some bytes of a message. After it the channel is lost.
+/// Longest wait until the server takes some bytes of a message. Then the channel is lost.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Room in the reader's buffer before a read.
 const READ_SIZE: usize = 16 * 1024;
 
-/// Reads lines. The end of the byte stream, or an error, is the end of the messages; a line without
-/// its end is dropped.
+/// Reads lines. The messages end with the byte stream, or with an error. A line without its end is
+/// dropped.
 #[derive(Debug)]
 pub struct PipeReader<R> {
     input: R,
@@ -53,8 +53,7 @@ impl<R: AsyncRead + Send + Unpin> Input for PipeReader<R> {
                 }
                 self.lines.buffer().reserve(READ_SIZE);
                 match self.input.read_buf(self.lines.buffer()).await {
-                    // A server that writes without end would keep all other tasks of the thread
-                    // from their turns.
+                    // A server that writes without end would block all other tasks of the thread.
                     Ok(READ_SIZE..) => tokio::task::yield_now().await,
                     Ok(1..) => {}
                     Ok(0) | Err(_) => return None,
@@ -85,7 +84,7 @@ impl<W: AsyncWrite + Unpin> PipeWriter<W> {
     async fn write_line(&mut self, message: Bytes, on_begin: &mut (dyn FnMut() + Send)) -> std::io::Result<()> {
         let mut rest = to_line(message).chain(Bytes::from_static(b"\n"));
         while rest.has_remaining() {
-            // Each write has the whole time: a slow server is not a dead one.
+            // Each write has the whole time: a slow server is not dead.
             let written = tokio::time::timeout(WRITE_TIMEOUT, self.0.write_buf(&mut rest)).await??;
             if written == 0 {
                 return Err(std::io::ErrorKind::WriteZero.into());

@@ -4,36 +4,36 @@ use std::time::{Duration, Instant};
 
 use crate::event_log::QuotaKey;
 
-/// Time in which as many starts become free as `upstream.starts_per_minute` allows.
+/// Period of `upstream.starts_per_minute`.
 const MINUTE: Duration = Duration::from_secs(60);
-/// Waits after starts that failed: the first one, and the limit to which it doubles.
+/// First and longest back-off after failed starts. The back-off doubles in between.
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 const LAST_BACKOFF: Duration = Duration::from_secs(30);
 
-/// Bounds as configured.
+/// Configured bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// Most servers at once; at least 1.
     pub servers: usize,
     /// Most servers of one caller at once; at least 1.
     pub servers_per_caller: usize,
-    /// Starts a minute, and starts at once after a minute without; at least 1.
+    /// Starts per minute, and the burst after a minute without a start; at least 1.
     pub starts_per_minute: usize,
-    /// False if callers that count by their address have no bound of their own: on a listener for
-    /// this machine alone they are one person's.
+    /// Apply `servers_per_caller` to callers known only by their address. False on a listener for
+    /// this machine alone, where all such callers are one person.
     pub bounds_addresses: bool,
-    /// False if no server is ended to make room: its session could not be opened again.
+    /// Allow ending an unused server to make room. False if its session could not be opened again.
     pub may_replace: bool,
 }
 
-/// A server, as far as bounds are concerned.
+/// A server, as the bounds see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Occupant {
-    /// Number of its session, or `None` while it has no process.
+    /// Number of the server, or `None` while it has no process.
     pub(super) number: Option<u64>,
     pub(super) caller: Option<QuotaKey>,
-    /// Time of the last message for it, or of the last `initialize` that wanted it. `None` while it
-    /// has a call, or is started for a client that waits.
+    /// Time of the last message for the server, or of the last `initialize` that wanted it. `None`
+    /// while it has a call, or while it starts for a waiting client.
     pub(super) unused_since: Option<Instant>,
 }
 
@@ -42,32 +42,32 @@ pub(super) struct Occupant {
 pub(super) enum Admission {
     /// The start may begin.
     Start,
-    /// The start may begin once this server was ended.
+    /// The start may begin in place of this server, which the caller must end.
     InPlaceOf(u64),
-    /// There is no room before then.
+    /// No room before this time.
     WaitUntil(Instant),
-    /// There is no room until a server of the caller ends or becomes idle.
+    /// No room until a server of the caller ends or becomes idle.
     WaitForOwn,
-    /// There is no room until any server ends or becomes idle.
+    /// No room until any server ends or becomes idle.
     WaitForEnd,
 }
 
-/// Time without use after which a server may be ended to make room: a client that has just opened
-/// its session is about to use it.
+/// Shortest time without use before a server may be ended to make room. A client that has just
+/// opened its session will use it soon.
 const SETTLED: Duration = Duration::from_secs(2);
 
-/// The rate of starts, and the wait after failed ones.
+/// The rate of starts, and the back-off after failed starts.
 #[derive(Debug, Default)]
 pub(super) struct StartRate {
-    /// Time at which all starts would be free again.
+    /// Instant when the whole burst is available again.
     free_at: Option<Instant>,
     backoff: Option<Duration>,
     not_before: Option<Instant>,
 }
 
 impl StartRate {
-    /// Decides on a start for `caller` beside the servers that run. A start that is admitted counts
-    /// from now on.
+    /// Decides on a start for `caller` beside the running servers. An admitted start counts at
+    /// once.
     pub(super) fn admit(
         &mut self,
         bounds: &Bounds,
@@ -91,7 +91,7 @@ impl StartRate {
         }
         let interval = MINUTE / u32::try_from(bounds.starts_per_minute).unwrap_or(u32::MAX);
         let free_at = self.free_at.map_or(now, |free_at| free_at.max(now)) + interval;
-        // As many as a minute allows may begin at once.
+        // The burst is the number of starts per minute.
         if let Some(until) = free_at.checked_sub(MINUTE).filter(|&until| until > now) {
             return Admission::WaitUntil(until);
         }
@@ -99,13 +99,13 @@ impl StartRate {
         victim.map_or(Admission::Start, Admission::InPlaceOf)
     }
 
-    /// Notes the outcome of a start: after a failed one the next has to wait.
+    /// Records the outcome of a start. A failed start delays the next one.
     pub(super) fn record_outcome(&mut self, has_failed: bool, now: Instant) {
         if !has_failed {
             (self.backoff, self.not_before) = (None, None);
             return;
         }
-        // Starts that were in progress together fail together.
+        // Concurrent starts fail together, and count as one failure.
         if self.not_before.is_some_and(|until| until > now) {
             return;
         }
@@ -113,14 +113,14 @@ impl StartRate {
         (self.backoff, self.not_before) = (Some(backoff), Some(now + backoff));
     }
 
-    /// Returns true if the last start failed, for a minute: a balancer that sends nothing meanwhile
-    /// must try again one day.
+    /// Returns true if the last start failed, for a minute. A balancer sends nothing meanwhile, and
+    /// must try again after that.
     pub(super) fn is_failing(&self, now: Instant) -> bool {
         self.not_before.is_some_and(|until| now.saturating_duration_since(until) < MINUTE)
     }
 }
 
-/// Returns true if a start for `caller` has no room until a server of that caller ends or becomes
+/// Returns true if a start for `caller` must wait until a server of that caller ends or becomes
 /// idle.
 pub(super) fn must_wait_for_own(
     bounds: &Bounds,
@@ -147,7 +147,7 @@ fn is_address(caller: &QuotaKey) -> bool {
     }
 }
 
-/// Returns the number of the server that is unused longest, if any may be ended.
+/// Returns the server that is unused for longest, if any server may be ended.
 fn longest_unused<'a>(servers: impl Iterator<Item = &'a Occupant>, bounds: &Bounds, now: Instant) -> Option<u64> {
     let unused = servers.filter_map(|server| Some((server.unused_since?, server.number?)));
     let settled = unused.filter(|(since, _)| now.saturating_duration_since(*since) >= SETTLED);

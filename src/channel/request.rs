@@ -18,19 +18,19 @@ pub type OnBegin = Box<dyn FnOnce() + Send>;
 pub struct Request<'a> {
     /// The method.
     pub method: &'a Method,
-    /// The headers, except those that describe the body.
+    /// The headers, without headers that describe the body.
     pub headers: &'a Lines,
     /// The server's name of the session, or `None` if the request names none.
     pub session: Option<&'a [u8]>,
     /// The body.
     pub body: &'a Bytes,
-    /// Stream of the request, or `None` for one without.
+    /// Stream of the request, or `None` for a request without one.
     pub stream: Option<&'a Arc<Stream>>,
-    /// Caller for whom a server is started, or `None` for the proxy itself.
+    /// Caller that a server is started for, or `None` for the proxy itself.
     pub caller: Option<&'a Arc<Caller>>,
-    /// Occasion of the start that an `initialize` needs.
+    /// Reason for the start that an `initialize` needs.
     pub start_kind: StartKind,
-    /// Told of the beginning of a request.
+    /// Called when the request begins.
     pub on_begin: OnBegin,
 }
 

@@ -1,4 +1,4 @@
-//! Responses that a channel makes itself, as a server on Streamable HTTP would.
+//! Responses that a channel makes itself, like a server on Streamable HTTP.
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
@@ -23,20 +23,20 @@ pub(super) fn json(code: StatusCode, body: impl Into<Bytes>) -> Response {
     response
 }
 
-/// Returns a response that has these events.
+/// Returns a response with these events.
 pub(super) fn event_stream(events: Events) -> Response {
     let mut response = http::Response::new(Body::Events(events));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     response
 }
 
-/// Returns the refusal of a request of which nothing has reached a server.
+/// Returns the refusal of requests that no server has received.
 pub(super) fn refusal(code: ErrorCode, ids: &[RequestId]) -> Response {
     refusal_about(code, "", ids)
 }
 
-/// Returns the refusal of requests of which nothing has reached a server, with `detail` after the
-/// error's constant text.
+/// Returns the refusal of requests that no server has received, with `detail` after the error's
+/// constant text.
 pub fn refusal_about(code: ErrorCode, detail: &str, ids: &[RequestId]) -> Response {
     let failure = Failure::before_run(code);
     let body = match (detail, ids) {
@@ -51,7 +51,7 @@ pub fn refusal_about(code: ErrorCode, detail: &str, ids: &[RequestId]) -> Respon
     response
 }
 
-/// Returns the response to requests in a session for which no server could be started.
+/// Returns the refusal of requests in a session whose server could not be started.
 pub fn no_server(ids: &[RequestId]) -> Response {
     refusal(ErrorCode::NoServer, ids)
 }

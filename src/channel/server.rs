@@ -17,32 +17,32 @@ use super::metrics::EndReason;
 use crate::clock;
 use crate::protocol::jsonrpc::{RequestId, response};
 
-/// Time in which the output of a program that has ended is read to its end, and in which a program
-/// ends whose output has ended.
+/// Time to read the remaining output of a program that has ended. Also the time for a program to
+/// end after its output.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Number of a server, in the order of their beginnings.
+/// Number of the next server.
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
 /// A server. It lives as long as its channel.
 pub(super) struct Server {
     pub(super) number: u64,
     pub(super) connection: Arc<Connection>,
-    /// Caller for whom the server was started, or `None` for the proxy itself.
+    /// Caller that the server was started for, or `None` for the proxy itself.
     pub(super) caller: Option<Arc<Caller>>,
     program: Box<dyn Program>,
     limits: Limits,
     reason: OnceLock<EndReason>,
-    /// End of the program, or `None` in it where the channel has ended and the program had not by
-    /// then.
+    /// End of the program. `None` inside if the program still ran some time after the end of the
+    /// channel.
     program_end: SetOnce<Option<ProgramEnd>>,
     pub(super) began: Instant,
 }
 
 impl Server {
     /// Begins with an open channel, and watches it on the caller's runtime. `on_end` is called once
-    /// when the channel has ended, before any response on it ends; `on_gone` when nothing of the
-    /// program is left.
+    /// when the channel has ended, before any response on it ends. `on_gone` is called when no
+    /// process of the program is left.
     pub(super) fn begin(
         users: Users,
         link: Link,
@@ -62,26 +62,26 @@ impl Server {
         server
     }
 
-    /// Ends the server: its input is closed, and its program ended if it does not end by itself.
+    /// Ends the server: closes its input, and ends its program if that does not end by itself.
     pub(super) fn end(&self, reason: EndReason) {
         let _ = self.reason.set(reason);
         self.connection.end(End::Closed);
     }
 
-    /// Waits for the end of the program of a channel that has ended, for as long as it is given to
-    /// end. Returns `None` if it has not ended by then.
+    /// Waits for the end of the program after the end of its channel. Returns `None` if the program
+    /// has not ended in the time allowed.
     pub(super) async fn program_end(&self) -> Option<&ProgramEnd> {
         self.program_end.wait().await.as_ref()
     }
 
-    /// Returns the time since which nothing has passed for a call, or `None` while a call runs or a
-    /// client listens. A GET counts for an hour.
+    /// Returns the time since which the server is idle, or `None` while a call runs or a client
+    /// listens. A GET counts for an hour.
     pub(super) fn idle_since(&self, now: Instant) -> Option<Instant> {
         self.unused_since().filter(|_| !self.connection.is_listened_to(now))
     }
 
-    /// Returns the time of the last use, or `None` while a call runs. A GET is no use: its client
-    /// may have left long ago.
+    /// Returns the time of the last use, or `None` while a call runs. A GET does not count, because
+    /// its client may have left long ago.
     pub(super) fn unused_since(&self) -> Option<Instant> {
         let activity = self.connection.activity();
         if activity.is_busy { None } else { Some(activity.last_use.unwrap_or(self.began)) }
@@ -98,7 +98,7 @@ impl Server {
         tokio::select! {
             _ = self.connection.ended() => {}
             end = &mut ended => {
-                // Its last messages may still be in the pipe.
+                // The pipe may still hold its last messages.
                 let _ = tokio::time::timeout(LAST_WORDS, self.connection.ended()).await;
                 program_end = Some(end);
             }
@@ -108,8 +108,8 @@ impl Server {
         self.program.end();
         let is_closed = self.connection.ending() == Some(End::Closed);
         if program_end.is_none() {
-            // A server whose input was closed may complete its calls, for as long as it is given to
-            // end.
+            // After its input was closed, a server may complete its calls, in the time allowed for
+            // its end.
             program_end = match is_closed {
                 true => Some(ended.await),
                 false => tokio::time::timeout(LAST_WORDS, ended).await.ok(),
@@ -129,7 +129,7 @@ impl Server {
         on_gone(&self);
     }
 
-    /// Ends the responses that the server still owed with an error each.
+    /// Ends each response that the server still owed with an error.
     fn fail_calls(&self) {
         for (queue, ids) in self.connection.take_pending() {
             if !ids.is_empty() {

@@ -1,4 +1,4 @@
-//! Era of a server as it was found, and what a response says of it.
+//! The known era of a server, and the era that a response shows.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -8,20 +8,20 @@ use crate::protocol::headers::{Era, ProtocolVersion};
 use crate::protocol::jsonrpc::{self, code, error_code};
 use crate::sync;
 
-/// Pauses after servers that ended when they were asked.
+/// Pauses after a server that ended during discovery.
 const PAUSES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
 
-/// Era of a server, once it was asked.
+/// Era of a server, once it is known.
 #[derive(Debug, Default)]
 pub(super) struct ServerEra {
     pub(super) known: Mutex<Option<Era>>,
-    /// Wait before the next question, after servers that ended without an answer.
+    /// Wait before the next discovery, after servers that ended without a response.
     pub(super) retry: Mutex<Retry>,
-    /// Held by the one that asks.
+    /// Held during a discovery.
     pub(super) discovery: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// Time of the next question to a server that has ended upon the last one.
+/// Time of the next discovery, after the server ended during the last one.
 #[derive(Debug)]
 pub(super) struct Retry {
     pauses: Backoff,
@@ -35,8 +35,8 @@ impl Default for Retry {
 }
 
 impl Retry {
-    /// Notes the end of a server that was asked. Such an end teaches nothing: the server may have
-    /// failed for any reason.
+    /// Delays the next discovery, because the server ended during this one. Such an end shows
+    /// nothing about the era: the server may have failed for any reason.
     pub(super) fn delay(&mut self, now: Instant) {
         self.not_before = Some(now + self.pauses.next_pause());
     }
@@ -51,19 +51,20 @@ impl ServerEra {
         *sync::lock(&self.known)
     }
 
-    /// Creates the era of a server, which is not asked if it is known.
+    /// Creates the era of a server. A known era needs no discovery.
     pub(super) fn of(known: Option<Era>) -> Self {
         Self { known: Mutex::new(known), ..Self::default() }
     }
 
-    /// Sets the era, as if the server had been asked.
+    /// Sets the era, as a discovery does.
     #[cfg(test)]
     pub(super) fn set(&self, era: Era) {
         *sync::lock(&self.known) = Some(era);
     }
 
-    /// Notes that the server has refused `initialize` with this error. One that speaks no revision
-    /// with sessions is asked again: it may have been too slow for an answer, or have failed.
+    /// Handles the server's refusal of `initialize` with this error. If the server speaks no
+    /// revision with sessions, its era becomes unknown: the server may have failed, or responded
+    /// too slowly.
     pub(super) fn handle_refused_handshake(&self, error: &[u8]) {
         if error_code(error) == Some(code::UNSUPPORTED_VERSION) {
             *sync::lock(&self.known) = None;
@@ -72,9 +73,8 @@ impl ServerEra {
     }
 }
 
-/// Returns the era of a server that gave this response to `server/discover`. A server that names
-/// revisions speaks those; any other error, or silence, is that of one that has never heard of the
-/// method.
+/// Returns the era that a response to `server/discover` shows. A server speaks the revisions that
+/// it names. Any other error, or silence, shows a server that does not know the method.
 pub(crate) fn era_of(response: Option<&[u8]>) -> Era {
     let Some(response) = response else { return Era::Legacy };
     let path: &[&str] = match error_code(response) {

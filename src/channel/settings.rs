@@ -9,33 +9,33 @@ use super::pool::Bounds;
 pub struct Settings {
     /// Largest message of a server, in bytes.
     pub message_bytes: usize,
-    /// Most bytes of large messages that count for no caller, of all servers together.
+    /// Most bytes of large messages that count for no caller, for all servers together.
     pub unclaimed_bytes: usize,
-    /// Most bytes that wait to be written to one server.
+    /// Most bytes queued for one server.
     pub outgoing_bytes: usize,
     /// Most messages in an array.
     pub batch: usize,
-    /// Time without a call after which a server is ended, or `None` for never.
+    /// Longest time of a server without a call before it is ended, or `None` for no limit.
     pub idle: Option<Duration>,
-    /// Longest time from a session's `initialize` to its answer.
+    /// Longest time from a session's `initialize` to its response.
     pub start: Duration,
-    /// Time for which a session is kept whose client gave up before it was open.
+    /// Time to keep a session whose client left before it was open.
     pub keep: Duration,
-    /// Bounds of servers, or `None` for servers that run already.
+    /// Bounds of servers, or `None` for servers that the proxy does not start.
     pub bounds: Option<Bounds>,
     /// Callers whose sessions share a server.
     pub sharing: Sharing,
-    /// True if pings of a server are answered that no client is there to answer.
+    /// True if the proxy responds to pings of a server that no client can respond to.
     pub answers_pings: bool,
 }
 
-/// Callers of whom each has one server for all sessions with equal parameters.
+/// Callers that have one server each for all sessions with equal parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
     /// No caller: each session has a server of its own.
     Off,
     /// Callers with credentials.
     Known,
-    /// All callers. Those without credentials at one address are one caller.
+    /// All callers. Callers without credentials behind one address count as one.
     All,
 }

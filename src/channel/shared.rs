@@ -1,8 +1,8 @@
 //! Shared servers: the sessions of one caller with equal parameters use one server.
 //!
-//! The first `initialize` starts the server; later ones are answered with what it said then. Owned
-//! here: who shares a server, and the sessions of each beyond the first. Absent: the start
-//! (`start`, for all that wait for it), the messages of each session (`connection/`).
+//! The first `initialize` starts the server. Later ones get a copy of its response. Owned here: the
+//! sessions that share a server, and the end of each. Absent: the start (`start`, for all requests
+//! that wait for it), the messages of each session (`connection/`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,12 +18,13 @@ use crate::protocol::channel::ids::MemberKey;
 use crate::{clock, sync};
 
 impl Channels {
-    /// Gives `waiter` a session at the server of its sharers, if that runs.
+    /// Opens a session for `request` at the running server of its sharers, if there is one.
     pub(super) fn join(&self, state: &mut State, sharers: &Sharers, request: &StartRequest) -> Option<StartResponse> {
         let SharedServer { server, initialize_response } = state.shared.get(sharers)?;
         let (server, body) = (server.clone(), initialize_response.clone());
         if let Some(unused) = server.connection.surplus_member() {
-            // Without revival no session may end for another. A further server is started then.
+            // Without revival no session may end in favour of another. A second server is started
+            // then.
             if !self.settings.bounds.is_some_and(|bounds| bounds.may_replace) {
                 return None;
             }
@@ -33,7 +34,7 @@ impl Channels {
         Some(StartResponse { body: request.with_own_id(&body), name: Some(name) })
     }
 
-    /// Opens a server that has answered to its sharers: all that wait get a session each.
+    /// Opens a session for each pending request of a start whose server has responded.
     pub(super) fn open_to(&self, number: u64, sharers: Sharers, server: &Arc<Server>, response: &Bytes) {
         let mut state = sync::lock(&self.state);
         let state = &mut *state;
@@ -42,14 +43,14 @@ impl Channels {
             if !request.is_open() {
                 continue;
             }
-            // The one that finds no room sees the end of its wait.
+            // A request without room sees the end of its wait.
             let Some(name) = open(state, server) else { return };
             request.respond(response, Some(name));
         }
         state.shared.insert(sharers, SharedServer { server: server.clone(), initialize_response: response.clone() });
     }
 
-    /// Ends a server to which no session has come within the time for which such servers are kept.
+    /// Ends a server without a session, after the configured time (`keep`).
     pub(super) async fn keep_deserted(&self, server: &Server) {
         if !server.connection.is_deserted() {
             return;
@@ -58,19 +59,19 @@ impl Channels {
             () = clock::sleep(self.settings.keep) => {}
             _ = server.connection.ended() => {}
         }
-        // None comes while the state is held.
+        // No session joins while the state is locked.
         let _state = sync::lock(&self.state);
         if server.connection.is_deserted() && server.connection.ending().is_none() {
             server.end(EndReason::Idle);
         }
     }
 
-    /// Ends a session, and its server with the last one.
+    /// Ends a session. The last session ends its server.
     pub(super) fn end_session(&self, session: &Session, reason: EndReason) {
         end_member(&mut sync::lock(&self.state), &session.server, session.member, reason);
     }
 
-    /// Ends the sessions at a shared server that are idle for this long.
+    /// Ends the sessions of a shared server that are idle for this long.
     pub(super) fn end_idle_members(&self, server: &Server, idle: Duration) {
         let mut state = sync::lock(&self.state);
         for member in server.connection.idle_members(clock::now(), idle) {
@@ -79,8 +80,7 @@ impl Channels {
     }
 }
 
-/// Opens a session at a server, and returns its name. `None` if the server has ended, or has no
-/// room.
+/// Opens a session at a server, and returns its name. `None` if the server has ended or is full.
 fn open(state: &mut State, server: &Arc<Server>) -> Option<String> {
     let member = server.connection.join()?;
     let name = Session::new_name();
@@ -88,10 +88,10 @@ fn open(state: &mut State, server: &Arc<Server>) -> Option<String> {
     Some(name)
 }
 
-/// Ends a session. The state is held, so that none comes to a server that ends with its last one.
+/// Ends a session. The locked state lets no session join a server that ends with its last one.
 fn end_member(state: &mut State, server: &Server, member: MemberKey, reason: EndReason) {
     if server.connection.end_member(member) {
-        // Its names are forgotten with it.
+        // The end of the server removes its names.
         return server.end(reason);
     }
     state.sessions.retain(|_, session| session.server.number != server.number || session.member != member);

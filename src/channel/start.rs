@@ -1,8 +1,8 @@
-//! Start of a session, or of several that will share a server: a new server, and its response to
+//! Start of a server for one session, or for several that share it, with the server's response to
 //! `initialize`.
 //!
-//! A start goes on in a task of its own, also without the request that wants it; see
-//! [`pending`](super::pending_start).
+//! A start runs in a task of its own. It continues without its request; see
+//! [`pending_start`](super::pending_start).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,7 +29,8 @@ use crate::protocol::jsonrpc::{self, InitializeParams, Message, RequestId, code,
 use crate::{clock, sync};
 
 impl Channels {
-    /// Opens a session with a server of its own.
+    /// Opens a session, at a new server or at an existing one. Returns the response to
+    /// `initialize`.
     pub(super) async fn initialize(self: &Arc<Self>, messages: &[Message], request: Request<'_>) -> Response {
         let Some(id) = messages.iter().find_map(request_id) else { return refusal(ErrorCode::BadRequest, &[]) };
         match self.open_session(id, messages, request).await {
@@ -74,7 +75,7 @@ impl Channels {
                 let (head, on_begin) = (self.head(&request), request.on_begin);
                 let worker = Handle::current();
                 let task = StartTask { permit, sharers, messages, head, body, worker, on_begin };
-                // On the runtime of all starts.
+                // The runtime of all starts outlives the request and its worker.
                 self.runtime.spawn(task.run());
                 number
             }
@@ -101,8 +102,11 @@ impl Channels {
         }
     }
 
-    /// Gives `wanted` a session at the server of its sharers, or lets a start whose client has
-    /// given up, or that will be shared, go on for it. Without either `wanted` is returned.
+    /// Serves `wanted` without a new start, if that is possible.
+    ///
+    /// A running server of its sharers gives it a session. Otherwise a start takes it over, if its
+    /// own client has left or if its server will be shared. In all other cases `wanted` is
+    /// returned.
     pub(super) fn take_over(
         &self,
         state: &mut State,
@@ -122,14 +126,14 @@ impl Channels {
         if let Some(name) = old_name {
             state.sessions.remove(&name);
         }
-        // A name of its own: the other request may have told its client the old one.
+        // A new name, because the earlier client may know the old one.
         let name = Session::new_name();
         state.sessions.insert(name.clone(), Session { server, member: Connection::ONLY });
         state.pending_starts.remove(&number);
         Ok(ExistingStart::Complete(StartResponse { body, name: Some(name) }))
     }
 
-    /// Returns the failure of a request that has waited for too long.
+    /// Returns the failure of a request that has reached its time limit.
     fn too_slow(&self, number: u64) -> StartFailure {
         let state = sync::lock(&self.state);
         let server = state.pending_starts.get(&number).and_then(|start| start.server.as_ref());
@@ -143,7 +147,7 @@ impl Channels {
         StartFailure::of(ErrorCode::ServerSlow, detail)
     }
 
-    /// Resolves when nothing has wanted the start for as long as it is kept.
+    /// Resolves when no request has wanted the start for the configured time (`keep`).
     async fn unwanted(&self, number: u64) {
         let keep = self.settings.keep.max(self.settings.start + Duration::from_secs(1));
         loop {
@@ -157,8 +161,8 @@ impl Channels {
         }
     }
 
-    /// Gives the answer of a server to the request that wants it, and the session a name. Returns
-    /// false if the client has given up.
+    /// Completes the request of a start with the server's response, and registers the session.
+    /// Returns false if the client has left.
     fn respond(&self, number: u64, server: &Arc<Server>, body: Bytes) -> bool {
         let mut state = sync::lock(&self.state);
         let state = &mut *state;
@@ -170,17 +174,17 @@ impl Channels {
             state.sessions.insert(name, Session { server, member });
         }
         if has_client {
-            // From now on no other request can take the session over.
+            // No other request can take the session over after this.
             state.pending_starts.remove(&number);
         }
         has_client
     }
 }
 
-/// A session that is being opened.
+/// The task of one start, from its permit to the server's response.
 struct StartTask {
     permit: StartPermit,
-    /// Callers and parameters whose sessions will share the server.
+    /// Sessions that will share the server.
     sharers: Option<Sharers>,
     messages: Vec<Message>,
     head: Option<Lines>,
@@ -190,7 +194,7 @@ struct StartTask {
     on_begin: OnBegin,
 }
 
-/// Answer of a server.
+/// Response of a server to `initialize`.
 enum InitializeResponse {
     Opened(Bytes),
     Refused(Bytes),
@@ -221,7 +225,7 @@ impl StartTask {
             (Ok(InitializeResponse::Opened(body)), Some(server)) => {
                 if let Some(sharers) = sharers {
                     channels.open_to(number, sharers, &server, &body);
-                    // From now on the start is no other than any server.
+                    // The start is complete. The server is treated like any other.
                     drop(permit);
                     return channels.keep_deserted(&server).await;
                 }
@@ -254,8 +258,8 @@ fn end(server: Option<&Arc<Server>>) {
     }
 }
 
-/// Keeps the session of a client that has given up, until another request takes it over, or for as
-/// long as such sessions are kept.
+/// Keeps the session of a client that has left. Another request may take it over until the time
+/// limit of such sessions.
 async fn keep(permit: &StartPermit, server: &Arc<Server>) {
     let StartPermit { channels, number } = permit;
     tokio::select! {
@@ -269,7 +273,7 @@ async fn keep(permit: &StartPermit, server: &Arc<Server>) {
 }
 
 impl Channels {
-    /// Starts a server and waits for its answer to `initialize`.
+    /// Starts a server, and waits for its response to `initialize`.
     async fn open_server(
         self: &Arc<Self>,
         number: u64,
@@ -298,8 +302,7 @@ impl Channels {
         if !self.register_server(number, &server) {
             return Err(StartFailure::of(ErrorCode::Draining, String::new()));
         }
-        // Without a stream: a question of the server is none of the client's before there is a
-        // session.
+        // No stream: server requests before the end of `initialize` do not reach the client.
         let call = server.connection.call(None, messages, body, head.clone(), None, on_begin);
         let response = match call {
             Ok(mut pending) => match pending.begun().await {
@@ -318,7 +321,7 @@ impl Channels {
             }
             None => {
                 let end = match server.connection.ending() {
-                    // The channel can end before the program's exit code is known.
+                    // The channel may end before the exit code of the program is known.
                     Some(End::Lost) => server.program_end().await,
                     Some(End::Closed) | None => None,
                 };
@@ -329,12 +332,12 @@ impl Channels {
         }
     }
 
-    /// Takes a start that has failed, so that none goes on with it.
+    /// Removes a failed start, so that no other request takes it over.
     fn take_start(&self, number: u64) -> Option<PendingStart> {
         sync::lock(&self.state).pending_starts.remove(&number)
     }
 
-    /// Notes the server of a start. Returns false if all servers are being ended.
+    /// Registers the server of a start. Returns false if all servers are being ended.
     pub(super) fn register_server(&self, number: u64, server: &Arc<Server>) -> bool {
         let mut state = sync::lock(&self.state);
         state.servers.insert(server.number, server.clone());
@@ -345,8 +348,10 @@ impl Channels {
     }
 }
 
-/// Waits for the response to `initialize`. Returns it, and true if it is an error. A server may
-/// ping before that; any other question has no session yet, and gets an error.
+/// Waits for the response to `initialize`. Returns it, with true if it is an error.
+///
+/// A server may ping before that. Any other server request gets an error, because no session exists
+/// yet.
 async fn initialize_response(events: &Events, connection: &Connection, head: Option<&Lines>) -> Option<(Bytes, bool)> {
     loop {
         let message = events.first_message().await?;
@@ -363,7 +368,7 @@ async fn initialize_response(events: &Events, connection: &Connection, head: Opt
     }
 }
 
-/// Says that a server writes something else than messages to its stdout, if it does.
+/// Returns a note for the operator if the server has written lines that are no JSON-RPC.
 fn describe_garbage(connection: &Connection) -> Option<String> {
     match connection.garbage() {
         0 => None,

@@ -1,66 +1,65 @@
 //! Order of the starts that wait for a turn.
 //!
 //! Turns rotate over callers: a caller with a hundred starts delays each other caller by one turn.
-//! A caller's own starts keep their order. A start for a session that existed comes before first
-//! starts, since its client is in the middle of its work; at most [`REVIVALS_IN_A_ROW`] such turns
-//! follow each other while a first start waits. A start that may not begin for its caller's own
-//! bound, or that no client wants any more, takes no turn. Absent: the bounds of servers and the
-//! rate of starts (`pool`).
+//! The starts of one caller keep their order. A revival comes before first starts, because its
+//! client is in the middle of its work. At most [`REVIVALS_IN_A_ROW`] such turns follow each other
+//! while a first start waits. A start takes no turn if the limit of its caller blocks it, or if no
+//! client wants it any more. Absent: the bounds of servers and the rate of starts (`pool`).
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::event_log::QuotaKey;
 
-/// Most starts of one caller that wait. All callers behind one address may be one, and the default
-/// rate begins fewer within `upstream.start_secs`.
+/// Most queued starts of one caller. All callers behind one address may count as one. The default
+/// rate begins fewer starts within `upstream.start_secs`.
 pub(super) const MAX_OF_CALLER: usize = 256;
-/// Most starts that wait.
+/// Most queued starts.
 const MAX: usize = 2048;
 /// Most turns of revivals in a row while a first start waits.
 const REVIVALS_IN_A_ROW: usize = 4;
 
-/// Occasion of a start.
+/// Reason for a start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartKind {
     /// A client opens a session, or its first channel without sessions.
     First,
-    /// A session that existed is opened again.
+    /// The proxy opens an earlier session again.
     Revival,
 }
 
-/// Too many starts wait, of one caller or of all.
+/// The queue is full, for one caller or for all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Full;
 
-/// Starts that wait, each with a `T`. A caller is a holder of a quota, or `None` for the proxy
+/// The queue of starts, each with a `T`. A caller is the holder of a quota, or `None` for the proxy
 /// itself.
 #[derive(Debug)]
 pub(super) struct StartQueue<T> {
     callers: HashMap<Option<QuotaKey>, Caller<T>>,
     len: usize,
     next_number: u64,
-    /// Turns that were taken.
+    /// Number of turns taken so far.
     turns: u64,
-    /// Last turns of callers, the latest [`MAX`] at least.
+    /// Last turn of each recent caller; covers at least the last [`MAX`] turns.
     recent: HashMap<Option<QuotaKey>, u64>,
     revivals_in_a_row: usize,
 }
 
-/// Starts of one caller, by their numbers. Never empty.
+/// Queued starts of one caller, by number. Never empty.
 #[derive(Debug)]
 struct Caller<T> {
     rank: Rank,
     starts: BTreeMap<u64, (StartKind, T)>,
 }
 
-/// Place of a caller in the rotation. The least one is next.
+/// Place of a caller in the rotation. The least place is next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
-    /// Number of turns when the caller had its last one, or when it came.
+    /// Number of turns at the caller's last turn, or at its arrival.
     turn: u64,
-    /// True if the caller has had a turn lately.
+    /// True if the caller has had a recent turn.
     had_turn: bool,
-    /// Number of the start with which it came.
+    /// Number of the caller's first queued start.
     came: u64,
 }
 
@@ -86,7 +85,7 @@ impl<T> StartQueue<T> {
         Ok(number)
     }
 
-    /// Returns the number of the start that is next, of those that `may_begin` accepts.
+    /// Returns the number of the next start among the starts that `may_begin` accepts.
     pub(super) fn next(&self, may_begin: impl Fn(Option<&QuotaKey>, &T) -> bool) -> Option<u64> {
         let of_kind = |wanted: StartKind| {
             let firsts = self.callers.iter().filter_map(|(key, caller)| {
@@ -102,12 +101,11 @@ impl<T> StartQueue<T> {
         of_kind(former).or_else(|| of_kind(latter))
     }
 
-    /// Returns a start.
     pub(super) fn get_mut(&mut self, caller: &Option<QuotaKey>, number: u64) -> Option<&mut T> {
         self.callers.get_mut(caller)?.starts.get_mut(&number).map(|(_, start)| start)
     }
 
-    /// Takes a start that begins now: its caller has had a turn.
+    /// Removes a start that begins now, and counts a turn of its caller.
     pub(super) fn begin(&mut self, caller: &Option<QuotaKey>, number: u64) -> Option<T> {
         let (kind, start) = self.take(caller, number)?;
         self.turns += 1;
@@ -154,7 +152,7 @@ mod tests {
         queue.add(caller(of), kind, of).expect("room");
     }
 
-    /// Takes turns until none is left. Returns the callers in their order.
+    /// Takes at most `most` turns. Returns the callers in their order.
     fn turns(queue: &mut StartQueue<u8>, most: usize) -> Vec<u8> {
         let mut order = Vec::new();
         while order.len() < most

@@ -24,7 +24,7 @@ pub struct Channels {
     pub(super) open: Box<dyn Open>,
     pub(super) settings: Settings,
     pub(super) limits: Limits,
-    /// Runtime of all starts and ends: it outlives those of the workers.
+    /// Runtime of all starts and ends. It outlives the runtimes of the workers.
     pub(super) runtime: Handle,
     pub(super) state: Mutex<State>,
     pub(super) era: ServerEra,
@@ -35,11 +35,11 @@ pub struct Channels {
 /// A server that sessions share.
 pub(super) struct SharedServer {
     pub(super) server: Arc<Server>,
-    /// Answer of the server to `initialize`.
+    /// Response of the server to `initialize`.
     pub(super) initialize_response: Bytes,
 }
 
-/// A shared channel: its outcome once it is open.
+/// The start of a channel for requests without sessions, with its outcome at the end.
 pub(super) type SharedStart = watch::Receiver<Option<Result<Arc<Server>, StartFailure>>>;
 
 /// A session at its server.
@@ -58,25 +58,25 @@ impl Session {
 
 #[derive(Default)]
 pub(super) struct State {
-    /// Sessions by the names that they were given.
+    /// Sessions, by name.
     pub(super) sessions: HashMap<String, Session>,
     /// Servers that sessions share.
     pub(super) shared: HashMap<Sharers, SharedServer>,
-    /// Channels without sessions, by the callers that share them.
+    /// Channels without sessions, by caller.
     pub(super) without_sessions: HashMap<Option<Arc<Caller>>, SharedStart>,
-    /// All sessions whose servers are there, those without a name included.
+    /// All running servers by number, including servers whose session has no name yet.
     pub(super) servers: HashMap<u64, Arc<Server>>,
-    /// Sessions that are being opened, by numbers of their own.
+    /// Pending starts, by start number.
     pub(super) pending_starts: BTreeMap<u64, PendingStart>,
     pub(super) start_rate: StartRate,
-    /// Starts that wait for their turn, or for room. `None` for one that needs none any more.
+    /// Starts that wait for their turn or for room. `None` for a start that needs no turn any more.
     pub(super) start_queue: StartQueue<Option<PendingStart>>,
     pub(super) next_start: u64,
     pub(super) is_draining: bool,
 }
 
 impl State {
-    /// Returns the servers that run or are started, as far as bounds are concerned.
+    /// Returns the running and starting servers, as the bounds see them.
     pub(super) fn occupants(&self) -> Vec<Occupant> {
         let given_up = |server: &Server| {
             let of_server = |start: &&PendingStart| start.server.as_ref().is_some_and(|it| it.number == server.number);

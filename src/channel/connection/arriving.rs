@@ -1,9 +1,9 @@
 //! Memory of the message that arrives on a channel, from its first bytes on.
 //!
 //! The reader of a channel never waits, so a large message counts for its caller while it arrives.
-//! Owned here: the quota in which it counts. That is the quota of the call that its beginning
-//! names, else of the calls of the channel. Absent: the memory itself ([`Held`]), and the counting
-//! of events in a stream (`event_log/`).
+//! Owned here: the choice of the quota. It is the quota of the call that the first bytes name, else
+//! of the channel's calls. Absent: the memory itself ([`Held`]), and the counting of events in a
+//! stream (`event_log/`).
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::protocol::error::ErrorCode;
 use crate::protocol::excerpt::{EXCERPT, Excerpt, Kind};
 use crate::sync;
 
-/// Bytes by which the count of a growing message goes ahead of it.
+/// Bytes that are reserved ahead of a growing message.
 const STEP: usize = 1024 * 1024;
 
 /// The message that arrives on a channel.
@@ -54,7 +54,7 @@ impl Memory for Arriving {
 }
 
 impl State {
-    /// Returns the memory for a message that begins so.
+    /// Returns the memory for a message with these first bytes.
     fn holder_of(&self, partial: &[u8], unclaimed: &Arc<PartialMemory>) -> Held {
         let named = match Excerpt::of_first(&partial[..partial.len().min(EXCERPT)]).kind() {
             Kind::Response(Some(id)) => self.routing.call_of(&id).and_then(|call| self.responses.get(&call)),

@@ -1,4 +1,4 @@
-//! State that both tasks of a channel and its callers share.
+//! The connection: state that both tasks of a channel and its callers share.
 
 use std::sync::Mutex;
 
@@ -14,8 +14,8 @@ use crate::sync;
 pub(in crate::channel) struct Connection {
     pub(super) limits: Limits,
     pub(super) state: Mutex<State>,
-    /// Responses that are not read any more. A lock of its own: a response may be dropped under any
-    /// other.
+    /// Abandoned responses. This lock is separate, because a response may be dropped under any
+    /// other lock.
     pub(super) left: Mutex<Vec<Receiver>>,
     /// Notified of work for the writer.
     pub(super) work: Notify,
@@ -24,7 +24,8 @@ pub(in crate::channel) struct Connection {
 }
 
 impl Connection {
-    /// Changes the state for a message of the server, and has the writer send what follows from it.
+    /// Changes the state for a message of the server, and wakes the writer for messages that result
+    /// from it.
     pub(super) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = sync::lock(&self.state);
         let result = change(&mut state);

@@ -1,12 +1,12 @@
-//! Messages of the server that are dropped while they arrive: they are over the limit, or find no
+//! Messages of the server that are dropped while they arrive: they exceed the limit, or find no
 //! memory.
 //!
-//! A call that waits for such a message has to end. Its first and last bytes tell which call that
-//! is, as far as they prove it. Without proof it is the only call that runs, or else each call that
-//! ran when the message was cut. Invariants: a request or a notification of the server ends no
-//! call, and a request is answered with an error, so that the server does not wait; the end of a
-//! message is waited for during [`END_WAIT`] at most, since a server may write without end. Absent:
-//! the dropping itself (`protocol/channel/line.rs`, `protocol/sse/`).
+//! A call that waits for such a message has to end. The first and last bytes of the message name
+//! that call, as far as they prove it. Without proof the only running call ends, or else each call
+//! that ran when the message was cut. Invariant: a request or a notification of the server ends no
+//! call. A server request gets an error, so that the server does not wait. The wait for the end of
+//! a message lasts at most [`END_WAIT`], since a server may write without end. Absent: the dropping
+//! itself (`protocol/channel/line.rs`, `protocol/sse/`).
 
 use std::time::{Duration, Instant};
 
@@ -23,24 +23,24 @@ use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::excerpt::{EXCERPT, Excerpt, Kind};
 use crate::protocol::jsonrpc::{self, Body, Message, RequestId, code};
 
-/// Longest wait for the end of a message whose beginning leaves its call open.
+/// Longest wait for the end of a message whose first bytes do not settle its call.
 const END_WAIT: Duration = Duration::from_secs(30);
 /// Most warnings of one channel in each [`WINDOW`].
 const LOGGED: u32 = 10;
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// A message whose rest is dropped.
+/// A message whose remaining bytes are dropped.
 #[derive(Debug)]
 pub(super) struct Cut {
     excerpt: Excerpt,
     code: ErrorCode,
-    /// Calls for one of which the message may be.
+    /// Calls that the message may belong to.
     calls: Vec<CallKey>,
-    /// Time at which all of them end, or `None` once the message is settled.
+    /// Deadline of these calls, or `None` once the message is settled. All of them end then.
     undecided_until: Option<Instant>,
 }
 
-/// Bound of the warnings of a channel.
+/// Rate limit of the warnings of a channel.
 #[derive(Debug, Default)]
 pub(super) struct CutLog {
     since: Option<Instant>,
@@ -48,15 +48,14 @@ pub(super) struct CutLog {
 }
 
 impl Cut {
-    /// Returns the time until which the end of the message is waited for, or `None` if nothing
-    /// depends on it.
+    /// Returns the deadline for the end of the message, or `None` if nothing depends on that end.
     pub(super) fn undecided_until(&self) -> Option<Instant> {
         self.undecided_until
     }
 }
 
 impl CutLog {
-    /// Returns true if one more warning may be logged.
+    /// Returns true if another warning may be logged.
     fn admits(&mut self, now: Instant) -> bool {
         if self.since.is_none_or(|since| now.saturating_duration_since(since) >= WINDOW) {
             (self.since, self.logged) = (Some(now), 0);
@@ -86,8 +85,7 @@ impl Connection {
 }
 
 impl State {
-    /// Begins to drop a message with these first bytes. Ends its call if they tell which one that
-    /// is.
+    /// Begins to drop a message with these first bytes. Ends its call, if the bytes name it.
     fn begin_cut(&mut self, first: &[u8], code: ErrorCode, now: Instant, limits: &Limits) -> Cut {
         let excerpt = Excerpt::of_first(first);
         let mut cut = Cut { excerpt, code, calls: self.waiting_calls(), undecided_until: Some(now + END_WAIT) };
@@ -109,8 +107,8 @@ impl State {
         let was_request = matches!(cut.excerpt.kind(), Kind::Request(Some(_)));
         cut.excerpt.add_last(last);
         match cut.excerpt.kind() {
-            // Also a response that was taken for that of another call, or to a request that is
-            // cancelled.
+            // This includes a response attributed to another call before, and a response to a
+            // cancelled request.
             Kind::Response(Some(id)) | Kind::Unknown(Some(id)) => self.settle_response(&mut cut, &id, limits),
             Kind::Request(Some(id)) if !was_request => self.settle_request(&mut cut, &id, limits),
             Kind::Request(_) | Kind::Garbage => {}
@@ -118,7 +116,7 @@ impl State {
         }
     }
 
-    /// Ends all calls for which a message may be whose own call is not known, unless it is settled.
+    /// Ends all calls that an unsettled message may belong to.
     pub(super) fn expire_cut(&mut self, cut: &mut Cut) {
         if cut.undecided_until.take().is_some() {
             for call in std::mem::take(&mut cut.calls) {
@@ -127,8 +125,8 @@ impl State {
         }
     }
 
-    /// Takes a line that is no JSON-RPC. The messages of an array are taken that are. A response
-    /// that is none ends its call, if its ID is readable.
+    /// Handles a line that is no JSON-RPC. Valid messages of an array are delivered. An invalid
+    /// response ends its call, if its ID is readable.
     pub(super) fn take_garbage(&mut self, line: &Bytes, limits: &Limits) {
         self.garbage += 1;
         let is_array = line.trim_ascii_start().first() == Some(&b'[');
@@ -152,10 +150,10 @@ impl State {
         }
     }
 
-    /// Returns the calls that may wait for a message. A subscription has one of its own only at its
-    /// end.
+    /// Returns the calls that may wait for a message. A subscription gets its only own message at
+    /// its end.
     fn waiting_calls(&self) -> Vec<CallKey> {
-        // A server may answer before it has taken the whole request.
+        // A server may respond before it has read the whole request.
         let is_begun = |call: &CallKey, response: &Response| response.is_begun || self.writing == Some(*call);
         let begun = |is_listen: bool| -> Vec<CallKey> {
             let calls = self.responses.iter().filter(|(call, response)| is_begun(call, response));
@@ -170,13 +168,13 @@ impl State {
         self.fail_request(id, cut.code, limits);
     }
 
-    /// Answers a request of the server that no client gets.
+    /// Responds to a server request that reaches no client.
     fn settle_request(&mut self, cut: &mut Cut, id: &RequestId, limits: &Limits) {
         cut.undecided_until = None;
         self.reply(error(id, code::INVALID_REQUEST, "the request is larger than this proxy takes"), limits);
     }
 
-    /// Ends a request with an error in place of the response that the server has sent.
+    /// Ends a request with an error in place of the server's response.
     fn fail_request(&mut self, id: &RequestId, code: ErrorCode, limits: &Limits) {
         let call = self.routing.call_of(id);
         if let Some(response) = call.and_then(|call| self.responses.get(&call)) {

@@ -1,5 +1,5 @@
-//! Memory that a large message of the server holds until its last part is dropped. Usual messages
-//! are not counted, and cost nothing.
+//! Memory of a large message of the server, until its last part is dropped. Messages up to [`FREE`]
+//! bytes are not counted, and cost nothing.
 
 use std::sync::Arc;
 
@@ -9,22 +9,22 @@ use crate::channel::partial::PartialShare;
 use crate::event_log::{Reservation, Stream};
 use crate::protocol::error::ErrorCode;
 
-/// Size up to which a message is not counted, in bytes.
+/// Largest size of an uncounted message, in bytes.
 pub(super) const FREE: usize = 64 * 1024;
 
 /// Memory of a message. Dropping it frees the memory.
 #[derive(Debug, Default)]
 pub(super) enum Held {
-    /// A usual message, which is not counted.
+    /// A message that is not counted.
     #[default]
     Nothing,
     /// Memory in the quota of a caller.
     OfCaller(Reservation),
-    /// Memory of a message that counts for no caller.
+    /// Memory that counts for no caller.
     Unclaimed(PartialShare),
 }
 
-/// A message that counts until the last part of it is dropped.
+/// A message that counts until its last part is dropped.
 struct Counted {
     text: Bytes,
     _held: Held,
@@ -37,10 +37,10 @@ impl AsRef<[u8]> for Counted {
 }
 
 impl Held {
-    /// Notes the size of a message.
+    /// Reserves this many bytes for a message.
     ///
     /// # Errors
-    /// `ShareFull` or `ProxyFull` if there is no room for it.
+    /// `ShareFull` or `ProxyFull` if there is no room.
     pub(super) fn grow(&mut self, bytes: usize) -> Result<(), ErrorCode> {
         match self {
             Self::Nothing => Ok(()),
@@ -52,7 +52,7 @@ impl Held {
         }
     }
 
-    /// Keeps the memory for a message that has arrived, until the last part of it is dropped.
+    /// Binds the memory to a complete message, until its last part is dropped.
     pub(super) fn keep_for(mut self, text: Bytes) -> Bytes {
         match &mut self {
             Self::Nothing => return text,
@@ -65,7 +65,7 @@ impl Held {
     }
 }
 
-/// Returns a message for the response of a call, counted in the quota of its stream if it is large.
+/// Returns a message for a call's response, counted in the quota of its stream if it is large.
 pub(super) fn counted(text: Bytes, stream: Option<&Arc<Stream>>) -> Bytes {
     match stream {
         Some(stream) if text.len() > FREE => {

@@ -1,4 +1,4 @@
-//! A session on a channel: its standalone stream, and the use that it makes of the channel.
+//! A session on a channel: its standalone stream, and its use of the channel.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use crate::channel::limits::Limits;
 use crate::channel::metrics::Skipped;
 use crate::clock;
 
-/// Messages, and their bytes, that are kept for the first GET of a session.
+/// Limits of the messages kept for the first GET of a session.
 const KEPT_MESSAGES: usize = 64;
 const KEPT_BYTES: usize = 256 * 1024;
-/// Time for which a GET alone keeps a session from being idle.
+/// Longest time that a GET alone counts as use of a session.
 const LISTENING_COUNTS: Duration = Duration::from_secs(3600);
 
 /// Place of a message for the standalone stream.
@@ -22,9 +22,9 @@ const LISTENING_COUNTS: Duration = Duration::from_secs(3600);
 pub(super) enum Place {
     /// The open stream.
     Read,
-    /// The messages that are kept for the first GET.
+    /// The messages kept for the first GET.
     Kept,
-    /// None: no stream is open or expected, or it has no room.
+    /// No place: no stream is open or expected, or it has no room.
     Dropped,
 }
 
@@ -33,14 +33,14 @@ pub(super) enum Place {
 pub(super) struct Member {
     standalone: Option<Arc<Queue>>,
     listens_since: Option<Instant>,
-    /// Messages for a GET that has not come yet.
+    /// Messages kept for the first GET.
     kept: VecDeque<Bytes>,
     kept_bytes: usize,
     has_listened: bool,
-    /// Time of its last message for the server, or of the last end of a call or a GET; at first
-    /// that of its beginning.
+    /// Time of the last message for the server, or of the last end of a call or a GET. Initially
+    /// the time of creation.
     last_use: Instant,
-    /// Place of its last message among those of all sessions.
+    /// Number of its last message, among the messages of all sessions.
     pub(super) used_at: u64,
 }
 
@@ -61,8 +61,8 @@ impl Member {
         self.last_use = clock::now();
     }
 
-    /// Returns the time since which nothing has passed for a call, or `None` while a client
-    /// listens. A GET counts for an hour.
+    /// Returns the time since which the session is idle, or `None` while a client listens. A GET
+    /// counts for an hour.
     pub(super) fn idle_since(&self, now: Instant) -> Option<Instant> {
         let listens = |since: Instant| now.saturating_duration_since(since) < LISTENING_COUNTS;
         if self.listens_since.is_some_and(listens) { None } else { Some(self.last_use) }
@@ -73,8 +73,8 @@ impl Member {
         self.standalone.is_some()
     }
 
-    /// Opens the standalone stream, which begins with the messages that were kept for it. `None` if
-    /// it is open.
+    /// Opens the standalone stream, which begins with the messages kept for it. `None` if it is
+    /// open already.
     pub(super) fn listen(&mut self, limits: &Limits) -> Option<Arc<Queue>> {
         if self.standalone.is_some() {
             return None;
@@ -90,7 +90,7 @@ impl Member {
         Some(queue)
     }
 
-    /// Notes that the standalone stream is not read any more.
+    /// Closes the standalone stream after its reader has left.
     pub(super) fn stop_listening(&mut self) {
         self.standalone = None;
         self.listens_since = None;
@@ -113,13 +113,13 @@ impl Member {
             limits.metrics.observe_skipped(Skipped::Full);
             return Place::Dropped;
         }
-        // The proxy keeps the GET of a client that may come back, so there is none to come.
+        // The proxy keeps the GET of a client that may reconnect, so no other GET is expected.
         if self.has_listened || text.len() > KEPT_BYTES {
             limits.metrics.observe_skipped(Skipped::NoReader);
             return Place::Dropped;
         }
         self.kept_bytes += text.len();
-        // A copy: the text is a part of what was read at once.
+        // A copy, because the text is part of a larger read buffer.
         self.kept.push_back(Bytes::copy_from_slice(&text));
         while self.kept.len() > KEPT_MESSAGES || self.kept_bytes > KEPT_BYTES {
             let Some(oldest) = self.kept.pop_front() else { break };

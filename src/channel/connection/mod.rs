@@ -1,11 +1,11 @@
-//! One channel: the messages of its users to their server and back.
+//! One channel: the messages between its users and their server.
 //!
-//! Two tasks serve it: one writes what waits, the other reads and hands each message to the
-//! response that it belongs to. They run on the runtime of the [`Link`](super::Link), which is that
-//! of the calls where it can be: a call that is on another thread waits for two wake-ups of
-//! threads. The reader never waits: a channel carries many responses, and one that is not read must
-//! not stop the others. Invariant: a message of which a byte was written is never written again.
-//! Lock order: the state of a channel, then a stream, then a queue of a response.
+//! Two tasks serve it. The writer sends the queued messages. The reader hands each message to the
+//! response that it belongs to. Both run on the runtime of the [`Link`](super::Link), normally the
+//! runtime of the calls. A call on another thread waits for two wake-ups of threads. The reader
+//! never waits: a channel carries many responses, and an unread response must not stop the others.
+//! Invariant: a message is never written again once a byte of it was written. Lock order: the state
+//! of a channel, then a stream, then the queue of a response.
 
 mod arriving;
 mod core;
@@ -44,14 +44,14 @@ use crate::{clock, sync};
 
 /// Most sessions on one channel.
 const MEMBERS_MAX: usize = 1024;
-/// Bytes that a message takes beside its text while it waits.
+/// Overhead of a queued message, in bytes.
 const OUTGOING_EACH: usize = 128;
 
 impl Connection {
-    /// The session of a channel that has one.
+    /// Key of the session on a channel for one session.
     pub(super) const ONLY: MemberKey = MemberKey(0);
 
-    /// Starts a channel, with two tasks on `runtime`. Returns the one that reads, which ends with
+    /// Starts a channel, with two tasks on `runtime`. Returns the reader's task, which ends with
     /// `input`.
     pub(super) fn start(
         users: Users,
@@ -72,16 +72,15 @@ impl Connection {
         (connection, reader)
     }
 
-    /// Adds a session to a channel of several. `None` if the channel has ended, or has as many
-    /// sessions as it takes.
+    /// Adds a session to a shared channel. `None` if the channel has ended or is full.
     pub(super) fn join(&self) -> Option<MemberKey> {
         let mut state = sync::lock(&self.state);
         let has_room = state.members.len() < MEMBERS_MAX;
         (state.end.is_none() && has_room).then(|| state.join())
     }
 
-    /// Ends one of several sessions; the only session of a channel stays. Returns true if no other
-    /// one is left.
+    /// Ends a session of a shared channel, unless it is the last one. Returns true if no other
+    /// session is left.
     pub(super) fn end_member(&self, member: MemberKey) -> bool {
         let mut state = sync::lock(&self.state);
         let has_others = state.members.keys().any(|other| *other != member);
@@ -98,9 +97,9 @@ impl Connection {
         sync::lock(&self.state).members.is_empty()
     }
 
-    /// Hands a body with requests to the writer. `mark` is called once its first byte was written.
-    /// `head` is for a server that takes headers. `member` is the session, or `None` for the
-    /// handshake and on a channel without sessions, where the body is one request.
+    /// Hands a body with requests to the writer. `mark` is called once the first byte was written.
+    /// `head` is for a server that takes headers. `member` is the session. It is `None` for the
+    /// handshake, and on a channel without sessions, where the body is one request.
     pub(super) fn call(
         self: &Arc<Self>,
         member: Option<MemberKey>,
@@ -112,7 +111,7 @@ impl Connection {
     ) -> Result<PendingCall, Refused> {
         let mut texts = texts(messages, body);
         let mut messages = messages.to_vec();
-        // A server answers no cancel of `initialize`, which the protocol forbids.
+        // The protocol forbids to cancel `initialize`.
         let may_cancel = !messages.iter().any(|message| is_method(message, "initialize"));
         let is_listen = messages.iter().any(|message| is_method(message, "subscriptions/listen"));
         let mut state = sync::lock(&self.state);
@@ -151,7 +150,7 @@ impl Connection {
         Ok(PendingCall { events, begun: pending })
     }
 
-    /// Hands a body without requests of a session to the writer.
+    /// Hands a body without requests to the writer.
     pub(super) fn post(
         &self,
         member: MemberKey,
@@ -173,7 +172,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Hands a message of the proxy's own to the writer.
+    /// Hands a synthetic message to the writer.
     pub(super) fn post_own(&self, message: Bytes, head: Option<Lines>) {
         let mut state = sync::lock(&self.state);
         if state.end.is_none() {
@@ -183,8 +182,7 @@ impl Connection {
         }
     }
 
-    /// Opens the standalone stream of a session, which begins with the messages that were kept for
-    /// it.
+    /// Opens the standalone stream of a session. The stream begins with the messages kept for it.
     pub(super) fn listen(self: &Arc<Self>, member: MemberKey) -> Result<Events, Refused> {
         let mut state = sync::lock(&self.state);
         if state.end.is_some() {
@@ -195,7 +193,7 @@ impl Connection {
         Ok(Events::new(queue, Receiver::Standalone(member), self.clone()))
     }
 
-    /// Checks that messages of a session can be taken, or those of a caller without one.
+    /// Checks that the channel can take messages of a session, or of a caller without one.
     fn check(
         &self,
         state: &State,
@@ -210,21 +208,21 @@ impl Connection {
         if state.outgoing_bytes > 0 && state.outgoing_bytes + bytes > self.limits.outgoing_bytes {
             return Err(Refused::Full);
         }
-        // An id of another user could be behind the one that is looked at.
+        // The second ID could name a request of another user.
         if state.is_shared() && texts.iter().any(|text| has_second_id(text)) {
             return Err(Refused::TwoIds);
         }
         Ok(())
     }
 
-    /// Ends the channel: what waits to be written is dropped, and all responses end.
+    /// Ends the channel: drops queued messages, and ends all responses.
     pub(super) fn end(&self, end: End) {
         let mut state = sync::lock(&self.state);
         if state.end.is_some() {
             return;
         }
         state.end = Some(end);
-        // Calls that were not begun have no response: what waits for them sees the end of `begun`.
+        // A call that has not begun sees the end of `begun` in place of a response.
         state.drop_outgoing();
         for member in state.members.values_mut() {
             member.end();
@@ -234,8 +232,7 @@ impl Connection {
         self.ended.notify_waiters();
     }
 
-    /// Returns the responses that are still owed once the channel has ended, with the ids of their
-    /// requests, and forgets them.
+    /// Takes the pending responses of a channel that has ended, with the IDs of their requests.
     pub(super) fn take_pending(&self) -> Vec<(Arc<Queue>, Vec<RequestId>)> {
         let mut state = sync::lock(&self.state);
         let responses = std::mem::take(&mut state.responses);
@@ -243,19 +240,19 @@ impl Connection {
         responses.into_iter().map(|(call, response)| (response.queue, ids(state.routing.give_up(call)))).collect()
     }
 
-    /// Returns the use that is made of the channel.
+    /// Returns the current use of the channel.
     pub(super) fn activity(&self) -> Activity {
         let state = sync::lock(&self.state);
         let is_busy = !state.responses.is_empty() || state.has_outgoing();
         Activity { is_busy, last_use: state.last_use }
     }
 
-    /// Returns true while a session listens, by a GET that counts as use.
+    /// Returns true while a session has a GET that counts as use.
     pub(super) fn is_listened_to(&self, now: Instant) -> bool {
         sync::lock(&self.state).members.values().any(|member| member.idle_since(now).is_none())
     }
 
-    /// Returns those of several sessions that are idle for this long.
+    /// Returns the sessions of a shared channel that are idle for this long.
     pub(super) fn idle_members(&self, now: Instant, idle: Duration) -> Vec<MemberKey> {
         let state = sync::lock(&self.state);
         let is_idle = |since: Instant| now.saturating_duration_since(since) >= idle;
@@ -263,8 +260,8 @@ impl Connection {
         idle.map(|(member, _)| member).collect()
     }
 
-    /// Returns the session that is unused for longest, if there are as many as the channel takes
-    /// and one has no call.
+    /// Returns the session that is unused for longest, if the channel is full and such a session
+    /// has no call.
     pub(super) fn surplus_member(&self) -> Option<MemberKey> {
         let state = sync::lock(&self.state);
         let unused = || state.members_without_call().min_by_key(|(_, member)| member.used_at);
@@ -308,8 +305,8 @@ impl Connection {
         }
     }
 
-    /// Writes the messages of a request. Its call begins with the first byte that the server may
-    /// have: before that nothing has run.
+    /// Writes the messages of a request. The call begins with the first byte that the server may
+    /// have: nothing has run before it.
     async fn write_messages(&self, output: &mut dyn Output, outgoing: Outgoing) {
         let Outgoing { messages, head, mut call, .. } = outgoing;
         for message in messages {
@@ -334,7 +331,7 @@ impl Connection {
         }
     }
 
-    /// Forgets a call that the server has refused.
+    /// Removes a call that the server has refused.
     fn refuse(&self, call: CallKey) {
         let mut state = sync::lock(&self.state);
         state.writing = None;
@@ -358,8 +355,8 @@ impl Connection {
         state.next_outgoing().map_or(Next::Nothing, Next::Message)
     }
 
-    /// Closes the responses that are not read any more. On HTTP the server would see the end of the
-    /// connection; here it gets the cancel of each request that it has not answered.
+    /// Closes abandoned responses. On HTTP the server would see a closed connection. Here it gets a
+    /// cancel for each pending request.
     fn close_left(&self) {
         let left = std::mem::take(&mut *sync::lock(&self.left));
         if left.is_empty() {
@@ -418,7 +415,7 @@ impl Connection {
         self.end(End::Lost);
     }
 
-    /// Hands the messages of a line to the responses that they belong to.
+    /// Hands each message of a line to its response.
     fn take(&self, line: Bytes) {
         let Ok(body) = jsonrpc::peek(&line) else {
             self.limits.metrics.observe_skipped(Skipped::NotJsonRpc);
@@ -449,7 +446,7 @@ enum Next {
     End,
 }
 
-/// Returns the bytes that messages take while they wait.
+/// Returns the size of queued messages, in bytes.
 fn weight(messages: &[Bytes], head: Option<&Lines>) -> usize {
     messages.iter().map(|message| message.len() + OUTGOING_EACH).sum::<usize>() + head.map_or(0, Lines::size)
 }

@@ -1,5 +1,5 @@
-//! State of a channel: what waits to be written, which calls run, and the response that each
-//! message of the server belongs to.
+//! State of a channel: queued messages, running calls, and the response for each message of the
+//! server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -34,20 +34,20 @@ pub(super) struct State {
     /// Sessions of the channel.
     pub(super) members: BTreeMap<MemberKey, Member>,
     next_member: u64,
-    /// Number of messages of all sessions.
+    /// Number of messages of all sessions so far.
     uses: u64,
-    /// State that several sessions share.
+    /// Server state that all sessions share, such as the log level.
     shared: SharedState,
-    /// True if pings are answered that nothing else answers.
+    /// True if the proxy responds to pings that no client can respond to.
     answers_pings: bool,
-    /// Messages that wait to be written, in their order.
+    /// Queued messages, in order.
     outgoing: BTreeMap<u64, Outgoing>,
     next_outgoing: u64,
     pub(super) outgoing_bytes: usize,
-    /// Call whose request is with the writer, and was not begun yet.
+    /// Call whose request the writer has, before its first byte was written.
     pub(super) writing: Option<CallKey>,
     pub(super) last_use: Option<Instant>,
-    /// Headers of the last message, for replies to a server that takes them: its channel has one
+    /// Headers of the last message, for replies to a server that takes headers: its channel has one
     /// session.
     last_head: Option<Arc<Lines>>,
     /// Lines of the server that were no JSON-RPC.
@@ -59,45 +59,45 @@ pub(super) struct State {
 #[derive(Debug)]
 pub(super) struct Response {
     pub(super) queue: Arc<Queue>,
-    /// Session of the call, or `None` for one without, as the handshake.
+    /// Session of the call, or `None` for a call without one, such as the handshake.
     pub(super) member: Option<MemberKey>,
-    /// Stream of the call, which knows if a client reads. `None` for a call of the proxy's own.
+    /// Stream of the call, which knows whether a client reads. `None` for a synthetic call.
     pub(super) stream: Option<Arc<Stream>>,
-    /// Place of its request among the messages that wait.
+    /// Place of its request in the queue.
     pub(super) waits_at: Option<u64>,
-    /// True once a byte of the request was about to be written.
+    /// True from just before the first byte of the request was written.
     pub(super) is_begun: bool,
-    /// Requests whose cancel has passed.
+    /// Requests whose cancel went to the server already.
     pub(super) cancelled: Vec<RequestId>,
-    /// False for a call that the protocol does not let be cancelled.
+    /// False for a call that the protocol forbids to cancel.
     pub(super) may_cancel: bool,
-    /// True for a subscription, which gets messages that name it alone.
+    /// True for a subscription, which gets only messages that name it.
     pub(super) is_listen: bool,
-    /// Headers of the request, for what the channel itself sends about the call to a server that
-    /// takes them.
+    /// Headers of the request, for synthetic messages about the call to a server that takes
+    /// headers.
     pub(super) head: Option<Arc<Lines>>,
 }
 
-/// A message that waits to be written.
+/// A queued message.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) messages: Vec<Bytes>,
     pub(super) bytes: usize,
-    /// Headers of the request with which they came, for a server that takes them.
+    /// Headers of the request, for a server that takes them.
     pub(super) head: Option<Arc<Lines>>,
-    /// Call that begins with the message, and its writer's word.
+    /// Call that begins with the message, and the steps at that moment.
     pub(super) call: Option<(CallKey, Begin)>,
 }
 
 impl Outgoing {
-    /// Creates a message of the channel itself.
+    /// Creates a synthetic message.
     pub(super) fn own(message: Bytes, head: Option<Arc<Lines>>) -> Self {
         let bytes = message.len() + head.as_deref().map_or(0, Lines::size);
         Self { messages: vec![message], bytes, head, call: None }
     }
 }
 
-/// Steps at the moment at which a call begins.
+/// Steps when a call begins.
 pub(super) struct Begin {
     pub(super) mark: OnBegin,
     pub(super) begun: oneshot::Sender<Begun>,
@@ -137,8 +137,9 @@ impl State {
         member
     }
 
-    /// Removes one of several sessions: its calls end with an error, the server forgets what it
-    /// keeps for this session alone, and gets an error for what it has asked there.
+    /// Removes a session of a shared channel. Its calls end with an error. The server drops state
+    /// that it keeps for this session alone, and gets an error for each server request pending
+    /// there.
     pub(super) fn leave(&mut self, member: MemberKey) {
         let Some(mut left) = self.members.remove(&member) else { return };
         left.end();
@@ -161,7 +162,7 @@ impl State {
         self.send_own(requests);
     }
 
-    /// Returns those of several sessions that have no call.
+    /// Returns the sessions of a shared channel without a call.
     pub(super) fn members_without_call(&self) -> impl Iterator<Item = (MemberKey, &Member)> {
         let busy: BTreeSet<MemberKey> = self.responses.values().filter_map(|response| response.member).collect();
         let members = self.members.iter().filter(|_| self.users == Users::Sessions);
@@ -176,7 +177,7 @@ impl State {
         self.enqueue_without_use(outgoing);
     }
 
-    /// Enqueues a message that is no use of the channel.
+    /// Enqueues a message that does not count as use of the channel.
     fn enqueue_without_use(&mut self, outgoing: Outgoing) {
         self.outgoing_bytes += outgoing.bytes;
         if let Some(response) = outgoing.call.as_ref().and_then(|(call, _)| self.responses.get_mut(call)) {
@@ -186,7 +187,7 @@ impl State {
         self.next_outgoing += 1;
     }
 
-    /// Returns true if several users share the channel.
+    /// Returns true if the channel may have several users.
     pub(super) fn is_shared(&self) -> bool {
         self.users != Users::Session
     }
@@ -195,7 +196,7 @@ impl State {
         !self.outgoing.is_empty()
     }
 
-    /// Takes the message that waits for longest.
+    /// Takes the oldest queued message.
     pub(super) fn next_outgoing(&mut self) -> Option<Outgoing> {
         let (_, outgoing) = self.outgoing.pop_first()?;
         self.outgoing_bytes -= outgoing.bytes;
@@ -211,7 +212,7 @@ impl State {
         self.outgoing.clear();
     }
 
-    /// Notes that a session was used.
+    /// Records a use of a session.
     pub(super) fn record_use(&mut self, member: Option<MemberKey>) {
         self.uses += 1;
         if let Some(member) = member.and_then(|member| self.members.get_mut(&member)) {
@@ -220,9 +221,9 @@ impl State {
         }
     }
 
-    /// Returns the messages of a session that go to the server, in order. Others are answered in
-    /// its place, or not for the server. `messages` have the names of the server; all have begun
-    /// that are requests.
+    /// Returns the messages of a session that go to the server, in order. The proxy responds to
+    /// some of the others, and drops the rest. `messages` have the server's names. All requests
+    /// among them have begun.
     pub(super) fn screen(
         &mut self,
         member: Option<MemberKey>,
@@ -236,7 +237,7 @@ impl State {
             match message {
                 Message::Request { id, method } if self.users == Users::Sessions => {
                     if method == "initialize" {
-                        // The server has had that of the first session.
+                        // The server has initialized with the first session.
                         self.respond(id, error(id, code::INVALID_REQUEST, "the session is initialized"), limits);
                         continue;
                     }
@@ -272,12 +273,12 @@ impl State {
         }
     }
 
-    /// Answers a request of a session in the server's place.
+    /// Responds to a session's request in place of the server.
     fn respond(&mut self, id: &RequestId, response: Bytes, limits: &Limits) {
         self.deliver(&Message::Response { id: Some(id.clone()), is_error: false }, response, limits);
     }
 
-    /// Sends requests of the proxy's own.
+    /// Sends synthetic requests.
     fn send_own(&mut self, requests: impl IntoIterator<Item = OwnRequest>) {
         for (method, params) in requests {
             let Some(number) = self.routing.begin_own() else { return };
@@ -298,11 +299,10 @@ impl State {
         }
     }
 
-    /// Closes the response of a call, with the cancel of its requests that have no response yet.
-    /// Returns those.
+    /// Closes the response of a call, and cancels its pending requests. Returns these requests.
     pub(super) fn close(&mut self, call: CallKey) -> Vec<Owed> {
         let Some(response) = self.responses.remove(&call) else { return Vec::new() };
-        // A request that is with the writer may still be written.
+        // The writer may still write a request that it has.
         if !response.is_begun && self.writing != Some(call) {
             if let Some(outgoing) = response.waits_at.and_then(|place| self.outgoing.remove(&place)) {
                 self.outgoing_bytes -= outgoing.bytes;
@@ -319,8 +319,7 @@ impl State {
         pending
     }
 
-    /// Ends a call with an error for each response that it is owed, and cancels its requests at the
-    /// server.
+    /// Ends a call with an error for each owed response, and cancels its requests at the server.
     pub(super) fn fail(&mut self, call: CallKey, code: ErrorCode) {
         let owed = self.routing.give_up(call);
         let Some(response) = self.responses.remove(&call) else { return };
@@ -367,8 +366,8 @@ impl State {
         }
     }
 
-    /// Delivers a request of the server that names no call. A ping that nothing would answer is
-    /// answered here.
+    /// Delivers a server request that names no call. The proxy responds to a ping that no client
+    /// can respond to.
     fn deliver_server_request(&mut self, message: &Message, id: RequestId, text: Bytes, limits: &Limits) {
         let is_ping = matches!(message, Message::Request { method, .. } if method == "ping") && self.answers_pings;
         let receiver = self.server_request_receiver();
@@ -384,13 +383,13 @@ impl State {
                 Place::Read => {}
                 Place::Kept | Place::Dropped if is_ping => self.reply(response::empty(&id).into(), limits),
                 Place::Kept => {}
-                // A server that waits for the answer would not end its call.
+                // Without a response the server would not end its call.
                 Place::Dropped => self.reply(error(&id, code::INVALID_REQUEST, "no client can be asked now"), limits),
             },
         }
     }
 
-    /// Returns true if a client, or the proxy in its place, answers what goes to this response.
+    /// Returns true if a client, or the proxy in its place, will respond to server requests here.
     fn has_responder(&self, receiver: Receiver) -> bool {
         match receiver {
             Receiver::Call(call) => self.responses.get(&call).is_some_and(Response::has_client),
@@ -398,9 +397,10 @@ impl State {
         }
     }
 
-    /// Chooses the session that is asked, and its response. Of several it is the one used last of
-    /// those with a call that can be asked; without such a call, the one used last. `None` if there
-    /// is no session, unless a handshake runs.
+    /// Chooses the session for a server request that names no call, and the response in it.
+    ///
+    /// Candidates are the sessions with a call that accepts server requests, else all sessions. The
+    /// one used last is chosen. `None` without a session, unless a handshake runs.
     fn server_request_receiver(&self) -> Option<(MemberKey, Receiver)> {
         let handshake = self.responses.iter().find(|(_, response)| response.member.is_none());
         let busy = self.responses.values().filter(|response| response.accepts_server_requests());
@@ -413,9 +413,13 @@ impl State {
         }
     }
 
-    /// Chooses the response in a session for a request of the server that names no call: that of
-    /// the only call, else the standalone stream if it has a reader, else that of the oldest call
-    /// with a reader, else the standalone stream, or the oldest call if no client takes requests.
+    /// Chooses the response in a session for a server request that names no call. In this order:
+    ///
+    /// - the only call, if it accepts server requests
+    /// - the standalone stream, if it has a reader
+    /// - the oldest call with a reader that accepts server requests
+    /// - the oldest call of a client, if no call accepts server requests
+    /// - the standalone stream without a reader
     fn receiver_in_session(&self, member: MemberKey) -> Receiver {
         let calls = || self.responses.iter().filter(|(_, response)| response.member == Some(member));
         let takers = || calls().filter(|(_, response)| response.accepts_server_requests());
@@ -426,17 +430,17 @@ impl State {
             _ => {}
         }
         let read = takers().find(|(_, response)| response.has_reader());
-        // A client that takes none and has no GET refuses it, so that the server does not wait.
+        // This client refuses the request, so that the server does not wait.
         let refusing = calls().find(|(_, response)| response.has_client()).filter(|_| takers().next().is_none());
         read.or(refusing).map_or(Receiver::Standalone(member), |(&call, _)| Receiver::Call(call))
     }
 
     fn deliver_to_call(&mut self, call: CallKey, is_last: bool, text: Bytes, limits: &Limits) {
         let Some(response) = self.responses.get(&call) else { return };
-        // The text of a shared channel is a copy with other names.
+        // On a shared channel the text is a copy with other names.
         let text = if self.is_shared() { counted(text, response.stream.as_ref()) } else { text };
         if !response.queue.push(text, limits.response_bytes) {
-            // Nothing on a channel can be paused, so the call cannot wait for a reader.
+            // A channel cannot pause one call until its reader continues.
             return self.fail(call, ErrorCode::BoundReached);
         }
         if is_last && let Some(response) = self.responses.remove(&call) {
@@ -448,7 +452,7 @@ impl State {
         }
     }
 
-    /// Delivers a message that names no call, where there are no sessions: to the only call of a
+    /// Delivers a message that names no call on a channel without sessions: to the only call of a
     /// single principal.
     fn deliver_unnamed(&mut self, text: Bytes, limits: &Limits) {
         let mut calls = self.responses.iter().filter(|(_, response)| response.is_begun && !response.is_listen);
@@ -458,8 +462,8 @@ impl State {
         }
     }
 
-    /// Answers a request of the server in a client's place. One that asks and does not read is not
-    /// answered without end.
+    /// Responds to a server request in place of a client. The limit of the queue stops replies to a
+    /// server that does not read.
     pub(super) fn reply(&mut self, message: Bytes, limits: &Limits) {
         let reply = Outgoing::own(message, self.last_head.clone());
         if self.outgoing_bytes + reply.bytes <= limits.outgoing_bytes {
@@ -467,7 +471,7 @@ impl State {
         }
     }
 
-    /// Delivers a message that names no call: to each session that gets it.
+    /// Delivers a message that names no call to each session that should get it.
     fn deliver_to_each(&mut self, message: &Message, text: &Bytes, limits: &Limits) {
         let members = self.members.keys().copied();
         let receivers = match message {
@@ -488,14 +492,14 @@ impl State {
 }
 
 impl Response {
-    /// Returns true for the call of a client, whose responses are read to answer what the server
-    /// asks. The handshake is read so as well.
+    /// Returns true if a client reads the response and responds to server requests. The proxy reads
+    /// the handshake in the same way.
     fn has_client(&self) -> bool {
         self.stream.is_some() || self.member.is_none()
     }
 
-    /// Returns false for a client that takes no requests of the server, as one that accepts JSON
-    /// only, and for a call of the proxy's own.
+    /// Returns false for a client without support for server requests, such as a client that
+    /// accepts only JSON, and for a synthetic call.
     fn accepts_server_requests(&self) -> bool {
         let refuses = |stream: &Arc<Stream>| stream.with_machine(|machine| machine.policy().should_refuse_requests);
         self.has_client() && !self.stream.as_ref().is_some_and(refuses)

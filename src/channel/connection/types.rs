@@ -14,13 +14,12 @@ pub(in crate::channel) enum Users {
     /// One session.
     #[default]
     Session,
-    /// Sessions of one caller with equal parameters. Calls have ids of the proxy's towards the
-    /// server.
+    /// Sessions of one caller with equal parameters. The server sees request IDs of the proxy.
     Sessions,
-    /// One principal, without sessions. Calls have ids as those of [`Users::Sessions`].
+    /// One principal, without sessions. Request IDs as for [`Users::Sessions`].
     Principal,
-    /// Callers without credentials and sessions, as [`Users::Principal`]. A message that names no
-    /// call may be for any of them, so none gets it.
+    /// Callers without credentials and without sessions. Request IDs as for [`Users::Sessions`]. A
+    /// message that names no call may be for any of these callers, so none gets it.
     Anonymous,
 }
 
@@ -29,7 +28,7 @@ pub(in crate::channel) enum Users {
 pub(in crate::channel) enum End {
     /// The session was ended on purpose.
     Closed,
-    /// The server has ended, closed its output, or takes nothing more.
+    /// The server has ended, closed its output, or accepts no more messages.
     Lost,
 }
 
@@ -38,11 +37,11 @@ pub(in crate::channel) enum End {
 pub(in crate::channel) struct Activity {
     /// True while a call runs.
     pub(in crate::channel) is_busy: bool,
-    /// Last message for the server, or last end of a call.
+    /// Time of the last message for the server, or of the last end of a call.
     pub(in crate::channel) last_use: Option<Instant>,
 }
 
-/// A message was not taken.
+/// The channel did not take a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(in crate::channel) enum Refused {
     #[error("the channel has ended")]
@@ -69,7 +68,7 @@ impl Refused {
     }
 }
 
-/// A call that waits to be written.
+/// A call whose request waits to be written.
 pub(in crate::channel) struct PendingCall {
     pub(in crate::channel) events: Events,
     pub(super) begun: oneshot::Receiver<Begun>,
@@ -77,11 +76,11 @@ pub(in crate::channel) struct PendingCall {
 
 /// The beginning of a call.
 pub(in crate::channel) enum Begun {
-    /// The server may have some of the request.
+    /// The server may have received part of the request.
     Written,
     /// The server has refused the request.
     Refused(Box<HttpResponse>),
-    /// The channel has ended before.
+    /// The channel ended before.
     Ended,
 }
 

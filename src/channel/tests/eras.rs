@@ -1,4 +1,4 @@
-//! Servers that end when they are asked for their revisions.
+//! Servers that end during the discovery of their revisions.
 
 use super::*;
 use crate::clock;
@@ -63,7 +63,7 @@ async fn a_server_that_ends_at_the_question_is_asked_again_later() {
     let error = json!({"code": -32601, "message": "no such method"});
     respond(&mut setup, "error", error).await;
     assert_eq!(status(sending).await, 400);
-    // This one has said it.
+    // This server has named its era.
     clock::sleep(Duration::from_secs(3600)).await;
     assert_eq!(status(modern(&setup)).await, 400);
     setup.starts_none();

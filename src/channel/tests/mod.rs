@@ -100,7 +100,7 @@ impl Server {
         self.output.write_all(format!("{}\n", line.to_string()).as_bytes()).await.expect("it is read");
     }
 
-    /// Answers `initialize` and returns its ID.
+    /// Responds to `initialize`, and returns the ID of the request.
     async fn accept(&mut self) -> Value {
         let message = self.message().await;
         assert_eq!(message["method"], "initialize");
@@ -108,7 +108,7 @@ impl Server {
         message["id"].clone()
     }
 
-    /// Resolves when it is told to end.
+    /// Resolves when the proxy ends the server.
     async fn end(&self) {
         let mut ended = self.ended.subscribe();
         within(ended.wait_for(|&ended| ended)).await.expect("it is held");
@@ -245,7 +245,7 @@ async fn outcome(opening: JoinHandle<Outcome>) -> Outcome {
     within(opening).await.expect("no panic")
 }
 
-/// Ends a request as its client does that goes away.
+/// Ends a request like a client that disconnects.
 async fn give_up(opening: JoinHandle<Outcome>) {
     opening.abort();
     assert!(within(opening).await.is_err());

@@ -13,7 +13,7 @@ use super::{Setup, request, within};
 use crate::protocol::headers::{Era, Lines, names};
 use crate::sync;
 
-/// Servers that were asked, of which so many end before they have read a byte.
+/// Servers of the modern era. The first `broken` of them end before they have read a byte.
 fn setup(broken: usize) -> Setup {
     let setup = Setup::new(|_| {});
     setup.broken.store(broken, Ordering::Relaxed);

@@ -438,8 +438,8 @@ async fn sessions_that_wait_for_room_come_to_one_server_by_one_turn() {
     setup.starts_none();
     drop(first);
     let mut shared = setup.server().await;
-    // Those that wait have no turns of their own before the other caller, although the server has
-    // not answered yet.
+    // The waiting sessions of the first caller take no turns before the other caller, although the
+    // server has not responded yet.
     drop(second);
     let mut of_other = setup.server().await;
     of_other.accept().await;
