@@ -103,7 +103,7 @@ impl Callers {
         let is_bridged = id.as_ref().is_some_and(|id| is_session_name(id.as_str().as_bytes()));
         if is_bridged {
             if let Some(bridge) = self.upstream.bridge() {
-                bridge.note_bridged_session();
+                bridge.record_bridged_session();
             }
         }
         let has_own_server =

@@ -212,7 +212,7 @@ impl ResponseObserver {
         credentials: &Credentials,
     ) {
         let Some(initialized) = jsonrpc::initialize_result(message) else { return };
-        upstream.note_begun(self.session.is_some() && !self.is_issued);
+        upstream.record_begun_session(self.session.is_some() && !self.is_issued);
         if let Some(session) = &self.session
             && let Some(version) = headers::ProtocolVersion::parse(&initialized.protocol_version)
         {

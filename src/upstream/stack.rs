@@ -195,9 +195,9 @@ impl Upstream {
     }
 
     /// Notes that a client has begun a session, to which the server has given a name or none.
-    pub(super) fn note_begun(&self, is_named: bool) {
+    pub(super) fn record_begun_session(&self, is_named: bool) {
         if let Some(bridge) = self.bridge() {
-            bridge.note_begun(is_named);
+            bridge.record_begun_session(is_named);
         }
     }
 

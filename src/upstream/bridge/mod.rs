@@ -1,9 +1,9 @@
-//! Bridge: requests of clients at a server that shares no revision with them.
+//! Bridge: translation between clients and servers that share no revision.
 //!
-//! Owned here: the decision whether a request is translated. [`modern_clients`] translates those of
-//! clients of 2026-07-28 for a server of the revisions with sessions, [`legacy_clients`] those of
-//! older clients for a server of 2026-07-28. Absent: the bytes of the messages
-//! (`protocol/bridge/`).
+//! Owned here: the decision whether a request is translated. [`modern_clients`] translates requests
+//! of clients of 2026-07-28 for a server of the revisions with sessions. [`legacy_clients`]
+//! translates requests of older clients for a server of 2026-07-28. Absent: the bytes of the
+//! messages (`protocol/bridge/`).
 
 mod legacy_clients;
 mod modern_clients;
@@ -37,32 +37,32 @@ use crate::protocol::ids::Owner;
 use crate::protocol::jsonrpc::{self, code, error_code};
 use crate::protocol::tasks;
 
-/// Size limit of the answer to a question of the bridge's own.
-const ANSWER_MAX: usize = 1024 * 1024;
-/// Size limit of a refusal of the revision, and time limit for it.
+/// Size limit of the response to a request of the bridge's own.
+const RESPONSE_MAX: usize = 1024 * 1024;
+/// Size limit of a refusal of the revision, and time limit for its body.
 const REFUSAL_MAX: usize = 4096;
 const REFUSAL_WAIT: Duration = Duration::from_secs(1);
 
 /// Settings of the bridge.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Configuration.
+    /// Section `bridge` of the configuration.
     pub config: config::Bridge,
-    /// Time for which a call waits for the answers of its client.
+    /// Maximum wait of a call for client responses.
     pub max_wait: Duration,
-    /// Time for which a call waits that may have become a task, if that is longer, or `None` if
-    /// none do.
+    /// Maximum wait of a call that may have become a task, if longer than `max_wait`.
+    /// `None`: calls do not become tasks.
     pub task_wait: Option<Duration>,
-    /// Time without a further question after which a round is told.
+    /// Time after the last server request until the client gets the input round.
     pub input_grace: Duration,
-    /// Time for which a request waits for a server that accepts no connections.
+    /// Maximum wait of a request while the server accepts no connections.
     pub connect_wait: Duration,
-    /// True if the proxy listens on a loopback address: its callers without credentials are one
-    /// then.
+    /// True if the proxy listens on a loopback address. All callers without credentials are then
+    /// one user.
     pub is_loopback: bool,
     /// Size limit of a message.
     pub max_event_bytes: usize,
-    /// This replica, which the states of the calls that wait in it name.
+    /// This replica. The `requestState` of a parked call names it.
     pub owner: Owner,
 }
 
@@ -71,7 +71,7 @@ pub struct Bridge {
     mode: config::ModernClients,
     era: Arc<ServerEra>,
     modern_clients: Arc<ModernClients>,
-    /// Translation for clients of older revisions, or `None` if there is none.
+    /// Translation for clients of older revisions, or `None` if it is switched off.
     legacy_clients: Option<Arc<LegacyClients>>,
 }
 
@@ -93,8 +93,8 @@ impl Bridge {
         })
     }
 
-    /// Answers a request, or returns `None` if it goes to the server as it is: it is of a revision
-    /// with sessions, or the server speaks its revision.
+    /// Translates a request and returns its response. Returns `None` if the request must be
+    /// forwarded unchanged: its revision has sessions, or the server speaks its revision.
     pub(super) async fn send(
         &self,
         server: &Server,
@@ -105,36 +105,37 @@ impl Bridge {
             return Some(legacy.send(server, template, sent).await);
         }
         if self.modern_clients.has_parked(template) {
-            // The call runs already: the era of the server now is none of it.
-            let answer = self.modern_clients.send(server, template, sent).await;
-            return Some(match answer {
-                Some(Translated::Unopened(answer) | Translated::Answered(answer)) => answer,
+            // The call is already running, so a later change of the server's era does not affect
+            // it.
+            let exchanged = self.modern_clients.send(server, template, sent).await;
+            return Some(match exchanged {
+                Some(Translated::Unopened(exchanged) | Translated::Response(exchanged)) => exchanged,
                 None => Err(Failure::before_run(ErrorCode::Unreachable).into()),
             });
         }
-        let is_asked_for = self.mode == config::ModernClients::Always || tasks::declares(template.body());
-        if !is_modern(template) || !is_asked_for {
+        let is_wanted = self.mode == config::ModernClients::Always || tasks::declares(template.body());
+        if !is_modern(template) || !is_wanted {
             return None;
         }
         if self.era.of(template).await? == Era::Legacy {
-            let answer = self.modern_clients.send(server, template, sent).await?;
-            // Nothing has run. A server that was replaced may speak the revision by now.
-            return match answer {
+            let exchanged = self.modern_clients.send(server, template, sent).await?;
+            // The request has not run. A replacement of the server may speak the client's revision.
+            return match exchanged {
                 Translated::Unopened(_) if self.era.has_changed(template, Era::Legacy).await => None,
-                Translated::Unopened(answer) | Translated::Answered(answer) => Some(answer),
+                Translated::Unopened(exchanged) | Translated::Response(exchanged) => Some(exchanged),
             };
         }
         let response = match server.exchange(template, sent).await {
             Ok(response) => response,
-            unanswered => return Some(unanswered),
+            failed => return Some(failed),
         };
-        // The server may be another one by now.
+        // The server may have been replaced.
         let (response, is_refused) = refuses_era(response).await;
         if !is_refused || !self.era.has_changed(template, Era::Modern).await {
             return Some(Ok(response));
         }
         Some(match self.modern_clients.send(server, template, sent).await {
-            Some(Translated::Unopened(answer) | Translated::Answered(answer)) => answer,
+            Some(Translated::Unopened(exchanged) | Translated::Response(exchanged)) => exchanged,
             None => Ok(response),
         })
     }
@@ -144,7 +145,8 @@ impl Bridge {
         self.translates_modern() || self.has_legacy_sessions()
     }
 
-    /// Returns true if this request may have to be translated. Most requests are told apart here.
+    /// Returns true if this request may have to be translated. This check is cheap and passes most
+    /// requests.
     pub(super) fn may_concern(&self, template: &Template) -> bool {
         (self.translates_modern() && !template.names_session())
             || (self.has_legacy_sessions() && LegacyClients::names_session(template))
@@ -163,15 +165,16 @@ impl Bridge {
         self.legacy_clients.is_some()
     }
 
-    /// Notes that a client names a session of the bridge.
-    pub fn note_bridged_session(&self) {
+    /// Records that a client names a session of the bridge. From now on, session requests are
+    /// checked.
+    pub fn record_bridged_session(&self) {
         if let Some(legacy) = &self.legacy_clients {
-            legacy.note_session();
+            legacy.record_session();
         }
     }
 
-    /// Returns true if the request is one in a session that the bridge keeps in the server's place,
-    /// or has kept before a restart.
+    /// Returns true if the request names a session that the bridge keeps for the server, or has
+    /// kept before a restart.
     pub(super) fn keeps_session_of(&self, template: &Template) -> bool {
         self.has_legacy_clients() && LegacyClients::names_session(template)
     }
@@ -181,7 +184,7 @@ impl Bridge {
     }
 
     /// Returns true if the response may refuse the era of a client of an older revision. A server
-    /// on a channel refuses by an error alone.
+    /// on a channel refuses by a JSON-RPC error alone.
     pub(super) fn may_be_refusal(&self, response: &Response<ResponseBody>, by_channel: bool) -> bool {
         let is_refused = response.status().is_client_error()
             && !matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
@@ -189,8 +192,8 @@ impl Bridge {
         self.legacy_clients.is_some() && (is_refused || may_be_error)
     }
 
-    /// Answers a request that the server has refused, if it is of a client of an older revision and
-    /// the server speaks the later one alone. Other responses pass.
+    /// Translates a request that the server has refused, if its client is of an older revision and
+    /// the server speaks only the later one. Other responses pass.
     pub(super) async fn after_refusal(
         &self,
         server: &Server,
@@ -199,8 +202,7 @@ impl Bridge {
     ) -> Exchanged {
         let Some(legacy) = &self.legacy_clients else { return Ok(response) };
         if self.keeps_session_of(template) {
-            // A session of a server that was replaced, which the bridge had opened again before a
-            // restart.
+            // The bridge kept this session before a restart. Its server was replaced meanwhile.
             return legacy.send(server, template, None).await;
         }
         if is_modern(template) {
@@ -211,15 +213,15 @@ impl Bridge {
         }
         let Some(id) = LegacyClients::initialize_in(template) else { return Ok(response) };
         let (response, is_error) = is_error(response).await;
-        // A server that was of older revisions when it was last asked may have been replaced.
+        // The known era may be out of date: the server may have been replaced.
         if !is_error || !self.era.is_or_has_become(template, Era::Modern).await {
             return Ok(response);
         }
         legacy.open(template, &id).await
     }
 
-    /// Returns the refusal of a session that went with its server, if the one in its place speaks
-    /// the later revision alone. Other responses pass.
+    /// Replaces the refusal of a session whose server was replaced by one of the later revision
+    /// alone. Other responses pass.
     async fn after_refusal_in_session(
         &self,
         template: &Template,
@@ -231,19 +233,19 @@ impl Bridge {
         let (response, whole) = begun(response, REFUSAL_MAX, REFUSAL_WAIT).await;
         let is_refused = whole.is_some_and(|whole| error_code(&whole) == Some(code::UNSUPPORTED_VERSION));
         match is_refused && self.era.is_or_has_become(template, Era::Modern).await {
-            true => legacy_clients::forgotten(),
+            true => legacy_clients::unknown_session(),
             false => response,
         }
     }
 
-    /// Ends what the bridge has at the server, at the end of the process.
+    /// Ends the bridge's sessions at the server, at the end of the process.
     pub(super) async fn end(&self) {
         self.modern_clients.end_all().await;
     }
 
-    /// Notes that a client has begun a session, to which the server has given a name or none.
-    pub(super) fn note_begun(&self, is_named: bool) {
-        self.modern_clients.note_begun(is_named);
+    /// Records that a client has begun a session, and whether the server has assigned it a name.
+    pub(super) fn record_begun_session(&self, is_named: bool) {
+        self.modern_clients.record_begun_session(is_named);
     }
 }
 
@@ -254,12 +256,12 @@ fn is_modern(template: &Template) -> bool {
     header.is_some_and(is_modern) || jsonrpc::meta_protocol_version(template.body()).as_deref().is_some_and(is_modern)
 }
 
-/// Returns the first response in a body of JSON or of events, whose rest is not read.
+/// Returns the first response in a body of JSON or of events. The rest of the body is not read.
 async fn response_in(response: Response<ResponseBody>) -> Option<Bytes> {
     let is_response = |message: &[u8]| {
         jsonrpc::member(message, &["result"]).or_else(|| jsonrpc::member(message, &["error"])).is_some()
     };
-    first_message(response, ANSWER_MAX, is_response).await
+    first_message(response, RESPONSE_MAX, is_response).await
 }
 
 /// Returns true if the response refuses the revision of a request of 2026-07-28. The returned
@@ -275,7 +277,7 @@ async fn refuses_era(response: Response<ResponseBody>) -> (Response<ResponseBody
     (response, is_refused)
 }
 
-/// Returns true if the response is no result. The returned response has its whole body.
+/// Returns true if the response is an error. The returned response has its whole body.
 async fn is_error(response: Response<ResponseBody>) -> (Response<ResponseBody>, bool) {
     if !response.status().is_success() {
         return (response, true);
@@ -284,15 +286,14 @@ async fn is_error(response: Response<ResponseBody>) -> (Response<ResponseBody>, 
     (response, whole.is_some_and(|whole| jsonrpc::member(&whole, &["error"]).is_some()))
 }
 
-/// Returns true for a response with a message. A failure of the server, and a refusal of the
-/// caller, pass with their headers.
+/// Returns true if the response carries a message to translate. Server failures and refusals of the
+/// caller pass with their headers.
 fn is_translated(parts: &Parts) -> bool {
     let passes =
         parts.status.is_server_error() || matches!(parts.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
     !passes && headers::is_json(&parts.headers)
 }
 
-/// Returns a JSON response.
 fn json_response(status: StatusCode, message: Vec<u8>) -> Response<ResponseBody> {
     let mut response = Response::new(ResponseBody::whole(message));
     *response.status_mut() = status;
@@ -300,7 +301,7 @@ fn json_response(status: StatusCode, message: Vec<u8>) -> Response<ResponseBody>
     response
 }
 
-/// Returns a response whose body has events.
+/// Returns a response with an event stream as its body.
 fn event_stream(body: ResponseBody) -> Response<ResponseBody> {
     let mut response = Response::new(body);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));

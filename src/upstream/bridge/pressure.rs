@@ -1,24 +1,23 @@
-//! Back-pressure on messages that come faster than their reader takes them.
+//! Back-pressure on messages that arrive faster than their reader takes them.
 
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-/// Longest time for which a burst waits for one reader. One that is slower loses messages, or its
+/// Maximum wait of a burst for one reader. A slower reader loses messages, or its
 /// subscription.
 const WAIT: Duration = Duration::from_millis(250);
 
-/// Returns true if a queue is half full or fuller.
+/// Returns true if a queue is at least half full.
 pub(super) fn is_pressed<T>(queue: &mpsc::Sender<T>) -> bool {
     queue.capacity() <= queue.max_capacity() / 2
 }
 
-/// Waits until a queue is less than half full. Returns false if its reader does not get so far in
-/// time.
+/// Waits until a queue is less than half full. Returns false after [`WAIT`].
 pub(super) async fn relieved<T>(queue: mpsc::Sender<T>) -> bool {
     let half = queue.max_capacity() / 2;
     match tokio::time::timeout(WAIT, queue.reserve_many(half + 1)).await {
-        // A reader that has left is slow no more.
+        // A reader that has left is not slow any more.
         Ok(Ok(_) | Err(_)) => true,
         Err(_) => false,
     }

@@ -1,4 +1,4 @@
-//! Era of the server, found by a request of the proxy's own: a call in the wrong era may run.
+//! Era of the server, found by a synthetic request: a call in the wrong era may run.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -15,16 +15,15 @@ use crate::upstream::server::request::Template;
 use crate::upstream::server::synthetic::discover_request;
 use crate::{clock, sync};
 
-/// Time for which the answer counts.
+/// Validity of an era that a response has shown.
 const TTL: Duration = Duration::from_secs(300);
-/// Time for which the era counts on if the question is not answered, and for which silence counts
-/// as an answer.
-const UNANSWERED_TTL: Duration = Duration::from_secs(30);
-/// Time limit of the question. Other requests wait meanwhile.
+/// Validity of an era after a discovery request without a response.
+const NO_RESPONSE_TTL: Duration = Duration::from_secs(30);
+/// Time limit of a discovery request. Other requests wait meanwhile.
 const WAIT: Duration = Duration::from_secs(5);
 
-/// Statuses with which a server of the revisions with sessions refuses the question. Others concern
-/// the caller, or the moment.
+/// Statuses of a server that refuses `server/discover` because its revisions have sessions. Other
+/// statuses concern the caller, or are temporary.
 const LEGACY_STATUSES: [StatusCode; 6] = [
     StatusCode::BAD_REQUEST,
     StatusCode::NOT_FOUND,
@@ -33,22 +32,22 @@ const LEGACY_STATUSES: [StatusCode; 6] = [
     StatusCode::UNSUPPORTED_MEDIA_TYPE,
     StatusCode::UNPROCESSABLE_ENTITY,
 ];
-/// Age from which an answer may be wrong: a server that goes on to refuse is asked no oftener.
+/// Minimum age of an era that is discovered again. It bounds the rate of discovery at a server that
+/// keeps refusing.
 const MIN_AGE: Duration = Duration::from_secs(5);
 
-/// Era of the server, as it was last found.
+/// Last known era of the server.
 pub(super) struct ServerEra {
     server: Arc<Server>,
     known: Mutex<Option<Known>>,
 }
 
-/// An era that was found.
 #[derive(Clone, Copy)]
 struct Known {
     era: Era,
-    /// Time of the question.
+    /// Time of discovery.
     since: Instant,
-    /// Time from which the server is asked again.
+    /// Expiry: the era must be discovered again after it.
     until: Instant,
 }
 
@@ -57,33 +56,32 @@ impl ServerEra {
         Self { server, known: Mutex::default() }
     }
 
-    /// Returns the era, or `None` if it was never found. Asks with the headers of this request,
-    /// beside others that ask.
+    /// Returns the era, or `None` if it was never found. An expired era is discovered again with
+    /// the headers of this request; concurrent calls each send a request.
     pub(super) async fn of(&self, template: &Template) -> Option<Era> {
         match self.known() {
             Some(known) if clock::now() < known.until => Some(known.era),
-            Some(known) => Some(self.ask(template).await.unwrap_or(known.era)),
-            None => self.ask(template).await,
+            Some(known) => Some(self.discover(template).await.unwrap_or(known.era)),
+            None => self.discover(template).await,
         }
     }
 
-    /// Asks again, because a response shows that the server may have left this era. Returns true if
-    /// it has.
+    /// Discovers the era again after a response that suggests a change. Returns true if the era is
+    /// not `from` any more.
     pub(super) async fn has_changed(&self, template: &Template, from: Era) -> bool {
         self.latest(template).await.is_some_and(|era| era != from)
     }
 
-    /// Returns true if the server is of this era. If it was of another one when it was last asked,
-    /// it is asked again.
+    /// Returns true if the server is of this era. A known other era is discovered again first.
     pub(super) async fn is_or_has_become(&self, template: &Template, era: Era) -> bool {
         self.of(template).await == Some(era) || self.latest(template).await == Some(era)
     }
 
-    /// Returns the era as it was found a moment ago, or is found now.
+    /// Returns an era that is at most [`MIN_AGE`] old.
     async fn latest(&self, template: &Template) -> Option<Era> {
         match self.known() {
             Some(known) if clock::now() < known.since + MIN_AGE => Some(known.era),
-            Some(_) | None => self.ask(template).await,
+            Some(_) | None => self.discover(template).await,
         }
     }
 
@@ -91,31 +89,31 @@ impl ServerEra {
         *sync::lock(&self.known)
     }
 
-    /// Asks the server. Returns `None` if the answer does not show its era.
-    async fn ask(&self, template: &Template) -> Option<Era> {
+    /// Sends a discovery request. Returns `None` if the response does not show the era.
+    async fn discover(&self, template: &Template) -> Option<Era> {
         let request = discover_request(&template.clone().without_session(), None);
-        let asking = async {
+        let discovery = async {
             let response = self.server.exchange(&request, None).await.ok()?;
             let (status, challenges) = (response.status(), response.headers().contains_key(WWW_AUTHENTICATE));
-            // The refusal of the request itself tells the client more.
+            // The response to the client's own request is more useful to the client.
             let shows_era = (status.is_success() || LEGACY_STATUSES.contains(&status)) && !challenges;
             if !shows_era {
                 return None;
             }
             let message = response_in(response).await;
-            // A success without a response is one of something else.
+            // A success without a JSON-RPC response does not come from an MCP server.
             if message.is_none() && status.is_success() { None } else { Some(era_of(message.as_deref())) }
         };
-        let found = tokio::time::timeout(WAIT, asking).await;
+        let found = tokio::time::timeout(WAIT, discovery).await;
         let (now, mut known) = (clock::now(), sync::lock(&self.known));
         let (era, ttl) = match (found, *known) {
             (Ok(Some(era)), _) => (era, TTL),
-            // A server that is silent has never heard of the method, or is busy.
-            (Err(_), None) => (Era::Legacy, UNANSWERED_TTL),
-            (Err(_), Some(before)) => (before.era, UNANSWERED_TTL),
+            // The server does not know the method, or it is busy.
+            (Err(_), None) => (Era::Legacy, NO_RESPONSE_TTL),
+            (Err(_), Some(before)) => (before.era, NO_RESPONSE_TTL),
             (Ok(None), before) => {
-                // Other requests go on with the era as it was.
-                *known = before.map(|before| Known { until: before.until.max(now + UNANSWERED_TTL), ..before });
+                // Other requests use the known era meanwhile.
+                *known = before.map(|before| Known { until: before.until.max(now + NO_RESPONSE_TTL), ..before });
                 return None;
             }
         };

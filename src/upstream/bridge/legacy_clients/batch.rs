@@ -1,4 +1,4 @@
-//! Batches of 2025-03-26: one request each at the server, and one stream for all responses.
+//! Batches of 2025-03-26: each request is sent on its own, and one stream carries all responses.
 
 use std::sync::Arc;
 
@@ -16,15 +16,15 @@ use crate::upstream::server::request::Template;
 use crate::upstream::server::response_body::ResponseBody;
 use crate::upstream::server::sse_reader::EventReader;
 
-/// Messages that wait for the reader of a batch.
+/// Capacity of a batch's queue of messages for its reader.
 const QUEUE: usize = 16;
-/// Most messages of a batch.
+/// Maximum number of messages in a batch.
 const MAX_MESSAGES: usize = 256;
 /// The revision that has batches.
 const REVISION: &str = "2025-03-26";
 
 impl LegacyClients {
-    /// Answers a batch.
+    /// Sends the messages of a batch and returns the stream of their responses.
     pub(super) fn batch(
         self: &Arc<Self>,
         session: &Arc<Session>,
@@ -57,12 +57,12 @@ impl LegacyClients {
                     Message::Notification { .. } | Message::Response { .. } => None,
                 };
                 let server = clients.server.clone();
-                let answer = Box::pin(clients.message(&server, &session, &template, message, None)).await;
+                let response = Box::pin(clients.message(&server, &session, &template, message, None)).await;
                 if let Some(id) = id {
                     let limit = clients.settings.max_event_bytes;
                     tokio::select! {
                         () = out.closed() => {}
-                        () = send_messages(answer.ok(), &id, &out, limit) => {}
+                        () = send_messages(response.ok(), &id, &out, limit) => {}
                     }
                 }
             });
@@ -74,7 +74,7 @@ impl LegacyClients {
     }
 }
 
-/// Sends the messages of the response to one request of a batch.
+/// Forwards the messages of the response to one request of a batch.
 async fn send_messages(
     response: Option<Response<ResponseBody>>,
     id: &RequestId,

@@ -1,4 +1,4 @@
-//! One call: a request of 2026-07-28 at the server, once for each round of input.
+//! One call: a request of 2026-07-28 at the server, sent once for each round of input.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,8 +10,8 @@ use http::{HeaderName, HeaderValue, Response, StatusCode};
 use serde_json::Map;
 use tokio::sync::mpsc;
 
-use super::session::{Answer, Asked, Running, Session};
-use super::{LegacyClients, forgotten, sent_messages};
+use super::session::{ClientResponse, PendingRequest, Running, Session};
+use super::{LegacyClients, code::METHOD_NOT_FOUND, sent_messages, unknown_session};
 use crate::clock;
 use crate::event_log::Stream;
 use crate::protocol::bridge::legacy_clients::{self as bridge, InputRequired, MAX_ROUNDS, Round, ToolFacts};
@@ -28,12 +28,12 @@ use crate::upstream::server::response_body::Messages;
 use crate::upstream::server::response_body::ResponseBody;
 use crate::upstream::server::sse_reader::EventReader;
 
-/// Pause before a call without questions is sent again, which doubles up to the longest.
+/// Pause before a call is sent again that required no input. It doubles up to the longest.
 const PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// Statuses with which a server of the revisions with sessions refuses a request without one.
+/// Refusals of a request without a session by a server of the revisions with sessions.
 const REFUSALS: [StatusCode; 3] = [StatusCode::BAD_REQUEST, StatusCode::NOT_FOUND, StatusCode::UNPROCESSABLE_ENTITY];
-/// Messages that wait for the reader of a call. The server is not read meanwhile.
+/// Capacity of a call's queue of messages for its reader. The server is not read while it is full.
 const QUEUE: usize = 16;
 
 /// Request of a client in a session.
@@ -50,7 +50,7 @@ struct Call {
     session: Arc<Session>,
     request: ClientRequest,
     running: Running,
-    /// ID at the server.
+    /// ID of the request at the server.
     own: String,
     rounds: u32,
     pause: Duration,
@@ -58,9 +58,9 @@ struct Call {
 
 /// Response of the server to the first request of a call.
 enum First {
-    /// None that is translated.
+    /// Response that is not translated.
     Passes(Box<Response<ResponseBody>>),
-    /// The server speaks the revision no more.
+    /// The server does not speak the revision any more.
     Replaced,
     Events(Box<Parts>, Box<EventReader>),
     Message(Box<Parts>, Bytes),
@@ -73,7 +73,7 @@ enum Reply {
 }
 
 impl LegacyClients {
-    /// Makes a call for a client, and answers with its outcome.
+    /// Makes a call for a client and returns its response.
     pub(super) async fn call(
         self: &Arc<Self>,
         server: &Server,
@@ -93,7 +93,7 @@ impl LegacyClients {
         let cancelled = call.running.cancelled.clone();
         let first = tokio::select! {
             first = call.first(server, sent) => first?,
-            // The client awaits nothing more.
+            // The client expects no response any more.
             () = cancelled.notified() => {
                 let (_, nothing) = mpsc::channel(1);
                 return Ok(sent_messages(nothing));
@@ -103,7 +103,7 @@ impl LegacyClients {
             First::Passes(response) => return Ok(*response),
             First::Replaced => {
                 self.sessions.end(&call.session);
-                return Ok(forgotten());
+                return Ok(unknown_session());
             }
             First::Events(parts, reader) => {
                 return Ok(Response::from_parts(*parts, call.stream(Reply::Events(reader))));
@@ -114,24 +114,24 @@ impl LegacyClients {
             parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
             return Ok(Response::from_parts(parts, call.stream(Reply::Message(message))));
         }
-        let told = match call.told(&message) {
-            Some(told) => {
-                // Clients read the error of a response that is a success, and of no other; a 404
-                // would end the session.
+        let translated = match call.translated_response(&message) {
+            Some(translated) => {
+                // Clients read an error only in a successful HTTP response. A 404 would end the
+                // session.
                 parts.status = StatusCode::OK;
-                told.into()
+                translated.into()
             }
             None => message,
         };
-        Ok(Response::from_parts(parts, ResponseBody::whole(told)))
+        Ok(Response::from_parts(parts, ResponseBody::whole(translated)))
     }
 }
 
 impl Call {
-    /// Sends the request for the first time, and reads as much of the response as shows its kind.
+    /// Sends the request for the first time, and reads enough of the response to know its kind.
     async fn first(&self, server: &Server, sent: Option<&Arc<Stream>>) -> Result<First, Unanswered> {
         let mut response = self.send(server, None, sent).await?;
-        if self.knows_headers_after(&mut response).await? {
+        if self.read_headers_after(&mut response).await? {
             response = self.send(server, None, None).await?;
         }
         let (mut parts, body) = response.into_parts();
@@ -146,7 +146,7 @@ impl Call {
                 return Ok(First::Replaced);
             }
             if parts.status == StatusCode::NOT_FOUND {
-                // To the client a 404 is the end of its session, of which the server knows nothing.
+                // To the client a 404 ends its session, which the server does not know.
                 return Ok(First::Passes(Box::new(self.not_found())));
             }
             return Ok(First::Passes(Box::new(Response::from_parts(parts, body))));
@@ -158,12 +158,11 @@ impl Call {
             return Ok(First::Replaced);
         }
         parts.headers.remove(CONTENT_LENGTH);
-        self.learn_tools_for(&message).await;
+        self.read_tools_for(&message).await;
         Ok(First::Message(Box::new(parts), message))
     }
 
-    /// Returns true if another server is in the place of the session's, which speaks the older
-    /// revisions.
+    /// Returns true if the server was replaced by a server of the older revisions.
     async fn is_replaced(&self) -> bool {
         self.clients.era.has_changed(&self.request.template, Era::Modern).await
     }
@@ -174,9 +173,9 @@ impl Call {
         json_response(StatusCode::BAD_GATEWAY, message)
     }
 
-    /// Reads the list of tools, if a result may have to be wrapped as the list says and none was
-    /// read in this session.
-    async fn learn_tools_for(&self, message: &[u8]) {
+    /// Reads the list of tools before a structured result, unless the session has read one: the
+    /// list decides whether the result is wrapped.
+    async fn read_tools_for(&self, message: &[u8]) {
         let has_structure = self.request.method == "tools/call"
             && self.session.client.knows_structured_content()
             && jsonrpc::member(message, &["result", "structuredContent"])
@@ -186,7 +185,7 @@ impl Call {
         }
     }
 
-    /// Sends the request, with the answers of a round if there were questions.
+    /// Sends the request, with the client responses of an input round if the server required input.
     async fn send(
         &self,
         server: &Server,
@@ -215,9 +214,9 @@ impl Call {
         server.exchange(&template, sent).await
     }
 
-    /// If the server says that the headers do not repeat the arguments of a tool, reads which do.
-    /// Returns true if they were read: the call has not run, and may be sent again.
-    async fn knows_headers_after(&self, response: &mut Response<ResponseBody>) -> Result<bool, Unanswered> {
+    /// On -32020, reads the headers of the tool's arguments from the list of tools. Returns true if
+    /// the list was read: the call has not run, and may be sent again.
+    async fn read_headers_after(&self, response: &mut Response<ResponseBody>) -> Result<bool, Unanswered> {
         let may_be = self.request.method == "tools/call"
             && response.status() == StatusCode::BAD_REQUEST
             && headers::is_json(response.headers());
@@ -233,24 +232,24 @@ impl Call {
         Ok(is_mismatch && self.clients.list_tools(&self.session, &self.request.template).await)
     }
 
-    /// Returns what the calls of the tool need that the request calls, or `None` if they need
-    /// nothing, or it calls none.
+    /// Returns the requirements of the called tool, or `None` if the request calls no tool with
+    /// requirements.
     fn tool_facts(&self) -> Option<ToolFacts> {
         let is_call = self.request.method == "tools/call";
         self.session.tool_facts(&jsonrpc::tool_name(self.request.template.body()).filter(|_| is_call)?)
     }
 
-    /// Returns a response of the server as the client gets it.
-    fn told(&self, message: &[u8]) -> Option<Vec<u8>> {
+    /// Translates a response of the server for the client.
+    fn translated_response(&self, message: &[u8]) -> Option<Vec<u8>> {
         let is_list = self.request.method == "tools/list";
-        let unknown = if is_list { self.session.note_tools(message) } else { Vec::new() };
+        let unknown = if is_list { self.session.record_tools(message) } else { Vec::new() };
         let is_wrapped = self.tool_facts().is_some_and(|facts| facts.is_wrapped);
-        let told =
+        let translated =
             bridge::result_as(message, &self.request.id, &self.request.method, &self.session.client, is_wrapped)?;
-        Some(if unknown.is_empty() { told } else { bridge::without_output_schemas(&told, &unknown) })
+        Some(if unknown.is_empty() { translated } else { bridge::without_output_schemas(&translated, &unknown) })
     }
 
-    /// Goes on with the call for as long as its client reads it.
+    /// Continues the call in a task for as long as its client reads the stream.
     fn stream(self, reply: Reply) -> ResponseBody {
         let (out, receiver) = mpsc::channel(QUEUE);
         tokio::spawn(self.run(reply, out));
@@ -262,43 +261,43 @@ impl Call {
         tokio::select! {
             () = out.closed() => {}
             () = cancelled.notified() => {}
-            () = self.converse(reply, &out) => {}
+            () = self.run_rounds(reply, &out) => {}
         }
     }
 
-    async fn converse(&mut self, mut reply: Reply, out: &mpsc::Sender<Bytes>) {
+    async fn run_rounds(&mut self, mut reply: Reply, out: &mpsc::Sender<Bytes>) {
         loop {
             let message = match reply {
                 Reply::Message(message) => message,
                 Reply::Events(reader) => match self.read(*reader, out).await {
                     Some(message) => message,
-                    // The response ends without an outcome.
+                    // The response has ended without an outcome.
                     None => return,
                 },
             };
-            self.learn_tools_for(&message).await;
-            let told = match InputRequired::of(&message) {
+            self.read_tools_for(&message).await;
+            let translated = match InputRequired::of(&message) {
                 None if jsonrpc::is_input_required(&message) => {
                     let reason = "the server asks for input that is malformed, or for too much";
                     Some(bridge::failed_call(&self.request.id, &self.request.method, reason))
                 }
-                Some(required) => match self.go_on(required, out).await {
+                Some(required) => match self.run_round(required, out).await {
                     Ok(next) => {
                         reply = next;
                         continue;
                     }
                     Err(reason) => Some(bridge::failed_call(&self.request.id, &self.request.method, &reason)),
                 },
-                None => self.told(&message),
+                None => self.translated_response(&message),
             };
-            if let Some(told) = told {
-                let _ = out.send(told.into()).await;
+            if let Some(translated) = translated {
+                let _ = out.send(translated.into()).await;
             }
             return;
         }
     }
 
-    /// Reads events up to the response to the request. Other messages are the client's.
+    /// Reads events up to the response to the request. Notifications go to the client.
     async fn read(&self, mut reader: EventReader, out: &mpsc::Sender<Bytes>) -> Option<Bytes> {
         loop {
             let gathered = reader.batch().await?;
@@ -310,7 +309,7 @@ impl Call {
                             return Some(Bytes::copy_from_slice(text.as_bytes()));
                         }
                         Message::Notification { .. } => out.send(Bytes::copy_from_slice(text.as_bytes())).await.ok()?,
-                        // A server of this revision asks in its results alone.
+                        // A server of this revision requires input in results alone.
                         Message::Response { .. } | Message::Request { .. } => {}
                     }
                 }
@@ -321,54 +320,56 @@ impl Call {
         }
     }
 
-    /// Asks the client, and sends the call with its answers.
+    /// Sends the server requests of a round to the client, then the call with the client responses.
     ///
     /// # Errors
-    /// The reason why the call cannot go on.
-    async fn go_on(&mut self, required: InputRequired, out: &mpsc::Sender<Bytes>) -> Result<Reply, String> {
+    ///
+    /// The reason why the call cannot continue.
+    async fn run_round(&mut self, required: InputRequired, out: &mpsc::Sender<Bytes>) -> Result<Reply, String> {
         self.rounds += 1;
         if self.rounds > MAX_ROUNDS {
             return Err("the server has asked for input too often".to_owned());
         }
-        if let Some((question, reason)) =
-            required.requests.iter().find_map(|question| Some((question, question.refused_by(&self.session.client)?)))
+        if let Some((refused, reason)) =
+            required.requests.iter().find_map(|input| Some((input, input.refused_by(&self.session.client)?)))
         {
-            return Err(format!("the server asks by {}: {reason}", question.method));
+            return Err(format!("the server asks by {}: {reason}", refused.method));
         }
         let mut round = Round { responses: Map::new(), state: required.state };
         if required.requests.is_empty() {
             clock::sleep(self.pause).await;
             self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         }
-        let asked: Vec<Asked> = required.requests.iter().map(|_| self.session.ask()).collect();
-        for (question, asked) in required.requests.iter().zip(&asked) {
-            if out.send(question.request(asked.id()).into()).await.is_err() {
+        let pending: Vec<PendingRequest> =
+            required.requests.iter().map(|_| self.session.begin_server_request()).collect();
+        for (input, pending) in required.requests.iter().zip(&pending) {
+            if out.send(input.request(pending.id()).into()).await.is_err() {
                 return Err("the client has left".to_owned());
             }
         }
         let until = clock::now() + self.clients.settings.max_wait;
-        for (question, mut asked) in required.requests.into_iter().zip(asked) {
-            let answer = tokio::select! {
-                answer = &mut asked.answer => answer.ok(),
+        for (input, mut pending) in required.requests.into_iter().zip(pending) {
+            let response = tokio::select! {
+                response = &mut pending.response => response.ok(),
                 () = clock::sleep_until(until) => None,
             };
-            let Some(Answer { outcome, headers }) = answer else {
+            let Some(ClientResponse { outcome, headers }) = response else {
                 return Err("the client has not answered".to_owned());
             };
             self.request.template = self.request.template.going_on(&headers);
-            round.responses.insert(question.key, outcome?);
+            round.responses.insert(input.key, outcome?);
         }
         self.own = self.session.next_id();
-        self.reply(&round).await
+        self.send_round(&round).await
     }
 
-    /// Sends the call with the answers of a round.
-    async fn reply(&self, round: &Round) -> Result<Reply, String> {
+    /// Sends the call with the client responses of a round.
+    async fn send_round(&self, round: &Round) -> Result<Reply, String> {
         let until = clock::now() + self.clients.settings.connect_wait;
         let response = loop {
             match self.send(&self.clients.server, Some(round), None).await {
                 Ok(response) => break response,
-                // A server that is restarting has not got it.
+                // A restarting server has not received the request.
                 Err(unanswered) if unanswered.is_unconnected && clock::now() < until => clock::sleep(PAUSE).await,
                 Err(_) => return Err("the server did not answer".to_owned()),
             }
@@ -380,14 +381,14 @@ impl Call {
         }
         let is_json = headers::is_json(response.headers());
         match collect(response.into_body(), self.clients.settings.max_event_bytes).await {
-            Ok(message) if is_json && self.told(&message).is_some() => Ok(Reply::Message(message)),
+            Ok(message) if is_json && self.translated_response(&message).is_some() => Ok(Reply::Message(message)),
             Ok(_) => Err(format!("the server answered with status {}", status.as_u16())),
             Err(_) => Err("the server's answer broke off".to_owned()),
         }
     }
 }
 
-/// Returns true for an error with which a server of 2026-07-28 refuses a request.
+/// Returns true for an error code of 2026-07-28.
 fn is_of_revision(message: &[u8]) -> bool {
     matches!(
         jsonrpc::error_code(message),
@@ -401,7 +402,7 @@ fn is_of_revision(message: &[u8]) -> bool {
     )
 }
 
-/// Returns a request of a client with the headers of 2026-07-28, and those of the caller.
+/// Returns a client's request with the headers of 2026-07-28 and the caller's own headers.
 pub(super) fn modern(template: &Template, method: &str) -> Template {
     let mut headers = template.own_headers();
     headers.remove(names::MCP_SESSION_ID);

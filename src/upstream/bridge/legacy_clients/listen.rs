@@ -1,5 +1,5 @@
-//! Subscription of a session at the server, whose notifications its client gets on the session's
-//! own stream.
+//! Subscription of a session at the server. The client gets its notifications on the session's
+//! standalone stream.
 
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
@@ -24,19 +24,19 @@ const LISTEN: &str = "subscriptions/listen";
 const ACKNOWLEDGED: &str = "notifications/subscriptions/acknowledged";
 /// Time limit for the acknowledgement. Requests of the client wait meanwhile.
 const WAIT: Duration = Duration::from_secs(10);
-/// Pause before a subscription that was lost is made anew, which doubles up to the longest.
+/// Pause before a lost subscription is made again. It doubles up to the longest.
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 impl LegacyClients {
-    /// Subscribes anew to all that the session is to hear of, with the headers of this request. The
-    /// subscription before ends once this one is acknowledged. Returns false if the server does not
-    /// agree.
+    /// Replaces the subscription by a subscription to all that the session needs now, with the
+    /// headers of this request. The previous subscription ends once the new one is acknowledged.
+    /// Returns false if the server does not agree.
     pub(super) async fn subscribe(self: &Arc<Self>, session: &Arc<Session>, template: &Template) -> bool {
         let _changing = session.subscribing.lock().await;
         self.subscribe_anew(session, template).await
     }
 
-    /// Does as [`Self::subscribe`], for a caller that holds the lock of the session's subscription.
+    /// As [`Self::subscribe`], for a caller that holds the lock of the session's subscription.
     pub(super) async fn subscribe_anew(self: &Arc<Self>, session: &Arc<Session>, template: &Template) -> bool {
         let resources = session.resources();
         let lists = session.server.announced_lists();
@@ -58,7 +58,7 @@ impl LegacyClients {
         };
         let Ok(Some((reader, rest))) = tokio::time::timeout(WAIT, opening).await else { return false };
         for (method, text) in &rest {
-            tell(session, method, text);
+            notify(session, method, text);
         }
         let task = read(Arc::downgrade(self), Arc::downgrade(session), reader);
         session.set_subscription(Some(Subscription(tokio::spawn(task).abort_handle())), wanted);
@@ -66,7 +66,7 @@ impl LegacyClients {
     }
 }
 
-/// Reads the acknowledgement. Returns the notifications behind it that were read with it.
+/// Reads the acknowledgement. Returns the notifications after it that were read with it.
 async fn acknowledged(response: Response<ResponseBody>, limit: usize) -> Option<(EventReader, Vec<(String, String)>)> {
     let mut reader = EventReader::new(response.into_body(), limit);
     loop {
@@ -81,13 +81,13 @@ async fn acknowledged(response: Response<ResponseBody>, limit: usize) -> Option<
     }
 }
 
-/// Reads a subscription to its end, and then makes it anew for as long as the session lives.
+/// Reads a subscription to its end, then makes it again for as long as the session lives.
 async fn read(clients: Weak<LegacyClients>, session: Weak<Session>, mut reader: EventReader) {
     while let Some(gathered) = reader.batch().await {
         let Some(session) = session.upgrade() else { return };
         for event in &gathered.events {
             for (method, text) in notifications(&event.data) {
-                tell(&session, &method, &text);
+                notify(&session, &method, &text);
                 session.wait_for_reader().await;
             }
         }
@@ -96,12 +96,11 @@ async fn read(clients: Weak<LegacyClients>, session: Weak<Session>, mut reader: 
         }
     }
     drop(reader);
-    // The new subscription ends the task of the one before, so that another task makes it.
+    // A separate task makes the new subscription, because that ends the task of the previous one.
     tokio::spawn(renewed(clients, session));
 }
 
-/// Makes a subscription that was lost anew. Boxed, since the task of the new one may come to the
-/// same.
+/// Makes a lost subscription again. Boxed, since the task of the new subscription may do the same.
 fn renewed(clients: Weak<LegacyClients>, session: Weak<Session>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
     Box::pin(async move {
         let mut pause = PAUSE;
@@ -117,7 +116,7 @@ fn renewed(clients: Weak<LegacyClients>, session: Weak<Session>) -> Pin<Box<dyn 
     })
 }
 
-/// Returns the notifications in an event: method and text.
+/// Returns method and text of each notification in an event.
 fn notifications(data: &[u8]) -> Vec<(String, String)> {
     let Ok(body) = jsonrpc::peek(data) else { return Vec::new() };
     let texts = body.messages().iter().zip(jsonrpc::messages(data));
@@ -128,12 +127,12 @@ fn notifications(data: &[u8]) -> Vec<(String, String)> {
     texts.filter_map(notification).collect()
 }
 
-/// Tells a notification to the client, without the name of the subscription.
-fn tell(session: &Session, method: &str, text: &str) {
+/// Sends a notification to the client without the subscription's ID.
+fn notify(session: &Session, method: &str, text: &str) {
     if method == ACKNOWLEDGED {
         return;
     }
     if let Some(untagged) = bridge::untagged(text.as_bytes()) {
-        session.tell(&untagged);
+        session.notify(&untagged);
     }
 }

@@ -1,11 +1,12 @@
 //! Requests of clients of the revisions with sessions at a server that speaks 2026-07-28 alone.
 //!
-//! To all above it the server has sessions. Each request becomes one of the later revision, with
-//! what the client has said in `initialize`. Input that the server requires is asked for on the
-//! stream of the call, and the call is sent again with the answers. Owned here: the sessions, and
-//! the calls between their rounds. Absent: the bytes of the messages
-//! (`protocol/bridge/legacy_clients/`), and the records with which sessions are opened again after
-//! a restart.
+//! Above this module the server appears to have sessions. Each request is translated to the later
+//! revision with the client's facts from `initialize`. Input that the server requires becomes
+//! server requests on the call's stream. The call is sent again with the client responses.
+//!
+//! Owned here: the sessions, and the calls between their rounds. Absent: the bytes of the messages
+//! (`protocol/bridge/legacy_clients/`), and the records of sessions that are opened again after a
+//! restart.
 
 mod batch;
 mod call;
@@ -23,7 +24,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use self::call::ClientRequest;
-use self::session::{Answer as ClientAnswer, Session, Sessions};
+use self::session::{ClientResponse, Session, Sessions};
 use super::server_era::ServerEra;
 use super::{Exchanged, Settings, event_stream, json_response, response_in};
 use crate::channel;
@@ -42,23 +43,24 @@ use crate::upstream::server::response_body::ResponseBody;
 use crate::upstream::server::synthetic;
 use crate::upstream::token_probe::{confirms_token, outside_sessions};
 
-/// Most pages of a list of tools that are read for one call, and time limit for that.
+/// Maximum number of list pages that are read for one call, and time limit for all of them.
 const MAX_PAGES: usize = 32;
 const LIST_WAIT: Duration = Duration::from_secs(5);
-/// Time in which a client that has begun asks for the session's own stream.
+/// Maximum wait for a new client to open the session's standalone stream.
 const STREAM_WAIT: Duration = Duration::from_secs(10);
 
 /// Translates requests. All workers share it.
 pub(super) struct LegacyClients {
     settings: Settings,
-    /// Connections of requests of the bridge's own.
+    /// Connections for the bridge's own requests.
     server: Arc<Server>,
-    /// Tokens of which the server has been asked whether they are one caller's.
+    /// Tokens whose caller the server has confirmed or denied.
     observed: Arc<Observed>,
     sessions: Sessions,
-    /// True once a session was opened, or a request named one.
+    /// True once a session was opened, or a request has named one.
     is_active: AtomicBool,
-    /// Capabilities of the server that the session opened last has: most sessions have equal ones.
+    /// Capabilities of the server in the session opened last. Most sessions have equal ones and
+    /// share them.
     discovered: Mutex<Option<Arc<Discovered>>>,
     era: Arc<ServerEra>,
 }
@@ -82,29 +84,29 @@ impl LegacyClients {
         })
     }
 
-    /// Returns true once a session was opened, or a request named one.
+    /// Returns true once a session was opened, or a request has named one.
     pub(super) fn is_active(&self) -> bool {
         self.is_active.load(Ordering::Relaxed)
     }
 
-    /// Notes that a request names a session.
-    pub(super) fn note_session(&self) {
+    /// Records that a session was opened, or that a request has named one.
+    pub(super) fn record_session(&self) {
         self.is_active.store(true, Ordering::Relaxed);
     }
 
-    /// Returns true if the request is one in a session of the bridge.
+    /// Returns true if the request names a session of the bridge.
     pub(super) fn names_session(template: &Template) -> bool {
         template.session_name().is_some_and(bridge::is_session_name)
     }
 
-    /// Answers a request in a session of the bridge.
+    /// Handles a request in a session of the bridge.
     pub(super) async fn send(
         self: &Arc<Self>,
         server: &Server,
         template: &Template,
         sent: Option<&Arc<Stream>>,
     ) -> Exchanged {
-        let Some(session) = self.session_of(server, template).await else { return Ok(forgotten()) };
+        let Some(session) = self.session_of(server, template).await else { return Ok(unknown_session()) };
         match *template.method() {
             Method::GET => return Ok(self.stream(&session, template)),
             Method::DELETE => {
@@ -121,8 +123,8 @@ impl LegacyClients {
         Ok(response)
     }
 
-    /// Returns the session that a request names, if it is its caller's. A refreshed token is the
-    /// same caller's if the server confirms it.
+    /// Returns the session that a request names, if it belongs to its caller. A refreshed token is
+    /// accepted if the server confirms it.
     async fn session_of(&self, server: &Server, template: &Template) -> Option<Arc<Session>> {
         let name = template.session_name()?;
         let (session, caller) = (self.sessions.find(name)?, template.caller());
@@ -135,7 +137,7 @@ impl LegacyClients {
             }
             session.add_caller(later);
         }
-        session.note_request(template);
+        session.record_request(template);
         Some(session)
     }
 
@@ -153,17 +155,17 @@ impl LegacyClients {
                 if method == "notifications/initialized" {
                     self.expect_stream(session, template);
                 }
-                notified(session, &method, template.body());
+                handle_notification(session, &method, template.body());
                 return Ok(empty(StatusCode::ACCEPTED));
             }
             Message::Response { id, .. } => {
                 if let Some(id) = id {
-                    session.answer(&id, answer_in(template));
+                    session.accept_response(&id, client_response_in(template));
                 }
                 return Ok(empty(StatusCode::ACCEPTED));
             }
         };
-        let told = match method.as_str() {
+        let response = match method.as_str() {
             "ping" => result(&id),
             "logging/setLevel" => set_level(session, &id, template.body()),
             "resources/subscribe" => self.subscribe_to(session, &id, template, true).await,
@@ -183,19 +185,18 @@ impl LegacyClients {
         if let Some(stream) = sent {
             stream.upstream().set_sent();
         }
-        Ok(told)
+        Ok(response)
     }
 
-    /// Answers with the session's own stream.
+    /// Returns the session's standalone stream.
     fn stream(self: &Arc<Self>, session: &Arc<Session>, template: &Template) -> Response<ResponseBody> {
         let response = sent_messages(session.begin_stream());
         self.begin_subscription(session, template);
         response
     }
 
-    /// Subscribes to the changes of lists for a client that has only begun: it asks for the
-    /// session's own stream beside its first call, and what the server tells in between waits for
-    /// the stream.
+    /// Subscribes to list changes for a new client. It opens its standalone stream beside its first
+    /// call; notifications before that wait for the stream.
     fn expect_stream(self: &Arc<Self>, session: &Arc<Session>, template: &Template) {
         if session.server.announced_lists().is_empty() || !session.expect_stream() {
             return;
@@ -213,7 +214,7 @@ impl LegacyClients {
         });
     }
 
-    /// Subscribes, unless that was done. Calls wait for it from now on.
+    /// Subscribes, unless the session has a subscription. Calls wait for it from now on.
     fn begin_subscription(self: &Arc<Self>, session: &Arc<Session>, template: &Template) {
         if session.has_subscription() {
             return;
@@ -257,8 +258,7 @@ impl LegacyClients {
         result(id)
     }
 
-    /// Reads the list of tools with the headers of this request. Returns false if it cannot be
-    /// read.
+    /// Reads the list of tools with the headers of this request. Returns false if that fails.
     async fn list_tools(&self, session: &Session, template: &Template) -> bool {
         const METHOD: &str = "tools/list";
         let reading = async {
@@ -270,7 +270,7 @@ impl LegacyClients {
                 let post = call::modern(&synthetic::post(template, body), METHOD);
                 let page = response_in(self.server.exchange(&post, None).await.ok()?).await?;
                 jsonrpc::member(&page, &["result", "tools"])?;
-                session.note_tools(&page);
+                session.record_tools(&page);
                 let next = jsonrpc::member(&page, &["result", "nextCursor"]).filter(|cursor| *cursor != "null");
                 let Some(cursor) = next.and_then(|cursor| serde_json::from_str::<Value>(cursor).ok()) else {
                     return Some(());
@@ -288,8 +288,8 @@ fn sent_messages(messages: mpsc::Receiver<Bytes>) -> Response<ResponseBody> {
     event_stream(ResponseBody::Messages(Messages::received(messages)))
 }
 
-/// Takes a notification of the client. None goes to the server: that knows of no session.
-fn notified(session: &Session, method: &str, text: &[u8]) {
+/// Handles a notification of the client. The server has no sessions, so it is not forwarded.
+fn handle_notification(session: &Session, method: &str, text: &[u8]) {
     if method == "notifications/cancelled"
         && let Some(id) = jsonrpc::cancelled_request_id(text)
     {
@@ -297,8 +297,8 @@ fn notified(session: &Session, method: &str, text: &[u8]) {
     }
 }
 
-/// Returns the client's answer to a question.
-fn answer_in(template: &Template) -> ClientAnswer {
+/// Returns the client response in a request.
+fn client_response_in(template: &Template) -> ClientResponse {
     let body = template.body();
     let parsed = |text: &str| serde_json::from_str::<Value>(text).ok();
     let outcome = match jsonrpc::member(body, &["result"]).and_then(parsed) {
@@ -309,7 +309,7 @@ fn answer_in(template: &Template) -> ClientAnswer {
             Err(text.unwrap_or_else(|| "the client answered with an error".to_owned()))
         }
     };
-    ClientAnswer { outcome, headers: template.lines().clone() }
+    ClientResponse { outcome, headers: template.lines().clone() }
 }
 
 fn set_level(session: &Session, id: &RequestId, body: &[u8]) -> Response<ResponseBody> {
@@ -324,8 +324,8 @@ fn set_level(session: &Session, id: &RequestId, body: &[u8]) -> Response<Respons
     }
 }
 
-/// Returns the refusal of a session that is not there: what would have opened it again is above.
-pub(super) fn forgotten() -> Response<ResponseBody> {
+/// 404 for an unknown session. The caller has already tried to revive it.
+pub(super) fn unknown_session() -> Response<ResponseBody> {
     error(StatusCode::NOT_FOUND, None, code::INVALID_REQUEST, "Session not found")
 }
 

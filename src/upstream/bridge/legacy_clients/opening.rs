@@ -19,7 +19,7 @@ use crate::upstream::server::response_body::ResponseBody;
 use crate::upstream::server::synthetic::discover_request;
 use crate::{clock, sync};
 
-/// Time limit of the question for the server's capabilities.
+/// Time limit of the request for the server's capabilities.
 const OPENING_WAIT: Duration = Duration::from_secs(60);
 
 impl LegacyClients {
@@ -34,7 +34,7 @@ impl LegacyClients {
         }
     }
 
-    /// Answers an `initialize` from the server's `server/discover`.
+    /// Responds to an `initialize` with the result of the server's `server/discover`.
     pub(in super::super) async fn open(self: &Arc<Self>, template: &Template, id: &RequestId) -> Exchanged {
         let client = match ClientFacts::of(template.body()) {
             Ok(client) => client,
@@ -43,7 +43,7 @@ impl LegacyClients {
                 return Ok(error(StatusCode::BAD_REQUEST, Some(id), code::INVALID_PARAMS, &text));
             }
         };
-        let asking = async {
+        let discovery = async {
             let response = self.server.exchange(&discover_request(template, None), None).await?;
             let status = response.status();
             if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) || status.is_server_error() {
@@ -51,18 +51,19 @@ impl LegacyClients {
             }
             Ok::<_, Unanswered>(Ok(response_in(response).await.unwrap_or_default()))
         };
-        let message = match tokio::time::timeout(OPENING_WAIT, asking).await {
+        let message = match tokio::time::timeout(OPENING_WAIT, discovery).await {
             Ok(Ok(Ok(message))) => message,
             Ok(Ok(Err(refusal))) => return Ok(refusal),
             Ok(Err(unanswered)) => return Err(unanswered),
             Err(_) => return Err(Failure::before_run(ErrorCode::UpstreamTimeout).into()),
         };
         let Some(server) = Discovered::of(&message) else {
-            let told = bridge::error_of(&message, id)
-                .unwrap_or_else(|| response::error(id, code::INTERNAL_ERROR, "the server did not say what it has"));
-            return Ok(json_response(StatusCode::BAD_REQUEST, told));
+            let error = bridge::error_of(&message, id).unwrap_or_else(|| {
+                response::error(id, code::INTERNAL_ERROR, "the server did not say what it has")
+            });
+            return Ok(json_response(StatusCode::BAD_REQUEST, error));
         };
-        self.note_session();
+        self.record_session();
         let mut response = json_response(StatusCode::OK, server.initialized(id, &client));
         let Some(session) = self.sessions.open(client, self.shared(server), template.caller()) else {
             let text = "there are too many sessions";
@@ -77,7 +78,7 @@ impl LegacyClients {
         Ok(response)
     }
 
-    /// Returns the capabilities that the session opened last has, if these are equal.
+    /// Returns the capabilities of the session opened last, if these are equal.
     fn shared(&self, server: Discovered) -> Arc<Discovered> {
         let mut last = sync::lock(&self.discovered);
         match &*last {
@@ -86,7 +87,7 @@ impl LegacyClients {
         }
     }
 
-    /// Ends the session once nothing has happened in it for long. The next request opens it again.
+    /// Ends the session after its idle time. The client's next request opens it again.
     fn end_when_idle(self: &Arc<Self>, session: &Arc<Session>) {
         let (clients, session, idle) = (Arc::downgrade(self), Arc::downgrade(session), self.settings.config.idle);
         tokio::spawn(async move {

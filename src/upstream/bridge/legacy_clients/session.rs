@@ -1,7 +1,7 @@
-//! Sessions of clients, which the proxy keeps in the server's place.
+//! Client sessions that the proxy keeps for the server.
 //!
-//! The sessions are in memory. One that is not there is refused as a server refuses a session that
-//! it has forgotten, and is opened again as that one would be.
+//! The sessions are in memory. An unknown session is refused as by a server that has forgotten it,
+//! and is opened again in the same way.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,25 +21,25 @@ use crate::upstream::bridge::pressure::{is_pressed, relieved};
 use crate::upstream::server::request::Template;
 use crate::{clock, random, sync};
 
-/// Most sessions. For one more the one that is idle longest ends.
+/// Maximum number of sessions. Beyond it the session that is idle longest ends.
 const MAX_SESSIONS: usize = 4096;
-/// Most calls of one session that run.
+/// Maximum number of running calls of one session.
 const MAX_CALLS: usize = 4096;
-/// Most tools of one session whose calls need something.
+/// Maximum number of tools with requirements that one session remembers.
 const MAX_TOOLS: usize = 4096;
-/// Most sessions of one caller with credentials.
+/// Maximum number of sessions of one caller with credentials.
 const MAX_OF_CALLER: usize = 256;
-/// Most resources that one session has subscribed to.
+/// Maximum number of subscribed resources of one session.
 const MAX_RESOURCES: usize = 256;
-/// Most tokens of a session's caller that are known beside the first.
+/// Maximum number of further tokens of a session's caller.
 const MAX_LATER_CALLERS: usize = 8;
-/// Time for which a call waits for the subscription that is being made: what the server tells
-/// before is lost.
+/// Maximum wait of a call for a subscription in progress. Earlier notifications are lost.
 const SUBSCRIBING_WAIT: Duration = Duration::from_secs(2);
-/// Most messages that wait for the reader of the session's own stream. Further ones are lost.
+/// Maximum number of messages that wait for the reader of the standalone stream. Further messages
+/// are lost.
 const QUEUE: usize = 256;
 
-/// All sessions, by their names.
+/// All sessions, by name.
 #[derive(Default)]
 pub(super) struct Sessions(Mutex<HashMap<String, Arc<Session>>>);
 
@@ -48,11 +48,11 @@ pub(super) struct Session {
     pub(super) name: String,
     pub(super) client: ClientFacts,
     pub(super) server: Arc<Discovered>,
-    /// Caller whose session it is, or `None` for one without credentials.
+    /// Caller that owns the session, or `None` for a caller without credentials.
     caller: Option<Arc<Caller>>,
     next: AtomicU64,
     state: Mutex<State>,
-    /// Held while the subscription at the server is changed.
+    /// Held during a change of the subscription at the server.
     pub(super) subscribing: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -64,25 +64,25 @@ struct State {
     subscribed: (bool, Vec<String>),
     log_level: Option<String>,
     resources: BTreeSet<String>,
-    questions: HashMap<RequestId, oneshot::Sender<Answer>>,
+    pending: HashMap<RequestId, oneshot::Sender<ClientResponse>>,
     calls: HashMap<RequestId, Arc<Notify>>,
     stream: Option<mpsc::Sender<Bytes>>,
-    /// The session's own stream, if its client has not asked for it yet.
+    /// The session's standalone stream, until its client opens it.
     expected: Option<mpsc::Receiver<Bytes>>,
-    /// True if a burst has waited in vain for the reader of the stream.
+    /// True after a burst has waited in vain for the reader of the stream.
     is_slow: bool,
     subscription: Option<Subscription>,
-    /// Facts about tools, from the lists that were read in the session, or `None` before the first.
+    /// Facts about tools from the lists read in the session, or `None` before the first list.
     tools: Option<HashMap<String, ToolFacts>>,
-    /// The caller with tokens of later, the newest last.
+    /// The same caller with later tokens, the newest last.
     later_callers: Vec<Arc<Caller>>,
 }
 
-/// Answer of a client to a question.
-pub(super) struct Answer {
-    /// Result, or the text of an error.
+/// A client response to a server request.
+pub(super) struct ClientResponse {
+    /// Result, or the text of the error.
     pub(super) outcome: Result<Value, String>,
-    /// Headers of the request that brought it.
+    /// Headers of the HTTP request that carried it.
     pub(super) headers: Lines,
 }
 
@@ -97,15 +97,15 @@ pub(super) struct Running {
     pub(super) cancelled: Arc<Notify>,
 }
 
-/// A question that was asked: its ID, and its answer.
-pub(super) struct Asked {
+/// A pending server request. Dropping it discards a later response.
+pub(super) struct PendingRequest {
     session: Arc<Session>,
     id: RequestId,
-    pub(super) answer: oneshot::Receiver<Answer>,
+    pub(super) response: oneshot::Receiver<ClientResponse>,
 }
 
 impl Sessions {
-    /// Opens a session. Returns `None` if there are too many, and none of them is idle.
+    /// Opens a session. Returns `None` if there are too many sessions, all in use.
     pub(super) fn open(
         &self,
         client: ClientFacts,
@@ -116,7 +116,7 @@ impl Sessions {
             name: new_session_name(random::bytes()),
             client,
             server,
-            caller: known(caller).cloned(),
+            caller: with_credentials(caller).cloned(),
             next: AtomicU64::new(1),
             state: Mutex::new(State {
                 used: clock::now(),
@@ -124,7 +124,7 @@ impl Sessions {
                 subscribed: Default::default(),
                 log_level: None,
                 resources: BTreeSet::new(),
-                questions: HashMap::new(),
+                pending: HashMap::new(),
                 calls: HashMap::new(),
                 stream: None,
                 expected: None,
@@ -157,8 +157,8 @@ impl Sessions {
         session.end();
     }
 
-    /// Ends a session in which nothing has happened for this long. Returns the time of the next
-    /// look, or `None` once it has ended.
+    /// Ends a session that was not used for this long. Returns the time of the next check, or
+    /// `None` once the session has ended.
     pub(super) fn end_if_idle(&self, session: &Session, idle: Duration) -> Option<Instant> {
         let until = session.used() + idle;
         if clock::now() < until {
@@ -169,8 +169,7 @@ impl Sessions {
     }
 }
 
-/// Ends the session that is idle longest of those for which this holds. Returns `None` if none of
-/// them is idle.
+/// Ends the longest idle of the matching sessions. Returns `None` if all are in use.
 fn end_idlest(sessions: &mut HashMap<String, Arc<Session>>, concerns: impl Fn(&Session) -> bool) -> Option<()> {
     let idle = sessions.values().filter(|session| concerns(session) && !session.is_busy());
     let name = idle.min_by_key(|session| session.used())?.name.clone();
@@ -179,20 +178,21 @@ fn end_idlest(sessions: &mut HashMap<String, Arc<Session>>, concerns: impl Fn(&S
 }
 
 impl Session {
-    /// Returns true if the session is that of this caller. Callers without credentials are told
-    /// apart by the name alone.
+    /// Returns true if the caller owns the session. The session's name alone identifies callers
+    /// without credentials.
     pub(super) fn is_of(&self, caller: Option<&Arc<Caller>>) -> bool {
-        let caller = known(caller);
+        let caller = with_credentials(caller);
         self.caller.as_ref() == caller
             || caller.is_some_and(|caller| sync::lock(&self.state).later_callers.contains(caller))
     }
 
-    /// Returns true if this caller claims to be the one whose session it is, with another token.
+    /// Returns true if another token of this caller claims the owner's subject.
     pub(super) fn may_be_of(&self, caller: &Caller) -> bool {
         self.caller.as_ref().is_some_and(|own| own.claims_subject_of(caller))
     }
 
-    /// Adds a caller that has proven to be the one whose session it is.
+    /// Adds a token of the owner, as confirmed by the server. The oldest is dropped beyond
+    /// [`MAX_LATER_CALLERS`].
     pub(super) fn add_caller(&self, caller: &Arc<Caller>) {
         let later = &mut sync::lock(&self.state).later_callers;
         if later.len() >= MAX_LATER_CALLERS {
@@ -206,14 +206,14 @@ impl Session {
         sync::lock(&self.state).tools.is_some()
     }
 
-    /// Returns what the calls of a tool need, or `None` if they need nothing, or no list has the
-    /// tool.
+    /// Returns the requirements of a tool's calls, or `None` if it has no requirements or is not
+    /// listed.
     pub(super) fn tool_facts(&self, name: &str) -> Option<ToolFacts> {
         sync::lock(&self.state).tools.as_ref()?.get(name).cloned()
     }
 
-    /// Notes the facts about the tools of a list. Returns the tools whose facts find no room.
-    pub(super) fn note_tools(&self, message: &[u8]) -> Vec<String> {
+    /// Records the facts about the tools of a list. Returns the tools beyond [`MAX_TOOLS`].
+    pub(super) fn record_tools(&self, message: &[u8]) -> Vec<String> {
         let mut unknown = Vec::new();
         let facts = tool_facts(message);
         let mut state = sync::lock(&self.state);
@@ -228,13 +228,13 @@ impl Session {
         unknown
     }
 
-    /// Returns an ID for a request to the server.
+    /// Returns a new ID for a request to the server.
     pub(super) fn next_id(&self) -> String {
         format!("bridge-{}", self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Notes a request of the caller.
-    pub(super) fn note_request(&self, request: &Template) {
+    /// Records a request of the caller: it is the last use, with the newest credentials.
+    pub(super) fn record_request(&self, request: &Template) {
         let mut state = sync::lock(&self.state);
         state.used = clock::now();
         state.latest = Some(request.with_body(Bytes::new()));
@@ -264,12 +264,12 @@ impl Session {
         sync::lock(&self.state).log_level = Some(level);
     }
 
-    /// Returns the resources that the client has subscribed to.
+    /// Returns the subscribed resources.
     pub(super) fn resources(&self) -> Vec<String> {
         sync::lock(&self.state).resources.iter().cloned().collect()
     }
 
-    /// Adds a resource. Returns false if there are too many.
+    /// Adds a resource. Returns false beyond [`MAX_RESOURCES`].
     pub(super) fn add_resource(&self, uri: &str) -> bool {
         let mut state = sync::lock(&self.state);
         let has_room = state.resources.len() < MAX_RESOURCES || state.resources.contains(uri);
@@ -279,13 +279,12 @@ impl Session {
         has_room
     }
 
-    /// Removes a resource.
     pub(super) fn remove_resource(&self, uri: &str) {
         sync::lock(&self.state).resources.remove(uri);
     }
 
-    /// Begins a call under the ID of its client. Returns `None` if too many run, or one of that ID
-    /// does.
+    /// Begins a call under the ID of its client. Returns `None` beyond [`MAX_CALLS`], or while a
+    /// call of that ID runs.
     pub(super) fn begin(self: &Arc<Self>, id: &RequestId) -> Option<Running> {
         let cancelled = Arc::new(Notify::new());
         let mut state = sync::lock(&self.state);
@@ -303,24 +302,25 @@ impl Session {
         }
     }
 
-    /// Returns a question with an ID of its own.
-    pub(super) fn ask(self: &Arc<Self>) -> Asked {
+    /// Registers a server request under a new ID.
+    pub(super) fn begin_server_request(self: &Arc<Self>) -> PendingRequest {
         let id = RequestId::String(format!("srv-{}", self.next.fetch_add(1, Ordering::Relaxed)).into());
-        let (sender, answer) = oneshot::channel();
-        sync::lock(&self.state).questions.insert(id.clone(), sender);
-        Asked { session: self.clone(), id, answer }
+        let (sender, response) = oneshot::channel();
+        sync::lock(&self.state).pending.insert(id.clone(), sender);
+        PendingRequest { session: self.clone(), id, response }
     }
 
-    /// Takes the answer to a question. One that no question waits for is dropped.
-    pub(super) fn answer(&self, id: &RequestId, answer: Answer) {
-        let waiting = sync::lock(&self.state).questions.remove(id);
-        if let Some(waiting) = waiting {
-            let _ = waiting.send(answer);
+    /// Delivers a client response to its server request. Without a pending server request it is
+    /// dropped.
+    pub(super) fn accept_response(&self, id: &RequestId, response: ClientResponse) {
+        let pending = sync::lock(&self.state).pending.remove(id);
+        if let Some(pending) = pending {
+            let _ = pending.send(response);
         }
     }
 
-    /// Begins the session's own stream, in place of the one before. Messages that have waited for
-    /// it come first.
+    /// Begins the session's standalone stream, which replaces the previous one. Messages that have
+    /// waited for it come first.
     pub(super) fn begin_stream(&self) -> mpsc::Receiver<Bytes> {
         let mut state = sync::lock(&self.state);
         if let Some(expected) = state.expected.take() {
@@ -331,7 +331,8 @@ impl Session {
         receiver
     }
 
-    /// Lets messages wait for the session's own stream, unless the client has one.
+    /// Queues messages for the standalone stream, unless the client has one. Returns true if it
+    /// queues them.
     pub(super) fn expect_stream(&self) -> bool {
         let mut state = sync::lock(&self.state);
         let is_read = state.stream.as_ref().is_some_and(|stream| !stream.is_closed());
@@ -342,24 +343,24 @@ impl Session {
         !is_read
     }
 
-    /// Lets no message wait any longer for a stream. Returns false if the client has asked for it.
+    /// Stops queueing messages for a stream. Returns false if the client has opened it.
     pub(super) fn forget_stream(&self) -> bool {
         sync::lock(&self.state).expected.take().is_some()
     }
 
-    /// Returns true while the client reads the session's own stream.
+    /// Returns true while the client reads the standalone stream.
     pub(super) fn has_stream(&self) -> bool {
         sync::lock(&self.state).stream.as_ref().is_some_and(|stream| !stream.is_closed())
     }
 
-    /// Tells a message on the session's own stream. Without a reader it is lost.
-    pub(super) fn tell(&self, message: &[u8]) {
+    /// Sends a message on the standalone stream. Without a reader it is lost.
+    pub(super) fn notify(&self, message: &[u8]) {
         if let Some(stream) = &sync::lock(&self.state).stream {
             let _ = stream.try_send(Bytes::copy_from_slice(message));
         }
     }
 
-    /// Waits a moment for the reader of the session's own stream, if that is behind.
+    /// Waits briefly for the reader of the standalone stream, if it is behind.
     pub(super) async fn wait_for_reader(&self) {
         let stream = {
             let mut state = sync::lock(&self.state);
@@ -375,19 +376,19 @@ impl Session {
         }
     }
 
-    /// Puts a subscription at the server in place of the one before, which ends: with lists or not,
-    /// and to these resources.
+    /// Replaces the subscription at the server, which ends the previous one. `subscribed`: with
+    /// list changes or without, and the resources.
     pub(super) fn set_subscription(&self, subscription: Option<Subscription>, subscribed: (bool, Vec<String>)) {
         let mut state = sync::lock(&self.state);
         (state.subscription, state.subscribed) = (subscription, subscribed);
     }
 
-    /// Returns true if the session has a subscription to just this.
+    /// Returns true if the session has exactly this subscription.
     pub(super) fn is_subscribed_to(&self, wanted: &(bool, Vec<String>)) -> bool {
         self.has_subscription() && sync::lock(&self.state).subscribed == *wanted
     }
 
-    /// Waits for a change of the subscription that is under way, for 2 s at most.
+    /// Waits for a change of the subscription in progress, for 2 s at most.
     pub(super) async fn wait_for_subscription(&self) {
         if self.subscribing.try_lock().is_err() {
             drop(tokio::time::timeout(SUBSCRIBING_WAIT, self.subscribing.lock()).await);
@@ -409,20 +410,20 @@ impl Session {
     }
 }
 
-/// Returns a caller that has credentials.
-fn known(caller: Option<&Arc<Caller>>) -> Option<&Arc<Caller>> {
+/// Returns the caller if it has credentials.
+fn with_credentials(caller: Option<&Arc<Caller>>) -> Option<&Arc<Caller>> {
     caller.filter(|caller| !caller.is_anonymous())
 }
 
-impl Asked {
+impl PendingRequest {
     pub(super) fn id(&self) -> &str {
         self.id.text()
     }
 }
 
-impl Drop for Asked {
+impl Drop for PendingRequest {
     fn drop(&mut self) {
-        sync::lock(&self.session.state).questions.remove(&self.id);
+        sync::lock(&self.session.state).pending.remove(&self.id);
     }
 }
 

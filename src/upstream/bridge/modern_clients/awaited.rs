@@ -13,23 +13,24 @@ use crate::protocol::bridge::modern_clients as bridge;
 use crate::protocol::jsonrpc::RequestId;
 use crate::upstream::server::synthetic;
 
-/// A request whose response has not begun. Dropped, it is cancelled at the server: a disconnect
-/// cancels nothing there.
+/// A request whose response has not begun. Dropping it cancels the request at the server, where a
+/// disconnect cancels nothing.
 pub(super) struct Awaited {
     clients: Arc<ModernClients>,
     session: Arc<LegacySession>,
     request: ClientRequest,
     /// ID at the server.
     own: String,
-    /// Messages on the session's own stream that concern the request, or `None` for one in which
-    /// nothing can be asked.
+    /// Messages on the standalone stream that concern the request. `None` if the request accepts no
+    /// server requests.
     inbox: Option<mpsc::Receiver<Bytes>>,
     early: Option<Bytes>,
     is_cancelled_by_drop: bool,
 }
 
 impl Awaited {
-    /// Begins with a request that is to be sent under this ID. From now on it may be asked in.
+    /// Registers a request before it is sent under the ID `own`. From now on it gets server
+    /// requests.
     pub(super) fn new(
         clients: &Arc<ModernClients>,
         session: &Arc<LegacySession>,
@@ -45,15 +46,17 @@ impl Awaited {
     }
 
     fn begin(&self) -> mpsc::Receiver<Bytes> {
-        let (may_ask, wants_logs) = (self.request.kind.may_request_input(), self.request.envelope.log_level.is_some());
-        let Begun { inbox, tells_roots } = self.session.calls.begin(&self.own, Traits { may_ask, wants_logs });
-        if tells_roots {
+        let (takes_requests, wants_logs) = (self.request.kind.may_request_input(), self.request.envelope.log_level.is_some());
+        let Begun { inbox, announces_roots } =
+            self.session.calls.begin(&self.own, Traits { takes_requests, wants_logs });
+        if announces_roots {
             self.post(bridge::roots_changed());
         }
         inbox
     }
 
-    /// Waits for a message that comes before the response begins.
+    /// Waits for a message that arrives before the response begins. Pending forever without an
+    /// inbox.
     pub(super) async fn early_message(&mut self) {
         match &mut self.inbox {
             Some(inbox) => match inbox.recv().await {
@@ -64,13 +67,13 @@ impl Awaited {
         }
     }
 
-    /// Notes that there is nothing to be cancelled at the server.
-    pub(super) fn note_answered(&mut self) {
+    /// Prevents the cancellation: the server has nothing to cancel.
+    pub(super) fn disarm(&mut self) {
         self.is_cancelled_by_drop = false;
     }
 
-    /// Hands the request over: its ID, its messages, and the first of them if it came before the
-    /// response began.
+    /// Hands the request over: its ID, its inbox, and a message that arrived before the response
+    /// began.
     pub(super) fn into_parts(mut self) -> (String, mpsc::Receiver<Bytes>, Option<Bytes>) {
         self.is_cancelled_by_drop = false;
         let inbox = self.inbox.take().unwrap_or_else(|| self.begin());
@@ -93,7 +96,7 @@ impl Drop for Awaited {
         if tokio::runtime::Handle::try_current().is_err() {
             return;
         }
-        // What names no call may be another call's.
+        // Unassociated messages may belong to another call.
         let mut messages: Vec<Bytes> = self.early.take().into_iter().collect();
         if let Some(mut inbox) = inbox {
             inbox.close();
@@ -102,7 +105,7 @@ impl Drop for Awaited {
             }
         }
         for message in &messages {
-            standalone::ask_again(&self.clients, &self.session, message);
+            standalone::reassign(&self.clients, &self.session, message);
         }
         if self.is_cancelled_by_drop {
             self.post(synthetic::cancelled(&RequestId::String(self.own.as_str().into())));

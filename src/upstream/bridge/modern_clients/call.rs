@@ -1,4 +1,4 @@
-//! One call in a session of the bridge: the messages of the server as its client gets them.
+//! One call in a session of the bridge: the messages of the server, translated for its client.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -25,17 +25,17 @@ use crate::upstream::server::response_body::Messages;
 use crate::upstream::server::sse_reader::{EventReader, GatherResult};
 use crate::upstream::server::synthetic;
 
-/// Pause before a stream of the server is read on, unless the server says another, and the longest.
+/// Default and longest pause before a stream of the server is reopened. The server may set another
+/// pause.
 const RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
-/// Most requests in a row to read a stream on.
+/// Maximum number of reopenings in a row without a message.
 const MAX_REOPENINGS: u32 = 10;
-/// Most questions of one round.
-const MAX_QUESTIONS: usize = 64;
-/// Longest time after the first question at which a round is told, in times of the time without a
-/// further one.
+/// Maximum number of pending server requests of one round.
+const MAX_PENDING: usize = 64;
+/// Maximum age of an input round, as a multiple of `input_grace`.
 const LONGEST_GRACE: u32 = 5;
-/// Time for which a response waits for the first message of the server.
+/// Maximum wait of a response for the first message of the server.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 
 /// A call. Dropping it before its response cancels it at the server.
@@ -48,44 +48,45 @@ pub(super) struct BridgedCall {
     /// ID and progress token at the server.
     own: String,
     source: Source,
-    /// Messages on the session's own stream that concern the call.
+    /// Messages on the session's standalone stream that concern the call.
     inbox: mpsc::Receiver<Bytes>,
-    /// The first of them, if it came before the response of the server began.
+    /// First such message, if it arrived before the server's response began.
     early: Option<Bytes>,
-    /// Questions of the server without answers.
-    questions: Vec<Question>,
-    /// Time at which they are told, or `None` if there are none.
+    /// Server requests without a client response.
+    pending: Vec<ServerRequest>,
+    /// When the client gets the pending server requests, or `None` without any.
     due: Option<Instant>,
-    /// Time of the first of them, or `None` if there are none.
-    asked_since: Option<Instant>,
-    asked: u32,
-    /// ID of the last event of the server that has one, for the request that reads on.
+    /// Arrival of the first pending server request, or `None` without any.
+    pending_since: Option<Instant>,
+    received: u32,
+    /// Last event ID of the server, for the request that reopens the stream.
     last_event_id: Option<Bytes>,
-    /// Pause before that request.
+    /// Pause before the stream is reopened.
     retry: Duration,
-    /// Number of such requests since the last message.
+    /// Number of reopenings since the last message.
     reopenings: u32,
-    /// True once the server has answered, or its stream has ended for good.
-    is_over: bool,
+    /// True once the server has responded, or its stream has ended for good.
+    is_finished: bool,
 }
 
-struct Question {
-    /// The request as it was sent, if it came on the session's own stream: it names no call.
+struct ServerRequest {
+    /// The request as received, if it arrived on the standalone stream: it is associated with no
+    /// call.
     unnamed: Option<Bytes>,
-    /// True once a client has been asked.
-    is_told: bool,
+    /// True once a client has received the request.
+    is_forwarded: bool,
     key: String,
     id: RequestId,
     method: String,
     params: Value,
 }
 
-/// Stream on which a message of the server has come.
+/// Stream that carried a message of the server.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// That of the call.
+    /// The stream of the call.
     Call,
-    /// That of the session, whose messages name no call.
+    /// The session's standalone stream, whose messages are associated with no call.
     Session,
 }
 
@@ -101,8 +102,7 @@ pub(super) enum Source {
 pub(super) enum Begun {
     /// Messages for the client.
     Stream(Messages),
-    /// The server refused the call at once, by an error that has a status at the revision of the
-    /// client.
+    /// An immediate error of the server. It has an HTTP status at the client's revision.
     Refused(Bytes),
 }
 
@@ -146,18 +146,18 @@ impl BridgedCall {
             source,
             inbox,
             early,
-            questions: Vec::new(),
+            pending: Vec::new(),
             due: None,
-            asked_since: None,
-            asked: 0,
+            pending_since: None,
+            received: 0,
             last_event_id: None,
             retry: RETRY,
             reopenings: 0,
-            is_over: false,
+            is_finished: false,
         })
     }
 
-    /// Returns the messages for the client, up to the response or to a round of input.
+    /// Returns the messages for the client, up to the response or to an input round.
     pub(super) fn messages(self: Box<Self>) -> Messages {
         let steps = stream::unfold(Some(self), async |call| {
             let (messages, call) = call?.step().await;
@@ -166,7 +166,7 @@ impl BridgedCall {
         Messages::of(steps.flatten())
     }
 
-    /// Waits a moment for the first message: an error may have a status, which precedes it.
+    /// Waits briefly for the first message: an error may have a status, which precedes it.
     pub(super) async fn begun(self: Box<Self>) -> Begun {
         let mut messages = self.messages().peekable();
         let is_refusal = |message: &Bytes| bridge::status_of(message) != StatusCode::OK;
@@ -176,7 +176,7 @@ impl BridgedCall {
         }
     }
 
-    /// Returns true for this call of this session.
+    /// Returns true if this is the call with this digest, in this session.
     pub(super) fn is_of(&self, session: &Arc<LegacySession>, digest: &CallDigest) -> bool {
         Arc::ptr_eq(&self.session, session) && self.request.digest.as_ref() == Some(digest)
     }
@@ -186,33 +186,32 @@ impl BridgedCall {
         &self.request
     }
 
-    /// Returns the session.
     pub(super) fn session(&self) -> &Arc<LegacySession> {
         &self.session
     }
 
-    /// Goes on with the answers of the client, for another request of it.
-    pub(super) fn go_on(mut self: Box<Self>, request: &ClientRequest, answers: &Value) -> Box<Self> {
+    /// Continues with the client responses in a further request of the client.
+    pub(super) fn resume(mut self: Box<Self>, request: &ClientRequest, responses: &Value) -> Box<Self> {
         self.request = ClientRequest { rounds: self.request.rounds, ..request.clone() };
-        let mut answered = Vec::new();
-        for question in std::mem::take(&mut self.questions) {
-            match answers.get(&question.key) {
-                Some(answer) => {
-                    answered.push(bridge::client_response(&question.id, answer));
+        let mut posted = Vec::new();
+        for request in std::mem::take(&mut self.pending) {
+            match responses.get(&request.key) {
+                Some(response) => {
+                    posted.push(bridge::client_response(&request.id, response));
                 }
-                None => self.questions.push(question),
+                None => self.pending.push(request),
             }
         }
-        self.post(answered);
-        for question in self.session.calls.set_parked(&self.own, false) {
-            self.handle(&question, &mut Vec::new(), Place::Session);
+        self.post(posted);
+        for request in self.session.calls.set_parked(&self.own, false) {
+            self.handle(&request, &mut Vec::new(), Place::Session);
         }
-        // What is left is asked again.
-        self.due = (!self.questions.is_empty()).then(clock::now);
+        // The client gets the remaining server requests again.
+        self.due = (!self.pending.is_empty()).then(clock::now);
         self
     }
 
-    /// Reads on until there is something for the client.
+    /// Reads until there are messages for the client, or the response must end.
     async fn step(mut self: Box<Self>) -> (Vec<Bytes>, Option<Box<Self>>) {
         let mut out = Vec::new();
         if let Some(message) = self.early.take() {
@@ -236,8 +235,8 @@ impl BridgedCall {
                         Ok(piece) => self.take(piece, &mut out).await,
                         Err(_) => true,
                     };
-                    if self.is_over || (has_ended && !self.reads_on().await) {
-                        self.is_over = true;
+                    if self.is_finished || (has_ended && !self.reopen().await) {
+                        self.is_finished = true;
                         return (out, None);
                     }
                 }
@@ -264,9 +263,9 @@ impl BridgedCall {
         has_ended
     }
 
-    /// Reads on after the end of the server's stream without a response, if the server can resume
-    /// it. Returns false if it cannot.
-    async fn reads_on(&mut self) -> bool {
+    /// Reopens the server's stream, which has ended without a response. Returns false if the server
+    /// cannot resume it.
+    async fn reopen(&mut self) -> bool {
         let Some(last) = self.last_event_id.clone() else { return false };
         while self.reopenings < MAX_REOPENINGS {
             self.reopenings += 1;
@@ -285,28 +284,28 @@ impl BridgedCall {
         false
     }
 
-    /// Handles one message of the server.
+    /// Handles an event of the server, and adds the messages for the client to `out`.
     fn handle(&mut self, data: &[u8], out: &mut Vec<Bytes>, place: Place) {
         let Ok(body) = jsonrpc::peek(data) else { return };
         for (message, text) in body.messages().iter().zip(jsonrpc::messages(data)) {
             let text = text.as_bytes();
-            let told = match message {
+            let translated = match message {
                 Message::Response { id: Some(id), .. } if id.text() == self.own => {
-                    self.is_over = true;
+                    self.is_finished = true;
                     self.clients.response_to(&self.request, &self.session, text)
                 }
                 Message::Response { .. } => None,
                 Message::Request { id, method } => {
-                    self.handle_question(id, method, text, place);
+                    self.handle_server_request(id, method, text, place);
                     None
                 }
                 Message::Notification { method } => self.notification(method, text),
             };
-            out.extend(told.map(Bytes::from));
+            out.extend(translated.map(Bytes::from));
         }
     }
 
-    /// Returns a notification as the client gets it, or `None` if it gets none.
+    /// Translates a notification for the client, or returns `None` if the client does not get it.
     fn notification(&mut self, method: &str, text: &[u8]) -> Option<Vec<u8>> {
         match method {
             "notifications/progress" => bridge::progress_as(text, &self.own, self.request.progress_token.as_deref()?),
@@ -316,32 +315,32 @@ impl BridgedCall {
                 self.request.envelope.log_level.is_some_and(|wanted| level >= wanted).then(|| text.to_vec())
             }
             "notifications/cancelled" => {
-                // The server has withdrawn a question.
+                // The server has withdrawn a server request.
                 let withdrawn = jsonrpc::cancelled_request_id(text)?;
-                self.questions.retain(|question| question.id != withdrawn);
-                if self.questions.is_empty() {
+                self.pending.retain(|request| request.id != withdrawn);
+                if self.pending.is_empty() {
                     self.due = None;
-                    self.asked_since = None;
+                    self.pending_since = None;
                 }
                 None
             }
             "notifications/tasks/status" => None,
             _ if listen::is_change(method) || method == "notifications/elicitation/complete" => {
-                standalone::tell(&self.session, method, text);
+                standalone::deliver(&self.session, method, text);
                 None
             }
             _ => Some(text.to_vec()),
         }
     }
 
-    fn handle_question(&mut self, id: &RequestId, method: &str, text: &[u8], place: Place) {
+    fn handle_server_request(&mut self, id: &RequestId, method: &str, text: &[u8], place: Place) {
         if method == "ping" {
             return self.post(vec![response::empty(id)]);
         }
         let Some((method, params)) = bridge::input_request_of(text) else { return };
         let refused = if !self.request.kind.may_request_input() {
             Some((code::INTERNAL_ERROR, "no input can be asked for in this request"))
-        } else if self.questions.len() >= MAX_QUESTIONS {
+        } else if self.pending.len() >= MAX_PENDING {
             Some((code::INTERNAL_ERROR, "the call asks too much at once"))
         } else if self.request.rounds >= MAX_ROUNDS {
             Some((code::INTERNAL_ERROR, "the call has asked in too many rounds"))
@@ -350,42 +349,42 @@ impl BridgedCall {
         };
         if let Some((code, text)) = refused {
             if method == "roots/list" {
-                self.session.calls.note_refused_roots();
+                self.session.calls.mark_roots_refused();
             }
             return self.post(vec![response::error(id, code, text)]);
         }
-        self.asked += 1;
+        self.received += 1;
         let unnamed = (place == Place::Session).then(|| Bytes::copy_from_slice(text));
-        let (key, id) = (format!("q{}", self.asked), id.clone());
-        self.questions.push(Question { unnamed, is_told: false, key, id, method, params });
+        let (key, id) = (format!("q{}", self.received), id.clone());
+        self.pending.push(ServerRequest { unnamed, is_forwarded: false, key, id, method, params });
         let grace = self.clients.settings.input_grace;
-        let latest = *self.asked_since.get_or_insert_with(clock::now) + LONGEST_GRACE * grace;
+        let latest = *self.pending_since.get_or_insert_with(clock::now) + LONGEST_GRACE * grace;
         self.due = Some((clock::now() + grace).min(latest));
     }
 
-    /// Waits for the answers of the client, which gets the questions. Returns the last event of the
-    /// response.
+    /// Parks the call and hands its pending server requests to the client. Returns the last message
+    /// of the response.
     fn park(mut self: Box<Self>) -> Bytes {
         self.due = None;
-        self.asked_since = None;
+        self.pending_since = None;
         self.session.calls.set_parked(&self.own, true);
-        for question in &mut self.questions {
-            question.is_told = true;
+        for request in &mut self.pending {
+            request.is_forwarded = true;
         }
         while let Ok(message) = self.inbox.try_recv() {
-            standalone::ask_again(&self.clients, &self.session, &message);
+            standalone::reassign(&self.clients, &self.session, &message);
         }
         self.request.rounds += 1;
         let id = self.request.id.clone();
-        let asked: Vec<_> = self
-            .questions
+        let forwarded: Vec<_> = self
+            .pending
             .iter()
-            .map(|question| (question.key.clone(), question.method.clone(), question.params.clone()))
+            .map(|request| (request.key.clone(), request.method.clone(), request.params.clone()))
             .collect();
         let message = match self.clients.clone().park_call(self) {
             Some(state) => {
-                let questions = asked.iter().map(|(key, method, params)| (key.as_str(), method.as_str(), params));
-                bridge::input_required(&id, questions, &state)
+                let pending = forwarded.iter().map(|(key, method, params)| (key.as_str(), method.as_str(), params));
+                bridge::input_required(&id, pending, &state)
             }
             // The call was dropped, and so cancelled at the server.
             None => bridge::too_many_waiting(&id),
@@ -393,41 +392,41 @@ impl BridgedCall {
         message.into()
     }
 
-    /// Ends the call at the server. Returns once that is told.
+    /// Cancels the call at the server. Returns once the server has been notified.
     pub(super) async fn give_up(mut self: Box<Self>) {
         let messages = self.last_messages();
-        self.is_over = true;
+        self.is_finished = true;
         for message in messages {
             self.clients.post(&self.session, &self.request.template, message).await;
         }
     }
 
-    /// Returns what the server is told at the end of the call: that the questions have no answers,
-    /// and that it is cancelled.
+    /// Returns the final messages for the server: an error for each pending server request, and the
+    /// cancellation.
     fn last_messages(&mut self) -> Vec<Vec<u8>> {
-        // What names no call and was not told may be another call's.
+        // An unassociated request that no client has received may belong to another call.
         let mut unnamed: Vec<Bytes> = Vec::new();
         let mut messages = Vec::new();
-        for question in std::mem::take(&mut self.questions) {
-            match question.unnamed {
-                Some(text) if !question.is_told => unnamed.push(text),
-                Some(_) | None => messages.push(bridge::abandoned_response(&question.id, &question.method)),
+        for request in std::mem::take(&mut self.pending) {
+            match request.unnamed {
+                Some(text) if !request.is_forwarded => unnamed.push(text),
+                Some(_) | None => messages.push(bridge::given_up(&request.id, &request.method)),
             }
         }
         self.inbox.close();
         while let Ok(message) = self.inbox.try_recv() {
             unnamed.push(message);
         }
-        for question in unnamed {
-            standalone::ask_again(&self.clients, &self.session, &question);
+        for request in unnamed {
+            standalone::reassign(&self.clients, &self.session, &request);
         }
-        if !self.is_over {
+        if !self.is_finished {
             messages.push(synthetic::cancelled(&RequestId::String(self.own.as_str().into())));
         }
         messages
     }
 
-    /// Posts messages of the proxy's own beside the call, in their order.
+    /// Posts messages of the proxy's own in a separate task, in their order.
     fn post(&self, messages: Vec<Vec<u8>>) {
         let (clients, session, template) = (self.clients.clone(), self.session.clone(), self.request.template.clone());
         tokio::spawn(async move {

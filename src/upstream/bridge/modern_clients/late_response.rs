@@ -1,4 +1,4 @@
-//! Response that begins after messages of its call have come on the session's own stream.
+//! A response that begins after messages of its call have arrived on the standalone stream.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -17,9 +17,9 @@ use crate::upstream::server::sse_reader::EventReader;
 /// A request whose response has not begun.
 pub(super) type Exchanging = Pin<Box<dyn Future<Output = Result<Response<ResponseBody>, Unanswered>> + Send>>;
 
-/// Waits for the response to the request that is sent under the ID `own`, and returns its messages,
-/// each of at most `limit` bytes. A response that is no event stream is one message; a refusal is
-/// an error to the request.
+/// Waits for the response to the request with the ID `own`, and returns its messages. Each message
+/// has at most `limit` bytes. A response without an event stream is one message; a refusal becomes
+/// an error.
 pub(super) async fn late_response(exchange: Exchanging, own: String, limit: usize) -> EventReader {
     let reader = |messages| EventReader::Messages { messages, limit };
     let Ok(response) = exchange.await else { return reader(Messages::broken()) };

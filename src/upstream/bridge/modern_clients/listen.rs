@@ -1,4 +1,4 @@
-//! `subscriptions/listen`: the server's notifications of changes, for a client that has subscribed.
+//! `subscriptions/listen`: change notifications of the server, for a client that has subscribed.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -21,12 +21,12 @@ use crate::upstream::server::response_body::Messages;
 use crate::upstream::server::response_body::ResponseBody;
 use crate::upstream::server::synthetic;
 
-/// Subscriptions to resources that are begun at once, and time limit for all of them.
+/// Number of resource subscriptions that begin at the same time, and time limit for all of them.
 const AT_ONCE: usize = 8;
 const ALL_WAIT: Duration = Duration::from_secs(10);
 
 impl ModernClients {
-    /// Answers with a stream of the changes that the client asks for and that the server tells.
+    /// Returns a stream of the requested changes that the server can announce.
     pub(super) async fn listen(
         self: &Arc<Self>,
         key: &Key,
@@ -72,8 +72,8 @@ impl ModernClients {
         Ok(event_stream(ResponseBody::Messages(messages)).into())
     }
 
-    /// Begins the subscriptions to resources at the server, some at once. Returns those to which
-    /// the server does not agree within ten seconds.
+    /// Begins resource subscriptions at the server, several at the same time. Returns the resources
+    /// that the server refuses, or does not confirm within ten seconds.
     pub(super) async fn subscribe_all(
         self: &Arc<Self>,
         session: &Arc<LegacySession>,
@@ -101,8 +101,7 @@ impl ModernClients {
         refused
     }
 
-    /// Begins or ends the subscription to a resource at the server. Returns true if the server
-    /// agrees.
+    /// Begins or ends a resource subscription at the server. Returns true if the server agrees.
     pub(super) async fn subscribe(
         &self,
         session: &LegacySession,
@@ -111,8 +110,8 @@ impl ModernClients {
         begins: bool,
     ) -> bool {
         let request = listen::subscription(&synthetic::own_id(), uri, begins);
-        match self.ask(session, template, request).await {
-            Some(message) => jsonrpc::member(&message, &["result"]).is_some(),
+        match self.request(session, template, request).await {
+            Some(message) => crate::protocol::jsonrpc::member(&message, &["result"]).is_some(),
             None => false,
         }
     }

@@ -1,4 +1,4 @@
-//! Listeners of one session: the changes for which each client has subscribed.
+//! Listeners of one session: its clients' subscriptions to changes.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -15,14 +15,13 @@ use crate::protocol::jsonrpc::RequestId;
 use crate::sync;
 use crate::upstream::bridge::pressure::{is_pressed, relieved};
 
-/// Most subscriptions of one session.
+/// Maximum number of subscriptions of one session.
 const MAX_LISTENERS: usize = 64;
-/// Most messages that wait for the reader of a subscription, without its result. It ends if there
-/// are more.
+/// Maximum number of messages that wait for the reader of a subscription, besides its result.
+/// Beyond it the subscription ends.
 const QUEUE: usize = 256;
 
-/// The subscriptions. They outlive the session if the server forgets that, and go on in the one
-/// that is opened in its place.
+/// The subscriptions. They outlive a forgotten session and continue in its replacement.
 #[derive(Default)]
 pub(super) struct Listeners(Mutex<State>);
 
@@ -38,18 +37,18 @@ struct Listener {
     id: RequestId,
     filter: Filter,
     sender: mpsc::Sender<Bytes>,
-    /// True if a burst has waited in vain for the reader.
+    /// True after a burst has waited in vain for the reader.
     is_slow: bool,
 }
 
-/// Resources to which a subscription holds the server's. Dropping it lets go of them.
+/// Resources that one subscription keeps subscribed at the server. Dropping it releases them.
 pub(super) struct HeldResources {
     listeners: Arc<Listeners>,
     held: Vec<String>,
     on_release: Option<OnRelease>,
 }
 
-/// Action for the resources that no subscription has any more.
+/// Action for resources that no subscription uses any more.
 type OnRelease = Box<dyn FnOnce(Vec<String>) + Send>;
 
 /// Stream of a subscription. Dropping it ends the subscription.
@@ -61,8 +60,8 @@ pub(super) struct Listening {
 }
 
 impl Listeners {
-    /// Adds a subscription, which begins with its acknowledgement. Returns `None` if there are too
-    /// many.
+    /// Adds a subscription, which begins with its acknowledgement. Returns `None` beyond
+    /// [`MAX_LISTENERS`].
     pub(super) fn add(self: &Arc<Self>, id: &RequestId, filter: Filter, resources: HeldResources) -> Option<Listening> {
         let (sender, receiver) = mpsc::channel(QUEUE + 1);
         let mut state = sync::lock(&self.0);
@@ -83,7 +82,7 @@ impl Listeners {
         HeldResources { listeners: self.clone(), held: Vec::new(), on_release: Some(on_release) }
     }
 
-    /// Returns true if a further subscription finds room.
+    /// Returns true if there is room for a further subscription.
     pub(super) fn has_room(&self) -> bool {
         sync::lock(&self.0).listeners.len() < MAX_LISTENERS
     }
@@ -97,12 +96,12 @@ impl Listeners {
         sync::lock(&self.0).resources.keys().cloned().collect()
     }
 
-    /// Tells a notification to those who asked for it.
-    pub(super) fn tell(&self, method: &str, message: &[u8]) {
-        self.tell_each(|filter| if filter.matches(method, message) { vec![message.to_vec()] } else { Vec::new() });
+    /// Sends a notification to the matching subscriptions.
+    pub(super) fn notify(&self, method: &str, message: &[u8]) {
+        self.notify_each(|filter| if filter.matches(method, message) { vec![message.to_vec()] } else { Vec::new() });
     }
 
-    /// Waits a moment for readers that are behind.
+    /// Waits briefly for readers that are behind.
     pub(super) async fn wait_for_readers(&self) {
         let pressed: Vec<_> = {
             let mut state = sync::lock(&self.0);
@@ -122,9 +121,9 @@ impl Listeners {
         }
     }
 
-    /// Tells that each list may have changed.
-    pub(super) fn tell_all_changed(&self) {
-        self.tell_each(|filter| filter.list_changes().collect());
+    /// Notifies each subscription that its lists may have changed.
+    pub(super) fn notify_all_changed(&self) {
+        self.notify_each(|filter| filter.list_changes().collect());
     }
 
     /// Ends all subscriptions, each with its result.
@@ -134,7 +133,7 @@ impl Listeners {
         }
     }
 
-    /// Lets go of resources. Returns those that no subscription has any more.
+    /// Releases resources. Returns the resources that no subscription uses any more.
     fn release(&self, resources: &[String]) -> Vec<String> {
         let mut state = sync::lock(&self.0);
         let is_gone = |uri: &&String| match state.resources.get_mut(*uri) {
@@ -147,27 +146,27 @@ impl Listeners {
         resources.iter().filter(is_gone).cloned().collect()
     }
 
-    fn tell_each(&self, messages: impl Fn(&Filter) -> Vec<Vec<u8>>) {
+    fn notify_each(&self, messages: impl Fn(&Filter) -> Vec<Vec<u8>>) {
         sync::lock(&self.0).listeners.retain(|_, listener| {
-            let told = messages(&listener.filter);
-            let told = told.iter().filter_map(|message| listen::tagged(message, &listener.id));
-            let mut is_told = true;
-            for message in told {
-                is_told = listener.sender.capacity() > 1 && listener.sender.try_send(message.into()).is_ok();
-                if !is_told {
-                    // One that does not read in time ends: its client asks anew.
+            let messages = messages(&listener.filter);
+            let tagged = messages.iter().filter_map(|message| listen::tagged(message, &listener.id));
+            let mut is_delivered = true;
+            for message in tagged {
+                is_delivered = listener.sender.capacity() > 1 && listener.sender.try_send(message.into()).is_ok();
+                if !is_delivered {
+                    // A subscription with a slow reader ends: its client subscribes again.
                     let _ = listener.sender.try_send(listen::ended(&listener.id, None).into());
                     break;
                 }
             }
-            is_told
+            is_delivered
         });
     }
 }
 
 impl HeldResources {
-    /// Holds one more. Returns true if no other subscription has it, so that the server has to be
-    /// told.
+    /// Holds a further resource. Returns true if no other subscription uses it, so that the server
+    /// needs a subscription.
     pub(super) fn add(&mut self, uri: &str) -> bool {
         self.held.push(uri.to_owned());
         let mut state = sync::lock(&self.listeners.0);
@@ -176,7 +175,7 @@ impl HeldResources {
         *count == 1
     }
 
-    /// Lets go of one that the server has refused.
+    /// Releases a resource that the server has refused.
     pub(super) fn remove(&mut self, uri: &str) {
         if let Some(at) = self.held.iter().position(|held| held == uri) {
             let uri = self.held.swap_remove(at);
@@ -215,8 +214,8 @@ mod tests {
 
     use super::*;
 
-    fn filter(asked: &Value) -> Filter {
-        let body = json!({"params": {"notifications": asked}}).to_string();
+    fn filter(wanted: &Value) -> Filter {
+        let body = json!({"params": {"notifications": wanted}}).to_string();
         let declared = json!({"tools": {"listChanged": true}, "resources": {"subscribe": true}});
         Filter::of(body.as_bytes(), &declared).expect("a filter")
     }
@@ -232,11 +231,11 @@ mod tests {
         let held = listeners.hold(Box::new(drop));
         let mut listening = listeners.add(&id, filter(&json!({"toolsListChanged": true})), held).expect("room");
         assert_eq!(next(&mut listening).await["method"], "notifications/subscriptions/acknowledged");
-        listeners.tell("notifications/prompts/list_changed", b"{}");
-        listeners.tell_all_changed();
-        let told = next(&mut listening).await;
-        assert_eq!(told["method"], "notifications/tools/list_changed");
-        assert_eq!(told["params"]["_meta"]["io.modelcontextprotocol/subscriptionId"], 7);
+        listeners.notify("notifications/prompts/list_changed", b"{}");
+        listeners.notify_all_changed();
+        let notification = next(&mut listening).await;
+        assert_eq!(notification["method"], "notifications/tools/list_changed");
+        assert_eq!(notification["params"]["_meta"]["io.modelcontextprotocol/subscriptionId"], 7);
         drop(listening);
         assert!(listeners.is_empty());
     }
@@ -248,7 +247,7 @@ mod tests {
         let held = listeners.hold(Box::new(drop));
         let mut listening = listeners.add(&id, filter(&json!({"toolsListChanged": true})), held).expect("room");
         for _ in 0..=QUEUE {
-            listeners.tell_all_changed();
+            listeners.notify_all_changed();
         }
         assert!(listeners.is_empty());
         for _ in 0..QUEUE {

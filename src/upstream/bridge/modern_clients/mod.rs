@@ -1,10 +1,12 @@
 //! Requests of clients of 2026-07-28 at a server that speaks the revisions with sessions alone.
 //!
-//! To all above it the server speaks the client's revision. Each caller gets a session at the
-//! server, opened with the capabilities of its client when it is first needed. A question of the
-//! server in mid-call ends the response with `input_required`, and the call waits, at the server as
-//! it was, for the request that brings the answers: no tool runs again. Owned here: the sessions,
-//! and the calls that wait. Absent: the bytes of the messages (`protocol/bridge/modern_clients/`).
+//! Above this module the server appears to speak the client's revision. Each caller gets a session
+//! at the server, opened on first use with the capabilities of its client. A server request during
+//! a call ends the response with `input_required`. The call then stays open at the server until a
+//! request brings the client responses, so that no tool runs again.
+//!
+//! Owned here: the sessions, and the parked calls. Absent: the bytes of the messages
+//! (`protocol/bridge/modern_clients/`).
 
 mod awaited;
 mod call;
@@ -30,7 +32,7 @@ use serde_json::{Value, json};
 use self::awaited::Awaited;
 use self::call::{Begun, BridgedCall, Source};
 use self::late_response::{Exchanging, late_response};
-use self::parked::{AfterPages, Parked, ParkedCalls};
+use self::parked::{Parked, ParkedCalls, UrlOutcome};
 use self::session::{Busy, Key, LegacySession, Sessions};
 use super::{Exchanged, Settings, event_stream, is_translated, json_response};
 use crate::channel;
@@ -53,30 +55,29 @@ use crate::upstream::server::sse_reader::EventReader;
 use crate::upstream::session_refusals::{Inquiry, Revivals};
 use crate::{clock, config, sync};
 
-/// Attempts of a request: in the session, and in the one that is opened if the server has forgotten
-/// that.
+/// Maximum attempts of a request: in the session, and in its replacement if the server has
+/// forgotten the session.
 const ATTEMPTS: usize = 2;
-/// Time for which a server counts as one that names sessions. None may be opened for some callers
+/// Time that a server counts as naming its sessions. For some callers no session may be opened
 /// meanwhile.
 const NAMED_TTL: Duration = Duration::from_secs(300);
-/// Time for which a call that failed for want of a page waits for the page after its client has
-/// answered.
-const PAGE_WAIT: Duration = Duration::from_secs(2);
+/// Maximum wait of an accepted call for the completion of its elicitation URLs.
+const COMPLETION_WAIT: Duration = Duration::from_secs(2);
 
 /// Translates requests. All workers share it.
 pub(super) struct ModernClients {
     settings: Settings,
-    /// Connections of requests of the bridge's own.
+    /// Connections for the bridge's own requests.
     server: Arc<Server>,
     revivals: Arc<Revivals>,
-    /// Tokens of which the server has been asked whether they are one caller's.
+    /// Tokens whose caller the server has confirmed or denied.
     observed: Arc<Observed>,
     sessions: Sessions,
     parked: ParkedCalls,
-    /// True if the server gave no name to the session that was begun last.
+    /// True if the server assigned no name to the session opened last.
     is_sessionless: AtomicBool,
-    /// Time until which the server counts as one that names sessions, or `None` if it gave none a
-    /// name.
+    /// Time until the server no longer counts as naming its sessions. `None` if it named no
+    /// session.
     named: Mutex<Option<Instant>>,
 }
 
@@ -87,21 +88,21 @@ struct ClientRequest {
     id: RequestId,
     kind: Kind,
     envelope: Envelope,
-    /// Token under which the client wants progress, as JSON.
+    /// The client's progress token, as JSON, or `None` without one.
     progress_token: Option<String>,
-    /// Digest of the call: equal for each request of it. `None` if the request cannot be
+    /// Digest of the call, equal for each request of it. `None` if the request cannot be
     /// translated.
     digest: Option<CallDigest>,
-    /// Rounds of input so far.
+    /// Number of input rounds so far.
     rounds: u32,
 }
 
 /// Outcome of a request in a session.
 enum Called {
     Response(Box<Response<ResponseBody>>),
-    /// The server knows the session no more.
+    /// The server has forgotten the session.
     Lost,
-    /// The server refuses the revision of the session, in this way.
+    /// The server refuses the revision of the session, by this response.
     RevisionRefused(Box<Response<ResponseBody>>),
 }
 
@@ -111,21 +112,20 @@ impl From<Response<ResponseBody>> for Called {
     }
 }
 
-/// Answer to a request.
+/// Outcome of a translated request.
 pub(super) enum Translated {
-    /// Of a request in a session.
-    Answered(Exchanged),
-    /// The server did not open a session, or refuses its revision: it has run nothing of the
-    /// request.
+    /// Response in a session, or a response of the bridge itself.
+    Response(Exchanged),
+    /// The server did not open a session, or refuses its revision. Nothing of the request has run.
     Unopened(Exchanged),
 }
 
 /// Reason why a request has no session.
 enum NoSession {
-    /// The server has refused `initialize`, or the revision, in this way.
+    /// The server refused `initialize`, or the revision, by this response.
     Refused(Box<Exchanged>),
-    /// This is the answer.
-    Answered(Box<Exchanged>),
+    /// The request has this response already.
+    Response(Box<Exchanged>),
     /// Requests of this caller are not translated.
     Unbridged,
 }
@@ -150,18 +150,18 @@ impl ModernClients {
         })
     }
 
-    /// Notes that a session was begun, to which the server has given a name or none.
-    pub(super) fn note_begun(&self, is_named: bool) {
+    /// Records that a session was opened, and whether the server has assigned it a name.
+    pub(super) fn record_begun_session(&self, is_named: bool) {
         self.is_sessionless.store(!is_named, Ordering::Relaxed);
         *sync::lock(&self.named) = is_named.then(|| clock::now() + NAMED_TTL);
     }
 
-    /// Returns true if the server gave no name to the session that was begun last.
+    /// Returns true if the server assigned no name to the session opened last.
     pub(super) fn is_sessionless(&self) -> bool {
         self.is_sessionless.load(Ordering::Relaxed)
     }
 
-    /// Returns true if the request goes on with a call that waits in this process.
+    /// Returns true if the request continues a call that is parked in this process.
     pub(super) fn has_parked(&self, template: &Template) -> bool {
         self.parked.has_any()
             && jsonrpc::member(template.body(), &["params", "requestState"])
@@ -169,25 +169,25 @@ impl ModernClients {
                 .is_some_and(|state| self.parked.has(&state))
     }
 
-    /// Returns true if any call waits in this process.
+    /// Returns true if any call is parked in this process.
     pub(super) fn has_any_parked(&self) -> bool {
         self.parked.has_any()
     }
 
-    /// Returns true if the server has lately given a name to a session.
+    /// Returns true if the server has named a session in the last [`NAMED_TTL`].
     fn names_sessions(&self) -> bool {
         sync::lock(&self.named).is_some_and(|until| clock::now() < until)
     }
 
-    /// Returns true if a session may be opened for the caller of this request: it is no session of
-    /// others.
+    /// Returns true if a session may be opened for the caller of this request: no other caller can
+    /// share it.
     fn may_have_session(&self, request: &ClientRequest) -> bool {
         let is_known = request.template.caller().is_some_and(|caller| !caller.is_anonymous());
         self.settings.config.modern_clients == config::ModernClients::Always && (is_known || self.settings.is_loopback)
     }
 
-    /// Answers a request of a client of 2026-07-28. Returns `None` if it goes to the server as it
-    /// is.
+    /// Handles a request of a client of 2026-07-28. Returns `None` if the request must be forwarded
+    /// unchanged.
     pub(super) async fn send(
         self: &Arc<Self>,
         server: &Server,
@@ -195,36 +195,36 @@ impl ModernClients {
         sent: Option<&Arc<Stream>>,
     ) -> Option<Translated> {
         if *template.method() != Method::POST {
-            // The revision has POST alone.
+            // The revision has only POST.
             let mut refusal = channel::empty(StatusCode::METHOD_NOT_ALLOWED).map(ResponseBody::from);
             refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
-            return Some(Translated::Answered(Ok(refusal)));
+            return Some(Translated::Response(Ok(refusal)));
         }
         let Ok(jsonrpc::Body::Single(message)) = jsonrpc::peek(template.body()) else {
             let text = "Invalid request: one message is expected";
-            return Some(Translated::Answered(Ok(refusal(None, code::INVALID_REQUEST, text, Value::Null))));
+            return Some(Translated::Response(Ok(refusal(None, code::INVALID_REQUEST, text, Value::Null))));
         };
         let Message::Request { id, method } = message else {
-            // No notification of a client means anything on HTTP at this revision.
-            return Some(Translated::Answered(Ok(channel::empty(StatusCode::ACCEPTED).map(ResponseBody::from))));
+            // No client notification has a meaning on HTTP at this revision.
+            return Some(Translated::Response(Ok(channel::empty(StatusCode::ACCEPTED).map(ResponseBody::from))));
         };
         let request = match checked(template, &id, &method) {
             Ok(request) => request,
-            Err(refusal) => return Some(Translated::Answered(Ok(*refusal))),
+            Err(refusal) => return Some(Translated::Response(Ok(*refusal))),
         };
         if request.kind == Kind::Unknown {
-            let refused = json_response(StatusCode::NOT_FOUND, response::method_not_found(&request.id));
-            return Some(Translated::Answered(Ok(refused)));
+            let refused = json_response(StatusCode::NOT_FOUND, bridge::method_not_found(&request.id));
+            return Some(Translated::Response(Ok(refused)));
         }
-        match self.answer(server, request, sent).await {
-            Ok(response) => Some(Translated::Answered(Ok(response))),
-            Err(NoSession::Answered(answer)) => Some(Translated::Answered(*answer)),
-            Err(NoSession::Refused(answer)) => Some(Translated::Unopened(*answer)),
+        match self.respond(server, request, sent).await {
+            Ok(response) => Some(Translated::Response(Ok(response))),
+            Err(NoSession::Response(exchanged)) => Some(Translated::Response(*exchanged)),
+            Err(NoSession::Refused(exchanged)) => Some(Translated::Unopened(*exchanged)),
             Err(NoSession::Unbridged) => None,
         }
     }
 
-    async fn answer(
+    async fn respond(
         self: &Arc<Self>,
         server: &Server,
         request: ClientRequest,
@@ -249,17 +249,17 @@ impl ModernClients {
             }
             let sending = match jsonrpc::member(request.template.body(), &["params", "requestState"]) {
                 _ if request.kind == Kind::Listen => self.listen(&key, &session, &request).await,
-                Some(state) => self.go_on(server, (session.clone(), busy), &request, state, sent).await,
+                Some(state) => self.resume_parked(server, (session.clone(), busy), &request, state, sent).await,
                 None => self.call(server, (session.clone(), busy), &request, sent).await,
             };
-            match sending.map_err(|unanswered| NoSession::Answered(Box::new(Err(unanswered))))? {
+            match sending.map_err(|failure| NoSession::Response(Box::new(Err(failure))))? {
                 Called::Response(response) => return Ok(*response),
-                // The server has forgotten the session, and has run nothing.
+                // The request has not run.
                 Called::Lost => lost = Some(session),
                 Called::RevisionRefused(response) => return Err(NoSession::Refused(Box::new(Ok(*response)))),
             }
         }
-        Err(NoSession::Answered(Box::new(Err(Failure::before_run(ErrorCode::Unreachable).into()))))
+        Err(NoSession::Response(Box::new(Err(Failure::before_run(ErrorCode::Unreachable).into()))))
     }
 
     /// Sends a request in the session.
@@ -294,7 +294,7 @@ impl ModernClients {
         let mut response = match response {
             Ok(response) => response,
             Err(unanswered) => {
-                awaited.note_answered();
+                awaited.disarm();
                 return Err(unanswered);
             }
         };
@@ -303,9 +303,9 @@ impl ModernClients {
             let ids = [RequestId::String(own.as_str().into())];
             let (examined, refused) = self.revivals.examine(response, &ids).await;
             if self.is_lost(server, &session, request, (examined.status(), &refused)).await {
-                session.note_lost();
+                session.mark_lost();
                 if refused.is_known() || effects::are_absent(request.template.body()) {
-                    awaited.note_answered();
+                    awaited.disarm();
                     return Ok(Called::Lost);
                 }
             }
@@ -319,17 +319,17 @@ impl ModernClients {
             return Ok(streamed(parts, call).await.into());
         }
         if !is_translated(&parts) {
-            awaited.note_answered();
+            awaited.disarm();
             return Ok(Response::from_parts(parts, body).into());
         }
         let collected = collect(body, self.settings.max_event_bytes).await;
-        awaited.note_answered();
+        awaited.disarm();
         let Ok(body) = collected else { return Err(Failure::after_send(ErrorCode::UpstreamBroke).into()) };
         Ok(self.whole(request, &session, parts, body))
     }
 
-    /// Returns whether the server has forgotten the session in which it has answered a request so.
-    /// A response that may be a tool's is none of that by itself: the server is asked.
+    /// Returns true if this response shows that the server has forgotten the session. A response
+    /// that a tool may have written does not suffice: an inquiry at the server decides.
     async fn is_lost(
         &self,
         server: &Server,
@@ -338,11 +338,11 @@ impl ModernClients {
         (status, refused): (StatusCode, &Refusal),
     ) -> bool {
         if status.is_success() {
-            session.note_answered();
+            session.record_response();
         }
         match refused {
             Refusal::None => return false,
-            // A server on a channel gives no statuses: they are the proxy's own words.
+            // The statuses of a server on a channel are written by the proxy, not by a tool.
             Refusal::Known | Refusal::Possible(_) if server.has_channels() => return true,
             Refusal::Known | Refusal::Possible(_) => {}
         }
@@ -354,16 +354,16 @@ impl ModernClients {
             server: server.as_ref(),
             refused: (status.as_u16(), refused),
         };
-        let asking = inquiry.ask(async |question| self.server.exchange(&question, None).await.ok());
-        match asking.await {
+        let verdict = inquiry.ask(async |probe| self.server.exchange(&probe, None).await.ok());
+        match verdict.await {
             Verdict::Dead => true,
-            Verdict::RefusedAlike => session.was_answered(),
+            Verdict::RefusedAlike => session.has_responded(),
             Verdict::Undecided => refused.is_known(),
             Verdict::Lives => false,
         }
     }
 
-    /// Returns a response of the server that is one message as the client gets it.
+    /// Translates a response that is one message.
     fn whole(
         self: &Arc<Self>,
         request: &ClientRequest,
@@ -387,7 +387,7 @@ impl ModernClients {
         if is_refused { Called::RevisionRefused(Box::new(response)) } else { response.into() }
     }
 
-    /// Returns a response of the server as the client gets it, or `None` for a message that is no
+    /// Translates a response of the server for the client, or returns `None` if the message is no
     /// response.
     fn response_to(
         self: &Arc<Self>,
@@ -395,16 +395,16 @@ impl ModernClients {
         session: &Arc<LegacySession>,
         text: &[u8],
     ) -> Option<Vec<u8>> {
-        if let Some(pages) = UrlElicitations::of(text)
+        if let Some(elicitations) = UrlElicitations::of(text)
             && request.kind.may_request_input()
         {
-            return Some(self.ask_for_pages(request, session, pages, text));
+            return Some(self.require_urls(request, session, elicitations, text));
         }
         bridge::result_as(text, &request.id, session.server_info.as_ref(), request.hints())
     }
 
-    /// Goes on with a call that waits for the answers of its client.
-    async fn go_on(
+    /// Continues a parked call with the client responses.
+    async fn resume_parked(
         self: &Arc<Self>,
         server: &Server,
         (session, busy): (Arc<LegacySession>, Busy),
@@ -417,29 +417,29 @@ impl ModernClients {
             let text = "Invalid params: requestState is unknown, was used, or is that of another request";
             return Ok(refusal(Some(&request.id), code::INVALID_PARAMS, text, Value::Null).into());
         };
-        let answers = jsonrpc::member(request.template.body(), &["params", "inputResponses"]).unwrap_or("{}");
-        let answers: Value = serde_json::from_str(answers).unwrap_or_else(|_| json!({}));
+        let responses = jsonrpc::member(request.template.body(), &["params", "inputResponses"]).unwrap_or("{}");
+        let responses: Value = serde_json::from_str(responses).unwrap_or_else(|_| json!({}));
         match parked {
             Parked::Call(call) => {
                 if let Some(stream) = sent {
                     stream.upstream().set_sent();
                 }
-                let messages = call.go_on(request, &answers).messages();
+                let messages = call.resume(request, &responses).messages();
                 Ok(event_stream(ResponseBody::Messages(messages)).into())
             }
-            Parked::Pages(pages) => match pages.after(request, &answers) {
-                AfterPages::Again(request) => {
-                    session.wait_for_pages(pages.ids(), clock::now() + PAGE_WAIT).await;
+            Parked::Urls(call) => match call.outcome(request, &responses) {
+                UrlOutcome::Retry(request) => {
+                    session.wait_for_completion(call.ids(), clock::now() + COMPLETION_WAIT).await;
                     Box::pin(self.call(server, (session, busy), &request, sent)).await
                 }
-                AfterPages::Asked => {
-                    let asked =
-                        self.ask_for_pages(&pages.as_before(request), &session, pages.elicitations(), pages.error());
-                    Ok(json_response(StatusCode::OK, asked).into())
+                UrlOutcome::Incomplete => {
+                    let required =
+                        self.require_urls(&call.in_same_round(request), &session, call.elicitations(), call.error());
+                    Ok(json_response(StatusCode::OK, required).into())
                 }
-                AfterPages::Refused => {
+                UrlOutcome::Declined => {
                     let refused =
-                        bridge::result_as(pages.error(), &request.id, session.server_info.as_ref(), request.hints());
+                        bridge::result_as(call.error(), &request.id, session.server_info.as_ref(), request.hints());
                     Ok(json_response(StatusCode::OK, refused.unwrap_or_default()).into())
                 }
             },
@@ -447,7 +447,7 @@ impl ModernClients {
     }
 }
 
-/// Returns the stream of a call, or the refusal with which the server answers at once.
+/// Returns the stream of a call, or the immediate refusal of the server.
 async fn streamed(mut parts: Parts, call: Box<BridgedCall>) -> Response<ResponseBody> {
     let body = match call.begun().await {
         Begun::Stream(messages) => ResponseBody::Messages(messages),
@@ -497,7 +497,7 @@ fn checked(template: &Template, id: &RequestId, method: &str) -> Result<ClientRe
     })
 }
 
-/// Returns the request without the headers that only the later revision has.
+/// Returns the request without the headers of the later revision.
 fn plain(template: &Template) -> Template {
     let mut headers = template.own_headers();
     let later: Vec<HeaderName> =
@@ -508,7 +508,7 @@ fn plain(template: &Template) -> Template {
     template.beside(template.method().clone(), &headers, template.body().clone()).for_caller(template.caller().cloned())
 }
 
-/// Returns the request in the session.
+/// Returns the request with the headers of the session.
 fn in_session(session: &LegacySession, template: &Template) -> Template {
     let template = plain(template).with(names::MCP_PROTOCOL_VERSION, session.version.clone());
     match &session.name {

@@ -29,17 +29,18 @@ use crate::upstream::token_probe::confirms_token;
 
 /// Time limit of `initialize`: a server on stdio may have to be installed first.
 const OPENING_WAIT: Duration = Duration::from_secs(60);
-/// Size limit of an error with which the server refuses `initialize`.
+/// Size limit of an error that refuses `initialize`.
 const REFUSAL_MAX: usize = 64 * 1024;
-/// Time for which a call waits until the server has its level of log messages.
+/// Maximum wait of a call for the change of the server's log level.
 const LEVEL_WAIT: Duration = Duration::from_secs(2);
 /// Time limit for the end of all sessions.
 const END_WAIT: Duration = Duration::from_secs(3);
-/// Time limit of other requests of the bridge's own. Those of clients may wait meanwhile.
-const ASK_WAIT: Duration = Duration::from_secs(10);
+/// Time limit of the bridge's other requests. Client requests may wait meanwhile.
+const REQUEST_WAIT: Duration = Duration::from_secs(10);
 
 impl ModernClients {
-    /// Returns the session of the caller; opens it if there is none, or if the one there is `lost`.
+    /// Returns the session of the caller. Opens a session if the caller has no session, or if its
+    /// session is `lost`.
     pub(super) async fn session(
         self: &Arc<Self>,
         key: &Key,
@@ -64,7 +65,7 @@ impl ModernClients {
         };
         let previous = match &*slot {
             Some(session) if !is_lost(session) => {
-                session.note_request(&request.template);
+                session.record_request(&request.template);
                 return Ok(session.clone());
             }
             Some(lost) => Some(lost.clone()),
@@ -78,7 +79,8 @@ impl ModernClients {
         Ok(opened)
     }
 
-    /// Lets a caller with a refreshed token go on in its session, if the server confirms the token.
+    /// Lets a caller with a refreshed token continue in its session, if the server confirms the
+    /// token.
     async fn find_by_subject(&self, key: &Key, request: &ClientRequest) {
         let Some((caller, (slot, session))) = request.template.caller().zip(self.sessions.of_subject(key)) else {
             return;
@@ -89,8 +91,8 @@ impl ModernClients {
         }
     }
 
-    /// Returns true if requests of this caller go to the server as they are: no session may be
-    /// opened for it.
+    /// Returns true if requests of this caller are forwarded unchanged: no session may be opened
+    /// for it.
     fn passes(&self, request: &ClientRequest) -> bool {
         self.names_sessions() && !self.may_have_session(request)
     }
@@ -127,14 +129,14 @@ impl ModernClients {
                 jsonrpc::member(&message, &["error"]).and_then(|error| serde_json::from_str::<Value>(error).ok());
             return Err(match error {
                 Some(error) => {
-                    let told = json_response(StatusCode::BAD_REQUEST, bridge::modern_error(&request.id, &error));
-                    NoSession::Refused(Box::new(Ok(told)))
+                    let error = json_response(StatusCode::BAD_REQUEST, bridge::modern_error(&request.id, &error));
+                    NoSession::Refused(Box::new(Ok(error)))
                 }
                 None => unavailable(),
             });
         };
         let session = Arc::new(session);
-        self.note_begun(session.is_named());
+        self.record_begun_session(session.is_named());
         if self.passes(request) {
             self.end_apart(session);
             return Err(NoSession::Unbridged);
@@ -147,12 +149,12 @@ impl ModernClients {
         tokio::spawn(standalone::read(Arc::downgrade(self), Arc::downgrade(&session)));
         if is_resumed {
             self.subscribe_all(&session, &request.template, session.listeners.resources()).await;
-            session.listeners.tell_all_changed();
+            session.listeners.notify_all_changed();
         }
         Ok(session)
     }
 
-    /// Lowers the level of log messages in the session, if the server has any.
+    /// Lowers the log level of the session, if the server declares logging.
     pub(super) async fn lower_log_level(&self, session: &LegacySession, template: &Template, level: LogLevel) {
         if session.lowers_log_level(level) {
             let id = synthetic::own_id();
@@ -163,21 +165,21 @@ impl ModernClients {
         }
     }
 
-    /// Posts a message in the session. Returns true if the server has taken it.
+    /// Posts a message in the session. Returns true if the server has accepted it.
     pub(super) async fn post(&self, session: &LegacySession, template: &Template, body: Vec<u8>) -> bool {
         let post = in_session(session, &synthetic::post(template, body));
-        let posted = tokio::time::timeout(ASK_WAIT, self.server.exchange(&post, None)).await;
+        let posted = tokio::time::timeout(REQUEST_WAIT, self.server.exchange(&post, None)).await;
         matches!(posted, Ok(Ok(response)) if response.status().is_success())
     }
 
-    /// Posts a request in the session. Returns its response, or `None` if there is none.
-    pub(super) async fn ask(&self, session: &LegacySession, template: &Template, body: Vec<u8>) -> Option<Bytes> {
+    /// Posts a request in the session. Returns its response, or `None` without one in time.
+    pub(super) async fn request(&self, session: &LegacySession, template: &Template, body: Vec<u8>) -> Option<Bytes> {
         let post = in_session(session, &synthetic::post(template, body));
-        let asking = async { response_in(self.server.exchange(&post, None).await.ok()?).await };
-        tokio::time::timeout(ASK_WAIT, asking).await.ok()?
+        let exchange = async { response_in(self.server.exchange(&post, None).await.ok()?).await };
+        tokio::time::timeout(REQUEST_WAIT, exchange).await.ok()?
     }
 
-    /// Ends the session once nothing has happened in it for long.
+    /// Ends the session after its idle time.
     fn end_when_idle(self: &Arc<Self>, session: &Arc<LegacySession>) {
         let (clients, session, idle) = (Arc::downgrade(self), Arc::downgrade(session), self.settings.config.idle);
         tokio::spawn(async move {
@@ -193,18 +195,18 @@ impl ModernClients {
         });
     }
 
-    /// Ends a session at the server. A server that is away forgets it by itself.
+    /// Ends a session at the server. An unreachable server forgets it by itself.
     async fn end(&self, session: &LegacySession) {
         if session.is_named() {
             let latest = session.latest();
             let delete = latest.beside(Method::DELETE, &latest.own_headers(), Bytes::new());
             let delete = in_session(session, &delete);
-            drop(tokio::time::timeout(ASK_WAIT, self.server.exchange(&delete, None)).await);
+            drop(tokio::time::timeout(REQUEST_WAIT, self.server.exchange(&delete, None)).await);
         }
     }
 
-    /// Ends all calls that wait, and all sessions, at the end of the process. Returns after three
-    /// seconds at the latest.
+    /// Ends all parked calls, and all sessions, at the end of the process. Returns after at most
+    /// three seconds.
     pub(in super::super) async fn end_all(self: &Arc<Self>) {
         let mut ending = JoinSet::new();
         for call in self.parked.take_all() {
@@ -223,31 +225,30 @@ impl ModernClients {
         drop(all(ending).await);
     }
 
-    /// Ends a session in a task of its own.
+    /// Ends a session in a separate task.
     fn end_apart(self: &Arc<Self>, session: Arc<LegacySession>) {
         let clients = self.clone();
         tokio::spawn(async move { clients.end(&session).await });
     }
 
-    /// Returns a refusal of `initialize` as the response to the client's request, if it is an error
-    /// in JSON.
+    /// Translates a refusal of `initialize` into a response to the client's request, if it is a
+    /// JSON-RPC error.
     async fn translated(&self, refusal: Response<ResponseBody>, id: &RequestId) -> Response<ResponseBody> {
-        let (refusal, whole) = begun(refusal, REFUSAL_MAX, ASK_WAIT).await;
-        let Some(told) = whole.and_then(|whole| bridge::result_as(&whole, id, None, bridge::ListHints::Absent)) else {
+        let (refusal, whole) = begun(refusal, REFUSAL_MAX, REQUEST_WAIT).await;
+        let Some(error) = whole.and_then(|whole| bridge::result_as(&whole, id, None, bridge::ListHints::Absent)) else {
             return refusal;
         };
         let (mut parts, _) = refusal.into_parts();
         parts.headers.remove(CONTENT_LENGTH);
-        Response::from_parts(parts, ResponseBody::whole(told))
+        Response::from_parts(parts, ResponseBody::whole(error))
     }
 }
 
-/// Returns true for a refusal of the caller, or of the number of its requests, and not of the
-/// request.
+/// Returns true if the status refuses the caller, or its request rate, and not the request.
 fn is_about_caller(status: StatusCode) -> bool {
     matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS)
 }
 
-fn refused(answer: Exchanged) -> NoSession {
-    NoSession::Answered(Box::new(answer))
+fn refused(exchanged: Exchanged) -> NoSession {
+    NoSession::Response(Box::new(exchanged))
 }

@@ -17,30 +17,30 @@ use crate::protocol::ids::ParkedCall;
 use crate::protocol::tasks;
 use crate::{clock, random, sync};
 
-/// Most calls of one session that wait.
+/// Maximum number of parked calls of one session.
 const MAX_OF_SESSION: usize = 64;
 
-/// The calls, by their states.
+/// The calls, by `requestState`.
 #[derive(Default)]
 pub(super) struct ParkedCalls(Mutex<HashMap<String, Entry>>);
 
 struct Entry {
     call: Parked,
-    /// Task that gives the call up.
+    /// Task that gives up the call after its maximum wait.
     timer: AbortHandle,
     _waiting: Waiting,
 }
 
-/// A call that waits.
+/// A parked call.
 pub(super) enum Parked {
-    /// Call that the server has not answered.
+    /// Call that is still running at the server.
     Call(Box<BridgedCall>),
-    /// Call that the server has refused until its user has opened pages: it is sent again.
-    Pages(Box<PageCall>),
+    /// Call that the server has refused until its user opens elicitation URLs. It is sent again.
+    Urls(Box<UrlCall>),
 }
 
-/// A call that its user must open pages for.
-pub(super) struct PageCall {
+/// A call whose user must open elicitation URLs.
+pub(super) struct UrlCall {
     session: Arc<LegacySession>,
     _busy: Busy,
     request: ClientRequest,
@@ -49,18 +49,18 @@ pub(super) struct PageCall {
     error: Bytes,
 }
 
-/// Consequence of the answers to the questions for pages.
-pub(super) enum AfterPages {
-    /// All are opened: this request is sent.
-    Again(Box<ClientRequest>),
-    /// Some questions have no answer.
-    Asked,
-    /// The user declines.
-    Refused,
+/// Outcome of the client responses to URL elicitations.
+pub(super) enum UrlOutcome {
+    /// All URLs were accepted: this request is sent.
+    Retry(Box<ClientRequest>),
+    /// Some elicitations have no client response.
+    Incomplete,
+    /// The user declined.
+    Declined,
 }
 
 impl Parked {
-    /// Ends the call at the server. Returns once that is told.
+    /// Cancels the call at the server. Returns once the server has been notified.
     pub(super) async fn give_up(self) {
         if let Self::Call(call) = self {
             call.give_up().await;
@@ -70,21 +70,21 @@ impl Parked {
     fn session(&self) -> &Arc<LegacySession> {
         match self {
             Self::Call(call) => call.session(),
-            Self::Pages(pages) => &pages.session,
+            Self::Urls(call) => &call.session,
         }
     }
 
     fn request(&self) -> &ClientRequest {
         match self {
             Self::Call(call) => call.request(),
-            Self::Pages(pages) => &pages.request,
+            Self::Urls(call) => &call.request,
         }
     }
 
     fn is_of(&self, session: &Arc<LegacySession>, digest: &CallDigest) -> bool {
         match self {
             Self::Call(call) => call.is_of(session, digest),
-            Self::Pages(pages) => Arc::ptr_eq(&pages.session, session) && pages.request.digest.as_ref() == Some(digest),
+            Self::Urls(call) => Arc::ptr_eq(&call.session, session) && call.request.digest.as_ref() == Some(digest),
         }
     }
 }
@@ -96,17 +96,17 @@ impl ParkedCalls {
         all.into_values().map(|entry| entry.call).collect()
     }
 
-    /// Returns true if any call waits.
+    /// Returns true if any call is parked.
     pub(super) fn has_any(&self) -> bool {
         !sync::lock(&self.0).is_empty()
     }
 
-    /// Returns true if a call waits under this state.
+    /// Returns true if a call is parked under this state.
     pub(super) fn has(&self, state: &str) -> bool {
         sync::lock(&self.0).contains_key(state)
     }
 
-    /// Takes the call that waits under this state. It must be the same call of the same session.
+    /// Takes the call that is parked under this state. Session and digest must match.
     pub(super) fn take(
         &self,
         state: &str,
@@ -122,13 +122,13 @@ impl ParkedCalls {
     }
 }
 
-impl PageCall {
-    /// Returns the IDs under which the server tells that a page is done.
+impl UrlCall {
+    /// Returns the elicitation IDs that the server announces as complete.
     pub(super) fn ids(&self) -> &[String] {
         &self.elicitations.ids
     }
 
-    /// Returns the questions.
+    /// Returns the elicitations.
     pub(super) fn elicitations(&self) -> UrlElicitations {
         self.elicitations.clone()
     }
@@ -138,32 +138,32 @@ impl PageCall {
         &self.error
     }
 
-    /// Returns a later request of the call, in the round of this one.
-    pub(super) fn as_before(&self, request: &ClientRequest) -> ClientRequest {
+    /// Returns a later request of the call, with this call's number of rounds.
+    pub(super) fn in_same_round(&self, request: &ClientRequest) -> ClientRequest {
         ClientRequest { rounds: self.request.rounds, ..request.clone() }
     }
 
-    /// Returns the consequence of the answers to the questions.
-    pub(super) fn after(&self, request: &ClientRequest, answers: &Value) -> AfterPages {
-        let answers: Vec<_> = (1..=self.elicitations.params.len()).map(|number| answers.get(key(number))).collect();
-        if answers.contains(&None) {
-            return AfterPages::Asked;
+    /// Returns the outcome of the client responses in `request`.
+    pub(super) fn outcome(&self, request: &ClientRequest, responses: &Value) -> UrlOutcome {
+        let responses: Vec<_> = (1..=self.elicitations.params.len()).map(|number| responses.get(key(number))).collect();
+        if responses.contains(&None) {
+            return UrlOutcome::Incomplete;
         }
-        if answers.iter().flatten().all(|answer| answer["action"] == "accept") {
-            return AfterPages::Again(Box::new(self.as_before(request)));
+        if responses.iter().flatten().all(|response| response["action"] == "accept") {
+            return UrlOutcome::Retry(Box::new(self.in_same_round(request)));
         }
-        AfterPages::Refused
+        UrlOutcome::Declined
     }
 }
 
 impl ModernClients {
-    /// Keeps a call that the server has not answered; see [`Self::park`].
+    /// Parks a call that is running at the server; see [`Self::park`].
     pub(super) fn park_call(self: Arc<Self>, call: Box<BridgedCall>) -> Option<String> {
         self.park(Parked::Call(call))
     }
 
-    /// Keeps a call. Returns the state by which it is found, or `None` if too many of its session
-    /// wait: then the call is dropped.
+    /// Parks a call. Returns its `requestState`, or `None` beyond [`MAX_OF_SESSION`]: then the call
+    /// is dropped.
     fn park(self: Arc<Self>, call: Parked) -> Option<String> {
         let waiting = call.session().begin_waiting(MAX_OF_SESSION)?;
         let state = ParkedCall::from_bytes(self.settings.owner, random::bytes()).to_string();
@@ -178,16 +178,16 @@ impl ModernClients {
         Some(state)
     }
 
-    /// Returns the time for which a call waits for its client: one that may have become a task
-    /// waits as a task does.
+    /// Returns the maximum wait of a parked call for its client. A call that may have become a task
+    /// waits as long as a task.
     fn max_wait(&self, request: &ClientRequest) -> Duration {
         let Settings { max_wait, task_wait, .. } = self.settings;
         task_wait.filter(|_| tasks::declares(request.template.body())).map_or(max_wait, |wait| wait.max(max_wait))
     }
 
-    /// Returns the response to a request that the server has refused until its user has opened
-    /// pages: the questions, or an error if the client cannot be asked.
-    pub(super) fn ask_for_pages(
+    /// Returns the response to a call that the server has refused until its user opens elicitation
+    /// URLs: `input_required`, or an error if the client does not support URL elicitation.
+    pub(super) fn require_urls(
         self: &Arc<Self>,
         request: &ClientRequest,
         session: &Arc<LegacySession>,
@@ -205,19 +205,19 @@ impl ModernClients {
         let params = elicitations.params.clone();
         let request = ClientRequest { rounds: request.rounds + 1, ..request.clone() };
         let error = Bytes::copy_from_slice(error);
-        let waiting = PageCall { session: session.clone(), _busy: session.begin(), request, elicitations, error };
-        match self.clone().park(Parked::Pages(Box::new(waiting))) {
+        let call = UrlCall { session: session.clone(), _busy: session.begin(), request, elicitations, error };
+        match self.clone().park(Parked::Urls(Box::new(call))) {
             Some(state) => {
                 let keys: Vec<_> = (1..=params.len()).map(key).collect();
-                let questions = keys.iter().zip(&params).map(|(key, params)| (key.as_str(), METHOD, params));
-                bridge::input_required(id, questions, &state)
+                let requests = keys.iter().zip(&params).map(|(key, params)| (key.as_str(), METHOD, params));
+                bridge::input_required(id, requests, &state)
             }
             None => bridge::too_many_waiting(id),
         }
     }
 }
 
-/// Returns the key of a question, which are counted from 1.
+/// Returns the key of an elicitation, numbered from 1.
 fn key(number: usize) -> String {
     format!("q{number}")
 }

@@ -18,55 +18,54 @@ use crate::protocol::bridge::modern_clients::{Declared, Envelope, LogLevel};
 use crate::protocol::jsonrpc;
 use crate::{clock, sync};
 
-/// Most sessions of all callers. Made-up credentials at a server that checks none are callers of
-/// their own.
+/// Maximum number of sessions of all callers. At a server that checks no credentials, each made-up
+/// credential is a separate caller.
 const MAX_SESSIONS: usize = 4096;
-/// Most pages of which a session remembers that they are done.
-const MAX_COMPLETE: usize = 64;
-/// Time for which a subscription waits for the session's own stream.
+/// Maximum number of completed URL elicitations remembered per session.
+const MAX_COMPLETED: usize = 64;
+/// Maximum wait of a subscription for the session's standalone stream.
 const LISTENING_WAIT: Duration = Duration::from_secs(2);
 
-/// Caller with the capabilities of its client: those who share a session.
+/// Caller and capabilities of its client: equal keys share a session.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     caller: Option<Arc<Caller>>,
     client: String,
 }
 
-/// Place of a session, which is empty while it is being opened.
+/// Place of a session. Empty while the session is being opened.
 pub(super) type Slot = Arc<tokio::sync::Mutex<Option<Arc<LegacySession>>>>;
 
-/// All sessions.
 #[derive(Default)]
 pub(super) struct Sessions(Mutex<HashMap<Key, Slot>>);
 
 /// A session at the server.
 pub(super) struct LegacySession {
-    /// Name, or `None` at a server that assigns none.
+    /// Session name, or `None` if the server assigned no name.
     pub(super) name: Option<HeaderValue>,
     /// Negotiated revision.
     pub(super) version: HeaderValue,
     /// Response to `initialize`.
     pub(super) initialized: Bytes,
-    /// Name and version of the server, or `None` if it did not say.
+    /// Name and version of the server, or `None` if it sent no `serverInfo`.
     pub(super) server_info: Option<Value>,
     /// Capabilities of the clients.
     pub(super) declared: Declared,
     pub(super) calls: RunningCalls,
     pub(super) listeners: Arc<Listeners>,
     next: AtomicU64,
-    /// True once the server has answered a request in the session.
-    was_answered: AtomicBool,
+    /// True once the server has responded to a request in the session.
+    has_responded: AtomicBool,
     /// True once the server has forgotten the session.
     is_lost: AtomicBool,
-    /// Requests that run, or wait for the answers of their clients.
+    /// Number of running and parked requests.
     busy: AtomicUsize,
-    /// Calls that wait for their client.
+    /// Number of parked calls.
     waiting: AtomicUsize,
     state: Mutex<State>,
-    /// True once the server has answered the request for its own stream.
+    /// True once the server has responded to the request for the standalone stream.
     has_stream: watch::Sender<bool>,
-    /// Notified of each page that is done.
+    /// Notified of each completed URL elicitation.
     completion: Notify,
 }
 
@@ -75,14 +74,14 @@ struct State {
     /// Last request of the caller, without its body: its credentials are the newest.
     latest: Template,
     log_level: Option<LogLevel>,
-    /// Pages that are done, the oldest first.
-    complete: Vec<String>,
+    /// Completed URL elicitations, the oldest first.
+    completed: Vec<String>,
 }
 
 /// A request in progress: its session is not idle.
 pub(super) struct Busy(Arc<LegacySession>);
 
-/// A call that waits for its client.
+/// A parked call, in the session's count.
 pub(super) struct Waiting(Arc<LegacySession>);
 
 impl Key {
@@ -93,15 +92,15 @@ impl Key {
 }
 
 impl Sessions {
-    /// Returns the place of a session. If the caller has `most` others, or all callers together
-    /// [`MAX_SESSIONS`], the one that is idle longest is taken out, to be ended. Returns `None` if
-    /// none of them is idle.
+    /// Returns the place of a session. At `most` sessions of the caller, or [`MAX_SESSIONS`] of all
+    /// callers, the longest idle session is returned as well, to be ended. Returns `None` if no
+    /// session is idle.
     pub(super) fn slot(&self, key: &Key, most: usize) -> Option<(Slot, Option<Arc<LegacySession>>)> {
         let mut sessions = sync::lock(&self.0);
         if let Some(slot) = sessions.get(key) {
             return Some((slot.clone(), None));
         }
-        // One that could not be opened leaves its place empty.
+        // A failed opening leaves an empty place.
         sessions.retain(|_, slot| slot.try_lock().map_or(true, |session| session.is_some()));
         let of_caller = sessions.keys().filter(|known| known.caller == key.caller).count();
         let evicted = if of_caller >= most {
@@ -114,8 +113,8 @@ impl Sessions {
         Some((sessions.entry(key.clone()).or_default().clone(), evicted))
     }
 
-    /// Returns the session of another caller who claims the same subject for the same client, with
-    /// its place, or `None` if this key has a place itself.
+    /// Returns a session whose caller claims the same subject for the same client, with its place.
+    /// Returns `None` if the key itself has a place.
     pub(super) fn of_subject(&self, key: &Key) -> Option<(Slot, Arc<LegacySession>)> {
         let sessions = sync::lock(&self.0);
         let caller = key.caller.as_ref().filter(|_| !sessions.contains_key(key))?;
@@ -126,12 +125,12 @@ impl Sessions {
         })
     }
 
-    /// Adds a key to the place of a session: its caller has another token.
+    /// Adds a further token of the session's caller as a key to its place.
     pub(super) fn add_key(&self, key: &Key, slot: Slot) {
         sync::lock(&self.0).entry(key.clone()).or_insert(slot);
     }
 
-    /// Takes out all sessions that are open.
+    /// Takes out all open sessions.
     pub(super) fn take_all(&self) -> Vec<Arc<LegacySession>> {
         let slots = std::mem::take(&mut *sync::lock(&self.0));
         let mut all: Vec<_> = slots.into_values().filter_map(|slot| slot.try_lock().ok()?.take()).collect();
@@ -145,7 +144,7 @@ impl Sessions {
         slot.try_lock().ok()?.clone()
     }
 
-    /// Forgets a session that has ended.
+    /// Removes a session that has ended.
     pub(super) fn forget(&self, session: &Arc<LegacySession>) {
         let is_its = |slot: &Slot| {
             slot.try_lock().is_ok_and(|known| known.as_ref().is_some_and(|known| Arc::ptr_eq(known, session)))
@@ -154,8 +153,7 @@ impl Sessions {
     }
 }
 
-/// Takes out the session that is idle longest of those for which this holds, or returns `None` if
-/// none is idle.
+/// Takes out the longest idle of the matching sessions, or returns `None` if all are in use.
 fn take_idlest(sessions: &mut HashMap<Key, Slot>, concerns: impl Fn(&Key) -> bool) -> Option<Arc<LegacySession>> {
     let idle =
         |slot: &Slot| slot.try_lock().ok().and_then(|session| session.clone()).filter(|session| !session.is_busy());
@@ -168,8 +166,8 @@ fn take_idlest(sessions: &mut HashMap<Key, Slot>, concerns: impl Fn(&Key) -> boo
 }
 
 impl LegacySession {
-    /// Creates the session that a response to `initialize` opens, or returns `None` for an error.
-    /// `listeners` are those of the session before.
+    /// Creates a session from a response to `initialize`, or returns `None` for an error.
+    /// `listeners` continue from the previous session.
     pub(super) fn of(
         name: Option<HeaderValue>,
         initialized: Bytes,
@@ -188,11 +186,11 @@ impl LegacySession {
             calls: RunningCalls::default(),
             listeners,
             next: AtomicU64::new(1),
-            was_answered: AtomicBool::new(false),
+            has_responded: AtomicBool::new(false),
             is_lost: AtomicBool::new(false),
             busy: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
-            state: Mutex::new(State { used: clock::now(), latest, log_level: None, complete: Vec::new() }),
+            state: Mutex::new(State { used: clock::now(), latest, log_level: None, completed: Vec::new() }),
             has_stream: watch::Sender::new(false),
             completion: Notify::new(),
         })
@@ -208,27 +206,27 @@ impl LegacySession {
         capabilities.and_then(|capabilities| serde_json::from_str(capabilities).ok()).unwrap_or_default()
     }
 
-    /// Notes that the server has answered a request in the session.
-    pub(super) fn note_answered(&self) {
-        self.was_answered.store(true, Ordering::Relaxed);
+    /// Records that the server has responded to a request in the session.
+    pub(super) fn record_response(&self) {
+        self.has_responded.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether the server has ever answered a request in the session.
-    pub(super) fn was_answered(&self) -> bool {
-        self.was_answered.load(Ordering::Relaxed)
+    /// Returns true if the server has ever responded to a request in the session.
+    pub(super) fn has_responded(&self) -> bool {
+        self.has_responded.load(Ordering::Relaxed)
     }
 
-    /// Notes that the server has forgotten the session: the next request opens another.
-    pub(super) fn note_lost(&self) {
+    /// Records that the server has forgotten the session. The next request opens another one.
+    pub(super) fn mark_lost(&self) {
         self.is_lost.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether the server has forgotten the session.
+    /// Returns true once the server has forgotten the session.
     pub(super) fn is_lost(&self) -> bool {
         self.is_lost.load(Ordering::Relaxed)
     }
 
-    /// Returns an ID for a request, and for its progress.
+    /// Returns a new ID, for a request and its progress token.
     pub(super) fn next_id(&self) -> String {
         format!("bridge-{}", self.next.fetch_add(1, Ordering::Relaxed))
     }
@@ -237,8 +235,8 @@ impl LegacySession {
         sync::lock(&self.state).used = clock::now();
     }
 
-    /// Notes a request of the caller.
-    pub(super) fn note_request(&self, request: &Template) {
+    /// Records a request of the caller: it is the last use, with the newest credentials.
+    pub(super) fn record_request(&self, request: &Template) {
         let mut state = sync::lock(&self.state);
         state.used = clock::now();
         state.latest = request.with_body(Bytes::new());
@@ -249,12 +247,12 @@ impl LegacySession {
         sync::lock(&self.state).latest.clone()
     }
 
-    /// Returns the time of the last request, or now while one runs.
+    /// Returns the time of the last use, or now while the session is busy.
     pub(super) fn used(&self) -> Instant {
         if self.is_busy() { clock::now() } else { sync::lock(&self.state).used }
     }
 
-    /// Returns true while a request runs or waits, or a client listens.
+    /// Returns true while a request is running or parked, or a client listens.
     pub(super) fn is_busy(&self) -> bool {
         self.busy.load(Ordering::Relaxed) > 0 || !self.listeners.is_empty()
     }
@@ -265,15 +263,14 @@ impl LegacySession {
         Busy(self.clone())
     }
 
-    /// Begins to let a call wait for its client. Returns `None` if `most` others wait.
+    /// Counts a call as parked. Returns `None` if `most` calls are parked already.
     pub(super) fn begin_waiting(self: &Arc<Self>, most: usize) -> Option<Waiting> {
         let one_more = |waiting| if waiting < most { Some(waiting + 1) } else { None };
         self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;
         Some(Waiting(self.clone()))
     }
 
-    /// Returns true if the server must be told to send messages of this level, which no request
-    /// wanted before.
+    /// Returns true if the server's log level must be lowered to this level, and records the level.
     pub(super) fn lowers_log_level(&self, level: LogLevel) -> bool {
         let declares = jsonrpc::member(&self.initialized, &["result", "capabilities", "logging"]).is_some();
         let mut state = sync::lock(&self.state);
@@ -284,40 +281,40 @@ impl LegacySession {
         is_lower
     }
 
-    /// Notes that the server has answered the request for its own stream.
-    pub(super) fn note_stream(&self) {
+    /// Records that the server has responded to the request for the standalone stream.
+    pub(super) fn record_stream(&self) {
         self.has_stream.send_replace(true);
     }
 
-    /// Waits for that, for 2 s at most: what the server tells before is lost.
+    /// Waits for the standalone stream, for 2 s at most. Earlier notifications are lost.
     pub(super) async fn wait_for_stream(&self) {
         let mut has_stream = self.has_stream.subscribe();
         let waiting = tokio::time::timeout(LISTENING_WAIT, has_stream.wait_for(|has_stream| *has_stream));
         drop(waiting.await);
     }
 
-    /// Notes that the page of a question is done.
-    pub(super) fn note_complete(&self, notification: &[u8]) {
+    /// Records the completion of a URL elicitation.
+    pub(super) fn record_completion(&self, notification: &[u8]) {
         let id = jsonrpc::member(notification, &["params", "elicitationId"]);
         let Some(id) = id.and_then(|id| serde_json::from_str::<String>(id).ok()) else { return };
         let mut state = sync::lock(&self.state);
-        if state.complete.len() >= MAX_COMPLETE {
-            state.complete.remove(0);
+        if state.completed.len() >= MAX_COMPLETED {
+            state.completed.remove(0);
         }
-        state.complete.push(id);
+        state.completed.push(id);
         drop(state);
         self.completion.notify_waiters();
     }
 
-    /// Waits until the pages of these questions are done, or until this time.
-    pub(super) async fn wait_for_pages(&self, ids: &[String], until: Instant) {
+    /// Waits for the completion of these URL elicitations, until this time at most.
+    pub(super) async fn wait_for_completion(&self, ids: &[String], until: Instant) {
         let all_done = async {
             loop {
                 let mut notified = std::pin::pin!(self.completion.notified());
                 notified.as_mut().enable();
                 let are_done = {
                     let state = sync::lock(&self.state);
-                    ids.iter().all(|id| state.complete.contains(id))
+                    ids.iter().all(|id| state.completed.contains(id))
                 };
                 if are_done && !ids.is_empty() {
                     return;

@@ -1,8 +1,8 @@
-//! The session's own stream, with the server's messages that name no call.
+//! The session's standalone stream, with server messages that are associated with no call.
 //!
-//! The stream is open for as long as the session lives. A notification is for the call or the
-//! subscriptions that it concerns; a question is for a running call that may ask, or waits for one.
-//! Absent: messages on the streams of calls (`call.rs`).
+//! The stream is open for as long as the session lives. A notification goes to the call or the
+//! subscriptions that it concerns. A server request goes to a running call that accepts it, or
+//! waits for one. Absent: messages on the streams of calls (`call.rs`).
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -19,13 +19,13 @@ use crate::protocol::jsonrpc::{self, Message, RequestId, response};
 use crate::upstream::server::exchange::Exchange;
 use crate::upstream::server::sse_reader::EventReader;
 
-/// Pause before the stream is opened again, which doubles after each refusal up to the longest.
+/// Pause before the stream is reopened. It doubles after each refusal up to the longest.
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// Time after which a stream that has told nothing is one that the server keeps open.
+/// Minimum duration of a stream without messages that counts as lasting.
 const LASTING: Duration = Duration::from_secs(30);
-/// Time for which a question waits for a call.
-const QUESTION_WAIT: Duration = Duration::from_secs(30);
+/// Maximum wait of a server request for a call.
+const CALL_WAIT: Duration = Duration::from_secs(30);
 
 /// Reads the stream, with the newest headers of the caller, for as long as the session lives.
 pub(super) async fn read(clients: Weak<ModernClients>, session: Weak<LegacySession>) {
@@ -36,20 +36,20 @@ pub(super) async fn read(clients: Weak<ModernClients>, session: Weak<LegacySessi
             let (Some(clients), Some(session)) = (reader.clients.upgrade(), reader.session.upgrade()) else { return };
             let get = session.latest().to_get(reader.last_event_id.as_deref());
             let response = clients.server.exchange(&in_session(&session, &get), None).await;
-            session.note_stream();
+            session.record_stream();
             response
         };
         match response {
             Ok(response) if response.status().is_success() && headers::is_sse(response.headers()) => {
                 let began = clock::now();
-                let has_told = reader.read(response.into_body()).await;
-                let is_lasting = has_told || clock::now() >= began + LASTING;
+                let has_messages = reader.read(response.into_body()).await;
+                let is_lasting = has_messages || clock::now() >= began + LASTING;
                 pause = if is_lasting { PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
             }
             // The server has no such stream.
             Ok(response) if response.status() == StatusCode::METHOD_NOT_ALLOWED => return,
-            // The server has forgotten the session: the clients are to ask anew for what they want
-            // to hear.
+            // The server has forgotten the session. Ending the subscriptions makes the clients
+            // subscribe again.
             Ok(response) if response.status() == StatusCode::NOT_FOUND => {
                 if let Some(session) = reader.session.upgrade() {
                     session.listeners.end_all(session.server_info.as_ref());
@@ -70,31 +70,31 @@ pub(super) async fn read(clients: Weak<ModernClients>, session: Weak<LegacySessi
 struct Reader {
     clients: Weak<ModernClients>,
     session: Weak<LegacySession>,
-    /// ID of the last event that has one: a server that can resume goes on behind it.
+    /// Last event ID of the stream: a server that can resume continues after it.
     last_event_id: Option<Bytes>,
 }
 
 impl Reader {
-    /// Reads the stream to its end. Returns true if it had any message.
+    /// Reads the stream to its end. Returns true if it carried any message.
     async fn read(&mut self, body: ResponseBody) -> bool {
-        let mut has_told = false;
+        let mut has_messages = false;
         let Some(limit) = self.clients.upgrade().map(|clients| clients.settings.max_event_bytes) else { return false };
         let mut events = EventReader::new(body, limit);
         while let Some(gathered) = events.batch().await {
             let (Some(clients), Some(session)) = (self.clients.upgrade(), self.session.upgrade()) else {
-                return has_told;
+                return has_messages;
             };
             for event in &gathered.events {
                 if let Some(id) = event.id.as_ref().filter(|id| !id.is_empty()) {
                     self.last_event_id = Some(Bytes::copy_from_slice(id));
                 }
                 let Ok(body) = jsonrpc::peek(&event.data) else { continue };
-                has_told = true;
+                has_messages = true;
                 for (message, text) in body.messages().iter().zip(jsonrpc::messages(&event.data)) {
                     match message {
-                        Message::Request { id, method } => self.ask(&clients, &session, id, method, text).await,
+                        Message::Request { id, method } => self.assign(&clients, &session, id, method, text).await,
                         Message::Notification { method } => {
-                            tell(&session, method, text.as_bytes());
+                            deliver(&session, method, text.as_bytes());
                             wait_for_readers(&session, method, text.as_bytes()).await;
                         }
                         Message::Response { .. } => {}
@@ -105,10 +105,10 @@ impl Reader {
                 break;
             }
         }
-        has_told
+        has_messages
     }
 
-    async fn ask(
+    async fn assign(
         &self,
         clients: &Arc<ModernClients>,
         session: &Arc<LegacySession>,
@@ -122,34 +122,33 @@ impl Reader {
         }
         let Some((_, params)) = bridge::input_request_of(text.as_bytes()) else { return };
         let refused = session.declared.refuses(method, &params);
-        let until = clock::now() + QUESTION_WAIT;
-        if refused.is_none() && session.calls.ask(Bytes::copy_from_slice(text.as_bytes()), until) {
-            tokio::spawn(refuse_late(self.clients.clone(), self.session.clone()));
+        let until = clock::now() + CALL_WAIT;
+        if refused.is_none() && session.calls.assign(Bytes::copy_from_slice(text.as_bytes()), until) {
+            tokio::spawn(refuse_expired(self.clients.clone(), self.session.clone()));
             return;
         }
         refuse(clients, session, id, method, refused.unwrap_or(bridge::OUTSIDE_CALL)).await;
     }
 }
 
-/// Gives a question that names no call, and that the call which got it did not tell, to another
-/// one.
-pub(super) fn ask_again(clients: &Arc<ModernClients>, session: &Arc<LegacySession>, question: &Bytes) {
-    let Ok(jsonrpc::Body::Single(Message::Request { id, method })) = jsonrpc::peek(question) else { return };
-    if session.calls.ask(question.clone(), clock::now() + QUESTION_WAIT) {
-        tokio::spawn(refuse_late(Arc::downgrade(clients), Arc::downgrade(session)));
+/// Reassigns an unassociated server request that its call had not forwarded.
+pub(super) fn reassign(clients: &Arc<ModernClients>, session: &Arc<LegacySession>, request: &Bytes) {
+    let Ok(jsonrpc::Body::Single(Message::Request { id, method })) = jsonrpc::peek(request) else { return };
+    if session.calls.assign(request.clone(), clock::now() + CALL_WAIT) {
+        tokio::spawn(refuse_expired(Arc::downgrade(clients), Arc::downgrade(session)));
         return;
     }
     let (clients, session) = (clients.clone(), session.clone());
     tokio::spawn(async move { refuse(&clients, &session, &id, &method, bridge::OUTSIDE_CALL).await });
 }
 
-/// Refuses the questions that have found no call in time.
-async fn refuse_late(clients: Weak<ModernClients>, session: Weak<LegacySession>) {
-    clock::sleep(QUESTION_WAIT).await;
+/// Refuses the server requests that found no call in time.
+async fn refuse_expired(clients: Weak<ModernClients>, session: Weak<LegacySession>) {
+    clock::sleep(CALL_WAIT).await;
     let (Some(clients), Some(session)) = (clients.upgrade(), session.upgrade()) else { return };
-    for question in session.calls.take_late(clock::now()) {
-        if let Ok(jsonrpc::Body::Single(Message::Request { id, method })) = jsonrpc::peek(&question) {
-            refuse(&clients, &session, &id, &method, bridge::OUTSIDE_CALL).await;
+    for request in session.calls.take_expired(clock::now()) {
+        if let Ok(jsonrpc::Body::Single(Message::Request { id, method })) = jsonrpc::peek(&request) {
+            refuse(&clients, &session, &id, &method, bridge::NOT_ASKED).await;
         }
     }
 }
@@ -162,12 +161,12 @@ async fn refuse(
     (code, text): (i64, &str),
 ) {
     if method == "roots/list" {
-        session.calls.note_refused_roots();
+        session.calls.mark_roots_refused();
     }
     clients.post(session, &session.latest(), response::error(id, code, text)).await;
 }
 
-/// Waits a moment for those whom a notification was told, if they are behind.
+/// Waits briefly for the recipients of a notification, if they are behind.
 async fn wait_for_readers(session: &LegacySession, method: &str, text: &[u8]) {
     if listen::is_change(method) {
         session.listeners.wait_for_readers().await;
@@ -183,11 +182,11 @@ fn call_of(text: &[u8]) -> Option<String> {
     serde_json::from_str(jsonrpc::member(text, &["params", "progressToken"])?).ok()
 }
 
-/// Tells a notification to those whom it concerns.
-pub(super) fn tell(session: &LegacySession, method: &str, text: &[u8]) {
+/// Delivers a notification to the calls or subscriptions that it concerns.
+pub(super) fn deliver(session: &LegacySession, method: &str, text: &[u8]) {
     let copy = || Bytes::copy_from_slice(text);
     match method {
-        _ if listen::is_change(method) => session.listeners.tell(method, text),
+        _ if listen::is_change(method) => session.listeners.notify(method, text),
         "notifications/progress" => {
             let _ = call_of(text).is_some_and(|own| session.calls.give(&own, copy()));
         }
@@ -196,11 +195,11 @@ pub(super) fn tell(session: &LegacySession, method: &str, text: &[u8]) {
         }
         "notifications/cancelled" => {
             let Some(withdrawn) = jsonrpc::cancelled_request_id(text) else { return };
-            let is_withdrawn = |question: &Bytes| matches!(jsonrpc::peek(question), Ok(jsonrpc::Body::Single(Message::Request { id, .. })) if id == withdrawn);
+            let is_withdrawn = |request: &Bytes| matches!(jsonrpc::peek(request), Ok(jsonrpc::Body::Single(Message::Request { id, .. })) if id == withdrawn);
             session.calls.withdraw(is_withdrawn);
             session.calls.give_all(&copy());
         }
-        "notifications/elicitation/complete" => session.note_complete(text),
+        "notifications/elicitation/complete" => session.record_completion(text),
         _ => {}
     }
 }
