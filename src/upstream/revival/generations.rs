@@ -1,7 +1,7 @@
-//! Messages of the client for one generation of a session that was opened again.
+//! Client messages for one generation of a session that was opened again.
 //!
-//! Owned here: the name under which such a message goes to the server. Absent: the choice of the
-//! generation (`ingress`), and the names (`event_log`).
+//! Owned here: the session name that such a message has at the server. Absent: the
+//! choice of the generation (`ingress`), and the names (`event_log`).
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use crate::protocol::ids::SessionGeneration;
 use crate::upstream::server::request::Template;
 use crate::upstream::stack::Upstream;
 
-/// Returns the record of a session that was opened again or is being opened again, or `None`
-/// for any other.
+/// Returns the record of a session that was opened again or is being opened again. Returns `None`
+/// for any other session.
 pub fn reopened_session(log: &EventLog, id: &SessionId) -> Option<Arc<Handshake>> {
     let handshakes = log.sessions().handshakes();
     if !handshakes.has_renamed() {
@@ -23,8 +23,8 @@ pub fn reopened_session(log: &EventLog, id: &SessionId) -> Option<Arc<Handshake>
 
 impl Upstream {
     /// Returns a POST for a generation of its session, or for the newest if `generation` is `None`.
-    /// Returns `None` if the server cannot know that generation any more: its name was given to
-    /// another session, or is one of those used longest ago.
+    /// Returns `None` if the generation's name is not known any more: another session has the name,
+    /// or it was among the least recently used.
     pub fn in_generation(
         &self,
         template: Template,
@@ -34,7 +34,7 @@ impl Upstream {
         generation: Option<SessionGeneration>,
     ) -> Option<Template> {
         let Some(generation) = generation.filter(|generation| *generation != handshake.newest_generation()) else {
-            // The server may ask before its handshake is complete.
+            // The server may send requests before its handshake is complete.
             let is_opening = handshake.is_opening();
             return Some(if is_opening { template.in_session(&handshake.newest_name()) } else { template });
         };

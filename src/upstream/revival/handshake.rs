@@ -1,9 +1,9 @@
 //! The handshake that opens a forgotten session again, in the name of its client.
 //!
-//! Owned here: the messages, their order and their time limits, and the comparison with the server
-//! as it was. Each message has the headers of the request at hand, so the server judges its caller.
-//! Invariant: the client's requests get the new name only once the handshake is complete. Absent:
-//! the decision to begin, and the limits of attempts ([`super`]).
+//! Owned here: the messages, their order and time limits, and the comparison with the previous
+//! server. Each message has the headers of the current request, so the server judges its caller.
+//! Invariant: client requests get the new name only once the handshake is complete. Absent: the
+//! decision to begin, and the limits of attempts ([`super`]).
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -35,29 +35,29 @@ use crate::upstream::stack::Upstream;
 const LIMIT: Duration = Duration::from_secs(30);
 /// Size limit of a response of the handshake.
 const RESPONSE_MAX: usize = 1024 * 1024;
-/// Pauses between attempts to reach a server that has not restarted yet.
+/// Pauses between attempts to reach a server that is restarting.
 const PAUSES: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_millis(250));
-/// Time for the standalone stream to be opened, so that the server can ask on it.
+/// Maximum wait for the standalone stream, which carries server requests.
 const LISTENING_WAIT: Duration = Duration::from_secs(2);
-/// Time within which a server that asks for the client's roots begins to.
-const QUESTION_WAIT: Duration = Duration::from_millis(500);
-/// Time for the log level and the subscriptions. The session serves without those that are left
-/// then.
+/// Maximum wait for the server to request the client's roots.
+const SERVER_REQUEST_WAIT: Duration = Duration::from_millis(500);
+/// Time limit for restoring the log level and the subscriptions. The session serves without the
+/// rest.
 const RESTORE_WAIT: Duration = Duration::from_secs(10);
-/// Time for the end of a session that no client will use.
+/// Time limit for ending a session that no client will use.
 const END_WAIT: Duration = Duration::from_secs(2);
-/// Time for the client's answer, from the end of the handshake.
-const ANSWER_WAIT: Duration = Duration::from_secs(2);
-const ANSWER_STEP: Duration = Duration::from_millis(25);
+/// Maximum wait for client responses, from the end of the handshake.
+const RESPONSE_WAIT: Duration = Duration::from_secs(2);
+const RESPONSE_STEP: Duration = Duration::from_millis(25);
 
 /// Outcome of a handshake.
 pub(super) enum Opened {
     Revived,
     /// The server refuses the caller, with this response.
     Unauthorized(Box<Response<ResponseBody>>),
-    /// No server on stdio could be started, for which this response gives the reason.
+    /// The server on stdio could not be started. This response gives the reason.
     Unstarted(Box<Response<ResponseBody>>),
-    /// The server is another one, or lacks a capability.
+    /// The server was replaced by a different one, or lacks a capability.
     Differs,
     /// The client has ended the session meanwhile.
     Ended,
@@ -74,28 +74,28 @@ enum Posted {
     Interrupted(Interrupted),
 }
 
-/// Event in the middle of a handshake after which it begins again: a restart of the server, or one
-/// that looks like it.
+/// Interruption of a handshake, which then begins again: the server was restarted, or appears to
+/// be.
 enum Interrupted {
     /// The server has forgotten the new session.
     Forgotten,
-    /// The server has not answered. It may still have the new session.
+    /// The server has sent no response. It may still have the new session.
     Broken,
 }
 
-/// A handshake to be made.
+/// A handshake and what it needs.
 pub(super) struct Handshaking {
     pub(super) upstream: Arc<Upstream>,
     pub(super) log: Arc<EventLog>,
     pub(super) id: SessionId,
     pub(super) handshake: Arc<Handshake>,
-    /// The refused request, whose headers the messages have.
+    /// The refused request. The messages have its headers.
     pub(super) request: Arc<Template>,
 }
 
 impl Handshaking {
-    /// Makes the handshake. On success the session has its new name. Otherwise a session that the
-    /// server has opened is ended. `permit` is held until `initialize` is answered.
+    /// Runs the handshake. On success the session has its new name. Otherwise a session that the
+    /// server has opened is ended. `permit` is held until the response to `initialize`.
     pub(super) async fn run(self, permit: OwnedSemaphorePermit) -> Opened {
         // The start of a server has a limit of its own.
         let limit = LIMIT + self.upstream.server().start_limit().unwrap_or_default();
@@ -114,9 +114,8 @@ impl Handshaking {
         opened
     }
 
-    /// Makes the handshake, and begins it again if the server is restarted in the middle. Each
-    /// beginning is an attempt of the session. A new session that the server may still have is
-    /// ended before the next one is opened.
+    /// Runs the handshake, and begins it again after an interruption. Each beginning counts as an
+    /// attempt. A new session that the server may still have is ended first.
     async fn open(&self, mut permit: OwnedSemaphorePermit) -> Opened {
         loop {
             let name = match self.initialize(permit).await {
@@ -145,7 +144,7 @@ impl Handshaking {
     }
 
     /// Opens the session at the server, and returns its name there. `permit` is held until the
-    /// server has answered.
+    /// response.
     async fn initialize(&self, permit: OwnedSemaphorePermit) -> Result<Option<SessionId>, Opened> {
         let id = synthetic::own_id();
         let response = self.send_initialize(&id).await.map_err(Opened::Failed)?;
@@ -178,8 +177,7 @@ impl Handshaking {
         Ok(name)
     }
 
-    /// Completes the handshake of the session that the server knows as `name`, and gives the
-    /// client's session this name.
+    /// Completes the handshake of the session `name`, and gives this name to the client's session.
     async fn complete(&self, name: Option<SessionId>) -> Result<Opened, Interrupted> {
         self.log.sessions().handshakes().note_opening(&self.handshake, name.clone());
         self.leave_unanswered();
@@ -192,17 +190,17 @@ impl Handshaking {
             }
         }
         if self.handshake.params.declares_roots() {
-            await_answers(&standalone).await;
+            await_client_responses(&standalone).await;
         }
         Ok(self.adopt(name, &standalone).await)
     }
 
-    /// Gives the client's session its new name at the server, unless the session is over or has
+    /// Gives the client's session its new name at the server, unless the session has ended or has
     /// another home.
     async fn adopt(&self, name: Option<SessionId>, standalone: &[Arc<Stream>]) -> Opened {
         let visible = name.as_ref().map(|name| self.upstream.names().visible_name(name));
         let handshakes = self.log.sessions().handshakes();
-        // Requests get the name only if no other replica has become the home.
+        // Requests get the name only if this replica is still the home.
         let saved = self.log.save_revival(&self.id, name.clone()).await;
         match saved {
             Saved::Ok | Saved::Failed => {}
@@ -213,7 +211,7 @@ impl Handshaking {
             return Opened::Ended;
         }
         if saved == Saved::Failed {
-            // Until then a restart of the proxy costs a further handshake.
+            // Until the record is saved, a restart of the proxy costs a further handshake.
             handshakes.change_again(self.id.clone());
         }
         for stream in standalone {
@@ -222,8 +220,8 @@ impl Handshaking {
         Opened::Revived
     }
 
-    /// Sends `initialize` until the server accepts a connection. A handshake that broke is begun
-    /// again: at worst the server keeps a session that is never used.
+    /// Sends `initialize` until the server accepts a connection. A broken exchange is repeated: at
+    /// worst the server keeps a session that is never used.
     async fn send_initialize(&self, id: &str) -> Result<Response<ResponseBody>, &'static str> {
         let params = self.handshake.params.as_json();
         let body = format!(r#"{{"jsonrpc":"2.0","id":"{id}","method":"initialize","params":{params}}}"#);
@@ -240,7 +238,7 @@ impl Handshaking {
         }
     }
 
-    /// Headers of the request at hand, for a message of the handshake.
+    /// Returns the headers of the current request, for a message of the handshake.
     fn headers(&self) -> HeaderMap {
         let mut headers = self.request.own_headers();
         headers.remove(names::MCP_SESSION_ID);
@@ -250,7 +248,8 @@ impl Handshaking {
         headers
     }
 
-    /// Returns whether the result of `initialize` is that of the server as the client knows it.
+    /// Returns true if the result of `initialize` has the known revision and capabilities of the
+    /// server.
     fn is_as_before(&self, result: &[u8]) -> bool {
         let version = jsonrpc::initialize_result(result).and_then(|it| ProtocolVersion::parse(&it.protocol_version));
         version.as_ref() == Some(&self.handshake.version)
@@ -262,8 +261,8 @@ impl Handshaking {
         self.log.sessions().standalone_of(&self.id, &self.handshake.principals())
     }
 
-    /// Keeps the IDs of the server's requests that no client has answered: the server will use them
-    /// again in the new session.
+    /// Keeps the IDs of server requests without a client response: the server will use them again
+    /// in the new session.
     fn leave_unanswered(&self) {
         for stream in self.log.sessions().streams_of(&self.id, &self.handshake.principals()) {
             let ids: Vec<_> = stream.with_machine(|machine| machine.server_requests().outstanding().cloned().collect());
@@ -272,8 +271,8 @@ impl Handshaking {
         self.handshake.leave_unanswered(self.log.unanswered_requests(&self.id, &self.handshake.principals()));
     }
 
-    /// Lets the standalone streams of the session be opened under its new name, before the server
-    /// has a reason to ask. Returns those that are open downstream.
+    /// Makes the standalone streams of the session reopen under its new name, before the server
+    /// needs them for a request. Returns the streams that are open downstream.
     async fn reopen_standalone(&self) -> Vec<Arc<Stream>> {
         let streams = self.standalone();
         if !streams.is_empty() {
@@ -282,14 +281,14 @@ impl Handshaking {
             for stream in &streams {
                 stream.change(|machine, now| machine.handle_session(SessionChange::Reopening, now));
             }
-            // A server without such streams refuses them.
+            // A server without standalone streams refuses them.
             let _ = tokio::time::timeout(LISTENING_WAIT, listening).await;
         }
         streams
     }
 
-    /// Sends the rest of the handshake, and what the client has set in the session since. Returns
-    /// the server's response to the first.
+    /// Sends `notifications/initialized`, then restores the log level and the subscriptions.
+    /// Returns the outcome of the first.
     async fn restore(&self, name: Option<&SessionId>) -> Posted {
         let initialized = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#.to_owned();
         let posted = self.post(name, initialized).await;
@@ -301,8 +300,7 @@ impl Handshaking {
         let subscriptions = subscriptions.iter().map(|uri| request("resources/subscribe", "uri", uri));
         let restoring = async {
             for message in level.into_iter().chain(subscriptions) {
-                // Refused by a server that has changed, or whose resource is gone: the session
-                // serves all the same.
+                // A server that has changed may refuse it. The session serves without it.
                 self.post(name, message).await;
             }
         };
@@ -318,8 +316,8 @@ impl Handshaking {
         };
         let is_accepted = response.status().is_success();
         let (response, is_forgotten) = self.upstream.revivals().is_session_refused(response).await;
-        // A response that is read to its end leaves its connection to the next request.
-        let _ = tokio::time::timeout(ANSWER_WAIT, collect(response.into_body(), RESPONSE_MAX)).await;
+        // Reading the response to its end lets the next request use the connection.
+        let _ = tokio::time::timeout(RESPONSE_WAIT, collect(response.into_body(), RESPONSE_MAX)).await;
         match (is_accepted, is_forgotten) {
             (true, _) => Posted::Accepted,
             (false, true) => Posted::Interrupted(Interrupted::Forgotten),
@@ -350,23 +348,23 @@ impl Handshaking {
     }
 }
 
-/// Waits for the answers to requests that the server sends at the end of the handshake, such as the
-/// one for the client's roots.
-async fn await_answers(standalone: &[Arc<Stream>]) {
+/// Waits for the client responses to server requests at the end of the handshake, such as
+/// `roots/list`.
+async fn await_client_responses(standalone: &[Arc<Stream>]) {
     let began = clock::now();
-    let is_asked = |stream: &Arc<Stream>| stream.with_machine(|machine| machine.server_requests().has_outstanding());
+    let is_pending = |stream: &Arc<Stream>| stream.with_machine(|machine| machine.server_requests().has_outstanding());
     let is_read = |stream: &&Arc<Stream>| stream.with_machine(|machine| machine.reader().is_attached());
     let read: Vec<_> = standalone.iter().filter(is_read).collect();
-    let mut was_asked = false;
+    let mut was_pending = false;
     while !read.is_empty() {
         let waited = clock::now().saturating_duration_since(began);
-        let asked = read.iter().any(|stream| is_asked(stream));
-        was_asked |= asked;
-        let limit = if was_asked { ANSWER_WAIT } else { QUESTION_WAIT };
-        if (was_asked && !asked) || waited >= limit {
+        let has_pending = read.iter().any(|stream| is_pending(stream));
+        was_pending |= has_pending;
+        let limit = if was_pending { RESPONSE_WAIT } else { SERVER_REQUEST_WAIT };
+        if (was_pending && !has_pending) || waited >= limit {
             return;
         }
-        clock::sleep(ANSWER_STEP).await;
+        clock::sleep(RESPONSE_STEP).await;
     }
 }
 

@@ -1,14 +1,20 @@
-//! Revival: a session that its server has forgotten is opened again, and the refused request is
-//! sent once more.
+//! Revival: opening a session again that its server has forgotten, and sending the refused request
+//! once more.
 //!
-//! A server forgets its sessions when it restarts, and some end idle ones. Owned here: the
-//! decision whether a refused session may be opened again.
-//! Invariants: one question and one handshake at a time in a session; a session in which the server
-//! answers a question is not opened again; a request that was refused is sent again once, or twice
-//! if the server was restarted in between; a request with effects only after a refusal in known
-//! words. Absent: the recognition of a refusal (`session_refusals/`), the handshake
-//! ([`handshake`]), its record (`event_log`), and the wordings of refusals (`protocol`). A
-//! notification or a client response causes no revival: refused, it is dropped.
+//! A server forgets its sessions when it restarts, and some servers end idle sessions.
+//!
+//! Owned here: the decision whether a refused session may be opened again.
+//!
+//! Invariants:
+//!
+//! - A session has one inquiry and one handshake at a time.
+//! - A session is not opened again while the server responds to inquiries in it.
+//! - A refused request is sent again once, or twice if the server was restarted in between.
+//! - A request with effects is sent again only after a refusal in known words.
+//!
+//! Absent: the recognition of a refusal (`session_refusals/`), the handshake ([`handshake`]), its
+//! record (`event_log`), and the wordings of refusals (`protocol`). A refused notification or
+//! client response is dropped, without a revival.
 
 mod generations;
 mod handshake;
@@ -42,10 +48,9 @@ use crate::protocol::ids::Owner;
 use crate::protocol::jsonrpc::{self, RequestId};
 use crate::protocol::session_refusal::{self, Refusal, Verdict, Words};
 
-/// Time limit for the wait for one of the running handshakes to end.
+/// Maximum wait for a permit, while as many handshakes as allowed are running.
 const PERMIT_WAIT: Duration = Duration::from_secs(30);
-/// Time for which a stream of the session must stay open after a refusal to show that the session
-/// lives.
+/// Minimum time that a stream must stay open after a refusal to prove that the session lives.
 const LIVING_FOR: Duration = Duration::from_secs(1);
 const LIVING_STEP: Duration = Duration::from_millis(50);
 
@@ -53,7 +58,7 @@ const LIVING_STEP: Duration = Duration::from_millis(50);
 pub(super) enum Settled {
     /// Response for the client.
     Response(Result<Response<ResponseBody>, Failure>),
-    /// The session was opened again: the request goes to the server once more.
+    /// The session was opened again: the request must be sent once more.
     Revived {
         /// Request under the new name of the session.
         again: Arc<Template>,
@@ -66,12 +71,12 @@ pub(super) enum Settled {
 enum Attempt {
     /// The session has the newest name.
     Revived,
-    /// The server answers in the session, or a stream of it is open: it was not opened again.
+    /// The session was not opened again: the server responds in it, or has a stream of it open.
     Lives,
     /// The server refuses the caller.
     Unauthorized(Response<ResponseBody>),
-    /// No server on stdio could be started, for which the response gives the reason, or `None` for
-    /// an attempt of another request. The session stays.
+    /// The server on stdio could not be started. The response gives the reason; `None` after the
+    /// attempt of another request. The session stays.
     Unstarted(Option<Response<ResponseBody>>),
     /// The server cannot serve the session as before, or its client has ended it.
     Gone,
@@ -81,14 +86,14 @@ enum Attempt {
     Failed,
 }
 
-/// Returns the response to requests with these IDs whose session has no server, because none could
-/// be started for the given reason.
+/// Returns the response to requests with these IDs after the server of their session could not be
+/// started.
 async fn unstarted(reason: Option<Response<ResponseBody>>, ids: &[RequestId]) -> Response<ResponseBody> {
     let Some(reason) = reason else { return channel::no_server(ids).map(ResponseBody::from) };
     let (parts, mut body) = reason.into_parts();
     let mut begun = BytesMut::new();
     read_up_to(&mut body, &mut begun, session_refusal::BODY_MAX).await;
-    // The error names the `initialize` of the proxy.
+    // The error has the ID of the proxy's own `initialize`.
     let addressed = ids.first().and_then(|id| jsonrpc::response::readdressed(&begun, id));
     Response::from_parts(parts, ResponseBody::begun(addressed.map_or(begun.freeze(), Into::into), body))
 }
@@ -99,7 +104,7 @@ struct RefusedAs {
     refusal: Refusal,
 }
 
-/// A request in a session, whose response may refuse that session.
+/// A request in a session, whose response may refuse the session.
 pub(super) struct Refused<'a> {
     pub(super) upstream: &'a Arc<Upstream>,
     pub(super) log: &'a Arc<EventLog>,
@@ -115,8 +120,8 @@ impl Refused<'_> {
     /// more.
     pub(super) async fn settle(self, response: Response<ResponseBody>) -> Settled {
         let pass = |response| Settled::Response(Ok(response));
-        // The balancer sends the request to the home of the session. The server here has run
-        // nothing of it.
+        // The balancer sends the request to the home of the session. The server here has not run
+        // it.
         let send_to = |home| Settled::Response(Err(Failure::at_home(home)));
         let binding = self.stream.binding();
         let Some(id) = &binding.session else { return pass(response) };
@@ -143,10 +148,10 @@ impl Refused<'_> {
                 let again = Arc::new((**self.template).clone().in_session(&handshake.name()));
                 Settled::Revived { again, refusal: response }
             }
-            // The request may have run. The next one of the client finds the new session.
+            // The request may have run. The client's next request finds the new session.
             Attempt::Revived => pass(response),
             Attempt::Lives => {
-                self.note_living(&handshake, &refused);
+                self.record_living(&handshake, &refused);
                 pass(response)
             }
             Attempt::Unauthorized(unauthorized) => pass(unauthorized),
@@ -161,8 +166,8 @@ impl Refused<'_> {
         }
     }
 
-    /// Returns the meaning of a refusal by the transport at hand. A server on a channel gives no
-    /// statuses: they are the proxy's own words.
+    /// Adjusts a refusal to the transport. The statuses of a server on a channel are written by the
+    /// proxy, so their refusals are known.
     fn as_own(&self, refusal: Refusal) -> Refusal {
         match refusal {
             Refusal::Possible(_) if self.upstream.has_channels() => Refusal::Known,
@@ -170,11 +175,10 @@ impl Refused<'_> {
         }
     }
 
-    /// Notes the refusal of a session that lives. A server that has no standalone stream for it is
-    /// not asked for one again.
-    fn note_living(&self, handshake: &Handshake, refused: &RefusedAs) {
+    /// Records the refusal of a living session. A stream that was refused is not requested again.
+    fn record_living(&self, handshake: &Handshake, refused: &RefusedAs) {
         match refused.refusal {
-            Refusal::Known => self.upstream.revivals().signs.note_living_refused(),
+            Refusal::Known => self.upstream.revivals().signs.record_living_refused(),
             Refusal::Possible(_) if *self.template.method() == Method::GET => {
                 handshake.note_refused_get(refused.status);
             }
@@ -182,7 +186,7 @@ impl Refused<'_> {
         }
     }
 
-    /// Asks the server whether the session lives in which the request was refused.
+    /// Inquires whether the session of the refused request lives.
     async fn verdict(&self, refused: &RefusedAs, handshake: Option<&Handshake>) -> Verdict {
         let upstream = self.upstream;
         let inquiry = Inquiry {
@@ -192,10 +196,10 @@ impl Refused<'_> {
             server: handshake.map(|handshake| &handshake.server),
             refused: (refused.status, &refused.refusal),
         };
-        inquiry.ask(async |question| upstream.unnamed().exchange(&question, None).await.ok()).await
+        inquiry.run(async |probe| upstream.unnamed().exchange(&probe, None).await.ok()).await
     }
 
-    /// Returns whether the server here does not know the session, whose home is another replica.
+    /// Returns true if the local server does not know the session, whose home is another replica.
     async fn is_unknown_here(&self, refused: &RefusedAs) -> bool {
         match self.verdict(refused, None).await {
             Verdict::Dead | Verdict::RefusedAlike => true,
@@ -204,17 +208,16 @@ impl Refused<'_> {
         }
     }
 
-    /// Returns whether the session lives. The turn to open it is the caller's.
+    /// Returns true if the session lives. The caller holds the turn to open it.
     async fn lives(&self, id: &SessionId, handshake: &Handshake, refused: &RefusedAs) -> bool {
-        // A channel ends with its session. A name that the session has lost is one that no server
-        // has given.
+        // A channel ends with its session. No server has assigned a lost name.
         if self.upstream.has_channels() || handshake.name().is_lost() && self.template.is_in_session(&handshake.name())
         {
             return false;
         }
         let is_dead = match self.verdict(refused, Some(handshake)).await {
             Verdict::Dead => true,
-            // A server that has never answered in the session may refuse all that it is asked.
+            // A server that has never responded in the session may refuse every request in it.
             Verdict::RefusedAlike => handshake.was_answered(),
             Verdict::Undecided => refused.refusal.is_known(),
             Verdict::Lives => false,
@@ -223,8 +226,8 @@ impl Refused<'_> {
         !is_dead || self.has_living_stream(id, handshake).await
     }
 
-    /// Returns whether the caller may open the session again: the record names it, or it shows a
-    /// later token of a caller that the record names.
+    /// Returns true if the caller may open the session again. The record must name the caller, or
+    /// an older token of the same caller.
     async fn may_revive(&self, handshake: &Handshake) -> bool {
         let Binding { principal, subject, .. } = self.stream.binding();
         if handshake.may_revive(principal) {
@@ -235,8 +238,7 @@ impl Refused<'_> {
         if !previous.iter().any(|principal| handshake.may_revive(principal)) {
             return false;
         }
-        // The claim shows only whom to ask about. The server judges the token again in the
-        // handshake, whose 2xx is the proof.
+        // The subject is only a claim. The server's 2xx in the handshake is the proof.
         let probed = self.upstream.probe_outside_session(self.template).await;
         self.metrics.observe_probe(&probed);
         matches!(probed, ProbeOutcome::Genuine)
@@ -254,9 +256,9 @@ impl Refused<'_> {
         })
     }
 
-    /// Returns whether a stream of the session is open and stays open for a second: then the
-    /// session lives, and the refusal concerns this caller or this connection alone. To be called
-    /// in the turn to open it.
+    /// Returns true if another stream of the session stays open for a second. Then the session
+    /// lives, and the refusal concerns only this caller or connection. The caller holds the turn to
+    /// open the session.
     async fn has_living_stream(&self, id: &SessionId, handshake: &Handshake) -> bool {
         let (sessions, principals) = (self.log.sessions(), handshake.principals());
         let until = clock::now() + LIVING_FOR;
@@ -273,7 +275,7 @@ impl Refused<'_> {
     }
 
     /// Opens the session again, unless it lives, or another request has opened it meanwhile. The
-    /// attempt goes on if this future is dropped.
+    /// attempt continues if this future is dropped.
     async fn open_again(&self, id: &SessionId, handshake: &Arc<Handshake>, refused: &RefusedAs) -> Attempt {
         let ended = handshake.ended();
         let turn = handshake.turn().await;
@@ -287,7 +289,7 @@ impl Refused<'_> {
         match handshake.end_since(ended) {
             Some(AttemptEnd::Failed) if self.upstream.has_channels() => return Attempt::Unstarted(None),
             Some(AttemptEnd::Failed) => return Attempt::Failed,
-            // One question serves all requests that were refused together.
+            // One inquiry serves all requests that were refused together.
             Some(AttemptEnd::Lives) => return Attempt::Lives,
             Some(AttemptEnd::Other) | None => {}
         }
@@ -301,12 +303,11 @@ impl Refused<'_> {
         let wait = self.upstream.server().start_limit().unwrap_or(PERMIT_WAIT);
         let Ok(Ok(permit)) = tokio::time::timeout(wait, permit).await else {
             self.metrics.observe_revival(RevivalOutcome::Limited);
-            // Those that wait behind this request do not wait anew.
+            // Requests that wait for the same turn do not wait for a permit again.
             handshake.end_attempt(AttemptEnd::Failed);
             return if self.upstream.has_channels() { Attempt::Unstarted(None) } else { Attempt::Failed };
         };
-        // The starts of servers on channels have a limit of their own, and their ends are often the
-        // proxy's doing.
+        // Servers on channels have a limit of starts instead. The proxy itself often ends them.
         let is_limited = !self.upstream.has_channels();
         if !handshake.begin_attempt(clock::now(), is_limited) {
             self.metrics.observe_revival(RevivalOutcome::Limited);
@@ -338,7 +339,7 @@ impl Refused<'_> {
                 Opened::Failed(_) | Opened::Unstarted(_) => RevivalOutcome::Failed,
             };
             if matches!(opened, Opened::Revived) && is_limited {
-                upstream.revivals().signs.note_revival(handshake.note_revival(clock::now()));
+                upstream.revivals().signs.record_revival(handshake.note_revival(clock::now()));
             }
             handshake.end_attempt(match opened {
                 Opened::Failed(_) | Opened::Unstarted(_) => AttemptEnd::Failed,
@@ -371,8 +372,8 @@ impl Refused<'_> {
 }
 
 impl Upstream {
-    /// Opens the session of a standalone stream again that waits for that, with the headers of its
-    /// client's GET. Returns at once.
+    /// Opens the session of a waiting standalone stream again, with the headers of its client's
+    /// GET. Returns at once.
     pub fn reopen_session(
         self: &Arc<Self>,
         log: &Arc<EventLog>,
@@ -391,7 +392,7 @@ impl Upstream {
             let template = Arc::new(get);
             let (upstream, log, metrics) = (&upstream, &log, &metrics);
             let refused = Refused { upstream, log, metrics, stream: &stream, template: &template, is_routed: false };
-            // The words in which the server has refused the stream are not known any more.
+            // The refusal of the stream was not recorded.
             let before = RefusedAs { status: 404, refusal: Refusal::Possible(Words::Unread) };
             // The stream itself shows the outcome.
             let _ = refused.open_again(id, &handshake, &before).await;
@@ -399,9 +400,9 @@ impl Upstream {
         tokio::spawn(opening.in_current_span());
     }
 
-    /// Returns whether a POST without requests was refused because the server has forgotten its
-    /// session, and the next request of its client may open it again. While a stream of the session
-    /// is open the session lives. The returned response has its whole body.
+    /// Returns true if a POST without requests was refused, and the client's next request may open
+    /// the session again. While a stream of the session is open, the session lives. The returned
+    /// response has its whole body.
     pub async fn is_refused_in_revivable_session(
         &self,
         log: &EventLog,

@@ -1,15 +1,15 @@
-//! Signs that the server tells callers apart, or is a group without sticky sessions.
+//! Signs that the server distinguishes callers, or is a group without sticky sessions.
 //!
-//! Such a server refuses sessions that live, and a session that is opened again there is refused
-//! again soon. Owned here: the count of these signs, and the one warning of the process. Absent:
-//! the refusals themselves (`mod.rs`).
+//! Such a server refuses living sessions, and soon refuses a session again that was opened again.
+//! Owned here: the count of these signs, and the single warning of the process. Absent: the
+//! refusals themselves (`mod.rs`).
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tracing::warn;
 
-/// Number of refusals of living sessions, and of revivals of one session within a minute, that are
-/// a sign.
+/// Number of refusals of living sessions, or of revivals of one session within a minute, before the
+/// warning.
 const SIGNS: usize = 3;
 
 /// Count of the signs.
@@ -20,8 +20,8 @@ pub(in crate::upstream) struct AffinitySigns {
 }
 
 impl AffinitySigns {
-    /// Notes the refusal of a session that lives.
-    pub(in crate::upstream) fn note_living_refused(&self) {
+    /// Records the refusal of a living session.
+    pub(in crate::upstream) fn record_living_refused(&self) {
         let refusals = self.refusals.fetch_add(1, Ordering::Relaxed) + 1;
         if self.is_due(refusals) {
             warn!(
@@ -30,9 +30,9 @@ impl AffinitySigns {
         }
     }
 
-    /// Notes a revival of a session that was opened again so often within the last minute, this
-    /// time included.
-    pub(in crate::upstream) fn note_revival(&self, in_last_minute: usize) {
+    /// Records a revival. `in_last_minute` counts the session's revivals within the last minute,
+    /// including this one.
+    pub(in crate::upstream) fn record_revival(&self, in_last_minute: usize) {
         if self.is_due(in_last_minute) {
             warn!(
                 "a session was opened again three times within a minute: the server forgets its sessions, or its balancer does not keep them"
@@ -40,7 +40,7 @@ impl AffinitySigns {
         }
     }
 
-    /// Returns true for the first time that there are enough signs.
+    /// Returns true once, when there are enough signs.
     fn is_due(&self, signs: usize) -> bool {
         signs >= SIGNS && !self.has_warned.swap(true, Ordering::Relaxed)
     }
@@ -57,20 +57,20 @@ mod tests {
     #[test]
     fn the_third_refusal_of_a_living_session_warns_and_no_later_one() {
         let signs = AffinitySigns::default();
-        signs.note_living_refused();
-        signs.note_living_refused();
+        signs.record_living_refused();
+        signs.record_living_refused();
         assert!(!has_warned(&signs));
-        signs.note_living_refused();
+        signs.record_living_refused();
         assert!(has_warned(&signs) && !signs.is_due(SIGNS + 1));
     }
 
     #[test]
     fn the_third_revival_of_a_session_in_a_minute_warns() {
         let signs = AffinitySigns::default();
-        signs.note_revival(1);
-        signs.note_revival(2);
+        signs.record_revival(1);
+        signs.record_revival(2);
         assert!(!has_warned(&signs));
-        signs.note_revival(3);
+        signs.record_revival(3);
         assert!(has_warned(&signs));
     }
 }

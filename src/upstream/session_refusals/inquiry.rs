@@ -1,10 +1,11 @@
 //! Inquiry whether a session lives, before it is opened again.
 //!
-//! A refusal may be the response of a tool that ran, in any words. A `ping` in the session costs
-//! nothing, and shows the difference. Some servers have no `ping` and refuse it as they refuse
-//! everything unknown, so a list that the server has declared is the second question. Owned here:
-//! both questions, their headers and their time limit. Invariant: no question has effects. Absent:
-//! the verdict of an answer (`protocol`), and its consequence (`revival/`).
+//! A refusal may be the response of a tool that ran, in any words. A `ping` in the session is
+//! cheap, and shows the difference. Some servers have no `ping` and refuse it like any unknown
+//! method. The second probe is therefore a list that the server has declared.
+//!
+//! Owned here: both probes, their headers and their time limit. Invariant: no probe has effects.
+//! Absent: the verdict on a response (`protocol`), and its consequence (`revival/`).
 
 use std::time::Duration;
 
@@ -21,21 +22,20 @@ use crate::upstream::server::request::Template;
 use crate::upstream::server::response_body::ResponseBody;
 use crate::upstream::server::synthetic;
 
-/// Time limit for the head of an answer. A server that is slower counts as busy, with its session.
-/// Shorter than the time after which the proxy begins a response: the refusal has come, and passes
-/// with its status.
-const ANSWER_WAIT: Duration = Duration::from_millis(1500);
+/// Time limit for the response head of a probe. A slower server counts as busy, and the session as
+/// living. It is shorter than the delay of a commit, so that the refusal passes with its status.
+const HEAD_WAIT: Duration = Duration::from_millis(1500);
 /// Time limit for the body of a response that may be a refusal.
 pub(super) const BODY_WAIT: Duration = Duration::from_secs(1);
-/// Limits of the rest of an answer. A response that is read to its end leaves its connection to the
-/// next request.
+/// Limits of the rest of a response. Reading it to its end lets the next request use the
+/// connection.
 const REST_MAX: usize = 64 * 1024;
 const REST_WAIT: Duration = Duration::from_secs(2);
 
-/// The question whether a session lives in which a request was refused.
+/// Inquiry after the refusal of a request in a session.
 pub(in crate::upstream) struct Inquiry<'a> {
     pub(in crate::upstream) refusals: &'a SessionRefusals,
-    /// The refused request: the questions have its session and its credentials.
+    /// The refused request. The probes have its session and its credentials.
     pub(in crate::upstream) request: &'a Template,
     /// Revision of the session.
     pub(in crate::upstream) version: Option<&'a ProtocolVersion>,
@@ -46,10 +46,11 @@ pub(in crate::upstream) struct Inquiry<'a> {
 }
 
 impl Inquiry<'_> {
-    /// Asks the server by `send`, which returns `None` without a response, and returns its verdict.
-    /// `RefusedAlike` is the verdict of all questions. Each takes 1.5 s at most for the head of its
-    /// answer, and one for its body.
-    pub(in crate::upstream) async fn ask<F, Sending>(&self, send: F) -> Verdict
+    /// Sends the probes by `send`, which returns `None` without a response. Returns the verdict.
+    ///
+    /// `RefusedAlike` means that all probes were refused alike. Each probe takes at most 1.5 s for
+    /// the response head, and 1 s for the body.
+    pub(in crate::upstream) async fn run<F, Sending>(&self, send: F) -> Verdict
     where
         F: Fn(Template) -> Sending,
         Sending: Future<Output = Option<Response<ResponseBody>>>,
@@ -57,15 +58,15 @@ impl Inquiry<'_> {
         let list = self.server.and_then(ServerFacts::list_method);
         for method in ["ping"].into_iter().chain(list) {
             let id = synthetic::own_id();
-            let asking = send(self.question(&id, method));
-            let answer = match tokio::time::timeout(ANSWER_WAIT, asking).await {
-                Ok(Some(answer)) => answer,
-                // The server has just been ended, and its sessions with it.
+            let probe = send(self.probe(&id, method));
+            let response = match tokio::time::timeout(HEAD_WAIT, probe).await {
+                Ok(Some(response)) => response,
+                // The server has just ended, together with its sessions.
                 Ok(None) => return Verdict::Undecided,
                 // A busy server: the refused request may have run.
                 Err(_) => return Verdict::Lives,
             };
-            match self.verdict(answer, id).await {
+            match self.verdict(response, id).await {
                 Verdict::RefusedAlike => {}
                 verdict => return verdict,
             }
@@ -73,7 +74,7 @@ impl Inquiry<'_> {
         Verdict::RefusedAlike
     }
 
-    fn question(&self, id: &str, method: &str) -> Template {
+    fn probe(&self, id: &str, method: &str) -> Template {
         let mut headers: HeaderMap = self.request.own_headers();
         headers.remove(names::LAST_EVENT_ID);
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -85,27 +86,27 @@ impl Inquiry<'_> {
         self.request.beside(Method::POST, &headers, body.into())
     }
 
-    async fn verdict(&self, answer: Response<ResponseBody>, id: String) -> Verdict {
-        let (status, id) = (answer.status().as_u16(), RequestId::String(id.into()));
-        if !may_refuse(self.refusals, &answer) {
-            leave(answer);
+    async fn verdict(&self, response: Response<ResponseBody>, id: String) -> Verdict {
+        let (status, id) = (response.status().as_u16(), RequestId::String(id.into()));
+        if !may_refuse(self.refusals, &response) {
+            leave(response);
             return self.refusals.verdict(self.refused, (status, None), &id);
         }
-        let (answer, body): (_, Option<Bytes>) = begun(answer, session_refusal::BODY_MAX, BODY_WAIT).await;
-        leave(answer);
+        let (response, body): (_, Option<Bytes>) = begun(response, session_refusal::BODY_MAX, BODY_WAIT).await;
+        leave(response);
         self.refusals.verdict(self.refused, (status, body.as_deref()), &id)
     }
 }
 
-/// Returns whether a response has a status of a refusal, and a body that can be read for it. An
-/// event stream serves its request.
+/// Returns true if the response has the status of a refusal, and a body that can be read. An event
+/// stream serves its request.
 pub(super) fn may_refuse(refusals: &SessionRefusals, response: &Response<ResponseBody>) -> bool {
     let is_stream = response.status().is_success() && headers::is_sse(response.headers());
     !is_stream && refusals.may_have(response.status().as_u16())
 }
 
-/// Reads the rest of an answer apart from the request that waits for the verdict.
-fn leave(answer: Response<ResponseBody>) {
-    let rest = tokio::time::timeout(REST_WAIT, collect(answer.into_body(), REST_MAX));
+/// Reads the rest of a response in a separate task, so that the verdict does not wait for it.
+fn leave(response: Response<ResponseBody>) {
+    let rest = tokio::time::timeout(REST_WAIT, collect(response.into_body(), REST_MAX));
     tokio::spawn(async move { drop(rest.await) }.in_current_span());
 }

@@ -1,9 +1,9 @@
 //! Responses that may refuse a session, and the rules for such sessions.
 //!
-//! Owned here: the recognition of a refusal, the limits of revival, the request that shows whether
-//! the session lives ([`inquiry`]), and the signs of a server that tells callers apart
-//! ([`affinity`]). Absent: the handshake that opens a session again (`revival/`), and the wordings
-//! of refusals (`protocol`).
+//! Owned here: the recognition of a refusal, the limits of revival, the inquiry whether the session
+//! lives ([`inquiry`]), and the signs of a server that distinguishes callers ([`affinity`]).
+//! Absent: the handshake that opens a session again (`revival/`), and the wordings of refusals
+//! (`protocol`).
 
 mod affinity;
 mod inquiry;
@@ -22,7 +22,7 @@ use super::server::response_body::ResponseBody;
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::session_refusal::{self, Refusal, SessionRefusals};
 
-/// Limit of handshakes at once with one upstream.
+/// Maximum number of handshakes with one upstream at the same time.
 const HANDSHAKES_MAX: usize = 32;
 
 /// Rules for sessions that the server has forgotten.
@@ -42,7 +42,7 @@ impl Revivals {
         Self { refusals, is_enabled, keep, permits, signs: AffinitySigns::default() }
     }
 
-    /// Returns whether sessions are opened again.
+    /// Returns true if sessions are opened again.
     pub(in crate::upstream) fn is_enabled(&self) -> bool {
         self.is_enabled
     }
@@ -52,7 +52,7 @@ impl Revivals {
         self.keep
     }
 
-    /// Returns whether a response of this status may refuse a session that could be opened again.
+    /// Returns true if a response of this status may refuse a session that could be opened again.
     pub(in crate::upstream) fn may_concern(&self, status: StatusCode) -> bool {
         self.is_enabled && self.refusals.may_have(status.as_u16())
     }
@@ -62,7 +62,7 @@ impl Revivals {
         &self.refusals
     }
 
-    /// Reads as much of a response as shows whether it refuses the session. The returned response
+    /// Reads a response far enough to know whether it refuses the session. The returned response
     /// has its whole body.
     pub(in crate::upstream) async fn examine(
         &self,
@@ -78,8 +78,8 @@ impl Revivals {
         (response, refusal)
     }
 
-    /// Returns whether the response to a DELETE, to the re-opening of a stream, or to a probe may
-    /// refuse its session. The returned response has its whole body.
+    /// Returns true if the response to a DELETE, to a stream's reopening, or to a probe may refuse
+    /// its session. The returned response has its whole body.
     pub async fn is_session_refused(&self, response: Response<ResponseBody>) -> (Response<ResponseBody>, bool) {
         if !self.may_concern(response.status()) {
             return (response, false);

@@ -354,7 +354,7 @@ impl ModernClients {
             server: server.as_ref(),
             refused: (status.as_u16(), refused),
         };
-        let verdict = inquiry.ask(async |probe| self.server.exchange(&probe, None).await.ok());
+        let verdict = inquiry.run(async |probe| self.server.exchange(&probe, None).await.ok());
         match verdict.await {
             Verdict::Dead => true,
             Verdict::RefusedAlike => session.has_responded(),
