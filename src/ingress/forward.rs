@@ -161,7 +161,7 @@ impl Forwarder {
     /// their own and do not count.
     fn observe_cors(&self, origin: Option<&HeaderValue>, response: &HeaderMap) {
         if let Some(origin) = origin {
-            self.upstream.observed().note_cors(origin, response, clock::now());
+            self.upstream.observed().record_cors(origin, response, clock::now());
         }
     }
 }

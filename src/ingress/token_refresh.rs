@@ -176,7 +176,7 @@ impl TokenRefresh {
         let guard = match tokens.begin_probe(used.clone()) {
             Ok(guard) => Some(guard),
             Err(other) => {
-                if !other.is_answered().await {
+                if !other.has_result().await {
                     return Err(Unproven::Unavailable(ErrorCode::TokenUnproven));
                 }
                 None
@@ -205,7 +205,7 @@ impl TokenRefresh {
                 return Err(Unproven::Unavailable(ErrorCode::TokenUnproven));
             }
         };
-        tokens.note_probed(used, is_genuine, clock::now());
+        tokens.record_probe(used, is_genuine, clock::now());
         Ok(is_genuine)
     }
 }

@@ -15,16 +15,15 @@ use crate::protocol::headers::{Era, ProtocolVersion};
 const ACCEPTED: HeaderValue = HeaderValue::from_static("application/json, text/event-stream");
 
 impl Upstream {
-    /// Probes the token of the request `parts`, which is a JWT.
+    /// Probes the token of the request `parts`, which must be a JWT.
     pub async fn probe(&self, parts: &Parts, client: &Forwarded, era: Era) -> ProbeOutcome {
         compare_tokens(self, probe_request(self, parts, client, era), None).await
     }
 
-    /// Probes the token of a request that the upstream refused with its session, where the token is
-    /// a JWT. The upstream may refuse that session once more: then it has accepted the token, if it
-    /// refuses the corrupted one with 401 or 403. [`ProbeOutcome::Genuine`] means no more than
-    /// that: the upstream may answer a caller in the same way to whom it denies a session that
-    /// lives.
+    /// Probes the JWT of a request that the upstream refused with its session. A further refusal of
+    /// the session counts as acceptance, if the corrupted token gets a 401 or 403.
+    /// [`ProbeOutcome::Genuine`] does not mean more: the session may live, and be denied to this
+    /// caller only.
     pub(super) async fn probe_outside_session(&self, refused: &Template) -> ProbeOutcome {
         let call = refused.clone().with_token_alone();
         if names_bridged_session(self, &call) {
@@ -35,7 +34,7 @@ impl Upstream {
     }
 }
 
-/// Returns true if the request is one in a session that the proxy keeps in the server's place.
+/// Returns true if the request names a session that the proxy keeps for the server.
 fn names_bridged_session(upstream: &Upstream, template: &Template) -> bool {
     upstream.bridge().is_some_and(|bridge| bridge.keeps_session_of(template))
 }

@@ -1,8 +1,8 @@
 //! The proxy's own `server/discover`, which shows whether the server has tasks.
 //!
-//! Clients ask it too, and the proxy reads the answers that they get. It asks by itself only where
-//! a call could become a task and no answer is known. Absent: the meaning of the answer
-//! (`protocol/tasks/discovery.rs`).
+//! Clients send it too, and the proxy reads the responses that they get. It sends its own request
+//! only where a call could become a task and no response is known. Absent: the meaning of the
+//! response (`protocol/tasks/discovery.rs`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,20 +20,20 @@ use crate::protocol::headers::names;
 use crate::protocol::jsonrpc;
 use crate::protocol::tasks::Discovery;
 
-/// Time limit of the question.
+/// Time limit of the request.
 const WAIT: Duration = Duration::from_secs(5);
-/// Size limit of the answer.
-const ANSWER_MAX: usize = 1024 * 1024;
+/// Size limit of the response.
+const RESPONSE_MAX: usize = 1024 * 1024;
 
-/// Sends the request in a task of its own, with the credentials of `call`, unless that was done a
-/// few seconds ago. A 2xx shows that the server accepts these credentials, too.
+/// Sends the request in a separate task, with the credentials of `call`, unless it was sent with
+/// them a few seconds ago. A 2xx also shows that the server accepts these credentials.
 pub(super) fn discover(upstream: &Arc<Upstream>, call: &Template, credentials: Credentials) {
     if !upstream.observed().begin_discovery(credentials, clock::now()) {
         return;
     }
     let version = call.own_headers().get(names::MCP_PROTOCOL_VERSION).cloned();
     let version = version.and_then(|version| version.to_str().ok().map(str::to_owned));
-    // As the client: a bridge has a session for each.
+    // In the client's name: a bridge has a session for each client.
     let request = discover_request_as(
         call,
         version,
@@ -41,20 +41,20 @@ pub(super) fn discover(upstream: &Arc<Upstream>, call: &Template, credentials: C
         value_at(call, &["params", "_meta", CAPABILITIES]),
     );
     let upstream = upstream.clone();
-    let asking = async move {
-        let answer = tokio::time::timeout(WAIT, ask(&upstream, &request, credentials)).await;
-        debug!(answer = ?answer.ok().flatten(), "the server was asked for its tasks");
+    let discovery = async move {
+        let outcome = tokio::time::timeout(WAIT, send_and_record(&upstream, &request, credentials)).await;
+        debug!(answer = ?outcome.ok().flatten(), "the server was asked for its tasks");
     };
-    tokio::spawn(asking.in_current_span());
+    tokio::spawn(discovery.in_current_span());
 }
 
-async fn ask(upstream: &Upstream, request: &Template, credentials: Credentials) -> Option<Discovery> {
+async fn send_and_record(upstream: &Upstream, request: &Template, credentials: Credentials) -> Option<Discovery> {
     let began = clock::now();
     let response = upstream.send(request, None).await.ok()?;
-    upstream.observed().note_status(credentials, response.status(), began, clock::now());
-    let messages = messages(response, ANSWER_MAX).await?;
+    upstream.observed().record_status(credentials, response.status(), began, clock::now());
+    let messages = messages(response, RESPONSE_MAX).await?;
     let discovery = messages.iter().find_map(|message| Discovery::of(message))?;
-    upstream.observed().note_discovery(discovery, clock::now());
+    upstream.observed().record_discovery(discovery, clock::now());
     Some(discovery)
 }
 

@@ -1,8 +1,8 @@
 //! Headers that name the client of a forwarded request: `Forwarded` ([RFC 7239]) and the older
 //! `X-Forwarded-*`.
 //!
-//! A trusted proxy's values are sent on, with this proxy's element appended to the lists. Those of
-//! any other peer are dropped.
+//! A trusted proxy's values are sent on, with this proxy's element appended to the lists. Values of
+//! other peers are dropped.
 //!
 //! [RFC 7239]: https://www.rfc-editor.org/rfc/rfc7239
 
@@ -43,14 +43,14 @@ impl Forwarded {
         Self { address, element, scheme, is_trusted }
     }
 
-    /// Collects a header of the client's into `received`. Returns false if the header is to be sent
-    /// on unchanged.
+    /// Collects a client header into `received`. Returns false if the header must be sent on
+    /// unchanged.
     pub(super) fn collects<'a>(&self, line: Line<'a>, received: &mut ReceivedHeaders<'a>) -> bool {
         describes_client(line.0) && (!self.is_trusted || received.collect(line))
     }
 
     /// Appends the headers to `lines`, after the values `received` from earlier proxies. `host` is
-    /// the host that the client asked for.
+    /// the host in the client's request.
     pub(super) fn append_to(&self, received: &ReceivedHeaders<'_>, host: Option<&HeaderValue>, lines: &mut Lines) {
         match received.addresses.as_slice() {
             [] => lines.push(&X_FORWARDED_FOR, &self.address),

@@ -11,7 +11,7 @@ use std::task::Context;
 
 use tokio::runtime::Handle;
 
-/// A pump in progress. Dropped before it is finished, it continues in a task of its own.
+/// A pump in progress. Dropped before it is finished, it continues in a separate task.
 #[derive(Default)]
 pub struct InlineTask(Option<Pin<Box<dyn Future<Output = ()> + Send>>>);
 
@@ -31,7 +31,7 @@ impl InlineTask {
     }
 
     /// Returns true once the pump is finished.
-    pub fn is_over(&self) -> bool {
+    pub fn is_finished(&self) -> bool {
         self.0.is_none()
     }
 }
@@ -75,7 +75,7 @@ mod tests {
             if let Some(go) = go.take() {
                 let _ = go.send(());
             }
-            if running.is_over() { Poll::Ready(()) } else { Poll::Pending }
+            if running.is_finished() { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
         assert_eq!(finished.try_recv(), Ok(()));

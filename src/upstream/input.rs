@@ -1,4 +1,4 @@
-//! Input of a pump: the upstream's response in its present phase.
+//! Input of a pump: the upstream's response in its current phase.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,9 +16,9 @@ use crate::event_log::UpstreamState;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::stream::Ending;
 
-/// Present source of the upstream's bytes.
+/// Current source of the upstream's bytes.
 pub(super) enum InputSource {
-    /// A request whose response head is awaited; `is_reopening` if it resumes a stream.
+    /// A request that waits for its response head; `is_reopening` if it resumes a stream.
     Sending {
         response: Pin<Box<dyn Future<Output = Settled> + Send>>,
         is_reopening: bool,
@@ -26,7 +26,7 @@ pub(super) enum InputSource {
     Reading(Box<EventReader>),
     /// The body of a JSON response that becomes an event.
     Collecting(Box<ResponseCollector>),
-    /// No input until the machine asks for it.
+    /// No input until the machine requests it.
     Idle,
 }
 
@@ -91,7 +91,7 @@ impl ResponseCollector {
 }
 
 impl InputSource {
-    /// Collects a body that becomes an event; `None` for one that cannot.
+    /// Collects a body that becomes an event. `None` stands for a body that cannot become one.
     pub(super) fn collecting(status: StatusCode, json: Option<ResponseBody>, limit: usize) -> Self {
         InputSource::Collecting(Box::new(ResponseCollector { status, body: json, buffer: BytesMut::new(), limit }))
     }

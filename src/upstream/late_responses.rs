@@ -1,10 +1,9 @@
-//! Late responses: what the server has sent after the proxy had begun the response to a call, and
-//! what no event carries as well as a response of its own.
+//! Late responses: server responses after a commit that an event cannot carry in full.
 //!
-//! Owned here: the calls for which such a response came lately, as their caller, method and tool,
-//! and the rule which responses count. The proxy does not begin the response to an equal call then:
-//! its client gets the server's own, however late. Invariant: at most [`MAX_CALLS`] calls are kept.
-//! Absent: the trust in credentials ([`super::observed`]).
+//! Owned here: the sources of such responses (caller, method and tool), and the rule which
+//! responses count. The proxy does not commit for an equal call then: its client gets the server's
+//! own response, however late. Invariant: at most [`MAX_CALLS`] sources are kept. Absent: the trust
+//! in credentials ([`super::observed`]).
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -16,12 +15,12 @@ use super::observed::Credentials;
 use crate::eviction::evict_if_full;
 use crate::protocol::call_name::CallName;
 
-/// Time for which a late response counts.
-const LEARNT_FOR: Duration = Duration::from_secs(600);
-/// Limit of remembered calls. The oldest go first.
+/// Validity of a recorded late response.
+const RECORD_TTL: Duration = Duration::from_secs(600);
+/// Maximum number of remembered sources. The oldest are evicted first.
 const MAX_CALLS: usize = 1024;
-/// Size above which a JSON response, in bytes, is better off as a response of its own: clients
-/// limit the size of an event.
+/// Size in bytes above which a JSON response should not become an event: clients limit the size of
+/// an event.
 const MAX_EVENT: usize = 512 * 1024;
 
 /// Source of a response: a caller with a method and its tool. Names are cut as in the log.
@@ -29,36 +28,36 @@ const MAX_EVENT: usize = 512 * 1024;
 pub(super) struct Source {
     /// Credentials of the caller.
     pub(super) credentials: Credentials,
-    /// Address of a caller that shows no credentials, or `None` for others.
+    /// Address of a caller without credentials, or `None` for other callers.
     pub(super) address: Option<IpAddr>,
     /// Method and tool of the call.
     pub(super) name: CallName,
 }
 
-/// Calls for which a late response was lost in part, or would be.
+/// Sources of responses that a commit made incomplete, or would.
 #[derive(Debug, Default)]
 pub(super) struct LateResponses {
-    learnt: DashMap<Source, Instant>,
+    recorded: DashMap<Source, Instant>,
 }
 
 impl LateResponses {
-    /// Notes such a response to `source`.
-    pub(super) fn note(&self, source: Source, now: Instant) {
-        if !self.learnt.contains_key(&source) {
-            evict_if_full(&self.learnt, MAX_CALLS, |at| *at, |_| {});
+    /// Records a late response to `source`.
+    pub(super) fn record(&self, source: Source, now: Instant) {
+        if !self.recorded.contains_key(&source) {
+            evict_if_full(&self.recorded, MAX_CALLS, |at| *at, |_| {});
         }
-        self.learnt.insert(source, now);
+        self.recorded.insert(source, now);
     }
 
-    /// Returns true if the last such response to `source` came less than ten minutes before `now`.
+    /// Returns true if the last late response to `source` was less than ten minutes before `now`.
     pub(super) fn has(&self, source: &Source, now: Instant) -> bool {
-        self.learnt.get(source).is_some_and(|at| now.saturating_duration_since(*at) < LEARNT_FOR)
+        self.recorded.get(source).is_some_and(|at| now.saturating_duration_since(*at) < RECORD_TTL)
     }
 }
 
-/// Returns true if a client acts on this status, and could not if it came late: it redirects, asks
-/// for credentials, names a session that is gone, asks for a pause, or says that the response comes
-/// elsewhere.
+/// Returns true if a client acts on this status, and could not after a commit. Such a status
+/// redirects, requires credentials, names a forgotten session, limits the rate, or announces a
+/// response elsewhere.
 pub(super) fn matters(status: StatusCode) -> bool {
     const ACTED_ON: [StatusCode; 6] = [
         StatusCode::ACCEPTED,
@@ -94,15 +93,15 @@ mod tests {
     #[test]
     fn a_response_counts_for_its_caller_and_tool_and_for_ten_minutes() {
         let (late, now) = (LateResponses::default(), clock::now());
-        late.note(source(1, "a", None), now);
-        let last = now + LEARNT_FOR - Duration::from_nanos(1);
+        late.record(source(1, "a", None), now);
+        let last = now + RECORD_TTL - Duration::from_nanos(1);
         assert!(late.has(&source(1, "a", None), last));
         for other in [source(2, "a", None), source(1, "b", None), source(1, "a", Some("192.0.2.1"))] {
             assert!(!late.has(&other, now), "{other:?}");
         }
-        assert!(!late.has(&source(1, "a", None), now + LEARNT_FOR));
-        late.note(source(1, "a", None), last);
-        assert!(late.has(&source(1, "a", None), last + LEARNT_FOR - Duration::from_nanos(1)), "counted from the last");
+        assert!(!late.has(&source(1, "a", None), now + RECORD_TTL));
+        late.record(source(1, "a", None), last);
+        assert!(late.has(&source(1, "a", None), last + RECORD_TTL - Duration::from_nanos(1)), "counted from the last");
     }
 
     #[test]
@@ -110,8 +109,8 @@ mod tests {
         let (late, start) = (LateResponses::default(), clock::now());
         let at = |number: usize| start + Duration::from_millis(number as u64);
         for number in 0..3 * MAX_CALLS {
-            late.note(source(number as u128, "t", None), at(number));
-            assert!(late.learnt.len() <= MAX_CALLS);
+            late.record(source(number as u128, "t", None), at(number));
+            assert!(late.recorded.len() <= MAX_CALLS);
             assert!(late.has(&source(number as u128, "t", None), at(number)));
         }
         let known: Vec<bool> =

@@ -22,7 +22,7 @@ pub struct Metrics {
     event_bytes: Counter,
     head_seconds: Histogram,
     token_probes: IntCounterVec,
-    ping_answers: IntCounterVec,
+    ping_responses: IntCounterVec,
     keep_alive_pings: IntCounterVec,
     tasks_created: Counter,
     waiting: IntGauge,
@@ -57,7 +57,7 @@ pub(super) enum RevivalOutcome {
     Revived,
     /// The server refused the caller.
     Unauthorized,
-    /// The server is another one, or lacks a capability.
+    /// The server was replaced by a different one, or lacks a capability.
     Differs,
     /// The client ended the session meanwhile.
     Ended,
@@ -67,7 +67,7 @@ pub(super) enum RevivalOutcome {
     Failed,
     /// A limit forbade the attempt.
     Limited,
-    /// The session lives: the server answers in it.
+    /// The session lives: the server responds in it.
     Lives,
 }
 
@@ -81,7 +81,7 @@ impl RevivalOutcome {
     }
 }
 
-/// Outcome of a ping's answer, or of a ping.
+/// Outcome of a response to a ping, or of the proxy's ping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PingOutcome {
     /// The server responded with 2xx.
@@ -90,8 +90,7 @@ pub(super) enum PingOutcome {
     Refused,
     /// No response came, or nothing could be sent.
     Failed,
-    /// Nothing was sent, because the server has refused the credentials and no newer ones have
-    /// come.
+    /// Nothing was sent: the server has refused the credentials, and no newer request has arrived.
     Withheld,
 }
 
@@ -140,7 +139,7 @@ impl Metrics {
                 "Probes of refreshed tokens at the upstream, by outcome.",
                 ("outcome", &["genuine", "foreign", "inconclusive", "refused", "unknown"]),
             )?,
-            ping_answers: registrar.family(
+            ping_responses: registrar.family(
                 "pings_answered_total",
                 "Pings of the server that the proxy answered for a client, by the outcome of the answer.",
                 ("outcome", &PingOutcome::LABELS),
@@ -175,7 +174,7 @@ impl Metrics {
         self.open.inc();
     }
 
-    /// Counts a call that is over, with any outcome.
+    /// Counts the end of a call, with any outcome.
     pub fn observe_call_end(&self) {
         self.open.dec();
     }
@@ -214,7 +213,7 @@ impl Metrics {
         self.waiting.inc();
     }
 
-    /// Counts a call that waits no longer.
+    /// Counts the end of a call's wait.
     pub(super) fn observe_wait_end(&self, outcome: WaitOutcome) {
         self.waiting.dec();
         self.waits.with_label_values(&[outcome.label()]).inc();
@@ -237,9 +236,9 @@ impl Metrics {
         self.token_probes.with_label_values(&[outcome]).inc();
     }
 
-    /// Counts an answer to a ping of the server.
-    pub(super) fn observe_ping_answer(&self, outcome: PingOutcome) {
-        self.ping_answers.with_label_values(&[outcome.label()]).inc();
+    /// Counts a response to a ping of the server.
+    pub(super) fn observe_ping_response(&self, outcome: PingOutcome) {
+        self.ping_responses.with_label_values(&[outcome.label()]).inc();
     }
 
     /// Counts a ping of the proxy.

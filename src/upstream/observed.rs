@@ -18,22 +18,22 @@ use crate::protocol::jwt;
 use crate::protocol::tasks::Discovery;
 use crate::sync;
 
-/// Time after a 2xx for which the upstream counts as accepting the same credentials.
+/// How long after a 2xx the upstream is expected to accept the same credentials.
 const TRUST: Duration = Duration::from_secs(600);
-/// Time after a 2xx for which credentials without a known expiry are trusted for a response head of
-/// the proxy's own.
+/// The same for credentials without a known expiry, before a response head of the proxy's own.
 const OPAQUE_TRUST: Duration = Duration::from_secs(120);
-/// Least time before the expiry of a token for such a head: the clocks of proxy and server differ.
+/// Minimum time before the expiry of a token for such a head: the clocks of proxy and server
+/// differ.
 const EXPIRY_MARGIN: Duration = Duration::from_secs(30);
-/// Limit of remembered credentials. Those confirmed longest ago are evicted first; their callers
-/// get the upstream's own heads, late or not, until it has accepted them again.
+/// Maximum number of remembered credentials. The least recently confirmed are evicted first. Their
+/// callers then get the upstream's own heads, late or not, until the next acceptance.
 const MAX_CREDENTIALS: usize = 65_536;
-/// Pause between two questions of the proxy's own for the server's tasks with the same credentials:
-/// each takes five seconds at most.
+/// Pause between two discoveries by the proxy with the same credentials. Each takes at most five
+/// seconds.
 const DISCOVERY_PAUSE: Duration = Duration::from_secs(5);
-/// Most such questions in this time. Each is for a call that waits.
+/// Maximum number of discoveries in this time. Each is for a waiting call.
 const MAX_DISCOVERIES: usize = 1024;
-/// Limit of remembered origins, with the CORS headers for their pages.
+/// Maximum number of remembered origins, with their CORS headers.
 const MAX_ORIGINS: usize = 4096;
 /// Size limit of an origin with its CORS headers. Real ones have a few hundred bytes.
 const MAX_ORIGIN_BYTES: usize = 4096;
@@ -43,18 +43,18 @@ const MAX_ORIGIN_BYTES: usize = 4096;
 pub struct Credentials {
     /// Hash of all headers that usually are credentials.
     pub presented: Principal,
-    /// Principal by the operator's rule for telling callers apart.
+    /// Principal by the operator's rule for distinguishing callers.
     pub principal: Principal,
 }
 
 impl Credentials {
-    /// Returns true if the caller shows none.
+    /// Returns true if the caller shows no credentials.
     pub fn are_absent(&self) -> bool {
         self.presented.is_anonymous() && self.principal.is_anonymous()
     }
 }
 
-/// Kind of credentials, by which it is decided how long an acceptance counts.
+/// Kind of credentials, which decides how long an acceptance counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CredentialKind {
     /// No credentials.
@@ -79,8 +79,8 @@ impl CredentialKind {
         }
     }
 
-    /// Returns the time for which an acceptance counts, or `None` if none does at `wall`, the time
-    /// since 1970.
+    /// Returns how long an acceptance counts, or `None` if the token expires too soon. `wall` is
+    /// the time since 1970.
     fn trust(self, wall: Duration) -> Option<Duration> {
         match self {
             Self::None => Some(TRUST),
@@ -109,14 +109,14 @@ pub struct Observed {
     has_refused: AtomicBool,
     cors: DashMap<HeaderValue, (HeaderMap, Instant)>,
     tokens: TokenSubjects,
-    /// For each tool that may be answered in slices: true if any list has shown an `outputSchema`.
+    /// For each tool with possible partial results: true if any list has shown an `outputSchema`.
     structured: DashMap<String, bool>,
-    /// Last answer to `server/discover`, with the time until which it counts.
+    /// Last response to `server/discover`, with its expiry.
     discovery: Mutex<Option<(Discovery, Instant)>>,
-    /// True if the last `initialize` at 2025-11-25 had a result to which tasks could be added, or
-    /// `None` before the first.
+    /// True if tasks could be added to the result of the last `initialize` at 2025-11-25. `None`
+    /// before the first.
     can_have_tasks: Mutex<Option<bool>>,
-    /// Credentials and times of the last questions of the proxy's own.
+    /// Credentials and times of the proxy's last discoveries.
     discoveries: Mutex<HashMap<Credentials, Instant>>,
 }
 
@@ -126,10 +126,10 @@ impl Observed {
         &self.tokens
     }
 
-    /// Notes the status of a response to a request with these credentials, which began at `began`.
-    /// A 2xx to a request from before the last refusal does not end that: the server may have
-    /// looked at the credentials before.
-    pub fn note_status(&self, credentials: Credentials, status: StatusCode, began: Instant, now: Instant) {
+    /// Records the status of a response to a request with these credentials, which began at
+    /// `began`. A 2xx does not end a refusal if its request began before the refusal: the server
+    /// may have checked the credentials earlier.
+    pub fn record_status(&self, credentials: Credentials, status: StatusCode, began: Instant, now: Instant) {
         let is_accepted = status.is_success();
         if !is_accepted && !is_refusal(status) {
             return;
@@ -145,8 +145,8 @@ impl Observed {
         }
     }
 
-    /// Notes the status of any response.
-    pub fn note_any_status(&self, status: StatusCode) {
+    /// Records the status of any response.
+    pub fn record_any_status(&self, status: StatusCode) {
         if is_refusal(status) {
             self.has_refused.store(true, Ordering::Relaxed);
         }
@@ -158,8 +158,9 @@ impl Observed {
         self.has_accepted_within(TRUST, credentials, now)
     }
 
-    /// Returns true if the upstream can be expected to accept the credentials: it has lately, and
-    /// they have not been refused since and do not expire soon. `wall` is the time since 1970.
+    /// Returns true if the upstream can be expected to accept the credentials. It has accepted them
+    /// lately, has not refused them since, and they do not expire soon. `wall` is the time since
+    /// 1970.
     pub fn is_trusted(&self, credentials: &Credentials, kind: CredentialKind, now: Instant, wall: Duration) -> bool {
         kind.trust(wall).is_some_and(|trust| self.has_accepted_within(trust, credentials, now))
     }
@@ -170,14 +171,14 @@ impl Observed {
     }
 
     /// Returns true if the upstream has ever accepted the credentials and is known to refuse
-    /// others: then they were not made up.
+    /// others. Such credentials were not made up.
     pub fn has_proven(&self, credentials: &Credentials) -> bool {
         self.has_refused.load(Ordering::Relaxed) && self.credentials.contains_key(credentials)
     }
 
-    /// Notes the tools of a list, each with true if it has an `outputSchema`. A tool that had one
-    /// for any caller keeps it.
-    pub fn note_tools(&self, tools: Vec<(String, bool)>) {
+    /// Records the tools of a list, each with true if it has an `outputSchema`. A tool that had a
+    /// schema for any caller keeps it.
+    pub fn record_tools(&self, tools: Vec<(String, bool)>) {
         for (tool, is_structured) in tools {
             *self.structured.entry(tool).or_default() |= is_structured;
         }
@@ -193,43 +194,44 @@ impl Observed {
         self.structured.get(tool).is_some_and(|is_structured| !*is_structured)
     }
 
-    /// Notes an answer to `server/discover`.
-    pub fn note_discovery(&self, discovery: Discovery, now: Instant) {
+    /// Records a response to `server/discover`.
+    pub fn record_discovery(&self, discovery: Discovery, now: Instant) {
         *sync::lock(&self.discovery) = Some((discovery, now + discovery.ttl));
     }
 
-    /// Notes whether tasks of 2025-11-25 could be added to the result of an `initialize` that asked
-    /// for that revision.
-    pub fn note_legacy_tasks(&self, can_have: bool) {
+    /// Records whether tasks of 2025-11-25 could be added to the result of an `initialize` for that
+    /// revision.
+    pub fn record_legacy_tasks(&self, can_have: bool) {
         *sync::lock(&self.can_have_tasks) = Some(can_have);
     }
 
-    /// Returns false if the server is known to have tasks of 2025-11-25 of its own, or to speak
+    /// Returns false if the server is known to have its own tasks of 2025-11-25, or to speak
     /// another revision.
     pub fn may_have_legacy_tasks(&self) -> bool {
         sync::lock(&self.can_have_tasks).unwrap_or(true)
     }
 
-    /// Returns true if the proxy may ask the server by `server/discover` with these credentials
-    /// now. It then asks, and with these no more for a few seconds.
+    /// Returns true if the proxy may discover the server with these credentials now. The caller
+    /// must then do so; further discoveries are denied for a few seconds.
     pub fn begin_discovery(&self, credentials: Credentials, now: Instant) -> bool {
         let mut discoveries = sync::lock(&self.discoveries);
         discoveries.retain(|_, at| now < *at + DISCOVERY_PAUSE);
-        let may_ask = discoveries.len() < MAX_DISCOVERIES && !discoveries.contains_key(&credentials);
-        if may_ask {
+        let is_allowed = discoveries.len() < MAX_DISCOVERIES && !discoveries.contains_key(&credentials);
+        if is_allowed {
             discoveries.insert(credentials, now);
         }
-        may_ask
+        is_allowed
     }
 
-    /// Returns the last answer to `server/discover`, if it counts still.
+    /// Returns the last response to `server/discover`, unless it has expired.
     pub fn discovery(&self, now: Instant) -> Option<Discovery> {
         sync::lock(&self.discovery).filter(|(_, until)| now < *until).map(|(discovery, _)| discovery)
     }
 
     /// Keeps the CORS headers of a response to `origin`.
-    pub fn note_cors(&self, origin: &HeaderValue, response: &HeaderMap, now: Instant) {
-        // An error from in front of the server's CORS layer has no CORS headers, and shows nothing.
+    pub fn record_cors(&self, origin: &HeaderValue, response: &HeaderMap, now: Instant) {
+        // An error from a component before the server's CORS layer has no CORS headers, and shows
+        // nothing.
         if !response.contains_key(ACCESS_CONTROL_ALLOW_ORIGIN) {
             return;
         }
@@ -245,8 +247,8 @@ impl Observed {
         self.cors.insert(origin, (headers::unpinned(&cors), now));
     }
 
-    /// Returns the CORS headers to repeat for `origin`: empty without an origin, `None` if they are
-    /// unknown.
+    /// Returns the CORS headers to repeat for `origin`. They are empty without an origin, and
+    /// `None` if unknown.
     pub fn cors(&self, origin: Option<&HeaderValue>) -> Option<HeaderMap> {
         match origin {
             None => Some(HeaderMap::new()),
@@ -287,25 +289,25 @@ mod tests {
     fn credentials_are_trusted_for_a_while_and_until_they_are_refused() {
         let (observed, now) = (Observed::default(), clock::now());
         assert!(!observed.has_accepted(&known(1), now));
-        observed.note_status(known(1), StatusCode::ACCEPTED, now, now);
+        observed.record_status(known(1), StatusCode::ACCEPTED, now, now);
         assert!(observed.has_accepted(&known(1), now + TRUST - Duration::from_nanos(1)));
         assert!(!observed.has_accepted(&known(1), now + TRUST));
         assert!(!observed.has_accepted(&known(2), now), "another caller's");
 
-        observed.note_status(known(1), StatusCode::OK, now + TRUST, now + TRUST);
+        observed.record_status(known(1), StatusCode::OK, now + TRUST, now + TRUST);
         assert!(observed.has_accepted(&known(1), now + TRUST), "each 2xx is a new beginning");
         for says_nothing in [StatusCode::NOT_FOUND, StatusCode::BAD_REQUEST, StatusCode::BAD_GATEWAY] {
-            observed.note_status(known(1), says_nothing, now + TRUST, now + TRUST);
+            observed.record_status(known(1), says_nothing, now + TRUST, now + TRUST);
             assert!(observed.has_accepted(&known(1), now + TRUST), "{says_nothing}");
         }
-        observed.note_status(known(1), StatusCode::FORBIDDEN, now + TRUST, now + TRUST);
+        observed.record_status(known(1), StatusCode::FORBIDDEN, now + TRUST, now + TRUST);
         assert!(!observed.has_accepted(&known(1), now + TRUST));
     }
 
     #[test]
     fn an_acceptance_counts_by_the_kind_of_the_credentials() {
         let (observed, now, wall) = (Observed::default(), clock::now(), Duration::from_secs(1_000_000));
-        observed.note_status(known(1), StatusCode::OK, now, now);
+        observed.record_status(known(1), StatusCode::OK, now, now);
         let is_trusted = |kind, after, wall| observed.is_trusted(&known(1), kind, now + after, wall);
         for (kind, trust) in [
             (CredentialKind::None, TRUST),
@@ -352,15 +354,15 @@ mod tests {
     #[test]
     fn credentials_are_proven_by_one_2xx_of_a_server_that_refuses_others() {
         let (observed, now) = (Observed::default(), clock::now());
-        observed.note_status(known(1), StatusCode::OK, now, now);
+        observed.record_status(known(1), StatusCode::OK, now, now);
         assert!(!observed.has_proven(&known(1)), "the server may take anything");
-        observed.note_any_status(StatusCode::NOT_FOUND);
+        observed.record_any_status(StatusCode::NOT_FOUND);
         assert!(!observed.has_proven(&known(1)));
-        observed.note_any_status(StatusCode::UNAUTHORIZED);
-        observed.note_status(known(2), StatusCode::UNAUTHORIZED, now, now);
+        observed.record_any_status(StatusCode::UNAUTHORIZED);
+        observed.record_status(known(2), StatusCode::UNAUTHORIZED, now, now);
         assert!(observed.has_proven(&known(1)));
         assert!(!observed.has_proven(&known(2)));
-        observed.note_status(known(1), StatusCode::FORBIDDEN, now, now);
+        observed.record_status(known(1), StatusCode::FORBIDDEN, now, now);
         assert!(observed.has_proven(&known(1)), "one tool less does not make it another caller");
     }
 
@@ -368,13 +370,13 @@ mod tests {
     fn a_flood_of_credentials_evicts_no_returning_caller() {
         let (observed, start) = (Observed::default(), clock::now());
         let good = known(usize::MAX);
-        observed.note_status(good, StatusCode::OK, start, start);
+        observed.record_status(good, StatusCode::OK, start, start);
         for number in 0..3 * MAX_CREDENTIALS {
             let now = start + Duration::from_micros(number as u64);
-            observed.note_status(known(number), StatusCode::OK, now, now);
+            observed.record_status(known(number), StatusCode::OK, now, now);
             if number % 10_000 == 0 {
                 assert!(observed.has_accepted(&good, now), "after {number}");
-                observed.note_status(good, StatusCode::OK, now, now);
+                observed.record_status(good, StatusCode::OK, now, now);
             }
             if number % 1000 == 0 {
                 assert!(observed.credentials.len() <= MAX_CREDENTIALS);
@@ -384,7 +386,7 @@ mod tests {
         // Credentials that were never accepted take no memory.
         let taken = observed.credentials.len();
         for number in 0..100 {
-            observed.note_status(known(1 << 40 | number), StatusCode::UNAUTHORIZED, start, start);
+            observed.record_status(known(1 << 40 | number), StatusCode::UNAUTHORIZED, start, start);
         }
         assert_eq!(observed.credentials.len(), taken);
     }
@@ -400,18 +402,22 @@ mod tests {
         for number in 0..3 * MAX_ORIGINS {
             let now = start + Duration::from_micros(number as u64);
             if number % 1000 == 0 {
-                observed.note_cors(&good, &cors(10), now);
+                observed.record_cors(&good, &cors(10), now);
             }
-            observed.note_cors(&HeaderValue::from(number as u64), &cors(10), now);
+            observed.record_cors(&HeaderValue::from(number as u64), &cors(10), now);
             assert!(observed.cors.len() <= MAX_ORIGINS);
             assert!(observed.cors(Some(&good)).is_some(), "after {number}");
         }
         let last = HeaderValue::from(3 * MAX_ORIGINS as u64 - 1);
         assert!(observed.cors(Some(&last)).is_some());
         let long = HeaderValue::from_bytes(&[b'o'; MAX_ORIGIN_BYTES]).unwrap();
-        observed.note_cors(&long, &cors(10), start + SECOND);
+        observed.record_cors(&long, &cors(10), start + SECOND);
         assert!(observed.cors(Some(&long)).is_none());
-        observed.note_cors(&HeaderValue::from_static("https://other.example"), &cors(MAX_ORIGIN_BYTES), start + SECOND);
+        observed.record_cors(
+            &HeaderValue::from_static("https://other.example"),
+            &cors(MAX_ORIGIN_BYTES),
+            start + SECOND,
+        );
         assert!(observed.cors(Some(&HeaderValue::from_static("https://other.example"))).is_none());
     }
 }

@@ -1,11 +1,12 @@
-//! Headers of pings in sessions whose own were refused.
+//! Headers of pings in sessions whose own headers were refused.
 //!
-//! Pings and answers to pings go with the headers of the request that opened their stream. Once the
-//! server has refused those with 401 or 403, none is sent until the next request of the principal
-//! in the session, whose headers then take their place. Owned here: the sessions that wait for such
-//! a request, and the headers of those that have had one. Nothing is kept for any other session,
-//! and a request costs one check of a counter while there are none. Absent: the decision that a
-//! status is a refusal (`pings`).
+//! Pings and responses to pings have the headers of the request that opened their stream. After a
+//! refusal of these headers with 401 or 403, no ping is sent until the principal's next request in
+//! the session. Its headers then replace them.
+//!
+//! Owned here: the sessions that wait for such a request, and the headers of sessions that have had
+//! one. Nothing is kept for other sessions. A request costs one check of a counter while no session
+//! waits. Absent: the decision that a status is a refusal (`pings`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +17,7 @@ use super::server::request::Template;
 use crate::event_log::{Binding, Principal};
 use crate::protocol::headers::SessionId;
 
-/// Limit of the sessions that are kept. Beyond it a refused session is sent no more pings.
+/// Maximum number of kept sessions. A refused session beyond it gets no more pings.
 const MAX_SESSIONS: usize = 4096;
 
 /// Sessions whose headers were refused.
@@ -29,15 +30,15 @@ pub struct PingHeaders {
 
 #[derive(Debug)]
 enum Known {
-    /// The headers were refused, and no request has come since.
+    /// The headers were refused, and no request has arrived since.
     Awaited,
     /// Headers of the last request since.
     Renewed(Arc<Template>),
 }
 
 impl PingHeaders {
-    /// Returns the request whose headers a ping takes: `own`, or a later one if that was refused.
-    /// Returns `None` if no later one has come.
+    /// Returns the request whose headers a ping takes: `own`, or a later request if `own` was
+    /// refused. Returns `None` while no later request has arrived.
     pub(super) fn find(&self, binding: &Binding, own: &Arc<Template>, is_refused: bool) -> Option<Arc<Template>> {
         let Some(id) = binding.session.clone() else { return Some(own.clone()).filter(|_| !is_refused) };
         let key = (id, binding.principal);
@@ -47,13 +48,13 @@ impl PingHeaders {
             None if !is_refused => return Some(own.clone()),
             None => {}
         }
-        // Another stream of the session, now ended, had waited as well.
+        // Another stream of the session had waited as well, and has ended.
         self.wait(key);
         None
     }
 
-    /// Notes that the server has refused the headers of `call`.
-    pub(super) fn note_refusal(&self, binding: &Binding, call: &Arc<Template>) {
+    /// Records that the server has refused the headers of `call`.
+    pub(super) fn record_refusal(&self, binding: &Binding, call: &Arc<Template>) {
         let Some(id) = binding.session.clone() else { return };
         let key = (id, binding.principal);
         let has_newer =
@@ -72,7 +73,7 @@ impl PingHeaders {
         }
     }
 
-    /// Takes the headers of a request, if its session waits for some.
+    /// Takes the headers of a request, if its session waits for headers.
     pub fn renew(&self, binding: &Binding, call: impl FnOnce() -> Template) {
         if self.awaited.load(Ordering::Relaxed) == 0 {
             return;
@@ -86,7 +87,7 @@ impl PingHeaders {
         }
     }
 
-    /// Forgets a session. One whose other streams still need headers begins to wait anew.
+    /// Removes a session. If its other streams still need headers, it begins to wait again.
     pub(super) fn forget(&self, binding: &Binding) {
         let Some(id) = binding.session.clone() else { return };
         if let Some((_, Known::Awaited)) = self.sessions.remove(&(id, binding.principal)) {

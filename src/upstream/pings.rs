@@ -1,11 +1,10 @@
-//! Pings between the proxy and the server, beside the calls: answers to the server's, and the
+//! Pings between the proxy and the server, beside the calls: responses to the server's, and the
 //! proxy's own.
 //!
-//! Owned here: the sending of both, each in a task of its own, so that no ping waits behind another
-//! message. An answer that was not written is tried again while its stream runs; a ping of the
-//! proxy is sent once, and its response dropped. Absent: which pings are answered and when (the
-//! machine), which sessions are sent one (`event_log`), and the headers after a refusal
-//! (`ping_headers`).
+//! Owned here: the sending of both, each in a separate task, so that no ping waits behind another
+//! message. An unwritten response is retried while its stream runs. A ping of the proxy is sent
+//! once, and its response dropped. Absent: which pings get a response and when (the machine), which
+//! sessions get a ping (`event_log`), and the headers after a refusal (`ping_headers`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -24,15 +23,16 @@ use crate::clock;
 use crate::event_log::Stream;
 use crate::protocol::jsonrpc::{RequestId, response};
 
-/// Pauses between two attempts to send an answer.
+/// Pauses between two attempts to send a response.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(1));
-/// Time limit of an answer, and of the response to a ping. No server waits longer for either.
+/// Time limit of sending a response, and of the server's response to a ping. No server waits longer
+/// for either.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Limit of the answers of one stream that are being sent. A ping beyond it gets no answer.
-const MAX_ANSWERS: usize = 32;
-/// Size limit of an answered id: an answer is made of memory that no quota counts.
+/// Maximum number of responses of one stream in flight. A ping beyond it gets no response.
+const MAX_RESPONSES: usize = 32;
+/// Size limit of the ID in a response, whose memory is not counted by a quota.
 const MAX_ID: usize = 1024;
-/// Limits of the response to a ping or an answer. The connection of a longer one is closed.
+/// Limits of the HTTP response to a message. A longer response closes its connection.
 const MAX_RESPONSE: usize = 64 * 1024;
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -43,9 +43,9 @@ pub(super) struct Pings {
     metrics: Arc<Metrics>,
     /// Request that opened the stream.
     call: Arc<Template>,
-    /// Number of answers that are being sent.
-    answers: AtomicUsize,
-    /// True once the server has refused the credentials of a ping or an answer of this stream.
+    /// Number of responses in flight.
+    responses: AtomicUsize,
+    /// True once the server has refused the credentials of a ping or a response of this stream.
     has_refused: AtomicBool,
 }
 
@@ -64,34 +64,34 @@ impl Pings {
         metrics: Arc<Metrics>,
         call: Arc<Template>,
     ) -> Arc<Self> {
-        let (answers, has_refused) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Arc::new(Self { upstream, stream, metrics, call, answers, has_refused })
+        let (responses, has_refused) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Arc::new(Self { upstream, stream, metrics, call, responses, has_refused })
     }
 
-    /// Returns true if the pings are those of `call`.
+    /// Returns true if these are the pings of `call`.
     pub(super) fn are_of(&self, call: &Arc<Template>) -> bool {
         Arc::ptr_eq(&self.call, call)
     }
 
-    /// Answers a ping of the server.
-    pub(super) fn answer(self: &Arc<Self>, id: RequestId) {
-        // The pump alone begins answers.
-        if id.text().len() > MAX_ID || self.answers.load(Ordering::Relaxed) >= MAX_ANSWERS {
+    /// Responds to a ping of the server.
+    pub(super) fn respond(self: &Arc<Self>, id: RequestId) {
+        // Only the pump begins responses, so the count cannot be exceeded.
+        if id.text().len() > MAX_ID || self.responses.load(Ordering::Relaxed) >= MAX_RESPONSES {
             return debug!(stream.id = %self.stream.id(), "a server sends pings faster than it takes answers: one gets none");
         }
-        self.answers.fetch_add(1, Ordering::Relaxed);
+        self.responses.fetch_add(1, Ordering::Relaxed);
         let pings = self.clone();
-        let answering = async move {
-            let answering = tokio::time::timeout(TIMEOUT, pings.send_answer(&id));
-            let outcome = answering.await.unwrap_or(PingOutcome::Failed);
-            pings.answers.fetch_sub(1, Ordering::Relaxed);
-            pings.metrics.observe_ping_answer(outcome);
+        let responding = async move {
+            let responding = tokio::time::timeout(TIMEOUT, pings.send_response(&id));
+            let outcome = responding.await.unwrap_or(PingOutcome::Failed);
+            pings.responses.fetch_sub(1, Ordering::Relaxed);
+            pings.metrics.observe_ping_response(outcome);
             debug!(stream.id = %pings.stream.id(), outcome = outcome.label(), "answered a ping of the server");
         };
-        tokio::spawn(answering.in_current_span());
+        tokio::spawn(responding.in_current_span());
     }
 
-    async fn send_answer(&self, id: &RequestId) -> PingOutcome {
+    async fn send_response(&self, id: &RequestId) -> PingOutcome {
         let mut backoff = BACKOFF;
         loop {
             match self.send(response::empty(id)).await {
@@ -105,7 +105,7 @@ impl Pings {
         }
     }
 
-    /// Sends the server a ping, so that it hears of the session.
+    /// Sends a ping, which keeps the session alive at the server.
     pub(super) fn send_ping(self: &Arc<Self>) {
         let pings = self.clone();
         let sending = async move {
@@ -119,8 +119,8 @@ impl Pings {
         tokio::spawn(sending.in_current_span());
     }
 
-    /// Sends a message with the headers of the session's caller, and drops the response. Fails
-    /// without a response, with true if the message may have arrived.
+    /// Sends a message with the headers of the session's caller, and drops the response. The error
+    /// is true if the message may have arrived.
     async fn send(&self, message: Vec<u8>) -> Result<PingOutcome, bool> {
         let has_refused = self.has_refused.load(Ordering::Relaxed);
         let headers = self.upstream.ping_headers();
@@ -132,9 +132,9 @@ impl Pings {
                 let status = response.status();
                 if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
                     self.has_refused.store(true, Ordering::Relaxed);
-                    headers.note_refusal(self.stream.binding(), &call);
+                    headers.record_refusal(self.stream.binding(), &call);
                 }
-                // A body that is read to its end frees the connection for others.
+                // Reading a body to its end frees the connection for others.
                 let whole = collect(response.into_body(), MAX_RESPONSE);
                 let _ = tokio::time::timeout(RESPONSE_TIMEOUT, whole).await;
                 Ok(if status.is_success() { PingOutcome::Accepted } else { PingOutcome::Refused })

@@ -1,8 +1,8 @@
 //! Facts that the proxy takes from the response to one call, before the client gets it.
 //!
-//! Owned here: the session that a response to `initialize` opens, the edit of a list of tools, and
-//! the offer of tasks. Invariant: the store has a session's record before the client can use the
-//! session. Absent: what is remembered of responses ([`super::observed`]).
+//! Owned here: the session that a response to `initialize` opens, the edit of a tool list, and the
+//! offer of tasks. Invariant: the store has a session's record before the client can use the
+//! session. Absent: the memory of observed facts ([`super::observed`]).
 
 use std::sync::Arc;
 
@@ -33,17 +33,17 @@ pub struct ResponseObserver {
     initialize_id: Option<IdDigest>,
     /// Parameters of the `initialize`, if the session can be opened again with them.
     params: Option<InitializeParams>,
-    /// Tools that may be answered in slices, for a call that lists tools: the list shows which can,
-    /// and tells the client.
+    /// Tools with possible partial results, for a call that lists tools. The list shows which tools
+    /// can have them, and is marked for the client.
     tools: Option<Arc<ResumeTokens>>,
-    /// True for a call that discovers the server: its response is read for the server's tasks, and
-    /// offers those of the proxy.
+    /// True for a call that discovers the server. Its response shows the server's tasks, and gets
+    /// the offer of the proxy's tasks.
     discovers: bool,
-    /// Owner before the IDs of the server's own tasks, or `None` if they have none.
+    /// Owner that precedes the IDs of the server's own tasks, or `None` for IDs without an owner.
     task_owner: Option<Owner>,
-    /// Tasks of 2025-11-25 that a list of tools offers, or `None` if it offers none.
+    /// Tasks of 2025-11-25 that a tool list offers, or `None` without such tasks.
     legacy_tasks: Option<Arc<LegacyTasks>>,
-    /// ID of the task of 2025-11-25 that the call is, which each of its messages names.
+    /// ID of the task of 2025-11-25, for a call that is one. It marks each message.
     task_id: Option<Arc<str>>,
     /// Session named by the head of a response to `initialize`.
     session: Option<SessionId>,
@@ -56,18 +56,18 @@ pub struct ResponseObserver {
 }
 
 impl ResponseObserver {
-    /// Creates the observer of a call that carries `initialize`, or lists `tools` that may be
-    /// answered in slices, or neither.
+    /// Creates the observer of a call that carries `initialize`, of a call that lists `tools` with
+    /// possible partial results, or of neither.
     pub fn new(initialize: Option<IssuedSession>, tools: Option<Arc<ResumeTokens>>) -> Self {
         Self { initialize, tools, ..Self::default() }
     }
 
-    /// Sets the parameters with which the session can be opened again.
+    /// Sets the parameters for opening the session again.
     pub fn with_params(self, params: Option<InitializeParams>) -> Self {
         Self { params, ..self }
     }
 
-    /// Sets the IDs of the call, of which the record of a session keeps that of its `initialize`.
+    /// Sets the IDs of the call. The record of a session keeps the ID of its `initialize`.
     pub fn with_ids(mut self, ids: &[RequestId]) -> Self {
         if self.initialize.is_some() {
             self.initialize_id = ids.first().map(IdDigest::from);
@@ -75,22 +75,22 @@ impl ResponseObserver {
         self
     }
 
-    /// Sets whether the call discovers a server that the proxy makes tasks for.
+    /// Sets whether the call discovers a server that gets tasks from the proxy.
     pub fn with_discovery(self, discovers: bool) -> Self {
         Self { discovers, ..self }
     }
 
-    /// Sets the owner that is put before the IDs of the server's own tasks.
+    /// Sets the owner that precedes the IDs of the server's own tasks.
     pub fn with_task_owner(self, task_owner: Option<Owner>) -> Self {
         Self { task_owner, ..self }
     }
 
-    /// Sets the tasks of 2025-11-25 that the list of tools offers.
+    /// Sets the tasks of 2025-11-25 that the tool list offers.
     pub fn with_legacy_tasks(self, legacy_tasks: Option<Arc<LegacyTasks>>) -> Self {
         Self { legacy_tasks, ..self }
     }
 
-    /// Sets the ID of the task of 2025-11-25 that the call is.
+    /// Sets the ID of the task of 2025-11-25 that this call is.
     pub fn with_task_id(self, task_id: Option<Arc<str>>) -> Self {
         Self { task_id, ..self }
     }
@@ -100,7 +100,7 @@ impl ResponseObserver {
         self.initialize.is_some()
     }
 
-    /// Returns true if the response has to be read before it passes.
+    /// Returns true if the response must be read before it passes.
     pub(super) fn is_active(&self) -> bool {
         self.initialize.is_some()
             || self.tools.is_some()
@@ -110,13 +110,14 @@ impl ResponseObserver {
             || self.task_id.is_some()
     }
 
-    /// Takes the session from the head of a response to `initialize`. If the upstream names none, a
-    /// client that declared a dialect gets one that the proxy issues: the declaration must be known
-    /// of its later calls. If another client uses the name, this one gets one of the proxy's own.
+    /// Takes the session from the head of a response to `initialize`. Without a session of the
+    /// upstream, a client that declared a dialect gets an issued session: its later calls must be
+    /// known by it. If another client uses the name already, this client gets a name of the proxy's
+    /// own.
     pub(super) fn open_session(&mut self, response: &mut Response<ResponseBody>, upstream: &Upstream, log: &EventLog) {
         let Some(initialize) = &self.initialize else { return };
         if response.status().is_success() {
-            upstream.server().note_session();
+            upstream.server().record_session();
         }
         self.session = SessionId::from_headers(response.headers());
         if let Some(session) = &self.session
@@ -155,9 +156,9 @@ impl ResponseObserver {
         if let Some(initialize) = &self.initialize {
             let offered = if initialize.has_tasks { legacy::offered(&message) } else { None };
             if initialize.has_tasks && jsonrpc::initialize_result(&message).is_some() {
-                upstream.observed().note_legacy_tasks(offered.is_some());
+                upstream.observed().record_legacy_tasks(offered.is_some());
             }
-            self.note_initialized(&message, offered.is_some(), upstream, log, credentials);
+            self.record_initialized(&message, offered.is_some(), upstream, log, credentials);
             return offered.map_or(message, Bytes::from);
         }
         if let Some(id) = &self.task_id {
@@ -165,7 +166,7 @@ impl ResponseObserver {
         }
         if self.discovers {
             if let Some(discovery) = Discovery::of(&message) {
-                upstream.observed().note_discovery(discovery, clock::now());
+                upstream.observed().record_discovery(discovery, clock::now());
             }
             return tasks::with_extension(&message).map_or(message, Bytes::from);
         }
@@ -178,7 +179,7 @@ impl ResponseObserver {
         };
         let Some(tokens) = &self.tools else { return message };
         let ToolList { tools, edited } = ToolList::of(&message, |name| tokens.tools.contains(name));
-        upstream.observed().note_tools(tools);
+        upstream.observed().record_tools(tools);
         edited.map_or(message, Bytes::from)
     }
 
@@ -203,7 +204,7 @@ impl ResponseObserver {
 
     /// Records the session that the result of `initialize` opens, before the client can use it.
     /// `has_tasks` is true if the proxy offers tasks of 2025-11-25 in it.
-    fn note_initialized(
+    fn record_initialized(
         &mut self,
         message: &[u8],
         has_tasks: bool,

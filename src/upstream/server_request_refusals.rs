@@ -1,9 +1,9 @@
-//! Error responses of the proxy to requests of the server, if the client takes no stream and cannot
+//! Error responses of the proxy to server requests, for clients that take no stream and cannot
 //! receive them.
 //!
-//! Owned here: the pending ids, the one refusal of a stream in flight, and the pause before it is
-//! retried. A server may send requests faster than it takes refusals, so the queue is bounded, and
-//! counts against the caller's quota. Absent: which requests are refused (the machine), and the
+//! Owned here: the pending ids, the single refusal of a stream in flight, and the pause before its
+//! retry. A server may send requests faster than it takes refusals. Therefore the queue is bounded,
+//! and counts against the caller's quota. Absent: which requests are refused (the machine), and the
 //! text of a refusal ([`synthetic`]).
 
 use std::collections::VecDeque;
@@ -21,11 +21,11 @@ use crate::event_log::{Reservation, Stream};
 use crate::protocol::jsonrpc::RequestId;
 use crate::sync;
 
-/// Pauses between two attempts to refuse a request of the server.
+/// Pauses between two attempts to refuse a server request.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 /// Time limit for the response to a refusal. After it the next refusal is sent.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Limit of the bytes of one stream's pending refusals: more than a thousand with short ids. A
+/// Maximum size of one stream's pending refusals: more than a thousand with short ids. A server
 /// request beyond it gets no refusal.
 const WAITING_BYTES: usize = 64 * 1024;
 /// Approximate memory of a pending refusal beside its id.
@@ -67,7 +67,7 @@ impl Refusals {
         Arc::new(Self { upstream, stream, call, queue })
     }
 
-    /// Refuses one more request, after those before it.
+    /// Appends the refusal of a server request to the queue.
     pub(super) fn refuse(self: &Arc<Self>, id: RequestId) {
         let mut queue = self.queue();
         let bytes = queue.bytes + cost(&id);
@@ -89,7 +89,7 @@ impl Refusals {
         }
     }
 
-    /// Takes the first pending id. After the last the task ends.
+    /// Takes the first pending id. Without one the task ends.
     fn next(&self) -> Option<RequestId> {
         let mut queue = self.queue();
         let next = queue.waiting.pop_front();
@@ -106,8 +106,8 @@ impl Refusals {
         next
     }
 
-    /// Sends one refusal. The server waits for it, so that an unwritten one is retried until the
-    /// stream is sealed. Returns false in that case: the server gets no other.
+    /// Sends one refusal. The server waits for it: an unwritten refusal is retried until the stream
+    /// is sealed. Returns false in that case: the server gets no other refusal.
     async fn send(&self, id: &RequestId) -> bool {
         let template = synthetic::post(&self.call, synthetic::refusal(id));
         let mut backoff = BACKOFF;

@@ -1,12 +1,14 @@
 //! Sessions under two names: the server's name, and the name for clients.
 //!
-//! A session that its server forgot and that was opened again has a new name at the server, while
-//! its client keeps the old one. A new session whose name another client uses already has a name of
-//! the proxy's own for its client. In addition: A balancer routes a session by its name alone.
-//! Therefore clients get names that include the owner of the session's server
-//! (`replica.wrap_sessions`). The proxy uses the clients' names everywhere; only the server sees
-//! its own. Requests are unwrapped here, and responses wrapped. No state is kept: a name stays
-//! valid after a restart. Invariant: a name with another owner, or none, passes unchanged.
+//! - A revived session has a new name at the server, while its client keeps the old name.
+//! - A new session whose name another client uses already has a name of the proxy's own for its
+//!   client.
+//! - A balancer routes a session by its name alone. Therefore clients get names that include the
+//!   owner of the session's server (`replica.wrap_sessions`).
+//!
+//! The proxy uses the clients' names everywhere; only the server sees its own. Requests are
+//! unwrapped here, and responses wrapped. No state is kept: a name stays valid after a restart.
+//! Invariant: a name with a different owner, or without an owner, passes unchanged.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -24,7 +26,7 @@ use crate::protocol::routing;
 pub(super) struct SessionNames {
     /// Owner in the names for clients; without one both names are the same.
     owner: Arc<OnceLock<Owner>>,
-    /// Names of the sessions that were opened again, or `None` if sessions are not.
+    /// Names of the sessions that were opened again, or `None` if sessions are not opened again.
     handshakes: Option<Arc<Handshakes>>,
     has_warned: AtomicBool,
 }
@@ -45,13 +47,14 @@ pub(super) enum OwnName<'a> {
     Unchanged,
     /// The server's name for the session.
     Part(&'a [u8]),
-    /// The server's name for a session with a second name, or `None` if it gave none.
+    /// The server's name for a session with a second name, or `None` if the server assigned no
+    /// name.
     Renamed(Option<SessionId>),
 }
 
 impl SessionNames {
-    /// Creates a translation that puts `owner` into the names for clients, from when it is set, and
-    /// knows the sessions that were opened again.
+    /// Creates a translation. It puts `owner` into the names for clients once it is set, and knows
+    /// the sessions that were opened again.
     pub(super) fn new(owner: Arc<OnceLock<Owner>>, handshakes: Option<Arc<Handshakes>>) -> Self {
         Self { owner, handshakes, has_warned: AtomicBool::new(false) }
     }
@@ -83,7 +86,7 @@ impl SessionNames {
         own.and_then(SessionId::parse).unwrap_or_else(|| id.clone())
     }
 
-    /// Returns whether any session was opened again.
+    /// Returns true if any session was opened again.
     pub(super) fn has_renamed(&self) -> bool {
         self.handshakes.as_ref().is_some_and(|handshakes| handshakes.has_renamed())
     }
@@ -93,11 +96,10 @@ impl SessionNames {
         self.owner().and_then(|owner| routing::wrap(owner, name)).unwrap_or_else(|| name.clone())
     }
 
-    /// Takes the name that the server has given to a session which a client has just opened,
-    /// `visible` as that client would get it. A session that had the name before is gone at the
-    /// server. If another client uses `visible`, returns a name of the proxy's own for this one,
-    /// with the server's: a server that numbers its sessions gives a name again after it was
-    /// restarted.
+    /// Records the name that the server has given to a new session, `visible` in its form for the
+    /// client. An earlier session with the name has ended at the server. If another client uses
+    /// `visible`, returns a name of the proxy's own for this client, with the server's name. This
+    /// happens when a server numbers its sessions and was restarted.
     pub(super) fn open(&self, visible: &SessionId) -> Option<FreshName> {
         let handshakes = self.handshakes.as_ref()?;
         let server = self.first_name(visible);
@@ -113,8 +115,8 @@ impl SessionNames {
     }
 
     /// Gives the session of a response its name for clients. A name that would become too long
-    /// stays unchanged. `is_new` is true for the response to a request without a session: the
-    /// server has given the name anew, see [`Self::open`].
+    /// stays unchanged. `is_new` is true for the response to a request without a session: the name
+    /// is new, see [`Self::open`].
     pub(super) fn wrap(&self, headers: &mut HeaderMap, is_new: bool) {
         if self.owner().is_none() && !self.has_renamed() {
             return;

@@ -1,8 +1,8 @@
-//! The layers of the upstream: what a call goes through on its way to the server.
+//! The layers of the upstream that each call passes on its way to the server.
 //!
 //! [`Named`] gives sessions their names for clients, [`Bridged`] translates for clients of another
-//! era, and the server is below both. Revival is no layer: it needs the stream of the call and the
-//! log, and its outcome is a further request of the pump (`revival/`).
+//! era, and the server is below both. Revival is not a layer: it needs the stream of the call and
+//! the log, and its outcome is a further request of the pump (`revival/`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,13 +30,13 @@ use crate::protocol::headers::{self, Line, Lines};
 use crate::protocol::ids::Owner;
 use crate::protocol::session_refusal::SessionRefusals;
 
-/// Usual size of a request's headers. For larger ones memory is allocated once more.
+/// Usual size of a request's headers. A larger head allocates once more.
 const USUAL_HEAD: usize = 512;
 
 /// The server behind the bridge to clients of another era.
 pub(super) struct Bridged {
     server: Server,
-    /// The bridge, or `None` if nothing is translated.
+    /// The bridge, or `None` without translation.
     bridge: Option<Arc<Bridge>>,
 }
 
@@ -75,15 +75,15 @@ impl Exchange for Named {
 
 /// Rules for the sessions of a server.
 pub struct SessionRules<'a> {
-    /// Owner in the names for clients, or `None` if clients get the names of the server.
+    /// Owner in the names for clients, or `None` if clients get the server's names.
     pub owner: Option<Owner>,
-    /// Configuration.
+    /// Section `sessions` of the configuration.
     pub config: &'a config::Sessions,
     /// Sessions that can be opened again.
     pub handshakes: Arc<Handshakes>,
 }
 
-/// The MCP server behind the proxy, with all that is known about it.
+/// The MCP server behind the proxy, with all observed facts.
 pub struct Upstream {
     named: Named,
     /// `Host` of every request, or `None` for the client's.
@@ -94,7 +94,7 @@ pub struct Upstream {
 }
 
 impl Upstream {
-    /// Puts the layers over a server: names by `sessions`, and a bridge by `bridge`, if any.
+    /// Puts the layers over a server: names by `sessions`, and a bridge by `bridge`, if given.
     pub fn new(server: Server, sessions: SessionRules<'_>, bridge: Option<bridge::Settings>) -> Self {
         let SessionRules { owner, config, handshakes } = sessions;
         let handshakes = if config.revive { Some(handshakes) } else { None };
@@ -111,7 +111,7 @@ impl Upstream {
         Self::over(Named { names, bridged: Bridged { server, bridge } }, revivals)
     }
 
-    /// Puts no layer over a server: names of sessions and messages are the server's.
+    /// Creates an upstream without layers: session names and messages are the server's.
     pub fn plain(server: Server) -> Self {
         let revivals = Arc::new(Revivals::new(SessionRefusals::default(), false, Duration::ZERO));
         let names = Arc::new(SessionNames::new(server.owner().clone(), None));
@@ -148,7 +148,7 @@ impl Upstream {
         &self.named.bridged
     }
 
-    /// Returns the bridge, or `None` if nothing is translated.
+    /// Returns the bridge, or `None` without translation.
     pub fn bridge(&self) -> Option<&Bridge> {
         self.named.bridged.bridge.as_deref()
     }
@@ -168,12 +168,12 @@ impl Upstream {
         self.server().http().observed()
     }
 
-    /// Returns the calls whose responses came late.
+    /// Returns the record of late responses.
     pub(super) fn late_responses(&self) -> &LateResponses {
         &self.late_responses
     }
 
-    /// Returns the headers of pings in sessions whose own were refused.
+    /// Returns the headers of pings in sessions whose own headers were refused.
     pub fn ping_headers(&self) -> &PingHeaders {
         &self.ping_headers
     }
@@ -183,26 +183,26 @@ impl Upstream {
         self.server().has_channels()
     }
 
-    /// Returns the time for which a full stream pauses the server: `configured`, or none on a
-    /// channel, which one full stream must not stop.
+    /// Returns how long a full stream pauses the server: `configured`, or no time on a channel,
+    /// which other streams share.
     pub fn full_wait(&self, configured: Duration) -> Duration {
         if self.has_channels() { Duration::ZERO } else { configured }
     }
 
-    /// Returns whether sessions that the server has forgotten are opened again.
+    /// Returns true if sessions that the server has forgotten are opened again.
     pub fn revives_sessions(&self) -> bool {
         self.revivals.is_enabled()
     }
 
-    /// Notes that a client has begun a session, to which the server has given a name or none.
+    /// Records that a client has begun a session, and whether the server has assigned it a name.
     pub(super) fn record_begun_session(&self, is_named: bool) {
         if let Some(bridge) = self.bridge() {
             bridge.record_begun_session(is_named);
         }
     }
 
-    /// Ends what the process has at the server: calls and sessions of the bridge, within three
-    /// seconds, and then all channels.
+    /// Ends the calls and sessions of the bridge at the server, within three seconds, and then all
+    /// channels.
     pub async fn end(&self) {
         if let Some(bridge) = self.bridge() {
             bridge.end().await;
@@ -210,12 +210,12 @@ impl Upstream {
         self.server().end_channels().await;
     }
 
-    /// Makes a client's POST or GET a call to the endpoint.
+    /// Turns a client's POST or GET into a call to the endpoint.
     pub fn call(&self, parts: &Parts, client: &Forwarded, body: Bytes) -> Template {
         self.template(parts, headers::to_upstream(&parts.headers), client, body)
     }
 
-    /// Makes a client's request a request to the endpoint that is no call: `Accept` and
+    /// Turns a client's request into a request to the endpoint that is not a call: `Accept` and
     /// `Accept-Encoding` stay the client's.
     pub fn pass(&self, parts: &Parts, client: &Forwarded, body: Bytes) -> Template {
         self.template(parts, headers::to_endpoint(&parts.headers), client, body)
@@ -261,7 +261,7 @@ impl Upstream {
         lines
     }
 
-    /// Does as [`Exchange::exchange`], without a word on whether a connection could be made.
+    /// As [`Exchange::exchange`], without the information whether a connection could be made.
     pub async fn send(
         &self,
         template: &Template,
@@ -276,7 +276,7 @@ impl Upstream {
         let path = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let is_for_channel = server.forwards_to_channels();
         let client_host = request.headers().get(HOST).filter(|_| !is_for_channel);
-        // Sessions of other paths are not the endpoint's.
+        // Only requests to the endpoint have the endpoint's sessions.
         let is_endpoint = is_for_channel || server.http().config().url.is_endpoint(request.uri().path());
         let names = if is_endpoint { Some(self.names()) } else { None };
         let lines = self.address(headers::end_to_end(request.headers()), client_host, client, names);

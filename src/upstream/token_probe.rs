@@ -1,10 +1,10 @@
 //! Token probe: a harmless request that shows whether the server verifies signatures.
 //!
-//! The probe is a harmless request with the caller's own headers, but without credentials beside
-//! the token: those may be what the upstream accepts. It is sent three times. If the upstream
-//! accepts it, refuses it with a corrupted signature, and accepts it again, the upstream verifies
-//! signatures, and this one is valid. The third response rules out another cause of the refusal: a
-//! cookie that expired, or a limit that was reached.
+//! The probe has the caller's own headers, but no credentials beside the token: the upstream might
+//! accept those instead. It is sent three times. If the upstream accepts it, refuses it with a
+//! corrupted signature, and accepts it again, the upstream verifies signatures, and this one is
+//! valid. The third response rules out another cause of the refusal: an expired cookie, or a
+//! reached limit.
 
 use std::time::Duration;
 
@@ -22,13 +22,12 @@ use crate::clock;
 use crate::protocol::headers::SessionId;
 use crate::protocol::jwt;
 
-/// Time limit for each response. A client waits meanwhile, and one of its few retries is used up
-/// when it gives up.
+/// Time limit for each response. A client waits meanwhile, and has few retries after it gives up.
 const WAIT: Duration = Duration::from_secs(5);
 
 /// Result of a probe.
 pub enum ProbeOutcome {
-    /// The token is genuine, and the upstream refuses others.
+    /// The token is genuine, and the upstream refuses tokens with a wrong signature.
     Genuine,
     /// Not proven: the upstream accepts any token.
     Foreign,
@@ -36,12 +35,12 @@ pub enum ProbeOutcome {
     Inconclusive,
     /// The upstream refuses the token. Holds the probe and the response.
     Refused(Box<(Template, Response<ResponseBody>)>),
-    /// No response that shows anything.
+    /// No response that shows anything about the token.
     Unknown,
 }
 
-/// Returns true if the server accepts the token of `probe`, which is a JWT of this caller in
-/// this session, and refuses others. Asks unless that was done a moment ago.
+/// Returns true if the server accepts the token of `probe`, a JWT of this caller in this session,
+/// and refuses a corrupted one. A recent result is used again.
 pub(super) async fn confirms_token(
     server: &impl Exchange,
     tokens: &TokenSubjects,
@@ -56,13 +55,13 @@ pub(super) async fn confirms_token(
     let outcome = compare_tokens(server, probe.with_token_alone(), None).await;
     let is_genuine = matches!(outcome, ProbeOutcome::Genuine);
     if is_genuine || matches!(outcome, ProbeOutcome::Foreign) {
-        tokens.note_probed(used, is_genuine, clock::now());
+        tokens.record_probe(used, is_genuine, clock::now());
     }
     is_genuine
 }
 
 /// Sends the probe `genuine`, the same with a corrupted signature, and `genuine` again. With
-/// `may_lack_session` a refusal of the session by these rules stands for a 2xx.
+/// `may_lack_session`, a refusal of the session by these rules counts as a 2xx.
 pub(super) async fn compare_tokens(
     server: &impl Exchange,
     genuine: Template,
@@ -82,7 +81,7 @@ pub(super) async fn compare_tokens(
         };
         match (is_genuine, response.status()) {
             (true, _) if lacks_session => {}
-            // It says nothing about the token.
+            // A refusal of the session shows nothing about the token.
             (false, _) if lacks_session => return ProbeOutcome::Inconclusive,
             (true, status) if status.is_success() => {}
             (true, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
@@ -98,8 +97,8 @@ pub(super) async fn compare_tokens(
     ProbeOutcome::Genuine
 }
 
-/// Returns the probe of a server of 2026-07-28 whose client is in a session of the bridge, which
-/// would answer a ping itself.
+/// Returns the probe of a server of 2026-07-28 for a client in a session of the bridge. The bridge
+/// itself would respond to a ping.
 pub(super) fn outside_sessions(call: Template) -> Template {
     discover_request(&call.without_session(), None)
 }

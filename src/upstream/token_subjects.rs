@@ -1,10 +1,10 @@
-//! Tokens of one subject, as far as the upstream's responses show.
+//! Tokens of one subject, as the upstream's responses show them.
 //!
-//! Owned here: for each subject, the principals whose calls the upstream accepted while they
-//! claimed it, to find calls that the caller began with a previous token; and for a short while,
-//! the results of probes of a token in a session. The first is a hint and grants nothing; the
-//! second does. Of concurrent requests with one token, one probes at a time. Absent: the probe, and
-//! the ownership of streams.
+//! Owned here, for each subject: the principals whose calls the upstream accepted while they
+//! claimed it. They help to find calls that the caller began with a previous token, and grant
+//! nothing. Also owned, for a short while: the results of probes of a token in a session, which do
+//! grant access. Of concurrent requests with one token, a single one probes at a time. Absent: the
+//! probe, and the ownership of streams.
 
 use std::time::{Duration, Instant};
 
@@ -18,13 +18,13 @@ use crate::protocol::headers::SessionId;
 
 /// Validity of a probe's result.
 const PROBED_FOR: Duration = Duration::from_secs(60);
-/// Limit of remembered subjects. Those whose tokens were accepted longest ago are evicted first:
-/// their refreshed tokens then count as other callers'.
+/// Maximum number of remembered subjects. The subjects with the oldest acceptance are evicted
+/// first: their refreshed tokens then count as tokens of other callers.
 const MAX_SUBJECTS: usize = 65_536;
-/// Limit of the principals of one subject: a few clients with a few tokens each. The latest are
-/// kept.
+/// Maximum number of principals of one subject: a few clients with a few tokens each. The latest
+/// are kept.
 const MAX_PRINCIPALS: usize = 8;
-/// Limit of remembered probes. The oldest are evicted first, and are made again.
+/// Maximum number of remembered probes. The oldest are evicted first, and repeated when needed.
 const MAX_PROBED: usize = 16_384;
 
 /// A token in the session of its use: a server may accept a token in one session and not in
@@ -36,21 +36,21 @@ pub type TokenUse = (Principal, Option<SessionId>);
 pub struct TokenSubjects {
     accepted: DashMap<Subject, Vec<(Principal, Instant)>>,
     probed: DashMap<TokenUse, (bool, Instant)>,
-    /// Tokens that are being probed: at most one for each request.
+    /// Tokens that are being probed: at most one by each request.
     probing: DashMap<TokenUse, watch::Receiver<()>>,
 }
 
-/// Right to probe a token. Dropped, it ends the probe, and waiting requests go on.
+/// Right to probe a token. Dropping it ends the probe and releases waiting requests.
 pub struct ProbeGuard<'a> {
     tokens: &'a TokenSubjects,
     used: TokenUse,
-    over: watch::Sender<()>,
+    end: watch::Sender<()>,
 }
 
 impl ProbeGuard<'_> {
     /// Ends the probe without a result: waiting requests need not probe as well.
     pub fn end_inconclusive(self) {
-        self.over.send_replace(());
+        self.end.send_replace(());
     }
 }
 
@@ -60,19 +60,19 @@ impl Drop for ProbeGuard<'_> {
     }
 }
 
-/// Another request's probe of the same token.
+/// A probe of the same token by another request.
 pub struct ProbeWaiter(watch::Receiver<()>);
 
 impl ProbeWaiter {
-    /// Waits for its end. Returns true if it had a result or its client disconnected.
-    pub async fn is_answered(mut self) -> bool {
+    /// Waits for the end of the probe. Returns true if it had a result, or its client disconnected.
+    pub async fn has_result(mut self) -> bool {
         self.0.changed().await.is_err()
     }
 }
 
 impl TokenSubjects {
-    /// Notes a 2xx for `principal`, whose token claims `subject`.
-    pub fn note_accepted(&self, subject: Subject, principal: Principal, now: Instant) {
+    /// Records a 2xx for `principal`, whose token claims `subject`.
+    pub fn record_accepted(&self, subject: Subject, principal: Principal, now: Instant) {
         if !self.accepted.contains_key(&subject) {
             // The last principal is the latest.
             evict_if_full(
@@ -96,8 +96,8 @@ impl TokenSubjects {
         principals.iter().rev().map(|(principal, _)| *principal).filter(|principal| principal != than).collect()
     }
 
-    /// Notes the result of a probe.
-    pub fn note_probed(&self, used: TokenUse, is_genuine: bool, now: Instant) {
+    /// Records the result of a probe.
+    pub fn record_probe(&self, used: TokenUse, is_genuine: bool, now: Instant) {
         if !self.probed.contains_key(&used) {
             evict_if_full(&self.probed, MAX_PROBED, |(_, at)| *at, |_| {});
         }
@@ -111,14 +111,14 @@ impl TokenSubjects {
         if now.saturating_duration_since(at) < PROBED_FOR { Some(is_genuine) } else { None }
     }
 
-    /// Begins a probe of a token, or returns the one in flight to wait for.
+    /// Begins a probe of a token, or returns a waiter for the probe in flight.
     pub fn begin_probe(&self, used: TokenUse) -> Result<ProbeGuard<'_>, ProbeWaiter> {
         match self.probing.entry(used.clone()) {
             Entry::Occupied(theirs) => Err(ProbeWaiter(theirs.get().clone())),
             Entry::Vacant(vacant) => {
-                let (over, waiting) = watch::channel(());
+                let (end, waiting) = watch::channel(());
                 vacant.insert(waiting);
-                Ok(ProbeGuard { tokens: self, used, over })
+                Ok(ProbeGuard { tokens: self, used, end })
             }
         }
     }
@@ -139,10 +139,10 @@ mod tests {
         let now = clock::now();
         let (one, two) = (Subject::from_hash([1; 16]), Subject::from_hash([2; 16]));
         for number in 0..=MAX_PRINCIPALS as u8 {
-            tokens.note_accepted(one, principal(number), now);
+            tokens.record_accepted(one, principal(number), now);
         }
-        tokens.note_accepted(one, principal(1), now);
-        tokens.note_accepted(two, principal(100), now);
+        tokens.record_accepted(one, principal(1), now);
+        tokens.record_accepted(two, principal(100), now);
         let expected: Vec<_> = [1, 8, 7, 6, 5, 4, 3].map(principal).into();
         assert_eq!(tokens.other_principals(&one, &principal(2)), expected, "0 went for 8, 1 came again");
         assert_eq!(tokens.other_principals(&two, &principal(100)), []);
@@ -154,12 +154,12 @@ mod tests {
         let start = clock::now();
         let subject = |number: usize| Subject::from_hash((number as u128).to_be_bytes());
         for number in 0..MAX_SUBJECTS {
-            tokens.note_accepted(subject(number), principal(1), start + Duration::from_micros(number as u64));
+            tokens.record_accepted(subject(number), principal(1), start + Duration::from_micros(number as u64));
         }
         let later = start + Duration::from_secs(1);
-        tokens.note_accepted(subject(0), principal(1), later);
+        tokens.record_accepted(subject(0), principal(1), later);
         let late = subject(MAX_SUBJECTS);
-        tokens.note_accepted(late, principal(1), later);
+        tokens.record_accepted(late, principal(1), later);
         assert!(tokens.accepted.len() < MAX_SUBJECTS);
         let is_known = |subject: Subject| !tokens.other_principals(&subject, &principal(2)).is_empty();
         assert!(is_known(late) && is_known(subject(0)) && is_known(subject(MAX_SUBJECTS - 1)));
@@ -175,8 +175,8 @@ mod tests {
     fn a_probe_is_valid_for_a_while_and_in_its_session() {
         let tokens = TokenSubjects::default();
         let now = clock::now();
-        tokens.note_probed(used(1), true, now);
-        tokens.note_probed(used(2), false, now);
+        tokens.record_probe(used(1), true, now);
+        tokens.record_probe(used(2), false, now);
         let just_before = now + PROBED_FOR - Duration::from_nanos(1);
         assert_eq!(tokens.probed(&used(1), just_before), Some(true));
         assert_eq!(tokens.probed(&used(2), just_before), Some(false));
@@ -191,7 +191,7 @@ mod tests {
         let start = clock::now();
         let at = |number: usize| start + Duration::from_micros(number as u64);
         for number in 0..=MAX_PROBED {
-            tokens.note_probed(used(number), true, at(number));
+            tokens.record_probe(used(number), true, at(number));
         }
         assert!(tokens.probed.len() <= MAX_PROBED);
         assert_eq!(tokens.probed(&used(MAX_PROBED), at(MAX_PROBED)), Some(true), "the last one is remembered");

@@ -1,8 +1,8 @@
-//! Lookup of the tools whose results have a schema, if no client has listed them.
+//! Lookup of the tools whose results have a schema, before any client has listed them.
 //!
-//! The lookup uses the credentials of a call to a tool that may be answered in slices. It is made
-//! once for a tool: the facts of a list are remembered. If the list cannot be read, the tool counts
-//! as one with a schema.
+//! The lookup uses the credentials of a call to a tool with possible partial results. It is made
+//! once per tool: the facts of a list are remembered. If the list cannot be read, the tool counts
+//! as having a schema.
 
 use std::time::Duration;
 
@@ -20,14 +20,14 @@ use crate::protocol::jsonrpc;
 const WAIT: Duration = Duration::from_secs(5);
 /// Size limit of a page of the list.
 const PAGE_MAX: usize = 4 * 1024 * 1024;
-/// Limit of pages: a longer list may have no end.
+/// Maximum number of pages: a longer list may be endless.
 const PAGES_MAX: usize = 32;
 
 impl Upstream {
     /// Lists the tools with the credentials of the request `parts`, until `tool` is found or the
     /// list ends.
     pub async fn find_tool(&self, parts: &Parts, client: &Forwarded, tokens: &ResumeTokens, tool: &str) {
-        let asking = async {
+        let lookup = async {
             let mut cursor = None;
             for _ in 0..PAGES_MAX {
                 cursor = list_tools(self, parts, client, tokens, cursor.as_deref()).await;
@@ -37,7 +37,7 @@ impl Upstream {
             }
         };
         // Facts observed until the timeout stay.
-        let _ = tokio::time::timeout(WAIT, asking).await;
+        let _ = tokio::time::timeout(WAIT, lookup).await;
     }
 }
 
@@ -59,7 +59,7 @@ async fn list_tools(
     }
     messages(response, PAGE_MAX).await?.iter().find_map(|message| {
         let ToolList { tools, .. } = ToolList::of(message, |name| tokens.tools.contains(name));
-        upstream.observed().note_tools(tools);
+        upstream.observed().record_tools(tools);
         jsonrpc::member(message, &["result", "nextCursor"]).filter(|cursor| *cursor != "null").map(str::to_owned)
     })
 }

@@ -1,7 +1,7 @@
-//! Wait of calls for a server that accepts no connections, as while it restarts.
+//! Wait of calls for a server that accepts no connections, for example during a restart.
 //!
 //! Owned here: the further attempts of one call until `upstream.wait_secs` after its first. A call
-//! waits until its request is sent; its run is no part of the wait. Invariants: a request is sent
+//! waits until its request is sent; its run is not part of the wait. Invariants: a request is sent
 //! again only if no byte of it left; a call that ended or was cancelled before its request was sent
 //! is not sent. Absent: the reachability of the server (`server/reach.rs`), and the end of a call
 //! whose client is away (the stream machine).
@@ -26,14 +26,15 @@ use crate::event_log::Stream;
 use crate::protocol::error::Failure;
 
 /// Sends the request of a call that began at `began`. If no connection can be made, waits for the
-/// server. Returns the response, and whether the call has waited for it.
+/// server. Returns the response, and true if the call has waited.
 ///
-/// Dropping the future withdraws a request that waits. A call whose stream was cancelled is
-/// withdrawn at the next poll: the pump polls after each change of its stream.
+/// Dropping the future withdraws a waiting request. A call whose stream was cancelled is withdrawn
+/// at the next poll: the pump polls after each change of its stream.
 ///
 /// # Errors
-/// The response is the failure of the last attempt. An attempt that has begun is awaited, so that
-/// the error may come `upstream.connect_timeout_ms` later.
+///
+/// The response is the failure of the last attempt. An attempt in progress is awaited, so the error
+/// may come up to `upstream.connect_timeout_ms` later.
 pub(super) async fn send_when_reachable(
     upstream: &Upstream,
     template: &Template,
@@ -44,7 +45,7 @@ pub(super) async fn send_when_reachable(
     match upstream.exchange(template, Some(stream)).await {
         Err(unanswered) if unanswered.is_unconnected && !upstream.server().http().config().wait.is_zero() => {
             let waiting = WaitingCall::begin(upstream, template, stream, metrics, began);
-            // Boxed: few calls wait, and each would carry the size of this future.
+            // Boxed: few calls wait, and each call would carry the size of this future.
             (Box::pin(waiting.run(unanswered.failure)).await, true)
         }
         response => (response.map_err(|unanswered| unanswered.failure), false),
@@ -98,7 +99,7 @@ impl<'a> WaitingCall<'a> {
                 Some(response) => return response.map_err(|unanswered| unanswered.failure),
                 None => {
                     self.outcome = WaitOutcome::Connected;
-                    // The turn is for calls that wait: the response may take as long as the call
+                    // The turn is only for waiting calls: the response may take as long as the call
                     // runs.
                     drop((self, attempts));
                     return response.await.map_err(|unanswered| unanswered.failure);

@@ -60,7 +60,7 @@ impl Replies {
         let head = self.wait_for_head(&reply, &guard, &mut pump).await;
         if let (Ok(Head::Stream(..)), Some(attachment)) = (&head, guard.attachment())
             && reply.accept.sse
-            && !pump.is_over()
+            && !pump.is_finished()
         {
             wait_for_first_event(attachment, reply.beginning.start.cursor(), &mut pump).await;
         }
@@ -110,7 +110,7 @@ impl Replies {
     ) -> Result<Head, Vec<u8>> {
         let mut head = pin!(poll_fn(|cx| {
             let Some(attachment) = guard.attachment() else { return Poll::Ready(Head::TakenOver) };
-            if !pump.is_over() {
+            if !pump.is_finished() {
                 attachment.clear_waker();
                 pump.poll(cx);
             }

@@ -352,7 +352,7 @@ impl Attempt<'_> {
             return;
         }
         let status = response.status();
-        self.delivery.upstream.observed().note_status(self.post.credentials, status, self.began, clock::now());
+        self.delivery.upstream.observed().record_status(self.post.credentials, status, self.began, clock::now());
         if (self.post.may_be_sent_again)(status) {
             self.post.reopen_requests();
         } else {

@@ -1,9 +1,9 @@
-//! Responses that come after the proxy could have begun one of its own: the permission to begin it,
-//! and what is lost of the server's afterwards.
+//! Late responses: the permission to commit before the server, and the parts of the server's
+//! response that are lost by it.
 //!
-//! Owned here: the seam to what is known of the caller and of earlier late responses
-//! ([`super::super::observed`], [`super::super::late_responses`]), and requests that the server has
-//! accepted without a response. Absent: the time of a commit (the machine), and the conditions that
+//! Owned here: the use of facts about the caller and about earlier late responses
+//! ([`super::super::observed`], [`super::super::late_responses`]), and requests that the server
+//! accepts without a response. Absent: the time of a commit (the machine), and the conditions that
 //! a request's head decides (ingress).
 
 use std::time::Instant;
@@ -23,9 +23,8 @@ use crate::upstream::late_responses::{self, Source};
 use crate::upstream::observed::CredentialKind;
 
 impl Pump {
-    /// Returns true if the proxy may begin the response at `now`. It must not hide a head that
-    /// matters: a status on which a client acts, or CORS headers that a browser needs. Called once
-    /// in a late call.
+    /// Returns true if the proxy may commit at `now`. It must not hide an important head: a status
+    /// that a client acts on, or CORS headers that a browser needs. Called once per late call.
     pub(super) fn may_commit(&self, now: Instant) -> bool {
         let (observed, template) = (self.upstream.observed(), &self.call.template);
         let kind = CredentialKind::of(&self.call.credentials, &template.lines().to_map(), template.query());
@@ -34,37 +33,36 @@ impl Pump {
             && self.source().is_some_and(|source| !self.upstream.late_responses().has(&source, now))
     }
 
-    /// Notes the head of a response that is no stream and cannot pass, because the proxy has begun
-    /// one or the stream has ended.
-    pub(super) fn note_late_head(&self, status: StatusCode) {
+    /// Records the head of a plain response that cannot pass, because of a commit or because the
+    /// stream has ended.
+    pub(super) fn record_late_head(&self, status: StatusCode) {
         if late_responses::matters(status) && self.is_late() {
-            self.learn();
+            self.record_source();
         }
     }
 
-    /// Notes the body of a response that was collected for an event, or the reason why there is
-    /// none.
-    pub(super) fn note_late_body(&self, body: &Result<Bytes, ErrorCode>) {
+    /// Records the body of a response that was collected for an event, or the error in its place.
+    pub(super) fn record_late_body(&self, body: &Result<Bytes, ErrorCode>) {
         let is_large = match body {
             Ok(body) => late_responses::is_large(body.len()),
             Err(code) => *code == ErrorCode::EventTooLarge,
         };
         if is_large && self.is_late() {
-            self.learn();
+            self.record_source();
         }
     }
 
-    /// Notes a response that passes in time and whose body has not come yet: a later one to an
-    /// equal call may come late. Counts only if its head names its length.
-    pub(super) fn note_passing(&self, status: StatusCode, response: &HeaderMap) {
+    /// Records a large response that passes in time, before its body: a response to an equal call
+    /// may be late. It counts only if the head names the length.
+    pub(super) fn record_passing(&self, status: StatusCode, response: &HeaderMap) {
         let length = response.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
         if status.is_success() && headers::is_json(response) && length.is_some_and(late_responses::is_large) {
-            self.learn();
+            self.record_source();
         }
     }
 
-    /// Accepts that no response comes in this one. Returns false if the call needs one: it is a
-    /// task.
+    /// Ends the wait for a response in this HTTP response. Returns false if the call is a task,
+    /// which needs one.
     pub(super) async fn end_without_response(&mut self) -> bool {
         let stream = self.writer.stream();
         if stream.with_machine(|machine| machine.policy().is_task) {
@@ -78,8 +76,9 @@ impl Pump {
         true
     }
 
-    /// Notes that a response came on this standalone stream: its call may wait for nothing else.
-    pub(super) fn note_response_of_session(&self, id: &RequestId) {
+    /// Records that a response arrived on this standalone stream: its call may have no other
+    /// pending response.
+    pub(super) fn record_session_response(&self, id: &RequestId) {
         let binding = self.writer.stream().binding();
         let session = binding.session.as_ref().and_then(|id| self.log.sessions().find(id, &binding.principal));
         for stream in session.iter().flat_map(|session| session.running()) {
@@ -91,9 +90,9 @@ impl Pump {
         self.writer.stream().with_machine(|machine| machine.lifecycle().is_committed())
     }
 
-    fn learn(&self) {
+    fn record_source(&self) {
         if let Some(source) = self.source() {
-            self.upstream.late_responses().note(source, clock::now());
+            self.upstream.late_responses().record(source, clock::now());
         }
     }
 
@@ -105,12 +104,12 @@ impl Pump {
     }
 }
 
-/// Returns true if a response of this status says that the response to the request comes elsewhere.
+/// Returns true if this status means that the response to the request arrives elsewhere.
 pub(super) fn is_without_response(status: StatusCode) -> bool {
     matches!(status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT)
 }
 
-/// Returns the headers that the error has for a refusal of this status.
+/// Returns the headers that an error takes from a refusal of this status.
 pub(super) fn refusal_headers(status: StatusCode, headers: &HeaderMap) -> Option<Box<RefusalHeaders>> {
     if status.is_success() { None } else { RefusalHeaders::of(headers) }
 }

@@ -1,9 +1,9 @@
-//! The call of a task of 2025-11-25: the way of each message of its server, and the notifications
-//! of its changes.
+//! The call of a task of 2025-11-25: the destination of each message of its server, and the status
+//! notifications.
 //!
-//! A message goes one way: to the reader of the task (`tasks/result`), else to the standalone
-//! stream of the session while a client reads it. With neither, a request waits for the first of
-//! them, and the text of the last progress is kept of everything else. The response always stays
+//! A message has one destination: the reader of the task (`tasks/result`), or else the session's
+//! standalone stream while a client reads it. Without either, a server request waits for the first
+//! of them. Of other messages only the text of the last progress is kept. The response always stays
 //! with the task. Absent: the mark on each message (`ResponseObserver`), and the state
 //! (`event_log/stream/legacy_task.rs`).
 
@@ -18,27 +18,27 @@ use crate::protocol::progress;
 use crate::protocol::sse;
 use crate::protocol::tasks::{Status, TaskView, legacy};
 
-/// Least time between two notifications of changes.
+/// Minimum time between two status notifications.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Notifications of a task's changes.
+/// Status notifications of a task.
 pub(super) struct StatusNotices {
-    /// State that the client was told last: that of the handle at first.
-    told: (Status, Option<String>),
-    /// Time before which no further notification goes out.
+    /// State that the client knows. Initially the state in the task handle.
+    known: (Status, Option<String>),
+    /// Earliest time of the next notification.
     next: Instant,
-    /// True if a change waits for that time.
+    /// True if a change waits until `next`.
     is_due: bool,
 }
 
 impl StatusNotices {
-    /// Begins the notifications of a task that has just been created.
+    /// Creates the notifications of a new task.
     pub(super) fn new() -> Self {
-        Self { told: (Status::Working, None), next: clock::now() + INTERVAL, is_due: false }
+        Self { known: (Status::Working, None), next: clock::now() + INTERVAL, is_due: false }
     }
 
-    /// Returns the time of the first of these: a notification that waits, a request that goes
-    /// another way.
+    /// Returns the time of the next action: a waiting notification, or server requests that move to
+    /// the standalone stream.
     pub(super) fn wakes_at(&self, task: &Stream) -> Option<Instant> {
         let notice = self.is_due.then_some(self.next);
         notice.into_iter().chain(self.requests_move_at(task)).min()
@@ -52,8 +52,8 @@ impl StatusNotices {
 }
 
 impl Pump {
-    /// Sends the messages of the server that the task's stream is not to have another way, and
-    /// leaves the others.
+    /// Sends server messages with another destination than the task's stream, and removes them from
+    /// `events`.
     pub(super) fn route_task_messages(&mut self, events: &mut Vec<sse::Event>) {
         if self.notices.is_some() {
             let standalone = self.attached_standalone();
@@ -63,12 +63,12 @@ impl Pump {
         }
     }
 
-    /// Tells the client of a change, on the standalone stream while that has a reader. A change
-    /// that follows another one within a second waits, unless it is the end. Requests that no
-    /// reader of the task has go there too.
-    pub(super) fn tell_status(&mut self) {
+    /// Notifies the client of a change, on the standalone stream while it has a reader. A change
+    /// within a second after another one waits, unless it is the end of the task. Server requests
+    /// without a reader of the task move to the standalone stream as well.
+    pub(super) fn notify_status(&mut self) {
         let Some(notices) = &mut self.notices else { return };
-        // A client that opens the stream later is told then.
+        // A client that opens the stream later is notified then.
         notices.is_due = false;
         let Some(standalone) = self.attached_standalone() else { return };
         let stream = self.writer.stream();
@@ -77,7 +77,7 @@ impl Pump {
         }
         let Some(view) = stream.legacy_view() else { return };
         let Some(notices) = &mut self.notices else { return };
-        if notices.told.0 == view.status && notices.told.1 == view.text {
+        if notices.known.0 == view.status && notices.known.1 == view.text {
             return;
         }
         let now = clock::now();
@@ -87,7 +87,7 @@ impl Pump {
         }
         notices.next = now + INTERVAL;
         let TaskView { status, text, .. } = &view;
-        notices.told = (*status, text.clone());
+        notices.known = (*status, text.clone());
         standalone.append_message(&legacy::status_changed(&view));
     }
 
@@ -99,8 +99,8 @@ impl Pump {
     }
 }
 
-/// Decides the way of one message of the server. Returns true if the stream of the task is to have
-/// it.
+/// Sends one message of the server to its destination. Returns true if it belongs to the stream of
+/// the task.
 fn stays(stream: &Stream, task: &LegacyTask<'_>, standalone: Option<&Arc<Stream>>, data: &[u8]) -> bool {
     let Ok(body) = jsonrpc::peek(data) else { return true };
     let [message] = body.messages() else { return true };
@@ -119,7 +119,7 @@ fn stays(stream: &Stream, task: &LegacyTask<'_>, standalone: Option<&Arc<Stream>
         },
         Message::Notification { method } => {
             if **method == *"notifications/cancelled" {
-                // It follows its request.
+                // A cancellation has the destination of its server request.
                 let elsewhere = jsonrpc::cancelled_request_id(data).and_then(|request| task.stream_of(&request));
                 return !elsewhere.is_some_and(|stream| stream.append_message(data));
             }

@@ -48,11 +48,11 @@ use crate::protocol::jsonrpc::{MethodName, RequestId};
 use crate::protocol::sse;
 use crate::protocol::stream::{Effect, Ending, Machine, Outcome, Phase};
 
-/// One call to be made.
+/// A call and the conditions of its execution.
 pub struct Call {
-    /// The request.
+    /// Request to the server.
     pub template: Arc<Template>,
-    /// Method of the request, as the call is named after it, or `None` for a standalone stream.
+    /// Method of the request, which is part of the call's name. `None` for a standalone stream.
     pub method: Option<MethodName>,
     /// Media types that the client accepts.
     pub accept: headers::Accept,
@@ -60,33 +60,33 @@ pub struct Call {
     pub credentials: Credentials,
     /// Address of the client.
     pub address: IpAddr,
-    /// Subject that the caller's token claims, or `None` if it claims none.
+    /// Subject claimed by the caller's token, or `None` without a claim.
     pub subject: Option<Subject>,
     /// Observer of the response.
     pub observer: ResponseObserver,
-    /// True if the call waits for a server that accepts no connections.
+    /// True if the call waits while the server accepts no connections.
     pub should_wait: bool,
-    /// True if a session that its server has forgotten may be opened again for the call.
+    /// True if the call may revive a session that its server has forgotten.
     pub may_revive: bool,
     /// True if a balancer can send the call to another replica.
     pub is_routed: bool,
-    /// True if the server has to accept the caller before it may cause that.
+    /// True if the server must accept the caller before the caller may revive the session.
     pub is_guest: bool,
-    /// Session in which the server has answered no request so far as is known, or `None` for every
-    /// other call.
+    /// Session without any known response of the server, or `None` for every other call.
     pub unanswered: Option<Arc<Session>>,
     /// Size limit of an event, and of a JSON response that becomes one.
     pub max_event_bytes: usize,
-    /// Progress of the proxy's own, or `None` if connections write none for the call.
+    /// Rule for progress notifications of the proxy, or `None` if the call gets no such
+    /// notifications.
     pub progress: Option<ProgressRule>,
-    /// Terms under which the call becomes a task, or `None` if it becomes none.
+    /// Terms of a promotion to a task, or `None` if the call must not become a task.
     pub tasks: Option<Arc<Tasks>>,
 }
 
-/// Rule for the progress of the proxy's own.
+/// Rule for progress notifications that the proxy writes.
 #[derive(Clone, Debug, Default)]
 pub struct ProgressRule {
-    /// Clients that get none, if the request itself names its client.
+    /// Clients without such notifications, if the request itself names its client.
     pub except: Option<Arc<[String]>>,
 }
 
@@ -98,20 +98,19 @@ pub struct Pump {
     writer: Writer,
     call: Call,
     input: InputSource,
-    /// Refusals of the server's requests, or `None` before the first.
+    /// Refusals of server requests, or `None` before the first.
     refusals: Option<Arc<Refusals>>,
     /// Pings of the server and of the proxy, or `None` before the first.
     pings: Option<Arc<Pings>>,
-    /// Notifications of the changes of a task of 2025-11-25, or `None` for every other call.
+    /// Status notifications of a task of 2025-11-25, or `None` for every other call.
     notices: Option<Box<StatusNotices>>,
     /// Bytes received of an incomplete event, or of an incomplete response that becomes one.
     arriving: usize,
-    /// True once the server has refused the call with its session, and the session was opened
-    /// again.
+    /// True once the server has refused the call with its session, and the session was revived.
     was_refused: bool,
     began: Instant,
     alarm: Alarm,
-    /// Span of the present request to the server, or `None` without one or if the call is not
+    /// Span of the current request to the server. `None` without a request, or if the call is not
     /// traced.
     span: Option<Span>,
     /// True if the body of the response ends the span of the call.
@@ -130,7 +129,7 @@ struct End {
 }
 
 impl End {
-    /// Returns the end of a sealed stream, or `None` for another.
+    /// Returns the end of a sealed stream, or `None` for any other stream.
     fn of(machine: &Machine, at: Instant) -> Option<Self> {
         let Phase::Sealed { outcome, .. } = machine.lifecycle().phase() else { return None };
         Some(Self {
@@ -145,23 +144,23 @@ impl End {
     }
 }
 
-/// Events that have arrived.
+/// Received events.
 struct Arrived {
     events: Vec<sse::Event>,
-    /// Bytes of their data.
+    /// Size of their data, in bytes.
     bytes: usize,
     /// True if the next event is too large.
     is_too_large: bool,
-    /// Failure of the server that the responses among the events report, or `None` if they are its
-    /// own.
+    /// Loss of the server that the proxy reports in its place, or `None` if all responses are the
+    /// server's own.
     lost: Option<Failure>,
-    /// End of the response behind the events, or `None` if it goes on.
+    /// End of the response after the events, or `None` while the response continues.
     ending: Option<Ending>,
 }
 
 impl Arrived {
-    /// Passes the events to the machine. They are dropped here, before a store is waited for: they
-    /// are encoded by then.
+    /// Passes the events to the machine, which encodes them. They are dropped here, before a wait
+    /// for a store.
     fn pass_to(self, machine: &mut Machine, now: Instant) {
         machine.lifecycle_mut().reserve(self.events.len(), self.bytes);
         if let Some(failure) = self.lost {
@@ -200,8 +199,8 @@ impl Pump {
             metrics.observe_task();
             info!(task.id = %writer.stream().id(), "a call begins as a task");
         }
-        // Boxed, like the rarer steps below: futures are moved as a whole, and the one that holds
-        // this should be small.
+        // Boxed, like the rarer steps below: futures are moved as a whole, so the enclosing future
+        // should be small.
         let mut pump = Box::new(Self {
             upstream,
             log,
@@ -223,7 +222,7 @@ impl Pump {
             // The record of the stream names its call.
             pump.name_call(pump.writer.stream());
         }
-        pump.note_generation();
+        pump.record_generation();
         pump.send(pump.call.template.clone(), false);
         pump
     }
@@ -238,7 +237,7 @@ impl Pump {
                 }
                 Next::Input { phase, deadline, may_read } => (phase, deadline, may_read),
             };
-            if self.is_over(phase) {
+            if self.is_finished(phase) {
                 break;
             }
             let notice_at = self.notices.as_ref().and_then(|notices| notices.wakes_at(self.writer.stream()));
@@ -252,7 +251,7 @@ impl Pump {
                 () = self.alarm.ring() => self.handle_timeout().await,
                 input = self.input.next(), if may_read => self.handle_input(input).await,
             }
-            self.tell_status();
+            self.notify_status();
         }
         self.finish().await;
     }
@@ -262,7 +261,7 @@ impl Pump {
         if self.call.progress.is_some()
             && self.writer.stream().with_machine(|machine| machine.lifecycle().is_committed())
         {
-            self.keep_asking();
+            self.keep_request();
         }
         self.writer.update(|_, _| ()).await;
     }
@@ -273,7 +272,7 @@ impl Pump {
         if self.writer.stream().with_machine(|machine| machine.lifecycle().is_commit_due(now)) {
             if self.may_commit(now) {
                 self.publish();
-                self.keep_asking();
+                self.keep_request();
             } else {
                 self.writer.update(|machine, _| machine.lifecycle_mut().handle_commit_forbidden()).await;
             }
@@ -281,22 +280,22 @@ impl Pump {
         self.writer.update(|machine, _| machine.handle_timeout(now)).await;
     }
 
-    /// Publishes the stream under its call's name.
+    /// Publishes the stream under the name of its call.
     fn publish(&self) {
         self.name_call(self.writer.stream());
         self.log.publish_once(self.writer.stream());
     }
 
-    /// Keeps the request for connections that write progress of the proxy's own. To be called
-    /// before the stream has a record in the store.
-    fn keep_asking(&mut self) {
+    /// Keeps the request for connections that write progress. Must be called before the stream has
+    /// a record in the store.
+    fn keep_request(&mut self) {
         if let Some(ProgressRule { except }) = self.call.progress.take() {
             let body = self.call.template.clone();
             self.writer.stream().keep_asking(AskingRequests { body, except });
         }
     }
 
-    /// Names the call, if this is one.
+    /// Gives the stream the name of its call. A standalone stream has no call.
     fn name_call(&self, stream: &Stream) {
         let Call { method, template, .. } = &self.call;
         if let Some(method) = method {
@@ -304,7 +303,7 @@ impl Pump {
         }
     }
 
-    fn is_over(&self, phase: Phase) -> bool {
+    fn is_finished(&self, phase: Phase) -> bool {
         match phase {
             Phase::Sealed { .. } => true,
             Phase::Passed => matches!(self.input, InputSource::Idle),
@@ -314,15 +313,15 @@ impl Pump {
 
     async fn finish(mut self: Box<Self>) {
         self.conclude(None).await;
-        self.tell_status();
-        // Its client may have left before.
+        self.notify_status();
+        // The client may have left before the end.
         let (log, stream) = (self.log.clone(), self.writer.stream().clone());
         drop(self);
         log.release(stream);
     }
 
-    /// Seals the stream of `writer`, or of the pump without one, in the store, and keeps it until
-    /// its retention ends.
+    /// Seals the stream of `writer` in the store, and keeps it until its retention ends. `None`
+    /// stands for the pump's own writer.
     async fn conclude(&mut self, writer: Option<Writer>) {
         let writer = writer.as_ref().unwrap_or(&self.writer);
         // Another task may have ended the stream since the last update, and its reader was not
@@ -335,9 +334,9 @@ impl Pump {
         if let Some(end) = end {
             writer.seal().await;
             match end.kind {
-                // A call that goes on as a task has not ended.
+                // A call that continues as a task has not ended.
                 StreamKind::Request if stream.task().is_some() => {}
-                StreamKind::Request => self.note_seal(stream, &end),
+                StreamKind::Request => self.report_seal(stream, &end),
                 // A standalone stream is no call, so it cannot fail or be abandoned.
                 StreamKind::Standalone | StreamKind::Task => {
                     debug!(stream.id = %stream.id(), failure = ?end.failure, "standalone stream ended")
@@ -359,7 +358,7 @@ impl Pump {
     }
 
     /// Reports the outcome of a call to log and metrics.
-    fn note_seal(&self, stream: &Stream, end: &End) {
+    fn report_seal(&self, stream: &Stream, end: &End) {
         self.metrics.observe_seal(end.outcome, end.is_attached);
         if end.failure.is_some_and(|failure| failure.code == ErrorCode::Abandoned) {
             self.metrics.observe_abandoned();
@@ -407,11 +406,11 @@ impl Pump {
             Effect::RefuseServerRequest(id) => self.refuse_server_request(self.server_id(id)),
             Effect::AnswerPing(id) => {
                 let id = self.server_id(id);
-                self.pings().answer(id);
+                self.pings().respond(id);
             }
             Effect::KeepAlive => self.pings().send_ping(),
             Effect::AnnounceGap => self.announce_gap().await,
-            Effect::RecordResponse(id) => self.note_response_of_session(&id),
+            Effect::RecordResponse(id) => self.record_session_response(&id),
             Effect::AnnounceRevival => Box::pin(self.announce_revival()).await,
             Effect::Promote => Box::pin(self.promote()).await,
             Effect::CallAgain(continuation) => self.call_again(&continuation),
@@ -423,8 +422,8 @@ impl Pump {
         let upstream = self.upstream.clone();
         let stream = self.writer.stream().clone();
         let (log, metrics, began) = (self.log.clone(), self.metrics.clone(), self.began);
-        // A request that resumes the stream is repeated by the machine, and has no credentials that
-        // a client has just used.
+        // A reopening is repeated by the machine, and its credentials may be older than the
+        // client's latest.
         let should_wait = self.call.should_wait && !is_reopening;
         let may_revive = self.call.may_revive && !is_reopening;
         let was_refused = self.was_refused;
@@ -435,8 +434,8 @@ impl Pump {
             } else {
                 (upstream.send(&template, Some(&stream)).await, false)
             };
-            // A server that accepted no connection was restarted, and has forgotten the new session
-            // too.
+            // A server that accepted no connection was restarted, and has forgotten the revived
+            // session too.
             let may_revive = may_revive && (!was_refused || has_waited);
             match response {
                 Ok(response) if may_revive && upstream.revivals().may_concern(response.status()) => {
@@ -459,7 +458,7 @@ impl Pump {
         self.input = input;
     }
 
-    /// Refuses a request of the server.
+    /// Refuses a server request.
     fn refuse_server_request(&mut self, id: RequestId) {
         let (upstream, stream, call) = (&self.upstream, self.writer.stream(), &self.call.template);
         let new = || Refusals::new(upstream.clone(), stream.clone(), call.clone());
@@ -468,13 +467,13 @@ impl Pump {
 
     fn pings(&mut self) -> &Arc<Pings> {
         let (upstream, stream, call) = (&self.upstream, self.writer.stream(), &self.call.template);
-        // The session may have a new name at the server since.
+        // The session may have a new name at the server.
         let pings = self.pings.take().filter(|pings| pings.are_of(call));
         let new = || Pings::new(upstream.clone(), stream.clone(), self.metrics.clone(), call.clone());
         self.pings.insert(pings.unwrap_or_else(new))
     }
 
-    /// Posts a message of the proxy's own beside the call. Its outcome changes nothing.
+    /// Posts a message of the proxy's own in a separate task. Its outcome does not affect the call.
     fn post_aside(&self, message: Vec<u8>) {
         let upstream = self.upstream.clone();
         let template = synthetic::post(&self.call.template, message);
@@ -506,15 +505,15 @@ impl Pump {
         }
     }
 
-    /// Notes the growth of a response that is being collected.
+    /// Handles the growth of a response that is being collected.
     async fn handle_growth(&mut self, bytes: usize) {
-        self.note_arriving(bytes);
+        self.set_arriving(bytes);
         self.writer.update(|_, _| ()).await;
     }
 
-    /// Counts the bytes of an incomplete event. Most events arrive whole, so that there is nothing
-    /// to count.
-    fn note_arriving(&mut self, bytes: usize) {
+    /// Updates the byte count of an incomplete event. Most events arrive whole, which leaves the
+    /// count unchanged.
+    fn set_arriving(&mut self, bytes: usize) {
         if std::mem::replace(&mut self.arriving, bytes) != bytes {
             self.writer.note_arriving(bytes);
         }
@@ -525,7 +524,7 @@ impl Pump {
             self.trace_break();
         }
         self.set_input(InputSource::Idle);
-        self.note_arriving(0);
+        self.set_arriving(0);
         self.writer.update(|machine, now| machine.handle_upstream_end(ending, now)).await;
     }
 
@@ -559,7 +558,7 @@ impl Pump {
         if error.is_some() || ending.is_some() {
             self.set_input(InputSource::Idle);
         }
-        self.note_arriving(held);
+        self.set_arriving(held);
         Some(Arrived { events, bytes, is_too_large: error.is_some(), lost, ending })
     }
 
@@ -567,10 +566,10 @@ impl Pump {
         self.set_input(InputSource::Idle);
         if is_reopening {
             self.end(Ending::Unavailable).await;
-            return self.note_failure(failure.code, is_reopening);
+            return self.report_failure(failure.code, is_reopening);
         }
         let may_respond = self.writer.update(|machine, now| machine.handle_failure(failure, now)).await;
-        self.note_failure(failure.code, is_reopening);
+        self.report_failure(failure.code, is_reopening);
         if may_respond {
             // No tool ran: a retry is a new call.
             if !failure.may_have_run {
@@ -580,7 +579,7 @@ impl Pump {
         }
     }
 
-    /// Publishes a head that is the whole response; for a call with a key, once the store has it.
+    /// Publishes a head that is the whole response. With a key, the store must have it first.
     async fn publish_head(&mut self, head: Head) {
         if self.is_keyed() {
             Box::pin(self.log.store_response(self.writer.stream(), &head)).await;
@@ -592,9 +591,8 @@ impl Pump {
         self.writer.stream().retries().body_fingerprint().is_some()
     }
 
-    /// Reports a failure, unless it ended the stream: that one is reported when the stream is
-    /// sealed.
-    fn note_failure(&self, code: ErrorCode, is_reopening: bool) {
+    /// Reports a failure, unless it ended the stream: then the seal reports it.
+    fn report_failure(&self, code: ErrorCode, is_reopening: bool) {
         let stream = self.writer.stream();
         if stream.with_machine(|machine| machine.lifecycle().failure().is_none()) {
             self.metrics.errors.observe_upstream_failure(code);
@@ -604,7 +602,7 @@ impl Pump {
 
     async fn handle_head(&mut self, mut response: Box<Response<ResponseBody>>) {
         self.metrics.observe_head(clock::now().saturating_duration_since(self.began));
-        self.note_response(&response);
+        self.record_response(&response);
         self.call.observer.open_session(&mut response, &self.upstream, &self.log);
         headers::remove_hop_by_hop(response.headers_mut());
         if response.status().is_success() && headers::is_sse(response.headers()) {
@@ -619,11 +617,11 @@ impl Pump {
         if is_compressed(&parts.headers) {
             return self.handle_failure(Failure::after_send(ErrorCode::UpstreamGarbage), false).await;
         }
-        self.keep_asking();
+        self.keep_request();
         headers::sse_downstream(&mut parts.headers);
         headers::expose_ours(&mut parts.headers);
         self.set_input(InputSource::Reading(Box::new(EventReader::new(body, self.call.max_event_bytes))));
-        // A short response is often there as a whole. Then it is one step, and one call of a store.
+        // A short response has often arrived whole. It is then one step, with one call of a store.
         let (arrived, end) = match self.input.next_if_ready(self.writer.may_read()).await {
             Some(UpstreamInput::Piece(piece)) => (self.gather(piece).await, None),
             Some(UpstreamInput::End(ending)) => (None, Some(ending)),
@@ -645,11 +643,10 @@ impl Pump {
         }
     }
 
-    /// Notes the upstream's judgement of the caller and the CORS headers, for later responses of
-    /// the proxy's own.
-    fn note_response(&mut self, response: &Response<ResponseBody>) {
+    /// Records the credential status and the CORS headers, for later responses of the proxy's own.
+    fn record_response(&mut self, response: &Response<ResponseBody>) {
         let observed = self.upstream.observed();
-        observed.note_status(self.call.credentials, response.status(), self.began, clock::now());
+        observed.record_status(self.call.credentials, response.status(), self.began, clock::now());
         if response.status().is_success()
             && self.call.is_guest
             && let Some(handshake) = self.handshake()
@@ -667,10 +664,10 @@ impl Pump {
         if response.status().is_success()
             && let Some(subject) = self.call.subject
         {
-            observed.tokens().note_accepted(subject, self.call.credentials.principal, clock::now());
+            observed.tokens().record_accepted(subject, self.call.credentials.principal, clock::now());
         }
         if let Some(origin) = self.call.template.origin() {
-            observed.note_cors(origin, response.headers(), clock::now());
+            observed.record_cors(origin, response.headers(), clock::now());
         }
     }
 

@@ -1,4 +1,4 @@
-//! Responses of the upstream that are no stream: passed to the client, or logged as an event.
+//! Upstream responses without a stream: passed to the client, or logged as an event.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,8 +25,8 @@ const KEPT_WAIT: Duration = Duration::from_millis(500);
 const OBSERVED_WAIT: Duration = Duration::from_secs(10);
 
 impl Pump {
-    /// Takes the head of a response that is no stream. The response passes as it is, or becomes an
-    /// event if the client has a stream already or accepts nothing else.
+    /// Handles the head of a response without a stream. The response passes unchanged, or becomes
+    /// an event if the client has a stream already or accepts nothing else.
     pub(super) async fn handle_plain_response(&mut self, response: Box<Response<ResponseBody>>) {
         // Its span ends with the body.
         let span = self.span.take();
@@ -47,14 +47,14 @@ impl Pump {
         if self.writer.update(|machine, now| machine.handle_plain_head(now)).await {
             return self.pass_response(response).await;
         }
-        self.note_late_head(response.status());
+        self.record_late_head(response.status());
         let refusal = refusal_headers(response.status(), response.headers());
         self.writer.update(|machine, _| machine.late_head().handle_refusal_headers(refusal)).await;
         self.collect_body(response.status(), json, response.into_body());
     }
 
-    /// Returns whether the response to a GET says that the server has no standalone stream. A 405
-    /// is the answer of the specification; another status counts if the session was found to live.
+    /// Returns true if the response to a GET shows that the server has no standalone stream. The
+    /// specification has a 405 for this. Another status counts if the session was found to live.
     fn has_no_standalone_stream(&self, status: StatusCode) -> bool {
         let is_known = |handshake: Arc<Handshake>| handshake.refused_get() == Some(status.as_u16());
         status == StatusCode::METHOD_NOT_ALLOWED || self.handshake().is_some_and(is_known)
@@ -67,8 +67,8 @@ impl Pump {
         session.is_some_and(|session| session.has_tasks() == Some(true))
     }
 
-    /// Opens the standalone stream of a session whose server has none: the messages of its tasks
-    /// need one.
+    /// Opens the standalone stream of a session whose server has no such stream: the messages of
+    /// its tasks need one.
     async fn open_without_server(&mut self, response: Box<Response<ResponseBody>>) {
         let (parts, _) = response.into_parts();
         let mut headers = headers::cors_of(&parts.headers);
@@ -81,7 +81,7 @@ impl Pump {
         }
     }
 
-    /// Opens a stream for a client that accepts SSE only: the JSON response becomes its one event.
+    /// Opens a stream for a client that accepts SSE only. The JSON response becomes its only event.
     async fn convert_to_event(&mut self, response: Box<Response<ResponseBody>>) {
         let (mut parts, body) = response.into_parts();
         if is_compressed(&parts.headers) {
@@ -97,7 +97,7 @@ impl Pump {
         self.collect_body(parts.status, true, body);
     }
 
-    /// Collects the body as input of the pump's loop, so that timers and cancellations go on
+    /// Collects the body as input of the pump's loop, so that timers and cancellations continue
     /// meanwhile.
     fn collect_body(&mut self, status: StatusCode, json: bool, body: ResponseBody) {
         let limit = self.call.max_event_bytes;
@@ -109,10 +109,10 @@ impl Pump {
     pub(super) async fn log_collected(&mut self, CollectedResponse { status, body }: CollectedResponse) {
         self.set_input(InputSource::Idle);
         let refused = refused_by(status);
-        self.note_late_body(&body);
+        self.record_late_body(&body);
         let body = body.and_then(|body| self.as_owed_response(body).ok_or(refused)).map(|body| self.observe(body));
         Box::pin(self.call.observer.save_session(&self.log, &self.call.credentials)).await;
-        self.note_arriving(0);
+        self.set_arriving(0);
         let has_none = body == Err(ErrorCode::UpstreamGarbage) && is_without_response(status);
         if has_none && Box::pin(self.end_without_response()).await {
             return;
@@ -131,9 +131,8 @@ impl Pump {
             .await;
     }
 
-    /// Returns a JSON body as the response that this stream owes, or `None` if it is none. An error
-    /// that names no request, such as the one for an unknown session, is the response to the only
-    /// request there is.
+    /// Returns a JSON body as the response that this stream owes, or `None` for any other body. An
+    /// error without an ID, such as for an unknown session, is the response to the only request.
     fn as_owed_response(&self, body: Bytes) -> Option<Bytes> {
         let messages = jsonrpc::peek(&body).ok()?;
         self.writer.stream().with_machine(|machine| {
@@ -189,9 +188,9 @@ impl Pump {
                 Plain::kept(parts.status, parts.headers, body)
             }
             Ok(Ok(false)) | Err(_) => {
-                self.note_passing(parts.status, &parts.headers);
-                // A key still finds the call, with an error in place of its response: the tool does
-                // not run again.
+                self.record_passing(parts.status, &parts.headers);
+                // A retry with the key still finds the call, with an error in place of its
+                // response: the tool does not run again.
                 if !self.is_keyed() {
                     self.writer.stream().retries().forget();
                 }
@@ -202,7 +201,7 @@ impl Pump {
             }
             Ok(Err(_)) => {
                 let failure = Failure::after_send(ErrorCode::UpstreamBroke);
-                self.note_failure(failure.code, false);
+                self.report_failure(failure.code, false);
                 self.writer.note_arriving(0);
                 return self.publish_head(Head::Failed(failure)).await;
             }
@@ -211,8 +210,8 @@ impl Pump {
     }
 }
 
-/// Returns true if a response of this status shows that no tool ran. A server error may come after
-/// one ran, or instead of its result.
+/// Returns true if this status shows that no tool ran. A server error may follow a run, or replace
+/// its result.
 fn shows_nothing_ran(status: StatusCode) -> bool {
     let is_failure = status.is_server_error() && status != StatusCode::SERVICE_UNAVAILABLE;
     !status.is_success() && !is_failure

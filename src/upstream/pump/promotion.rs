@@ -1,10 +1,9 @@
-//! Promotion: a call becomes a task, and goes on in a stream of its own.
+//! Promotion: a call becomes a task, and continues in a stream of its own.
 //!
-//! The stream of the POST gets the handle as the response that it owes, and is a finished call from
-//! then on. The pump, its upstream call and what it has read of it pass to the stream of the task.
-//! Only the pump appends, so the response of the server and the handle cannot race: what is
-//! appended first counts. Absent: the states of a task and the time of a promotion
-//! (`protocol/stream/task.rs`).
+//! The stream of the POST gets the task handle as its owed response, and is then a finished call.
+//! The pump, its upstream call and the received bytes pass to the stream of the task. Only the pump
+//! appends, so the response of the server and the handle cannot race: the first append counts.
+//! Absent: the states of a task and the time of a promotion (`protocol/stream/task.rs`).
 
 use std::sync::Arc;
 
@@ -22,11 +21,11 @@ use crate::protocol::stream::{Machine, Phase, UpstreamCursor};
 use crate::protocol::tasks::{self, Continuation, TaskState};
 use crate::simulation::{self, Bug};
 
-/// Largest request of a call that may go on with answers, in bytes.
+/// Maximum request size of a call that may continue after input, in bytes.
 const KEPT_REQUEST: usize = 1024 * 1024;
 
 impl Pump {
-    /// Makes the call a task, or tries again a moment later if that is not possible now.
+    /// Promotes the call to a task, or schedules another attempt if that is not possible now.
     pub(super) async fn promote(&mut self) {
         let Some(terms) = self.call.tasks.clone() else { return };
         let stream = self.writer.stream();
@@ -66,19 +65,18 @@ impl Pump {
         self.publish();
         let hand_over = |machine: &mut Machine, now| {
             let cursor = machine.handle_promoted(&handle, now)?;
-            // Before the client can have the handle.
+            // The task is set before the client can have its handle.
             call.set_task(task.id());
             Some(cursor)
         };
         match self.writer.update(hand_over).await {
-            Some(cursor) if !call.replica().has_moved() => self.go_on_in(writer, cursor).await,
+            Some(cursor) if !call.replica().has_moved() => self.continue_in(writer, cursor).await,
             Some(_) | None => self.give_up(writer).await,
         }
     }
 
-    /// Returns true if the client may be told now that its call goes on as a task. The server must
-    /// be known to have no tasks of its own, and must have accepted the credentials of the call;
-    /// else it is asked.
+    /// Returns true if the client may get a task handle now. The server must be known to have no
+    /// tasks, and must have accepted the call's credentials. Otherwise a discovery begins.
     fn may_promote(&self) -> bool {
         let observed = self.upstream.observed();
         let has_head = self
@@ -98,8 +96,8 @@ impl Pump {
         }
     }
 
-    /// Ends the stream of a task that no client has heard of. The promotion is tried again, if the
-    /// call still runs.
+    /// Ends the stream of a task that no client knows. The promotion is repeated if the call still
+    /// runs.
     async fn give_up(&mut self, writer: Writer) {
         self.writer.update(|machine, now| machine.lifecycle_mut().handle_promotion_refused(now)).await;
         writer.stream().expire(ErrorCode::Abandoned);
@@ -107,9 +105,9 @@ impl Pump {
         self.log.drop_task(writer.stream()).await;
     }
 
-    /// Concludes the stream of the POST, and goes on in that of the task.
-    async fn go_on_in(&mut self, writer: Writer, cursor: UpstreamCursor) {
-        self.note_arriving(0);
+    /// Concludes the stream of the POST, and continues in the stream of the task.
+    async fn continue_in(&mut self, writer: Writer, cursor: UpstreamCursor) {
+        self.set_arriving(0);
         (self.pings, self.refusals) = (None, None);
         let call = std::mem::replace(&mut self.writer, writer);
         let task = self.writer.stream();
@@ -125,7 +123,7 @@ impl Pump {
         self.log.release(stream);
     }
 
-    /// Calls the server again with the answers of the client.
+    /// Sends the call again with the client responses.
     pub(super) fn call_again(&mut self, continuation: &Continuation) {
         let id = synthetic::own_id();
         let Some(body) = again(self.call.template.body(), &id, continuation) else {
@@ -147,8 +145,8 @@ impl Pump {
     }
 }
 
-/// Returns the request of a call that goes on: its own parameters, with the answers and the state
-/// of the last round in place of any before.
+/// Returns the next request of a call: the original parameters, with the client responses and the
+/// state of the last round only.
 fn again(body: &[u8], id: &str, continuation: &Continuation) -> Option<Vec<u8>> {
     const OF_A_ROUND: [&str; 2] = ["inputResponses", "requestState"];
     let body = jsonrpc::without_members(body, &["params"], &OF_A_ROUND).unwrap_or_else(|| body.to_vec());
@@ -162,6 +160,6 @@ fn again(body: &[u8], id: &str, continuation: &Continuation) -> Option<Vec<u8>> 
     let params = jsonrpc::span(&body, jsonrpc::member(&body, &["params"])?);
     let place = params.start + 1..params.start + 1;
     let request = jsonrpc::span(&body, jsonrpc::member(&body, &["id"])?);
-    // `params` has members behind the brace: its `_meta` at least.
+    // `params` is not empty: it has at least `_meta`.
     Some(jsonrpc::splice(&body, vec![(place, members), (request, json!(id).to_string())]))
 }

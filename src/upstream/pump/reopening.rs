@@ -1,8 +1,8 @@
-//! Upstream responses that are opened again, and the session in which they are.
+//! Reopening of upstream responses, and the session of a reopened stream.
 //!
-//! Owned here: the response to a request that resumes the stream, the present name of a standalone
-//! stream's session, and what the client is told of losses. Absent: the time of a re-opening (the
-//! machine), and the handshake of a session that is opened again ([`super::super::revival`]).
+//! Owned here: the response to a resuming request, the current name of a standalone stream's
+//! session, and the announcements of losses. Absent: the time of a reopening (the machine), and the
+//! handshake of a session that is opened again ([`super::super::revival`]).
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::protocol::stream::Ending;
 use crate::simulation::{self, Bug};
 
 impl Pump {
-    /// Tells the client that events are lost, if the server declared `logging`.
+    /// Warns the client that events are lost, if the server declared `logging`.
     pub(super) async fn announce_gap(&mut self) {
         let stream = self.writer.stream();
         self.metrics.event_log.observe_gap();
@@ -35,8 +35,8 @@ impl Pump {
         }
     }
 
-    /// Gives a standalone stream the present name of its session at the server: after a handshake
-    /// that failed late the one from before it. A call stays in the session in which it began.
+    /// Gives a standalone stream the current name of its session at the server. After a handshake
+    /// that failed late, this is the name before it. A call stays in its original session.
     pub(super) fn follow_session(&mut self) {
         let stream = self.writer.stream();
         if stream.with_machine(|machine| machine.policy().kind) != StreamKind::Standalone {
@@ -53,8 +53,8 @@ impl Pump {
         }
     }
 
-    /// Tells the client on its standalone stream which lists may have changed, and that what the
-    /// server kept for the session is gone.
+    /// Announces on the client's standalone stream which lists may have changed, and that the
+    /// server's state of the session is gone.
     pub(super) async fn announce_revival(&mut self) {
         let Some(handshake) = self.handshake() else { return };
         for message in synthetic::revival_messages(&handshake.server) {
@@ -62,10 +62,9 @@ impl Pump {
         }
     }
 
-    /// Sends a refused call once more, in its session that was opened again. From now on its
-    /// cancels and pings name the session as the server does now. The time that the call may wait
-    /// for a server that accepts no connections still counts from its first attempt. A call that
-    /// was cancelled meanwhile gets the `refusal`.
+    /// Sends a refused call once more, in its revived session. Later cancellations and pings use
+    /// the session's new name. The wait for a server that accepts no connections still counts from
+    /// the first attempt. A call that was cancelled meanwhile gets the `refusal`.
     pub(super) async fn send_again(&mut self, again: Arc<Template>, refusal: Box<Response<ResponseBody>>) {
         if self
             .writer
@@ -86,14 +85,14 @@ impl Pump {
         self.send(again, false);
     }
 
-    /// Takes the response to a request that resumes the stream.
+    /// Handles the response to a request that resumes the stream.
     pub(super) async fn handle_reopened(&mut self, response: Box<Response<ResponseBody>>) {
         let status = response.status();
         if status.is_success() && headers::is_sse(response.headers()) && !is_compressed(response.headers()) {
             let reader = EventReader::new(response.into_body(), self.call.max_event_bytes);
             self.set_input(InputSource::Reading(Box::new(reader)));
             self.writer.update(|machine, _| machine.handle_stream_head()).await;
-            self.note_listening();
+            self.record_listening();
             return;
         }
         let refusal = refusal_headers(status, response.headers());
@@ -130,8 +129,8 @@ impl Pump {
         self.log.sessions().handshakes().find(session)
     }
 
-    /// Notes that a standalone stream is open in its session.
-    fn note_listening(&self) {
+    /// Records that a standalone stream is open in its session.
+    fn record_listening(&self) {
         if let Some(handshake) = self.handshake() {
             handshake.note_listening();
         }

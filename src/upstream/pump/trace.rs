@@ -18,7 +18,7 @@ use crate::otel::{CallEnd, CallSpan, Span, SpanKind};
 use crate::protocol::error::ErrorCode;
 
 impl Pump {
-    /// Begins the span of a request. Returns the request, which names that span as its parent.
+    /// Begins the span of a request. Returns the request with that span as its parent.
     pub(super) fn trace_request(&mut self, template: Arc<Template>, is_reopening: bool) -> Arc<Template> {
         self.span = None;
         let Some(call) = self.writer.stream().trace().span() else { return template };
@@ -31,26 +31,26 @@ impl Pump {
         Arc::new(template)
     }
 
-    /// Notes the head of the response, or its absence, in the span of the request.
+    /// Records the head of the response, or its absence, in the span of the request.
     pub(super) fn trace_input(&mut self, input: &UpstreamInput) {
         let Some(span) = &mut self.span else { return };
         match input {
-            UpstreamInput::Head { response: Ok(response), .. } => note_status(span, response.status()),
-            UpstreamInput::Revived { refusal, .. } => note_status(span, refusal.status()),
+            UpstreamInput::Head { response: Ok(response), .. } => set_status(span, response.status()),
+            UpstreamInput::Revived { refusal, .. } => set_status(span, refusal.status()),
             UpstreamInput::Head { response: Err(failure), .. } => span.fail(failure.code.label()),
             UpstreamInput::Piece(_) | UpstreamInput::End(_) | UpstreamInput::Grown(_) | UpstreamInput::Body(_) => {}
         }
     }
 
-    /// Notes in the span of the request that the response has broken off.
+    /// Records in the span of the request that the response has broken off.
     pub(super) fn trace_break(&mut self) {
         if let Some(span) = &mut self.span {
             span.fail(ErrorCode::UpstreamBroke.label());
         }
     }
 
-    /// Returns the body of a response that passes through, which ends the spans of the request and
-    /// of the call with itself.
+    /// Wraps the body of a passing response, whose end also ends the spans of the request and of
+    /// the call.
     pub(super) fn trace_passing(&mut self, status: StatusCode, body: BoxBody) -> BoxBody {
         let stream = self.writer.stream();
         let (Some(call), Some(request)) = (stream.trace().span().cloned(), self.span.take()) else { return body };
@@ -60,7 +60,7 @@ impl Pump {
     }
 }
 
-fn note_status(span: &mut Span, status: StatusCode) {
+fn set_status(span: &mut Span, status: StatusCode) {
     span.set("http.response.status_code", i64::from(status.as_u16()));
     if status.is_client_error() || status.is_server_error() {
         span.fail(status.as_str().to_owned());

@@ -168,7 +168,7 @@ impl HttpServer {
             Ok(Ok(response)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => ErrorCode::UpstreamGarbage,
             Ok(Ok(mut response)) => match check_head(&mut response) {
                 Ok(()) => {
-                    self.observed.note_any_status(response.status());
+                    self.observed.record_any_status(response.status());
                     return Ok(response);
                 }
                 Err(_) => ErrorCode::UpstreamGarbage,

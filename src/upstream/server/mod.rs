@@ -129,11 +129,11 @@ impl Server {
     }
 
     /// Notes that the server has opened a session. Later it is not taken for one on HTTP+SSE.
-    pub(super) fn note_session(&self) {
+    pub(super) fn record_session(&self) {
         if let Some(recognition) = &self.recognition
             && !self.has_channels()
         {
-            recognition.note_streamable();
+            recognition.mark_streamable();
         }
     }
 

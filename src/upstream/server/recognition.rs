@@ -76,7 +76,7 @@ impl Recognition {
     }
 
     /// Notes that the server has opened a session, or answered, as one on Streamable HTTP does.
-    pub(super) fn note_streamable(&self) {
+    pub(super) fn mark_streamable(&self) {
         self.is_streamable.store(true, Ordering::Relaxed);
     }
 
@@ -120,7 +120,7 @@ impl Recognition {
                     "the server is on HTTP+SSE: its clients get sessions on event streams (--upstream-sse says so from the start)"
                 );
             }
-            Found::Streamable => self.note_streamable(),
+            Found::Streamable => self.mark_streamable(),
             Found::Unauthorized => *not_before = None,
             Found::Nothing => {}
         }
