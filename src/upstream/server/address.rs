@@ -1,7 +1,7 @@
 //! Places at the server: URIs of its origin, redirects and references.
 //!
-//! Invariant: no place that a response names is outside of the configured origin, since requests
-//! carry credentials.
+//! Invariant: every place that a response names must be within the configured origin, since
+//! requests carry credentials.
 
 use http::header::LOCATION;
 use http::uri::Authority;

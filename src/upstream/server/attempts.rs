@@ -1,6 +1,6 @@
-//! Times at which callers try to connect to a server that accepts no connections.
+//! Attempts of waiting callers to connect to a server that accepts no connections.
 //!
-//! One of the waiting callers tries, up to four times a second; once a connection is accepted, all
+//! A single waiting caller tries, up to four times a second. Once a connection is accepted, all
 //! others try as well. Absent: the reachability of the server ([`super::reach`]).
 
 use std::pin::pin;
@@ -15,7 +15,7 @@ use crate::clock;
 /// Pauses of one call between its attempts. A process restarts within 0.2 to 2 s.
 const PAUSES: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_millis(250));
 
-/// The times at which one caller tries to connect to a server that accepts no connections.
+/// Schedule of one caller's attempts.
 pub(in crate::upstream) struct Attempts<'a> {
     reach: &'a Reach,
     /// Turn to try, held until this caller stops waiting: its request is sent, or its wait ends.
@@ -24,7 +24,7 @@ pub(in crate::upstream) struct Attempts<'a> {
 }
 
 impl<'a> Attempts<'a> {
-    /// Creates the times of a caller whose first attempt has failed.
+    /// Creates the schedule of a caller whose first attempt has failed.
     pub(in crate::upstream) fn new(reach: &'a Reach) -> Self {
         Self { reach, turn: None, pauses: PAUSES }
     }
@@ -37,7 +37,7 @@ impl<'a> Attempts<'a> {
             return;
         }
         let mut accepted = pin!(self.reach.accepted());
-        // Enabled before the look: no connection is missed in between.
+        // Enabled before the check, so that no connection is missed in between.
         accepted.as_mut().enable();
         if self.reach.is_failing() {
             tokio::select! {
@@ -62,7 +62,7 @@ mod tests {
     }
 
     fn fail(reach: &Reach) {
-        reach.note_failed(clock::now(), &io::Error::from(io::ErrorKind::ConnectionRefused));
+        reach.record_failed(clock::now(), &io::Error::from(io::ErrorKind::ConnectionRefused));
     }
 
     /// Begins a caller that waits, tries up to `most` times, and counts its attempts.
@@ -89,7 +89,7 @@ mod tests {
         let callers: Vec<_> = (0..1000).map(|_| begin(&reach, 1000)).collect();
         clock::sleep(Duration::from_secs(10)).await;
         assert_eq!(callers.iter().filter(|caller| caller.is_finished()).count(), 0);
-        reach.note_accepted();
+        reach.record_accepted();
         let mut attempts = Vec::new();
         for caller in callers {
             attempts.push(caller.await.unwrap().len());
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(second.await.unwrap(), [Duration::from_millis(350), Duration::from_millis(450)]);
     }
 
-    /// As of a server whose TLS handshakes fail.
+    /// Models a server whose TLS handshakes fail.
     #[tokio::test(start_paused = true)]
     async fn a_caller_pauses_before_each_attempt() {
         let reach = reach();

@@ -1,4 +1,4 @@
-//! Bodies of upstream responses that are no stream: kept, collected or passed on.
+//! Upstream response bodies other than event streams: kept, collected or passed on.
 
 use std::io;
 use std::pin::Pin;
@@ -18,8 +18,8 @@ use crate::protocol::error::ErrorCode;
 use crate::protocol::stream::Ending;
 
 /// Reads a body into `buffer` until its end or the limit. Returns true if it is complete. A body in
-/// several pieces counts as bytes of the stream, and is read on only when the stream has memory for
-/// it, or its turn.
+/// several pieces counts as bytes of the stream. It is read further only when the stream has memory
+/// for it, or its turn.
 pub(in crate::upstream) async fn read_into(
     body: &mut ResponseBody,
     buffer: &mut BytesMut,
@@ -56,8 +56,8 @@ pub(in crate::upstream) async fn collect(body: ResponseBody, limit: usize) -> Re
     })
 }
 
-/// Reads the body of a response up to a size at which it proves nothing, for this long at most.
-/// Returns the response with its whole body, and the body if that is complete.
+/// Reads the body of a response, for `wait` at most. A body over the limit proves nothing, and is
+/// not read further. Returns the response with its whole body, and the body if it was complete.
 pub(in crate::upstream) async fn begun(
     response: Response<ResponseBody>,
     limit: usize,
@@ -71,8 +71,7 @@ pub(in crate::upstream) async fn begun(
     (Response::from_parts(parts, ResponseBody::begun(begun, body)), whole)
 }
 
-/// Reads a body into `begun` up to a size at which it proves nothing. Returns true if it is
-/// complete.
+/// Reads a body into `begun`, up to a piece beyond the limit. Returns true if it is complete.
 pub(in crate::upstream) async fn read_up_to(body: &mut ResponseBody, begun: &mut BytesMut, limit: usize) -> bool {
     while let Some(frame) = body.frame().await {
         let Ok(frame) = frame else { return false };

@@ -1,7 +1,7 @@
-//! Requests to a server that is not on Streamable HTTP: it has channels in place of connections.
+//! Requests to a server on channels, in place of Streamable HTTP.
 //!
-//! Absent: the channels themselves (`channel/`), and the moment at which a server turns out to have
-//! them ([`super::recognition`]).
+//! Absent: the channels themselves (`channel/`), and the detection of such a server
+//! ([`super::recognition`]).
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use crate::channel::{self, Channels};
 use crate::event_log::Stream;
 use crate::protocol::headers::{self, Lines};
 
-/// Limit of the body of a request that passes unchanged to a server that is not on HTTP.
+/// Size limit of the body of a forwarded request to a server on channels.
 const MAX_FORWARDED: usize = 4 * 1024 * 1024;
 
-/// Sends a request for any path. A server that is not on HTTP has the endpoint alone.
+/// Sends a request for any path. A server on channels has only the endpoint.
 pub(super) async fn forward_by_channel(
     channels: &Arc<Channels>,
     request: Request<Body>,
@@ -26,7 +26,7 @@ pub(super) async fn forward_by_channel(
 ) -> Response<ResponseBody> {
     let empty = |status| channel::empty(status).map(ResponseBody::from);
     let (parts, body) = request.into_parts();
-    // A page can send other content to any address without being asked.
+    // Browsers let a web page send other content types to any address without a preflight.
     if parts.method == Method::POST && !headers::is_json(&parts.headers) {
         return empty(StatusCode::UNSUPPORTED_MEDIA_TYPE);
     }
@@ -38,7 +38,7 @@ pub(super) async fn forward_by_channel(
     exchange_by_channel(channels, &Template::new(&parts, lines, body), None).await
 }
 
-/// Sends a request to a server that is not on HTTP. Each error is a response.
+/// Sends a request to a server on channels. Each error is a response.
 pub(super) async fn exchange_by_channel(
     channels: &Arc<Channels>,
     template: &Template,

@@ -27,7 +27,7 @@ use crate::clock;
 use crate::config::{self, UpstreamUrl};
 use crate::tls::{self, ClientFiles};
 
-/// Silence after which the kernel sends the first keep-alive probe.
+/// Silence before the kernel sends the first keep-alive probe.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
 /// Interval of the keep-alive probes. A dead peer is detected after [`TCP_KEEPALIVE`] and
 /// [`TCP_KEEPALIVE_RETRIES`] intervals.
@@ -201,7 +201,9 @@ impl Connector {
     /// connection ends.
     ///
     /// # Errors
-    /// [`TooMany`] if none ended within the connect timeout; otherwise an error of TCP or TLS.
+    ///
+    /// [`TooMany`] if no connection ended within the connect timeout; otherwise an error of TCP or
+    /// TLS.
     pub(super) async fn connect(&self) -> Result<Socket, BoxError> {
         let permit = tokio::time::timeout(self.timeout, self.permits.clone().acquire_owned()).await;
         let permit = permit.map_err(|_| TooMany)??;
@@ -209,7 +211,7 @@ impl Connector {
         let connection = self.open().await?;
         let left = self.timeout.saturating_sub(clock::now().saturating_duration_since(began));
         let stream = within(left, self.transport.handshake(connection)).await?;
-        self.reach.note_usable();
+        self.reach.record_usable();
         Ok(Socket { stream, _permit: permit })
     }
 
@@ -225,16 +227,16 @@ impl Connector {
                 Reachability::Accepting | Reachability::Lost => _ = connector.open().await,
             }
         };
-        self.reach.ask(check).await
+        self.reach.check(check).await
     }
 
-    /// Opens a connection without TLS, and notes the outcome for readiness.
+    /// Opens a connection without TLS, and records the outcome for readiness.
     pub(super) async fn open(&self) -> Result<RawConnection, BoxError> {
         let began = clock::now();
         let connection = within(self.timeout, self.transport.clone().open(self.origin.clone())).await;
         match &connection {
-            Ok(_) => self.reach.note_accepted(),
-            Err(error) => self.reach.note_failed(began, &**error),
+            Ok(_) => self.reach.record_accepted(),
+            Err(error) => self.reach.record_failed(began, &**error),
         }
         connection
     }

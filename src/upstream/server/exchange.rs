@@ -1,4 +1,4 @@
-//! The one way in which a layer of the upstream sends a request to the layer below it.
+//! The interface between a layer of the upstream and the layer below it.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use crate::protocol::error::Failure;
 #[derive(Debug)]
 pub(in crate::upstream) struct Unanswered {
     pub(in crate::upstream) failure: Failure,
-    /// True if no connection to the server could be made, or none that took a byte of the request.
-    /// A failed TLS handshake is no such case: a server that is restarted does not mend it.
+    /// True if no connection to the server was made, or no byte of the request was accepted. A
+    /// failed TLS handshake does not count: a restart of the server does not repair it.
     pub(in crate::upstream) is_unconnected: bool,
 }
 
@@ -24,13 +24,13 @@ impl From<Failure> for Unanswered {
     }
 }
 
-/// Result of a request: the response head with its body, or the reason why there is none.
+/// Result of a request: the response head with its body, or the reason for its absence.
 pub(in crate::upstream) type Exchanged = Result<Response<ResponseBody>, Unanswered>;
 
 /// A layer of the upstream, or the server itself.
 pub(in crate::upstream) trait Exchange: Sync {
     /// Sends a request to the endpoint and waits for the response head. A request whose bytes were
-    /// written is never sent again. Does not wait for a server that accepts no connections. `sent`
-    /// is the stream of the request, which notes that bytes of it may have left.
+    /// written is never sent again. Does not wait for a server that accepts no connections. The
+    /// stream `sent` of the request records that bytes of it may have left.
     fn exchange(&self, template: &Template, sent: Option<&Arc<Stream>>) -> impl Future<Output = Exchanged> + Send;
 }

@@ -117,8 +117,8 @@ impl HttpServer {
         span.set("server.port", i64::from(authority.port_u16().unwrap_or(default_port)));
     }
 
-    /// Does as [`Exchange::exchange`], with a place other than the endpoint. Follows 307 and 308
-    /// within the origin, with the body.
+    /// As [`Exchange::exchange`], for a place other than the endpoint. Follows 307 and 308 within
+    /// the origin, with the body.
     pub(super) async fn exchange_at(
         &self,
         template: &Template,
@@ -164,7 +164,7 @@ impl HttpServer {
             None => Ok(sending.await),
         };
         let code = match outcome {
-            // No request asks for another protocol.
+            // No request offers an upgrade to another protocol.
             Ok(Ok(response)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => ErrorCode::UpstreamGarbage,
             Ok(Ok(mut response)) => match check_head(&mut response) {
                 Ok(()) => {
@@ -181,7 +181,7 @@ impl HttpServer {
                 } else {
                     ErrorCode::Unreachable
                 };
-                // A server whose HTTP/2 connection takes no request is there.
+                // A server whose HTTP/2 connection takes no request accepts connections.
                 let is_unconnected =
                     code != ErrorCode::TooManyConnections && !error.is_stuck() && !is_caused_by_tls(&error);
                 return Err(Unanswered { failure: Failure::before_run(code), is_unconnected });
@@ -225,8 +225,8 @@ fn is_caused_by_timeout(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|cause| cause.downcast_ref().is_some_and(timed_out))
 }
 
-/// Returns true for a failed TLS handshake: the server is there, and does not speak TLS or shows a
-/// wrong certificate.
+/// Returns true for a failed TLS handshake: the server runs, but does not speak TLS or has a wrong
+/// certificate.
 fn is_caused_by_tls(error: &(dyn Error + 'static)) -> bool {
     let is_invalid = |io: &std::io::Error| io.kind() == std::io::ErrorKind::InvalidData;
     causes(error).any(|cause| cause.downcast_ref().is_some_and(is_invalid))

@@ -36,7 +36,7 @@ impl Interim {
     }
 
     /// Resolves once there are too many.
-    pub(super) async fn over(self) -> Endless {
+    pub(super) async fn exceeded(self) -> Endless {
         self.0.over.notified().await;
         Endless
     }

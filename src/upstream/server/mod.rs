@@ -1,8 +1,8 @@
 //! The MCP server by its transport: Streamable HTTP, or channels in its place.
 //!
-//! Owned here: [`Exchange`], by which a layer of the upstream sends a request to the layer below
-//! it, and [`Server`], which chooses the transport. Absent: names of sessions, the bridge, and
-//! revival, which are layers above.
+//! Owned here: [`Exchange`], the interface between the layers of the upstream, and [`Server`],
+//! which chooses the transport. Absent: session names, the bridge, and revival, which are layers
+//! above.
 
 mod address;
 pub(super) mod attempts;
@@ -52,9 +52,9 @@ pub struct Server {
     /// Channels to a server that is not on Streamable HTTP, in place of `http`: from the start, or
     /// once it was recognised.
     channels: Arc<OnceLock<Arc<Channels>>>,
-    /// Search for the transport of a server that is configured as one on Streamable HTTP.
+    /// Search for the transport of a server that is configured as Streamable HTTP.
     recognition: Option<Arc<Recognition>>,
-    /// Owner in the names of sessions, from when the server is known to be on channels.
+    /// Owner in the names of sessions, set once the server is known to be on channels.
     owner: Arc<OnceLock<Owner>>,
 }
 
@@ -84,7 +84,7 @@ impl Server {
         Self { channels: Arc::new(channels.into()), ..self }
     }
 
-    /// Returns the same server, which recognises one on HTTP+SSE.
+    /// Returns the same server, which can be recognised as HTTP+SSE.
     pub fn with_recognition(self, recognition: Recognition) -> Self {
         Self { recognition: Some(Arc::new(recognition)), ..self }
     }
@@ -109,14 +109,14 @@ impl Server {
         &self.owner
     }
 
-    /// Returns true if the server is not on Streamable HTTP: then callers have servers or event
+    /// Returns true if the server is not on Streamable HTTP. Callers then have servers or event
     /// streams of their own.
     pub fn has_channels(&self) -> bool {
         self.channels.get().is_some()
     }
 
-    /// Returns the longest time for the start of a server on a channel, or `None` for one on
-    /// Streamable HTTP.
+    /// Returns the time limit for the start of a server on a channel, or `None` for Streamable
+    /// HTTP.
     pub(super) fn start_limit(&self) -> Option<Duration> {
         self.channels.get().map(|channels| channels.start_limit())
     }
@@ -128,7 +128,7 @@ impl Server {
         }
     }
 
-    /// Notes that the server has opened a session. Later it is not taken for one on HTTP+SSE.
+    /// Records that the server has opened a session, which excludes HTTP+SSE from now on.
     pub(super) fn record_session(&self) {
         if let Some(recognition) = &self.recognition
             && !self.has_channels()
@@ -152,7 +152,7 @@ impl Server {
         self.http.tls_files()
     }
 
-    /// Returns true if the server is also asked to resume a response after a hard cut.
+    /// Returns true if a response is also resumed at the server after a hard cut.
     pub fn resumes_hard_cuts(&self) -> bool {
         self.http.config.resume
     }
@@ -187,7 +187,7 @@ impl Server {
         self.recognition.is_none() || *template.method() == Method::POST || template.names_session()
     }
 
-    /// Returns true if requests for any path are answered by channels.
+    /// Returns true if channels take requests for any path.
     pub(super) fn forwards_to_channels(&self) -> bool {
         self.has_channels() && self.recognition.is_none()
     }

@@ -1,7 +1,7 @@
 //! Reachability of the server, found from connection attempts, for readiness.
 //!
-//! Owned here: the state, the check that a readiness request starts, the notice to calls that wait,
-//! and the log lines of a change. Every attempt counts, those of calls included. Invariant: one
+//! Owned here: the state, the check that a readiness request starts, the notice to waiting calls,
+//! and the log lines of a change. Every attempt counts, including attempts of calls. Invariant: one
 //! state for all threads, so that every listener reports the same. Absent: how a connection is made
 //! ([`super::connect`]), and the other conditions of readiness.
 
@@ -16,11 +16,11 @@ use tracing::{info, warn};
 use crate::clock;
 use crate::sync;
 
-/// Least time between the beginnings of two checks.
+/// Minimum time between the beginnings of two checks.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// Longest wait of a readiness request for a running check. Probes and balancers give up after a
-/// second, and a server that does not answer a SYN must not make its sidecar look dead.
-const ANSWER_WITHIN: Duration = Duration::from_millis(500);
+/// Maximum wait of a readiness request for a running check. Probes and balancers give up after a
+/// second. A server that drops SYN packets must not make its sidecar look dead.
+const CHECK_WAIT: Duration = Duration::from_millis(500);
 
 /// Reachability of one server.
 pub(in crate::upstream) struct Reach {
@@ -30,7 +30,7 @@ pub(in crate::upstream) struct Reach {
     state: Mutex<State>,
     /// Notified of the first connection that is accepted after others failed.
     accepted: Notify,
-    /// Held by the one of the waiting calls that tries to connect.
+    /// Held by the waiting call that tries to connect.
     turn: Arc<tokio::sync::Mutex<()>>,
     /// Beginning of the last check; locked while a check runs.
     checked: Arc<tokio::sync::Mutex<Option<Instant>>>,
@@ -41,7 +41,7 @@ struct State {
     reachability: Reachability,
     /// Last accepted connection.
     accepted: Option<Instant>,
-    /// Beginning of the first attempt of those that failed since then.
+    /// Beginning of the first failed attempt since then.
     failing_since: Option<Instant>,
     /// True once the log has reported a server that was never reached.
     has_reported: bool,
@@ -60,8 +60,8 @@ pub enum Reachability {
 }
 
 impl Reach {
-    /// Reachability of the server at `address`, which is lost once connections have failed for
-    /// `unready_after`.
+    /// Creates the reachability of the server at `address`, which is lost once connections have
+    /// failed for `unready_after`.
     pub(in crate::upstream) fn new(address: String, unready_after: Duration) -> Self {
         Self {
             address,
@@ -78,22 +78,22 @@ impl Reach {
         self.lock().failing_since.is_some()
     }
 
-    /// Waits for the next connection that is accepted after a failure, from when it is enabled or
-    /// first polled. Those that wait are notified in the order in which they began.
+    /// Waits for the next connection that is accepted after a failure, once the future is enabled
+    /// or first polled. Waiting calls are notified in the order of their registration.
     pub(in crate::upstream) fn accepted(&self) -> Notified<'_> {
         self.accepted.notified()
     }
 
-    /// Waits for the turn to try to connect, which one waiting call has at a time, in the order of
-    /// their requests for it.
+    /// Waits for the turn to try to connect. A single waiting call has it at a time, in the order
+    /// of their requests for it.
     pub(in crate::upstream) async fn turn(&self) -> OwnedMutexGuard<()> {
         self.turn.clone().lock_owned().await
     }
 
-    /// Returns the state after `check`, which makes a connection and notes its outcome. Returns the
-    /// last state if the last check began less than a second ago. Waits half a second at most; a
-    /// check that takes longer goes on.
-    pub(in crate::upstream) async fn ask<F>(self: &Arc<Self>, check: impl FnOnce(Reachability) -> F) -> Reachability
+    /// Returns the state after `check`, which makes a connection and records its outcome. Returns
+    /// the last state if the last check began less than a second ago. Waits half a second at most;
+    /// a longer check continues.
+    pub(in crate::upstream) async fn check<F>(self: &Arc<Self>, check: impl FnOnce(Reachability) -> F) -> Reachability
     where
         F: Future<Output = ()> + Send + 'static,
     {
@@ -109,13 +109,13 @@ impl Reach {
                 drop(checked);
             });
         }
-        let _ = tokio::time::timeout(ANSWER_WITHIN, self.checked.lock()).await;
+        let _ = tokio::time::timeout(CHECK_WAIT, self.checked.lock()).await;
         self.reachability()
     }
 
-    /// Notes that the server accepted a connection. A connection alone does not make a never
+    /// Records that the server accepted a connection. A connection alone does not make a never
     /// reached server reachable: TLS may still fail.
-    pub(in crate::upstream) fn note_accepted(&self) {
+    pub(in crate::upstream) fn record_accepted(&self) {
         let mut state = self.lock();
         state.accepted = Some(clock::now());
         if state.failing_since.take().is_some() {
@@ -127,8 +127,8 @@ impl Reach {
         }
     }
 
-    /// Notes that a connection can be used: it was accepted, and any TLS handshake succeeded.
-    pub(in crate::upstream) fn note_usable(&self) {
+    /// Records that a connection can be used: it was accepted, and any TLS handshake succeeded.
+    pub(in crate::upstream) fn record_usable(&self) {
         let mut state = self.lock();
         if state.reachability == Reachability::Unknown {
             state.reachability = Reachability::Accepting;
@@ -136,8 +136,8 @@ impl Reach {
         }
     }
 
-    /// Notes that an attempt that began at `began` failed.
-    pub(in crate::upstream) fn note_failed(&self, began: Instant, error: &(dyn Error + 'static)) {
+    /// Records the failure of an attempt that began at `began`.
+    pub(in crate::upstream) fn record_failed(&self, began: Instant, error: &(dyn Error + 'static)) {
         let mut state = self.lock();
         let accepted = state.accepted;
         let since = *state.failing_since.get_or_insert_with(|| accepted.map_or(began, |accepted| accepted.max(began)));
@@ -259,12 +259,12 @@ mod tests {
     async fn readiness_requests_share_one_check_a_second() {
         let (server, connector) = Server::start();
         for _ in 0..3 {
-            let asking = (0..100).map(|_| {
+            let checks = (0..100).map(|_| {
                 let connector = connector.clone();
                 tokio::spawn(async move { connector.reachability().await })
             });
-            for asked in asking.collect::<Vec<_>>() {
-                assert_eq!(asked.await.unwrap(), Reachability::Accepting);
+            for check in checks.collect::<Vec<_>>() {
+                assert_eq!(check.await.unwrap(), Reachability::Accepting);
             }
             pass(CHECK_INTERVAL - Duration::from_millis(1)).await;
             assert_eq!(connector.reachability().await, Reachability::Accepting);
@@ -281,7 +281,7 @@ mod tests {
         server.set_behaviour(Behaviour::Silent);
         let began = clock::now();
         assert_eq!(connector.reachability().await, Reachability::Accepting);
-        assert_eq!(clock::now() - began, ANSWER_WITHIN);
+        assert_eq!(clock::now() - began, CHECK_WAIT);
         // The attempt takes `upstream.connect_timeout_ms`, and has then failed for as long.
         pass(Duration::from_secs(5)).await;
         assert_eq!(connector.reach.reachability(), Reachability::Lost);

@@ -1,12 +1,17 @@
-//! Recognition of a server on HTTP+SSE at the URL of one on Streamable HTTP.
+//! Recognition of a server on HTTP+SSE at the URL of a server on Streamable HTTP.
 //!
-//! Only a refused `initialize` begins it: no other request costs anything. The server is then asked
-//! `server/discover`, and if it does not know that either, sent a GET. A stream whose first event
-//! is `endpoint` is that of HTTP+SSE: from then on `initialize` and the sessions go to channels,
-//! for as long as the process runs, and the refused `initialize` is the first. Other requests pass
-//! as before, so that clients of the old transport go on. Invariants: the server sees the headers
-//! of the client at hand, on its own origin; one that has ever answered as Streamable HTTP does is
-//! not looked at again; one search runs at a time, and an unsuccessful one is not repeated at once.
+//! Only a refused `initialize` begins a search: no other request costs anything. The server then
+//! gets `server/discover`, and if it does not know that either, a GET. A stream whose first event
+//! is `endpoint` proves HTTP+SSE. From then on `initialize` and the sessions go to channels, for as
+//! long as the process runs. The refused `initialize` is the first. Other requests pass as before,
+//! so that clients of the old transport keep working.
+//!
+//! Invariants:
+//!
+//! - The server sees the headers of the current client, on its own origin.
+//! - A server that has ever responded as Streamable HTTP does is not searched again.
+//! - A single search runs at a time, and an unsuccessful search is not repeated at once.
+//!
 //! Absent: the channels ([`super::sse_server`], `channel/`).
 
 use std::future::Future;
@@ -33,7 +38,7 @@ use crate::tls;
 
 /// Time for the response to `server/discover`, and for the first event of a GET.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Time for which a refused `initialize` waits for the search of another.
+/// Maximum wait of a refused `initialize` for another request's search.
 const TURN_LIMIT: Duration = Duration::from_secs(10);
 /// Time after an unsuccessful search until the next one.
 const PAUSE: Duration = Duration::from_secs(30);
@@ -45,43 +50,43 @@ pub struct Recognition {
     /// Owner in the names of sessions on channels.
     owner: Owner,
     make: Box<dyn Fn() -> Result<Arc<Channels>, tls::Error> + Send + Sync>,
-    /// True once the server has answered as one on Streamable HTTP does.
+    /// True once the server has responded as Streamable HTTP does.
     is_streamable: AtomicBool,
-    /// Earliest time of the next search. Held by the one that runs.
+    /// Earliest time of the next search. Held by the running search.
     not_before: Mutex<Option<Instant>>,
 }
 
-/// Finding of a search.
+/// Result of a search.
 enum Found {
     /// The server is on HTTP+SSE.
     Sse(Arc<Channels>),
     /// The server is on Streamable HTTP.
     Streamable,
-    /// The server has refused the caller, which says nothing of its transport.
+    /// The server has refused the caller, which shows nothing about its transport.
     Unauthorized,
     Nothing,
 }
 
 impl Recognition {
-    /// Creates the search for a server to which `make` creates channels. It has to work on any
-    /// thread. Names of their sessions have `owner`.
+    /// Creates the search. `make` creates channels to the server and must work on any thread. Names
+    /// of their sessions have `owner`.
     pub fn new(owner: Owner, make: impl Fn() -> Result<Arc<Channels>, tls::Error> + Send + Sync + 'static) -> Self {
         Self { owner, make: Box::new(make), is_streamable: AtomicBool::new(false), not_before: Mutex::default() }
     }
 
-    /// Returns true for a status with which a server on HTTP+SSE refuses a POST at the place of its
+    /// Returns true for a status of a server on HTTP+SSE that refuses a POST at the place of its
     /// event stream.
     pub(super) fn may_concern(status: StatusCode) -> bool {
         matches!(status, StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED)
     }
 
-    /// Notes that the server has opened a session, or answered, as one on Streamable HTTP does.
+    /// Records that the server has responded as Streamable HTTP does.
     pub(super) fn mark_streamable(&self) {
         self.is_streamable.store(true, Ordering::Relaxed);
     }
 
-    /// Takes the response to a refused request. If it refuses an `initialize`, and the server turns
-    /// out to be on HTTP+SSE, returns the response to that `initialize` on a channel.
+    /// Handles the response to a refused request. If it refuses an `initialize`, and the server
+    /// turns out to be on HTTP+SSE, returns the response to that `initialize` on a channel.
     pub(super) async fn recognise(
         &self,
         server: &Server,
@@ -109,7 +114,7 @@ impl Recognition {
         if must_wait || server.has_channels() || self.is_streamable.load(Ordering::Relaxed) {
             return;
         }
-        // For the case that this is dropped in the middle.
+        // Set first, in case this future is dropped before its end.
         *not_before = Some(clock::now() + PAUSE);
         match self.find(&server.http, template).await {
             Found::Sse(channels) => {
@@ -148,8 +153,8 @@ impl Recognition {
     }
 }
 
-/// Returns true if the server answers `server/discover` as one on Streamable HTTP does: with
-/// success, or with an error of JSON-RPC.
+/// Returns true if the server responds to `server/discover` as Streamable HTTP does: with success,
+/// or with a JSON-RPC error.
 async fn knows_discover(http: &HttpServer, template: &Template) -> bool {
     let request = synthetic::discover_request(template, None);
     let Ok(response) = http.exchange(&request, None).await else { return false };

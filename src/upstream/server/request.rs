@@ -1,4 +1,4 @@
-//! Requests to the upstream: the headers kept of the client's, and those added.
+//! Requests to the upstream: the client headers that are kept, and the headers that are added.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -19,19 +19,19 @@ use crate::event_log::{Handshake, Stream, UpstreamName};
 use crate::protocol::headers::{self, Lines};
 use crate::protocol::trace::{TRACEPARENT, TRACESTATE, TraceContext, TraceId};
 
-/// A request to the endpoint. It is sent once, and again only if nothing of it had left.
+/// A request to the endpoint. It is sent once, and again only if no byte of it had left.
 #[derive(Clone)]
 pub struct Template {
     method: Method,
-    /// Headers, except those that describe the body.
+    /// Headers, except the headers of the body.
     lines: Lines,
-    /// Origin of the page that sent the request, or `None` if it names none.
+    /// Origin of the page that sent the request, or `None` without such a header.
     origin: Option<HeaderValue>,
     query: Option<String>,
     body: Bytes,
-    /// Caller for whom servers are started, or `None` if none are.
+    /// Caller that servers are started for, or `None` if no servers are started.
     caller: Option<Arc<Caller>>,
-    /// Occasion of the start of a server that an `initialize` needs.
+    /// Occasion of a server start that an `initialize` needs.
     start_kind: StartKind,
 }
 
@@ -50,9 +50,8 @@ impl AsRef<[u8]> for Template {
 }
 
 impl Template {
-    /// Creates a request with headers for the endpoint that do not describe the body. Those are the
-    /// proxy's to write: a length without its bytes would make the server read the next request as
-    /// a body. `parts` is the client's.
+    /// Creates a request for the endpoint. `lines` must not describe the body: a length without its
+    /// bytes would make the server read the next request as a body. `parts` is the client's.
     pub(in crate::upstream) fn new(parts: &Parts, lines: Lines, body: Bytes) -> Self {
         let origin = parts.headers.get(ORIGIN).and_then(|origin| HeaderValue::from_bytes(origin.as_bytes()).ok());
         let query = parts.uri.query().map(Into::into);
@@ -65,27 +64,27 @@ impl Template {
         Self { method, lines: headers.into(), origin, query, body, caller, start_kind: StartKind::First }
     }
 
-    /// Returns the same request of this caller, for whom a server may be started.
+    /// Returns the same request of this caller. A server may be started for it.
     pub fn for_caller(self, caller: Option<Arc<Caller>>) -> Self {
         Self { caller, ..self }
     }
 
-    /// Returns the same request, which opens a session again that existed.
+    /// Returns the same request, marked as the revival of a session.
     pub(in crate::upstream) fn for_revival(self) -> Self {
         Self { start_kind: StartKind::Revival, ..self }
     }
 
-    /// Returns the occasion of the start of a server that an `initialize` needs.
+    /// Returns the occasion of a server start that an `initialize` needs.
     pub(in crate::upstream) fn start_kind(&self) -> StartKind {
         self.start_kind
     }
 
-    /// Returns the caller for whom a server may be started.
+    /// Returns the caller that a server may be started for.
     pub(in crate::upstream) fn caller(&self) -> Option<&Arc<Caller>> {
         self.caller.as_ref()
     }
 
-    /// Creates a request without a page that sent it and without a query of a client.
+    /// Creates a request without an origin and without a client query.
     pub(in crate::upstream) fn plain(method: Method, headers: &HeaderMap, body: Bytes) -> Self {
         let (lines, start_kind) = (headers.into(), StartKind::First);
         Self { method, lines, origin: None, query: None, body, caller: None, start_kind }
@@ -106,17 +105,17 @@ impl Template {
         &self.body
     }
 
-    /// Returns the headers, except those that describe the body.
+    /// Returns the headers, except the headers of the body.
     pub(in crate::upstream) fn lines(&self) -> &Lines {
         &self.lines
     }
 
-    /// Returns the origin of the page that sent the request, or `None` if it names none.
+    /// Returns the origin of the page that sent the request, or `None` without such a header.
     pub fn origin(&self) -> Option<&HeaderValue> {
         self.origin.as_ref()
     }
 
-    /// Returns the headers, except those that describe the body.
+    /// Returns the headers, except the headers of the body.
     pub fn into_lines(self) -> Lines {
         self.lines
     }
@@ -126,8 +125,8 @@ impl Template {
         Self { body, ..self.clone() }
     }
 
-    /// Returns the call as it goes on for a client that has sent `later` since: its credentials are
-    /// those of the later request, and all that describes the call stays.
+    /// Returns the call with the credentials of the client's `later` request. Everything that
+    /// describes the call stays.
     pub(in crate::upstream) fn going_on(&self, later: &Lines) -> Self {
         let of_the_call = [ACCEPT, CONTENT_TYPE, headers::names::LAST_EVENT_ID];
         let describes_call = |name: &HeaderName| name.as_str().starts_with("mcp-") || of_the_call.contains(name);
@@ -149,8 +148,8 @@ impl Template {
         self.query.as_deref()
     }
 
-    /// Returns the headers for another request of the same caller: without those that describe this
-    /// one's body.
+    /// Returns the headers for another request of the same caller, without the headers of this
+    /// body.
     pub fn own_headers(&self) -> HeaderMap {
         let mut headers = self.lines.to_map();
         headers.remove(headers::names::IDEMPOTENCY_KEY);
@@ -168,8 +167,7 @@ impl Template {
         Self { lines: Lines::from(&headers), query: None, ..self }
     }
 
-    /// Returns the same request below a span of the proxy's. The state of another trace than the
-    /// span's is left out.
+    /// Returns the same request below a span of the proxy. The state of another trace is left out.
     pub(in crate::upstream) fn below(&self, parent: TraceContext) -> Self {
         let mut headers = self.lines.to_map();
         if TraceId::from_headers(&headers) != Some(parent.trace) {
@@ -179,7 +177,7 @@ impl Template {
         Self { lines: Lines::from(&headers), ..self.clone() }
     }
 
-    /// Sets this header, in place of any of that name.
+    /// Sets this header, and replaces any value of that name.
     pub(in crate::upstream) fn with(mut self, name: HeaderName, value: HeaderValue) -> Self {
         let mut headers = self.lines.to_map();
         headers.insert(name, value);
@@ -187,8 +185,7 @@ impl Template {
         self
     }
 
-    /// Returns the request in the session under its present name, or `None` if it names the session
-    /// so.
+    /// Returns the request under the session's current name, or `None` if it has that name already.
     pub fn renamed_since(&self, handshake: &Handshake) -> Option<Self> {
         let name = handshake.name();
         if self.is_in_session(&name) { None } else { Some(self.clone().in_session(&name)) }
@@ -216,19 +213,19 @@ impl Template {
         self.session_name().is_some()
     }
 
-    /// Returns the server's name of the session, or `None` if the request names none.
+    /// Returns the server's name of the session, or `None` without a session.
     pub(in crate::upstream) fn session_name(&self) -> Option<&[u8]> {
         self.lines.get(&headers::names::MCP_SESSION_ID)
     }
 
-    /// Returns true if the request names its session as the server does now.
+    /// Returns true if the request has the session's current name at the server.
     pub(in crate::upstream) fn is_in_session(&self, name: &UpstreamName) -> bool {
         let UpstreamName::Renamed(name) = name else { return true };
         self.session_name() == name.as_ref().map(|name| name.as_str().as_bytes())
     }
 
     /// Returns the same request in the session that `other` names: streams of one session may have
-    /// begun under different names of it.
+    /// begun under different names.
     pub(in crate::upstream) fn in_session_of(&self, other: &Self) -> Cow<'_, Self> {
         let name = |template: &Self| template.session_name().map(<[u8]>::to_vec);
         let wanted = name(other);
@@ -241,8 +238,7 @@ impl Template {
         }
     }
 
-    /// Returns the same call as a GET for the events after `last_event_id`, which is one of the
-    /// upstream's own.
+    /// Returns the same call as a GET for the events after `last_event_id`, an ID of the upstream.
     pub fn to_get(&self, last_event_id: Option<&[u8]>) -> Self {
         let mut headers = self.own_headers();
         headers.remove(http::header::CONTENT_TYPE);

@@ -1,4 +1,4 @@
-//! Response bodies: bytes of a server on HTTP, or what was made in this process.
+//! Response bodies: bytes of a server on HTTP, or messages of this process.
 
 use std::fmt;
 use std::pin::Pin;
@@ -27,7 +27,7 @@ pub enum ResponseBody {
     Whole(Option<Bytes>),
     /// Messages of an event stream of this process. As a body of bytes each is one event.
     Messages(Messages),
-    /// A body of either whose beginning was read already.
+    /// A body of any kind whose beginning was read already.
     Begun(Box<Begun>),
 }
 
@@ -67,8 +67,8 @@ impl Messages {
         Self::Bridge(Box::pin(stream::iter([Err(Broken)])))
     }
 
-    /// Returns the error of the responses that a server on a channel owed when it was lost, or
-    /// `None` if it was not.
+    /// Returns the error of the responses owed by a lost server on a channel, or `None` if the
+    /// server was not lost.
     pub(in crate::upstream) fn lost(&self) -> Option<ErrorCode> {
         match self {
             Self::Channel(events) => events.lost(),
@@ -109,12 +109,12 @@ impl ResponseBody {
         Self::Whole(Some(body.into()))
     }
 
-    /// Puts the bytes that were read of a body before the rest of it.
+    /// Puts the bytes that were already read before the rest of a body.
     pub(in crate::upstream) fn begun(first: Bytes, rest: Self) -> Self {
         ResponseBody::Begun(Box::new(Begun { first: Some(first).filter(|first| !first.is_empty()), rest }))
     }
 
-    /// Returns true if the body's reader reads the connection itself. The other kind hands over one
+    /// Returns true if the body's reader reads the connection itself. Other bodies hand over one
     /// read at a time, through another task.
     pub(in crate::upstream) fn is_gathered(&self) -> bool {
         match self {

@@ -1,7 +1,7 @@
-//! One decision for each request: a connection sends it, or the call withdraws it before.
+//! The single decision about each request: a connection sends it, or the call withdraws it first.
 //!
-//! Owned here: that decision, which a call and its connection may make at the same time on two
-//! threads, and the counts of the calls that share a connection. Invariant: no bytes of a withdrawn
+//! Owned here: that decision, and the counts of the calls that share a connection. A call and its
+//! connection may decide at the same time on two threads. Invariant: no bytes of a withdrawn
 //! request leave. Absent: when a call withdraws its request.
 
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
@@ -24,8 +24,8 @@ struct Decision {
 }
 
 impl SentFlag {
-    /// Creates a flag that is set from the beginning: for a body that passes through, or an empty
-    /// one, which no connection asks for.
+    /// Creates a flag that is set from the beginning. It is for a passing body, or for an empty
+    /// body, which no connection polls.
     pub(super) fn always_sent() -> Self {
         Self(Arc::new(Decision { state: AtomicU8::new(SENT), calls: OnceLock::new() }))
     }
@@ -35,12 +35,12 @@ impl SentFlag {
         self.0.state.load(Ordering::Acquire) == SENT
     }
 
-    /// Marks the request as sent. Returns false if it was withdrawn: then none of it may leave.
+    /// Marks the request as sent. Returns false if it was withdrawn: then no byte of it may leave.
     pub(super) fn mark_sent(&self) -> bool {
         match self.decide(SENT) {
             Ok(_) => {
                 if let Some(calls) = self.0.calls.get() {
-                    calls.note_sent();
+                    calls.record_sent();
                 }
                 true
             }
@@ -79,14 +79,14 @@ impl Calls {
         if self.in_flight.load(Ordering::Acquire) == 0 { Some(sent) } else { None }
     }
 
-    fn note_sent(&self) {
+    fn record_sent(&self) {
         self.sent.fetch_add(1, Ordering::AcqRel);
         self.in_flight.fetch_add(1, Ordering::AcqRel);
     }
 }
 
-/// The place of one call among [`Calls`], dropped when the call is over. Dropping it withdraws a
-/// request that was not sent.
+/// The place of one call among [`Calls`], held until the call has ended. Dropping it withdraws an
+/// unsent request.
 #[derive(Debug)]
 pub struct Slot {
     calls: Arc<Calls>,
@@ -94,7 +94,7 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Takes one of `most` slots for the call of `sent_flag`. Returns `None` if none is left.
+    /// Takes a slot for the call of `sent_flag`. Returns `None` if `most` slots are taken.
     pub(super) fn take(calls: &Arc<Calls>, most: usize, sent_flag: &SentFlag) -> Option<Self> {
         let one_more = |all: usize| if all < most { Some(all + 1) } else { None };
         calls.all.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;

@@ -1,6 +1,6 @@
 //! Readers of event streams: gather the ready bytes of a server on HTTP, or the ready messages of
-//! this process, and return complete events. Absent: the error with which the call ends if an event
-//! cannot be read (`pump`).
+//! this process, and return complete events. Absent: the error of the call after an unreadable
+//! event (`pump`).
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use crate::protocol::headers;
 use crate::protocol::sse::{self, Decoder};
 use crate::protocol::stream::Ending;
 
-/// Size at which a gather ends. With its last piece it has less than twice as much.
+/// Size that ends a gather. With the last piece it has less than twice this size.
 const GATHER_MAX: usize = 64 * 1024;
 /// Interval between two pieces of a burst. Within a burst the reader yields once more for the next
 /// piece: hyper hands over one piece at a time through another task, which has to run in between. A
@@ -53,8 +53,8 @@ impl SseReader {
         }
     }
 
-    /// Does as [`EventReader::gather`], and continues behind events over the limit. Returns the end
-    /// of the body behind the items, or `None` if there is more.
+    /// As [`EventReader::gather`], and continues after events over the limit. Returns the end of
+    /// the body after the items, or `None` while there is more.
     pub(in crate::upstream) async fn gather_items(&mut self, first: Bytes) -> (Vec<sse::Item>, Option<Ending>) {
         let mut items = Vec::new();
         let decode = |decoder: &mut Decoder| {
@@ -75,9 +75,9 @@ impl SseReader {
         self.decoder.cut()
     }
 
-    /// Feeds the decoder with `first` and all further pieces that are ready, and calls `decode`
-    /// after each, until that returns false. In a burst it yields to the connection's task and
-    /// tries again until that brings nothing. Returns the end of the body if it has come.
+    /// Feeds the decoder with `first` and all further pieces that are ready. Calls `decode` after
+    /// each piece, until it returns false. In a burst it yields to the connection's task and tries
+    /// again until no further piece arrives. Returns the end of the body once it has arrived.
     async fn decode_ready(&mut self, first: Bytes, mut decode: impl FnMut(&mut Decoder) -> bool) -> Option<Ending> {
         let mut gathered_bytes = first.len();
         let now = clock::now();
@@ -112,7 +112,6 @@ pub(in crate::upstream) enum EventReader {
     Sse(SseReader),
     /// Messages of this process, each of at most `limit` bytes.
     Messages {
-        /// The messages.
         messages: Messages,
         /// Size limit of one.
         limit: usize,
@@ -136,7 +135,7 @@ impl EventReader {
         }
     }
 
-    /// Returns the error of the responses that a server on a channel owed when it was lost; see
+    /// Returns the error of the responses owed by a lost server on a channel; see
     /// [`Messages::lost`].
     pub(in crate::upstream) fn lost(&self) -> Option<ErrorCode> {
         match self {
@@ -191,8 +190,8 @@ impl EventReader {
     }
 }
 
-/// Returns the first message that is wanted in a response of JSON or of events, whose rest is not
-/// read.
+/// Returns the first wanted message in a response of JSON or of events. The rest of the response is
+/// not read.
 pub(in crate::upstream) async fn first_message(
     response: Response<ResponseBody>,
     limit: usize,
@@ -241,17 +240,17 @@ pub(in crate::upstream) struct GatherResult {
     pub(in crate::upstream) events: Vec<sse::Event>,
     /// Error of an event over the limit.
     pub(in crate::upstream) error: Option<sse::Error>,
-    /// End of the response behind the events, or `None` if there is more.
+    /// End of the response after the events, or `None` while there is more.
     pub(in crate::upstream) ending: Option<Ending>,
 }
 
 impl GatherResult {
-    /// Returns true if no event follows that could be read.
+    /// Returns true if no further event can be read.
     pub(in crate::upstream) fn is_last(&self) -> bool {
         self.error.is_some() || self.ending.is_some()
     }
 
-    /// Takes the complete events. Returns false behind an error.
+    /// Takes the complete events. Returns false after an error.
     fn decode(&mut self, decoder: &mut Decoder) -> bool {
         loop {
             match decoder.poll_event() {
@@ -265,7 +264,7 @@ impl GatherResult {
         }
     }
 
-    /// Takes a message of this process. Returns false behind an error.
+    /// Takes a message of this process. Returns false after an error.
     fn take(&mut self, message: Bytes, limit: usize) -> bool {
         if message.len() > limit {
             self.error = Some(sse::Error::TooLarge { limit });

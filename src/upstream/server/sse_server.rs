@@ -1,12 +1,19 @@
 //! Channels to servers on HTTP+SSE, the transport of revision 2024-11-05.
 //!
 //! A channel is the response to a GET. Its first event, `endpoint`, names the place for the
-//! client's messages, each a POST that is answered 202. The server's messages are the later events.
+//! client's messages. Each message is a POST with a response of 202. The server's messages are the
+//! later events.
+//!
 //! Owned here: both directions of a channel, and the wait for a server that accepts no connection.
-//! Invariants: POSTs begin one after the other, and each waits for the response to the last one for
-//! a second, so that messages keep their order; none leaves the server's origin, and no client sees
-//! a redirect; the endpoint's query is a secret of the session, and no log shows it. Absent:
-//! sessions, and the calls that end with a channel (`channel/`).
+//!
+//! Invariants:
+//!
+//! - POSTs begin one after the other. Each waits up to a second for the previous response, so that
+//!   messages keep their order.
+//! - All POSTs stay within the server's origin, and no client sees a redirect.
+//! - The endpoint's query is a secret of the session, and no log shows it.
+//!
+//! Absent: sessions, and the calls that end with a channel (`channel/`).
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -39,12 +46,11 @@ use crate::tls;
 
 /// Largest body of a response other than the channel's, in bytes.
 const MAX_BODY: usize = 1024 * 1024;
-/// Time for the response to a POST, until the next one is sent without it.
+/// Maximum wait for the response to a POST, before the next POST is sent.
 const RESPONSE_WAIT: Duration = Duration::from_secs(1);
 /// Value of the `event` field of the first event.
 const ENDPOINT: &[u8] = b"endpoint";
-/// Error of a redirect that is not followed: one to another origin, or one that may change the
-/// method.
+/// Error of a redirect that is not followed: it leads to another origin, or may change the method.
 const REDIRECTED: &str = "the server redirects to another place, which the proxy does not follow";
 const EVENT_STREAM: HeaderValue = HeaderValue::from_static("text/event-stream");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -73,7 +79,7 @@ impl Open for SseServer {
         Box::pin(async move { open(http, headers, message_bytes).await })
     }
 
-    /// The server is probed as one on Streamable HTTP is.
+    /// The server is probed like a server on Streamable HTTP.
     fn is_available(&self) -> bool {
         true
     }
@@ -109,7 +115,7 @@ async fn open(http: Arc<HttpServer>, mut headers: HeaderMap, message_bytes: usiz
         lines: VecDeque::new(),
         is_cut: false,
         endpoint: None,
-        is_over: false,
+        has_ended: false,
     };
     let endpoint =
         events.endpoint().await.ok_or_else(|| unusable("the event stream does not begin with an endpoint"))?;
@@ -126,7 +132,7 @@ fn unusable(detail: &str) -> OpenError {
     OpenError::Failed { code: ErrorCode::UpstreamGarbage, detail: detail.to_owned() }
 }
 
-/// Returns the refusal of a message that the server has not taken.
+/// Returns the refusal of a message that the server has not accepted.
 fn refusal(detail: &str, message: &[u8]) -> channel::Response {
     let ids: Vec<RequestId> = match jsonrpc::peek(message) {
         Ok(body) => body.messages().iter().filter_map(channel::request_id).cloned().collect(),
@@ -135,7 +141,7 @@ fn refusal(detail: &str, message: &[u8]) -> channel::Response {
     channel::refusal_about(ErrorCode::UpstreamGarbage, detail, &ids)
 }
 
-/// Sends the GET. Waits for a server that accepts no connection, as calls to other servers do.
+/// Sends the GET. Waits for a server that accepts no connection, like calls to other servers.
 async fn get(http: &HttpServer, template: &Template) -> Result<Response<ResponseBody>, Failure> {
     let until = clock::now() + http.config.wait;
     let mut attempts = Attempts::new(http.reach());
@@ -151,8 +157,8 @@ async fn get(http: &HttpServer, template: &Template) -> Result<Response<Response
     }
 }
 
-/// Returns the headers of a client's request for the server: the session, and what belongs to
-/// Streamable HTTP alone, are the proxy's affair.
+/// Returns the headers of a client's request for the server, without the session and without
+/// headers of Streamable HTTP.
 fn own_headers(head: Option<&Lines>) -> HeaderMap {
     let mut headers = head.map(Lines::to_map).unwrap_or_default();
     for name in [
@@ -185,10 +191,10 @@ struct Events {
     is_cut: bool,
     /// Reference of the endpoint, until it is taken.
     endpoint: Option<String>,
-    is_over: bool,
+    has_ended: bool,
 }
 
-/// Memory of the events before the endpoint, none of which is large.
+/// Memory for the events before the endpoint, which are small.
 struct LittleMemory;
 
 impl Memory for LittleMemory {
@@ -200,23 +206,23 @@ impl Memory for LittleMemory {
 impl Events {
     /// Waits for the endpoint, which comes before all messages.
     async fn endpoint(&mut self) -> Option<String> {
-        while self.endpoint.is_none() && self.lines.is_empty() && !self.is_over {
+        while self.endpoint.is_none() && self.lines.is_empty() && !self.has_ended {
             self.read(&mut LittleMemory).await;
         }
-        self.endpoint.take().filter(|_| !self.is_over)
+        self.endpoint.take().filter(|_| !self.has_ended)
     }
 
-    /// Reads the next events. Those that have arrived in part are held in `memory`.
+    /// Reads the next events. Incomplete events are held in `memory`.
     async fn read(&mut self, memory: &mut dyn Memory) {
         let Ok(first) = self.reader.next().await else {
-            self.is_over = true;
+            self.has_ended = true;
             return;
         };
         let (items, ending) = self.reader.gather_items(first).await;
         for item in items {
             self.take(item);
         }
-        self.is_over = ending.is_some();
+        self.has_ended = ending.is_some();
         if let Err(code) = memory.hold(self.reader.partial_data()) {
             let cut = self.reader.cut();
             self.take_cut(cut, code);
@@ -271,7 +277,7 @@ impl Input for ReadUntilEnd {
                 if let Some(line) = self.events.lines.pop_front() {
                     return Some(line);
                 }
-                if self.events.is_over {
+                if self.events.has_ended {
                     return None;
                 }
                 tokio::select! {
@@ -305,8 +311,8 @@ impl Output for Posts {
             let mut post = tokio::spawn(post(http, target, template, end.clone()));
             let outcome = match tokio::time::timeout(RESPONSE_WAIT, &mut post).await {
                 Ok(outcome) => outcome.unwrap_or(Posted::Lost { may_have_run: true }),
-                // Some servers run a request before they answer its POST, and may wait for a later
-                // one meanwhile.
+                // Some servers run a request before they respond to its POST, and may need a later
+                // POST meanwhile.
                 Err(_) => {
                     on_begin();
                     tokio::spawn(async move {
@@ -358,14 +364,14 @@ async fn post(http: Arc<HttpServer>, target: Uri, template: Template, end: Cance
         }
     };
     match response.status() {
-        // The server has forgotten the session of the channel, and has run nothing.
+        // The server has forgotten the session of the channel. The message has not run.
         StatusCode::NOT_FOUND | StatusCode::GONE => Posted::Lost { may_have_run: false },
         status if status.is_success() => {
             // Read to its end, so that the connection can be used again.
             let _ = body::collect(response.into_body(), MAX_BODY).await;
             Posted::Accepted
         }
-        // A client that followed it would send its credentials there.
+        // A client that followed the redirect would send its credentials there.
         status if status.is_redirection() => Posted::Refused(Box::new(refusal(REDIRECTED, template.body()))),
         _ => Posted::Refused(Box::new(collected(response).await)),
     }

@@ -9,7 +9,7 @@ use crate::protocol::headers::names;
 use crate::protocol::jsonrpc::{RequestId, ServerFacts, code, response};
 use crate::random;
 
-/// Protocol version of `server/discover` if the caller names none.
+/// Protocol version of `server/discover` if the caller names no version.
 pub(in crate::upstream) const MODERN: &str = "2026-07-28";
 const VERSION: &str = "io.modelcontextprotocol/protocolVersion";
 pub(in crate::upstream) const CLIENT_INFO: &str = "io.modelcontextprotocol/clientInfo";
@@ -22,7 +22,7 @@ pub(in crate::upstream) fn post(call: &Template, body: Vec<u8>) -> Template {
     call.beside(Method::POST, &headers, body.into())
 }
 
-/// Returns the notification that cancels a request whose result no client awaits any more.
+/// Returns the notification that cancels a request without a waiting client.
 pub(in crate::upstream) fn cancelled(id: &RequestId) -> Vec<u8> {
     let head = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"#;
     format!("{head}{},\"reason\":\"the call was given up\"}}}}", id.to_json()).into_bytes()
@@ -39,14 +39,14 @@ pub(in crate::upstream) fn ping() -> Vec<u8> {
     format!(r#"{{"jsonrpc":"2.0","id":"{}","method":"ping"}}"#, own_id()).into_bytes()
 }
 
-/// Returns the error for a server's request to a client that takes no stream.
+/// Returns the error for a server request to a client that takes no stream.
 pub(in crate::upstream) fn refusal(id: &RequestId) -> Vec<u8> {
     let text = "this client takes JSON answers only and can be asked nothing";
     response::error_with_data(Some(id), code::METHOD_NOT_FOUND, text, serde_json::json!({ "fault": "client" }))
 }
 
-/// Returns the messages for a client whose session was opened again: the change of each list that
-/// the server announces, and a warning if the server declared `logging`.
+/// Returns the messages for a client whose session was revived: a change of each announced list,
+/// and a warning if the server declared `logging`.
 pub(in crate::upstream) fn revival_messages(server: &ServerFacts) -> Vec<Vec<u8>> {
     let changed = |method| serde_json::json!({ "jsonrpc": "2.0", "method": method }).to_string().into_bytes();
     let mut messages: Vec<_> = server.list_changes().map(changed).collect();
@@ -67,7 +67,7 @@ fn warning(text: &str) -> Vec<u8> {
     message.to_string().into_bytes()
 }
 
-/// Returns the request `server/discover` with the credentials of `call`, at this revision or the
+/// Returns a `server/discover` request with the credentials of `call`, at this revision or the
 /// first of its era.
 pub(in crate::upstream) fn discover_request(call: &Template, version: Option<String>) -> Template {
     discover_request_as(call, version, None, None)

@@ -1,12 +1,13 @@
 //! Choice of the HTTP client for a call: the proxy's own, or hyper's for HTTP/2.
 //!
-//! Over HTTP/1.1 every call has a connection of its own, served by the proxy's own client; bodies
-//! that pass through and all else use hyper's. In TLS the server chooses the version with each
+//! Over HTTP/1.1 every call has a connection of its own. The proxy's own client serves it; hyper's
+//! client serves passing bodies and everything else. In TLS the server chooses the version for each
 //! connection. The own client connects first. If the server chooses HTTP/2, hyper's client makes
-//! this call and all later ones, until a server chooses HTTP/1.1 again. Over HTTP/2 calls share a
-//! connection, and servers limit the calls on one. A call beyond the limit would wait behind
-//! streams that may last for hours. Therefore there are as many of hyper's clients as it takes for
-//! none to have more calls than a connection carries.
+//! this call and all later calls, until a server chooses HTTP/1.1 again.
+//!
+//! Over HTTP/2 calls share a connection, and servers limit the calls on a connection. A call beyond
+//! the limit would wait behind streams that may last for hours. Therefore the number of hyper's
+//! clients grows, so that each has at most as many calls as a connection carries.
 
 #[cfg(test)]
 mod tests;
@@ -32,11 +33,11 @@ use crate::event_log::Stream;
 use crate::protocol::headers;
 use crate::sync;
 
-/// Calls on one HTTP/2 connection. Servers are asked to allow no fewer ([RFC 9113 §6.5.2]).
+/// Calls on one HTTP/2 connection. Servers should allow at least as many ([RFC 9113 §6.5.2]).
 ///
 /// [RFC 9113 §6.5.2]: https://www.rfc-editor.org/rfc/rfc9113#section-6.5.2
 const CALLS_PER_CONNECTION: usize = 100;
-/// Limit of calls on a connection before the server's SETTINGS arrive: a server refuses those
+/// Limit of calls on a connection before the server's SETTINGS arrive: a server refuses calls
 /// beyond its own limit.
 const CALLS_BEFORE_SETTINGS: usize = 1;
 /// Flow-control window of one response. Unread bytes lie in h2's buffers, and count against no
@@ -45,7 +46,7 @@ const STREAM_WINDOW: u32 = 256 * 1024;
 /// Flow-control window of a connection: responses that are not read (their streams are full) never
 /// stop the others.
 const CONNECTION_WINDOW: u32 = STREAM_WINDOW * CALLS_PER_CONNECTION as u32;
-/// Silence after which an HTTP/2 connection with calls on it is pinged.
+/// Silence of an HTTP/2 connection in use before a ping.
 const PING_AFTER: Duration = Duration::from_secs(30);
 /// Time limit for the response to a ping. After it the connection is lost.
 const PING_TIMEOUT: Duration = Duration::from_secs(15);
@@ -94,13 +95,12 @@ impl Error {
         }
     }
 
-    /// Returns true if a connection took none of its requests for the longest time that connecting
-    /// may take.
+    /// Returns true if a connection has taken no request during the maximum time of connecting.
     pub(super) fn is_stuck(&self) -> bool {
         matches!(self, Error::Stuck)
     }
 
-    /// Returns true if the upstream sent something that is no HTTP response.
+    /// Returns true if the upstream sent something other than an HTTP response.
     pub(super) fn is_garbage(&self) -> bool {
         matches!(self, Error::Http1(http1::Error::Malformed(_)) | Error::Endless(_))
     }
@@ -113,8 +113,8 @@ struct HyperClient {
 }
 
 impl HyperClient {
-    /// Resolves once the connection had no call in flight for `timeout` and took none of those that
-    /// wait. The call of `sent_flag` is withdrawn then.
+    /// Resolves once the connection had no call in flight for `timeout`, and took no waiting call
+    /// either. The call of `sent_flag` is then withdrawn.
     async fn when_stuck(&self, sent_flag: &SentFlag, timeout: Duration) {
         let mut before = self.calls.sent_if_idle();
         while !sent_flag.is_sent() {
@@ -130,8 +130,8 @@ impl HyperClient {
 }
 
 impl Clients {
-    /// Creates the clients of one server; requests that name no host are for `host`. Connects
-    /// nothing yet.
+    /// Creates the clients of one server, without connecting. `host` is the host of requests that
+    /// name no host.
     pub(super) fn new(connector: Connector, version: Version, host: &str, pool_idle: Duration) -> Self {
         let first = client(&connector, version, pool_idle);
         let http1 = http1::Client::new(connector.clone(), host.to_owned(), pool_idle);
@@ -139,8 +139,8 @@ impl Clients {
     }
 
     /// Sends a request and waits for the response head, which shares no memory with the
-    /// connection's read buffer. Sets `sent_flag` and notes it in `sent` once bytes of the request
-    /// may have left.
+    /// connection's read buffer. Sets `sent_flag` and records it in `sent` once bytes of the
+    /// request may have left.
     pub(super) async fn send(
         &self,
         template: &Template,
@@ -201,16 +201,16 @@ impl Clients {
             }
         };
         let interim = Interim::of(&mut request);
-        let answered = tokio::select! {
+        let response = tokio::select! {
             biased;
-            endless = interim.over() => return Err(endless.into()),
-            answered = client.client.request(request) => answered?,
+            endless = interim.exceeded() => return Err(endless.into()),
+            response = client.client.request(request) => response?,
             () = client.when_stuck(sent_flag, self.connector.ready_timeout()) => return Err(Error::Stuck),
         };
-        // A request with a response has arrived, although the rest of its body may still be asked
-        // for.
+        // A request with a response has arrived, although the server may still expect the rest of
+        // its body.
         sent_flag.mark_sent();
-        Ok(Incoming::of_response(answered, slot).map(ResponseBody::Hyper))
+        Ok(Incoming::of_response(response, slot).map(ResponseBody::Hyper))
     }
 
     fn client_with_capacity(&self, sent_flag: &SentFlag) -> (HyperClient, Option<Slot>) {
@@ -247,9 +247,9 @@ fn client(connector: &Connector, version: Version, pool_idle: Duration) -> Hyper
     HyperClient { client: builder.build(connector.clone()), calls: Arc::default() }
 }
 
-/// Moves the `Host` header to the URI's authority. HTTP/2 has no `Host`, and a server may refuse
-/// one that differs from the `:authority`. hyper writes the authority as the connection's version
-/// requires.
+/// Moves the `Host` header to the URI's authority. HTTP/2 has no `Host`, and a server may refuse a
+/// `Host` that differs from the `:authority`. hyper writes the authority as the connection's
+/// version requires.
 fn host_to_authority(request: &mut Request<Body>) {
     let Some(host) = request.headers_mut().remove(HOST) else { return };
     let Some(authority) = Authority::try_from(host.as_bytes()).ok().filter(|it| !it.as_str().contains('@')) else {

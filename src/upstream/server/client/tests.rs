@@ -41,12 +41,12 @@ fn template() -> Template {
     Template::new(&parts, Lines::default(), Bytes::from_static(b"ask"))
 }
 
-/// Serves a connection on which no stream may be opened.
+/// Serves a connection that forbids streams.
 async fn take_nothing(pipe: DuplexStream) {
     let mut connection =
         h2::server::Builder::new().max_concurrent_streams(0).handshake::<_, Bytes>(pipe).await.unwrap();
-    let asked = connection.accept().await;
-    assert!(asked.is_none(), "a stream was opened: {asked:?}");
+    let stream = connection.accept().await;
+    assert!(stream.is_none(), "a stream was opened: {stream:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -70,8 +70,8 @@ async fn withdrawn_calls_prolong_no_other_call() {
     }
 }
 
-/// The connection's task runs on another thread: it may reach the request at the moment in which
-/// the call is withdrawn.
+/// The connection's task runs on another thread: it may reach the request at the moment of the
+/// withdrawal.
 #[tokio::test(start_paused = true)]
 async fn a_request_that_timed_out_before_it_was_sent_is_withdrawn() {
     for is_taken_first in [false, true] {

@@ -45,7 +45,7 @@ pub(super) struct Client {
 pub(super) struct Request<'a> {
     pub(super) method: &'a Method,
     pub(super) target: &'a str,
-    /// Headers, except those that describe the body.
+    /// Headers, except the headers of the body.
     pub(super) lines: &'a Lines,
     pub(super) body: &'a Bytes,
 }

@@ -63,56 +63,56 @@ async fn take_request(server: &mut DuplexStream, end: &[u8]) {
     assert!(seen.starts_with(b"POST /mcp HTTP/1.1\r\nhost: there\r\ncontent-length: "));
 }
 
-async fn answer(server: &mut DuplexStream, answer: &str) {
+async fn respond(server: &mut DuplexStream, text: &str) {
     take_request(server, b"ask").await;
-    server.write_all(answer.as_bytes()).await.unwrap();
+    server.write_all(text.as_bytes()).await.unwrap();
 }
 
-async fn ask(client: &Client) -> Result<Bytes, BoxError> {
+async fn exchange(client: &Client) -> Result<Bytes, BoxError> {
     let response = client.send(request(&Bytes::from_static(b"ask")), || ()).await?;
     assert_eq!(response.status(), StatusCode::OK);
     Ok(response.into_body().collect().await?.to_bytes())
 }
 
-async fn ask_once(client: &Client, server: &mut DuplexStream, text: &str) -> Result<Bytes, BoxError> {
-    tokio::join!(ask(client), answer(server, text)).0
+async fn exchange_once(client: &Client, server: &mut DuplexStream, text: &str) -> Result<Bytes, BoxError> {
+    tokio::join!(exchange(client), respond(server, text)).0
 }
 
-const ANSWER: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+const RESPONSE: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
 #[tokio::test(start_paused = true)]
 async fn a_connection_is_used_again_until_it_has_been_idle_too_long() {
     let (client, [mut first, mut second]) = client();
-    assert_eq!(ask_once(&client, &mut first, ANSWER).await.unwrap(), "ok");
+    assert_eq!(exchange_once(&client, &mut first, RESPONSE).await.unwrap(), "ok");
     tokio::time::advance(IDLE - Duration::from_millis(1)).await;
     let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n";
-    assert_eq!(ask_once(&client, &mut first, chunked).await.unwrap(), "ok");
+    assert_eq!(exchange_once(&client, &mut first, chunked).await.unwrap(), "ok");
     // The connection is closed without another request.
     let mut end = Vec::new();
     assert_eq!(first.read_to_end(&mut end).await.unwrap(), 0);
-    assert_eq!(ask_once(&client, &mut second, ANSWER).await.unwrap(), "ok");
+    assert_eq!(exchange_once(&client, &mut second, RESPONSE).await.unwrap(), "ok");
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_connection_used_last_is_used_next() {
     let (client, [mut first, mut second]) = client();
-    let at_once = async { tokio::join!(biased; ask(&client), ask(&client)) };
-    let serving = async { tokio::join!(answer(&mut first, ANSWER), answer(&mut second, ANSWER)) };
+    let at_once = async { tokio::join!(biased; exchange(&client), exchange(&client)) };
+    let serving = async { tokio::join!(respond(&mut first, RESPONSE), respond(&mut second, RESPONSE)) };
     let ((one, two), _) = tokio::join!(at_once, serving);
     assert_eq!((one.unwrap(), two.unwrap()), (Bytes::from_static(b"ok"), Bytes::from_static(b"ok")));
-    assert_eq!(ask_once(&client, &mut second, ANSWER).await.unwrap(), "ok");
+    assert_eq!(exchange_once(&client, &mut second, RESPONSE).await.unwrap(), "ok");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_connection_the_server_closed_or_spoke_on_is_not_used_again() {
     for received in ["", "HTTP/1.1 200 OK\r\n"] {
         let (client, [mut first, mut second]) = client();
-        assert_eq!(ask_once(&client, &mut first, ANSWER).await.unwrap(), "ok");
+        assert_eq!(exchange_once(&client, &mut first, RESPONSE).await.unwrap(), "ok");
         first.write_all(received.as_bytes()).await.unwrap();
         if received.is_empty() {
             drop(first);
         }
-        assert_eq!(ask_once(&client, &mut second, ANSWER).await.unwrap(), "ok");
+        assert_eq!(exchange_once(&client, &mut second, RESPONSE).await.unwrap(), "ok");
     }
 }
 
@@ -123,8 +123,8 @@ async fn bytes_behind_a_response_only_prevent_reuse_of_the_connection() {
         "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok",
     ] {
         let (client, [mut first, mut second]) = client();
-        assert_eq!(ask_once(&client, &mut first, text).await.unwrap(), "ok");
-        assert_eq!(ask_once(&client, &mut second, ANSWER).await.unwrap(), "ok");
+        assert_eq!(exchange_once(&client, &mut first, text).await.unwrap(), "ok");
+        assert_eq!(exchange_once(&client, &mut second, RESPONSE).await.unwrap(), "ok");
     }
 }
 
@@ -140,8 +140,8 @@ async fn a_request_that_left_is_not_sent_again() {
     let on_sent = || {
         sent.fetch_add(1, Ordering::Relaxed);
     };
-    let (answered, ()) = tokio::join!(client.send(request(&body), on_sent), serving);
-    assert!(matches!(answered, Err(Error::Broken(_))), "{answered:?}");
+    let (response, ()) = tokio::join!(client.send(request(&body), on_sent), serving);
+    assert!(matches!(response, Err(Error::Broken(_))), "{response:?}");
     assert_eq!(sent.into_inner(), 1);
     drop(client);
     let mut second = second;
@@ -151,8 +151,8 @@ async fn a_request_that_left_is_not_sent_again() {
 #[tokio::test(start_paused = true)]
 async fn a_refused_connection_means_that_nothing_was_sent() {
     let (client, []) = client();
-    let answered = client.send(request(&Bytes::new()), || panic!("it was sent")).await;
-    assert!(matches!(answered, Err(Error::Connect(_))), "{answered:?}");
+    let response = client.send(request(&Bytes::new()), || panic!("it was sent")).await;
+    assert!(matches!(response, Err(Error::Connect(_))), "{response:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -164,33 +164,33 @@ async fn a_server_may_respond_before_it_has_read_the_request() {
         first.read_exact(&mut some).await.unwrap();
         first.write_all(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 2\r\n\r\nno").await.unwrap();
     };
-    let (answered, ()) = tokio::join!(client.send(request(&large), || ()), serving);
-    let answered = answered.unwrap();
-    assert_eq!(answered.status(), StatusCode::PAYLOAD_TOO_LARGE);
-    assert_eq!(answered.into_body().collect().await.unwrap().to_bytes(), "no");
+    let (response, ()) = tokio::join!(client.send(request(&large), || ()), serving);
+    let response = response.unwrap();
+    assert_eq!(response.status(), StatusCode::PAYLOAD_TOO_LARGE);
+    assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "no");
     // The rest of the request would be read as the next one.
-    assert_eq!(ask_once(&client, &mut second, ANSWER).await.unwrap(), "ok");
+    assert_eq!(exchange_once(&client, &mut second, RESPONSE).await.unwrap(), "ok");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_large_request_is_written_while_its_response_is_awaited() {
     let (client, [mut first]) = client();
     let large = Bytes::from([vec![b'x'; 20 * PIPE], b"ask".to_vec()].concat());
-    let (answered, ()) = tokio::join!(client.send(request(&large), || ()), answer(&mut first, ANSWER));
-    assert_eq!(answered.unwrap().into_body().collect().await.unwrap().to_bytes(), "ok");
-    assert_eq!(ask_once(&client, &mut first, ANSWER).await.unwrap(), "ok");
+    let (response, ()) = tokio::join!(client.send(request(&large), || ()), respond(&mut first, RESPONSE));
+    assert_eq!(response.unwrap().into_body().collect().await.unwrap().to_bytes(), "ok");
+    assert_eq!(exchange_once(&client, &mut first, RESPONSE).await.unwrap(), "ok");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_truncated_body_fails_after_the_received_bytes() {
     let (client, [mut first]) = client();
     let serving = async {
-        answer(&mut first, "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nok").await;
+        respond(&mut first, "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nok").await;
         drop(first);
     };
     let body = Bytes::from_static(b"ask");
-    let (answered, ()) = tokio::join!(client.send(request(&body), || ()), serving);
-    let mut body = answered.unwrap().into_body();
+    let (response, ()) = tokio::join!(client.send(request(&body), || ()), serving);
+    let mut body = response.unwrap().into_body();
     assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "ok");
     assert!(body.frame().await.unwrap().is_err());
 }
@@ -200,8 +200,8 @@ async fn dropping_a_body_closes_its_connection() {
     let (client, [mut first]) = client();
     let body = Bytes::from_static(b"ask");
     let head = "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nok";
-    let (answered, ()) = tokio::join!(client.send(request(&body), || ()), answer(&mut first, head));
-    drop(answered.unwrap());
+    let (response, ()) = tokio::join!(client.send(request(&body), || ()), respond(&mut first, head));
+    drop(response.unwrap());
     assert_eq!(first.read_to_end(&mut Vec::new()).await.unwrap(), 0);
 }
 
@@ -210,8 +210,8 @@ async fn data_buffered_by_the_connection_is_flushed() {
     let (client, [mut first]) = client_over(PIPE, |pipe| Box::new(BufStream::new(pipe)));
     for size in [0, 20 * PIPE] {
         let body = Bytes::from([vec![b'x'; size], b"ask".to_vec()].concat());
-        let (answered, ()) = tokio::join!(client.send(request(&body), || ()), answer(&mut first, ANSWER));
-        assert_eq!(answered.unwrap().into_body().collect().await.unwrap().to_bytes(), "ok");
+        let (response, ()) = tokio::join!(client.send(request(&body), || ()), respond(&mut first, RESPONSE));
+        assert_eq!(response.unwrap().into_body().collect().await.unwrap().to_bytes(), "ok");
     }
 }
 
@@ -277,7 +277,7 @@ async fn a_request_with_one_written_record_does_not_count_as_unsent() {
         first.read_exact(&mut record).await.unwrap();
         drop(first);
     };
-    let (answered, ()) = tokio::join!(client.send(request(&large), on_sent), reading);
-    assert!(matches!(answered, Err(Error::Broken(_))), "{answered:?}");
+    let (response, ()) = tokio::join!(client.send(request(&large), on_sent), reading);
+    assert!(matches!(response, Err(Error::Broken(_))), "{response:?}");
     assert_eq!(sent.into_inner(), 1);
 }

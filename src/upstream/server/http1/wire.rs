@@ -14,8 +14,8 @@ use crate::protocol::http1::{self, Head, HeadReader};
 
 /// Size limit of one read.
 const READ_MAX: usize = 64 * 1024;
-/// Size limit of the first write of a request: one TLS record, of which a peer cannot read a part.
-/// So if the write fails, none of the request left.
+/// Size limit of the first write of a request. It fits in one TLS record, which a peer cannot read
+/// in part. So after a failed write, no byte of the request has left.
 const FIRST_WRITE_MAX: usize = 16 * 1024;
 
 thread_local! {
@@ -98,7 +98,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
     /// Writes the first bytes of a request.
     ///
     /// # Errors
-    /// Returns the request if none of it left.
+    ///
+    /// Returns the request if no byte of it left.
     pub(super) async fn begin(mut socket: S, mut outgoing: Outgoing) -> Result<Self, (Outgoing, io::Error)> {
         match poll_fn(|cx| outgoing.poll_write(&mut socket, FIRST_WRITE_MAX, cx)).await {
             Ok(()) => Ok(Self { socket, outgoing, is_broken: false }),
