@@ -32,7 +32,6 @@ use crate::protocol::error::Failure;
 /// at the next poll: the pump polls after each change of its stream.
 ///
 /// # Errors
-///
 /// The response is the failure of the last attempt. An attempt in progress is awaited, so the error
 /// may come up to `upstream.connect_timeout_ms` later.
 pub(super) async fn send_when_reachable(

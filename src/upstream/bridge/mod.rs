@@ -202,7 +202,8 @@ impl Bridge {
     ) -> Exchanged {
         let Some(legacy) = &self.legacy_clients else { return Ok(response) };
         if self.keeps_session_of(template) {
-            // The bridge kept this session before a restart. Its server was replaced meanwhile.
+            // The server of this session was replaced, and the bridge had opened it again before a
+            // restart.
             return legacy.send(server, template, None).await;
         }
         if is_modern(template) {

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-/// Maximum wait of a burst for one reader. A slower reader loses messages, or its
-/// subscription.
+/// Maximum wait of a burst for one reader. A slower reader loses messages, or its subscription.
 const WAIT: Duration = Duration::from_millis(250);
 
 /// Returns true if a queue is at least half full.

@@ -17,7 +17,8 @@ use crate::{clock, sync};
 
 /// Validity of an era that a response has shown.
 const TTL: Duration = Duration::from_secs(300);
-/// Validity of an era after a discovery request without a response.
+/// Validity of an era after a discovery request without a usable response. If no era is known,
+/// silence counts as legacy.
 const NO_RESPONSE_TTL: Duration = Duration::from_secs(30);
 /// Time limit of a discovery request. Other requests wait meanwhile.
 const WAIT: Duration = Duration::from_secs(5);
@@ -77,7 +78,7 @@ impl ServerEra {
         self.of(template).await == Some(era) || self.latest(template).await == Some(era)
     }
 
-    /// Returns an era that is at most [`MIN_AGE`] old.
+    /// Returns an era that is at most [`MIN_AGE`] old, or `None` if the discovery finds none.
     async fn latest(&self, template: &Template) -> Option<Era> {
         match self.known() {
             Some(known) if clock::now() < known.since + MIN_AGE => Some(known.era),

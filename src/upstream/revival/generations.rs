@@ -1,7 +1,7 @@
 //! Client messages for one generation of a session that was opened again.
 //!
-//! Owned here: the session name that such a message has at the server. Absent: the
-//! choice of the generation (`ingress`), and the names (`event_log`).
+//! Owned here: the session name that such a message has at the server. Absent: the choice of the
+//! generation (`ingress`), and the names (`event_log`).
 
 use std::sync::Arc;
 

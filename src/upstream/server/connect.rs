@@ -201,7 +201,6 @@ impl Connector {
     /// connection ends.
     ///
     /// # Errors
-    ///
     /// [`TooMany`] if no connection ended within the connect timeout; otherwise an error of TCP or
     /// TLS.
     pub(super) async fn connect(&self) -> Result<Socket, BoxError> {

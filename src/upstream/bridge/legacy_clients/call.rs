@@ -323,7 +323,6 @@ impl Call {
     /// Sends the server requests of a round to the client, then the call with the client responses.
     ///
     /// # Errors
-    ///
     /// The reason why the call cannot continue.
     async fn run_round(&mut self, required: InputRequired, out: &mpsc::Sender<Bytes>) -> Result<Reply, String> {
         self.rounds += 1;

@@ -61,7 +61,8 @@ const ATTEMPTS: usize = 2;
 /// Time that a server counts as naming its sessions. For some callers no session may be opened
 /// meanwhile.
 const NAMED_TTL: Duration = Duration::from_secs(300);
-/// Maximum wait of an accepted call for the completion of its elicitation URLs.
+/// Maximum wait for the completion of elicitation URLs, after consent and before the call is sent
+/// again.
 const COMPLETION_WAIT: Duration = Duration::from_secs(2);
 
 /// Translates requests. All workers share it.

@@ -50,7 +50,7 @@ pub(super) struct Traits {
 pub(super) struct Begun {
     /// Messages for the call.
     pub(super) inbox: mpsc::Receiver<Bytes>,
-    /// True if the server must get `roots/list_changed` before the call.
+    /// True if the server must get `roots/list_changed`: it can request roots again.
     pub(super) announces_roots: bool,
 }
 

@@ -98,7 +98,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
     /// Writes the first bytes of a request.
     ///
     /// # Errors
-    ///
     /// Returns the request if no byte of it left.
     pub(super) async fn begin(mut socket: S, mut outgoing: Outgoing) -> Result<Self, (Outgoing, io::Error)> {
         match poll_fn(|cx| outgoing.poll_write(&mut socket, FIRST_WRITE_MAX, cx)).await {
