@@ -18,9 +18,10 @@ use crate::protocol::jwt;
 use crate::protocol::tasks::Discovery;
 use crate::sync;
 
-/// How long after a 2xx the upstream is expected to accept the same credentials.
+/// Trust after a 2xx: the upstream is expected to accept the same credentials.
 const TRUST: Duration = Duration::from_secs(600);
-/// The same for credentials without a known expiry, before a response head of the proxy's own.
+/// Trust after a 2xx in credentials without a known expiry, before a response head of the proxy's
+/// own.
 const OPAQUE_TRUST: Duration = Duration::from_secs(120);
 /// Minimum time before the expiry of a token for such a head: the clocks of proxy and server
 /// differ.

@@ -373,7 +373,11 @@ impl State {
         let receiver = self.server_request_receiver();
         let Some((member, receiver)) = receiver.filter(|(_, receiver)| !is_ping || self.has_responder(*receiver))
         else {
-            let reply = if is_ping { response::empty(&id).into() } else { error(&id, code::INVALID_REQUEST, "there is no session") };
+            let reply = if is_ping {
+                response::empty(&id).into()
+            } else {
+                error(&id, code::INVALID_REQUEST, "there is no session")
+            };
             return self.reply(reply, limits);
         };
         self.routing.insert_server_request(&text, id.clone(), receiver, member);

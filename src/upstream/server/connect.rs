@@ -34,7 +34,7 @@ const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
 const TCP_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const TCP_KEEPALIVE_RETRIES: u32 = 6;
 /// Limit for unacknowledged data. After it the server counts as lost. Linux counts a server that
-/// reads nothing of a request as well; the limit equals nginx's (`proxy_send_timeout`).
+/// does not read a request as well; the limit equals nginx's (`proxy_send_timeout`).
 #[cfg(target_os = "linux")]
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(60);
 

@@ -1,9 +1,8 @@
 //! Responses that may refuse a session, and the rules for such sessions.
 //!
 //! Owned here: the recognition of a refusal, the limits of revival, the inquiry whether the session
-//! lives ([`inquiry`]), and the signs of a server that distinguishes callers ([`affinity`]).
-//! Absent: the handshake that opens a session again (`revival/`), and the wordings of refusals
-//! (`protocol`).
+//! lives ([`inquiry`]), and the signs of missing affinity ([`affinity`]). Absent: the handshake
+//! that opens a session again (`revival/`), and the wordings of refusals (`protocol`).
 
 mod affinity;
 mod inquiry;

@@ -11,7 +11,7 @@ use serde_json::Map;
 use tokio::sync::mpsc;
 
 use super::session::{ClientResponse, PendingRequest, Running, Session};
-use super::{LegacyClients, code::METHOD_NOT_FOUND, sent_messages, unknown_session};
+use super::{LegacyClients, sent_messages, unknown_session};
 use crate::clock;
 use crate::event_log::Stream;
 use crate::protocol::bridge::legacy_clients::{self as bridge, InputRequired, MAX_ROUNDS, Round, ToolFacts};

@@ -58,9 +58,8 @@ impl LegacyClients {
             Err(_) => return Err(Failure::before_run(ErrorCode::UpstreamTimeout).into()),
         };
         let Some(server) = Discovered::of(&message) else {
-            let error = bridge::error_of(&message, id).unwrap_or_else(|| {
-                response::error(id, code::INTERNAL_ERROR, "the server did not say what it has")
-            });
+            let error = bridge::error_of(&message, id)
+                .unwrap_or_else(|| response::error(id, code::INTERNAL_ERROR, "the server did not say what it has"));
             return Ok(json_response(StatusCode::BAD_REQUEST, error));
         };
         self.record_session();

@@ -74,7 +74,7 @@ struct State {
     subscription: Option<Subscription>,
     /// Facts about tools from the lists read in the session, or `None` before the first list.
     tools: Option<HashMap<String, ToolFacts>>,
-    /// The same caller with later tokens, the newest last.
+    /// Later tokens of the same caller, the newest last.
     later_callers: Vec<Arc<Caller>>,
 }
 

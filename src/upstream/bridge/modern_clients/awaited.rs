@@ -46,7 +46,8 @@ impl Awaited {
     }
 
     fn begin(&self) -> mpsc::Receiver<Bytes> {
-        let (takes_requests, wants_logs) = (self.request.kind.may_request_input(), self.request.envelope.log_level.is_some());
+        let (takes_requests, wants_logs) =
+            (self.request.kind.may_request_input(), self.request.envelope.log_level.is_some());
         let Begun { inbox, announces_roots } =
             self.session.calls.begin(&self.own, Traits { takes_requests, wants_logs });
         if announces_roots {

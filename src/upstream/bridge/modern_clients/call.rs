@@ -54,7 +54,7 @@ pub(super) struct BridgedCall {
     early: Option<Bytes>,
     /// Server requests without a client response.
     pending: Vec<ServerRequest>,
-    /// When the client gets the pending server requests, or `None` without any.
+    /// Deadline to forward the pending server requests, or `None` without any.
     due: Option<Instant>,
     /// Arrival of the first pending server request, or `None` without any.
     pending_since: Option<Instant>,
@@ -410,7 +410,7 @@ impl BridgedCall {
         for request in std::mem::take(&mut self.pending) {
             match request.unnamed {
                 Some(text) if !request.is_forwarded => unnamed.push(text),
-                Some(_) | None => messages.push(bridge::given_up(&request.id, &request.method)),
+                Some(_) | None => messages.push(bridge::abandoned_response(&request.id, &request.method)),
             }
         }
         self.inbox.close();

@@ -13,7 +13,7 @@ use super::session::{Key, LegacySession};
 use super::{Called, ClientRequest, ModernClients, refusal};
 use crate::protocol::bridge::modern_clients::listen::{self, Filter};
 use crate::protocol::bridge::modern_clients::too_many_waiting;
-use crate::protocol::jsonrpc::{self, code};
+use crate::protocol::jsonrpc::code;
 use crate::upstream::bridge::{event_stream, json_response};
 use crate::upstream::server::exchange::Unanswered;
 use crate::upstream::server::request::Template;

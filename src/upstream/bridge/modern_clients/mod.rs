@@ -214,7 +214,7 @@ impl ModernClients {
             Err(refusal) => return Some(Translated::Response(Ok(*refusal))),
         };
         if request.kind == Kind::Unknown {
-            let refused = json_response(StatusCode::NOT_FOUND, bridge::method_not_found(&request.id));
+            let refused = json_response(StatusCode::NOT_FOUND, response::method_not_found(&request.id));
             return Some(Translated::Response(Ok(refused)));
         }
         match self.respond(server, request, sent).await {

@@ -148,7 +148,7 @@ async fn refuse_expired(clients: Weak<ModernClients>, session: Weak<LegacySessio
     let (Some(clients), Some(session)) = (clients.upgrade(), session.upgrade()) else { return };
     for request in session.calls.take_expired(clock::now()) {
         if let Ok(jsonrpc::Body::Single(Message::Request { id, method })) = jsonrpc::peek(&request) {
-            refuse(&clients, &session, &id, &method, bridge::NOT_ASKED).await;
+            refuse(&clients, &session, &id, &method, bridge::OUTSIDE_CALL).await;
         }
     }
 }
