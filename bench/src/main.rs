@@ -2,9 +2,9 @@
 //! in front of it.
 //!
 //! Each load checks every event it reads: the payloads count 1, 2, 3 … and the response has their
-//! number; event ids, if any, count too. A gap, a repeat or any error ends the run with exit code
-//! 1. A load prints one line of JSON. `bench/run` starts the processes, alternates the loads and
-//! makes the table.
+//! number; event ids, if any, count too. A gap, a repeat or any error ends the run with the exit
+//! code 1. A load prints one line of JSON. `bench/run` starts the processes, alternates the loads
+//! and makes the table.
 
 mod acks;
 mod load;

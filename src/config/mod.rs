@@ -17,6 +17,7 @@ mod balance;
 mod bridge;
 mod build;
 mod command;
+mod flags;
 pub mod key_file;
 mod otel;
 mod problem;
@@ -35,6 +36,7 @@ mod value;
 pub use balance::{Balance, BalanceTls, Balancing};
 pub use bridge::{Bridge, ModernClients};
 pub use command::{Command, InvalidVariable};
+pub use flags::Flags;
 pub use otel::{CollectorUrl, InvalidCollector, Otel};
 pub use problem::{Origin, Problem, Problems};
 pub use store::{DiskStore, Fsync, OnUnreachable, RedisStore, Store};
@@ -376,25 +378,6 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
-}
-
-/// Unchecked values of the command line; each overrides every other layer.
-///
-/// Has no `Debug`: an upstream's URL may carry a key in its query.
-#[derive(Clone, Default)]
-pub struct Flags {
-    /// `--upstream`, in place of `upstream.url`.
-    pub upstream: Option<String>,
-    /// `--listen`, in place of `listen.address`.
-    pub listen: Option<String>,
-    /// `--admin`, in place of `admin.address`.
-    pub admin: Option<String>,
-    /// `--store`, in place of `store.kind`.
-    pub store: Option<String>,
-    /// `--upstream-sse`, in place of `upstream.sse_url`.
-    pub upstream_sse: Option<String>,
-    /// Words behind `--`, in place of `upstream.command`; empty for none.
-    pub command: Vec<String>,
 }
 
 /// The settings of one call, with its tool's overrides applied.

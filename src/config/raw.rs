@@ -9,7 +9,7 @@ use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::Flags;
+use super::flags::Flags;
 use super::problem::{Origin, Problem};
 
 const PREFIX: &str = "MCP_RESUME_";

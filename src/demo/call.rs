@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::Error;
 use super::client::Client;
+use super::error::Error;
 use super::relay::Relay;
 use crate::protocol::sse::Event;
 

@@ -14,7 +14,7 @@ use hyper_util::client::legacy::{Client as HttpClient, connect::HttpConnector};
 use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
 
-use super::Error;
+use super::error::Error;
 use super::server::SESSION_HEADER;
 use super::transcript::{Transcript, shorten};
 use crate::protocol::sse::{Decoder, Event};

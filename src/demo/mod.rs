@@ -11,6 +11,7 @@
 
 mod call;
 mod client;
+mod error;
 mod relay;
 mod server;
 mod transcript;
@@ -23,14 +24,14 @@ use tokio::sync::oneshot;
 
 use self::call::{COUNT_TO, ReceivedEvents, count};
 use self::client::Client;
+pub use self::error::Error;
+use self::error::SHOW_LIMIT;
 use self::relay::Relay;
 use self::server::Server;
 use self::transcript::Transcript;
 use crate::config::{self, Config};
 use crate::sidecar;
 
-/// Longest duration of the show. A slower proxy fails it.
-const SHOW_LIMIT: Duration = Duration::from_secs(15);
 /// Longest time of the proxy's shutdown after the show.
 const END_LIMIT: Duration = Duration::from_secs(1);
 /// Cuts of the call that goes directly to the server: one is enough.
@@ -47,43 +48,6 @@ pub struct Options {
     /// Exit after the show instead of listening on for the reader's own requests. A demo whose
     /// stdout is not a terminal has no reader and exits as well.
     pub once: bool,
-}
-
-/// Failure of the demo.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The proxy's configuration was refused.
-    #[error(transparent)]
-    Config(#[from] config::Problems),
-    /// The proxy could not start, or failed.
-    #[error(transparent)]
-    Proxy(#[from] sidecar::Error),
-    /// The proxy ended before the show did.
-    #[error("the proxy ended early")]
-    ProxyEnded,
-    /// The built-in server or the relay could not start, or stdout failed.
-    #[error(transparent)]
-    Io(#[from] io::Error),
-    /// The client got no response.
-    #[error("the client got no response: {0}")]
-    NoResponse(#[from] hyper_util::client::legacy::Error),
-    /// The client got an incomplete response to a request other than the call.
-    #[error("the client got an incomplete response: {0}")]
-    Incomplete(#[from] hyper::Error),
-    /// The response is not the one that the protocol specifies.
-    #[error("the response to {request} has the status {status}")]
-    Unexpected {
-        /// Request that was sent.
-        request: String,
-        /// Status of the response.
-        status: hyper::StatusCode,
-    },
-    /// An event was lost, repeated or misplaced.
-    #[error("the call did not arrive exactly once: {0}")]
-    NotExactlyOnce(String),
-    /// The show did not end in time.
-    #[error("the show took longer than {} s", SHOW_LIMIT.as_secs())]
-    TooLong,
 }
 
 /// Runs the show, then the proxy alone until ctrl-c. Without a terminal, or with `once`, it ends

@@ -101,10 +101,8 @@ impl Callers {
         // All sessions of a caller count together.
         let counted_as = || QuotaKey::of(&principal, is_proven, None, address);
         let is_bridged = id.as_ref().is_some_and(|id| is_session_name(id.as_str().as_bytes()));
-        if is_bridged {
-            if let Some(bridge) = self.upstream.bridge() {
-                bridge.record_bridged_session();
-            }
+        if is_bridged && let Some(bridge) = self.upstream.bridge() {
+            bridge.record_bridged_session();
         }
         let has_own_server =
             is_bridged || self.upstream.has_channels() || self.upstream.bridge().is_some_and(Bridge::may_translate);

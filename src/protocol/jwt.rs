@@ -67,7 +67,7 @@ struct Expiry {
     exp: f64,
 }
 
-/// Returns the expiry of the token in an `Authorization` of the scheme `Bearer`, as time since
+/// Returns the expiry of the token in an `Authorization` of the scheme `Bearer`, as the time since
 /// 1970. Returns `None` unless it is a signed JWT with one `exp`. A time before 1970 is returned as
 /// 1970.
 pub fn expires_at(authorization: &HeaderValue) -> Option<Duration> {

@@ -23,7 +23,7 @@ pub(super) enum InputSource {
         response: Pin<Box<dyn Future<Output = Settled> + Send>>,
         is_reopening: bool,
     },
-    Reading(Box<EventReader>),
+    Reading(EventReader),
     /// The body of a JSON response that becomes an event.
     Collecting(Box<ResponseCollector>),
     /// No input until the machine requests it.

@@ -280,7 +280,8 @@ impl Upstream {
         let is_endpoint = is_for_channel || server.http().config().url.is_endpoint(request.uri().path());
         let names = if is_endpoint { Some(self.names()) } else { None };
         let lines = self.address(headers::end_to_end(request.headers()), client_host, client, names);
-        let mut response = server.forward(request, lines, &path).await?;
+        // Boxed: its callers would carry the size of this future.
+        let mut response = Box::pin(server.forward(request, lines, &path)).await?;
         if let Some(names) = names {
             names.wrap(response.headers_mut(), false);
         }

@@ -620,7 +620,7 @@ impl Pump {
         self.keep_request();
         headers::sse_downstream(&mut parts.headers);
         headers::expose_ours(&mut parts.headers);
-        self.set_input(InputSource::Reading(Box::new(EventReader::new(body, self.call.max_event_bytes))));
+        self.set_input(InputSource::Reading(EventReader::new(body, self.call.max_event_bytes)));
         // A short response has often arrived whole. It is then one step, with one call of a store.
         let (arrived, end) = match self.input.next_if_ready(self.writer.may_read()).await {
             Some(UpstreamInput::Piece(piece)) => (self.gather(piece).await, None),

@@ -90,7 +90,7 @@ impl Pump {
         let status = response.status();
         if status.is_success() && headers::is_sse(response.headers()) && !is_compressed(response.headers()) {
             let reader = EventReader::new(response.into_body(), self.call.max_event_bytes);
-            self.set_input(InputSource::Reading(Box::new(reader)));
+            self.set_input(InputSource::Reading(reader));
             self.writer.update(|machine, _| machine.handle_stream_head()).await;
             self.record_listening();
             return;

@@ -109,7 +109,7 @@ impl SseReader {
 #[derive(Debug)]
 pub(in crate::upstream) enum EventReader {
     /// Bytes of a server on HTTP.
-    Sse(SseReader),
+    Sse(Box<SseReader>),
     /// Messages of this process, each of at most `limit` bytes.
     Messages {
         messages: Messages,
@@ -123,7 +123,7 @@ impl EventReader {
     pub(in crate::upstream) fn new(body: ResponseBody, limit: usize) -> Self {
         match body {
             ResponseBody::Messages(messages) => Self::Messages { messages, limit },
-            body => Self::Sse(SseReader::new(body, limit)),
+            body => Self::Sse(Box::new(SseReader::new(body, limit))),
         }
     }
 

@@ -62,14 +62,14 @@ enum First {
     Passes(Box<Response<ResponseBody>>),
     /// The server does not speak the revision any more.
     Replaced,
-    Events(Box<Parts>, Box<EventReader>),
+    Events(Box<Parts>, EventReader),
     Message(Box<Parts>, Bytes),
 }
 
 /// Response of the server to one request of a call.
 enum Reply {
     Message(Bytes),
-    Events(Box<EventReader>),
+    Events(EventReader),
 }
 
 impl LegacyClients {
@@ -138,7 +138,7 @@ impl Call {
         if parts.status.is_success() && headers::is_sse(&parts.headers) {
             parts.headers.remove(CONTENT_LENGTH);
             let reader = EventReader::new(body, self.clients.settings.max_event_bytes);
-            return Ok(First::Events(Box::new(parts), Box::new(reader)));
+            return Ok(First::Events(Box::new(parts), reader));
         }
         let is_refused = REFUSALS.contains(&parts.status);
         if !is_translated(&parts) {
@@ -269,7 +269,7 @@ impl Call {
         loop {
             let message = match reply {
                 Reply::Message(message) => message,
-                Reply::Events(reader) => match self.read(*reader, out).await {
+                Reply::Events(reader) => match self.read(reader, out).await {
                     Some(message) => message,
                     // The response has ended without an outcome.
                     None => return,
@@ -376,7 +376,7 @@ impl Call {
         let status = response.status();
         if status.is_success() && headers::is_sse(response.headers()) {
             let reader = EventReader::new(response.into_body(), self.clients.settings.max_event_bytes);
-            return Ok(Reply::Events(Box::new(reader)));
+            return Ok(Reply::Events(reader));
         }
         let is_json = headers::is_json(response.headers());
         match collect(response.into_body(), self.clients.settings.max_event_bytes).await {
